@@ -11,32 +11,29 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from seamseg.ops.boxes import MAX_LOG_SCALE, MIN_ANCHOR_SIDE, smooth_l1
+from seamseg.ops.boxes import MIN_ANCHOR_SIDE, smooth_l1
 
 _Pair = tuple[Tensor, Tensor]
-_STEPS, _ROUNDS = 17, 4
-"""Extensions of a box that are compared at once, and how often the search continues between the neighbours of the best:
-its error is below a thousandth of the pixels between the border and the predicted side."""
+_STEPS, _ROUNDS = 17, 5
+"""Sides of a box that are compared at once, and how often the search continues between the neighbours of the best: the
+error of the logarithm of the side is below a thousandth of the interval."""
 
 
-def cut_sides(boxes: Tensor, size: tuple[int, int], cut: tuple[bool, bool, bool, bool]) -> Tensor:
+def cut_sides(boxes: Tensor, size: tuple[int, int], cut: Tensor) -> Tensor:
     """Return which sides of boxes lie on a border of the crop where the photo continues.
 
     Parameters
     ----------
     boxes : `G x 4`, within the crop
     size : `(height, width)` of the crop
-    cut : whether the photo continues beyond the top, left, bottom and right border
+    cut : bool `G x 4`, whether the photo of each box continues beyond the top, left, bottom and right border
 
     Returns
     -------
     bool `G x 4`, in the order of the corners
     """
     on_border = torch.stack((boxes[:, 0] <= 0, boxes[:, 1] <= 0, boxes[:, 2] >= size[0], boxes[:, 3] >= size[1]), dim=1)
-    for side, continues in enumerate(cut):
-        if not continues:
-            on_border[:, side] = False
-    return on_border
+    return on_border & cut
 
 
 @torch.no_grad()
@@ -55,7 +52,8 @@ def consistent_codes(
     `s + e` with `e >= 0`, whose centre is `c + e / 2` if only the end with the larger coordinate is cut, `c - e / 2` if
     only the other one is, and any centre between the two if both are. The best centre of an extension is the nearest
     to the predicted one, and the best extension lies between those that match the predicted centre and the predicted
-    side; it is found by a search over that interval.
+    side; it is found by a search over the logarithm of the side in that interval, of any length: predicted sides are
+    not limited as in decoding.
 
     Parameters
     ----------
@@ -86,22 +84,24 @@ def _axis_codes(
     side, visible = ((high - low).clamp(min=MIN_ANCHOR_SIDE) for low, high in (anchor, target))
     middle, centre = ((low + high) / 2 for low, high in (anchor, target))
     shift = middle + predicted[0] / weights[0] * side
-    size = side * torch.exp((predicted[1] / weights[1]).clamp(max=MAX_LOG_SCALE))
-    # extensions that match the predicted centre and the predicted side
     before, after = cut
     offset = 2 * (shift - centre)
-    of_centre = torch.where(before & after, offset.abs(), torch.where(after, offset, -offset))
-    low, high = (bound(of_centre, size - visible).clamp(min=0) for bound in (torch.minimum, torch.maximum))
+    of_centre = torch.where(before & after, offset.abs(), torch.where(after, offset, -offset)).clamp(min=0)
+    # the growth of the visible side, as a logarithm, that matches the predicted centre and the predicted side
+    code = (visible / side).log()
+    ends = torch.log1p(of_centre / visible), predicted[1] / weights[1] - code
+    low, high = (bound(*ends).clamp(min=0) for bound in (torch.minimum, torch.maximum))
 
     first, last = torch.where(before, -0.5, 0.5)[:, None], torch.where(after, 0.5, -0.5)[:, None]
     fractions = torch.linspace(0, 1, _STEPS, dtype=low.dtype, device=low.device)
     for _ in range(_ROUNDS):
-        extension = low[:, None] + (high - low)[:, None] * fractions
+        growth = low[:, None] + (high - low)[:, None] * fractions
+        extension = visible[:, None] * growth.expm1()
         bounds = [centre[:, None] + part * extension for part in (first, last)]
         shifts = (shift[:, None].clamp(bounds[0], bounds[1]) - middle[:, None]) / side[:, None] * weights[0]
-        scales = torch.log((visible[:, None] + extension) / side[:, None]) * weights[1]
+        scales = (code[:, None] + growth) * weights[1]
         losses = [smooth_l1(p[:, None].expand_as(q), q, sigma) for p, q in zip(predicted, (shifts, scales))]
         best = (losses[0] + losses[1]).argmin(dim=1, keepdim=True)
-        low = extension.gather(1, (best - 1).clamp(min=0))[:, 0]
-        high = extension.gather(1, (best + 1).clamp(max=_STEPS - 1))[:, 0]
+        low = growth.gather(1, (best - 1).clamp(min=0))[:, 0]
+        high = growth.gather(1, (best + 1).clamp(max=_STEPS - 1))[:, 0]
     return shifts.gather(1, best)[:, 0], scales.gather(1, best)[:, 0]

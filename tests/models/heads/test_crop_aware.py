@@ -38,13 +38,12 @@ def crop_aware(predicted, anchors, visible, cut, sigma=1.0):
 def test_sides_on_a_border_where_the_photo_continues():
     boxes = torch.tensor([[0.0, 0, 60, 80], [0, 3, 59, 80], [5, 5, 60, 9]])
     everywhere = [[True] * 4, [True, False, False, True], [False, False, True, False]]
-    assert cut_sides(boxes, SIZE, (True, True, True, True)).tolist() == everywhere
-    assert cut_sides(boxes, SIZE, (False, True, False, False)).tolist() == [
-        [False, True, False, False],
-        *[[False] * 4] * 2,
-    ]
-    assert not cut_sides(boxes, SIZE, (False,) * 4).any()
-    assert cut_sides(boxes[:0], SIZE, (True,) * 4).shape == (0, 4)
+    beyond = torch.ones(3, 4, dtype=torch.bool)
+    assert cut_sides(boxes, SIZE, beyond).tolist() == everywhere
+    beyond[0] = torch.tensor([False, True, False, False])  # the first box is of another photo
+    assert cut_sides(boxes, SIZE, beyond).tolist() == [[False, True, False, False], *everywhere[1:]]
+    assert not cut_sides(boxes, SIZE, ~beyond)[1:].any()
+    assert cut_sides(boxes[:0], SIZE, beyond[:0]).shape == (0, 4)
 
 
 @settings(max_examples=25)
@@ -76,6 +75,29 @@ def test_no_consistent_box_costs_less(box, anchor, predicted, cut, seed):
     assert found <= float(loss(wanted.expand(2000, 4), code(anchors.expand(2000, 4), others)).min()) + 1e-3
     if not cut.any():
         assert found == float(loss(wanted, code(anchors, visible)))
+
+
+@settings(max_examples=25)
+@given(*[st.tuples(*[numbers] * 4)] * 2, st.tuples(*[numbers] * 4), st.tuples(*[st.booleans()] * 4))
+def test_the_loss_is_smallest_for_boxes_of_any_size(box, anchor, beyond, cut):
+    """Also for sides above 1000 / 16 times that of the anchor, where decoding ends."""
+    visible, anchors, cut = boxes_of(box), boxes_of(anchor, least=1), torch.tensor([cut])
+    corners = torch.tensor([[0.0, 0, *SIZE]], dtype=torch.float64)
+    visible = torch.where(cut, corners, visible)
+    outwards = torch.tensor([[-1.0, -1, 1, 1]], dtype=torch.float64)
+    away = torch.tensor([beyond], dtype=torch.float64).mul(12).exp() - 1
+    predicted = code(anchors, torch.where(cut, corners + outwards * away, visible))
+    assert float(crop_aware(predicted, anchors, visible, cut)) < 1e-6
+    predicted = predicted * 3  # of no consistent box
+    found = float(crop_aware(predicted, anchors, visible, cut))
+    others = torch.where(
+        cut,
+        corners + outwards * (torch.rand(2000, 4, generator=torch.Generator().manual_seed(0)).double() * 16).exp(),
+        visible,
+    )
+    assert found <= float(loss(predicted.expand(2000, 4), code(anchors.expand(2000, 4), others)).min()) + 1e-3
+    absurd = crop_aware(predicted.float() * 1e4, anchors.float(), visible.float(), cut)
+    assert torch.isfinite(absurd).all()
 
 
 @pytest.mark.parametrize("sigma", [1.0, 3.0])
