@@ -226,8 +226,8 @@ class Batch:
     integer type) and boxes are not flipped: :func:`seamseg.training.prefetch.prepare_batch` applies these
     transforms. `unreadable` are the training images that could not be read and were replaced by others: `(id, reason)`.
 
-    `cut` states for each image, as it is after these transforms, whether the photo continues beyond its top, left,
-    bottom and right border; None if the images are no crops.
+    `cut[i]`, bool `n x 4`, states for each id, as it is after these transforms, whether its photo continues beyond the
+    top, left, bottom and right border of the image; None if the images are no crops.
     """
 
     images: PackedSequence
@@ -239,7 +239,7 @@ class Batch:
     original_sizes: list[tuple[int, int]]
     target_info: tuple[TargetInfo, ...] | None = None
     deferred: list[DeferredTransform] | None = None
-    cut: list[tuple[bool, bool, bool, bool]] | None = None
+    cut: PackedSequence | None = None
     unreadable: list[tuple[str, str]] = field(default_factory=list)
 
     def __len__(self) -> int:

@@ -195,7 +195,7 @@ class PanopticDataset(Dataset):
             augmented, params = self._augmented(index, Random(seed), category)
             if self.instances.copy_paste:
                 # random numbers of its own: the other augmentation is that of a run without it
-                augmented = self._with_pasted(augmented, Random(f"paste/{seed}"), unreadable)
+                augmented = self._with_pasted(augmented, index, Random(f"paste/{seed}"), unreadable)
             item = self.transform.finish(augmented, params)
         else:
             image, mask, _ = self.read(index)
@@ -225,12 +225,15 @@ class PanopticDataset(Dataset):
             params = sample(mask)
         return augment(image, mask, info.cat, info.iscrowd, params), params
 
-    def _with_pasted(self, augmented: AugmentedImage, rng: Random, unreadable: list[tuple[str, str]]) -> AugmentedImage:
-        """Paste instances of another image, which is augmented like any, onto an image."""
+    def _with_pasted(
+        self, augmented: AugmentedImage, index: int, rng: Random, unreadable: list[tuple[str, str]]
+    ) -> AugmentedImage:
+        """Paste instances of another image, which is augmented like any, onto the image of an index."""
         if rng.random() >= self.instances.copy_paste:
             return augmented
-        others = rng.sample(self._with_things, min(MAX_ATTEMPTS, len(self._with_things)))
-        for other in others:
+        # one more, in place of the image itself
+        drawn = rng.sample(self._with_things, min(MAX_ATTEMPTS + 1, len(self._with_things)))
+        for other in [other for other in drawn if other != index][:MAX_ATTEMPTS]:
             self._record_reading(other)
             try:
                 source, params = self._augmented(other, rng)

@@ -99,7 +99,7 @@ def paste_instances(target: AugmentedImage, source: AugmentedImage, num_stuff: i
 
     The number of pasted instances is uniform from 1 to all. Crowds are not pasted. Where the images differ in size, the
     source is shifted at random, and what lies outside the target is cut off. Instances that are covered completely
-    vanish.
+    vanish. Pasted ones keep which borders cut them off, those of their own crop or of the target.
 
     Parameters
     ----------
@@ -133,7 +133,10 @@ def paste_instances(target: AugmentedImage, source: AugmentedImage, num_stuff: i
     pixels[here][covered] = source.pixels[there][covered]
     cat = [*target.cat.tolist(), *source.cat[chosen].tolist()]
     iscrowd = [*target.iscrowd.tolist(), *[0] * len(chosen)]
-    return AugmentedImage(pixels, *compact_ids(ids, cat, iscrowd))
+    beyond = [there[0].start > 0, there[1].start > 0, *(p.stop < n for p, n in zip(there, source.ids.shape[1:]))]
+    cut = np.concatenate((target.cut, source.cut[chosen] | beyond))
+    ids, kept, crowds = compact_ids(ids, range(count), iscrowd)
+    return AugmentedImage(pixels, ids, np.asarray(cat, np.int64)[kept], crowds, cut[kept])
 
 
 def _overlap(target: int, source: int, rng: Random) -> tuple[slice, slice]:

@@ -251,6 +251,10 @@ class Focus(NamedTuple):
     scale: float | None
 
 
+_MIRRORED = [0, 3, 2, 1]
+"""The order of top, left, bottom and right after a flip."""
+
+
 class AugmentedImage(NamedTuple):
     """An image and its targets after scaling and cropping, before colour jitter, flip and normalisation.
 
@@ -259,16 +263,18 @@ class AugmentedImage(NamedTuple):
     pixels : `H x W x 3` uint8
     ids : `L x H x W` instance ids without gaps in the narrowest type, 0 void
     cat, iscrowd : class, int64, and crowd flag, uint8, by id
+    cut : bool `n x 4` by id: whether its photo continues beyond the top, left, bottom and right border of the crop
     """
 
     pixels: np.ndarray
     ids: np.ndarray
     cat: np.ndarray
     iscrowd: np.ndarray
+    cut: np.ndarray
 
     def mirrored(self) -> AugmentedImage:
-        """Return the image and its ids mirrored left-right."""
-        return self._replace(pixels=self.pixels[:, ::-1], ids=self.ids[..., ::-1])
+        """Return the image and its targets mirrored left-right."""
+        return self._replace(pixels=self.pixels[:, ::-1], ids=self.ids[..., ::-1], cut=self.cut[:, _MIRRORED])
 
 
 class TrainTransform:
@@ -356,7 +362,8 @@ class TrainTransform:
         -------
         dict of `img` `3 x H x W` float32, `msk` `L x H x W` int64, `cat` `n` int64, `iscrowd` `n` uint8, `bbx` `n x 4`
         float32 (`(y0, x0, y1, x1)`, row 0 is the box of the void pixels). With a crop size, `cut` of
-        :func:`cut_sides`. With `on_device` not flipped, `img` uint8, `msk` uint8 or int32, and `deferred` in addition.
+        :class:`AugmentedImage`, bool `n x 4`, after the flip. With `on_device` the others are not flipped, `img` is
+        uint8, `msk` uint8 or int32, and there is `deferred`.
         """
         source: Any = global_random if rng is None else rng
         params = self.sample_params((mask.shape[-2], mask.shape[-1]), source)
@@ -374,7 +381,7 @@ class TrainTransform:
             "bbx": extract_boxes(narrow, len(augmented.cat)),
         }
         if self.augmentation.crop_size is not None:
-            item["cut"] = cut_sides(params)
+            item["cut"] = torch.from_numpy(augmented.cut[:, _MIRRORED] if deferred.flip else augmented.cut)
         pixels = torch.from_numpy(augmented.pixels).permute(2, 0, 1)
         if self.on_device:
             return {"img": pixels.contiguous(), **item, "deferred": deferred}
@@ -386,7 +393,10 @@ def augment(
 ) -> AugmentedImage:
     """Scale and crop an image and its mask; see :class:`TrainTransform`."""
     ids = _transform_mask(mask, params, len(cat))
-    return AugmentedImage(np.array(_scale_and_crop(image, params), dtype=np.uint8), *compact_ids(ids, cat, iscrowd))
+    pixels, targets = np.array(_scale_and_crop(image, params), dtype=np.uint8), compact_ids(ids, cat, iscrowd)
+    (height, width), (y, x, h, w) = params.size, params.window
+    cut = np.array([y > 0, x > 0, y + h < height, x + w < width])
+    return AugmentedImage(pixels, *targets, np.tile(cut, (len(targets[1]), 1)))
 
 
 def _offset(
@@ -414,15 +424,6 @@ def _offset(
     else:
         first, last = max(low, pixel - crop + 1), min(high - crop, pixel)
     return rng.randint(max(first, 0), min(last, length - crop))
-
-
-def cut_sides(params: AugmentationParams) -> tuple[bool, bool, bool, bool]:
-    """Return whether the photo continues beyond the top, left, bottom and right border of its crop, after the flip."""
-    (height, width), (y, x, h, w) = params.size, params.window
-    left, right = x > 0, x + w < width
-    if params.deferred.flip:
-        left, right = right, left
-    return y > 0, left, y + h < height, right
 
 
 def _scale_and_crop(image: Image.Image, params: AugmentationParams) -> Image.Image:

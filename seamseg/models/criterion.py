@@ -170,9 +170,9 @@ class Criterion:
 
     def _cut(self, outputs: TrainingOutputs, targets: Batch) -> list[Tensor]:
         """Return which sides of the things of each image the crop cuts, bool `G x 4`."""
-        whole = (False, False, False, False)
-        images = zip(outputs.things, outputs.valid_sizes, targets.cut or [whole] * len(targets), strict=True)
-        return [cut_sides(things.boxes, size, cut) for things, size, cut in images]
+        whole = [torch.zeros_like(boxes, dtype=torch.bool) for boxes in targets.boxes if boxes is not None]
+        images = zip(outputs.things, outputs.valid_sizes, targets.cut or whole, strict=True)
+        return [cut_sides(things.boxes, size, cut[things.ids]) for things, size, cut in images if cut is not None]
 
     def _crop_aware_codes(self, outputs: TrainingOutputs, roi_targets: _ROITargets, targets: Batch) -> Tensor:
         """Return the codes, `M x 4`, that the crop-aware loss compares the predicted ones with."""

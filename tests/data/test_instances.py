@@ -41,7 +41,11 @@ def scene(seed: int, size: tuple[int, int], layers: int, marker: int) -> Augment
         iscrowd.append(int(cat[-1] >= STUFF and rng.random() < 0.3))
     pixels = np.full((*size, 3), marker, np.uint8)
     pixels[..., 1], pixels[..., 2] = np.indices(size)
-    return AugmentedImage(pixels, *compact_ids(ids, cat, iscrowd))
+    return augmented(pixels, *compact_ids(ids, cat, iscrowd))
+
+
+def augmented(pixels, ids, cat, iscrowd) -> AugmentedImage:
+    return AugmentedImage(pixels, ids, cat, iscrowd, np.zeros((len(cat), 4), bool))
 
 
 sides = st.tuples(st.integers(1, 20), st.integers(1, 20))
@@ -92,13 +96,47 @@ def test_pasted_instances_are_whole_and_the_rest_is_unchanged(seed, size, other,
             assert covered[y[whole], x[whole]].all()
 
 
+@settings(max_examples=80)
+@given(st.integers(0, 10_000), *[st.tuples(*[st.integers(0, 9)] * 4)] * 2, st.booleans())
+def test_which_borders_cut_a_thing_is_known_for_each_photo(seed, margins, others, mirror):
+    """Where a thing touches a border, its photo has a pixel beyond it or not; the pixels tell their own place."""
+    photos = [scene(seed + i, (20, 24), 1, i) for i in (0, 1)]
+    target, source = (cropped(photo, *m) for photo, m in zip(photos, (margins, others)))
+    out = paste_instances(target, source.mirrored() if mirror else source, STUFF, Random(seed))
+    assert out.cut.shape == (len(out.cat), 4)
+    last = np.array([19, 23, 19, 23])
+    for i in range(1, len(out.cat)):
+        rows, columns = (out.ids == i).any(0).nonzero()
+        place = out.pixels[rows[0], columns[0]].astype(int)
+        pasted = place[0] == 1
+        where = np.array([place[1], 23 - place[2] if pasted and mirror else place[2]])
+        origin = where - (rows[0], columns[0])  # of the border, in the photo
+        ends = np.concatenate((origin, origin + out.ids.shape[1:] - 1))
+        inside = [
+            rows.min() > 0,
+            columns.min() > 0,
+            rows.max() < len(out.ids[0]) - 1,
+            columns.max() < out.ids.shape[2] - 1,
+        ]
+        continues = np.concatenate((ends[:2] > 0, ends[2:] < last[2:]))
+        assert np.array_equal(out.cut[i] | inside, continues | inside), i
+
+
+def cropped(photo: AugmentedImage, top: int, left: int, bottom: int, right: int) -> AugmentedImage:
+    height, width = photo.ids.shape[1:]
+    window = slice(top, height - bottom), slice(left, width - right)
+    ids, cat, iscrowd = compact_ids(photo.ids[:, window[0], window[1]], photo.cat, photo.iscrowd)
+    cut = np.tile(np.array([top, left, bottom, right]) > 0, (len(cat), 1))
+    return AugmentedImage(photo.pixels[window], ids, cat, iscrowd, cut)
+
+
 def test_the_number_of_pasted_instances_varies():
     ids = np.zeros((1, 4, 12), np.uint8)
     for i in range(1, 5):
         ids[0, :, 3 * i - 3 : 3 * i] = i
     pixels = np.zeros((4, 12, 3), np.uint8)
-    source = AugmentedImage(pixels, ids, np.array([255, 2, 2, 3, 2]), np.array([0, 0, 0, 0, 1], np.uint8))
-    target = AugmentedImage(pixels, np.ones_like(ids), np.array([255, 0]), np.zeros(2, np.uint8))
+    source = augmented(pixels, ids, np.array([255, 2, 2, 3, 2]), np.array([0, 0, 0, 0, 1], np.uint8))
+    target = augmented(pixels, np.ones_like(ids), np.array([255, 0]), np.zeros(2, np.uint8))
     counts = [len(paste_instances(target, source, STUFF, Random(seed)).cat) - 2 for seed in range(60)]
     assert set(counts) == {1, 2, 3}
 
@@ -106,11 +144,11 @@ def test_the_number_of_pasted_instances_varies():
 def test_a_covered_instance_vanishes_and_many_ids_become_wide():
     ids = np.zeros((1, 2, 300), np.int32)
     ids[0, 0] = np.arange(300) % 256
-    target = AugmentedImage(np.zeros((2, 300, 3), np.uint8), *compact_ids(ids, [255] + [2] * 255, [0] * 256))
+    target = augmented(np.zeros((2, 300, 3), np.uint8), *compact_ids(ids, [255] + [2] * 255, [0] * 256))
     narrow = target._replace(ids=target.ids.astype(np.uint8))
     one = np.zeros((1, 2, 300), np.uint8)
     one[0, 1, 7] = 1
-    source = AugmentedImage(np.ones((2, 300, 3), np.uint8), one, np.array([255, 3]), np.zeros(2, np.uint8))
+    source = augmented(np.ones((2, 300, 3), np.uint8), one, np.array([255, 3]), np.zeros(2, np.uint8))
     out = paste_instances(narrow, source, STUFF, Random(0))
     assert out.ids[0, 1, 7] == 256 == len(out.cat) - 1
     over = source._replace(ids=np.ones_like(one))
@@ -232,6 +270,21 @@ def test_copy_paste_changes_only_what_is_pasted(streets):
     assert 3 < changed < 20
     always = opened(streets, copy_paste=1)
     assert all(2 in always[i]["cat"] for i in range(6))
+
+
+def test_an_image_is_not_pasted_onto_itself(tmp_path):
+    """The only other image with things is the source; without another one there is none."""
+    root = make_dataset(tmp_path / "two", [1, 0, 1], [1])
+    things = [(opened(root)[i]["img"], opened(root, copy_paste=1)[i]) for i in (0, 2)]
+    for plain, item in things:
+        assert not torch.equal(plain, item["img"])
+    alone = make_dataset(tmp_path / "one", [1, 0], [1])
+    pasted = False
+    for epoch in range(5):
+        key = SampleIndex(epoch, 0, 0)
+        assert torch.equal(opened(alone)[key]["img"], opened(alone, copy_paste=1)[key]["img"])
+        pasted |= 2 in opened(alone, copy_paste=1)[SampleIndex(epoch, 1, 1)]["cat"]
+    assert pasted
 
 
 def test_the_source_is_flipped_for_itself(tmp_path):

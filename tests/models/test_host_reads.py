@@ -113,7 +113,8 @@ def test_exact_samples_are_read_a_few_times_whatever_the_number_of_images(batch)
     ],
 )
 def test_fixed_samples_are_never_read(batch, overrides, kind, mode):
-    batch = replace(batch.with_target_info(), cut=[(True, True, False, False)] * len(batch))
+    cut = PackedSequence([torch.tensor([True, True, False, False]).expand(len(cat), 4) for cat in batch.categories])
+    batch = replace(batch.with_target_info(), cut=cut)
     reads = reads_of_a_step(batch, *FIXED, *overrides, kind=kind, mode=mode)
     assert reads.count == 0, reads
 

@@ -196,6 +196,11 @@ RECIPES = (
 )
 
 
+def borders(batch, *cut):
+    """The flags `cut` of each image for all of its ids."""
+    return PackedSequence([torch.tensor(sides).expand(len(cat), 4) for sides, cat in zip(cut, batch.categories)])
+
+
 @pytest.mark.parametrize("fixed", [pytest.param("yes", marks=pytest.mark.slow), "no"])
 def test_the_crop_aware_loss_of_a_network(fixed):
     """Without cut boxes it is the plain one to the bit; boxes that are cut cost less, and other losses are the same."""
@@ -207,7 +212,7 @@ def test_the_crop_aware_loss_of_a_network(fixed):
         ("whole", "cabb", False),
         ("cut", "cabb", True),
     ):
-        sides = [(False, True, False, False), (True,) * 4, (True,) * 4] if cut else None
+        sides = borders(batch, (False, True, False, False), (True,) * 4, (True,) * 4) if cut else None
         overrides = (f"rpn.bbx_loss={loss}", f"roi.bbx_loss={loss}", *RECIPES[-1:], f"roi.fixed_samples={fixed}")
         module = training_module(overrides=overrides)
         torch.manual_seed(1)
@@ -260,7 +265,8 @@ def test_masks_refined_at_points():
 def test_optional_layers_and_losses_train(mode, fixed):
     module = training_module(mode=mode, overrides=(*RECIPES, f"roi.fixed_samples={fixed}"))
     optimizer = torch.optim.SGD(module.parameters(), lr=0.02, momentum=0.9)
-    batch = replace(toy_batch((64, 96), (80, 64), empty=(1,)), cut=[(False, True, True, False), (True,) * 4])
+    batch = toy_batch((64, 96), (80, 64), empty=(1,))
+    batch = replace(batch, cut=borders(batch, (False, True, True, False), (True,) * 4))
     totals = []
     for _ in range(8):
         total = sum(module(batch).means.values())
