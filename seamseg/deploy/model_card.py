@@ -22,6 +22,7 @@ from seamseg.deploy.model_folder import (
     filling,
 )
 from seamseg.evaluation.scores import pixel_iou_titles
+from seamseg.inference.images import input_size
 from seamseg.utils.errors import InputError, option
 from seamseg.utils.files import read_bytes, write_atomically
 from seamseg.utils.limits import EVALUATION_BYTES, parse_json
@@ -241,11 +242,15 @@ def _network(made: ConvertedModel) -> dict[str, str]:
     rows = {"kind": made.kind}
     if isinstance(made.config, Config):
         loading, backbone = made.config.dataloader, made.config.body.body
-        size = f"shortest side {loading.shortest_size}, longest {loading.longest_max_size} pixels"
+        found = input_size(made.config)
+        size = f"shortest side {found.shortest_size}, longest at most {found.longest_max_size} pixels"
+        if found.longest_size is not None:
+            size = f"longest side {found.longest_size} pixels"
         mean, std = loading.rgb_mean, loading.rgb_std
     else:
         sizes, backbone = made.config.input, made.config.network.arch
-        size = f"shorter side {sizes.scale_val}, centre crop {sizes.crop_val} pixels"
+        scale = f"shorter side {sizes.scale_val}, " if sizes.scale_val > 0 else ""
+        size = f"{scale}centre crop {sizes.crop_val} pixels"
         mean, std = sizes.mean, sizes.std
     rows |= {"backbone": backbone, "input": size, "mean": str(mean), "std": str(std)}
     return rows | {"parameters": f"{made.num_parameters:,}"}

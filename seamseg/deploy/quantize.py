@@ -212,6 +212,8 @@ def observe(
     observed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in outputs)
     # of the maps of the mask branch only the rows of detections count
     counted = ["count"] if "mask_logits" in outputs else []
+    others = _ancestors(model.graph, (name for name in outputs if name != "mask_logits"))
+    of_masks = _ancestors(model.graph, ["mask_logits"]) - others
     rows = outputs["mask_logits"].type.tensor_type.shape.dim[0].dim_value if counted else 0
     session = onnxruntime.InferenceSession(observed.SerializeToString(), _settings(), ["CPUExecutionProvider"])
     histograms = {name: Histogram() for name in tensors}
@@ -219,10 +221,19 @@ def observe(
         found = dict(zip((*names, *counted), session.run([*names, *counted], dict(sample))))
         for name, histogram in histograms.items():
             values = found[name] if name in found else sample[name]
-            if values.ndim == 4 and values.shape[0] == rows > 1:
+            if name in of_masks and values.ndim == 4 and values.shape[0] == rows:
                 values = values[: int(found["count"])]
             histogram.add(values)
     return histograms
+
+
+def _ancestors(graph: onnx.GraphProto, names: Iterable[str]) -> set[str]:
+    """Return the tensors from which others are computed, and these."""
+    found = set(names)
+    for node in reversed(graph.node):  # in topological order
+        if not found.isdisjoint(node.output):
+            found.update(node.input)
+    return found
 
 
 def _settings() -> Any:

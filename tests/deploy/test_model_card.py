@@ -17,8 +17,11 @@ from support.shared_models import CLASSES, config_of, write_classifier, write_ru
 
 from seamseg.checkpoints.bundle import open_model
 from seamseg.checkpoints.missing_model import digest
+from seamseg.classification.config import ClassifierConfig, InputConfig
+from seamseg.config import config_from_string
 from seamseg.deploy.model_card import CardOptions, model_card, push_model
 from seamseg.deploy.model_folder import ConversionOptions, ConvertedModel
+from seamseg.inference.options import InferenceOptions
 from seamseg.utils.errors import InputError, SeamsegError
 
 __all__ = ["fake_hub"]
@@ -152,6 +155,26 @@ def test_the_card(run: Path, tmp_path: Path) -> None:
     assert "\nseamseg predict hf://someone/street photos/ out/\n" in card.text
     assert "| 1 | road\\|street | stuff | #804080 |" in card.text
     assert "| 2 | car | thing | #00008e |" in card.text
+
+
+@pytest.mark.parametrize(
+    ("keys", "stated"),
+    [
+        # 4 times the shortest side, which is more than the training allows
+        ("shortest_size = 512\nlongest_max_size = 600", "shortest side 512, longest at most 2048 pixels"),
+        ("shortest_size = 512\nlongest_max_size = 4096", "shortest side 512, longest at most 4096 pixels"),
+        ("shortest_size = 512\nlongest_size = 2048", "longest side 2048 pixels"),
+    ],
+)
+def test_the_input_size_is_that_of_predict(keys: str, stated: str) -> None:
+    config = config_from_string(f"[dataloader]\n{keys}")
+    text = model_card(ConvertedModel("panoptic", config, CLASSES, {}, ""), NAME, CardOptions(), huggingface_hub)
+    assert f"| input | {stated} |" in text
+    size = InferenceOptions().input_size(config).of((1000, 9000))
+    assert max(size) == int(stated.split()[-2])
+    classifier = ClassifierConfig(input=InputConfig(scale_val=-1, crop_val=200))
+    made = ConvertedModel("classification", classifier, CLASSES, {}, "")
+    assert "| input | centre crop 200 pixels |" in model_card(made, NAME, CardOptions(), huggingface_hub)
 
 
 def test_a_body_of_timm() -> None:

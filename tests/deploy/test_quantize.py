@@ -131,6 +131,31 @@ def test_network_without_layers(tmp_path):
         quantize.quantise(helper.make_model(graph), [])
 
 
+def test_rows_of_detections_are_those_of_the_mask_branch():
+    """Of four rows two are detections; the proposals of the box branch are four, too, and all of them count."""
+    kernel = numpy_helper.from_array(np.ones((1, 1, 1, 1), np.float32), "w")
+    two = numpy_helper.from_array(np.array(2), "two")
+    nodes = [
+        helper.make_node("Conv", ["features", "w"], ["of_boxes"]),
+        helper.make_node("GlobalAveragePool", ["of_boxes"], ["boxes"]),
+        helper.make_node("Conv", ["features", "w"], ["of_masks"]),
+        helper.make_node("Add", ["of_masks", "boxes"], ["mask_logits"]),
+        helper.make_node("Identity", ["two"], ["count"]),
+    ]
+    values = {"features": [4, 1, 2, 2], "boxes": [4, 1, 1, 1], "mask_logits": [4, 1, 2, 2]}
+    given, *made = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in values.items())
+    count = helper.make_tensor_value_info("count", TensorProto.INT64, [])
+    model = helper.make_model(helper.make_graph(nodes, "g", [given], [*made, count], [kernel, two]), ir_version=9)
+    features = np.ones((4, 1, 2, 2), np.float32)
+    features[2:] = 100
+    found = quantize.observe(model, ["features", "of_boxes", "of_masks"], [{"features": features}])
+    assert {name: float(histogram.counts.sum()) for name, histogram in found.items()} == {
+        "features": 16,
+        "of_boxes": 16,
+        "of_masks": 8,
+    }
+
+
 @pytest.mark.parametrize("activation", [True, False])
 def test_transposed_convolution_becomes_a_plain_one(activation):
     rng = np.random.default_rng(0)
