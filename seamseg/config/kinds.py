@@ -17,10 +17,16 @@ class Kind:
     ----------
     modules : parts of the network, each with its own state dict in a snapshot
     losses : in the order of `[optimizer] loss_weights`
+    ignored : keys of the configuration without effect, `section.key`, or `section` for all of a section
     """
 
     modules: tuple[str, ...]
     losses: tuple[str, ...]
+    ignored: frozenset[str]
+
+    def uses(self, section: str, key: str) -> bool:
+        """Whether a key of the configuration has an effect."""
+        return self.ignored.isdisjoint((section, f"{section}.{key}"))
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -35,11 +41,23 @@ class Kind:
 
 _DETECTION = ("obj_loss", "bbx_loss", "roi_cls_loss", "roi_bbx_loss")
 
+# the original accepts and ignores it, too
+_ALWAYS = frozenset({"body.out_strides"})
+_FUSION = frozenset(f"general.{key}" for key in ("overlap_threshold", "min_stuff_area", "eval_mode", "eval_coco"))
+_MASKS = frozenset(f"roi.{key}" for key in ("void_is_background", "mask_points", "mask_subdivisions"))
+_PYRAMID = frozenset({"fpn", "rpn", "roi", "body.out_channels", "sem.fpn_min_level", "sem.fpn_levels"})
+
 KINDS = {
-    "panoptic": Kind(("body", "rpn_head", "roi_head", "sem_head"), (*_DETECTION, "roi_msk_loss", "sem_loss")),
-    "instance_seg": Kind(("body", "rpn_head", "roi_head"), (*_DETECTION, "roi_msk_loss")),
-    "detection": Kind(("body", "rpn_head", "roi_head"), _DETECTION),
-    "semantic": Kind(("body", "head", "cls"), ("sem_loss",)),
+    "panoptic": Kind(
+        ("body", "rpn_head", "roi_head", "sem_head"),
+        (*_DETECTION, "roi_msk_loss", "sem_loss"),
+        _ALWAYS | {"sem.out_channels", "sem.dilations"},
+    ),
+    "instance_seg": Kind(("body", "rpn_head", "roi_head"), (*_DETECTION, "roi_msk_loss"), _ALWAYS | _FUSION | {"sem"}),
+    "detection": Kind(("body", "rpn_head", "roi_head"), _DETECTION, _ALWAYS | _FUSION | _MASKS | {"sem"}),
+    "semantic": Kind(
+        ("body", "head", "cls"), ("sem_loss",), _ALWAYS | _FUSION | _PYRAMID | {"general.score_threshold"}
+    ),
 }
 """The kinds by the name in `[general] kind`; the first is the default."""
 

@@ -6,7 +6,7 @@ import configparser
 import io
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import Field, fields
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -28,7 +28,7 @@ def load_config(path: str | Path, kind: str | None = None, overrides: Sequence[s
     """Read a configuration file (docs/contract.md, section 2).
 
     The kind of network is that of the override `general.kind=`, else of the file's `[general] kind`, else `kind`.
-    Missing keys have the defaults of the kind.
+    Missing keys have the defaults of the kind, and so have keys that it ignores.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def load_config(path: str | Path, kind: str | None = None, overrides: Sequence[s
     Raises
     ------
     InputError
-        if the file is missing or cannot be read, or a section, key or value is wrong
+        if the file is missing or cannot be read, a section, key or value is wrong, or a key has no effect
     """
     path = Path(path)
     if not path.exists():
@@ -76,6 +76,7 @@ def config_from_string(
         _merge(texts, section, {key: value}, option("overrides", override))
         origins[section, key] = option("overrides")
     _describe_body(texts, given, origins)
+    _reset_ignored(texts, given, origins, own, source)
     return _typed(texts, source, origins)
 
 
@@ -101,7 +102,7 @@ def config_to_string(config: Config) -> str:
     defaults = {**defaults, "general": {**defaults["general"], "kind": PANOPTIC}}
     parser = _parser()
     for section, cls in SECTIONS.items():
-        hints = typing.get_type_hints(cls)
+        hints = _hints(cls)
         parser[section] = {}
         for spec in fields(cls):
             value = getattr(getattr(config, section), spec.name)
@@ -198,6 +199,37 @@ def _describe_body(texts: _Texts, given: _Texts, changed: Iterable[tuple[str, st
             texts[section][key] = text
 
 
+def _reset_ignored(texts: _Texts, given: _Texts, changed: Mapping[tuple[str, str], str], own: str, source: str) -> None:
+    """Set keys that the kind of network ignores to their defaults; refuse those that were set for this kind.
+
+    Not refused are keys of a file that are for its own kind, where an override asks for another one, and keys of the
+    original in a file that names no kind: the original ignores them as well.
+
+    Parameters
+    ----------
+    texts : changed in place
+    given, own : the file, and its kind
+    changed : names of the overrides by (section, key)
+    source : name of the file in errors
+    """
+    kind, named = texts["general"]["kind"], "kind" in given.get("general", {})
+    defaults = {section: dict(values) for section, values in _defaults(kind).items()}
+    defaults["body"] |= {key: texts["body"][key] for key in ("body", "body_params")}
+    _describe_body(defaults, {}, ())
+    for section, spec in _keys():
+        if KINDS[kind].uses(section, spec.name):
+            continue
+        origin = changed.get((section, spec.name))
+        of_file = spec.name in given.get(section, {}) and (named or spec.metadata["ours"])
+        if origin is None and of_file and own in KINDS and not KINDS[own].uses(section, spec.name):
+            origin = source
+        text, default = texts[section][spec.name], defaults[section][spec.name]
+        is_set = _parsed(section, spec, text, origin or source) != _parsed(section, spec, default, source)
+        if is_set and origin is not None:
+            raise InputError(f"{origin}: [{section}] {spec.name} has no effect on networks of kind {kind}: remove it")
+        texts[section][spec.name] = default
+
+
 def _split_override(override: str) -> tuple[str, str, str]:
     name, equals, value = override.partition("=")
     section, dot, key = name.strip().partition(".")
@@ -210,21 +242,33 @@ def _split_override(override: str) -> tuple[str, str, str]:
 def _typed(texts: _Texts, source: str, origins: Mapping[tuple[str, str], str]) -> Config:
     sections = {}
     for name, cls in SECTIONS.items():
-        hints = typing.get_type_hints(cls)
         values = {}
         for spec in fields(cls):
-            text = texts[name][spec.name]
-            try:
-                values[spec.name] = parse_value(text, hints[spec.name], spec.metadata)
-            except ValueProblem as problem:
-                origin = origins.get((name, spec.name), source)
-                shown = " ".join(text.split())
-                shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
-                raise InputError(f"{origin}: [{name}] {spec.name} = {shown}: {problem}") from None
+            origin = origins.get((name, spec.name), source)
+            values[spec.name] = _parsed(name, spec, texts[name][spec.name], origin)
         sections[name] = cls(**values)
     config = Config(texts=texts, **sections)
     check(config, f"{source} with {option('overrides')}" if origins else source)
     return config
+
+
+@cache
+def _hints(cls: type) -> dict[str, typing.Any]:
+    return typing.get_type_hints(cls)
+
+
+def _keys() -> Iterator[tuple[str, Field[typing.Any]]]:
+    for section, cls in SECTIONS.items():
+        yield from ((section, spec) for spec in fields(cls))
+
+
+def _parsed(section: str, spec: Field[typing.Any], text: str, origin: str) -> typing.Any:
+    try:
+        return parse_value(text, _hints(SECTIONS[section])[spec.name], spec.metadata)
+    except ValueProblem as problem:
+        shown = " ".join(text.split())
+        shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+        raise InputError(f"{origin}: [{section}] {spec.name} = {shown}: {problem}") from None
 
 
 def _nearest(name: str, known: Iterable[str], section: str | None = None) -> str:
@@ -328,11 +372,9 @@ def _loss_weights(config: Config) -> str | None:
 def _inputs(config: Config) -> str | None:
     layout = layout_of(config.body.body, config.body.body_params)
     assert layout is not None
-    for name in ("out_channels", "out_strides"):
-        known = getattr(config.body, name) or layout.out_strides
-        for module in config.fpn.inputs:
-            if module not in known:
-                return f"[fpn] inputs names {module!r}, which is not in [body] {name}"
+    for module in config.fpn.inputs:
+        if module not in (config.body.out_channels or layout.out_strides):
+            return f"[fpn] inputs names {module!r}, which is not in [body] out_channels"
     return None
 
 

@@ -19,6 +19,10 @@ A configuration is an INI file. Missing keys have the default of the table. Valu
 literals. Keys marked ° do not exist in the original; their defaults reproduce it. Unknown sections and keys are
 errors. On the command line, set a key as in `seamseg train --set optimizer.lr=0.02`.
 
+Sections and keys that name kinds are used by these kinds of networks only. For other kinds, a value that is not the
+default is an error. It is ignored in two cases: the file is for another kind, and `--set general.kind=` asks for this
+one; or the key is one of the original, and the file does not name its kind.
+
 Experiments of `configs/` can be given by their bare name: `seamseg train vistas_r50 DATA`.
 """
 
@@ -33,10 +37,12 @@ def reference() -> str:
     for name, section in SECTIONS.items():
         hints = typing.get_type_hints(section)
         lines += [f"## [{name}]", "", (section.__doc__ or "").strip(), ""]
+        if users := _users(name, *hints):
+            lines += [f"Kinds: {users}.", ""]
         lines += ["| key | value | default | meaning |", "|---|---|---|---|"]
         for spec in fields(section):
             texts = {kind: defaults[kind][name][spec.name] for kind in KINDS}
-            cells = (_name(spec), _value(hints[spec.name], spec), _default(texts), spec.metadata["doc"])
+            cells = (_name(spec), _value(hints[spec.name], spec), _default(texts), _meaning(name, spec, users))
             lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
         lines.append("")
     return "\n".join(lines)
@@ -44,6 +50,18 @@ def reference() -> str:
 
 def _name(spec: Field[typing.Any]) -> str:
     return f"`{spec.name}`" + (" °" if spec.metadata["ours"] else "")
+
+
+def _users(section: str, *keys: str) -> str:
+    """Return the kinds of networks that use a key of a section; empty for all of them, or none."""
+    users = [name for name, kind in KINDS.items() if any(kind.uses(section, key) for key in keys)]
+    return ", ".join(users) if len(users) < len(KINDS) else ""
+
+
+def _meaning(section: str, spec: Field[typing.Any], of_section: str) -> str:
+    users = _users(section, spec.name)
+    doc: str = spec.metadata["doc"]
+    return doc + (f"; kinds: {users}" if users not in ("", of_section) else "")
 
 
 def _value(annotation: typing.Any, spec: Field[typing.Any]) -> str:

@@ -135,7 +135,7 @@ class Body:
         "channels of the outputs of mod1, mod2, ...; default: those of the body", maximum=CHANNELS
     )
     out_strides: dict[str, int] = key(
-        "strides of the outputs of mod1, mod2, ...; default: those of the body", maximum=1024
+        "strides of the outputs of mod1, mod2, ...; not used: the body knows its strides", maximum=1024
     )
 
 
@@ -252,7 +252,7 @@ class Roi:
 
 @dataclass(frozen=True)
 class Sem:
-    """The semantic head; with kind semantic the head of DeepLabV3 and its loss."""
+    """The semantic head and its loss; with kind semantic the head of DeepLabV3."""
 
     fpn_min_level: int = key("first pyramid level", minimum=0, maximum=16)
     fpn_levels: int = key("number of pyramid levels", minimum=1, maximum=16)
@@ -265,10 +265,8 @@ class Sem:
         maximum=1,
     )
     hidden_channels: int = key("channels of each branch", minimum=1, maximum=CHANNELS, ours=True)
-    out_channels: int = key("channels before the classifier (kind semantic)", minimum=1, maximum=CHANNELS, ours=True)
-    dilations: tuple[int, ...] = key(
-        "dilations of the 3x3 convolutions (kind semantic)", minimum=1, maximum=1024, most=16, ours=True
-    )
+    out_channels: int = key("channels before the classifier", minimum=1, maximum=CHANNELS, ours=True)
+    dilations: tuple[int, ...] = key("dilations of the 3x3 convolutions", minimum=1, maximum=1024, most=16, ours=True)
     loss: str = key(
         "average of the loss over the pixels of an image: the mean of those that ohem selects (cross_entropy), or "
         "loss max-pooling, arXiv 1704.02966, which weights pixels by their loss, at least the fraction ohem of them",

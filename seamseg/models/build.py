@@ -91,9 +91,8 @@ def build_criterion(config: Config, num_stuff: int) -> Criterion:
         roi_sigma=roi.sigma,
         bbx_reg_weights=tuple(roi.bbx_reg_weights),
         mask_size=(2 * roi.roi_size[0], 2 * roi.roi_size[1]) if _has_masks(config) else None,
-        void_is_background=roi.void_is_background,
-        ohem=config.sem.ohem,
-        with_semantic=config.kind == "panoptic",
+        void_is_background=_has_masks(config) and roi.void_is_background,
+        semantic=_semantic_criterion(config) if config.kind == "panoptic" else None,
         crop_aware=frozenset(name for name in ("rpn", "roi") if getattr(config, name).bbx_loss == "cabb"),
     )
 
@@ -106,11 +105,13 @@ def build_training_module(config: Config, num_stuff: int, num_thing: int) -> Any
     TrainingModule; SemanticTrainingModule for kind semantic
     """
     if config.kind == "semantic":
-        sem = config.sem
-        power = sem.loss_power if sem.loss == "loss_max_pooling" else None
-        net = build_network(config, num_stuff, num_thing)
-        return SemanticTrainingModule(net, SemanticCriterion(sem.ohem, power))
+        return SemanticTrainingModule(build_network(config, num_stuff, num_thing), _semantic_criterion(config))
     return TrainingModule(build_network(config, num_stuff, num_thing), build_criterion(config, num_stuff))
+
+
+def _semantic_criterion(config: Config) -> SemanticCriterion:
+    sem = config.sem
+    return SemanticCriterion(sem.ohem, sem.loss_power if sem.loss == "loss_max_pooling" else None)
 
 
 def _network_options(config: Config, num_stuff: int) -> NetworkOptions:
@@ -249,7 +250,7 @@ def _build_roi_head(config: Config, norm: NormFactory, num_thing: int) -> ROIHea
         _has_masks(config),
         roi.box_convs,
     )
-    if roi.mask_points and head.with_masks:
+    if head.with_masks and roi.mask_points:
         head.roi_pts = PointHead(width, roi.conv_channels, num_thing, roi.mask_points, roi.mask_subdivisions)
     return head
 

@@ -78,8 +78,7 @@ class Criterion:
     bbx_reg_weights : factors of the box codes of the ROI head
     mask_size : `(height, width)` of the masks, None without a mask branch
     void_is_background : whether void pixels of a mask count as background or not at all
-    ohem : fraction of the pixels of an image, the hardest ones, that the semantic loss averages over
-    with_semantic : whether there is a semantic head
+    semantic : the loss of the semantic head; None without one
     crop_aware : the parts, of rpn and roi, whose box loss is :mod:`seamseg.models.heads.crop_aware`
     """
 
@@ -90,8 +89,7 @@ class Criterion:
     bbx_reg_weights: tuple[float, ...] = (10.0, 10.0, 5.0, 5.0)
     mask_size: tuple[int, int] | None = (28, 28)
     void_is_background: bool = False
-    ohem: float | None = 0.25
-    with_semantic: bool = True
+    semantic: SemanticCriterion | None = SemanticCriterion(0.25)
     crop_aware: frozenset[str] = frozenset()
 
     @property
@@ -100,15 +98,15 @@ class Criterion:
         absent = set()
         if self.mask_size is None:
             absent.add("roi_msk_loss")
-        if not self.with_semantic:
+        if self.semantic is None:
             absent.add("sem_loss")
         return tuple(name for name in LOSS_NAMES if name not in absent)
 
     def __call__(self, outputs: TrainingOutputs, targets: Batch) -> Losses:
         """Compute the losses; those of the ROI head are 0, with a count and gradients of 0, if it ran on zero rows."""
         terms = [*self._rpn(outputs, targets), *self._roi(outputs, targets)]
-        if outputs.semantic_logits is not None:
-            terms.append(SemanticCriterion(self.ohem).term(outputs.semantic_logits, outputs.padded_size, targets))
+        if outputs.semantic_logits is not None and self.semantic is not None:
+            terms.append(self.semantic.term(outputs.semantic_logits, outputs.padded_size, targets))
         device = outputs.obj_logits.device
         return Losses(
             {name: loss for name, (loss, _) in zip(self.names, terms, strict=True)},

@@ -174,7 +174,7 @@ class _TrainingRun:
         log.info(f"{task.describe_classes(metadata)}; {_describe_device(world)}")
         if loader is not None:
             log.info(_describe_steps(config, loader, world))
-        if config.dataloader.coco_gt and (config.general.eval_coco or config.kind != PANOPTIC):
+        if config.dataloader.coco_gt and (config.kind != PANOPTIC or config.general.eval_coco):
             log.info("[dataloader] coco_gt is ignored: average precision uses the ground truth of the data set")
 
         seed_everything(config.general.seed, -1, 0)

@@ -185,7 +185,8 @@ class Validator:
         """
         if legacy and SCORERS[config.kind] is SemanticScorer:
             raise InputError(f"{option('legacy', True)}: the original has no evaluation of semantic networks")
-        if config.general.eval_coco or SCORERS[config.kind] is InstanceScorer:
+        scorer = SCORERS[config.kind]
+        if scorer is InstanceScorer or (scorer is PanopticScorer and config.general.eval_coco):
             require_pycocotools()
         options = config.dataloader
         # the original has no limit of the longest side

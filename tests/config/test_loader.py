@@ -129,6 +129,49 @@ def test_keys_of_a_head_that_the_task_lacks_are_ignored() -> None:
     assert "[sem]" in problem(two_levels)
 
 
+@pytest.mark.parametrize(
+    ("kind", "text", "key"),
+    [
+        ("panoptic", "[sem]\ndilations = (1, 2)", "[sem] dilations"),
+        ("instance_seg", "[sem]\nloss = loss_max_pooling", "[sem] loss"),
+        ("detection", "[roi]\nmask_points = 196", "[roi] mask_points"),
+        ("semantic", "[rpn]\nbbx_loss = cabb", "[rpn] bbx_loss"),
+    ],
+)
+def test_keys_without_effect_are_refused(kind: str, text: str, key: str) -> None:
+    line = f"{key} has no effect on networks of kind {kind}: remove it"
+    assert problem(text, kind) == f"my.ini: {line}"
+    assert problem(f"[general]\nkind = {kind}\n{text}") == f"my.ini: {line}"
+    override = text.replace("[", "").replace("]\n", ".").replace(" = ", "=")
+    assert problem("", kind, (override,)) == f"overrides: {line}"
+    # the file is for another kind, whose keys these are
+    with_all = f"{text}\n[general]\nkind = {'semantic' if kind == 'panoptic' else 'panoptic'}"
+    made = config_from_string(with_all, overrides=[f"general.kind={kind}"])
+    assert made == default_config(kind)
+    assert config_from_string(config_to_string(made)) == made
+    section, _, name = key[1:].partition("] ")
+    default = default_config(kind).texts[section][name]
+    assert config_from_string(f"[{section}]\n{name} = {default}", kind) == default_config(kind)
+
+
+def test_keys_of_the_original_without_effect_are_ignored_unless_the_file_states_its_kind() -> None:
+    """As the original does; [general] kind does not exist there."""
+    text = "[sem]\nohem = .5\n[general]\nmin_stuff_area = 1\n[body]\nout_strides = {'mod2': 4}\n"
+    made = config_from_string(text, "detection")
+    assert made == default_config("detection")
+    assert config_from_string(config_to_string(made)) == made
+    message = problem(text.replace("[general]", "[general]\nkind = detection"))
+    assert message == "my.ini: [general] min_stuff_area has no effect on networks of kind detection: remove it"
+    assert "[sem] ohem = -1.0: expected" in problem("[sem]\nohem = -1.0", "detection")
+
+
+def test_the_layout_of_the_body_is_no_key_without_effect() -> None:
+    """A stored text states it for every kind."""
+    made = config_from_string("[body]\nbody = wider_resnet38\n", "semantic")
+    assert config_from_string(config_to_string(made)) == made
+    assert made.body.out_channels["mod7"] == 4096
+
+
 def test_a_missing_file_names_the_nearest(tmp_path: Path) -> None:
     (tmp_path / "vistas.ini").write_text("")
     with pytest.raises(InputError, match=r"vista\.ini: no such config file; did you mean .*vistas\.ini\?"):

@@ -7,6 +7,7 @@ from support.networks import ROOT, tiny_config, toy_batch
 from seamseg.config import config_from_string, config_to_string, load_config
 from seamseg.config.bodies import BODIES
 from seamseg.models.build import build_criterion, build_network, build_training_module, norm_factories
+from seamseg.models.criterion import SemanticCriterion
 from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
 from seamseg.utils.errors import InputError
 
@@ -207,6 +208,8 @@ def test_the_same_seed_gives_the_same_network():
 
 def test_criterion_follows_the_configuration():
     criterion = build_criterion(tiny_config(overrides=("sem.ohem=0.5", "roi.void_is_background=yes")), 2)
-    assert criterion.ohem == 0.5
+    assert criterion.semantic == SemanticCriterion(0.5)
+    powers = ("sem.loss=loss_max_pooling", "sem.loss_power=3")
+    assert build_criterion(tiny_config(overrides=powers), 2).semantic == SemanticCriterion(0.25, 3)
     assert criterion.void_is_background
     assert criterion.mask_size == (16, 16)

@@ -229,8 +229,12 @@ def test_a_panoptic_snapshot_detects(models, kind, photos, capsys):
     assert found.prediction.semantic is None
 
 
+def write_config_of(kind, micro_config, path):
+    path.write_text(config_to_string(load_config(micro_config, overrides=[f"general.kind={kind}"])))
+
+
 def test_an_instance_segmentation_snapshot_with_a_detection_config(models, photos, micro_config, tmp_path):
-    (tmp_path / "own.ini").write_text(micro_config.read_text().replace("[general]", "[general]\nkind = detection"))
+    write_config_of("detection", micro_config, tmp_path / "own.ini")
     model = seamseg.load(models["instance_seg"], device="cpu", config=tmp_path / "own.ini")
     assert model.kind == "detection"
     assert model.predict(photos / "street.png").masks is None
@@ -240,7 +244,7 @@ def test_an_instance_segmentation_snapshot_with_a_detection_config(models, photo
     ("trained", "wanted"), [("detection", "instance_seg"), ("detection", "panoptic"), ("instance_seg", "panoptic")]
 )
 def test_a_snapshot_without_the_parts_is_refused(models, micro_config, tmp_path, trained, wanted):
-    (tmp_path / "own.ini").write_text(micro_config.read_text().replace("[general]", f"[general]\nkind = {wanted}"))
+    write_config_of(wanted, micro_config, tmp_path / "own.ini")
     with pytest.raises(InputError, match=f"is a model for {trained}, not for {wanted}"):
         seamseg.load(models[trained], device="cpu", config=tmp_path / "own.ini")
 
