@@ -266,13 +266,14 @@ class PlainTrainingModule(nn.Module):
 
     def forward(self, batch: Batch) -> Losses:
         """Compute the losses of a batch, not weighted."""
-        outputs = self.net(batch.images, batch)
-        losses = replace(self.criterion, with_semantic=False)(replace(outputs, semantic_logits=None), batch)
+        outputs, semantic = self.net(batch.images, batch), self.criterion.semantic
+        assert semantic is not None
+        losses = replace(self.criterion, semantic=None)(replace(outputs, semantic_logits=None), batch)
         parts = []
         for logits, masks, categories in zip(outputs.semantic_logits, batch.masks, batch.categories):
             assert masks is not None and categories is not None
             target = semantic_target(masks, categories)
-            parts.append(plain_semantic_loss(logits, outputs.padded_size, target, self.criterion.ohem or 1.0))
+            parts.append(plain_semantic_loss(logits, outputs.padded_size, target, semantic.ohem or 1.0))
         count = torch.tensor(len(parts), dtype=torch.float64)
         means = {**losses.means, "sem_loss": torch.stack(parts).mean()}
         return Losses(means, {**losses.counts, "sem_loss": count})
