@@ -78,10 +78,15 @@ def test_model_on_a_data_set(files, tmp_path, capsys, monkeypatch):
         return SimpleNamespace(scores=evaluate_panoptic_json(*files))
 
     monkeypatch.setattr(evaluate, "evaluate_model", evaluate_model)
-    words = ["evaluate", "run", "data", "--split", "val", "--set", "a.b=1", "--set", "c.d=2", "--legacy-metrics"]
+    monkeypatch.chdir(tmp_path)
+    for file in ("run/model_last.pth.tar", "data/metadata.bin"):
+        (tmp_path / file).parent.mkdir()
+        (tmp_path / file).write_bytes(b"")
+    changes = ["general.seed=1", "roi.nms_threshold=0.2"]
+    words = ["evaluate", "run", "data", "--split", "val", "--set", changes[0], "--set", changes[1], "--legacy-metrics"]
     assert main(words) == 0
     assert "33.33" in capsys.readouterr().out
-    options = evaluate.EvaluationOptions("val", overrides=["a.b=1", "c.d=2"], legacy=True)
+    options = evaluate.EvaluationOptions("val", overrides=changes, legacy=True)
     assert asked == {"args": ("run", "data", options)}
     # of several processes only the first one speaks
     monkeypatch.setenv("RANK", "1")
