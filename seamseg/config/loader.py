@@ -76,7 +76,7 @@ def config_from_string(
         _merge(texts, section, {key: value}, option("overrides", override))
         origins[section, key] = option("overrides")
     _describe_body(texts, given, origins)
-    _reset_ignored(texts, given, origins, own, source)
+    _reset_ignored(texts, given, origins, source)
     return _typed(texts, source, origins)
 
 
@@ -199,20 +199,21 @@ def _describe_body(texts: _Texts, given: _Texts, changed: Iterable[tuple[str, st
             texts[section][key] = text
 
 
-def _reset_ignored(texts: _Texts, given: _Texts, changed: Mapping[tuple[str, str], str], own: str, source: str) -> None:
+def _reset_ignored(texts: _Texts, given: _Texts, changed: Mapping[tuple[str, str], str], source: str) -> None:
     """Set keys that the kind of network ignores to their defaults; refuse those that were set for this kind.
 
-    Not refused are keys of a file that are for its own kind, where an override asks for another one, and keys of the
-    original in a file that names no kind: the original ignores them as well.
+    Not refused are keys that the kind of the file uses, which is panoptic if it names none, and keys of the original in
+    a file that names no kind: the original ignores them as well.
 
     Parameters
     ----------
     texts : changed in place
-    given, own : the file, and its kind
+    given : the file
     changed : names of the overrides by (section, key)
     source : name of the file in errors
     """
-    kind, named = texts["general"]["kind"], "kind" in given.get("general", {})
+    kind, named = texts["general"]["kind"], given.get("general", {}).get("kind")
+    of_file = KINDS.get(named or PANOPTIC)
     defaults = {section: dict(values) for section, values in _defaults(kind).items()}
     defaults["body"] |= {key: texts["body"][key] for key in ("body", "body_params")}
     _describe_body(defaults, {}, ())
@@ -220,9 +221,8 @@ def _reset_ignored(texts: _Texts, given: _Texts, changed: Mapping[tuple[str, str
         if KINDS[kind].uses(section, spec.name):
             continue
         origin = changed.get((section, spec.name))
-        of_file = spec.name in given.get(section, {}) and (named or spec.metadata["ours"])
-        if origin is None and of_file and own in KINDS and not KINDS[own].uses(section, spec.name):
-            origin = source
+        if origin is None and spec.name in given.get(section, {}) and (named or spec.metadata["ours"]):
+            origin = None if of_file is None or of_file.uses(section, spec.name) else source
         text, default = texts[section][spec.name], defaults[section][spec.name]
         is_set = _parsed(section, spec, text, origin or source) != _parsed(section, spec, default, source)
         if is_set and origin is not None:
