@@ -154,7 +154,8 @@ def test_ctrl_c_saves_a_snapshot_and_a_second_training_is_refused(
         process.join(120)
         assert process.exitcode == 130, text
     finally:
-        process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     assert "Traceback" not in text, text
     check_stopped(text, run)
 
