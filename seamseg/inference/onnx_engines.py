@@ -74,6 +74,8 @@ def _open_onnxruntime(path: Path) -> OnnxSession:
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 3
     settings.intra_op_num_threads = _threads()
+    # where products of int8 are added in 16 bits, other kernels are used, since those sums saturate
+    settings.add_session_config_entry("session.x64quantprecision", "1")
     # threads that spin slow down those that decode and write
     settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:

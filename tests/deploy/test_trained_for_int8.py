@@ -2,7 +2,6 @@
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 from support.exported import MEAN, SIZE, STD, detector, picture
@@ -15,6 +14,7 @@ from seamseg.deploy.onnx import write_onnx
 from seamseg.deploy.quantize import executed_operators, quantise_file
 from seamseg.formats.exported import ExportedMetadata
 from seamseg.formats.metadata import Metadata
+from seamseg.inference.onnx_engines import open_onnx
 from seamseg.models.backbones.residual import ResidualBlock
 from seamseg.models.folding import fold_abn, fold_layers
 from seamseg.models.quantised import choosing_ranges, quantised
@@ -60,8 +60,7 @@ def write(net, kind, folder, size, part="all", free=False):
 
 
 def run(path, inputs):
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return session.run(None, inputs)
+    return open_onnx(path).run(None, inputs)
 
 
 @torch.no_grad()

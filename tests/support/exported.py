@@ -115,7 +115,8 @@ def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor], exact: bool
             rows = values[: wanted[name].shape[0], : wanted[name].shape[1]]
         assert rows.dtype == wanted[name].dtype, name
         assert rows.shape == wanted[name].shape, name
-        tolerance = 0 if exact else TOLERANCES.get(name, 0)
+        # versions of torch compute a softmax by other operators when it is exported
+        tolerance = (1e-6 if name == "scores" else 0) if exact else TOLERANCES.get(name, 0)
         difference = (rows.double() - wanted[name].double()).abs()
         if name == "classmap":
             assert (difference == 0).double().mean() >= (1 if exact else 0.9999)

@@ -139,9 +139,10 @@ def test_clipping_is_that_of_torch(max_norm):
         reference.update.backward(reference.loss(seed))
         norm = nn.utils.clip_grad_norm_(reference.net.parameters(), max_norm)
         reference.update.optimizer.step()
-        assert torch.equal(result.norm, norm)
+        # versions of torch add the squares in other orders
+        torch.testing.assert_close(result.norm, norm, rtol=1e-6, atol=0)
         assert norm > 0.01
-    same(state_of(worker.update), state_of(reference.update))
+    torch.testing.assert_close(state_of(worker.update), state_of(reference.update), rtol=1e-6, atol=1e-8)
 
 
 def test_high_limit_does_not_change_the_update():

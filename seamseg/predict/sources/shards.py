@@ -47,6 +47,8 @@ class _Peeked:
 
 def _members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     """Iterate over the photos of a tar file."""
+    if archive.firstmember is None:  # empty: Python 3.10 would go back in the stream
+        return
     while (member := archive.next()) is not None:
         archive.members.clear()  # type: ignore[attr-defined]  # they are kept otherwise, and a small file may have many
         if member.issparse():
