@@ -150,7 +150,6 @@ def test_classifiers_from_the_command(tmp_path, seamseg_main, capsys):
     line = json.loads((tmp_path / "out/predictions.jsonl").read_text().splitlines()[1])
     assert line["classes"] == {"blue": 1}
     assert Image.open(tmp_path / "out/a.jpg").size == (90, 70)
-    (tmp_path / "metadata.bin").write_bytes(b"")
     assert seamseg_main("evaluate", path, tmp_path, "--split", "val") == 2
     assert "kind classification has no evaluation" in capsys.readouterr().err
     assert seamseg_main("predict", path, tmp_path / "a.png", tmp_path / "hidden", "--anonymize", "blue") == 2
