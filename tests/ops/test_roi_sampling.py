@@ -204,8 +204,8 @@ def test_kernel_equals_plain(count, images, channels, size, out_size, layouts, d
     )
     for dx, other in zip(gradients, wanted):
         assert dx.stride() == other.stride()
-        # sums of many terms: relative to the largest, and to the rounding of all terms in one cell, of which each is that
-        # of a partial sum; both grow with the root of their number
+        # sums of many terms: relative to the largest, and to the rounding of all terms in one cell. Both grow with the
+        # root of their number: a partial sum, of whose size a rounding error is, and the sum of these errors
         terms = count * out_size[0] * out_size[1]
         scale = max(1.0, float(other.abs().max()) if other.numel() else 1.0, terms / 16)
         assert_close(dx / scale, other / scale, **TOLERANCE[dtype])

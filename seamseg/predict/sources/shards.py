@@ -47,7 +47,8 @@ class _Peeked:
 
 def _members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     """Iterate over the photos of a tar file."""
-    if archive.firstmember is None:  # empty: Python 3.10 would go back in the stream
+    # empty: Python 3.10 would go back in the stream
+    if archive.firstmember is None:  # type: ignore[attr-defined]
         return
     while (member := archive.next()) is not None:
         archive.members.clear()  # type: ignore[attr-defined]  # they are kept otherwise, and a small file may have many
