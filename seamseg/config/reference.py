@@ -20,8 +20,8 @@ literals. Keys marked ° do not exist in the original; their defaults reproduce 
 errors. On the command line, set a key as in `seamseg train --set optimizer.lr=0.02`.
 
 Sections and keys that name kinds are used by these kinds of networks only. For other kinds, a value that is not the
-default is an error. It is ignored in two cases: the file is for another kind (panoptic, if it names none), and
-`--set general.kind=` asks for this one; or the key is one of the original, and the file does not name its kind.
+default is an error. It is ignored in two cases: the command line asks for another kind than the file (panoptic, if it
+names none); or the key is one of the original, and the file does not name its kind.
 
 Experiments of `configs/` can be given by their bare name: `seamseg train vistas_r50 DATA`.
 """

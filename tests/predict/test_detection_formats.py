@@ -230,7 +230,8 @@ def test_a_panoptic_snapshot_detects(models, kind, photos, capsys):
 
 
 def write_config_of(kind, micro_config, path):
-    path.write_text(config_to_string(load_config(micro_config, overrides=[f"general.kind={kind}"])))
+    text = config_to_string(load_config(micro_config, overrides=[f"general.kind={kind}"]))
+    path.write_text(text if f"kind = {kind}" in text else text.replace("[general]", f"[general]\nkind = {kind}"))
 
 
 def test_an_instance_segmentation_snapshot_with_a_detection_config(models, photos, micro_config, tmp_path):
