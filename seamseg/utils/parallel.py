@@ -39,7 +39,8 @@ def parallel_map(function: Callable[[A], B], items: Sequence[A], workers: int | 
     Raises
     ------
     SeamsegError
-        if a worker is killed; errors of `function` are raised unchanged, and items not yet started are dropped
+        if a worker is killed; errors of `function` are raised unchanged. After an error or a dropped iteration, items
+        not yet started are left out; only an error waits for the others.
     """
     count = min(available_cores() if workers is None else workers, len(items))
     if count <= 1:
@@ -48,15 +49,20 @@ def parallel_map(function: Callable[[A], B], items: Sequence[A], workers: int | 
     # a forked worker starts at once and does not import the caller's main module again
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin_worker, initargs=(os.getpid(),))
+    dropped = False
     try:
         yield from pool.map(function, items)
+    except GeneratorExit:
+        dropped = True
+        raise
     except BrokenProcessPool:
         raise SeamsegError(
             f"one of {count} worker processes was killed, probably for lack of memory; finished work is kept: "
             "run again with fewer workers"
         ) from None
     finally:
-        pool.shutdown(cancel_futures=True)
+        # the garbage collector may drop an iteration in any thread, even one that the pool's would wait for
+        pool.shutdown(wait=not dropped, cancel_futures=True)
 
 
 def _begin_worker(parent: int) -> None:
@@ -103,7 +109,7 @@ def threaded_map(
     """Yield `function(item)` in the order of `items`, computed on `workers` threads with a bounded number of results.
 
     Decoding and encoding of images release the GIL, so threads suffice. The first error, in the order of `items`, ends
-    the iteration; items not yet started are dropped.
+    the iteration after the items that have started; a dropped iteration does not wait for them. Others are left out.
 
     Parameters
     ----------
@@ -123,17 +129,20 @@ def threaded_map(
         held = sum(size_of(future.result()) for future in waiting if future.done() and not future.exception())
         return len(waiting) > workers or held >= most_bytes
 
-    with ThreadPoolExecutor(workers) as pool:
-        try:
-            for item in items:
-                waiting.append(pool.submit(function, item))
-                while waiting and full():
-                    yield waiting.popleft().result()
-            while waiting:
+    pool, dropped = ThreadPoolExecutor(workers), False
+    try:
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            while waiting and full():
                 yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
+        while waiting:
+            yield waiting.popleft().result()
+    except GeneratorExit:
+        dropped = True
+        raise
+    finally:
+        # as in parallel_map
+        pool.shutdown(wait=not dropped, cancel_futures=True)
 
 
 class BackgroundWriter:
