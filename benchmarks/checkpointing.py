@@ -1,6 +1,6 @@
 """Measure the memory and time of `checkpoint_body`: a training step of cityscapes_r50, forward and backward, in fp32.
 
-    python benchmarks/checkpointing.py [--size 512x1024] [--rounds 3] [--device cuda]
+    python benchmarks/checkpointing.py [--size 512x1024] [--rounds 3] [--device cuda] [--json FILE]
 
 `stages` and `blocks` checkpoint the body alone, by stage or by residual block; `body + pyramid` is what the key does,
 by stage. Kept are the tensors that the forward pass leaves for the backward pass, each storage once, without the
@@ -10,14 +10,17 @@ parameters; the peak is the allocator's (benchmarks/memory.py). The sides take t
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
 import train_step
 from memory import peak_bytes
 from street import VISTAS, noise, street
+from timing import processor
 from torch import Tensor, nn
 
 from seamseg.config import load_config
@@ -98,6 +101,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="steps of each side (default: %(default)s)")
     parser.add_argument("--config", default="cityscapes_r50", help="an experiment of configs/ (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    parser.add_argument("--json", help="also write the numbers to this file")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     height, width = (int(n) for n in arguments.size.split("x"))
@@ -117,14 +121,16 @@ def main() -> None:
             train_step.measure(side, device)
             seconds[name] += side.seconds
     print(f"torch {torch.__version__}, {device}, {height}x{width}\n")
-    print(f"{'':<18}{'kept MiB':>10}{'ratio':>8}{'peak MiB':>10}{'ratio':>8}{'s':>9}{'ratio':>8}")
-    first = next(iter(SIDES))
-    for name in SIDES:
-        median, base = statistics.median(seconds[name]), statistics.median(seconds[first])
-        print(
-            f"{name:<18}{kept[name]:>10.1f}{kept[name] / kept[first]:>8.2f}{peaks[name]:>10.1f}"
-            f"{peaks[name] / peaks[first]:>8.2f}{median:>9.2f}{median / base:>8.2f}"
-        )
+    print(f"{'':<18}{'kept MiB':>10}{'ratio':>8}{'peak MiB':>10}{'ratio':>8}{'s':>10}{'ratio':>8}")
+    rows = {n: {"kept MiB": kept[n], "peak MiB": peaks[n], "step": statistics.median(seconds[n])} for n in SIDES}
+    base = next(iter(rows.values()))
+    for name, row in rows.items():
+        digits = {"kept MiB": 1, "peak MiB": 1, "step": 2}
+        print(f"{name:<18}" + "".join(f"{row[k]:>10.{d}f}{row[k] / base[k]:>8.2f}" for k, d in digits.items()))
+    if arguments.json:
+        facts = {"torch": torch.__version__, "device": arguments.device, "cpu": processor()}
+        facts |= {"config": arguments.config, "size": arguments.size, "rounds": arguments.rounds}
+        Path(arguments.json).write_text(json.dumps(facts | {"rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

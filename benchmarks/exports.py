@@ -10,6 +10,7 @@ from __future__ import annotations
 import tempfile
 import zlib
 from collections.abc import Callable
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from seamseg.formats.label_png import write_grey_png
 from seamseg.models.fusion import fuse, to_result
 from seamseg.predict.sources.base import Source
 from seamseg.predict.writers import make_writers
+from seamseg.predict.writers.base import Writer
 from seamseg.structures import Prediction
 
 SIZE = (1024, 2048)
@@ -87,12 +89,11 @@ def main() -> None:
 
     def whole(name: str) -> timing.Case:
         ours, coco = (make_writers([f], folder, metadata)[0] for f in (name, "coco"))
-        return timing.Case(
-            f"all of {name}",
-            "the format coco",
-            lambda: ours.write(source, None, prediction, result),
-            lambda: coco.write(source, None, prediction, result),
-        )
+
+        def write(writer: Writer) -> None:
+            writer.write(source, None, prediction, result)
+
+        return timing.Case(f"all of {name}", "the format coco", partial(write, ours), partial(write, coco))
 
     cases: list[tuple[str, Callable[[], timing.Case]]] = [
         ("masks", masks),

@@ -3,7 +3,7 @@
     python benchmarks/figures.py [--write]
 
 A figure is a piece of text of a page in which `{}` stands for a number; the number must be the value of the file,
-rounded to the digits that the page shows, or `-` if the file lacks it. Line breaks do not matter. Needs no torch.
+rounded to the digits that the page shows. Line breaks do not matter. Needs no torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 PERFORMANCE = "docs/reference/performance.md"
 INPLACE_ABN = "docs/design/inplace_abn.md"
 PAGES = ("README.md", PERFORMANCE, INPLACE_ABN)
-"""Pages of which each table row with a figure is compared, or has the mark †."""
+"""Pages of which each table row with a figure is compared."""
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,17 @@ class Figure:
     ----------
     page : path from the root of the repository
     text : occurs once on the page, with `{}` in the place of each number
-    values : one a number; None for one that is not measured
+    values : one a number
     """
 
     page: str
     text: str
-    values: tuple[float | None, ...]
+    values: tuple[float, ...]
 
     @property
     def pattern(self) -> re.Pattern[str]:
         """The text with a group for each number, and any white space in the place of a space."""
-        words = (re.escape(word).replace(r"\{\}", r"([+-]?\d+(?:\.\d+)?|-)") for word in self.text.split())
+        words = (re.escape(word).replace(r"\{\}", r"([+-]?\d+(?:\.\d+)?)") for word in self.text.split())
         return re.compile(r"(?<![\w.])" + r"\s+".join(words))
 
     def corrected(self, text: str) -> tuple[str, list[str]]:
@@ -55,11 +55,10 @@ class Figure:
         wrong, spans = [], []
         for group, value in enumerate(self.values, start=1):
             shown = found[0][group]
-            digits = 1 if shown == "-" else len(shown.partition(".")[2])
-            right = "-" if value is None else f"{value:{'+' if shown.startswith('+') else ''}.{digits}f}"
+            digits = len(shown.partition(".")[2])
+            right = f"{value:{'+' if shown.startswith('+') else ''}.{digits}f}"
             # a value half-way between two roundings may be shown as either
-            near = "-" not in (shown, right) and abs(float(shown) - float(value or 0)) <= 0.5 * 10**-digits * (1 + 1e-6)
-            if not near and shown != right:
+            if abs(float(shown) - value) > 0.5 * 10**-digits * (1 + 1e-6):
                 wrong.append(f"{self.page}: {found[0][0].split(' | ')[0]!r}: {shown} should be {right}")
                 spans.append((found[0].span(group), right))
         for (start, stop), right in reversed(spans):
@@ -67,10 +66,9 @@ class Figure:
         return text, wrong
 
 
-def load(name: str, machine: str = "cpu2") -> Any:
-    """Return the content of a file of benchmarks/results; an empty dictionary where there is none."""
-    path = RESULTS / f"{name}_{machine}.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+def load(name: str) -> Any:
+    """Return the content of a file of benchmarks/results."""
+    return json.loads((RESULTS / f"{name}_cpu2.json").read_text())
 
 
 def figures() -> list[Figure]:
@@ -82,8 +80,9 @@ def figures() -> list[Figure]:
         _inference,
         _bodies,
         _memory,
-        _operators,
+        _cases,
         _pairs,
+        _training,
         _large_runs,
         _exported,
         _int8,
@@ -150,22 +149,19 @@ def _original() -> Iterator[Figure]:
 
 
 def _plain() -> Iterator[Figure]:
-    """Compare the CPU seconds of both forms of the original's algorithm, on the processor of `*_avx2.json`."""
-    table, steps = load("plain", "avx2"), load("network", "avx2").get("rows", {})
+    """Compare the CPU seconds of both forms of the original's algorithm."""
+    table, steps = load("inference"), load("network")["rows"]
     names = ("fp32", "plain", "separated")
     for side, size in (("512", "512x767"), ("1024", "1024x1534")):
-        seconds = [table.get(side, {}).get(name, {}).get("cpu") for name in names]
-        yield _row(f"| file to file, {size} | `inference.py` |", seconds)
+        yield _row(f"| file to file, {size} | `inference.py` |", [table[side][name]["cpu"] for name in names])
     for words, key in (("training step, 512x1024", "cpu"), ("its kept memory, MiB", "kept MiB")):
-        yield _row(f"| {words} | `network.py` |", [steps.get(name, {}).get(key) for name in names])
-    yield Figure(PERFORMANCE, "while the load was {}", (table["512"]["load"],))
+        yield _row(f"| {words} | `network.py` |", [steps[name][key] for name in names])
 
 
-def _row(start: str, values: list[float | None]) -> Figure:
+def _row(start: str, values: list[float]) -> Figure:
     """Return the row of ours and, each with its ratio to ours, of the peers."""
     ours, *theirs = values
-    ratios = [None if value is None or ours is None else value / ours for value in theirs]
-    numbers = [number for pair in zip(theirs, ratios) for number in pair]
+    numbers = [number for value in theirs for number in (value, value / ours)]
     return Figure(PERFORMANCE, f"{start} {{}} |{' {} ({}) |' * len(theirs)}", (ours, *numbers))
 
 
@@ -211,41 +207,80 @@ def _memory() -> Iterator[Figure]:
     yield Figure("README.md", text, (*kept, kept[0] / kept[1]))
 
 
-OPERATORS = {
-    "NMS of 1000 boxes, nothing suppressed": ("boxes", "nms 1000, apart", "torchvision"),
-    "NMS of 6000 boxes": ("boxes", "nms 6000", "torchvision"),
-    "NMS of 12000 boxes": ("boxes", "nms 12000", "torchvision"),
-    "NMS of 6500 boxes of 65 classes": ("boxes", "nms 6500 of 65 classes", "torchvision batched_nms"),
-    "ROI features, 512 boxes, 4 levels, forward": ("roi", "roi_features channels last forward", "torchvision"),
-    "ROI features, backward": ("roi", "roi_features channels last backward", "torchvision"),
-    "class map, 65 classes, 1024x2048": ("semantic", "argmax 65 classes, scene, channels last", "interpolate"),
-    "semantic loss with backward, 19 classes": ("semantic", "loss 19 classes, with backward", "interpolate"),
-    "100 masks pasted at 1024x2048": ("fusion", "paste_masks_into 100 masks", "grid_sample"),
-    "training step": ("abn", "ResNet-50 body 256x512 NHWC", "BatchNorm"),
+CASES = {
+    "NMS of 1000 boxes, nothing suppressed": ("boxes", "nms 1000, apart", "torchvision", "ms"),
+    "NMS of 6000 boxes": ("boxes", "nms 6000", "torchvision", "ms"),
+    "NMS of 12000 boxes": ("boxes", "nms 12000", "torchvision", "ms"),
+    "NMS of 6500 boxes of 65 classes": ("boxes", "nms 6500 of 65 classes", "torchvision batched_nms", "ms"),
+    "ROI features, 512 boxes, 4 levels, forward": ("roi", "roi_features channels last forward", "torchvision", "ms"),
+    "ROI features, backward": ("roi", "roi_features channels last backward", "torchvision", "ms"),
+    "class map, 65 classes, 1024x2048": ("semantic", "argmax 65 classes, scene, channels last", "interpolate", "ms"),
+    "the same on noise": ("semantic", "argmax 65 classes, noise, channels last", "interpolate", "ms"),
+    "semantic loss with backward, 19 classes": ("semantic", "loss 19 classes, with backward", "interpolate", "ms"),
+    "semantic head, 256x512x256, forward": ("pooling", "semantic head 256 x 256 x 512, contiguous", "as", "s"),
+    "semantic head, channels last": ("pooling", "semantic head 256 x 256 x 512, channels last", "as", "s"),
+    "100 masks pasted at 1024x2048": ("fusion", "paste_masks_into 100 masks", "grid_sample", "ms"),
+    "training step": ("abn", "ResNet-50 body 256x512 NHWC", "BatchNorm", "ms"),
+    "Cityscapes pixel level, 20 frames": ("cityscapes", "pixel level, 1 threads", "cityscapesscripts", "s"),
+    "Cityscapes instance level": ("cityscapes", "instance level, 1 threads", "cityscapesscripts", "s"),
+    "Cityscapes panoptic": ("cityscapes", "panoptic, 1 threads", "cityscapesscripts", "s"),
+    "100 masks of 1024x2048 to PNG": ("exports", "masks of 100 detections", "Pillow", "ms"),
+    "converting 3 Cityscapes frames": ("prepare", "cityscapes, 3 frames, 1 worker", "one by one", "ms"),
+    "converting 3 Vistas frames": ("prepare", "vistas, 3 frames, 1 worker", "one by one", "ms"),
 }
-"""Rows of the tables in performance.md: the file, the case, the beginning of the name of the peer."""
+"""Rows of tables: the file, the case, the beginning of the name of the peer, the unit."""
 
 
-def _operators() -> Iterator[Figure]:
-    for words, (name, case, peer) in OPERATORS.items():
-        if not (table := load(name)):
-            # the row has the mark of figures without a file
-            continue
-        rows = [row for row in table["rows"] if row["case"] == case and row["peer"].startswith(peer)]
-        (row,) = rows
-        text = f"| {words} | `{name}.py` | {{}} ms | {row['peer'].removesuffix('_')} {{}} ms | {{}} |"
-        page = INPLACE_ABN if name == "abn" else PERFORMANCE
-        yield Figure(page, text, (row["ours_ms"], row["peer_ms"], row["ratio"]))
+def _cases() -> Iterator[Figure]:
+    for words, (name, case, peer, unit) in CASES.items():
+        (row,) = (row for row in load(name)["rows"] if row["case"] == case and row["peer"].startswith(peer))
+        text = f"| {words} | `{name}.py` | {{}} {unit} | {row['peer'].removesuffix('_')} {{}} {unit} | {{}} |"
+        page, factor = INPLACE_ABN if name == "abn" else PERFORMANCE, 1e-3 if unit == "s" else 1.0
+        yield Figure(page, text, (factor * row["ours_ms"], factor * row["peer_ms"], row["ratio"]))
 
 
 def _pairs() -> Iterator[Figure]:
-    if not (table := load("histogram")):
-        return
-    rows = [row for row in table["rows"] if row["case"].startswith("panoptic quality")]
+    rows = [row for row in load("histogram")["rows"] if row["case"].startswith("panoptic quality")]
     ours, ratios = ([row[key] for row in rows] for key in ("ours_ms", "ratio"))
     peer = statistics.median(row["peer_ms"] for row in rows)
     text = "from memory | `histogram.py` | {} to {} ms | np.unique {} ms | {} to {} |"
     yield Figure(PERFORMANCE, text, (min(ours), max(ours), peer, min(ratios), max(ratios)))
+    sides = load("panoptic_quality")["rows"]
+    mine = sides["seamseg"]
+    start = "PQ of 500 pairs of 2-megapixel PNG"
+    first, files = f"| {start}s, 2 workers, per pair", "`panoptic_quality.py`"
+    for peer_name, words, memory in (
+        ("panopticapi", first, "| peak memory, largest process"),
+        ("hotcoco", "| the same", "| the same"),
+    ):
+        row = sides[peer_name]
+        text = f"{words} | {files} | {{}} ms | {peer_name} {{}} ms | {{}} |"
+        yield Figure(PERFORMANCE, text, (mine["ms a pair"], row["ms a pair"], row["ratio"]))
+        text = f"{memory} | {files} | {{}} MB | {peer_name} {{}} MB | {{}} |"
+        sizes = mine["largest MB"], row["largest MB"]
+        yield Figure(PERFORMANCE, text, (*sizes, sizes[0] / sizes[1]))
+        if peer_name == "panopticapi":
+            text = f"| {start} files | {{}} ms per pair | panopticapi {{}} ms | {{}}x faster |"
+            yield Figure("README.md", text, (mine["ms a pair"], row["ms a pair"], row["ratio"]))
+    ratio = {row["case"]: row["ratio"] for row in load("loading")["rows"]}
+    text = "is {} times as fast as plain Pillow + float32 by default, {} times with a crop, and {} times with crop,"
+    yield Figure(PERFORMANCE, text, tuple(ratio[f"item, {name}"] for name in LOADING))
+
+
+LOADING = ("default", "crop 512 x 1024", "crop, device, fast_decode")
+
+
+def _training() -> Iterator[Figure]:
+    rows = load("checkpointing")["rows"]
+    all_kept, checkpointed = (rows[name]["kept MiB"] for name in ("everything kept", "body + pyramid"))
+    text = "with `checkpoint_body`, fp32 | `checkpointing.py` | {} -> {} MiB ({}) |"
+    yield Figure(PERFORMANCE, text, (all_kept, checkpointed, checkpointed / all_kept))
+    table = load("scaling")
+    text = "one, gloo | `scaling.py --rounds 3 --side 256` | {} / {} s: efficiency {} |"
+    yield Figure(PERFORMANCE, text, (table["together"], table["alone"], table["alone"] / table["together"]))
+    table = load("malloc")
+    text = "at 512x1024 {} times as fast on two cores (`malloc.py`: {} s with the defaults, {} s with these settings)"
+    yield Figure(PERFORMANCE, text, (table["ratio"], table["default"], table["kept"]))
 
 
 def _large_runs() -> Iterator[Figure]:

@@ -1,6 +1,6 @@
 """Compare a forward pass of the ResNet-50 body with the defaults of glibc and the settings of the command line.
 
-    python benchmarks/malloc.py --rounds 3
+    python benchmarks/malloc.py [--rounds 3] [--json FILE]
 
 Each measurement is a process of its own, because the settings are read when one starts. Prints medians and their ratio.
 """
@@ -8,10 +8,12 @@ Each measurement is a process of its own, because the settings are read when one
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import subprocess
 import sys
+from pathlib import Path
 
 from seamseg.cli.process_settings import MALLOC
 
@@ -45,10 +47,14 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="processes of each kind (default: %(default)s)")
-    rounds = parser.parse_args().rounds
-    pairs = [(seconds({}), seconds(SETTINGS)) for _ in range(rounds)]
+    parser.add_argument("--json", help="also write the numbers to this file")
+    arguments = parser.parse_args()
+    pairs = [(seconds({}), seconds(SETTINGS)) for _ in range(arguments.rounds)]
     default, kept = (statistics.median(column) for column in zip(*pairs))
     print(f"glibc defaults {default:.3f} s, buffers kept {kept:.3f} s: ratio {default / kept:.2f}")
+    if arguments.json:
+        numbers = {"rounds": arguments.rounds, "default": default, "kept": kept, "ratio": default / kept}
+        Path(arguments.json).write_text(json.dumps(numbers, indent=1))
 
 
 if __name__ == "__main__":

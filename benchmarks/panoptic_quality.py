@@ -1,6 +1,7 @@
 """Compare the panoptic quality of COCO panoptic files of 1024 x 2048 with panopticapi and hotcoco.
 
     python benchmarks/panoptic_quality.py --pairs 500 --panopticapi VENV/bin/python --hotcoco VENV/bin/python
+                                          [--json FILE]
 
 The maps are drawn scenes of the toy city, shifted and mirrored so that no two are the same; predictions have ragged
 borders, lost and torn segments. Half of the files are written by us, half by Pillow with its defaults. Each side is a
@@ -247,6 +248,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="threads or processes (default: %(default)s)")
     parser.add_argument("--panopticapi", metavar="PYTHON", help="interpreter where panopticapi is installed")
     parser.add_argument("--hotcoco", metavar="PYTHON", help="interpreter where hotcoco is installed")
+    parser.add_argument("--json", help="also write the numbers to this file")
     arguments = parser.parse_args()
     sides = {"seamseg": (sys.executable, OURS)}
     for name, python, code in (
@@ -275,18 +277,26 @@ def main() -> None:
     print(f"{arguments.pairs} pairs of {HEIGHT} x {WIDTH}, {arguments.workers} workers, {arguments.rounds} rounds\n")
     gaps = f"largest difference of {', '.join(NAMES)}"
     print(f"{'':<14}{'ms a pair':>10}{'times ours':>12}{'peak MB':>9}{'together':>9}   {gaps}")
-    ours = results["seamseg"]
+    ours, rows = results["seamseg"], {}
     for side, found in results.items():
         ms = statistics.median(1e3 * seconds / arguments.pairs for seconds, _, _ in found)
         ratio = statistics.median(r[0] / o[0] for r, o in zip(found, ours))
         gaps = "" if side == "seamseg" else "".join(f"{g:>10.1e}" for g in largest_difference(found[0][1], ours[0][1]))
         runs = [run for _, run in whole] if side == "seamseg" else [run for _, _, run in found]
         largest, together = max(run.largest for run in runs), max(run.together for run in runs)
+        rows[side] = {"ms a pair": ms, "ratio": ratio, "largest MB": largest, "together MB": together}
         print(f"{side:<14}{ms:>10.2f}{ratio:>12.2f}{largest:>9.0f}{together:>9.0f}   {gaps}")
     same = all(scores == ours[0][1] for scores, _ in whole)
     seconds = statistics.median(run.seconds for _, run in whole)
     print(f"\npython -m seamseg evaluate: {seconds:.2f} s from start to end, {'the same' if same else 'OTHER'} scores")
     print(f"from maps in memory, one thread: {memory_ms:.2f} ms a pair")
+    if arguments.json:
+        # not earlier: it imports torch, and processes begin as copies of this one
+        from timing import processor
+
+        facts = {"pairs": arguments.pairs, "workers": arguments.workers, "rounds": arguments.rounds, "cpu": processor()}
+        facts |= {"load": os.getloadavg()[0], "rows": rows, "evaluate s": seconds, "memory ms": memory_ms}
+        Path(arguments.json).write_text(json.dumps(facts, indent=1))
 
 
 if __name__ == "__main__":

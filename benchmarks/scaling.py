@@ -1,6 +1,7 @@
 """Measure the cost of a second process: a step alone, and in two processes that exchange gradients and statistics.
 
     python benchmarks/scaling.py [--rounds 5] [--config cityscapes_r50] [--side 256] [--set SECTION.KEY=VALUE]
+                                 [--json FILE]
 
 Each process has one thread and a batch of its own of one street, so the ideal is that both take the same time; the
 efficiency is the time alone over the time in two, both medians. Rounds alternate: in one the first process works alone
@@ -10,6 +11,7 @@ while the other sleeps, in the next they work together. Needs two idle cores; an
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import socket
 import statistics
@@ -19,6 +21,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from street import CITYSCAPES, noise, street
+from timing import processor
 from torch import multiprocessing
 
 from seamseg.config import Config, load_config
@@ -74,6 +77,11 @@ def work(rank: int, port: int, arguments: argparse.Namespace) -> None:
             print(f"seconds of processor: {busy:.3f} and {busier:.3f}, which others on the machine change less")
             print(f"load of the machine {os.getloadavg()[0]:.1f}, of {os.cpu_count()} cores")
             print(f"scaling efficiency {one / two:.2f}")
+            if arguments.json:
+                facts = {"torch": torch.__version__, "cpu": processor(), "rounds": arguments.rounds}
+                facts |= {"config": arguments.config, "side": arguments.side, "images": arguments.images}
+                facts |= {"alone": one, "together": two, "alone CPU": busy, "together CPU": busier}
+                Path(arguments.json).write_text(json.dumps(facts | {"load": os.getloadavg()[0]}, indent=1))
 
 
 def seconds(stepper: Stepper, batch: Batch) -> tuple[float, float]:
@@ -91,6 +99,7 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=256, help="height of the images (default: %(default)s)")
     parser.add_argument("--images", type=int, default=1, help="images a process (default: %(default)s)")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
+    parser.add_argument("--json", help="also write the numbers to this file")
     arguments = parser.parse_args()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
