@@ -11,7 +11,8 @@ from support.micro import train
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.config import load_config
 from seamseg.data.dataset import PanopticDataset
-from seamseg.formats.metadata import read_metadata
+from seamseg.formats.metadata import Metadata, read_metadata
+from seamseg.structures import Batch, PackedSequence
 from seamseg.training.debugging.dump import read_dump
 from seamseg.training.debugging.replay import replay
 from seamseg.training.logging.images import SampleRenderer
@@ -226,6 +227,26 @@ def test_remaining_time_includes_validations(micro, micro_config, micro_run):
     # 25 steps, and the validations after epochs 8 and 10
     assert lines[-1].endswith("0:02:50 left")
     assert reporter.notes == {"ema_decay": 0.9}
+
+
+@pytest.mark.parametrize("things", [0, 1])
+def test_the_picture_of_an_image_with_one_segment(micro_config, things):
+    """A boolean tensor of one element would index numpy arrays as a number."""
+    metadata = Metadata(1, 1, ["road", "car"], [(9, 9, 9), (200, 0, 0)], [0, 1])
+    category = torch.tensor([things])
+    parts = {
+        "images": torch.zeros(3, 8, 8),
+        "masks": torch.zeros(1, 8, 8, dtype=torch.long),
+        "categories": category,
+        "iscrowd": torch.zeros(1, dtype=torch.uint8),
+        "boxes": torch.tensor([[1.0, 1, 6, 6]]),
+    }
+    batch = Batch(
+        **{name: PackedSequence([tensor]) for name, tensor in parts.items()}, ids=["a"], original_sizes=[(8, 8)]
+    )
+    drawn = SampleRenderer(metadata, load_config(micro_config)).targets(batch)
+    red = (drawn[1, 1:6] == (200, 0, 0)).all(-1).any()
+    assert red == bool(things)
 
 
 class Lines(list):

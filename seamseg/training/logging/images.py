@@ -104,7 +104,7 @@ class SampleRenderer:
         )
         rgb = self._to_rgb(image)
         drawn = self._overlay(rgb, self._truth(mask.cpu().numpy(), cat.tolist(), crowd.tolist(), batch.ids[index]))
-        things = ((cat >= self.metadata.num_stuff) & (cat < self.metadata.num_classes) & ~crowd.bool()).cpu()
+        things = ((cat >= self.metadata.num_stuff) & (cat < self.metadata.num_classes) & ~crowd.bool()).cpu().numpy()
         return _shrunk(draw_boxes(drawn, boxes.cpu().numpy()[things], cat.cpu().numpy()[things], self.metadata.palette))
 
     def collector(self) -> SampleCollector:
