@@ -15,7 +15,7 @@ from seamseg.idmaps.id_runs import IdRuns
 from seamseg.panoptic_map import ClassInfo, SegmentInfo
 from seamseg.utils.errors import InputError, option
 from seamseg.utils.files import read_bytes
-from seamseg.utils.limits import ANNOTATION_BYTES, parse_json
+from seamseg.utils.limits import ANNOTATION_BYTES, parse_json, whole_number
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,14 @@ def read_coco_panoptic(json_path: str | Path, folder: str | Path | None = None) 
     images = content.get("images") or []
     if not isinstance(images, list):
         raise InputError(f"{path}: not a COCO panoptic file: `images` is not a list")
-    photo_names = {
-        image["id"]: str(image["file_name"])
-        for image in images
-        if isinstance(image, dict) and isinstance(image.get("id"), (int, str)) and "file_name" in image
-    }
+    try:
+        photo_names = {
+            _image_id(image["id"]): str(image["file_name"])
+            for image in images
+            if isinstance(image, dict) and isinstance(image.get("id"), (int, str)) and "file_name" in image
+        }
+    except ValueError as error:
+        raise InputError(f"{path}: invalid image id ({error})") from error
     where = default_folder(path) if folder is None else Path(folder)
     if not where.is_dir():
         raise InputError(
@@ -113,7 +116,7 @@ def segments_of(annotation: Annotation, class_of: Mapping[int, int], source: Pat
     segments, ids = [], set()
     for entry in annotation.segments_info:
         try:
-            identity, category = int(entry["id"]), int(entry["category_id"])
+            identity, category = whole_number(entry["id"]), whole_number(entry["category_id"])
             annotated = entry.get("area")
             area = None if annotated is None else _area(annotated)
             # like the official tools: 1 or true, nothing else
@@ -133,6 +136,17 @@ def segments_of(annotation: Annotation, class_of: Mapping[int, int], source: Pat
         ids.add(identity)
         segments.append(SegmentInfo(identity, class_of[category], crowd, area, score))
     return segments
+
+
+def _image_id(value: Any) -> int | str:
+    return value if isinstance(value, str) else whole_number(value)
+
+
+def _is_thing(entry: Any) -> bool:
+    value = entry["isthing"]
+    if value not in (0, 1):
+        raise ValueError(f"isthing {value!r:.40}, expected 0 or 1")
+    return bool(value)
 
 
 def _area(value: Any) -> int | float:
@@ -160,13 +174,13 @@ def _read_json(path: Path) -> Any:
 
 def _annotation(entry: Any, path: Path) -> Annotation:
     try:
-        image_id, file_name, segments = entry["image_id"], str(entry["file_name"]), entry["segments_info"]
-    except (KeyError, TypeError) as error:
+        image_id, file_name, segments = _image_id(entry["image_id"]), str(entry["file_name"]), entry["segments_info"]
+    except (KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"{path}: not a COCO panoptic file: every annotation needs `image_id`, `file_name` and `segments_info` "
             f"({type(error).__name__}: {error})"
         ) from error
-    if not isinstance(segments, list) or not isinstance(image_id, (int, str)):
+    if not isinstance(segments, list):
         raise InputError(f"{path}: not a COCO panoptic file: the annotation of {file_name} is invalid")
     return Annotation(image_id, file_name, segments)
 
@@ -176,7 +190,7 @@ def _categories(content: dict[str, Any], path: Path) -> list[ClassInfo] | None:
     if entries is None:
         return None
     try:
-        classes = [ClassInfo(str(c.get("name", c["id"])), int(c["id"]), bool(c["isthing"])) for c in entries]
+        classes = [ClassInfo(str(c.get("name", c["id"])), whole_number(c["id"]), _is_thing(c)) for c in entries]
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise InputError(
             f"{path}: every category needs `id`, `name` and `isthing` ({type(error).__name__}: {error})"

@@ -185,6 +185,20 @@ def parse_json(data: bytes | str, constant: Callable[[str], Any] | None = None) 
         raise ValueError("its lists and objects are nested too deep") from None
 
 
+def whole_number(value: Any) -> int:
+    """Return an id of untrusted JSON.
+
+    Raises
+    ------
+    ValueError
+        if it is not a number, has a fraction, or needs more than 60 bits: integers of equal hash would make each lookup
+        in a table as slow as in a list
+    """
+    if not isinstance(value, (int, float)) or not abs(value) < 1 << 60 or value != int(value):
+        raise ValueError(f"{str(value)[:40]!r} is not a whole number of at most 60 bits")
+    return int(value)
+
+
 def detect_compression(head: bytes) -> str:
     """Return the compression format of a file from its first 6 bytes: bzip2, xz, zstd, or empty for others."""
     return next((name for magic, name in _COMPRESSIONS.items() if head.startswith(magic)), "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import time
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from seamseg.evaluation.record import read_evaluation
 from seamseg.formats.id_png import write_id_png
 from seamseg.utils.errors import InputError
 
+MINUTE = 60
 CONTENT = {
     "images": [{"id": 1, "file_name": "a.jpg"}],
     "annotations": [
@@ -54,6 +56,8 @@ def score(tmp_path):
     [
         ("id", float("inf"), "invalid segment"),
         ("category_id", float("inf"), "invalid segment"),
+        ("category_id", 1.9, "'1.9' is not a whole number"),
+        ("category_id", "1", "'1' is not a whole number"),
         ("area", 10**400, "invalid segment"),
         ("area", 1e-12, "segment 7 has an annotated area of 1e-12, but more pixels in its map"),
     ],
@@ -64,10 +68,23 @@ def test_invalid_numbers(score, content, key, value, words):
         score(content)
 
 
-def test_a_category_with_an_invalid_id(score, content):
-    content["categories"][0]["id"] = float("inf")
+@pytest.mark.parametrize(("key", "value"), [("id", float("inf")), ("id", 1.5), ("isthing", "0"), ("isthing", 2)])
+def test_an_invalid_category(score, content, key, value):
+    content["categories"][0][key] = value
     with pytest.raises(InputError, match="every category needs"):
         score(content)
+
+
+@pytest.mark.parametrize("what", ["segments_info", "categories", "images", "annotations"])
+def test_ids_of_equal_hash_are_refused_in_time(score, content, what):
+    """A table of them takes time that grows with the square of their number: half an hour for a file of some MB."""
+    owner = content["annotations"][0] if what == "segments_info" else content
+    key = "image_id" if what == "annotations" else "id"
+    owner[what] = [{**owner[what][0], key: (2**61 - 1) * i} for i in range(1, 200_000)]
+    before = time.process_time()
+    with pytest.raises(InputError, match=r"2305843009213693951.* is not a whole number"):
+        score(content)
+    assert time.process_time() - before < MINUTE
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
