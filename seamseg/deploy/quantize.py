@@ -170,6 +170,21 @@ def replace_upsampling(model: onnx.ModelProto) -> None:
         graph.node.insert(list(graph.node).index(last) + 1, move)
 
 
+def separate_weights(model: onnx.ModelProto) -> None:
+    """Give each layer its own weights: ONNX Runtime cannot load shared ones in int8 with kernels that do not saturate."""
+    graph = model.graph
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    used: set[str] = set()
+    for node in graph.node:
+        if node.op_type not in _WEIGHTED or (name := node.input[1]) not in weights:
+            continue
+        if name in used:
+            own = graph.initializer.add()
+            own.CopyFrom(weights[name])
+            own.name = node.input[1] = f"{name}_{node.name}"
+        used.add(name)
+
+
 def _users(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]]:
     users: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
@@ -274,6 +289,7 @@ def quantise(
     copy.CopyFrom(model)
     learned = take_ranges(copy) if samples is None else None
     replace_upsampling(copy)
+    separate_weights(copy)
     selection = select(copy, keep_float, learned)
     if not selection.weighted:
         raise InputError("the network has no convolution or linear layer to quantise")

@@ -15,6 +15,7 @@ from seamseg.deploy.onnx import write_onnx
 from seamseg.deploy.quantize import calibration_photos, executed_operators, quantise_file, select
 from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.formats.metadata import Metadata, read_metadata
+from seamseg.inference.onnx_engines import open_onnx
 from seamseg.utils.errors import InputError, SeamsegError
 
 CLASSES = Metadata(2, 3, list("abcde"), [(0, 0, 0)] * 5, list(range(5)))
@@ -33,10 +34,27 @@ def sample():
 
 
 def run(model, inputs):
-    import onnxruntime
+    session = open_onnx(model, "cpu")
+    return dict(zip(session.outputs, session.run(None, inputs)))
 
-    session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
-    return dict(zip((value.name for value in session.get_outputs()), session.run(None, inputs)))
+
+def test_layers_with_shared_weights(tmp_path):
+    """As those of the RPN head, which scores each level of the pyramid."""
+    rng = np.random.default_rng(0)
+    weights = {"w": rng.standard_normal((8, 8, 3, 3)), "b": rng.standard_normal(8)}
+    nodes = [helper.make_node("Conv", [x, "w", "b"], [y], f"conv_{y}", pads=[1] * 4) for x, y in ("xy", "yz")]
+    inputs, outputs = (
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 8, 16, 16])] for name in ("x", "z")
+    )
+    constants = [numpy_helper.from_array(values.astype(np.float32), name) for name, values in weights.items()]
+    graph = helper.make_graph(nodes, "shared", inputs, outputs, constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    sample = {"x": rng.standard_normal((1, 8, 16, 16)).astype(np.float32)}
+    paths = tmp_path / "float.onnx", tmp_path / "int8.onnx"
+    for path, made in zip(paths, (model, quantize.quantise(model, [sample]))):
+        onnx.save(made, path)
+    wanted, found = (run(path, sample)["z"] for path in paths)
+    assert 0 < np.abs(wanted - found).max() < 0.05 * np.abs(wanted).max()
 
 
 @pytest.mark.slow
