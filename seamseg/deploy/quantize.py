@@ -171,7 +171,7 @@ def replace_upsampling(model: onnx.ModelProto) -> None:
 
 
 def separate_weights(model: onnx.ModelProto) -> None:
-    """Give each layer its own weights: ONNX Runtime cannot load shared ones in int8 with kernels that do not saturate."""
+    """Give each layer its own weights: ONNX Runtime cannot load shared ones with kernels that do not saturate."""
     graph = model.graph
     weights = {tensor.name: tensor for tensor in graph.initializer}
     used: set[str] = set()

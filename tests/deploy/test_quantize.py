@@ -43,9 +43,7 @@ def test_layers_with_shared_weights(tmp_path):
     rng = np.random.default_rng(0)
     weights = {"w": rng.standard_normal((8, 8, 3, 3)), "b": rng.standard_normal(8)}
     nodes = [helper.make_node("Conv", [x, "w", "b"], [y], f"conv_{y}", pads=[1] * 4) for x, y in ("xy", "yz")]
-    inputs, outputs = (
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 8, 16, 16])] for name in ("x", "z")
-    )
+    inputs, outputs = ([helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 8, 16, 16])] for name in ("x", "z"))
     constants = [numpy_helper.from_array(values.astype(np.float32), name) for name, values in weights.items()]
     graph = helper.make_graph(nodes, "shared", inputs, outputs, constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
