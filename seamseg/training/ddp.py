@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ def wrap_distributed(module: nn.Module, config: Config, world: World) -> nn.Modu
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
     options: dict[str, Any] = {buffers: False, "gradient_as_bucket_view": True}
     group = new_group(range(world.size))
+    _match_strides(module)
     if config.general.unused_parameters == "find":
         return DistributedDataParallel(module, process_group=group, find_unused_parameters=True, **options)
     parallel = _FixedDDP(module, process_group=group, **options)
@@ -122,6 +124,23 @@ def _used_by(loss: Tensor) -> set[Tensor]:
         nodes |= following
         pending += following
     return leaves
+
+
+def _match_strides(module: nn.Module) -> None:
+    """Give gradients the strides of their parameters, where only those of sides of length 1 differ.
+
+    DistributedDataParallel compares these, too, and warns: the gradient of a class token is a slice.
+    """
+    for parameter in module.parameters():
+        # convolutions take care of theirs
+        if parameter.requires_grad and parameter.dim() < 4 and 1 in parameter.shape:
+            parameter.register_hook(partial(_with_strides, strides=parameter.stride()))
+
+
+def _with_strides(gradient: Tensor, strides: tuple[int, ...]) -> Tensor:
+    sides = zip(gradient.shape, gradient.stride(), strides, strict=True)
+    same = all(side == 1 or one == other for side, one, other in sides)
+    return gradient.as_strided(gradient.shape, strides) if same else gradient
 
 
 def _rebuild_buckets(parallel: DistributedDataParallel) -> None:

@@ -229,17 +229,16 @@ class Trainer:
         ids = ", ".join(i for batch in batches for i in batch.ids)
         try:
             return self.stepper(batches, rates)
-        except SeamsegError:
-            raise
-        except (RuntimeError, MemoryError) as error:
+        except Exception as error:
             if lacks_memory(error):
                 keys = dict.fromkeys(map(option, _SIZE_KEYS))
                 device = self.world.device
                 raise OutOfMemory(
                     f"step {step}: {device}: not enough memory (images {ids}); lower {' or '.join(keys)}"
                 ) from error
-            # a loss that is not finite can cause almost any error: report the cause instead
-            self.reporter.failed()
+            if not isinstance(error, SeamsegError):
+                # a loss that is not finite can cause almost any error: report the cause instead
+                self.reporter.failed()
             raise
 
     def _save(self, is_best: bool = False) -> None:
