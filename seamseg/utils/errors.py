@@ -7,15 +7,30 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_LONGEST = 4000
+"""Characters of a message: texts of files are part of some."""
+
 
 class SeamsegError(Exception):
-    """The work failed: the command line prints the message, unless it is `reported`, and exits with `exit_code`."""
+    """The work failed: the command line prints the message, unless it is `reported`, and exits with `exit_code`.
+
+    Control characters, which names of files and texts in them may hold, are shown as escapes, since a terminal would
+    act on them.
+    """
 
     exit_code = 1
     reported = False
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        if len(text) > _LONGEST:
+            text = f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
+        return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 class InputError(SeamsegError):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import seamseg
+from seamseg.config import config_from_string
 from seamseg.utils.errors import InputError, flags_in_messages, option
 
 PACKAGE = Path(seamseg.__file__).parent
@@ -62,3 +63,12 @@ def test_flags_are_found(tmp_path, monkeypatch):
     path = tmp_path / "module.py"
     path.write_text('A = f"{x}: use --resume {x}; `seamseg train --resume`"\nB = "human--person, docker --shm-size"\n')
     assert flags_in(path) == ["module.py:1: --resume {}; ", "module.py:2: --shm-size"]
+
+
+def test_texts_of_files_in_messages():
+    """No escape sequence reaches a terminal, and no text of any length."""
+    assert str(InputError("a\x1b]0;title\x07\x9b2J\r.jpg: truncated")) == r"a\x1b]0;title\x07\x9b2J\r.jpg: truncated"
+    assert str(InputError("straße\t\u732b\nb")) == "straße\t\u732b\nb"
+    with pytest.raises(InputError) as found:
+        config_from_string(f"[general]\nkind = {'x' * 900_000}")
+    assert len(str(found.value)) < 5000
