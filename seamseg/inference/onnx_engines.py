@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -74,8 +75,8 @@ def _open_onnxruntime(path: Path) -> OnnxSession:
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 3
     settings.intra_op_num_threads = _threads()
-    # where products of int8 are added in 16 bits, other kernels are used, since those sums saturate
-    settings.add_session_config_entry("session.x64quantprecision", "1")
+    if not _adds_int8_exactly():
+        settings.add_session_config_entry("session.x64quantprecision", "1")
     # threads that spin slow down those that decode and write
     settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
@@ -135,6 +136,18 @@ def _integer_layers(compiled: Any) -> int | None:
 def _threads() -> int:
     threads = os.environ.get("OMP_NUM_THREADS", "")
     return int(threads) if threads.isdecimal() and int(threads) else available_cores()
+
+
+def _adds_int8_exactly() -> bool:
+    """Return whether the CPU is known to add products of int8 in 32 bits; others use 16, which saturate.
+
+    ONNX Runtime has slower kernels without saturation, and uses them on every CPU if asked to.
+    """
+    try:
+        flags = Path("/proc/cpuinfo").read_text()
+    except OSError:  # not Linux
+        return False
+    return re.search(r"^flags\s*:.*\b(avx512_vnni|avx_vnni)\b", flags, re.MULTILINE) is not None
 
 
 def _unreadable(path: Path, error: Exception) -> InputError:

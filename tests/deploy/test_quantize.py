@@ -15,6 +15,7 @@ from seamseg.deploy.onnx import write_onnx
 from seamseg.deploy.quantize import calibration_photos, executed_operators, quantise_file, select
 from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.formats.metadata import Metadata, read_metadata
+from seamseg.inference import onnx_engines
 from seamseg.inference.onnx_engines import open_onnx
 from seamseg.utils.errors import InputError, SeamsegError
 
@@ -38,8 +39,11 @@ def run(model, inputs):
     return dict(zip(session.outputs, session.run(None, inputs)))
 
 
-def test_layers_with_shared_weights(tmp_path):
-    """As those of the RPN head, which scores each level of the pyramid."""
+@pytest.mark.parametrize("old_cpu", [False, True])
+def test_layers_with_shared_weights(old_cpu, tmp_path, monkeypatch):
+    """As those of the RPN head, which scores each level of the pyramid; also with the kernels for older CPUs."""
+    if old_cpu:
+        monkeypatch.setattr(onnx_engines, "_adds_int8_exactly", lambda: False)
     rng = np.random.default_rng(0)
     weights = {"w": rng.standard_normal((8, 8, 3, 3)), "b": rng.standard_normal(8)}
     nodes = [helper.make_node("Conv", [x, "w", "b"], [y], f"conv_{y}", pads=[1] * 4) for x, y in ("xy", "yz")]
