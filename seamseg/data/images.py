@@ -14,7 +14,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from seamseg.utils.errors import InputError, UnreadableImage
 from seamseg.utils.files import read_bytes
-from seamseg.utils.limits import refuse_postscript
+from seamseg.utils.limits import open_pillow
 
 MAX_PIXELS = 201_326_592
 """Largest image that is decoded, 192 Mi pixels: a few kilobytes of a hostile file can declare terabytes."""
@@ -101,9 +101,8 @@ def _decode(path: Path, read: Callable[[Image.Image], T], data: bytes | None = N
         if (path.stat().st_size if data is None else len(data)) == 0:
             raise UnreadableImage(f"{path}: the file is empty (0 bytes)")
         with _no_pillow_limit():
-            image = Image.open(path if data is None else BytesIO(data))
+            image = open_pillow(path if data is None else BytesIO(data))
         with image:
-            refuse_postscript(image)
             if image.width * image.height > max_pixels:
                 raise UnreadableImage(
                     f"{path}: {image.width} x {image.height} pixels are above the limit of "
@@ -119,7 +118,9 @@ def _decode(path: Path, read: Callable[[Image.Image], T], data: bytes | None = N
     except PermissionError:
         raise UnreadableImage(f"{path}: cannot be read: permission denied") from None
     except UnidentifiedImageError:
-        raise UnreadableImage(f"{path}: not an image, or of a format that Pillow cannot read") from None
+        raise UnreadableImage(
+            f"{path}: not an image, or not of a format that is read (JPEG, PNG, WebP, BMP, TIFF, GIF, PPM, AVIF)"
+        ) from None
     except Exception as error:  # decoders of corrupt files raise nearly anything: struct.error, IndexError, ...
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UnreadableImage(f"{path}: corrupt image: {reason}") from error

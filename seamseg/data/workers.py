@@ -6,6 +6,7 @@ import os
 import random
 import re
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -93,11 +94,13 @@ def ignore_foreign_signals(worker: int = 0) -> None:
 
 
 def recording_context(started: list[BaseProcess]) -> BaseContext:
-    """Return the default context of multiprocessing, which appends each process it makes to a list.
+    """Return a context of multiprocessing that appends each process it makes to a list; it forks on Linux.
+
+    Workers of a fork server have another parent, so that they would outlive this process.
 
     A worker can die while its DataLoader starts the others, which raises before the loader is known.
     """
-    base = get_context()
+    base = get_context("fork" if sys.platform == "linux" else None)
 
     class Recording(type(base)):  # type: ignore[misc]
         def Process(self, *args: Any, **options: Any) -> BaseProcess:  # the interface of a context

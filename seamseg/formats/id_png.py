@@ -19,7 +19,7 @@ from PIL import Image
 from seamseg.idmaps.id_runs import IdRuns, decode_id_runs, has_kernel, id_runs_of
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing
-from seamseg.utils.limits import refuse_postscript
+from seamseg.utils.limits import open_pillow
 
 MAX_ID = (1 << 24) - 1
 """Largest id of three 8-bit channels."""
@@ -131,8 +131,7 @@ def _chunks(data: bytes) -> Iterator[tuple[bytes, memoryview]]:
 
 
 def _read_by_pillow(data: bytes, path: str | Path) -> np.ndarray:
-    with Image.open(io.BytesIO(data)) as image:
-        refuse_postscript(image)
+    with open_pillow(io.BytesIO(data)) as image:
         if image.mode not in ("RGB", "RGBA", "P", "L", "1"):
             raise InputError(f"{path}: a panoptic PNG has three channels of 8 bits, this one is of mode {image.mode}")
         rgb = image if image.mode == "RGB" else image.convert("RGB")

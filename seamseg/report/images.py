@@ -17,7 +17,7 @@ from seamseg.formats.id_png import read_id_png
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import join_inside
-from seamseg.utils.limits import refuse_postscript
+from seamseg.utils.limits import open_pillow
 
 JPEG_QUALITY = 80
 ONE_BYTE_SEGMENTS = 255
@@ -136,8 +136,7 @@ def _photo(folder: Path | None, name: str | None, shape: tuple[int, int]) -> byt
     if path is None:
         return None
     try:
-        with Image.open(path) as image:
-            refuse_postscript(image)
+        with open_pillow(path) as image:
             longest = max(shape)
             image.draft("RGB", (longest, longest))  # decodes a JPEG at a fraction of its size
             return encode_photo(ImageOps.exif_transpose(image).convert("RGB"), shape)

@@ -11,9 +11,13 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable
-from typing import IO, Any
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
 from seamseg.utils.errors import InputError
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -41,7 +45,8 @@ FREE_BYTES = 16 * MIB
 """Members of an archive up to this size may have any compression ratio."""
 RATIO = 50
 """Largest compression ratio of larger members: trained weights reach 1.1, annotations 10, indented ones 25."""
-_EXECUTED_FORMATS = ("EPS", "WMF")
+IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "AVIF")
+"""Names in Pillow. AVIF is last since not every Pillow has it."""
 _TAR_HEADER_BYTES = 64 * KIB
 _BLOCK_BYTES = 4 * MIB
 _EOF_HEADER, _HEADER_ERROR = tarfile.EOFHeaderError, tarfile.HeaderError  # type: ignore[attr-defined]
@@ -155,10 +160,23 @@ def inflate(data: bytes, size: int) -> bytes:
     return content
 
 
-def refuse_postscript(image: Any) -> None:
-    """Raise OSError if an open Pillow image has a format that Pillow renders with an external program, as EPS."""
-    if image.format in _EXECUTED_FORMATS:
-        raise OSError(f"it is {image.format}, a PostScript or metafile program; convert it to PNG or JPEG")
+def open_pillow(source: Path | IO[bytes]) -> Image.Image:
+    """Open an image with the readers of the documented formats only.
+
+    Others of Pillow's readers run programs (EPS, WMF, and IPTC, which opens its content with any reader), or decode
+    before limits are checked (ICO).
+
+    Raises
+    ------
+    PIL.UnidentifiedImageError
+        for other formats; otherwise as `PIL.Image.open`
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        return Image.open(source, formats=IMAGE_FORMATS)
+    except KeyError as error:  # Pillow lacks this format, and no other reader took the file
+        raise UnidentifiedImageError(f"cannot identify it; Pillow {Image.__version__} reads no {error}") from None
 
 
 def parse_json(data: bytes | str, constant: Callable[[str], Any] | None = None) -> Any:

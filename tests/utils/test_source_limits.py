@@ -5,6 +5,8 @@ import gzip
 import io
 import json
 import lzma
+import re
+import struct
 import sys
 import tarfile
 import tracemalloc
@@ -15,14 +17,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, features
 from support.bombs import MIB, refusals, state_sizes, zeros_zip
 from support.png_streams import rgb_png
 
-from seamseg.data.images import MAX_PIXELS, open_image, open_mask
+import seamseg
+from seamseg.data.images import MAX_PIXELS, image_size, open_image, open_mask
+from seamseg.formats.cityscapes.instance_files import read_mask
 from seamseg.formats.cityscapes.labels import read_map
 from seamseg.formats.coco_panoptic import read_coco_panoptic
 from seamseg.formats.id_png import read_id_png
+from seamseg.predict.sources.base import PHOTO_ENDINGS
 from seamseg.predict.sources.shards import Shard
 from seamseg.prepare.archives import ArchiveMember, SourceTree
 from seamseg.prepare.class_file import read_class_list
@@ -93,6 +98,7 @@ def test_memory_of_each_refusal(tmp_path: Path) -> None:
 from seamseg.data.images import open_image
 from seamseg.prepare.archives import SourceTree, read_file, read_photo
 from seamseg.prepare.panoptic import load_json
+from seamseg.predict.sources.base import PHOTO_ENDINGS
 from seamseg.predict.sources.shards import Shard
 from seamseg.formats.cityscapes.labels import read_map
 from seamseg.formats.id_png import read_id_png
@@ -241,14 +247,46 @@ def test_polygons_far_away(far: float) -> None:
     assert decode_segmentation([[-4, -4, 14, -4, 14, 14]], 10, 10, frame)[0].any()
 
 
-@pytest.mark.parametrize("name", ["a.eps", "a.png", "a.jpg"])
-def test_postscript_is_refused(tmp_path: Path, name: str) -> None:
-    """Pillow would start Ghostscript."""
-    path = tmp_path / name
-    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n")
-    for read in (open_image, open_mask, read_id_png, lambda path: read_map(path, "maps")):
-        with pytest.raises(InputError, match="it is EPS, a PostScript or metafile program"):
+POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n"
+
+
+def _iptc(content: bytes) -> bytes:
+    """Return an IPTC file: Pillow opens its content with the reader of any format."""
+    fields = {(3, 60): b"\x01\x01", (3, 20): b"\x09", (3, 30): b"\x09", (3, 120): b"\x05", (8, 10): content}
+    return b"".join(b"\x1c" + bytes(tag) + struct.pack(">H", len(data)) + data for tag, data in fields.items())
+
+
+def _ico() -> bytes:
+    """Return an icon of one pixel by its header, with a photo of 150 megapixels."""
+    photo, file = io.BytesIO(), io.BytesIO()
+    Image.new("1", (15000, 10000)).save(photo, "PNG")
+    file.write(struct.pack("<HHHBBBBHHII", 0, 1, 1, 1, 1, 0, 0, 1, 1, len(photo.getvalue()), 22) + photo.getvalue())
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("data", [POSTSCRIPT, _iptc(POSTSCRIPT), _ico()], ids=["EPS", "IPTC", "ICO"])
+def test_formats_that_run_programs_or_decode_before_limits(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(data)
+    for read in (open_image, open_mask, image_size, read_id_png, read_mask, lambda path: read_map(path, "maps")):
+        with pytest.raises(InputError, match=r"not an image|cannot identify"):
             read(path)
+
+
+def test_images_are_opened_in_one_place() -> None:
+    package = Path(seamseg.__file__).parent
+    calls = [
+        p for p in package.rglob("*.py") for _ in re.findall(r"(?<!, )Image\.open\(", p.read_text(encoding="utf-8"))
+    ]
+    assert calls == [package / "utils" / "limits.py"]
+
+
+@pytest.mark.parametrize("name", [e for e in PHOTO_ENDINGS if e != ".avif" or features.check("avif")])
+def test_the_documented_formats(tmp_path: Path, name: str) -> None:
+    path = tmp_path / f"a{name}"
+    Image.new("RGB", (40, 30), (200, 10, 10)).save(path)
+    assert open_image(path).size == (40, 30)
+    assert image_size(path) == (30, 40)
 
 
 def test_a_photo_at_an_endless_url(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from PIL import Image
 from seamseg.formats.cityscapes.labels import LABEL_OF
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import read_bytes
-from seamseg.utils.limits import MIB, refuse_postscript
+from seamseg.utils.limits import MIB, open_pillow
 
 LIST_BYTES = 64 * MIB
 """Maximum size of the text file of a frame."""
@@ -93,8 +93,7 @@ def read_mask(path: Path) -> Patch:
         if the file is missing or broken
     """
     try:
-        with Image.open(path) as image:
-            refuse_postscript(image)
+        with open_pillow(path) as image:
             grey = image if image.mode in ("L", "1") else image.convert("L")
             box = grey.getbbox()
             inside = np.array(grey.crop(box)) != 0 if box else np.zeros((0, 0), bool)

@@ -10,7 +10,7 @@ from PIL import Image
 
 from seamseg.formats.metadata import Metadata
 from seamseg.utils.errors import InputError
-from seamseg.utils.limits import refuse_postscript
+from seamseg.utils.limits import open_pillow
 
 IGNORED = 255
 """`train_id` of labels that are not evaluated."""
@@ -126,8 +126,7 @@ def read_map(path: Path, what: str) -> np.ndarray:
         if the file is missing, broken or has several channels
     """
     try:
-        with Image.open(path) as image:
-            refuse_postscript(image)
+        with open_pillow(path) as image:
             if image.mode not in _MODES:
                 raise InputError(f"{path}: {what} must have one channel, but the mode is {image.mode}")
             values = np.array(image)
