@@ -206,13 +206,13 @@ def read_statement(path: Path) -> dict[str, Any]:
 
 
 def _is_published(path: Path) -> bool:
-    # torch also writes snapshots as zip files, with a pickle named data.pkl
-    if not zipfile.is_zipfile(path):
-        return False
     try:
+        if not zipfile.is_zipfile(path):
+            return False
+        # torch also writes snapshots as zip files, with a pickle named data.pkl
         with zipfile.ZipFile(path) as archive:
             return not any(Path(name).name == "data.pkl" for name in archive.namelist())
-    except (zipfile.BadZipFile, OSError, ValueError):
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
         return False
 
 

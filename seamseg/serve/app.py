@@ -362,7 +362,11 @@ class _Body:
 
 def _refuse_other_sites(request: Request) -> None:
     """Refuse what a browser sends for a page of another site; it could not read the result, but costs time."""
-    if request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+    origin = request.headers.get("origin")
+    # older browsers state the page's origin only
+    foreign = origin is not None and origin.partition("//")[2] != request.headers.get("host")
+    site = request.headers.get("sec-fetch-site", "cross-site" if foreign else "none")
+    if site not in ("same-origin", "none"):
         raise HTTPException(403, "requests from pages of other sites are refused")
 
 

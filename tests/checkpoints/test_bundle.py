@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -171,6 +172,13 @@ def test_missing(tmp_path: Path) -> None:
     assert "README of the original project, github.com/mapillary/seamseg" in message
     assert VISTAS_MD5 in message
     assert "\n" not in message
+
+
+def test_a_zip_of_several_disks(tmp_path: Path) -> None:
+    """Python's `is_zipfile` raises BadZipFile for it."""
+    locator = struct.pack("<4sLQL", b"PK\x06\x07", 0, 0, 2)
+    (tmp_path / "model.zip").write_bytes(bytes(100) + locator + b"PK\x05\x06" + bytes(18))
+    assert "model.zip: not a snapshot" in refusal(tmp_path / "model.zip")
 
 
 def test_folder_that_is_not_a_run_folder(tmp_path: Path) -> None:

@@ -95,6 +95,8 @@ def test_the_orientation_of_a_photo_is_applied(client: Client) -> None:
         (b"", "", {"Content_Type": "multipart/form-data"}, 400, "broken form: Missing boundary.*"),
         (png(photo()), "?format=gif", {}, 400, "format=gif: a model of kind semantic has json, png, overlay, view"),
         (png(photo()), "", {"Sec_Fetch_Site": "cross-site"}, 403, "requests from pages of other sites are refused"),
+        (png(photo()), "", {"Origin": "https://evil.example"}, 403, "requests from pages of other sites are refused"),
+        (png(photo()), "", {"Origin": "null"}, 403, "requests from pages of other sites are refused"),
         (png(photo(red=FAILS)), "", {}, 500, "the prediction failed; the log of the server has the reason"),
     ],
 )
