@@ -303,7 +303,12 @@ def _damage(head: bytes) -> str:
 
 
 def load_into(
-    net: nn.Module, snapshot: Snapshot, strict: bool = True, name: str = "snapshot", averaged: bool = True
+    net: nn.Module,
+    snapshot: Snapshot,
+    strict: bool = True,
+    name: str = "snapshot",
+    averaged: bool = True,
+    check_values: bool = True,
 ) -> LoadReport:
     """Load the weights of a snapshot into a network.
 
@@ -314,11 +319,12 @@ def load_into(
     strict : raise an error for missing and unexpected parts or tensors and other shapes; otherwise skip and report them
     name : of the snapshot, for errors
     averaged : load the moving average of the weights if the snapshot has one
+    check_values : refuse NaN and infinities
 
     Raises
     ------
     InputError
-        if `strict` and the snapshot does not fit the network
+        if `strict` and the snapshot does not fit the network; if a tensor holds values that are not finite
     """
     skipped: list[str] = []
     loaded = 0
@@ -337,7 +343,20 @@ def load_into(
             f"{name}: does not fit this network: {len(skipped)} tensors differ, first {skipped[0]}; "
             "is it another architecture, configuration or number of classes?"
         )
+    if check_values:
+        _check_values(net, name)
     return LoadReport(skipped, loaded, averaged and snapshot.has_average)
+
+
+def _check_values(net: nn.Module, name: str) -> None:
+    for part, module in network_parts(net).items():
+        for key, value in module.state_dict().items():
+            # the sum needs no memory; that of finite values may overflow
+            if value.is_floating_point() and not value.sum().isfinite() and not value.isfinite().all():
+                raise InputError(
+                    f"{name}: {part}.{key} holds values that are not finite, as of a training that has diverged: use "
+                    "an earlier snapshot"
+                )
 
 
 def load_module(module: nn.Module, state: Mapping[str, Tensor], name: str) -> LoadReport:

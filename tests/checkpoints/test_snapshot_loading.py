@@ -28,6 +28,21 @@ def test_a_network_without_the_part_takes_the_rest() -> None:
     assert load_into(Net(semantic=False), snapshot_of(Net())).skipped == []
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("strict", [True, False])
+def test_values_that_are_not_finite(value: float, strict: bool) -> None:
+    """A network with such weights finds nothing, without a word, or fails anywhere."""
+    net = Net()
+    with torch.no_grad():
+        net.roi_head.weight[1, 2] = value
+    with pytest.raises(InputError, match=r"^m\.tar: roi_head\.weight holds values that are not finite"):
+        load_into(Net(), snapshot_of(net), strict, name="m.tar")
+    large = Net()
+    with torch.no_grad():
+        large.roi_head.weight.fill_(3e38)
+    assert load_into(Net(), snapshot_of(large), strict).skipped == [], "their sum overflows"
+
+
 def test_another_class_count() -> None:
     snapshot, net = snapshot_of(Net(classes=5)), Net(classes=3)
     with pytest.raises(InputError) as error:
