@@ -3,6 +3,7 @@
 import builtins
 import io
 import json
+import os
 import tarfile
 from pathlib import Path
 
@@ -182,6 +183,44 @@ def test_a_broken_video(video):
     (item,) = Video(str(video), "drive", "drive.mp4").items()
     with pytest.raises(UnreadableImage, match=r"drive\.mp4 \(frame 0\): cannot be read as a video"):
         item.open()
+
+
+def test_a_list_of_files_is_no_video(video):
+    """FFmpeg would open the files that it names."""
+    path = video.with_name("list.mp4")
+    path.write_text("ffconcat version 1.0\nfile drive.mp4\n")
+    (item,) = Video(str(path), "list", "list.mp4").items()
+    with pytest.raises(UnreadableImage, match=r"list\.mp4 \(frame 0\): cannot be read as a video"):
+        item.open()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+def test_a_named_pipe_is_no_video(tmp_path):
+    """To open it would wait for a writer."""
+    pytest.importorskip("av")
+    os.mkfifo(tmp_path / "pipe.mp4")
+    (item,) = Video(str(tmp_path / "pipe.mp4"), "pipe", "pipe.mp4").items()
+    with pytest.raises(UnreadableImage, match=r"pipe\.mp4 \(frame 0\): is not a file"):
+        item.open()
+
+
+@pytest.mark.parametrize("ending", [".mkv", ".avi", ".mov", ".mpg", ".flv", ".m2ts", ".wmv"])
+def test_containers_and_their_titles(video, ending):
+    """Each documented kind is read; a title of another encoding than UTF-8, which nobody needs, is no error."""
+    av = pytest.importorskip("av")
+    path = video.with_name(f"other{ending}")
+    with av.open(str(video)) as given, av.open(str(path), "w") as container:
+        container.metadata["title"] = "TITLE"
+        codec = "mpeg2video" if ending in (".mpg", ".m2ts") else "flv" if ending == ".flv" else "mpeg4"
+        stream = container.add_stream(codec, rate=25)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        for frame in given.decode(video=0):
+            for packet in stream.encode(av.VideoFrame.from_ndarray(frame.to_ndarray(format="rgb24"), format="rgb24")):
+                container.mux(packet)
+        for packet in stream.encode():
+            container.mux(packet)
+    path.write_bytes(path.read_bytes().replace(b"TITLE", b"\xff\xe9\xe8\xff\xff"))
+    assert sum(item.open().size == (64, 48) for item in Video(str(path), "other", path.name).items()) == 10
 
 
 # --- URLs

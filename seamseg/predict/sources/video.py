@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,11 @@ from seamseg.utils.errors import InputError, UnreadableImage
 from seamseg.utils.urls import is_url, open_url
 
 VIDEO_ENDINGS = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".flv", ".mts", ".m2ts")
+
+
+_FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,avi,matroska,webm,mpeg,mpegts,mpegvideo,asf,flv"
+_ALLOWED = {"format_whitelist": _FORMATS, "protocol_whitelist": "file"}
+"""Formats of these endings in FFmpeg: others, such as lists of files, open further files or addresses."""
 
 
 def is_video(address: str) -> bool:
@@ -64,7 +71,13 @@ class Video(ContainerFile):
         av = require_decoder(self.address)
         count = 0
         try:
-            with av.open(open_url(self.address) if is_url(self.address) else self.address) as container:
+            local = not is_url(self.address)
+            if local and not stat.S_ISREG(os.stat(self.address).st_mode):
+                yield self._source(count, "is not a file")
+                return
+            file = self.address if local else open_url(self.address)
+            # metadata are not used
+            with av.open(file, options=_ALLOWED, metadata_errors="replace") as container:
                 if not container.streams.video:
                     yield self._source(count, "contains no video")
                     return
@@ -76,7 +89,7 @@ class Video(ContainerFile):
                     count += 1
             if not count:
                 yield self._source(count, "contains no frame")
-        except (av.error.FFmpegError, OSError, UnreadableImage) as error:
+        except (av.error.FFmpegError, OSError, ValueError, UnreadableImage) as error:
             what = "cannot be read as a video" if not count else f"breaks off after {count} frames"
             reason = getattr(error, "strerror", None) or str(error)
             yield self._source(count, f"{what}: {reason}")
