@@ -17,6 +17,8 @@ from seamseg.utils.limits import FREE_BYTES
 
 PICKLE_BYTES = 4 << 20
 """Largest pickle, without the storages: a tensor takes a hundred bytes."""
+MEMORY_BYTES = 256 << 20
+"""Limit of the memory of all objects but the storages: those of a tensor take two KiB."""
 
 _ITEM_SIZES = {"Double": 8, "Float": 4, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Short": 2, "Char": 1, "Byte": 1}
 _ITEM_SIZES |= {"Bool": 1, "ComplexFloat": 8, "ComplexDouble": 16}
@@ -35,18 +37,18 @@ class CodeInPickle(Exception):
 
 
 class _Placeholder:
-    """Stands for an object: its kind, details of it, and whether a list, set or dict contains tensors."""
+    """Stands for an object: its kind, details of it, whether a list, set or dict contains tensors, bytes of a copy."""
 
-    __slots__ = ("kind", "of", "tensors")
+    __slots__ = ("kind", "of", "size", "tensors")
 
     def __init__(self, kind: str, of: Any = None) -> None:
         self.kind = kind
         self.of = of
+        self.size = 0
         self.tensors = False
 
 
 _MARK = _Placeholder("mark")
-_DATA, _BYTES = _Placeholder("data"), _Placeholder("bytes")
 
 
 class LimitedStream:
@@ -112,13 +114,20 @@ class _Machine:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
         self.storage = storage
-        self.expanded = 0
+        self.expanded = self.made = 0
 
     def step(self, name: str, argument: Any) -> None:
         """Execute an instruction."""
         if name not in _INSTRUCTIONS:
             raise ValueError(f"the instruction {name}")
+        self.charge(_SET_BYTES if name == "EMPTY_SET" else _OBJECT_BYTES + _size(argument))
         _INSTRUCTIONS[name](self, argument)
+
+    def charge(self, size: int) -> None:
+        """Count the memory, and with it the time, of what the unpickler makes."""
+        self.made += size
+        if self.made > MEMORY_BYTES:
+            raise RefusedPickle("the objects in its pickle take more than 256 MiB without the tensors")
 
     def push(self, value: Any) -> None:
         self.stack.append(value)
@@ -140,16 +149,24 @@ class _Machine:
 
     def append(self, items: list[Any]) -> None:
         target = self._target()
+        self._add(target, len(items))
         target.tensors = target.tensors or any(_is(item, "tensor") for item in items)
 
     def set_items(self, items: list[Any]) -> None:
-        self._target()
+        self._add(self._target(), len(items))
+        # each is hashed
+        self.charge(sum(map(_size, items[::2])))
         if len(items) % 2 or not all(map(_is_key, items[::2])):
             raise RefusedPickle("its pickle has keys that are neither names nor numbers")
 
     def call(self, argument: None) -> None:
         function, arguments = self.pop(2)
+        copied = _size(arguments)
+        self.charge(_CALL_BYTES + copied)
+        copied += sum(map(_size, arguments)) if isinstance(arguments, tuple) else 0
+        self.charge(copied)
         made = _call(function, arguments)
+        made.size = copied
         self.push(made)
         # expanded tensors are common, but copying them must not need far more memory than the file
         if made.kind == "tensor" and made.of and made.of[0] > made.of[1]:
@@ -159,6 +176,7 @@ class _Machine:
 
     def build(self, argument: None) -> None:
         state = self.stack.pop()
+        self.charge(_size(state) + sum(map(_size, state) if isinstance(state, tuple) else ()))
         _build(self.stack[-1], state)
 
     def load_storage(self, argument: None) -> None:
@@ -174,11 +192,26 @@ class _Machine:
         self.storage(key, count * kind.of)
         self.push(_Placeholder("storage", (count * kind.of, kind.of)))
 
+    def _add(self, target: _Placeholder, count: int) -> None:
+        self.charge(_ITEM_BYTES * count)
+        target.size += _ITEM_BYTES * count
+
     def _target(self) -> _Placeholder:
         target = self.stack[-1]
         if not isinstance(target, _Placeholder) or target.kind not in ("items", "dict"):
             raise RefusedPickle("its pickle adds items to an object that is no list, set or dict")
         return target
+
+
+_OBJECT_BYTES, _ITEM_BYTES, _SET_BYTES, _CALL_BYTES = 64, 100, 216, 512
+"""Of most objects, of an item of a dict, of an empty set, and of what functions make besides their arguments."""
+
+
+def _size(value: Any) -> int:
+    """Return the memory of a copy of a value, without that of its items."""
+    if isinstance(value, _Placeholder):
+        return value.size
+    return 4 * len(value) if isinstance(value, (str, bytes)) else 8 * len(value) if isinstance(value, tuple) else 0
 
 
 def _instructions() -> dict[str, Callable[[_Machine, Any], None]]:
@@ -262,8 +295,13 @@ def _is_size(value: Any) -> bool:
 
 def _is_key(value: Any) -> bool:
     # computing the hash of deeply nested tuples may take unbounded time
-    plain = isinstance(value, tuple) and all(isinstance(v, (str, int, float)) for v in value)
-    return value is None or isinstance(value, (str, int, float)) or plain or value in (_DATA, _BYTES)
+    plain = isinstance(value, tuple) and all(map(_is_plain, value))
+    return value is None or _is_plain(value) or plain or _is(value, "data") or _is(value, "bytes")
+
+
+def _is_plain(value: Any) -> bool:
+    # larger integers may have equal hashes
+    return isinstance(value, (str, float)) or (isinstance(value, int) and abs(value) < 1 << 60)
 
 
 def _container(kind: str) -> Callable[[tuple[Any, ...]], _Placeholder | None]:
@@ -306,21 +344,22 @@ def _first(kind: str, made: str) -> Callable[[tuple[Any, ...]], _Placeholder | N
 
 def _numbers(arguments: tuple[Any, ...]) -> _Placeholder | None:
     values = arguments[0] if len(arguments) == 1 and isinstance(arguments[0], tuple) else arguments
-    return _DATA if all(type(value) in (int, float) for value in values) else None
+    return _Placeholder("data") if all(type(value) in (int, float) for value in values) else None
 
 
 def _text(arguments: tuple[Any, ...]) -> _Placeholder | None:
     fits = arguments and isinstance(arguments[0], str)
-    return _BYTES if fits and all(a in ("latin1", "latin-1") for a in arguments[1:]) else None
+    return _Placeholder("bytes") if fits and all(a in ("latin1", "latin-1") for a in arguments[1:]) else None
 
 
 def _byte_array(arguments: tuple[Any, ...]) -> _Placeholder | None:
     # a number would allocate so many zeros; before Python 3.8 the content was a string
-    return _DATA if arguments in ((), (_BYTES,)) or _text(arguments) else None
+    fits = not arguments or (len(arguments) == 1 and _is(arguments[0], "bytes")) or _text(arguments)
+    return _Placeholder("data") if fits else None
 
 
 def _device(arguments: tuple[Any, ...]) -> _Placeholder | None:
-    return _DATA if arguments and all(isinstance(a, (str, int)) for a in arguments) else None
+    return _Placeholder("data") if arguments and all(isinstance(a, (str, int)) for a in arguments) else None
 
 
 def _numpy_type(arguments: tuple[Any, ...]) -> _Placeholder | None:
@@ -330,7 +369,8 @@ def _numpy_type(arguments: tuple[Any, ...]) -> _Placeholder | None:
 
 def _numpy_scalar(arguments: tuple[Any, ...]) -> _Placeholder | None:
     fits = len(arguments) == 2 and _is(arguments[0], "numpy type")
-    return _DATA if fits and (arguments[1] is _BYTES or isinstance(arguments[1], str)) else None
+    fits = fits and (_is(arguments[1], "bytes") or isinstance(arguments[1], str))
+    return _Placeholder("data") if fits else None
 
 
 def _numpy_array(arguments: tuple[Any, ...]) -> _Placeholder | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import pickle
 import re
 import struct
 import sys
 import zipfile
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,11 @@ class Call:
         return self.call
 
 
+TEXT, BYTES = "x" * (1 << 20), b"x" * (1 << 20)
+NUMBERS = list(range(200_000))
+TOO_MUCH = "the objects in its pickle take more than 256 MiB"
+
+
 def evil(path: Path, content: Any, old: bool = False) -> Path:
     torch.save({"state_dict": {"body": content}}, path, _use_new_zipfile_serialization=not old)
     return path
@@ -163,6 +169,14 @@ def evil(path: Path, content: Any, old: bool = False) -> Path:
         (lambda: Call(torch.Tensor, 1 << 40), "holds pickled code (torch.Tensor"),
         (lambda: Call(torch.FloatTensor, 1 << 40), "holds pickled code (torch.FloatTensor)"),
         (lambda: {((1, 2), 3): 1}, "keys that are neither names nor numbers"),
+        # what is pickled once is copied or hashed often
+        (lambda: [Call(codecs.encode, TEXT, "latin1") for _ in range(500)], TOO_MUCH),
+        (lambda: [Call(bytearray, BYTES) for _ in range(500)], TOO_MUCH),
+        (lambda: [Call(set, NUMBERS) for _ in range(500)], TOO_MUCH),
+        (lambda: [Call(Counter, NUMBERS) for _ in range(500)], TOO_MUCH),
+        (lambda: [{tuple(NUMBERS): 1}] + [{key: 1} for key in [tuple(NUMBERS)] * 200], TOO_MUCH),
+        (lambda: [Call(torch.Size, key) for key in [tuple(NUMBERS)] * 200], TOO_MUCH),
+        (lambda: {(2**61 - 1) * i: 1 for i in range(1, 2000)}, "keys that are neither names nor numbers"),
     ],
     ids=[
         "expanded",
@@ -175,6 +189,13 @@ def evil(path: Path, content: Any, old: bool = False) -> Path:
         "tensor",
         "legacy",
         "key",
+        "texts",
+        "byte arrays",
+        "sets",
+        "counters",
+        "long keys",
+        "sizes",
+        "equal hashes",
     ],
 )
 def test_contents_larger_than_the_file(tmp_path: Path, content: Callable[[], Any], expected: str, old: bool) -> None:
