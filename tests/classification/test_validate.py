@@ -69,7 +69,8 @@ def checkpoint(root: Path, names: list[str], broken: bool = False) -> Validation
     config = load_classifier_config(path)
     net = Classifier(build_classifier(config))
     if broken:
-        nn.init.constant_(net.body.classifier.fc.bias, float("nan"))
+        # finite, but their products are not
+        nn.init.constant_(net.body.classifier.fc.weight, 3e38)
     weights = {f"module.{key}": value for key, value in net.body.state_dict().items()}
     ours = {"metadata": {"categories": names}}
     torch.save({"arch": config.network.arch, "state_dict": weights, "seamseg": ours}, out)
