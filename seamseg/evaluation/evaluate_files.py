@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from seamseg.evaluation.evaluator import Comparison, PanopticEvaluator
-from seamseg.evaluation.panoptic_quality import check_sizes
+from seamseg.evaluation.panoptic_quality import check_png_size, check_sizes
 from seamseg.evaluation.record import (
     Evaluation,
     ImageRecord,
@@ -22,6 +22,7 @@ from seamseg.evaluation.record import (
 )
 from seamseg.evaluation.scores import PanopticScores
 from seamseg.formats.coco_panoptic import Annotation, CocoPanoptic, read_coco_panoptic, segments_of
+from seamseg.formats.id_png import png_size
 from seamseg.idmaps.id_runs import joint_histogram_of_runs
 from seamseg.utils.errors import InputError
 from seamseg.utils.parallel import threaded_map
@@ -113,9 +114,11 @@ class _FilePair:
     def compare(self, annotation: Annotation) -> _ComparedImage:
         """Read the two maps of an image and count their pairs of ids."""
         prediction = self._prediction_of[annotation.image_id]
+        pred_path = self.pred.folder / prediction.file_name
+        check_png_size(png_size(self.gt.folder / annotation.file_name), pred_path)
         gt_ids, pred_ids = self.gt.read_runs(annotation), self.pred.read_runs(prediction)
         size = gt_ids.height, gt_ids.width
-        check_sizes(size, (pred_ids.height, pred_ids.width), self.pred.folder / prediction.file_name)
+        check_sizes(size, (pred_ids.height, pred_ids.width), pred_path)
         return _ComparedImage(annotation, prediction, size, *joint_histogram_of_runs(gt_ids, pred_ids))
 
     def evaluate(self, image: _ComparedImage, evaluator: PanopticEvaluator) -> tuple[Comparison, PanopticEvaluator]:

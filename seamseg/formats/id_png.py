@@ -47,6 +47,16 @@ def read_id_runs(path: str | Path) -> IdRuns:
     return ids if isinstance(ids, IdRuns) else id_runs_of(ids)
 
 
+def png_size(path: str | Path) -> tuple[int, int] | None:
+    """Return `(height, width)` by the header of a PNG, None if it has none: reading it then raises the error."""
+    try:
+        with Path(path).open("rb") as file:
+            signature, width, height = struct.unpack(">8s8xII", file.read(24))
+    except (OSError, struct.error):
+        return None
+    return (height, width) if signature == _SIGNATURE else None
+
+
 def write_id_png(path: str | Path, ids: np.ndarray) -> None:
     """Write segment ids, `H x W` in `0 .. 2^24-1`, as a panoptic PNG, atomically; missing folders are created."""
     image = id_image(ids)

@@ -17,9 +17,10 @@ import numpy as np
 
 from seamseg.formats import cvat, label_studio
 from seamseg.panoptic_map import VOID
+from seamseg.prepare.annotations import Runs, column_runs
 from seamseg.prepare.archives import File, photo_size, read_file
 from seamseg.prepare.class_file import ClassList, parse_class_list, read_class_list
-from seamseg.prepare.coco_instances import Mask, decode_segmentation, stack_masks
+from seamseg.prepare.coco_instances import Thing, decode_segmentation, pixels_of, stack_things
 from seamseg.prepare.convert import DEFAULTS, ConversionOptions, ConversionResult, convert_splits, distinct_ids, id_of
 from seamseg.prepare.pairs import FilesByName, by_stem, is_photo, number_segments, tree_files
 from seamseg.prepare.panoptic import read_ids
@@ -168,8 +169,6 @@ def read_cvat(frame: SourceFrame, listed: ClassList) -> Instances:
     if is_index:
         labels = -1 - labels
     objects = np.zeros_like(labels) if frame.second is None else _colors_of(frame.second)[0]
-    if objects.shape != labels.shape:
-        raise InputError(f"{frame.second}: its size is not that of {frame.annotation}")
 
     def describe(value: int) -> tuple[int, int]:
         code, number = value >> _LABEL_SHIFT, value & (1 << _LABEL_SHIFT) - 1
@@ -266,26 +265,27 @@ def _region(region: Mapping[str, Any], listed: ClassList, where: str) -> tuple[i
 def read_label_studio(frame: SourceFrame, listed: ClassList) -> Instances:
     """Read the regions of an image; InputError if one is invalid."""
     size = photo_size(frame.photo)
-    things: list[Mask] = []
-    stuff = np.zeros(size, np.int64)
+    things: list[Thing] = []
+    stuff = np.zeros(size[0] * size[1], np.int64)  # column by column
     for category, shape in frame.info:
-        pixels, box = _decode(shape, size, frame)
+        runs = _decode(shape, size, frame)
         if listed.classes.is_thing(category):
-            things.append((pixels, box, category, 0))
+            things.append((runs, category, 0))
         else:
-            stuff[pixels] = category + 1
-    background = number_segments(stuff, lambda value: (value - 1 if value else VOID, 0), listed.classes)
-    return stack_masks(things, size, background)
+            stuff[pixels_of(*runs)] = category + 1
+    background = number_segments(
+        stuff.reshape(size[::-1]).T, lambda value: (value - 1 if value else VOID, 0), listed.classes
+    )
+    return stack_things(things, size, frame, background)
 
 
-def _decode(
-    shape: bytes | list[list[float]], size: tuple[int, int], frame: SourceFrame
-) -> tuple[np.ndarray, tuple[slice, slice]]:
+def _decode(shape: bytes | list[list[float]], size: tuple[int, int], frame: SourceFrame) -> Runs:
     height, width = size
     if not isinstance(shape, bytes):
         corners = [value for x, y in shape for value in (x * width / 100, y * height / 100)]
-        return decode_segmentation([corners], height, width, frame)
+        return decode_segmentation([corners], size, frame)
     try:
-        return label_studio.decode_brush(shape, size), (slice(0, height), slice(0, width))
+        empty = (np.zeros(0, np.int64), np.zeros(0, np.int64))
+        return column_runs(label_studio.decode_brush(shape, size).view(np.uint8)).get(1, empty)
     except ValueError as error:
         raise InputError(f"{frame.annotation}: a region of {frame.photo}: {error}") from None

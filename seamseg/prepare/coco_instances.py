@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from pycocotools import mask as coco_mask
 
-from seamseg.formats.metadata import Metadata
 from seamseg.panoptic_map import VOID
+from seamseg.prepare.annotations import Runs, decode_rle
 from seamseg.prepare.archives import photo_size, read_map
 from seamseg.prepare.class_file import ClassList, build_class_list, coco_categories, read_class_list
 from seamseg.prepare.convert import DEFAULTS, ConversionOptions, ConversionResult, convert_splits, distinct_ids, id_of
@@ -19,12 +19,18 @@ from seamseg.prepare.pairs import FilesByName, by_stem, number_segments, tree_fi
 from seamseg.prepare.panoptic import load_json
 from seamseg.prepare.writer import Instances, SourceFrame
 from seamseg.utils.errors import InputError, option
+from seamseg.utils.limits import whole_number
 
-Mask = tuple[np.ndarray, tuple[slice, slice], int, int]
-"""Mask of an object at the size of the image, the box of its pixels, class and crowd flag"""
+Thing = tuple[Runs, int, int]
+"""Pixels of an object, class and crowd flag"""
 
 _FARTHEST = 16
 """Largest distance of a polygon corner, in multiples of the longer image side."""
+_OUTLINE_PIXELS = 1 << 22
+"""Length of the polygons of an object: pycocotools takes 40 bytes a pixel."""
+_LAYER_PIXELS = 1 << 28
+_MAX_LAYERS, _MAX_OBJECTS = 64, (1 << 16) - 1
+_MERGED_AT_ONCE = 16
 
 
 def prepare_instances(
@@ -78,7 +84,7 @@ def find_frames(
     try:
         objects: dict[Any, list[tuple[int, int, Any]]] = {image["id"]: [] for image in content["images"]}
         for a in content["annotations"]:
-            category = int(a["category_id"])
+            category = whole_number(a["category_id"])
             if not listed.classes.is_thing(listed.class_of.get(category, VOID)):
                 raise InputError(
                     f"{source}: annotation {a['id']}: category {category} is not a thing of the class list"
@@ -109,98 +115,127 @@ def find_frames(
 
 def read_instances(frame: SourceFrame, listed: ClassList) -> Instances:
     """Read the instances of an image in as many layers as needed; InputError if a value or a size is invalid."""
-    height, width = photo_size(frame.photo)
-    masks = [(*decode_segmentation(s, height, width, frame), listed.class_of[c], crowd) for c, crowd, s in frame.info]
+    size = photo_size(frame.photo)
+    things = [(decode_segmentation(s, size, frame), listed.class_of[c], crowd) for c, crowd, s in frame.info]
     background = None
     if frame.second is not None:
-        background = _background(frame, listed.classes, listed.class_of)
-        ids = background[0]
-        if ids.shape != (height, width):
-            raise InputError(
-                f"{frame.second}: {ids.shape[1]} x {ids.shape[0]} pixels (width x height), but the photo "
-                f"{frame.photo} has {width} x {height}"
-            )
-    return stack_masks(masks, (height, width), background)
+        background = _background(frame, listed)
+    return stack_things(things, size, frame, background)
 
 
-def stack_masks(
-    masks: Sequence[Mask], size: tuple[int, int], background: tuple[np.ndarray, list[int], list[int]] | None = None
+def stack_things(
+    things: Sequence[Thing],
+    size: tuple[int, int],
+    frame: SourceFrame,
+    background: tuple[np.ndarray, list[int], list[int]] | None = None,
 ) -> Instances:
     """Store objects in as many layers as needed, the smallest in the first.
 
     Parameters
     ----------
-    masks : of the objects; empty ones are omitted
+    things : empty ones are omitted
     size : `(height, width)` of the image
+    frame : the image, for errors
     background : ids, class and crowd flag by id, for the pixels that no object covers
+
+    Raises
+    ------
+    InputError
+        if there are more than 65535 objects and segments, 64 layers, or 256 Mi pixels in all layers
     """
-    masks = sorted((m for m in masks if m[0].any()), key=lambda m: (m[3], int(m[0].sum())))
-    layers: list[np.ndarray] = [np.zeros(size, dtype=np.int32)]
+    area = [int(length.sum()) for (_, length), _, _ in things]
+    order = sorted((k for k in range(len(things)) if area[k]), key=lambda k: (things[k][2], area[k]))
     cat, iscrowd = [VOID], [0]
-    for mask, box, category, crowd in masks:
-        part = mask[box]
-        free = next((layer for layer in layers if not (layer[box] * part).any()), None)
-        if free is None:
-            free = np.zeros(size, dtype=np.int32)
-            layers.append(free)
-        free[box][part] = len(cat)
+    ids, more, crowds = background or (None, [VOID], [0])
+    if len(order) + len(more) - 1 > _MAX_OBJECTS:
+        raise InputError(f"{frame.annotation}: more than {_MAX_OBJECTS} objects on {frame.photo}")
+    pixels = size[0] * size[1]
+    allowed = max(1, min(_MAX_LAYERS, _LAYER_PIXELS // pixels))
+    layers = np.zeros((allowed, pixels), np.uint16)  # takes the memory of what is written to
+    used = np.zeros(pixels, np.min_scalar_type((1 << allowed) - 1))  # a bit for each layer
+    count = 1
+    for k in order:
+        (start, length), category, crowd = things[k]
+        inside = pixels_of(start, length)
+        taken = int(np.bitwise_or.reduce(used[inside]))
+        layer = (~taken & taken + 1).bit_length() - 1
+        if layer >= allowed or sum(area) > allowed * pixels:
+            raise InputError(
+                f"{frame.annotation}: the objects of {frame.photo} overlap in more than {allowed} layers "
+                f"of {size[1]} x {size[0]} pixels"
+            )
+        count = max(count, layer + 1)
+        used[inside] |= used.dtype.type(1 << layer)
+        layers[layer, inside] = len(cat)
         cat.append(category)
         iscrowd.append(crowd)
-    if background is not None:
-        ids, more, crowds = background
+    if ids is not None:
         # stuff in the first layer would hide an object of another layer
-        bare = ~np.any(layers, axis=0) & (ids > 0)
-        layers[0][bare] = ids[bare].astype(np.int32) + len(cat) - 1
+        bare = (used == 0) & (ids.T.ravel() > 0)
+        layers[0, bare] = ids.T.ravel()[bare].astype(np.uint16) + np.uint16(len(cat) - 1)
         cat += more[1:]
         iscrowd += crowds[1:]
-    return Instances(*_compact(np.stack(layers), cat, iscrowd))
+    return Instances(*_compact(layers[:count].reshape(count, size[1], size[0]).transpose(0, 2, 1), cat, iscrowd))
 
 
-def _background(
-    frame: SourceFrame, classes: Metadata, class_of: Mapping[int, int]
-) -> tuple[np.ndarray, list[int], list[int]]:
+def pixels_of(start: np.ndarray, length: np.ndarray) -> np.ndarray:
+    """Return the pixels of runs, counted along the columns."""
+    before = np.cumsum(length) - length
+    pixels = np.arange(length.sum(), dtype=np.int32)
+    pixels += np.repeat((start - before).astype(np.int32), length)
+    return pixels
+
+
+def _background(frame: SourceFrame, listed: ClassList) -> tuple[np.ndarray, list[int], list[int]]:
     assert frame.second is not None
 
     def describe(value: int) -> tuple[int, int]:
-        if value not in class_of:
+        if value not in listed.class_of:
             raise InputError(
                 f"{frame.second}: value {value} has no class; add it to the class list, as a class or to void"
             )
-        return class_of[value], 1
+        return listed.class_of[value], 1
 
-    return number_segments(read_map(frame.second), describe, classes)
+    return number_segments(read_map(frame.second), describe, listed.classes)
 
 
 def _compact(layers: np.ndarray, cat: list[int], iscrowd: list[int]) -> tuple[np.ndarray, list[int], list[int]]:
     """Remove ids without pixels."""
-    present = np.bincount(layers.ravel(), minlength=len(cat)) > 0
+    present = np.zeros(len(cat), bool)
+    for layer in layers:
+        present |= np.bincount(layer.ravel(order="K"), minlength=len(cat)) > 0
     present[0] = True
-    new_id = np.cumsum(present) - 1
+    if not present.all():
+        new_id = (np.cumsum(present) - 1).astype(np.uint16)
+        for layer in layers:
+            layer[...] = new_id[layer]
     kept = np.flatnonzero(present).tolist()
-    return new_id[layers].astype(np.uint16), [cat[k] for k in kept], [iscrowd[k] for k in kept]
+    return layers, [cat[k] for k in kept], [iscrowd[k] for k in kept]
 
 
-def decode_segmentation(
-    segmentation: Any, height: int, width: int, frame: SourceFrame
-) -> tuple[np.ndarray, tuple[slice, slice]]:
-    """Decode polygons, RLE or compressed RLE to a mask and its box; InputError if they are invalid."""
+def decode_segmentation(segmentation: Any, size: tuple[int, int], frame: SourceFrame) -> Runs:
+    """Decode polygons, RLE or compressed RLE for an image of `(height, width)`; InputError if they are invalid."""
+    height, width = size
     try:
-        if isinstance(segmentation, list):
-            usable = [polygon for polygon in segmentation if len(polygon) >= 6]
-            # pycocotools samples edges at a fifth of a pixel, and writes out of bounds beyond 2^31 samples
-            farthest = _FARTHEST * max(height, width)
-            if not all(-farthest <= value <= farthest for polygon in usable for value in polygon):
+        if not isinstance(segmentation, list):
+            if tuple(segmentation["size"]) != size:
+                raise ValueError(
+                    f"its size is {segmentation['size']}, but the photo is {width} x {height} (width x height)"
+                )
+            return decode_rle(segmentation["counts"], height * width)
+        polygons = [np.array(polygon, np.float64) for polygon in segmentation if len(polygon) >= 6]
+        # pycocotools samples edges at a fifth of a pixel, and writes out of bounds beyond 2^31 samples
+        farthest, length = _FARTHEST * max(height, width), 0.0
+        for polygon in polygons:
+            if not (np.abs(polygon) <= farthest).all():
                 raise ValueError(f"a corner is more than {farthest} pixels away")
-            rle = coco_mask.merge(coco_mask.frPyObjects(usable, height, width)) if usable else None
-        elif isinstance(segmentation["counts"], list):
-            rle = coco_mask.frPyObjects(segmentation, height, width)
-        else:
-            rle = segmentation
-        if rle is None:
-            return np.zeros((height, width), dtype=bool), (slice(0, 0), slice(0, 0))
-        if tuple(rle["size"]) != (height, width):
-            raise ValueError(f"its size is {rle['size']}, but the photo is {width} x {height} (width x height)")
-        x, y, w, h = (int(v) for v in coco_mask.toBbox(rle))
-        return coco_mask.decode(rle).astype(bool), (slice(y, y + h), slice(x, x + w))
+            corners = polygon[: len(polygon) // 2 * 2].reshape(-1, 2)
+            length += np.abs(corners - np.roll(corners, 1, axis=0)).max(axis=1).sum()
+        if length > _OUTLINE_PIXELS:
+            raise ValueError(f"its outline is longer than {_OUTLINE_PIXELS} pixels")
+        masks = [coco_mask.frPyObjects([polygon.tolist()], height, width)[0] for polygon in polygons]
+        while len(masks) > 1:  # merging one by one takes quadratic time
+            masks = [coco_mask.merge(masks[k : k + _MERGED_AT_ONCE]) for k in range(0, len(masks), _MERGED_AT_ONCE)]
+        return decode_rle(masks[0]["counts"] if masks else [], height * width)
     except Exception as error:  # pycocotools raises plain Exception
         raise InputError(f"{frame.photo}: an invalid `segmentation` in its annotations: {error}") from None

@@ -103,11 +103,6 @@ def read_instances(frame: SourceFrame, listed: ClassList, divisor: int) -> Insta
         labels, numbers = labels // divisor, labels % divisor
     elif frame.second is not None:
         numbers = read_map(frame.second).astype(np.int64)
-        if numbers.shape != labels.shape:
-            raise InputError(
-                f"{frame.second}: {numbers.shape[1]} x {numbers.shape[0]} pixels (width x height), but "
-                f"{frame.annotation} has {labels.shape[1]} x {labels.shape[0]}"
-            )
 
     def describe(value: int) -> tuple[int, int]:
         label, number = value >> _LABEL_SHIFT, value & (1 << _LABEL_SHIFT) - 1

@@ -25,6 +25,7 @@ from seamseg.data.folder import IMAGE_EXTENSIONS, DatasetFolder
 from seamseg.formats.metadata import ImageInfo, Metadata, pack_metadata, read_metadata, write_metadata
 from seamseg.prepare.annotations import thing_annotations, write_coco_json
 from seamseg.prepare.archives import File, fingerprint, photo_size, read_file, read_photo
+from seamseg.prepare.pairs import is_photo
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import PARTIAL, cannot_write, join_inside, replacing, write_atomically
 from seamseg.utils.limits import parse_json
@@ -229,15 +230,17 @@ def _fingerprint(frame: SourceFrame) -> list[int]:
 def _convert(frame: SourceFrame, root: Path, read: Reader, classes: Metadata, link: Link) -> dict[str, Any]:
     """Write image and mask of one frame, in a worker process; return its record for the journal."""
     source = _fingerprint(frame)
+    size = photo_size(frame.photo)
+    for file in (frame.annotation, frame.second):
+        # by their headers, before a small file of a large image is decoded
+        if file is not None and is_photo(file.name) and photo_size(file) != size:
+            height, width = photo_size(file)
+            raise InputError(
+                f"{file}: {width} x {height} pixels (width x height), but the photo {frame.photo} has "
+                f"{size[1]} x {size[0]}"
+            )
     instances = read(frame)
     layers = instances.ids[None] if instances.ids.ndim == 2 else instances.ids
-    size = (int(layers.shape[1]), int(layers.shape[2]))
-    photo_dims = photo_size(frame.photo)
-    if photo_dims != size:
-        raise InputError(
-            f"{frame.photo}: {photo_dims[1]} x {photo_dims[0]} pixels (width x height), but its annotation "
-            f"{frame.annotation} has {size[1]} x {size[0]}"
-        )
     extension = frame.photo.suffix.lower()
     photo = Path("img", frame.id + (extension if extension in IMAGE_EXTENSIONS else ".png"))
     store_photo(frame.photo, root / photo, link)

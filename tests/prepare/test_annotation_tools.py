@@ -161,7 +161,7 @@ def test_one_channel_holds_the_number_of_the_label_and_objects_are_optional(tmp_
     [
         ({"labels": [[0, 1, 3]]}, "value 3 is not in labelmap.txt"),
         ({"labels": [[[1, 2, 3]] * 2 + [[5, 6, 7]]]}, "colour 5,6,7 is not in labelmap.txt"),
-        ({"objects": [[0, 1]]}, "its size is not that of"),
+        ({"objects": [[0, 1]]}, r"a.png: 2 x 1 pixels .* has 3 x 1"),
         ({"labelmap": "sky:1,2::\n"}, "line 1: expected label:red,green,blue::"),
         ({"labelmap": "sky:1,2,3::\ncar:1,2,3::\n"}, "line 2: the label 'car' or its colour occurs twice"),
         ({"labelmap": "# none\n"}, "labelmap.txt: no labels"),

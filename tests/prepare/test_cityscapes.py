@@ -157,7 +157,7 @@ def test_missing_photo(raw, tmp_path):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_photo_of_another_size(raw, tmp_path, workers):
     Image.new("RGB", (5, 5)).save(next((raw / "leftImg8bit" / "train" / "ulm").iterdir()))
-    assert_fails(raw, tmp_path, r"ulm_.*: 5 x 5 pixels .* has 12 x 8", options=ConversionOptions(workers))
+    assert_fails(raw, tmp_path, r"ulm_.*: 12 x 8 pixels .* has 5 x 5", options=ConversionOptions(workers))
 
 
 @pytest.mark.parametrize("value", [34, 99, 34000, 57123])

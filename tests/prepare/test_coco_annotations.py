@@ -2,6 +2,8 @@
 
 import json
 from functools import partial
+from itertools import groupby
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +14,9 @@ from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 from support.tiny_dataset import classes
 
-from seamseg.prepare.annotations import thing_annotations, write_coco_json
+from seamseg.prepare.annotations import column_runs, decode_rle, thing_annotations, write_coco_json
+from seamseg.prepare.coco_instances import decode_segmentation, stack_things
+from seamseg.prepare.writer import SourceFrame
 
 CAT, CROWD = [255, 2, 0, 2, 2, 1], [0, 0, 0, 1, 0, 0]
 id_maps = hnp.arrays(np.uint8, st.tuples(st.integers(1, 9), st.integers(1, 9)), elements=st.integers(0, 5))
@@ -39,6 +43,73 @@ def test_equals_encoding_one_by_one(ids):
             )
     assert found == expected
     json.dumps(found)
+
+
+def mask_of(runs, size):
+    mask = np.zeros(size[0] * size[1], bool)
+    for start, length in zip(*runs):
+        mask[start : start + length] = True
+    return mask.reshape(size[::-1]).T
+
+
+FRAME = SourceFrame("a", Path("a.jpg"), Path("a.json"), "a.jpg")
+masks = hnp.arrays(bool, st.tuples(st.integers(1, 40), st.integers(1, 40)))
+corner = st.floats(-30, 60).map(lambda v: round(v, 2))
+polygon = st.lists(st.tuples(corner, corner), min_size=3, max_size=6).map(lambda c: [v for pair in c for v in pair])
+
+
+@given(masks)
+def test_rle_is_decoded_as_by_pycocotools(mask):
+    rle = coco_mask.encode(np.asfortranarray(mask, np.uint8))
+    flat = mask.T.ravel()
+    plain = [*([0] if flat[0] else []), *(len(list(run)) for _, run in groupby(flat))]
+    for counts in (rle["counts"], rle["counts"].decode(), plain):
+        assert np.array_equal(mask_of(decode_rle(counts, mask.size), mask.shape), mask)
+
+
+@given(st.lists(polygon, max_size=40), st.tuples(st.integers(4, 40), st.integers(4, 40)))
+def test_polygons_are_decoded_as_by_pycocotools(polygons, size):
+    found = mask_of(decode_segmentation(polygons, size, FRAME), size)
+    expected = coco_mask.decode(coco_mask.merge(coco_mask.frPyObjects(polygons, *size))) if polygons else np.zeros(size)
+    assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        b"P",
+        b"\xff",
+        b"0" * 3 + b"o",
+        b"Po" * 9 + b"0",
+        [-1, 2],
+        [3, 98],
+        [1 << 62] * 4,
+        [[1]],
+        ["a"],
+        "\u20ac",
+        b"\x10",
+    ],
+)
+def test_broken_rle(counts):
+    with pytest.raises(ValueError, match=r"\S"):
+        decode_rle(counts, 100)
+
+
+@given(st.lists(st.tuples(masks.map(lambda m: np.pad(m, ((0, 40), (0, 40)))[:9, :8]), st.integers(0, 1)), max_size=9))
+def test_objects_go_to_the_first_layer_that_is_free(objects):
+    things = [(column_runs(m.view(np.uint8)).get(1, ([], [])), k, crowd) for k, (m, crowd) in enumerate(objects)]
+    things = [((np.array(runs[0], int), np.array(runs[1], int)), k, crowd) for runs, k, crowd in things]
+    found = stack_things(things, (9, 8), FRAME)
+    layers = []
+    for k in sorted(range(len(objects)), key=lambda k: (objects[k][1], objects[k][0].sum())):
+        mask = objects[k][0]
+        if mask.any():
+            free = next((layer for layer in layers if not layer[mask].any()), None)
+            if free is None:
+                layers.append(free := np.zeros((9, 8), int))
+            free[mask] = k + 1
+    layers = np.array(layers or [np.zeros((9, 8), int)])
+    assert np.array_equal(np.array([0, *(c + 1 for c in found.cat[1:])])[found.ids], layers)
 
 
 def test_overlapping_layers():

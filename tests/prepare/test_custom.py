@@ -110,6 +110,7 @@ def test_invalid_images(raw):
     assert_folders_fail(raw, r"numbers/sub/a\.png: 4 x 3 pixels .* has 12 x 8")
     numbers.write_bytes(b"")
     assert_folders_fail(raw, r"numbers/sub/a\.png: the file is empty")
+    picture(numbers, np.zeros((8, 12)))
     picture(raw / "train" / "labels" / "sub" / "a.png", np.zeros((8, 12, 3)))
     assert_folders_fail(raw, r"labels/sub/a\.png: a mask must be a single-channel")
     photo(raw / "train" / "photos" / "sub" / "a.png")

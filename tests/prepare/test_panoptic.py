@@ -169,7 +169,7 @@ def test_missing_files(raw, tmp_path):
 
 def test_mask_of_another_size_or_corrupt(raw, tmp_path):
     path = panoptic_png(raw / "annotations" / "panoptic_val2017" / "000000000001.png", np.zeros((3, 3), int))
-    assert_fails(raw, tmp_path, r"000000000001\.jpg: 12 x 8 pixels .* has 3 x 3")
+    assert_fails(raw, tmp_path, r"000000000001\.png: 3 x 3 pixels .* has 12 x 8")
     path.write_bytes(path.read_bytes()[:40])
     assert_fails(raw, tmp_path, r"000000000001\.png: (corrupt|not an) image")
 

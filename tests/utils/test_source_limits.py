@@ -23,6 +23,7 @@ from support.png_streams import rgb_png
 
 import seamseg
 from seamseg.data.images import MAX_PIXELS, image_size, open_image, open_mask
+from seamseg.evaluation.panoptic_quality import check_png_size
 from seamseg.formats.cityscapes.instance_files import read_mask
 from seamseg.formats.cityscapes.labels import read_map
 from seamseg.formats.coco_panoptic import read_coco_panoptic
@@ -35,7 +36,7 @@ from seamseg.prepare.coco_instances import decode_segmentation
 from seamseg.prepare.merge import read_rules
 from seamseg.prepare.panoptic import load_json
 from seamseg.prepare.vistas import read_labels
-from seamseg.prepare.writer import SourceFrame
+from seamseg.prepare.writer import SourceFrame, _convert
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import read_bytes
 from seamseg.utils.limits import ANNOTATION_BYTES, PHOTO_BYTES, LimitedTarInfo, check_member, read_limited
@@ -243,8 +244,53 @@ def test_small_files_have_small_limits(tmp_path: Path) -> None:
 def test_polygons_far_away(far: float) -> None:
     frame = SourceFrame("a", Path("a.jpg"), Path("a.json"), "a.jpg")
     with pytest.raises(InputError, match=r"a\.jpg: an invalid `segmentation`.*a corner is more than 160 pixels away"):
-        decode_segmentation([[0, 0, far, 0, far, far]], 10, 10, frame)
-    assert decode_segmentation([[-4, -4, 14, -4, 14, 14]], 10, 10, frame)[0].any()
+        decode_segmentation([[0, 0, far, 0, far, far]], (10, 10), frame)
+    assert len(decode_segmentation([[-4, -4, 14, -4, 14, 14]], (10, 10), frame)[0])
+
+
+def _objects(folder: Path, name: str, count: int, segmentation: list) -> str:
+    """Write COCO instances: equal objects on a photo of 12 megapixels; return the arguments that convert them."""
+    photo = folder / "photos/a.png"
+    if not photo.exists():
+        photo.parent.mkdir()
+        Image.new("L", (4000, 3000)).save(photo)
+    objects = [{"id": k, "image_id": 1, "category_id": 1, "segmentation": segmentation} for k in range(count)]
+    content = {"images": [{"id": 1, "file_name": "a.png"}], "categories": [{"id": 1, "name": "car"}]}
+    (folder / f"{name}.json").write_text(json.dumps({**content, "annotations": objects}))
+    return f"'{folder / name}', {{'train': ('{folder / 'photos'}', '{folder / name}.json')}}"
+
+
+@linux
+def test_objects_that_take_memory_and_time(tmp_path: Path) -> None:
+    corners = np.random.default_rng(0).integers(-60_000, 60_000, 80_000).tolist()
+    cases = {
+        "far": (1, [corners], "its outline is longer than 4194304 pixels"),
+        "zigzag": (1, [[v for k in range(4000) for v in (k % 4000, 3000 * (k % 2))]], "its outline is longer than"),
+        "overlap": (300, [[0, 0, 4000, 0, 4000, 3000, 0, 3000]], "overlap in more than 22 layers of 4000 x 3000"),
+        "many": (70_000, [[0, 0, 9, 0, 9, 9]], "more than 65535 objects on "),
+    }
+    calls = [f"prepare_instances({_objects(tmp_path, name, *given[:2])})" for name, given in cases.items()]
+    setup = (
+        "import resource\nfrom seamseg.prepare.coco_instances import prepare_instances\n"
+        "resource.setrlimit(resource.RLIMIT_CPU, (20, 20))"
+    )
+    small = f"prepare_instances('{tmp_path / 'small'}', {{'train': ('{tmp_path / 'none'}', '{tmp_path / 'none'}')}})"
+    for (name, (*_, expected)), (message, growth) in zip(cases.items(), refusals(setup, small, calls)):
+        assert expected in message, (name, message)
+        assert "\n" not in message
+        assert growth < 900, (name, growth)
+
+
+def test_maps_of_another_size_are_refused_by_their_headers(tmp_path: Path) -> None:
+    huge = rgb_png(13_000, 13_000, b"")
+    photo, path = tmp_path / "a.jpg", tmp_path / "a.png"
+    Image.new("RGB", (8, 8)).save(photo)
+    path.write_bytes(huge)
+    frame = SourceFrame("a", photo, path, "a.jpg")
+    with pytest.raises(InputError, match=r"a\.png: 13000 x 13000 pixels .*, but the photo .*a\.jpg has 8 x 8"):
+        _convert(frame, tmp_path, read=pytest.fail, classes=None, link="copy")
+    with pytest.raises(InputError, match=r"a\.png: the prediction is 13000 x 13000 pixels .*, its ground truth 8 x 8"):
+        check_png_size((8, 8), path)
 
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n"

@@ -20,7 +20,7 @@ from seamseg.evaluation.cityscapes.pixel_level import Histogram, PixelLevel
 from seamseg.evaluation.cityscapes.results import CLASS_OF, CLASSES, Results, find_results, segments_from_pairs
 from seamseg.evaluation.cityscapes.scores import CityscapesScores
 from seamseg.evaluation.evaluator import PanopticEvaluator
-from seamseg.evaluation.panoptic_quality import check_sizes
+from seamseg.evaluation.panoptic_quality import check_png_size, check_sizes
 from seamseg.formats.cityscapes.instance_files import Patch, read_instance_list, read_mask
 from seamseg.formats.cityscapes.labels import read_map
 from seamseg.formats.cityscapes.layout import CityscapesFrame, find_frames
@@ -103,6 +103,7 @@ def _compare(frame: CityscapesFrame, results: Results, distances: Distances | No
         label_ids = read_map(frame.label_ids, "ground truth labelIds")
         if label_ids.shape != instance_ids.shape:
             raise InputError(f"{frame.label_ids}: differs in size from {frame.instance_ids.name}")
+        check_png_size(label_ids.shape, path)
         predicted = read_map(path, "predicted label ids")
         check_sizes(label_ids.shape, predicted.shape, path)
         pixel = joint_histogram(label_ids, predicted), joint_histogram(instance_ids, predicted)
@@ -111,8 +112,10 @@ def _compare(frame: CityscapesFrame, results: Results, distances: Distances | No
         instance = overlaps_of_frame(instance_ids, masks, distances, frame.instance_ids)
     if results.panoptic is not None:
         annotation = results.annotations[frame.stem]
+        path = results.panoptic.folder / annotation.file_name
+        check_png_size(instance_ids.shape, path)
         ids = results.panoptic.read_ids(annotation)
-        check_sizes(instance_ids.shape, ids.shape, results.panoptic.folder / annotation.file_name)
+        check_sizes(instance_ids.shape, ids.shape, path)
         panoptic = joint_histogram(instance_ids, ids)
     return _ComparedFrame(frame, pixel, instance, panoptic)
 
@@ -120,6 +123,7 @@ def _compare(frame: CityscapesFrame, results: Results, distances: Distances | No
 def _masks(path: Path, root: Path, instance_ids: np.ndarray) -> Iterator[tuple[int, float, Patch]]:
     for line in read_instance_list(path, root):
         if is_evaluated(line.label):
+            check_png_size(instance_ids.shape, line.mask)
             patch = read_mask(line.mask)
             check_sizes(instance_ids.shape, patch.shape, line.mask)
             yield line.label, line.score, patch
