@@ -13,7 +13,7 @@ from seamseg.panoptic_map import VOID
 from seamseg.prepare.convert import ordered_classes
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import read_bytes
-from seamseg.utils.limits import CONFIG_BYTES, parse_json
+from seamseg.utils.limits import CONFIG_BYTES, parse_json, whole_number
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,9 @@ def _from_ini(text: str, path: str) -> tuple[list[dict[str, Any]], list[int]]:
 
 def _entry(given: Any, where: str, kind: str) -> dict[str, Any]:
     try:
-        name, number = str(given["name"]), int(given["id"])
+        name, number = str(given["name"]), given["id"]
+        number = int(number) if isinstance(number, str) else whole_number(number)
+        name.encode()  # JSON may hold half a character, which no file can
         thing = _is_thing(given[kind]) if kind in given else kind == "isthing" and _is_thing(given.get("kind", 1))
         colour = given.get("color")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -141,6 +143,6 @@ def _is_thing(value: Any) -> bool:
 
 def _integers(text: str, where: str) -> list[int]:
     words = text.replace(",", " ").split()
-    if not words or not all(word.isdecimal() for word in words):
+    if not words or not all(word.isdecimal() and len(word) < 19 for word in words):
         raise InputError(f"{where}: {text!r} is not a list of integers")
     return [int(word) for word in words]

@@ -28,7 +28,7 @@ from seamseg.prepare.convert import (
 from seamseg.prepare.pairs import FilesByName, number_segments, tree_files
 from seamseg.prepare.writer import Instances, SourceFrame
 from seamseg.utils.errors import InputError
-from seamseg.utils.limits import ANNOTATION_BYTES, parse_json
+from seamseg.utils.limits import ANNOTATION_BYTES, parse_json, whole_number
 
 COCO_SPLITS = ("train2017", "val2017")
 _COLOUR_TYPES = (2, 3, 6)  # of a PNG: RGB, palette, RGBA
@@ -149,7 +149,8 @@ def find_frames(source: PanopticSource, options: ConversionOptions) -> list[Sour
         for annotation in source.content["annotations"]:
             name = images[annotation["image_id"]]
             segments = [
-                (int(s["id"]), int(s["category_id"]), int(s.get("iscrowd", 0))) for s in annotation["segments_info"]
+                (whole_number(s["id"]), whole_number(s["category_id"]), int(s.get("iscrowd", 0)))
+                for s in annotation["segments_info"]
             ]
             mask = _file(masks, str(annotation["file_name"]), source.name)
             photo = _file(photos, name, source.name)
