@@ -78,6 +78,7 @@ def test_memory_of_each_refusal(tmp_path: Path) -> None:
         zips[name] = zeros_zip(tmp_path / name / "all.zip", {"a.json": SIZE})
     state_sizes(zips["hidden"], 1000)
     large = gzipped_tar(tmp_path / "large.tar.gz", (member("a.jpg", 1536 * MIB), 300))
+    flat = gzipped_tar(tmp_path / "flat.tar.gz", (member("a.bmp", 1024 * MIB), 1024))
     names = gzipped_tar(tmp_path / "names.tar.gz", (member("x", SIZE * MIB, tarfile.GNUTYPE_LONGNAME), SIZE))
     many = gzipped_tar(tmp_path / "many.tar.gz", *[(member("label", 0), 0)] * 60_000)
     brackets = tmp_path / "brackets.json"
@@ -88,6 +89,7 @@ def test_memory_of_each_refusal(tmp_path: Path) -> None:
         f"read_file(SourceTree({str(zips['hidden'].parent)!r}).file('a.json'))": "cannot be unpacked: it does not hold",
         f"read_photo(SourceTree({str(zips['map'].parent)!r}).file('a.json'))": "the limit is 50 times",
         f"shard({str(large)!r})": "1.5 GiB are above 1 GiB, the limit of a photo",
+        f"shard({str(flat)!r})": "KiB would be inflated to 20 MiB; the limit is 50 times",
         f"shard({str(names)!r})": "broken tar after 0 images: ReadError: a header of 64 MiB, the limit is 64 KiB",
         f"shard({str(many)!r})": "accepted: []",
         f"load_json(Path({str(brackets)!r}))": "4194306 lists and objects in 12 MiB, which no annotations have",
@@ -291,6 +293,19 @@ def test_maps_of_another_size_are_refused_by_their_headers(tmp_path: Path) -> No
         _convert(frame, tmp_path, read=pytest.fail, classes=None, link="copy")
     with pytest.raises(InputError, match=r"a\.png: the prediction is 13000 x 13000 pixels .*, its ground truth 8 x 8"):
         check_png_size((8, 8), path)
+
+
+def test_a_photo_of_a_shard_that_is_inflated(tmp_path: Path) -> None:
+    """The photos around it are read."""
+    path, photo = tmp_path / "a.tar.gz", io.BytesIO()
+    Image.new("RGB", (8, 8)).save(photo, "PNG")
+    with tarfile.open(path, "w:gz") as archive:
+        for name, data in (("a.png", photo.getvalue()), ("b.bmp", bytes(40 * MIB)), ("c.png", photo.getvalue())):
+            info = member(name, len(data))
+            archive.addfile(info, io.BytesIO(data))
+    first, second, third = problems(path)
+    assert (first, third) == ("", "")
+    assert re.search(r"a\.tar\.gz:b\.bmp: .* KiB would be inflated to 20 MiB; the limit is 50 times", second)
 
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n"

@@ -15,7 +15,16 @@ from PIL import Image
 from seamseg.data.images import open_image
 from seamseg.predict.sources.base import PHOTO_ENDINGS, ContainerFile, Source, SourceItem
 from seamseg.utils.errors import UnreadableImage
-from seamseg.utils.limits import PHOTO_BYTES, LimitedTarInfo, SparseMember, detect_compression, format_bytes
+from seamseg.utils.limits import (
+    MIB,
+    PHOTO_BYTES,
+    LimitedTarInfo,
+    SparseMember,
+    TooLarge,
+    check_member,
+    detect_compression,
+    format_bytes,
+)
 from seamseg.utils.urls import describe_error, is_url, open_url
 
 SHARD_ENDINGS = (".tar", ".tar.gz", ".tgz")
@@ -33,16 +42,19 @@ def _is_photo(member: str) -> bool:
 
 
 class _Peeked:
-    """A file whose first bytes have been read in advance."""
+    """A file whose first bytes have been read in advance; it counts what is read."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self.head = file.read(6)
+        self.count = 0
 
     def read(self, count: int) -> bytes:
         """Read up to `count` bytes."""
         data, self.head = self.head[:count], self.head[count:]
-        return data + self._file.read(count - len(data))
+        data += self._file.read(count - len(data))
+        self.count += len(data)
+        return data
 
 
 def _members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
@@ -56,6 +68,28 @@ def _members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
             raise SparseMember(member.name)
         if member.isfile() and _is_photo(member.name):
             yield member
+
+
+def _read(archive: tarfile.TarFile, member: tarfile.TarInfo, peeked: _Peeked) -> bytes:
+    """Read a photo of a tar file.
+
+    Raises
+    ------
+    TooLarge
+        if it is compressed more than photos are, as soon as that is known
+    EOFError
+        if the tar file ends in it
+    """
+    stream = archive.extractfile(member)
+    assert stream is not None
+    begin, size, parts = peeked.count, 0, []
+    while data := stream.read(4 * MIB):
+        parts.append(data)
+        size += len(data)
+        check_member(member.name, peeked.count - begin, size, PHOTO_BYTES, "photo")
+    if size < member.size:
+        raise EOFError("it ends in the middle of a file")
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 @dataclass(frozen=True)
@@ -95,11 +129,11 @@ class Shard(ContainerFile):
                             problem = f"{size} are above {limit}, the limit of a photo"
                             yield replace(self._source(member.name, seen), problem=problem)
                             continue
-                        stream = archive.extractfile(member)
-                        assert stream is not None
-                        content = stream.read()
-                        if len(content) < member.size:
-                            raise EOFError("it ends in the middle of a file")
+                        try:
+                            content = _read(archive, member, peeked)
+                        except TooLarge as error:
+                            yield replace(self._source(member.name, seen), problem=str(error).partition(": ")[2])
+                            continue
                         yield ShardMember(self._source(member.name, seen), content)
         except SparseMember as error:
             yield self._broken(len(seen), f"cannot be read after {len(seen)} images: {error} is a sparse file")
