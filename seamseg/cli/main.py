@@ -135,7 +135,7 @@ class Parser(argparse.ArgumentParser):
         namespace, extra = super().parse_known_args(args, namespace)
         if extra:
             known = self._option_string_actions
-            meant = _as_key(self.prog, extra) if "--set" in known else ""
+            meant = _as_key(self.prog, extra[0], sys.argv if args is None else args) if "--set" in known else ""
             self.error(f"unknown argument {extra[0]}{meant or _nearest(extra[0].partition('=')[0], known)}")
         return namespace, extra
 
@@ -200,11 +200,12 @@ def _missing_package(error: Exception) -> InputError | None:
     return None if package == "seamseg" else missing_packages([package])
 
 
-def _as_key(prog: str, extra: Sequence[str]) -> str:
+def _as_key(prog: str, given: str, words: Sequence[str]) -> str:
     """Return how to write an unknown option, `--epochs 3`, that is the name of a configuration key or its end."""
-    name, equals, value = extra[0].partition("=")
+    name, equals, value = given.partition("=")
     if not equals:
-        value = next((word for word in extra[1:2] if not word.startswith("--")), "VALUE")
+        after = list(words)[list(words).index(given) + 1 :] if given in words else []
+        value = next((word for word in after[:1] if not word.startswith("--")), "VALUE")
     if prog.startswith("seamseg classify"):
         from seamseg.classification.config import KEYS
     else:

@@ -59,16 +59,19 @@ def run_check(args: argparse.Namespace) -> int:
     if hasattr(args, "json"):
         write_json(args.json, report.as_json(), indent=1)
     if samples:
-        _write_sheet(report, Path(getattr(args, "sheet", root / "check.jpg")), samples, workers)
+        _write_sheet(report, Path(getattr(args, "sheet", root / "check.jpg")), samples, workers, "sheet" in args)
     return 1 if report.errors else 0
 
 
-def _write_sheet(report: Report, path: Path, samples: int, workers: int | None) -> None:
+def _write_sheet(report: Report, path: Path, samples: int, workers: int | None, wanted: bool) -> None:
     from seamseg.prepare.contact_sheet import write_contact_sheet
 
     try:
         shown = write_contact_sheet(path, report, samples, workers)
-    except SeamsegError as failure:  # the data set may be read-only
+    except SeamsegError as failure:
+        if wanted:
+            raise
+        # the data set may be read-only
         print(f"no sheet: {failure} (--sheet FILE writes it elsewhere)")
         return
     print(f"{path}: contact sheet of {shown} {'image' if shown == 1 else 'images'}")

@@ -361,7 +361,7 @@ class Dataloader:
     rgb_std: tuple[float, float, float] = key("standard deviation of each channel", above=0)
     random_flip: bool = key("flip training images horizontally with probability 0.5")
     random_scale: tuple[float, ...] | None = key(
-        "random scale of training images: two values are a range, another number are a choice; empty: none",
+        "random scale of training images: two values are a range, any other number of values is a choice; empty: none",
         above=0,
         maximum=100,
         most=1000,

@@ -13,7 +13,7 @@ from PIL import Image
 
 from seamseg.toy_city.scene import render_scene
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import replacing, write_atomically
+from seamseg.utils.files import make_folder, replacing, write_atomically
 from seamseg.utils.parallel import parallel_map
 
 CITY = "toyville"
@@ -83,7 +83,7 @@ def generate_toy_city(
     jobs = [_Job(folder, int(seed), split, i, (size[0], size[1])) for split, n in counts.items() for i in range(n)]
     for split in (s for s, n in counts.items() if n):
         for top in ("leftImg8bit", "gtFine"):
-            (folder / top / split / CITY).mkdir(parents=True, exist_ok=True)
+            make_folder(folder / top / split / CITY)
     todo = [job for job in jobs if not all(path.is_file() for path in job.paths())]
     done = len(jobs) - len(todo)
     for _ in parallel_map(_write_scene, todo, workers):
@@ -120,5 +120,5 @@ def check_settings(folder: Path, settings: dict, name: str = "toy_city.json") ->
                 "or delete it"
             )
         return
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_atomically(path, json.dumps(settings).encode() + b"\n")

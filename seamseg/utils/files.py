@@ -27,6 +27,14 @@ def cannot_write(path: object, error: OSError) -> SeamsegError:
     return SeamsegError(f"{path}: cannot be written: {error.strerror or error}")
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it; SeamsegError if it cannot be made."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SeamsegError(f"{path}: cannot make the folder: {error.strerror or error}") from error
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path in the folder of `path`, which replaces `path` if the block ends without an error.

@@ -83,6 +83,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
             "chs=3?; see seamseg train --help",
         ),
         (
+            ["train", "--epochs", "3", "a", "b"],
+            "seamseg train: unknown argument --epochs; did you mean --set scheduler.epochs=3?",
+        ),
+        (
             ["demo", "--epochs=3"],
             "seamseg demo: unknown argument --epochs=3; did you mean --set scheduler.epochs=3?; see",
         ),

@@ -295,3 +295,9 @@ def test_read_only_folder_gives_no_sheet(data, capsys, monkeypatch):
 def test_not_a_folder(tmp_path):
     with pytest.raises(InputError):
         check_dataset(tmp_path / "none")
+
+
+def test_a_sheet_that_was_asked_for_and_cannot_be_written(data, capsys):
+    (data / "file").write_text("x")
+    assert main(["prepare", "--check", str(data), "--sheet", str(data / "file/sheet.jpg")]) == 1
+    assert "sheet.jpg: cannot be written: " in capsys.readouterr().err

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from seamseg.cli.main import main
 from seamseg.toy_city import generate_toy_things
 from seamseg.toy_city.labels import NAMES, THINGS
 from seamseg.toy_city.things import cut_out
@@ -50,6 +52,15 @@ def box(top: int, left: int, height: int, width: int) -> np.ndarray:
     mask = np.zeros((60, 80), bool)
     mask[top : top + height, left : left + width] = True
     return mask
+
+
+@pytest.mark.parametrize("words", [("demo", "--out"), ("prepare", "toy-city"), ("prepare", "toy-things")])
+def test_a_folder_that_cannot_be_made(tmp_path: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "file").write_text("x")
+    for name in ("file", "file/below"):
+        assert main([*words, str(tmp_path / name)]) == 1
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert re.search(r"file\S*: cannot (make the folder|be written): (File exists|Not a directory)", line)
 
 
 def test_what_is_cut_out() -> None:

@@ -146,7 +146,7 @@ def test_ctrl_c_saves_a_snapshot_and_a_second_training_is_refused(
             assert main(words) == 2
             (line,) = capfd.readouterr().err.splitlines()
             assert line.startswith(f"seamseg train: {run}: in use by process {process.pid} on ")
-            assert line.endswith("; wait until that training ends, or choose another --log-dir RUN")
+            assert line.endswith("; wait until that training ends, or choose another folder")
             assert (run / "config.ini").stat().st_mtime_ns == before
             # to the workers, too
             os.killpg(process.pid, signal.SIGINT)

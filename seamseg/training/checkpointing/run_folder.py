@@ -25,7 +25,7 @@ from seamseg.checkpoints.snapshot import (
 from seamseg.config import Config, config_to_string
 from seamseg.formats.metadata import Metadata, write_metadata
 from seamseg.utils.errors import InputError, SeamsegError, option
-from seamseg.utils.files import PARTIAL, replacing, write_atomically
+from seamseg.utils.files import PARTIAL, make_folder, replacing, write_atomically
 from seamseg.utils.locks import lock_file
 
 LAST_NAME = "model_last.pth.tar"
@@ -113,16 +113,11 @@ class RunFolder:
 
     def make(self) -> None:
         """Make the folder; SeamsegError if it cannot be made."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise SeamsegError(f"{self.path}: cannot make the run folder: {error.strerror}") from error
+        make_folder(self.path)
 
     def lock(self) -> AbstractContextManager[None]:
         """Keep other trainings out of the folder for a `with` block; InputError if one is in it."""
-        return lock_file(
-            self.path / LOCK_NAME, f"wait until that training ends, or choose another {option('log_dir', 'RUN')}"
-        )
+        return lock_file(self.path / LOCK_NAME, "wait until that training ends, or choose another folder")
 
     def discard(self) -> None:
         """Remove the locked folder of a run that was refused before training began, if it holds nothing but logs."""
