@@ -76,8 +76,8 @@ class Video(ContainerFile):
                 yield self._source(count, "is not a file")
                 return
             file = self.address if local else open_url(self.address)
-            # metadata are not used
-            with av.open(file, options=_ALLOWED, metadata_errors="replace") as container:
+            # metadata are not used; PyAV crashes in MPEG files if each stream is given the options, too
+            with av.open(file, container_options=_ALLOWED, metadata_errors="replace") as container:
                 if not container.streams.video:
                     yield self._source(count, "contains no video")
                     return
