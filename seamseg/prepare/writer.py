@@ -233,14 +233,12 @@ def _convert(frame: SourceFrame, root: Path, read: Reader, classes: Metadata, li
     size = photo_size(frame.photo)
     for file in (frame.annotation, frame.second):
         # by their headers, before a small file of a large image is decoded
-        if file is not None and is_photo(file.name) and photo_size(file) != size:
-            height, width = photo_size(file)
-            raise InputError(
-                f"{file}: {width} x {height} pixels (width x height), but the photo {frame.photo} has "
-                f"{size[1]} x {size[0]}"
-            )
+        if file is not None and is_photo(file.name):
+            _check_size(file, photo_size(file), frame.photo, size)
     instances = read(frame)
     layers = instances.ids[None] if instances.ids.ndim == 2 else instances.ids
+    # a list of annotations may name maps without such an ending
+    _check_size(frame.annotation, layers.shape[1:], frame.photo, size)
     extension = frame.photo.suffix.lower()
     photo = Path("img", frame.id + (extension if extension in IMAGE_EXTENSIONS else ".png"))
     store_photo(frame.photo, root / photo, link)
@@ -260,6 +258,13 @@ def _convert(frame: SourceFrame, root: Path, read: Reader, classes: Metadata, li
         "files": [str(photo), *map(str, masks)],
         "stamp": source,
     }
+
+
+def _check_size(file: File, found: tuple[int, ...], photo: File, size: tuple[int, int]) -> None:
+    if found != size:
+        raise InputError(
+            f"{file}: {found[1]} x {found[0]} pixels (width x height), but the photo {photo} has {size[1]} x {size[0]}"
+        )
 
 
 def store_photo(source: File, target: Path, link: Link) -> None:

@@ -174,6 +174,13 @@ def test_mask_of_another_size_or_corrupt(raw, tmp_path):
     assert_fails(raw, tmp_path, r"000000000001\.png: (corrupt|not an) image")
 
 
+def test_mask_of_another_size_with_any_name(raw, tmp_path):
+    folder = raw / "annotations" / "panoptic_val2017"
+    path = panoptic_png(folder / "000000000001.png", np.zeros((3, 3), int)).rename(folder / "000000000001.ids")
+    change(raw, lambda c: c["annotations"][0].update(file_name=path.name))
+    assert_fails(raw, tmp_path, r"000000000001\.ids: 3 x 3 pixels .* has 12 x 8")
+
+
 def test_splits_with_different_categories(raw, tmp_path):
     write_split(raw, "train2017", "000000000002")
     change(raw, lambda c: c["categories"].pop())
