@@ -144,6 +144,7 @@ def stack_things(
         if there are more than 65535 objects and segments, 64 layers, or 256 Mi pixels in all layers
     """
     area = [int(length.sum()) for (_, length), _, _ in things]
+    total = sum(area)
     order = sorted((k for k in range(len(things)) if area[k]), key=lambda k: (things[k][2], area[k]))
     cat, iscrowd = [VOID], [0]
     ids, more, crowds = background or (None, [VOID], [0])
@@ -159,7 +160,7 @@ def stack_things(
         inside = pixels_of(start, length)
         taken = int(np.bitwise_or.reduce(used[inside]))
         layer = (~taken & taken + 1).bit_length() - 1
-        if layer >= allowed or sum(area) > allowed * pixels:
+        if layer >= allowed or total > allowed * pixels:
             raise InputError(
                 f"{frame.annotation}: the objects of {frame.photo} overlap in more than {allowed} layers "
                 f"of {size[1]} x {size[0]} pixels"
