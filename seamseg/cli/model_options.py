@@ -74,7 +74,7 @@ def check_model(
     """
     from seamseg.checkpoints.hub import is_hub_uri
     from seamseg.checkpoints.missing_model import PACKAGE_ENDING, WEIGHTS_ENDING, is_exported, local_model, snapshot_in
-    from seamseg.config.loader import check_overrides, load_config
+    from seamseg.config.loader import check_overrides
     from seamseg.utils.files import nearest_path
 
     if is_hub_uri(model):
@@ -89,11 +89,26 @@ def check_model(
             require_packages(engine, what=model)
     # that of a classifier is JSON
     if config is not None and not config.endswith(".json"):
-        load_config(config, None, overrides)
+        _check_config(config, overrides)
     else:
         check_overrides(overrides)
     if meta is not None and not Path(meta).exists():
         raise InputError(f"{option('meta', meta)}: no such file{nearest_path(meta)}")
+
+
+def _check_config(config: str, overrides: Sequence[str]) -> None:
+    from seamseg.config.kinds import KINDS
+    from seamseg.config.loader import load_config
+
+    problems = []
+    # one that names no kind is for the kind of the model, which is not known yet
+    for kind in KINDS:
+        try:
+            load_config(config, kind, overrides)
+            return
+        except InputError as problem:
+            problems.append(problem)
+    raise problems[0]
 
 
 def _add_fusion(group: argparse._ArgumentGroup) -> None:

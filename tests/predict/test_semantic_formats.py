@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 from support.micro import narrow_body
-from support.semantic_networks import CLASSES
+from support.semantic_networks import CLASSES, SEMANTIC
 
 import seamseg
 from seamseg.checkpoints.bundle import open_model
@@ -39,6 +39,15 @@ def test_formats(semantic_model, photos, seamseg_main):
     assert Image.open(out / "b.jpg").size == Image.open(out / "b.png").size == (70, 90)
     lines = [json.loads(line) for line in (out / "predictions.jsonl").read_text().splitlines()]
     assert {"sky", "road", "human--person"} >= set(lines[1]["segments"])
+
+
+def test_a_configuration_that_names_no_kind(semantic_model, photos, seamseg_main):
+    """Its kind is that of the model's modules, also where the command looks at it first."""
+    config = photos / "model.ini"
+    config.write_text(SEMANTIC.replace("kind = semantic\n", ""))
+    words = ("predict", semantic_model, photos / "a.jpg", photos / "out", "--device", "cpu", "--config", config)
+    with narrow_body():
+        assert seamseg_main(*words, "--set", "sem.pooling_size=(4, 6)") == 0
 
 
 def test_greyscale(semantic_model, photos, seamseg_main):
