@@ -72,14 +72,20 @@ class Machine:
         path = [*wheels, str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         self.environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1"}
         self.facts: dict[str, Any] = {"small": small, "commit": commit()}
-        self.look()
+        try:
+            self.look()
+        except Failed as failure:
+            stop(str(failure))
 
     def look(self) -> None:
-        """Find device, versions and state of the kernels in a fresh process."""
+        """Find device, versions and state of the kernels in a fresh process; Failed if torch or the kernels crash."""
         words = [sys.executable, "-W", "ignore", "-c", _FACTS, self.device]
         done = subprocess.run(words, env=self.environment, capture_output=True, text=True)
         if done.returncode:
-            stop((done.stderr.strip().splitlines() or ["torch does not work"])[-1])
+            lines = done.stderr.strip().splitlines() or [
+                f"torch or the kernels do not load: exit code {done.returncode}"
+            ]
+            raise Failed(lines[-1], output=lines)
         self.facts |= json.loads(done.stdout.strip().splitlines()[-1])
         self.capability: str = self.facts.pop("capability")
 

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import sys
+import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -81,15 +82,21 @@ def ops(machine: Machine, seconds: float) -> dict[str, Any]:
     words = ["--device", machine.device, "--seconds", 0 if machine.small else min(60, seconds / 3)]
     # the other cases take a while on a CPU
     cases = ["2^31", "nms"] if machine.small else []
-    sides: dict[str, tuple[list[object], dict[str, str]]] = {"kernels": ([*words, *cases], {})}
+    sides = {"kernels": lambda left: machine.script("operators", *words, *cases, seconds=0.75 * left)}
     if machine.device == "cuda":
-        sides["plain torch"] = ([*words[:3], 5, "--no-cases"], {"SEAMSEG_PLAIN_OPS": "1"})
+        plain = [*words[:3], 5, "--no-cases"]
+        sides["plain torch"] = lambda left: machine.script("operators", *plain, seconds=left, SEAMSEG_PLAIN_OPS="1")
+    return parts(sides, seconds)
+
+
+def parts(calls: dict[str, Callable[[float], dict[str, Any]]], seconds: float) -> dict[str, Any]:
+    """Run the parts of a step, each with the seconds that are left; if one fails, the others keep their results."""
+    end = time.monotonic() + seconds
     found: dict[str, Any] = {}
     failures = []
-    for name, (given, variables) in sides.items():
+    for name, call in calls.items():
         try:
-            part = 0.25 if variables else 0.75
-            found[name] = machine.script("operators", *given, seconds=seconds * part, **variables)
+            found[name] = call(end - time.monotonic())
         except Failed as failure:
             found[name] = failure.results
             failures.append(failure)
@@ -135,7 +142,8 @@ def sanitizer(machine: Machine, seconds: float) -> dict[str, Any]:
             lines = machine.call(words, seconds / 2, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
         except Failed as failure:
             lines = failure.output
-            if any("not supported" in line for line in lines):
+            # the tool marks its lines; torch may warn of other things that are not supported
+            if any(line.startswith("=") and "not supported" in line for line in lines):
                 raise Skipped("skipped", "compute-sanitizer refuses this device") from failure
             failures.append(failure)
         summary = next((line for line in reversed(lines) if "SUMMARY" in line), "")
@@ -220,15 +228,16 @@ def fusion(machine: Machine, seconds: float) -> dict[str, Any]:
 def memory(machine: Machine, seconds: float) -> dict[str, Any]:
     """Measure the memory of training and of a huge photo."""
     size = (64, 128) if machine.small else (512, 1024)
-    kept = machine.script("memory", "--size", *size, "--device", machine.device, seconds=seconds / 3)
     photo = (
         ["96x64", "--network", "small", "--tiles", "off"]
         if machine.small
         else ["12000x8400", "--tiles", "auto", "2048"]
     )
     photo += [] if machine.small else ["--shortest-size", "8400"]
-    huge = machine.script("huge_photo", *photo, "--device", machine.device, seconds=seconds * 2 / 3)
-    return {"training": kept, "huge_photo": huge}
+    device = "--device", machine.device
+    calls = {"training": lambda left: machine.script("memory", "--size", *size, *device, seconds=left / 3)}
+    calls["huge_photo"] = lambda left: machine.script("huge_photo", *photo, *device, seconds=left)
+    return parts(calls, seconds)
 
 
 def distributed(machine: Machine, seconds: float) -> dict[str, Any]:

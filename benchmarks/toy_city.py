@@ -54,20 +54,18 @@ def main() -> int:
     parser.add_argument("--json", help="also write the numbers to this file")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="seamseg-toy-city-") as name:
-        runs = {precision: train(precision, Path(name) / precision, arguments) for precision in PRECISIONS}
+        summary = {key: getattr(arguments, key) for key in ("device", "train", "val", "epochs")}
+        runs: dict[str, dict[str, Any]] = {}
+        for precision in PRECISIONS:
+            runs[precision] = train(precision, Path(name) / precision, arguments)
+            # the next one may fail
+            if arguments.json:
+                Path(arguments.json).write_text(json.dumps({**summary, "runs": runs}, indent=1))
     print(f"{'step':<8}" + "".join(f"{precision:>10}" for precision in PRECISIONS))
     for step in runs["fp32"]["losses"]:
         print(f"{step:<8}" + "".join(f"{runs[p]['losses'].get(step, float('nan')):>10.4f}" for p in PRECISIONS))
     for number in ("PQ", "mIoU_segments", "seconds"):
         print(f"{number:<14}" + "".join(f"{runs[precision][number]:>10.4f}" for precision in PRECISIONS))
-    if arguments.json:
-        summary = {
-            "device": arguments.device,
-            "train": arguments.train,
-            "val": arguments.val,
-            "epochs": arguments.epochs,
-        }
-        Path(arguments.json).write_text(json.dumps({**summary, "runs": runs}, indent=1))
     return 0
 
 

@@ -306,10 +306,37 @@ def test_operators_keep_the_half_that_worked(card, monkeypatch):
     assert failure.value.results == {"kernels": {"failing": 0}, "plain torch": {"failing": 2}}
 
 
+def test_plain_torch_gets_the_time_that_the_kernels_have_left(card, monkeypatch):
+    given = []
+    monkeypatch.setattr(card, "script", lambda name, *words, seconds, **variables: given.append(seconds) or {})
+    gpu_steps.ops(card, 6000)
+    assert given[0] == pytest.approx(4500, abs=60)
+    assert 5000 < given[1] <= 6000
+
+
+def test_the_memory_of_training_is_kept_if_the_photo_fails(card, monkeypatch):
+    def script(name, *words, seconds):
+        if name == "memory":
+            return {"rows": {"in-place ABN": {"peak_mib": 1}}}
+        raise gpu_machine.Failed("exit code 1")
+
+    monkeypatch.setattr(card, "script", script)
+    with pytest.raises(gpu_machine.Failed) as failure:
+        gpu_steps.memory(card, 60)
+    assert failure.value.results == {"training": {"rows": {"in-place ABN": {"peak_mib": 1}}}, "huge_photo": None}
+
+
+def test_kernels_that_crash_when_they_load_leave_a_record(bench, card, monkeypatch):
+    monkeypatch.setattr(card, "call", lambda *words, **variables: ["compiled"])
+    monkeypatch.setattr(gpu_machine, "_FACTS", "import os; os.kill(os.getpid(), 11)")
+    found, name, _ = bench.run(gpu_steps.build, name="build")
+    assert name == "build.failed"
+    assert found["results"]["reason"] == "torch or the kernels do not load: exit code -11"
+
+
 def test_both_sanitizers_run_on_our_kernels(bench, card, tmp_path, monkeypatch):
-    text = (
-        'echo "$@" >> {0}\ncase "$2" in memcheck) echo "= Invalid read"; echo "== ERROR SUMMARY: 3 errors"; exit 99;;'
-    )
+    text = 'echo "$@" >> {0}\necho "a warning: not supported"\ncase "$2" in '
+    text += 'memcheck) echo "= Invalid read"; echo "== ERROR SUMMARY: 3 errors"; exit 99;;'
     text += '\n*) echo "== RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)";; esac'
     program(tmp_path / "bin/compute-sanitizer", text.format(tmp_path / "calls"))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)

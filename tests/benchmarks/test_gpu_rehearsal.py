@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -107,6 +108,42 @@ def test_a_variant_that_fails_keeps_the_others(tmp_path, monkeypatch, broken):
     assert ("compile" in found["variants"]) == (broken == "files"), "what was measured before stays"
     assert list(found["failed"]) == ["compile"]
     assert "RuntimeError: ptxas fatal" in found["failed"]["compile"]
+
+
+def fails_at(last, answer):
+    """Return a function that fails if its first argument is this."""
+
+    def call(first, *given):
+        if first == last:
+            raise RuntimeError("no kernel image")
+        return answer
+
+    return call
+
+
+def script(name):
+    """Load a script whose name is also that of a folder of tests."""
+    spec = importlib.util.spec_from_file_location(f"{name}_script", ROOT / "benchmarks" / f"{name}.py")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_precision_that_fails_keeps_the_others(tmp_path, monkeypatch):
+    toy_city, golden = script("toy_city"), script("golden")
+    monkeypatch.setattr(toy_city, "train", fails_at("bf16", {"PQ": 0.5}))
+    monkeypatch.setattr(sys, "argv", ["toy_city.py", "--json", str(tmp_path / "toy")])
+    with pytest.raises(RuntimeError):
+        toy_city.main()
+    assert json.loads((tmp_path / "toy").read_text())["runs"] == {"fp32": {"PQ": 0.5}}
+    for name in ("build_network", "load_golden", "for_inference"):
+        monkeypatch.setattr(golden, name, lambda *given: types.SimpleNamespace(eval=lambda: None))
+    monkeypatch.setattr(golden, "distance", fails_at("bf16", golden.Distance("fp32")))
+    monkeypatch.setattr(sys, "argv", ["golden.py", "--device", "cpu", "--json", str(tmp_path / "golden")])
+    with pytest.raises(RuntimeError):
+        golden.main()
+    found = json.loads((tmp_path / "golden").read_text())
+    assert ([row["precision"] for row in found["rows"]], found["fp32 agrees"]) == (["fp32"], True)
 
 
 @pytest.mark.slow
