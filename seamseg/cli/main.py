@@ -211,7 +211,10 @@ def _as_key(prog: str, given: str, words: Sequence[str]) -> str:
     else:
         from seamseg.config.sections import KEYS
     wanted = name.lstrip("-").replace("-", "_").lower()
-    exact = [key for key in KEYS if key.rpartition(".")[2] == wanted]
+    # the name itself, or the first letters of its words: --lr for learning_rate
+    words_of = {key: key.rpartition(".")[2].split("_") for key in KEYS}
+    letters = {key: "".join(word[:1] for word in parts) for key, parts in words_of.items() if len(parts) > 1}
+    exact = [key for key, parts in words_of.items() if wanted in ("_".join(parts), letters.get(key))]
     found = exact or [key for key in KEYS if key.endswith(f"_{wanted}")]
     if not name.startswith("--") or not 1 <= len(found) <= 3:
         return ""

@@ -97,6 +97,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (["train", "a", "b", "--resum", "x"], "seamseg train: unknown argument --resum; did you mean --resume?"),
         (
+            ["classify", "train", "a", "b", "--lr", "3"],
+            "seamseg classify train: unknown argument --lr; did you mean --set optimizer.learning_rate=3?; see",
+        ),
+        (
             ["classify", "train", "a", "b", "--epochs", "3"],
             "seamseg classify train: unknown argument --epochs; did you mean --set optimizer.schedule.epochs=3?",
         ),
