@@ -72,8 +72,15 @@ def write_json(path: str | Path, content: Any, indent: int | None = None) -> Non
     write_atomically(Path(path), (json.dumps(content, indent=indent, allow_nan=False) + "\n").encode())
 
 
+_MOST_NAMES = 10_000
+"""Entries of a folder among which a similar name is searched: half a second."""
+
+
 def nearest_path(path: str | Path) -> str:
-    """Return the end of a message on a missing path, "; did you mean runs/demo?"; empty if there is no similar one."""
+    """Return the end of a message on a missing path, "; did you mean runs/demo?".
+
+    Empty if there is no similar one, or the folder is so large that the search would take long.
+    """
     found = Path()
     for part in Path(path).parts:
         here = found / part
@@ -82,7 +89,7 @@ def nearest_path(path: str | Path) -> str:
                 names = os.listdir(found)
             except OSError:
                 return ""
-            match = difflib.get_close_matches(part, names, 1)
+            match = difflib.get_close_matches(part, names, 1) if len(names) <= _MOST_NAMES else []
             if not match:
                 return ""
             here = found / match[0]

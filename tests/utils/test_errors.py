@@ -11,6 +11,7 @@ import pytest
 import seamseg
 from seamseg.config import config_from_string
 from seamseg.utils.errors import InputError, flags_in_messages, option
+from seamseg.utils.files import nearest_path
 
 PACKAGE = Path(seamseg.__file__).parent
 FLAG = re.compile(r"(?<![\w-])--[a-z]")
@@ -72,3 +73,12 @@ def test_texts_of_files_in_messages():
     with pytest.raises(InputError) as found:
         config_from_string(f"[general]\nkind = {'x' * 900_000}")
     assert len(str(found.value)) < 5000
+
+
+def test_a_similar_path_is_not_searched_in_a_huge_folder(tmp_path, monkeypatch):
+    """Among a million names the search would take a minute."""
+    names = [f"street{i}.jpg" for i in range(100)]
+    monkeypatch.setattr("os.listdir", lambda folder: names)
+    assert nearest_path(tmp_path / "stret7.jpg") == f"; did you mean {tmp_path / 'street7.jpg'}?"
+    names *= 200
+    assert nearest_path(tmp_path / "stret7.jpg") == ""
