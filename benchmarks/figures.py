@@ -128,7 +128,7 @@ def _original() -> Iterator[Figure]:
         text = f"| memory that it keeps for backward, {precision} | {{}} MiB | original {{}} MiB | {{}} |"
         yield Figure(PERFORMANCE, text, (kept, whole, kept / whole))
     best = found["512x767"]["original"]
-    text = "in OpenVINO | {} s | original (fp32) {} s | {}x faster |"
+    text = "in OpenVINO | {} s | original (fp32, another run) {} s | {}x faster |"
     yield Figure("README.md", text, (int8, best, best / int8))
     pool = facts["avg_pool2d of 64x64, percent of the original's time"]
     behind = facts["original / ours with separated pooling and tuned malloc"]

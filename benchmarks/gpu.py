@@ -40,7 +40,7 @@ STATE = ROOT / "build" / "gpu"
 """A copy of the results, in a folder that git ignores."""
 FINISHED = ("done", "needs a GPU")
 MINUTES = 9.0
-"""Time limit on a GPU: machines with one are often lent for ten minutes."""
+"""Time limit on a GPU: jobs on shared machines often end after ten minutes."""
 Records = dict[str, dict[str, Any]]
 """By step; that of a failure as STEP.failed."""
 

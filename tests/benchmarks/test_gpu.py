@@ -90,7 +90,7 @@ def test_a_step_leaves_its_results_and_where_they_are_from(bench, monkeypatch):
 
 
 def test_the_next_run_reads_the_copy(bench):
-    """Where the results were taken away, as from a machine that was lent."""
+    """Where the results were taken away."""
     found, _, _ = bench.run(lambda machine, seconds: {})
     shutil.rmtree(bench.out)
     assert gpu.Session(bench.machine, bench.out).records == {"ops": found}
