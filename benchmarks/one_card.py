@@ -92,9 +92,11 @@ def work(rank: int, join: Callable[[], None], device: str, steps: int, path: str
                     "losses": losses,
                     "seconds a step": seconds,
                 }
+                if rank == 0:  # what is done is kept if the next way fails
+                    Path(path).write_text(json.dumps(found, indent=1))
             found[f"find against fake on {name}"] = error(states["fake"], states["find"])
     if rank == 0:
-        Path(path).write_text(json.dumps(found))
+        Path(path).write_text(json.dumps(found, indent=1))
 
 
 def flat(state: dict[str, Tensor]) -> Tensor:
@@ -111,7 +113,7 @@ def main() -> int:
     arguments = parser.parse_args()
     device = "cuda:0" if arguments.device == "cuda" else arguments.device
     with tempfile.TemporaryDirectory(prefix="seamseg-one-card-") as folder:
-        path = Path(folder) / "found.json"
+        path = Path(arguments.json or f"{folder}/found.json").absolute()
         launch(work, 2, device, arguments.steps, str(path), seconds=540)
         found = json.loads(path.read_text())
     bad = []

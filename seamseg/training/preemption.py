@@ -17,7 +17,7 @@ from seamseg.utils.process_groups import new_group
 SIGNALS = ("SIGTERM", "SIGUSR1", "SIGINT")
 """Signals that clusters send before they reclaim a machine, and Ctrl-C; names, since some systems lack some of them."""
 _STDERR = 2
-_HINT = b"\nstopping after this step; Ctrl-C again ends at once, without a snapshot\n"
+_HINT = b"\nstopping after this step or validation; Ctrl-C again ends at once, without a snapshot\n"
 
 
 class Preempted(CollectiveError):

@@ -69,6 +69,7 @@ OTHERS = [
     RuntimeError('torch_call_dispatcher( "aten::sort", "stable", stack.data(), ABI) API call failed at ops.h'),
     onnxruntime.capi.onnxruntime_pybind11_state.Fail("Invalid rank for input: image"),
     OSError(errno.ENOSPC, "No space left on device"),
+    OSError("libgomp.so.1: cannot allocate memory in static TLS block"),
     SeamsegError("not enough memory"),
     ValueError("out of memory"),
     None,
