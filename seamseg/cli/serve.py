@@ -93,8 +93,8 @@ def run(args: argparse.Namespace) -> int:
         )
         if args.batch_size is None and predictor.network.on_gpu:
             options = replace(options, batch_size=4)
-        service = Service(predictor, name := Path(args.model).name, options, args.debug)
-        line = f"serving {name} ({predictor.kind}, {predictor.network.device}) at {address_of(bound)}"
+        service = Service(predictor, Path(args.model).name, options, args.debug)
+        line = f"serving {service.name} ({predictor.kind}, {predictor.network.device}) at {address_of(bound)}"
         app = build_app(service, accepted_hosts(bound))
         server = AppServer(app, lambda: print(line, flush=True), options.timeout)
         try:

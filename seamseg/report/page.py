@@ -5,12 +5,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
 SHARED = "seamseg.report"
 """Package of the assets that pages share."""
+
+_FIELD = re.compile(r"\{\{(\w+)\}\}")
 
 
 @dataclass(frozen=True)
@@ -30,8 +33,8 @@ class Page:
     connects: bool = False
 
 
-def page_frame(title: str, page: Page) -> tuple[str, str]:
-    """Build a page before and after its data.
+def page_frame(title: str, page: Page, **texts: str) -> tuple[str, str]:
+    """Build a page before and after its data; `texts` replace the fields of its markup that have their names.
 
     Nothing is loaded from outside the page: its content security policy allows one style and one script, by their
     hashes, and images of the page itself.
@@ -42,9 +45,11 @@ def page_frame(title: str, page: Page) -> tuple[str, str]:
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data: blob:; "
         f"{'connect-src ' + repr('self') + '; ' if page.connects else ''}base-uri 'none'; form-action 'none'"
     )
+    fields = {name: html.escape(text) for name, text in {"policy": policy, "title": title, **texts}.items()}
+    fields |= {"style": style, "script": script}
     before, _, after = (_asset(page, "head.html") + _asset(page, "page.html")).partition("{{data}}")
-    before = before.replace("{{policy}}", html.escape(policy)).replace("{{style}}", style)
-    return before.replace("{{title}}", html.escape(title)), after.replace("{{script}}", script)
+    # in one pass: fields in a title are text
+    return _FIELD.sub(lambda found: fields[found[1]], before), _FIELD.sub(lambda found: fields[found[1]], after)
 
 
 def _asset(page: Page, name: str) -> str:

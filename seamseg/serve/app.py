@@ -124,13 +124,15 @@ class Service:
 
     Attributes
     ----------
+    name : of the model, as Unicode
     cut_off : number of requests that the end of the server has cut off
     """
 
     def __init__(self, predictor: Predictor[Any], name: str, options: ServeOptions, debug: bool = False) -> None:
         self.options = options
         self.cut_off = 0
-        self._name = name
+        # names of files need not be Unicode
+        self.name = name.encode("utf-8", "backslashreplace").decode("utf-8")
         self._debug = debug
         self.metrics = Metrics()
         self._encoder = ResultEncoder(predictor)
@@ -144,8 +146,7 @@ class Service:
         # decode and encode beside the network; their number bounds the memory of whole photos
         self._threads = ThreadPoolExecutor(min(4, available_cores()), "photos")
         self._in_progress = 0
-        before, after = page_frame(f"{name} · seamseg", PAGE)
-        self._page = (before + after).replace("{{limit}}", f"{options.max_upload:g} MiB")
+        self._page = "".join(page_frame(f"{self.name} · seamseg", PAGE, limit=f"{options.max_upload:g} MiB"))
 
     def close(self) -> None:
         """End the threads."""
@@ -162,7 +163,7 @@ class Service:
         ready = self._batcher.alive
         content = {
             "status": "ready" if ready else "stopping",
-            "model": self._name,
+            "model": self.name,
             "kind": self._kind,
             "device": str(self._network.device),
             "precision": self._network.precision,

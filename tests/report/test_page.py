@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from decimal import ROUND_HALF_UP, Decimal
@@ -11,51 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.browsers import HOSTILE, PHONE, check_layout, watched_pages
 from support.report_pages import blocks, decode_index_map
-from support.report_scenes import write_evaluation
+from support.report_scenes import CLASSES, write_evaluation
 
 from seamseg.cli.main import main
 from seamseg.report import find_evaluation
-
-playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need the package playwright")
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-if BROWSER is None:
-    pytest.skip("no Chromium or Chrome is installed: the tests in a browser are left out", allow_module_level=True)
 
 MINUS = "\u2212"
 Open = Callable[..., Any]
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=BROWSER)
-        yield opened
-        opened.close()
-
-
 @pytest.fixture
 def open_page(browser: Any) -> Iterator[Open]:
     """Open a page; fails if it has written to the console or requested anything but itself."""
-    contexts, messages, requests = [], [], []
-
-    def go(path: Path, **options: Any) -> Any:
-        context = browser.new_context(**{"viewport": {"width": 1300, "height": 900}, **options})
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: messages.append(message.text))
-        page.on("pageerror", lambda error: messages.append(str(error)))
-        page.on("request", lambda request: requests.append(request.url))
-        page.goto(path.as_uri())
-        page.wait_for_selector("html[data-ready]")
-        return page
-
-    yield go
-    for context in contexts:
-        context.close()
-    assert messages == []
-    assert [url for url in requests if not url.startswith(("file:", "data:", "blob:"))] == []
-    assert len([url for url in requests if url.startswith("file:")]) == len(contexts)
+    with watched_pages(browser) as go:
+        yield lambda path, **options: go(path.as_uri(), **options)
 
 
 @pytest.fixture(scope="module")
@@ -373,6 +343,75 @@ def test_against_shows_both_runs_and_the_changes(against: Path, runs: tuple[Path
     page.locator(".card .open").first.click()
     page.wait_for_selector("#viewer[data-shown]")
     assert page.locator("#viewer-segments h3.run").all_inner_texts() == ["run0", "run1"]
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Pages of a run and of two, all of whose names are hostile."""
+    root = tmp_path_factory.mktemp("hostile")
+    names = list(HOSTILE.values())
+    runs = [write_evaluation(root, len(names), (64, 128), seed, dict(zip(CLASSES, names))) for seed in (0, 1)]
+    for run, word in zip(runs, ("first", "second")):
+        summary, images = (run / "evaluation" / name for name in ("evaluation.json", "images.jsonl"))
+        summary.write_text(json.dumps({**json.loads(summary.read_text()), "title": f"{''.join(names)} {word}"}))
+        lines = [{**json.loads(line), "image_id": n} for line, n in zip(images.read_text().splitlines(), names)]
+        images.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    pages = [root / "one.html", root / "two.html"]
+    assert main(["report", str(runs[0]), "--out", str(pages[0]), "--quiet"]) == 0
+    assert main(["report", str(runs[0]), "--against", str(runs[1]), "--out", str(pages[1]), "--quiet"]) == 0
+    return pages
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runs_shown", [1, 2])
+@pytest.mark.parametrize("window", [PHONE, {"width": 1300, "height": 900}])
+def test_names_stay_text(hostile: list[Path], open_page: Open, window: dict[str, int], runs_shown: int) -> None:
+    page = open_page(hostile[runs_shown - 1], viewport=window)
+    names = list(HOSTILE.values())
+    titles = [f"{''.join(names)} {word}" for word in ("first", "second")]
+    check_layout(page)
+    assert page.locator("h1").text_content() == " vs. ".join(titles[:runs_shown])
+    assert page.title().startswith(names[0] + names[1])
+    assert page.locator("#class-table tbody th").all_text_contents() == names
+    assert sorted(page.locator(".card h3").all_text_contents()) == sorted(names)
+    # what follows a name in its line is not reversed with it
+    page.locator("#confusion-canvas").focus()
+    for key in ("ArrowRight", *["ArrowDown"] * names.index(HOSTILE["reversed"])):
+        page.keyboard.press(key)
+    cell = page.locator("#confusion-cell")
+    assert cell.text_content().startswith(f"truth: {HOSTILE['reversed']} · predicted: {names[0]} · ")
+    assert _lefts_of_words(cell, "predicted: ") == sorted(_lefts_of_words(cell, "predicted: "))
+    _scroll_to_images(page)
+    page.locator(".card canvas").first.hover()
+    assert page.locator("#tooltip > div").first.text_content().startswith("predicted")
+    check_layout(page)
+    page.locator(".card .open").first.click()
+    for position in range(len(names)):
+        page.wait_for_selector("#viewer[data-shown]")
+        assert page.locator("#viewer-title").text_content() == page.locator(".card h3").nth(position).text_content()
+        check_layout(page)
+        sizes = "(e) => [e.scrollHeight - e.clientHeight, e.scrollWidth - e.clientWidth]"
+        assert page.locator("#viewer").evaluate(sizes) == [0, 0]
+        assert page.locator("#viewer-segments").evaluate(sizes)[1] == 0
+        for canvas in page.locator("#viewer canvas").all():
+            assert canvas.bounding_box()["height"] > 60
+        page.keyboard.press("ArrowRight")
+
+
+def _lefts_of_words(element: Any, text: str) -> list[float]:
+    """Left edges of the characters of a text of its own in an element."""
+    script = """(element, text) => {
+        const texts = [...element.childNodes].filter((node) => node.nodeType === Node.TEXT_NODE);
+        const node = texts.find((node) => node.data.includes(text));
+        const range = document.createRange();
+        return [...text].map((_, k) => {
+            const start = node.data.indexOf(text) + k;
+            range.setStart(node, start);
+            range.setEnd(node, start + 1);
+            return range.getBoundingClientRect().left;
+        });
+    }"""
+    return element.evaluate(script, text)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import re
 import socket
 import time
@@ -168,6 +169,14 @@ def test_health_and_metrics(network: RedNetwork) -> None:
         "seamseg_in_progress 0.0",
     ):
         assert line in lines, line
+
+
+def test_a_name_that_is_not_unicode(network: RedNetwork) -> None:
+    with serving(red_predictor(network), name=os.fsdecode(b"caf\xe9<b>.onnx")) as client:
+        assert client.request("GET", "/health").json["model"] == "caf\\udce9<b>.onnx"
+        page = client.request("GET", "/")
+    assert page.status == 200
+    assert "<title>caf\\udce9&lt;b&gt;.onnx · seamseg</title>" in page.body.decode()
 
 
 def test_photos_of_concurrent_requests_are_batched(network: RedNetwork) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,15 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.browsers import HOSTILE, PHONE, check_layout, watched_pages
 from support.onnx_scenes import record, scene, write_network
 from support.serving import FAILS, Client, RedNetwork, photo, png, red_predictor, serving
 
 import seamseg
-
-playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need the package playwright")
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-if BROWSER is None:
-    pytest.skip("no Chromium or Chrome is installed: the tests in a browser are left out", allow_module_level=True)
+from seamseg.formats.metadata import Metadata
 
 SIZE = (90, 140)
 DROP = """([name, bytes]) => {
@@ -37,14 +33,6 @@ PIXEL = """(canvas, [x, y]) => {
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=BROWSER)
-        yield opened
-        opened.close()
-
-
-@pytest.fixture(scope="module")
 def panoptic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     path = write_network(tmp_path_factory.mktemp("page") / "net.onnx", record())
     with serving(seamseg.load(path, shortest_size=90, min_stuff_area=0)) as client:
@@ -52,26 +40,10 @@ def panoptic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 
 
 @pytest.fixture
-def open_page(browser: Any) -> Iterator[Callable[[Client], Any]]:
+def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
     """Open the page of a server; fails if it has broken its policy or asked for anything but the server."""
-    contexts, messages, requests = [], [], []
-
-    def go(client: Client) -> Any:
-        contexts.append(browser.new_context(viewport={"width": 1300, "height": 900}))
-        page = contexts[-1].new_page()
-        page.on("console", lambda message: messages.append(message.text))
-        page.on("pageerror", lambda error: messages.append(str(error)))
-        page.on("request", lambda request: requests.append(request.url))
-        page.goto(f"http://127.0.0.1:{client.port}/")
-        page.wait_for_selector("html[data-ready]")
-        return page
-
-    yield go
-    for context in contexts:
-        context.close()
-    # the browser reports responses above 399, which some tests are about
-    assert [m for m in messages if "Failed to load resource" not in m] == []
-    assert [url for url in requests if not url.startswith(("http://127.0.0.1:", "data:", "blob:"))] == []
+    with watched_pages(browser) as go:
+        yield lambda client, **options: go(f"http://127.0.0.1:{client.port}/", **options)
 
 
 NO_IMAGE = "not an image, or not of a format that is read (JPEG, PNG, WebP, BMP, TIFF, GIF, PPM, AVIF)"
@@ -192,6 +164,34 @@ def test_a_new_photo_replaces_the_one_that_waits(open_page: Any) -> None:
         until_shown(page, "third.png")
         assert page.locator(".segment").inner_text().startswith("sky")
     assert network.seen == [1, 3], "the second is never computed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [PHONE, {"width": 1300, "height": 900}])
+def test_names_stay_text(open_page: Any, window: dict[str, int]) -> None:
+    names = list(HOSTILE.values())
+    network = RedNetwork(classes=Metadata(len(names), 0, names, [(9, 9, 9)] * len(names), list(range(len(names)))))
+    network.gate.set()
+    bands = np.concatenate([photo(red=red, size=(40, 20)) for red in range(len(names))], 1)
+    with serving(red_predictor(network), name="".join(names)) as client:
+        page = open_page(client, viewport=window)
+        assert page.locator("h1").inner_text().startswith(names[0] + names[1])
+        assert page.locator("h1").text_content().count("{{limit}}") == 1
+        check_layout(page)
+        for name in names:
+            page.evaluate(DROP, [name, list(png(bands))])
+            end = time.monotonic() + 60
+            while page.evaluate("document.body.dataset.shown") != name:
+                assert time.monotonic() < end, page.locator("#status").text_content()[:300]
+                page.wait_for_timeout(30)
+            assert page.locator("#status").text_content().startswith(f"{name}: 220 x 40, {len(names)} segments, ")
+            check_layout(page)
+        assert page.locator(".segment > :nth-child(2)").all_text_contents() == names
+        for k, name in enumerate(names):
+            page.locator("#canvas").scroll_into_view_if_needed()
+            page.mouse.move(*at(page, 20 * k + 10, 20))
+            assert page.locator("#tooltip > div").first.text_content() == name
+            check_layout(page)
 
 
 def test_pages_of_other_sites_cannot_use_it(panoptic: Client, browser: Any, tmp_path: Path) -> None:

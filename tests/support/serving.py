@@ -37,6 +37,7 @@ class RedNetwork:
     started: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     batches: list[list[tuple[int, int]]] = field(default_factory=list)
     seen: list[int] = field(default_factory=list)
+    classes: Metadata = CLASSES
     kind: str = "semantic"
     precision: str = "fp32"
     device: str = "cpu"
@@ -55,13 +56,13 @@ class RedNetwork:
             raise ValueError("a red pixel")
         nothing = np.zeros(0, np.float32)
         none = (nothing.reshape(0, 4), nothing.astype(np.int64), nothing, None)
-        maps = [np.where(image[..., 0] < CLASSES.num_classes, image[..., 0], VOID) for image in images]
+        maps = [np.where(image[..., 0] < self.classes.num_classes, image[..., 0], VOID) for image in images]
         return [Prediction(*none, found.astype(np.uint8), found.shape) for found in maps]
 
 
 def red_predictor(network: RedNetwork, tiling: Tiling = Tiling("off")) -> Predictor[Any]:  # noqa: B008  # frozen
     """A predictor of such a network, whose input has the size of the photo."""
-    return Predictor(network, CLASSES, InputSize(), Thresholds(), tiling)
+    return Predictor(network, network.classes, InputSize(), Thresholds(), tiling)
 
 
 def photo(number: int = 0, red: int = 1, size: tuple[int, int] = (12, 20)) -> np.ndarray:
@@ -116,10 +117,10 @@ class Client:
 
 
 @contextmanager
-def serving(predictor: Predictor[Any], grace: float = 10, **options: Any) -> Iterator[Client]:
+def serving(predictor: Predictor[Any], grace: float = 10, name: str = "test.onnx", **options: Any) -> Iterator[Client]:
     """Serve a predictor on a free port."""
     bound = bind("127.0.0.1", 0)
-    service = Service(predictor, "test.onnx", ServeOptions(**options))
+    service = Service(predictor, name, ServeOptions(**options))
     started = threading.Event()
     server = AppServer(build_app(service, accepted_hosts(bound)), started.set, grace)
     port = bound.getsockname()[1]

@@ -110,7 +110,7 @@ function cardHeader(image) {
   if (image.missed[0]) errors.push(`${image.missed[0]} missed`);
   if (image.false[0]) errors.push(`${image.false[0]} false`);
   const change = paired ? difference(image.pq) : null;
-  return make("header", {}, make("h3", {}, image.name), make("span.soft", {}, errors.join(", ")), make("span.pq", {}, `PQ ${percent(image.pq[0])}`),
+  return make("header", {}, make("h3", {}, named(image.name)), make("span.soft", {}, errors.join(", ")), make("span.pq", {}, `PQ ${percent(image.pq[0])}`),
     paired ? make("span", { class: `delta ${trend(change)}` }, signed(change)) : null);
 }
 

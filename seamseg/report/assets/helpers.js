@@ -24,6 +24,12 @@ function draw(tag, attributes, ...children) {
   return element;
 }
 
+/**
+ * Create an element for a name that comes from a file. Its direction and its length change nothing beside it: a box of its
+ * own ends what characters of bidirectional text begin, and a long name wraps and is cut off after some lines.
+ */
+const named = (text) => make("bdi.named", text.length > 80 ? { title: text } : {}, text);
+
 /** Create a small square of a colour. */
 const swatch = (color) => make("span.swatch", { "--swatch": color });
 

@@ -155,7 +155,7 @@ function tooltipLines(result, at) {
   const line = (what, segment, none) =>
     segment === null
       ? make("div", {}, make("span.what", {}, what), none)
-      : make("div", {}, make("span.what", {}, what), swatch(css(report.classes[segment.category].color)), `${report.classes[segment.category].name} · ${describeSegment(segment)} · ${segment.outcome}`);
+      : make("div", {}, make("span.what", {}, what), swatch(css(report.classes[segment.category].color)), named(report.classes[segment.category].name), ` · ${describeSegment(segment)} · ${segment.outcome}`);
   return [
     line("predicted", result.prediction[at.prediction], "void"),
     line("truth", result.truth[at.truth], "void"),

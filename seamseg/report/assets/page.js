@@ -24,8 +24,8 @@ function initTheme() {
 // Title and headline numbers, with the differences if two runs are compared.
 
 function initHeadline() {
-  byId("title").append(report.titles[0]);
-  if (paired) byId("title").append(make("span.other", {}, ` vs. ${report.titles[1]}`));
+  byId("title").append(named(report.titles[0]));
+  if (paired) byId("title").append(make("span.other", {}, " vs. ", named(report.titles[1])));
   const things = report.classes.filter((c) => c.thing).length;
   const images = paired && report.n_images[0] !== report.n_images[1] ? report.n_images.map(count).join(" and ") : count(report.n_images[0]);
   const unpaired = report.unpaired ? ` · ${plural(report.unpaired, "image")} in only one of the runs` : "";

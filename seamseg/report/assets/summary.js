@@ -110,13 +110,13 @@ function chart({ title, note, axis, series, lines = [], ticks, label, highest = 
   }
   for (let k = 0; k < bins; k++) {
     let y = ground;
-    const lineTexts = [label(k), ...series.map((s) => `${s.name}: ${count(s.values[k])}`), ...lines.map((l) => `${l.name}: ${l.counts ? count(l.counts[k]) : `${percent(l.values[k])} %`}`)];
+    const shares = [...series.map((s) => [s.name, count(s.values[k])]), ...lines.map((l) => [l.name, l.counts ? count(l.counts[k]) : `${percent(l.values[k])} %`])];
     for (const s of series) {
       const size = (s.values[k] / highest) * high;
       if (!size) continue;
       y -= size;
       const bar = draw("rect", { class: s.style, x: CHART.left + k * wide + 1, y, width: Math.max(1, wide - 2), height: size, rx: 1.5 });
-      bar.addEventListener("pointermove", (event) => showTooltip(event, ...lineTexts.map((text) => make("div", {}, text))));
+      bar.addEventListener("pointermove", (event) => showTooltip(event, make("div", {}, label(k)), ...shares.map(([name, text]) => make("div", {}, named(name), `: ${text}`))));
       bar.addEventListener("pointerleave", hideTooltip);
       svg.append(bar);
     }
@@ -127,7 +127,7 @@ function chart({ title, note, axis, series, lines = [], ticks, label, highest = 
   }
   for (const [edge, text] of ticks) svg.append(draw("text", { x: CHART.left + edge * wide, y: ground + 15, "text-anchor": "middle" }, text));
   svg.append(draw("text", { x: (CHART.left + CHART.width - CHART.right) / 2, y: CHART.height - 2, "text-anchor": "middle" }, axis));
-  const keys = [...series, ...lines].map((s) => make("li", {}, legendSwatch(s), s.name));
+  const keys = [...series, ...lines].map((s) => make("li", {}, legendSwatch(s), named(s.name)));
   return make("figure.chart", {}, make("h3", {}, title), make("ul.key", {}, ...keys), svg, note ? make("p.hint", {}, note) : null);
 }
 
@@ -187,6 +187,12 @@ function shownClasses() {
 /** Name of a column; the last one holds pixels that were predicted void. */
 const columnName = (column) => (column === report.classes.length ? "void" : report.classes[column].name);
 
+/** Name of a column on the canvas, which is squeezed to fit: of a long one nothing could be read. */
+function shortName(column) {
+  const name = columnName(column);
+  return name.length > 60 ? `${name.slice(0, 59)}…` : name;
+}
+
 function drawConfusion() {
   const canvas = byId("confusion-canvas");
   const rows = (matrix.shown = shownClasses());
@@ -218,14 +224,14 @@ function drawConfusion() {
   context.textBaseline = "middle";
   context.fillStyle = css(ink);
   context.textAlign = "right";
-  rows.forEach((r, y) => context.fillText(report.classes[r].name, left - 6, top + (y + 0.5) * cell, left - 8));
+  rows.forEach((r, y) => context.fillText(shortName(r), left - 6, top + (y + 0.5) * cell, left - 8));
   context.textAlign = "left";
   columns.forEach((c, x) => {
     context.save();
     context.translate(left + (x + 0.5) * cell, top - 6);
     context.rotate(-Math.PI / 2);
     context.fillStyle = css(c === report.classes.length ? soft : ink);
-    context.fillText(columnName(c), 0, 0, top - 8);
+    context.fillText(shortName(c), 0, 0, top - 8);
     context.restore();
   });
   if (matrix.at) {
@@ -235,22 +241,19 @@ function drawConfusion() {
   }
 }
 
-/** Describe a cell, as elements. */
-function describeCell({ x, y }) {
+/** Names of the two classes of a cell, and its count. */
+function cellParts({ x, y }) {
   const row = matrix.shown[y];
   const column = x === matrix.shown.length ? report.classes.length : matrix.shown[x];
   const pixels = report.confusion[row][column];
-  return [
-    make("div", {}, make("span.what", {}, "truth"), report.classes[row].name),
-    make("div", {}, make("span.what", {}, " predicted"), columnName(column)),
-    make("div", {}, ` ${count(pixels)} pixels, ${percent(pixels / Math.max(1, rowTotal(row)), 2)} % of the row`),
-  ];
+  return [named(report.classes[row].name), named(columnName(column)), `${count(pixels)} pixels, ${percent(pixels / Math.max(1, rowTotal(row)), 2)} % of the row`];
 }
 
 function selectCell(at) {
   matrix.at = at;
   drawConfusion();
-  byId("confusion-cell").textContent = describeCell(at).map((e) => e.textContent.trim().replace(/^(truth|predicted)/, "$1: ")).join(" · ");
+  const [truth, predicted, text] = cellParts(at);
+  byId("confusion-cell").replaceChildren("truth: ", truth, " · predicted: ", predicted, ` · ${text}`);
 }
 
 /** Scroll the matrix and the window until the selected cell is visible. */
@@ -274,7 +277,8 @@ function initConfusion() {
     const y = Math.floor((event.offsetY - matrix.top) / matrix.cell);
     if (x < 0 || y < 0 || x > matrix.shown.length || y >= matrix.shown.length) return hideTooltip();
     if (!matrix.at || matrix.at.x !== x || matrix.at.y !== y) selectCell({ x, y });
-    showTooltip(event, ...describeCell({ x, y }));
+    const [truth, predicted, text] = cellParts({ x, y });
+    showTooltip(event, make("div", {}, make("span.what", {}, "truth"), truth), make("div", {}, make("span.what", {}, "predicted"), predicted), make("div", {}, text));
   });
   canvas.addEventListener("pointerleave", hideTooltip);
   canvas.addEventListener("keydown", (event) => {
@@ -299,6 +303,6 @@ function listLargestConfusions() {
   });
   found.sort((a, b) => b.part - a.part);
   const items = found.slice(0, 12).map(({ r, c, part }) =>
-    make("li", { "--part": `${100 * part}%` }, swatch(css(report.classes[r].color)), `${report.classes[r].name} → ${columnName(c)}`, make("b", {}, `${percent(part)} %`)));
+    make("li", { "--part": `${100 * part}%` }, swatch(css(report.classes[r].color)), make("span", {}, named(report.classes[r].name), " → ", named(columnName(c))), make("b", {}, `${percent(part)} %`)));
   byId("confusion-top").append(...(items.length ? items : [make("li", {}, "none")]));
 }

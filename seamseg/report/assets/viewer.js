@@ -12,7 +12,7 @@ const GROUPS = [
 
 /** Fill `box` with the segments of a run; calls `highlight` with the one in focus or under the pointer, or null. */
 function listSegments(box, result, title, highlight) {
-  const parts = title === null ? [] : [make("h3.run", {}, title)];
+  const parts = title === null ? [] : [make("h3.run", {}, named(title))];
   for (const { title: heading, map, outcome } of GROUPS) {
     const found = result[map].map((segment, index) => ({ segment, index })).filter(({ segment }) => segment && segment.outcome === outcome);
     if (!found.length) continue;
@@ -25,7 +25,7 @@ function listSegments(box, result, title, highlight) {
 
 function segmentButton(segment, highlighted, highlight) {
   const { name, color } = report.classes[segment.category];
-  const button = make("button.segment", { type: "button" }, swatch(css(color)), make("span", {}, name),
+  const button = make("button.segment", { type: "button" }, swatch(css(color)), make("span", {}, named(name)),
     make("span", { class: `outcome ${segment.outcome}` }, OUTCOME_NAMES[segment.outcome] || segment.outcome), make("small", {}, describeSegment(segment)));
   button.dataset.segment = `${highlighted.map} ${highlighted.index}`;
   for (const event of ["focus", "pointerenter"]) button.addEventListener(event, () => highlight(highlighted));
@@ -46,7 +46,7 @@ async function showCurrent() {
   const request = ++viewer.request;
   const image = report.images[number];
   const change = paired ? ` (${signed(difference(image.pq))})` : "";
-  byId("viewer-title").textContent = image.name;
+  byId("viewer-title").replaceChildren(named(image.name));
   byId("viewer-position").textContent = `${viewer.at + 1} of ${order.length} · PQ ${percent(image.pq[0])}${change}`;
   const decoded = await decodeImage(number);
   // another image may have been requested while this one was decoded

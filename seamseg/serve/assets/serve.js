@@ -5,8 +5,8 @@ let image = null;
 let highlighted = 0;
 let request = null;
 
-function setStatus(text, problem = false) {
-  byId("status").textContent = text || "\u00a0";
+function setStatus(file, text, problem = false) {
+  byId("status").replaceChildren(named(file.name), `: ${text}`);
   byId("status").classList.toggle("problem", problem);
 }
 
@@ -43,7 +43,7 @@ function highlight(number) {
 
 function listSegments() {
   const buttons = image.segments.map((segment, k) => {
-    const button = make("button.segment", { type: "button" }, swatch(css(segment.color)), make("span", {}, segment.class), make("small", {}, describe(segment)));
+    const button = make("button.segment", { type: "button" }, swatch(css(segment.color)), make("span", {}, named(segment.class)), make("small", {}, describe(segment)));
     for (const event of ["focus", "pointerenter"]) button.addEventListener(event, () => highlight(k + 1));
     for (const event of ["blur", "pointerleave"]) button.addEventListener(event, () => highlight(0));
     return make("li", {}, button);
@@ -57,7 +57,7 @@ function point(event) {
   highlight(number);
   if (!number) return hideTooltip();
   const segment = image.segments[number - 1];
-  showTooltip(event, make("div", {}, swatch(css(segment.color)), segment.class), make("div", {}, describe(segment)));
+  showTooltip(event, make("div", {}, swatch(css(segment.color)), named(segment.class)), make("div", {}, describe(segment)));
 }
 
 async function show(view) {
@@ -87,18 +87,18 @@ async function send(file) {
   const mine = (request = new AbortController());
   document.body.classList.add("busy");
   delete document.body.dataset.shown;
-  setStatus(`${file.name}: waiting for the result`);
+  setStatus(file, "waiting for the result");
   try {
     const start = performance.now();
     const response = await fetch("predict?format=view", { method: "POST", body: file, signal: mine.signal });
     if (!response.ok) throw new Error(await errorOf(response));
     await show(await response.json());
     const seconds = (performance.now() - start) / 1000;
-    setStatus(`${file.name}: ${image.full.join(" x ")}, ${plural(image.segments.length, "segment")}, ${seconds.toFixed(1)} s`);
+    setStatus(file, `${image.full.join(" x ")}, ${plural(image.segments.length, "segment")}, ${seconds.toFixed(1)} s`);
     document.body.dataset.shown = file.name;
   } catch (error) {
     if (mine.signal.aborted) return;
-    setStatus(`${file.name}: ${error.message}`, true);
+    setStatus(file, error.message, true);
     document.body.dataset.shown = "";
   } finally {
     if (request === mine) document.body.classList.remove("busy");
