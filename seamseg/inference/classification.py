@@ -13,6 +13,7 @@ from seamseg.formats.metadata import Metadata
 from seamseg.inference.fiftyone_labels import classification_label
 from seamseg.inference.photo_result import Photo, PhotoResult, ResultFile, SourceImage
 from seamseg.predictions import Prediction
+from seamseg.visualize.overlay import short_name
 
 if TYPE_CHECKING:
     import fiftyone
@@ -104,7 +105,7 @@ class Classification(PhotoResult):
         rgb, _ = self.canvas(photo, 1.0)
         image = Image.fromarray(np.array(rgb))
         font = ImageFont.load_default(size=max(10, min(image.size) // 24))
-        text = "\n".join(f"{share:4.0%} {name}" for name, share in self.top())
+        text = "\n".join(f"{share:4.0%} {short_name(name)}" for name, share in self.top())
         ImageDraw.Draw(image).multiline_text((4, 4), text, "white", font, stroke_width=2, stroke_fill="black")
         return image
 

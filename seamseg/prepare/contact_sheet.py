@@ -170,6 +170,7 @@ def _compose(
 
 
 def _printable(text: str, length: int) -> str:
-    # the default font of Pillow may have Latin letters only
+    # the default font of Pillow may have Latin letters only, and texts of several lines have no length
     text = text.encode("latin-1", errors="replace").decode("latin-1")
+    text = "".join(letter if letter.isprintable() else "?" for letter in text)
     return text if len(text) <= length else "..." + text[3 - length :]

@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw
 
 from seamseg.idmaps.resize import nearest_index
 
-from .overlay import Palette, label_font
+from .overlay import Palette, label_font, short_name
 from .palette import padded_palette, text_color
 
 LEGACY_OPACITY = 192 / 255
@@ -135,7 +135,7 @@ def _label(
 ) -> None:
     """Write name and score above the box, within it if there is no room."""
     font = label_font((image.height, image.width))
-    text = f"{d.name.split('--')[-1].replace('-', ' ')} {d.score:.2f}"
+    text = f"{short_name(d.name.split('--')[-1].replace('-', ' '))} {d.score:.2f}"
     left, top, right, bottom = draw.textbbox((0, 0), text, font=font)
     wide, high = right - left + 6, bottom - top + 4
     x = min(max(0.0, box[1]), max(0.0, image.width - wide))

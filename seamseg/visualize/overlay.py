@@ -158,7 +158,7 @@ def _write_labels(
         if segment.category >= len(categories) or (segment.iscrowd and segment.isthing):
             continue
         y0, x0, y1, x1 = (np.array(segment.box) * scale).tolist()
-        name = categories[segment.category].split("--")[-1].replace("-", " ")
+        name = short_name(categories[segment.category].split("--")[-1].replace("-", " "))
         text = name if segment.score is None else f"{name} {segment.score:.2f}"
         left, top, right, bottom = draw.textbbox((0, 0), text, font=font)
         if right > 1.5 * (x1 - x0) or bottom > 0.8 * (y1 - y0):
@@ -180,6 +180,11 @@ def _label_position(id_map: np.ndarray, segment: int, scale: np.ndarray) -> tupl
     row = rows[len(rows) // 2]
     column = np.median(columns[rows == row])
     return float(row * scale[0]), float(column * scale[1])
+
+
+def short_name(name: str) -> str:
+    """Return a class name for a picture: at most 60 characters, since none of a longer one could be read."""
+    return name if len(name) <= 60 else f"{name[:57]}..."
 
 
 def label_font(size: tuple[int, int]) -> ImageFont.ImageFont | ImageFont.FreeTypeFont:

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from PIL import Image
+from support.browsers import HOSTILE
 from support.source_files import photo, picture, tree
 from support.tiny_dataset import classes
 
@@ -255,6 +256,14 @@ def test_sheet_shows_every_class_and_no_unreadable_image(data, tmp_path):
     assert Image.open(tmp_path / "s.png").format == "PNG"
     legend = {tuple(c) for c in sheet.reshape(-1, 3).tolist()}
     assert set(DatasetFolder(data).metadata.palette) <= legend
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_sheet_with_hostile_names(data, tmp_path, name):
+    m = read_metadata(data / "metadata.bin")
+    write_metadata(data / "metadata.bin", Metadata(**{**vars(m), "categories": [HOSTILE[name], *m.categories[1:]]}))
+    assert write_contact_sheet(tmp_path / "s.png", check_dataset(data, 1), 24, 1) == 4
+    assert max(Image.open(tmp_path / "s.png").size) < 3000
 
 
 def test_edges_close_around_a_thing_and_are_single_between_two():

@@ -7,8 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from seamseg.formats.metadata import Metadata
+from seamseg.inference.classification import Classification
+from seamseg.inference.detections import Detection
 from seamseg.structures import PanopticResult, Segment
 from seamseg.visualize import compose_overlay, distinct_colors, draw_boxes, draw_overlay, outlines, padded_palette
+from seamseg.visualize.detections import draw_detections
 from seamseg.visualize.palette import text_color
 
 DATA = Path(__file__).parents[1] / "golden"
@@ -90,6 +94,26 @@ def test_labels_change_only_the_inside_of_large_segments():
     assert np.array_equal(plain[:40], named[:40])
     with pytest.raises(ValueError, match="categories"):
         draw_overlay(photo, _result(), distinct_colors(2), labels=True)
+
+
+@pytest.mark.parametrize("kind", ["panoptic", "detection", "classification"])
+def test_a_long_name_is_cut_off(kind):
+    photo = np.full((400, 900, 3), 90, np.uint8)
+    ids = np.ones((400, 900), np.int32)
+
+    def drawn(name):
+        classes = Metadata(0, 1, [name], [(200, 10, 10)], [1])
+        if kind == "panoptic":
+            result = PanopticResult(ids, [Segment(1, 0, True, 0.5, ids.size, (0, 0, 400, 900))])
+            return draw_overlay(photo, result, classes.palette, classes.categories, labels=True)
+        if kind == "detection":
+            return draw_detections(
+                photo, [Detection(name, 0, 0.5, (50, 10, 300, 600), (400, 900))], (400, 900), classes.palette
+            )
+        return np.asarray(Classification(np.ones(1), (400, 900), classes).draw(photo))
+
+    assert (drawn("x" * 61) == drawn("x" * 1_000_001)).all(), "Pillow draws a million characters at most"
+    assert (drawn("x" * 60) != drawn("x" * 61)).any()
 
 
 def test_adjacent_instances_are_separated():
