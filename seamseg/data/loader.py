@@ -13,9 +13,10 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.samplers import ClassUniformSampling, EpochBatchSampler
-from seamseg.data.workers import WorkerSeed, block_stop_signals, failed_workers, recording_context, worker_failure
+from seamseg.data.workers import WorkerSeed, failed_workers, recording_context, worker_failure
 from seamseg.structures import Batch, PackedSequence
 from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.signals import block_stop_signals
 
 
 class BatchLoader(DataLoader):

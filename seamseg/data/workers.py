@@ -1,15 +1,12 @@
-"""Worker processes of data loading: their seeds, their signals, and the errors that report their failure."""
+"""Worker processes of data loading: their seeds, and the errors that report their failure."""
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing import connection, get_context
 from multiprocessing.context import BaseContext
@@ -22,8 +19,8 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from seamseg.utils.errors import SeamsegError, option
+from seamseg.utils.signals import ignore_foreign_signals
 
-_STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 _DEAD_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
 
 
@@ -56,41 +53,6 @@ class WorkerSeed:
             ignore_foreign_signals(worker)
         if self.reading is not None and info is not None and hasattr(info.dataset, "reading"):
             info.dataset.reading = self.reading[worker : worker + 1]
-
-
-@contextmanager
-def block_stop_signals() -> Iterator[None]:
-    """Block SIGTERM and SIGINT in processes that start within, until they call :func:`ignore_foreign_signals`.
-
-    They are blocked in this process meanwhile, and delivered at the end.
-    """
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def ignore_foreign_signals(worker: int = 0) -> None:
-    """Ignore SIGTERM in a worker unless its parent process sends it, and SIGINT; a DataLoader's `worker_init_fn`.
-
-    Clusters signal whole process groups, and so does Ctrl-C. The trainer decides when to stop, and needs the images
-    until then.
-    """
-    if not hasattr(signal, "sigwaitinfo"):
-        return
-    parent = os.getppid()
-    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
-
-    def wait() -> None:
-        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
-            pass
-        os._exit(0)
-
-    threading.Thread(target=wait, daemon=True).start()
 
 
 def recording_context(started: list[BaseProcess]) -> BaseContext:

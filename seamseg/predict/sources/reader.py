@@ -14,13 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from seamseg.data.workers import (
-    block_stop_signals,
-    describe_exit,
-    failed_workers,
-    ignore_foreign_signals,
-    recording_context,
-)
+from seamseg.data.workers import describe_exit, failed_workers, recording_context
 from seamseg.idmaps.histogram import as_array
 from seamseg.inference.images import PreparedImage
 from seamseg.predict.sources.base import Source
@@ -32,6 +26,7 @@ from seamseg.predict.sources.share import (
     retry_on_worker_death,
 )
 from seamseg.utils.errors import SeamsegError, option
+from seamseg.utils.signals import block_stop_signals, ignore_foreign_signals
 
 _NOTE_BYTES = 4096
 _MAX_IDLE_DEATHS = 3
