@@ -144,6 +144,11 @@ def _run(argv: Sequence[str]) -> int:
     if args.command is None:
         parser.print_help()
         return 0
+    try:
+        os.getcwd()
+    except OSError as error:
+        # libraries of torch end the process in it
+        raise InputError(f"the current folder: {error.strerror or error}; change to another one") from error
     from seamseg.utils.progress import set_quiet
 
     set_quiet(args.quiet)

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.samplers import ClassUniformSampling, EpochBatchSampler
-from seamseg.data.workers import WorkerSeed, failed_workers, recording_context, worker_failure
+from seamseg.data.workers import WorkerSeed, failed_workers, recording_context, to_shared_memory, worker_failure
 from seamseg.structures import Batch, PackedSequence
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.signals import block_stop_signals
@@ -114,7 +114,9 @@ def train_loader(
     if o.class_uniform:
         assert isinstance(dataset, PanopticDataset)
         replace = ClassUniformSampling(dataset.images, o.class_uniform, o.seed)
-    reading = torch.full((o.num_workers,), -1, dtype=torch.int64).share_memory_() if o.num_workers else None
+    reading = None
+    if o.num_workers:
+        reading = to_shared_memory(torch.full((o.num_workers,), -1, dtype=torch.int64), "dataloader.num_workers")
     return BatchLoader(
         dataset,
         batch_sampler=EpochBatchSampler(batch_sampler, replace),  # type: ignore[arg-type]

@@ -55,6 +55,17 @@ class WorkerSeed:
             info.dataset.reading = self.reading[worker : worker + 1]
 
 
+def to_shared_memory(tensor: Tensor, parameter: str) -> Tensor:
+    """Share a tensor with worker processes, whose number is a `parameter`; SeamsegError if there is no memory."""
+    try:
+        return tensor.share_memory_()
+    except RuntimeError as error:
+        raise SeamsegError(
+            f"no shared memory for worker processes ({str(error)[:200]}): enlarge /dev/shm (docker run --shm-size), or "
+            f"use {option(parameter, 0)}"
+        ) from error
+
+
 def recording_context(started: list[BaseProcess]) -> BaseContext:
     """Return a context of multiprocessing that appends each process it makes to a list; it forks on Linux.
 

@@ -92,8 +92,8 @@ def predict_all(
         keep_rgb = any(w.needs_photo for w in sink.writers)
         prepare = ImagePreparation(predictor.input_size, keep_rgb)
         share = DecoderShare(sources, prepare, earlier.done, world.rank, world.size, limit, sink.part)
-        loop = _PredictionLoop(predictor, sink.open_writer(world, earlier, shared_counter(world)))
         decoders = _decoders(predictor, share, workers)
+        loop = _PredictionLoop(predictor, sink.open_writer(world, earlier, shared_counter(world)))
         with graceful_termination(RESUME):
             try:
                 while not loop.run(decoders, batch_size, world.is_main):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from seamseg.data.workers import describe_exit, failed_workers, recording_context
+from seamseg.data.workers import describe_exit, failed_workers, recording_context, to_shared_memory
 from seamseg.idmaps.histogram import as_array
 from seamseg.inference.images import PreparedImage
 from seamseg.predict.sources.base import Source
@@ -74,7 +74,9 @@ class ReadAheadBudget:
     def __init__(self, workers: int) -> None:
         self.parent = os.getpid()
         self._part = READ_AHEAD_BYTES // max(workers, 1)
-        self._decoded, self._received = (torch.zeros(workers, dtype=torch.int64).share_memory_() for _ in range(2))
+        self._decoded, self._received = (
+            to_shared_memory(torch.zeros(workers, dtype=torch.int64), "workers") for _ in range(2)
+        )
 
     def wait(self, worker: int) -> None:
         """Block a decoder while its part is used up; never if it holds nothing, so that others cannot block it."""
@@ -117,7 +119,7 @@ class ProcessDecoders:
         self._idle_deaths = 0
         self._iterator: object = None
         self._started: list[BaseProcess] = []
-        self._notes = torch.zeros(self.workers, _NOTE_BYTES, dtype=torch.uint8).share_memory_()
+        self._notes = to_shared_memory(torch.zeros(self.workers, _NOTE_BYTES, dtype=torch.uint8), "workers")
         self._budget = ReadAheadBudget(0)
 
     def read(self, skip: Collection[str]) -> Iterator[DecodedImage]:
