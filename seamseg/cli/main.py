@@ -125,7 +125,7 @@ def _full_disk(error: Exception) -> SeamsegError | None:
         sys.stdout.flush()
     except OSError:
         _discard_output()
-    return cannot_write(error.filename or "standard output or a temporary file", error)
+    return cannot_write(error.filename or "standard output or another file", error)
 
 
 def _print_error(line: str) -> None:

@@ -6,7 +6,8 @@ import random
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import connection, get_context
 from multiprocessing.context import BaseContext
@@ -19,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from seamseg.utils.errors import SeamsegError, option
-from seamseg.utils.signals import ignore_foreign_signals
+from seamseg.utils.signals import block_stop_signals, ignore_foreign_signals
 
 _DEAD_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
 
@@ -55,14 +56,29 @@ class WorkerSeed:
             info.dataset.reading = self.reading[worker : worker + 1]
 
 
-def to_shared_memory(tensor: Tensor, parameter: str) -> Tensor:
-    """Share a tensor with worker processes, whose number is a `parameter`; SeamsegError if there is no memory."""
+@contextmanager
+def starting_workers(parameter: str) -> Iterator[None]:
+    """Start worker processes, or share tensors with them, in a `with` block that no signal interrupts.
+
+    Parameters
+    ----------
+    parameter : that sets their number
+
+    Raises
+    ------
+    SeamsegError
+        if they cannot be started
+    """
     try:
-        return tensor.share_memory_()
-    except RuntimeError as error:
+        with block_stop_signals():
+            yield
+    except (OSError, RuntimeError) as error:
+        # torch raises RuntimeError for shared memory, and for a worker that has died meanwhile
+        if isinstance(error, ConnectionError) or _DEAD_WORKER.search(str(error)):
+            raise
         raise SeamsegError(
-            f"no shared memory for worker processes ({str(error)[:200]}): enlarge /dev/shm (docker run --shm-size), or "
-            f"use {option(parameter, 0)}"
+            f"cannot start worker processes: {str(error)[:200]}; enlarge /dev/shm (docker run --shm-size) or what the "
+            f"error names, or use {option(parameter, 0)}"
         ) from error
 
 

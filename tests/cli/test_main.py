@@ -278,7 +278,7 @@ def test_signals_leave_no_file(words: str, number: str, code: int, tmp_path: Pat
             (
                 1,
                 "",
-                "seamseg fake: standard output or a temporary file: cannot be written: No space left on device\n",
+                "seamseg fake: standard output or another file: cannot be written: No space left on device\n",
                 "whole",
             ),
         ),

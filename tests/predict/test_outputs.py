@@ -312,8 +312,8 @@ def test_no_shared_memory(micro_run, photos, tmp_path, seamseg_main, capsys, mon
     cpu = [word for word in CPU if word not in ("--workers", "0")]
     assert seamseg_main("predict", micro_run, photos, tmp_path / "out" / "p-%d.tar", *cpu, "--workers", "2") == 1
     error = capsys.readouterr().err.splitlines()[-1]
-    assert "no shared memory for worker processes" in error
-    assert error.endswith("enlarge /dev/shm (docker run --shm-size), or use --workers 0")
+    assert "cannot start worker processes: unable to allocate shared memory(shm)" in error
+    assert error.endswith("or use --workers 0")
     assert not list((tmp_path / "out").glob(".*"))
 
 
