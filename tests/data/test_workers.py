@@ -216,7 +216,7 @@ def test_workers_that_cannot_be_started(make_folder, monkeypatch):
     def full(*args, **options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("torch.utils.data.dataloader._BaseDataLoaderIter.__init__", full)
+    monkeypatch.setattr("torch.utils.data.DataLoader.__iter__", full)
     with pytest.raises(SeamsegError, match=r"cannot start worker processes: .*No space left .*num_workers=0"):
         list(loader_of(dataset(make_folder(SIZES)), 1))
     # those that have died are reported with the file that they were reading
