@@ -19,11 +19,11 @@ from seamseg.classification.config import ClassifierConfig
 from seamseg.data.images import open_image
 from seamseg.data.loader import BatchLoader, LoaderOptions, train_loader
 from seamseg.data.samplers import DistributedARBatchSampler, SampleIndex, ShardSampler
-from seamseg.data.workers import ignore_foreign_signals
 from seamseg.formats.metadata import Metadata
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError, option
 from seamseg.utils.parallel import available_cores
+from seamseg.utils.signals import ignore_foreign_signals
 
 TRAIN, VAL = "train", "val"
 

@@ -160,12 +160,14 @@ def _run_cityscapes(args: argparse.Namespace) -> int:
 
 
 def _show(table: str, scores: Any, path: str | None) -> None:
-    """Print the table, then write the JSON: the scores must not be lost if the file cannot be written."""
+    """Print the table, then write the JSON: the scores must not be lost if one of them fails."""
     from seamseg.utils.files import write_json
 
-    print(table, flush=True)
-    if path is not None:
-        write_json(path, scores.to_json(), indent=2)
+    try:
+        print(table, flush=True)
+    finally:
+        if path is not None:
+            write_json(path, scores.to_json(), indent=2)
 
 
 def _first_given(args: argparse.Namespace, names: tuple[str, ...]) -> str | None:

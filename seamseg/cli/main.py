@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
 import importlib
+import io
 import os
 import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from types import ModuleType
 from typing import Any, NoReturn
 
 from seamseg.cli import process_settings
 from seamseg.utils.errors import InputError, SeamsegError, Terminated, flags_in_messages, missing_packages
-from seamseg.utils.launcher import is_main_process
+from seamseg.utils.launcher import is_main_process, process_count
+from seamseg.utils.signals import graceful_termination
 from seamseg.version import __version__
 
 COMMANDS = {
@@ -51,12 +55,14 @@ PARAMETER_FLAGS = {
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
-EXIT_TERMINATED = 143
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return 0 on success, 1 on failure, 2 for bad usage or input, 128 + N after signal N."""
     if argv is None:
+        _open_streams()
         process_settings.apply()
         argv = sys.argv[1:]
     # parsing the arguments may fail, too
@@ -65,26 +71,67 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not debug:
             warnings.showwarning = _show_warning
         try:
-            code = _run(argv)
+            # processes of a launcher wait for each other, in C++: SIGTERM ends them at once
+            with graceful_termination() if process_count() == 1 else nullcontext():
+                code = _run(argv)
             # raises BrokenPipeError here rather than at interpreter exit
             sys.stdout.flush()
             return code
         except KeyboardInterrupt as stop:
             # launchers signal all processes
             if is_main_process():
-                print(f"{_name(argv)}: interrupted{'; ' if str(stop) else ''}{stop}", file=sys.stderr)
-            return EXIT_TERMINATED if isinstance(stop, Terminated) else EXIT_INTERRUPTED
+                _print_error(f"{_name(argv)}: interrupted{'; ' if str(stop) else ''}{stop}")
+            return stop.exit_code if isinstance(stop, Terminated) else EXIT_INTERRUPTED
         except BrokenPipeError:
             # the reader of stdout has exited, as `| head` does
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _discard_output()
             return EXIT_FAILED
         except Exception as error:
             if debug:
                 traceback.print_exc()
-            error = _missing_package(error) or error
+            error = _missing_package(error) or _full_disk(error) or error
             if not (isinstance(error, SeamsegError) and error.reported):
-                print(f"{_name(argv)}: {_one_line(error)}", file=sys.stderr)
+                _print_error(f"{_name(argv)}: {_one_line(error)}")
             return error.exit_code if isinstance(error, SeamsegError) else EXIT_FAILED
+
+
+def _open_streams() -> None:
+    """Open the standard streams that the caller has closed, and let stdout escape what its encoding lacks."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # the lowest free number: the next file that is opened would get it, with all that is printed
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _discard_output() -> None:
+    """Connect stdout to nothing: it is flushed once more when the interpreter exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _full_disk(error: Exception) -> SeamsegError | None:
+    """Return the error for a full disk, if it was not that of a file that `utils.files` writes; None for others."""
+    if not isinstance(error, OSError) or error.errno not in _FULL:
+        return None
+    from seamseg.utils.files import cannot_write
+
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _discard_output()
+    return cannot_write(error.filename or "standard output or another file", error)
+
+
+def _print_error(line: str) -> None:
+    # stderr may be gone, as that of a closed terminal: the exit code must not change
+    with suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def _run(argv: Sequence[str]) -> int:
@@ -97,6 +144,11 @@ def _run(argv: Sequence[str]) -> int:
     if args.command is None:
         parser.print_help()
         return 0
+    try:
+        os.getcwd()
+    except OSError as error:
+        # libraries of torch end the process in it
+        raise InputError(f"the current folder: {error.strerror or error}; change to another one") from error
     from seamseg.utils.progress import set_quiet
 
     set_quiet(args.quiet)

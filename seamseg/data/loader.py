@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.samplers import ClassUniformSampling, EpochBatchSampler
-from seamseg.data.workers import WorkerSeed, block_stop_signals, failed_workers, recording_context, worker_failure
+from seamseg.data.workers import WorkerSeed, failed_workers, recording_context, starting_workers, worker_failure
 from seamseg.structures import Batch, PackedSequence
 from seamseg.utils.errors import InputError, SeamsegError
 
@@ -32,7 +32,7 @@ class BatchLoader(DataLoader):
                     self.multiprocessing_context = recording_context(self._workers)
                 if not self.persistent_workers:
                     self._workers.clear()
-                with block_stop_signals():
+                with starting_workers("dataloader.num_workers"):
                     iterator = super().__iter__()
                 yield from iterator
             except SeamsegError as error:
@@ -113,7 +113,10 @@ def train_loader(
     if o.class_uniform:
         assert isinstance(dataset, PanopticDataset)
         replace = ClassUniformSampling(dataset.images, o.class_uniform, o.seed)
-    reading = torch.full((o.num_workers,), -1, dtype=torch.int64).share_memory_() if o.num_workers else None
+    reading = None
+    if o.num_workers:
+        with starting_workers("dataloader.num_workers"):
+            reading = torch.full((o.num_workers,), -1, dtype=torch.int64).share_memory_()
     return BatchLoader(
         dataset,
         batch_sampler=EpochBatchSampler(batch_sampler, replace),  # type: ignore[arg-type]

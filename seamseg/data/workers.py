@@ -1,13 +1,11 @@
-"""Worker processes of data loading: their seeds, their signals, and the errors that report their failure."""
+"""Worker processes of data loading: their seeds, and the errors that report their failure."""
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import signal
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,8 +20,8 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from seamseg.utils.errors import SeamsegError, option
+from seamseg.utils.signals import block_stop_signals, ignore_foreign_signals
 
-_STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 _DEAD_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
 
 
@@ -59,38 +57,29 @@ class WorkerSeed:
 
 
 @contextmanager
-def block_stop_signals() -> Iterator[None]:
-    """Block SIGTERM and SIGINT in processes that start within, until they call :func:`ignore_foreign_signals`.
+def starting_workers(parameter: str) -> Iterator[None]:
+    """Start worker processes, or share tensors with them, in a `with` block that no signal interrupts.
 
-    They are blocked in this process meanwhile, and delivered at the end.
+    Parameters
+    ----------
+    parameter : that sets their number
+
+    Raises
+    ------
+    SeamsegError
+        if they cannot be started
     """
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
     try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def ignore_foreign_signals(worker: int = 0) -> None:
-    """Ignore SIGTERM in a worker unless its parent process sends it, and SIGINT; a DataLoader's `worker_init_fn`.
-
-    Clusters signal whole process groups, and so does Ctrl-C. The trainer decides when to stop, and needs the images
-    until then.
-    """
-    if not hasattr(signal, "sigwaitinfo"):
-        return
-    parent = os.getppid()
-    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
-
-    def wait() -> None:
-        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
-            pass
-        os._exit(0)
-
-    threading.Thread(target=wait, daemon=True).start()
+        with block_stop_signals():
+            yield
+    except (OSError, RuntimeError) as error:
+        # torch raises RuntimeError for shared memory, and for a worker that has died meanwhile
+        if isinstance(error, ConnectionError) or _DEAD_WORKER.search(str(error)):
+            raise
+        raise SeamsegError(
+            f"cannot start worker processes: {str(error)[:200]}; enlarge /dev/shm (docker run --shm-size) or what the "
+            f"error names, or use {option(parameter, 0)}"
+        ) from error
 
 
 def recording_context(started: list[BaseProcess]) -> BaseContext:

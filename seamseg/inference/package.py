@@ -8,10 +8,15 @@ those from trusted sources only.
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import tempfile
+import weakref
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +24,13 @@ import numpy as np
 
 from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.utils.errors import InputError
+from seamseg.utils.files import cannot_write
 from seamseg.utils.launcher import local_rank
-from seamseg.utils.limits import MIB
+from seamseg.utils.limits import MIB, SNAPSHOT_BYTES, check_member
 
 _METADATA_BYTES = 8 * MIB
 _MEMBERS = re.compile(
-    r"\w[^/]*/(data/aotinductor/model/\w[\w.-]*|version|archive_format|archive_version|byteorder|\.data/version"
+    r"\w[^/\\]*/(data/aotinductor/model/\w[\w.-]*|version|archive_format|archive_version|byteorder|\.data/version"
     r"|\.data/serialization_id|\.format_version|\.storage_alignment)"
 )
 """Files of a package; those of other `.pt2` archives hold pickled objects."""
@@ -60,6 +66,8 @@ def _stated(path: Path) -> dict[str, str]:
             texts = [member for member in members if member.filename.endswith("_metadata.json")]
             if foreign or not texts:
                 raise InputError(f"{path}: {_not_ours(foreign)}")
+            stated = sum(member.file_size for member in members)
+            check_member(str(path), os.path.getsize(path), stated, SNAPSHOT_BYTES, "package")
             if any(text.file_size > _METADATA_BYTES for text in texts):
                 raise InputError(f"{path}: its metadata is larger than {_METADATA_BYTES // MIB} MiB: not loaded")
             if (damaged := archive.testzip()) is not None:
@@ -117,10 +125,13 @@ class PackageSession:
         chosen = choose_device(wanted, local_rank())
         self.device, index = str(chosen), chosen.index
         try:
-            # not through torch._inductor.aoti_load_package: that runs the C++ compiler to compare instruction sets
-            self._loader = torch._C._aoti.AOTIModelPackageLoader(
-                str(path), "model", False, 1, -1 if index is None else index
-            )
+            with _temporary_folder(self):
+                # not through torch._inductor.aoti_load_package: that runs the C++ compiler to compare instruction sets
+                self._loader = torch._C._aoti.AOTIModelPackageLoader(
+                    str(path), "model", False, 1, -1 if index is None else index
+                )
+        except OSError as error:
+            raise cannot_write("folder of temporary files", error) from error
         except RuntimeError as error:
             reason = " ".join(str(error).split())[:200]
             raise InputError(f"{path}: this PyTorch ({torch.__version__}) cannot load the package: {reason}") from error
@@ -148,6 +159,25 @@ class PackageSession:
             outputs: list[Any] = self._loader.run(given)
         found = dict(zip(self.exported.extra.get("outputs", self.exported.outputs), outputs, strict=True))
         return [found[name].cpu().numpy() for name in names]
+
+
+@contextmanager
+def _temporary_folder(owner: object) -> Iterator[None]:
+    """Let torch unpack into a folder that is removed after an error, which torch does not do, and else with `owner`."""
+    before = os.environ.get("TMPDIR")
+    folder = tempfile.mkdtemp(prefix="seamseg-package-")
+    remove = weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
+    os.environ["TMPDIR"] = folder
+    try:
+        yield
+    except BaseException:
+        remove()
+        raise
+    finally:
+        if before is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = before
 
 
 def _checked(inputs: Mapping[str, np.ndarray], exported: ExportedMetadata) -> list[np.ndarray]:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 from seamseg.inference.images import ImagePreparation, PreparedImage, equal_size_batches
@@ -23,9 +19,10 @@ from seamseg.predict.sources.share import Decoders, DecoderShare, ThreadDecoders
 from seamseg.predict.writers import Writer
 from seamseg.predictions import Prediction
 from seamseg.utils.distributed import World, broadcast_object, gather_objects, long_timeout_group, shared_counter
-from seamseg.utils.errors import InputError, SeamsegError, Terminated
+from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.parallel import BackgroundWriter
 from seamseg.utils.progress import progress
+from seamseg.utils.signals import graceful_termination
 from seamseg.utils.urls import describe_error
 
 _FUSED_BYTES = 8
@@ -95,8 +92,8 @@ def predict_all(
         keep_rgb = any(w.needs_photo for w in sink.writers)
         prepare = ImagePreparation(predictor.input_size, keep_rgb)
         share = DecoderShare(sources, prepare, earlier.done, world.rank, world.size, limit, sink.part)
-        loop = _PredictionLoop(predictor, sink.open_writer(world, earlier, shared_counter(world)))
         decoders = _decoders(predictor, share, workers)
+        loop = _PredictionLoop(predictor, sink.open_writer(world, earlier, shared_counter(world)))
         with graceful_termination(RESUME):
             try:
                 while not loop.run(decoders, batch_size, world.is_main):
@@ -108,29 +105,6 @@ def predict_all(
         if world.is_main:
             sink.finish([sum(counts) for counts in lines])
     return RunSummary(sum(good for good, _ in lines), sum(bad for _, bad in lines), len(earlier.done))
-
-
-@contextmanager
-def graceful_termination(advice: str) -> Iterator[None]:
-    """Raise `Terminated` at SIGTERM; a second SIGTERM ends the process. Add `advice` to what interrupts the block.
-
-    Not for code that waits for other processes: Python handles signals only between two bytecode instructions.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def terminate(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    except KeyboardInterrupt as stop:
-        raise type(stop)(advice) from stop
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _begin(

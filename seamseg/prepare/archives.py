@@ -24,12 +24,15 @@ from seamseg.utils.limits import (
     LimitedTarInfo,
     SparseMember,
     check_member,
+    check_path,
     detect_compression,
     inflate,
     packed_size,
 )
 
 _STORED, _DEFLATED, _TAR = 0, 8, -1
+_MOST_LINKS = 40
+"""Links that lead to a file of a tar file; the limit of Linux."""
 _UTF8 = 1 << 11
 """Flag of a zip file: the name is UTF-8."""
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
@@ -205,6 +208,7 @@ class SourceTree:
                 self._refused.append(str(archive))
             return
         for member in members:
+            check_path(member.path, str(archive))
             folder, _, name = _clean(f"{mount}/{member.path}").rpartition("/")
             of_folder = self._packed.setdefault(folder, {})
             before = of_folder.get(name)
@@ -222,8 +226,12 @@ def _zip_members(archive: Path) -> list[ArchiveMember]:
     try:
         with zipfile.ZipFile(archive) as file:
             entries = [info for info in file.infolist() if not info.is_dir()]
-            for info in entries:
-                packed_size(file, info)
+            end = 0
+            for info in sorted(entries, key=lambda info: info.header_offset):
+                packed = packed_size(file, info)
+                if info.header_offset < end:
+                    raise zipfile.BadZipFile(f"{info.filename} overlaps another file")
+                end = info.header_offset + packed
     except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
         raise InputError(
             f"{archive}: not a zip file, or a truncated one ({error}); download it again, or move it away"
@@ -239,7 +247,7 @@ def _zip_members(archive: Path) -> list[ArchiveMember]:
 
 def _path_in_zip(info: zipfile.ZipInfo) -> str:
     """Return the path of a file. Info-ZIP stores UTF-8 on Linux without a flag, and `zipfile` takes it for cp437."""
-    if not info.flag_bits & _UTF8:
+    if not info.flag_bits & _UTF8 and not info.filename.isascii():
         with suppress(UnicodeError):
             return info.filename.encode("cp437").decode()
     return info.filename
@@ -269,7 +277,7 @@ def _tar_members(archive: Path) -> list[ArchiveMember]:
 
 def _target(found: dict[str, tarfile.TarInfo], path: str) -> tarfile.TarInfo | None:
     """Return the entry of a path, following hard and symbolic links; None if it is not in the archive."""
-    for _ in range(len(found)):
+    for _ in range(_MOST_LINKS):
         info = found.get(path)
         if info is None or not (info.islnk() or info.issym()):
             return info

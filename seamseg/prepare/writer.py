@@ -153,13 +153,9 @@ class DatasetWriter:
         if len(set(ids)) != len(ids):
             twice = next(i for k, i in enumerate(ids) if i in ids[:k])
             raise InputError(f"{split}: two images of the source have the name {twice!r}")
-        # a name is a path below `img` and a line of the list
-        invalid = next(
-            (i for i in ids if join_inside(self.root, i) is None or [part.strip() for part in i.splitlines()] != [i]),
-            None,
-        )
+        invalid = next((i for i in ids if not self._is_valid(i)), None)
         if invalid is not None:
-            raise InputError(f"{split}: {invalid!r} is not a valid image name")
+            raise InputError(f"{split}: {invalid!r} is not a valid image name, a line of UTF-8")
         journal = _Journal(self.root / _JOURNALS / f"{split}.jsonl", self.classes)
         records = {k: r for k, r in journal.read().items() if self._is_on_disk(r)}
         todo = [f for f in frames if f.id not in records or records[f.id]["stamp"] != _fingerprint(f)]
@@ -182,6 +178,14 @@ class DatasetWriter:
         write_metadata(self.root / "metadata.bin", metadata)
         shutil.rmtree(self.root / _JOURNALS, ignore_errors=True)
         return metadata
+
+    def _is_valid(self, name: str) -> bool:
+        """Return whether a name is a path below `img` and a line of a list, which is UTF-8."""
+        try:
+            lines = name.encode().decode().splitlines()
+        except UnicodeEncodeError:
+            return False
+        return [line.strip() for line in lines] == [name] and join_inside(self.root, name) is not None
 
     def _is_on_disk(self, record: dict[str, Any]) -> bool:
         return all((self.root / name).is_file() for name in record["files"])
@@ -212,11 +216,14 @@ class _Journal:
         """Rewrite the journal with the records to keep, and yield a function that appends one."""
         lines = [json.dumps(line) + "\n" for line in (self._header, *keep)]
         write_atomically(self._path, "".join(lines).encode())
-        with self._path.open("a", encoding="utf-8") as file:
+        # without a buffer, which would fail again when the file is closed
+        with self._path.open("ab", buffering=0) as file:
 
             def append(record: dict[str, Any]) -> None:
-                file.write(json.dumps(record) + "\n")
-                file.flush()
+                try:
+                    file.write((json.dumps(record) + "\n").encode())
+                except OSError as error:
+                    raise cannot_write(self._path, error) from error
 
             yield append
 

@@ -46,6 +46,14 @@ class OutOfMemory(SeamsegError):
 class Terminated(KeyboardInterrupt):
     """The process has received SIGTERM."""
 
+    exit_code = 143
+
+
+class HungUp(Terminated):
+    """The process has received SIGHUP: its terminal was closed."""
+
+    exit_code = 129
+
 
 _flags: Mapping[str, str] = {}
 

@@ -41,6 +41,11 @@ PHOTO_BYTES = GIB
 """Largest image file that is read into memory, from an archive, a shard or a URL: more than an uncompressed image of
 `MAX_PIXELS` (`seamseg/data/images.py`) with four bytes per pixel, 768 MiB."""
 
+PATH_CHARACTERS = 4096
+"""Longest path in an archive; the limit of Linux in bytes."""
+PATH_FOLDERS = 64
+"""Most folders around a file in an archive."""
+
 FREE_BYTES = 16 * MIB
 """Members of an archive up to this size may have any compression ratio."""
 RATIO = 50
@@ -111,6 +116,15 @@ def check_member(name: str, packed: int, size: int, limit: int, what: str, free:
         raise TooLarge(
             f"{name}: {format_bytes(packed)} would be inflated to {format_bytes(size)}; the limit is {RATIO} times the "
             f"size in the archive, or {format_bytes(free)}"
+        )
+
+
+def check_path(path: str, name: str) -> None:
+    """Raise TooLarge, which names the archive, for the path of a member that would take much memory as folders."""
+    if len(path) > PATH_CHARACTERS or path.count("/") > PATH_FOLDERS:
+        raise TooLarge(
+            f"{name}: a path of {len(path)} characters in {path.count('/')} folders ({path[:40]}...); the limits are "
+            f"{PATH_CHARACTERS} and {PATH_FOLDERS}"
         )
 
 

@@ -14,8 +14,9 @@ from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
-from seamseg.utils.errors import SeamsegError
+from seamseg.utils.errors import SeamsegError, option
 from seamseg.utils.files import cannot_write
+from seamseg.utils.signals import block_stop_signals, ignore_foreign_signals
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -39,19 +40,17 @@ def parallel_map(function: Callable[[A], B], items: Sequence[A], workers: int | 
     Raises
     ------
     SeamsegError
-        if a worker is killed; errors of `function` are raised unchanged. After an error or a dropped iteration, items
-        not yet started are left out; only an error waits for the others.
+        if the workers cannot be started, or one is killed; errors of `function` are raised unchanged. After an error or
+        a dropped iteration, items not yet started are left out; only an error waits for the others.
     """
     count = min(available_cores() if workers is None else workers, len(items))
     if count <= 1:
         yield from map(function, items)
         return
-    # a forked worker starts at once and does not import the caller's main module again
-    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin_worker, initargs=(os.getpid(),))
+    pool, results = _start_workers(function, items, count)
     dropped = False
     try:
-        yield from pool.map(function, items)
+        yield from results
     except GeneratorExit:
         dropped = True
         raise
@@ -65,8 +64,30 @@ def parallel_map(function: Callable[[A], B], items: Sequence[A], workers: int | 
         pool.shutdown(wait=not dropped, cancel_futures=True)
 
 
+def _start_workers(
+    function: Callable[[A], B], items: Sequence[A], count: int
+) -> tuple[ProcessPoolExecutor, Iterator[B]]:
+    # a forked worker starts at once and does not import the caller's main module again
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    others = multiprocessing.active_children()
+    try:
+        pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin_worker, initargs=(os.getpid(),))
+        with block_stop_signals():
+            return pool, pool.map(function, items)
+    except OSError as error:
+        for worker in multiprocessing.active_children():
+            if worker not in others:
+                # it waits for work, and the exit of the interpreter for it
+                worker.kill()
+        raise SeamsegError(
+            f"cannot start {count} worker processes: {error.strerror or error} (limits of processes, open files and "
+            f"/dev/shm); {option('workers', 1)} starts none"
+        ) from error
+
+
 def _begin_worker(parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends the pool
+    ignore_foreign_signals()
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
 
 

@@ -19,7 +19,6 @@ from seamseg.data.input_size import InputSize
 from seamseg.data.loader import BatchLoader
 from seamseg.data.samplers import ShardSampler
 from seamseg.data.transforms import TestTransform, pil_to_tensor
-from seamseg.data.workers import ignore_foreign_signals
 from seamseg.evaluation.coco_ap import InstanceEvaluator, average_precision, require_pycocotools
 from seamseg.evaluation.confusion import ConfusionMatrix
 from seamseg.evaluation.evaluator import Comparison, PanopticEvaluator
@@ -43,6 +42,7 @@ from seamseg.utils.distributed import World, broadcast_object, gather_to_main, s
 from seamseg.utils.errors import InputError, option
 from seamseg.utils.parallel import available_cores
 from seamseg.utils.progress import progress
+from seamseg.utils.signals import ignore_foreign_signals
 
 
 @dataclass(frozen=True)

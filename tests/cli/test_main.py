@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -220,6 +221,81 @@ def test_closed_stdout(argv: list[str]) -> None:
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait() == 1
+
+
+CHILD = """
+import os, signal, sys
+from pathlib import Path
+from types import SimpleNamespace
+from seamseg.cli import main as frame
+from seamseg.utils.files import replacing
+
+def run(args):
+    with replacing(Path("out")) as temporary:
+        temporary.write_text("whole")
+{body}
+
+frame.COMMANDS["fake"] = ""
+frame.command_module = lambda name: SimpleNamespace(__doc__="", add_arguments=lambda parser: None, run=run)
+sys.argv = ["seamseg", "fake"]
+sys.exit(frame.main())
+"""
+
+
+def _in_shell(words: str, body: str, folder: Path) -> tuple[int, str, str, str | None]:
+    """Run a command with `words` of a shell; its exit code, what it prints, and the file that it writes, if whole."""
+    program = CHILD.format(body="        " + body.replace("\n", "\n        "))
+    done = subprocess.run(
+        ["bash", "-c", words, "bash", sys.executable, "-c", program], capture_output=True, text=True, cwd=folder
+    )
+    assert set(os.listdir(folder)) <= {"out"}
+    path = folder / "out"
+    return done.returncode, done.stdout, done.stderr, path.read_text() if path.exists() else None
+
+
+@pytest.mark.parametrize(
+    ("words", "number", "code"),
+    [
+        ('exec "$@"', "SIGTERM", 143),
+        ('exec "$@"', "SIGHUP", 129),
+        ('exec "$@"', "SIGINT", 130),
+        ('exec "$@" 2>/dev/full', "SIGTERM", 143),
+        ("trap '' HUP; exec \"$@\"", "SIGHUP", 0),
+    ],
+)
+def test_signals_leave_no_file(words: str, number: str, code: int, tmp_path: Path) -> None:
+    done = _in_shell(words, f"os.kill(os.getpid(), signal.{number})", tmp_path)
+    said = "seamseg fake: interrupted\n" if code and "full" not in words else ""
+    assert done == (code, "", said, None if code else "whole")
+
+
+@pytest.mark.parametrize(
+    ("words", "body", "expected"),
+    [
+        # what is printed must not go to the file, which would get the number of the closed stream
+        ('"$@" >&-', "print('x')\nos.write(1, b'noise')", (0, "", "", "whole")),
+        ('"$@" 2>&-', "print('x', file=sys.stderr)\nsys.stderr.isatty()", (0, "", "", "whole")),
+        ('"$@" <&- >&- 2>&-', "print('x')\nos.system('echo x')", (0, "", "", "whole")),
+        (
+            'env -u PYTHONUNBUFFERED "$@" >/dev/full',
+            "print('x')",
+            (
+                1,
+                "",
+                "seamseg fake: standard output or another file: cannot be written: No space left on device\n",
+                "whole",
+            ),
+        ),
+        (
+            'mkdir gone && cd gone && rmdir ../gone; "$@"',
+            "",
+            (2, "", "seamseg fake: the current folder: No such file or directory; change to another one\n", None),
+        ),
+        ('PYTHONIOENCODING=ascii "$@"', "print('PQ\u2020')", (0, "PQ\\u2020\n", "", "whole")),
+    ],
+)
+def test_odd_environments(words: str, body: str, expected: tuple, tmp_path: Path) -> None:
+    assert _in_shell(words, body, tmp_path) == expected
 
 
 @pytest.mark.parametrize("how", [["-m", "seamseg"], ["-m", "seamseg.cli.main"]])

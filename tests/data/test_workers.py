@@ -18,7 +18,7 @@ from seamseg.data.dataset import PanopticDataset
 from seamseg.data.loader import LoaderOptions, index_sampler, set_epoch, train_loader, translate_worker_errors
 from seamseg.data.samplers import DistributedARBatchSampler
 from seamseg.data.transforms import AugmentationOptions, TrainTransform
-from seamseg.data.workers import failed_workers, recording_context
+from seamseg.data.workers import failed_workers, recording_context, starting_workers
 from seamseg.utils.errors import InputError, SeamsegError
 
 SIZES = [(12, 20), (20, 12), (14, 14), (10, 18), (9, 30), (8, 12)]
@@ -210,6 +210,19 @@ def test_a_connection_that_breaks_before_the_end_of_its_worker(monkeypatch):
     finally:
         waiting.kill()
         waiting.join()
+
+
+def test_workers_that_cannot_be_started(make_folder, monkeypatch):
+    def full(*args, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("torch.utils.data.DataLoader.__iter__", full)
+    with pytest.raises(SeamsegError, match=r"cannot start worker processes: .*No space left .*num_workers=0"):
+        list(loader_of(dataset(make_folder(SIZES)), 1))
+    # those that have died are reported with the file that they were reading
+    for error in (ConnectionResetError(), RuntimeError("DataLoader worker (pid 3) is killed by signal: Bus error.")):
+        with pytest.raises(type(error)), starting_workers("workers"):
+            raise error
 
 
 def test_processes_that_a_context_makes_are_recorded():

@@ -1,6 +1,7 @@
 """Packages that are refused before any of their code runs."""
 
 import json
+import os
 import zipfile
 import zlib
 
@@ -54,6 +55,7 @@ def test_metadata(tmp_path):
         ({"net/data/weights/model.pt": "pickle"}, {}, "it holds 'net/data/weights/model.pt'"),
         ({"net/models/model.json": "{}"}, {}, "it holds 'net/models/model.json'"),
         ({f"{MODEL}/../../escape.so": ""}, {}, "escape.so"),
+        ({"net\\..\\escape/version": ""}, {}, "escape"),
         ({}, {METADATA_KEY: "{"}, "is not JSON"),
         ({}, {METADATA_KEY: '{"format": 99, "version": "9.9"}'}, "update seamseg"),
         ({}, {"AOTI_DEVICE_KEY": "cuda"}, "compiled for 'cuda', not for cpu"),
@@ -62,8 +64,18 @@ def test_metadata(tmp_path):
         ({}, {}, "cannot load the package"),
     ],
 )
-def test_refused(tmp_path, members, metadata, reason):
+def test_refused(tmp_path, monkeypatch, members, metadata, reason):
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr("tempfile.tempdir", None)
     assert reason in refusal(package(tmp_path / "a.pt2", members, **metadata))
+    assert os.environ["TMPDIR"] == str(tmp_path / "tmp")
+    assert not os.listdir(tmp_path / "tmp")
+
+
+def test_a_package_that_would_fill_the_disk(tmp_path):
+    path = package(tmp_path / "a.pt2", {f"{MODEL}/a.so": bytes(20 << 20)}, zipfile.ZIP_DEFLATED)
+    assert "KiB would be inflated to 20 MiB; the limit is 50 times the size" in refusal(path)
 
 
 def test_files_that_are_no_packages(tmp_path):

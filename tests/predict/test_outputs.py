@@ -304,6 +304,19 @@ def test_a_signal_ends_a_run_gracefully(micro_run, photos, tmp_path, seamseg_mai
     assert len(seen) - done == len(NAMES) - written
 
 
+def test_no_shared_memory(micro_run, photos, tmp_path, seamseg_main, capsys, monkeypatch):
+    def full(tensor):
+        raise RuntimeError("unable to allocate shared memory(shm): No space left on device (28)")
+
+    monkeypatch.setattr("torch.Tensor.share_memory_", full)
+    cpu = [word for word in CPU if word not in ("--workers", "0")]
+    assert seamseg_main("predict", micro_run, photos, tmp_path / "out" / "p-%d.tar", *cpu, "--workers", "2") == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "cannot start worker processes: unable to allocate shared memory(shm)" in error
+    assert error.endswith("or use --workers 0")
+    assert not list((tmp_path / "out").glob(".*"))
+
+
 def test_temporary_failures_of_a_store_are_retried(micro_run, photos, seamseg_main, memory, monkeypatch):
     put, calls = type(memory).put_file, Counter()
 

@@ -108,6 +108,42 @@ def test_damaged_archives(source, tmp_path):
         SourceTree(root)
 
 
+def test_files_of_a_zip_that_overlap(tmp_path):
+    """A few kilobytes could be the content of any number of photos."""
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as file:
+        file.writestr("a.txt", "text")
+        file.writestr("b.txt", "text")
+    data = bytearray((tmp_path / "all.zip").read_bytes())
+    start = data.rindex(b"PK\1\2") + 42
+    data[start : start + 4] = bytes(4)
+    (tmp_path / "all.zip").write_bytes(data)
+    with pytest.raises(InputError, match=r"b\.txt overlaps another file"):
+        SourceTree(tmp_path)
+
+
+@pytest.mark.parametrize("path", ["a/" * 65 + "x", "a" * 4097])
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_paths_that_take_memory(path, kind, tmp_path):
+    """Each folder of a path is held, so that a few long ones would take gigabytes."""
+    with (
+        zipfile.ZipFile(tmp_path / "all.zip", "w") if kind == "zip" else tarfile.open(tmp_path / "all.tar", "w")
+    ) as file:
+        file.writestr(path, "") if kind == "zip" else file.addfile(tarfile.TarInfo(path))
+    with pytest.raises(InputError, match=r"a path of .* characters in .* folders .*; the limits are 4096 and 64"):
+        SourceTree(tmp_path)
+
+
+def test_chains_of_links(tmp_path):
+    """Following each of many would take hours."""
+    with tarfile.open(tmp_path / "all.tar", "w") as file:
+        file.addfile(tarfile.TarInfo("0"))
+        for number in range(1, 50):
+            info = tarfile.TarInfo(str(number))
+            info.type, info.linkname = tarfile.SYMTYPE, str(number - 1)
+            file.addfile(info)
+    assert sorted(SourceTree(tmp_path).files("").keys() - {"all.tar"}) == sorted(map(str, range(40)))
+
+
 def test_unsupported_compression(source, tmp_path):
     (tmp_path / "z").mkdir()
     zip_of(source, tmp_path / "z" / "all.zip", zipfile.ZIP_BZIP2)

@@ -233,7 +233,7 @@ def test_same_name_twice(tmp_path):
         DatasetWriter(tmp_path / "out", classes()).add_split("train", [*frames, frames[1]], read)
 
 
-@pytest.mark.parametrize("name", ["../x", "/x", "a/../../x", "", "a\nb", " a", "a\u2028"])
+@pytest.mark.parametrize("name", ["../x", "/x", "a/../../x", "", "a\nb", " a", "a\u2028", "a\udcff"])
 def test_invalid_image_names(tmp_path, name):
     (frame,) = make_frames(tmp_path / "src", 1)
     with pytest.raises(InputError, match="is not a valid image name"):
@@ -256,6 +256,17 @@ def test_failed_write_keeps_the_old_file(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(SeamsegError, match="cannot be written"), replacing(path / "x") as temporary:
         temporary.write_text("x")
+
+
+def test_a_journal_on_a_full_disk(tmp_path, monkeypatch):
+    open_path = Path.open
+
+    def open_full(path, *mode, **options):
+        return open("/dev/full", *mode, **options) if path.suffix == ".jsonl" else open_path(path, *mode, **options)
+
+    monkeypatch.setattr(Path, "open", open_full)
+    with pytest.raises(SeamsegError, match=r"train\.jsonl: cannot be written: No space left on device"):
+        DatasetWriter(tmp_path / "out", classes(), 1).add_split("train", make_frames(tmp_path / "source", 2), read)
 
 
 def test_finished_splits_are_compared_by_full_ids(tmp_path):

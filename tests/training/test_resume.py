@@ -192,7 +192,7 @@ def test_workers_end_on_a_signal_of_their_parent(seven):
 def test_workers_ignore_signals_while_they_start():
     """From their start on, before their own code runs."""
     from seamseg.data.loader import BatchLoader
-    from seamseg.data.workers import ignore_foreign_signals
+    from seamseg.utils.signals import ignore_foreign_signals
 
     def signalled(worker):
         subprocess.run(["kill", "-TERM", str(os.getpid())], check=True)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 import threading
 import time
 
 import pytest
 
+from seamseg.utils.errors import SeamsegError
 from seamseg.utils.parallel import parallel_map, threaded_map
 
 MINUTE = 60
@@ -73,3 +77,37 @@ def test_a_dropped_iteration_does_not_wait_for_processes(tmp_path):
     for thread in managers:
         thread.join(MINUTE)
         assert not thread.is_alive()
+
+
+def _signal_itself(number):
+    for name in ("SIGTERM", "SIGHUP", "SIGINT"):
+        os.kill(os.getpid(), getattr(signal, name))
+    return number
+
+
+def test_processes_ignore_signals_that_their_parent_did_not_send():
+    """A signal to the process group is for the parent, which needs the results of those that have started."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    assert list(parallel_map(_signal_itself, range(4), 2)) == [0, 1, 2, 3]
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+
+
+def test_processes_that_cannot_be_started(monkeypatch):
+    """Those that were started end: the exit of the interpreter would wait for them."""
+    fork, parent, calls = os.fork, os.getpid(), []
+
+    def limited():
+        calls.append(os.getpid())
+        if len(calls) == 2:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return fork()
+
+    others = multiprocessing.active_children()
+    monkeypatch.setattr("os.fork", limited)
+    with pytest.raises(SeamsegError, match=r"cannot start 3 worker processes: Resource .*; workers=1 starts none"):
+        list(parallel_map(abs, range(10), 3))
+    assert calls == [parent, parent]
+    for worker in multiprocessing.active_children():
+        if worker not in others:
+            worker.join(MINUTE)
+            assert not worker.is_alive()

@@ -14,13 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from seamseg.data.workers import (
-    block_stop_signals,
-    describe_exit,
-    failed_workers,
-    ignore_foreign_signals,
-    recording_context,
-)
+from seamseg.data.workers import describe_exit, failed_workers, recording_context, starting_workers
 from seamseg.idmaps.histogram import as_array
 from seamseg.inference.images import PreparedImage
 from seamseg.predict.sources.base import Source
@@ -32,6 +26,7 @@ from seamseg.predict.sources.share import (
     retry_on_worker_death,
 )
 from seamseg.utils.errors import SeamsegError, option
+from seamseg.utils.signals import ignore_foreign_signals
 
 _NOTE_BYTES = 4096
 _MAX_IDLE_DEATHS = 3
@@ -79,7 +74,8 @@ class ReadAheadBudget:
     def __init__(self, workers: int) -> None:
         self.parent = os.getpid()
         self._part = READ_AHEAD_BYTES // max(workers, 1)
-        self._decoded, self._received = (torch.zeros(workers, dtype=torch.int64).share_memory_() for _ in range(2))
+        with starting_workers("workers"):
+            self._decoded, self._received = (torch.zeros(workers, dtype=torch.int64).share_memory_() for _ in range(2))
 
     def wait(self, worker: int) -> None:
         """Block a decoder while its part is used up; never if it holds nothing, so that others cannot block it."""
@@ -122,7 +118,8 @@ class ProcessDecoders:
         self._idle_deaths = 0
         self._iterator: object = None
         self._started: list[BaseProcess] = []
-        self._notes = torch.zeros(self.workers, _NOTE_BYTES, dtype=torch.uint8).share_memory_()
+        with starting_workers("workers"):
+            self._notes = torch.zeros(self.workers, _NOTE_BYTES, dtype=torch.uint8).share_memory_()
         self._budget = ReadAheadBudget(0)
 
     def read(self, skip: Collection[str]) -> Iterator[DecodedImage]:
@@ -141,7 +138,7 @@ class ProcessDecoders:
             worker_init_fn=ignore_foreign_signals if self.workers else None,
             multiprocessing_context=recording_context(self._started) if self.workers else None,
         )
-        with block_stop_signals():
+        with starting_workers("workers"):
             self._iterator = iter(loader)
         try:
             for worker, decoded in self._iterator:  # type: ignore[attr-defined]

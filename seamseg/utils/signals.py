@@ -1,0 +1,80 @@
+"""Signals that end a process: in the main process as exceptions, so that its files are removed; in its workers not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from seamseg.utils.errors import HungUp, Terminated
+
+_ENDINGS = {"SIGTERM": Terminated, "SIGHUP": HungUp}
+"""By names, since Windows lacks SIGHUP."""
+_OF_WORKERS = {getattr(signal, name) for name in ("SIGINT", *_ENDINGS) if hasattr(signal, name)}
+
+
+@contextmanager
+def graceful_termination(advice: str = "") -> Iterator[None]:
+    """Raise `Terminated` at SIGTERM and SIGHUP; a second one ends the process.
+
+    An `advice` is added to what interrupts the block. A signal that the process ignores, as after `nohup`, stays
+    ignored. Not for code that waits for other processes: Python handles signals only between two bytecode instructions.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = {getattr(signal, name): ending for name, ending in _ENDINGS.items() if hasattr(signal, name)}
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise numbers[number]
+
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:
+            signal.signal(number, terminate)
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        raise type(stop)(*([advice] if advice else stop.args)) from stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def block_stop_signals() -> Iterator[None]:
+    """Block SIGTERM, SIGHUP and SIGINT in processes that start within, until they call :func:`ignore_foreign_signals`.
+
+    They are blocked in this process meanwhile, and delivered at the end.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_WORKERS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def ignore_foreign_signals(worker: int = 0) -> None:
+    """Ignore SIGINT, SIGHUP, and SIGTERM unless the parent process sends it; a DataLoader's `worker_init_fn`.
+
+    Clusters signal whole process groups, and so does Ctrl-C. The parent decides when to stop, and needs the results
+    until then.
+    """
+    if not hasattr(signal, "sigwaitinfo"):
+        return
+    parent = os.getppid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, _OF_WORKERS)
+
+    def wait() -> None:
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+            pass
+        os._exit(0)
+
+    threading.Thread(target=wait, daemon=True).start()
