@@ -12,7 +12,7 @@ import numpy as np
 from seamseg.checkpoints.missing_model import PACKAGE_ENDING, local_model
 from seamseg.config import Config, config_from_string, default_config
 from seamseg.data.input_size import InputSize
-from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
+from seamseg.formats.exported import ExportedMetadata
 from seamseg.inference.onnx_engines import OnnxSession, open_onnx
 from seamseg.inference.options import InferenceOptions
 from seamseg.predictions import Prediction
@@ -126,6 +126,8 @@ class ExportedNetwork:
         names = self.exported.outputs
         try:
             return dict(zip(names, self._session.run(names, inputs)))
+        except SeamsegError:
+            raise
         except Exception as error:  # its types are known to onnxruntime only
             reason = " ".join(str(error).split())[:300]
             if lacks_memory(error):
@@ -235,10 +237,7 @@ def _whole(exported: ExportedMetadata, name: str) -> ExportedMetadata:
 
 def _metadata(session: OnnxSession, name: str) -> ExportedMetadata:
     """Return what a file states about its network; InputError if it is none of `seamseg export`."""
-    text = session.metadata.get(METADATA_KEY)
-    if text is None:
-        raise InputError(f"{name}: holds no metadata of seamseg: it was not written by `seamseg export`")
-    exported = _whole(ExportedMetadata.from_json(text, name), name)
+    exported = _whole(session.exported, name)
     inputs, outputs = session.inputs, session.outputs
     wanted = ("image",) if exported.kind == "classification" else _INPUTS
     if set(inputs) != set(wanted) or not set(exported.outputs) <= set(outputs):
