@@ -32,7 +32,7 @@ class OnnxSession:
     ----------
     run : see :data:`Run`
     exported : what the file states about its network
-    inputs, outputs : names
+    outputs : types and shapes by name, see :attr:`seamseg.inference.onnx_graph.check.CheckedGraph.outputs`
     device : that it runs on
     integer_layers : convolutions and linear layers that the engine computes in int8; None if it does not say
     """
@@ -41,8 +41,7 @@ class OnnxSession:
 
     run: Run
     exported: ExportedMetadata
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    outputs: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
     device: str = "cpu"
     integer_layers: int | None = None
 
@@ -90,8 +89,7 @@ def _open_onnxruntime(path: Path) -> OnnxSession:
         finally:
             # else it would stay until the next file is opened, with all memory of the session
             _set_arena(0)
-    inputs, outputs = (tuple(v.name for v in values) for values in (session.get_inputs(), session.get_outputs()))
-    return OnnxSession(_checking(session.run, checked), checked.exported, inputs, outputs)
+    return OnnxSession(_checking(session.run, checked), checked.exported, checked.outputs)
 
 
 def onnxruntime_settings() -> Any:
@@ -152,9 +150,8 @@ def _open_openvino(path: Path, part: str) -> OnnxSession:
             found = request.infer(dict(inputs))
         return [found[name] for name in names]
 
-    inputs, outputs = (tuple(v.get_any_name() for v in values) for values in (compiled.inputs, compiled.outputs))
     device, integer_layers = f"{OPENVINO}:{part}", _integer_layers(compiled)
-    return OnnxSession(_checking(run, checked), checked.exported, inputs, outputs, device, integer_layers)
+    return OnnxSession(_checking(run, checked), checked.exported, checked.outputs, device, integer_layers)
 
 
 def _checking(run: Run, checked: CheckedGraph) -> Run:

@@ -6,17 +6,19 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
 
 from seamseg.formats.exported import CLASSIFIER_SIDES, DYNAMIC_SIDES, METADATA_KEY, ExportedMetadata
-from seamseg.formats.onnx_file import INT64, OnnxGraph, Stated, read_onnx
+from seamseg.formats.onnx_file import DTYPES, INT64, OnnxGraph, Stated, read_onnx
 from seamseg.formats.protobuf import DamagedFile, RefusedFile
 from seamseg.inference.onnx_graph.call import Call, Sized
 from seamseg.inference.onnx_graph.layers import LAYERS
 from seamseg.inference.onnx_graph.shapes import SHAPES
 from seamseg.inference.onnx_graph.values import computed
 from seamseg.utils.errors import InputError
-from seamseg.utils.limits import MIB, format_bytes
+from seamseg.utils.limits import GIB, MIB, format_bytes
 
 _OPSETS = range(18, 24)
 """Versions of the operators whose rules are known."""
@@ -27,9 +29,9 @@ Result = TypeVar("Result")
 
 
 _BASE_BYTES = 256 * MIB
-_PIXEL_BYTES, _CLASS_BYTES = 512, 16
+_PIXEL_BYTES, _CLASS_BYTES, _MOST_PIXEL_BYTES = 512, 16, 2 * GIB
 """For a pixel of the input, and for each class of a pixel: logits of all classes have the size of the input."""
-_RATIO = 50
+_RATIO = 100
 """Times the size of the file: maps of larger networks have more channels, and attention takes the square of pixels."""
 _BASE_WORK, _PIXEL_WORK = 1 << 40, 1 << 22
 
@@ -62,7 +64,7 @@ class Needs:
 def limits_of(pixels: int, classes: int, file_bytes: int) -> Needs:
     """Return the limits for an input of some pixels, of a network with some classes in a file of some bytes."""
     return Needs(
-        _BASE_BYTES + pixels * (_PIXEL_BYTES + _CLASS_BYTES * classes) + _RATIO * file_bytes,
+        _BASE_BYTES + min(pixels * (_PIXEL_BYTES + _CLASS_BYTES * classes), _MOST_PIXEL_BYTES) + _RATIO * file_bytes,
         _BASE_WORK + pixels * _PIXEL_WORK,
     )
 
@@ -112,6 +114,17 @@ class CheckedGraph:
     def _limits(self, shapes: Shapes) -> Needs:
         return limits_of(_pixels(shapes), self.exported.metadata.num_classes, self._bytes)
 
+    @property
+    def outputs(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+        """Types and shapes of the outputs, at the size of the file or the smallest one; sides of -1 are not known."""
+        known = self.tensors(_shapes(self.exported, 0))
+        found = {name: known[name] for name in self._graph.outputs}
+        # bfloat16 is no type of numpy, and none of outputs
+        return {
+            name: (DTYPES.get(x.dtype, np.dtype("V2")), x.shape if x.exact else (-1,) * len(x.shape))
+            for name, x in found.items()
+        }
+
     def tensors(self, shapes: Shapes) -> dict[str, Sized]:
         """Return what is known of all tensors, by name; errors as of :meth:`needs`."""
         return self._follow(shapes)[0]
@@ -127,8 +140,9 @@ class CheckedGraph:
         known, steps, work = self._follow(shapes)
         for stated in (self._graph.inputs, self._graph.outputs, self._graph.values):
             _compare(stated, known)
-        constants = sum(x.nbytes for name, x in known.items() if x.constant and name not in self._graph.weights)
-        return Needs(constants + max(order.memory(steps) for order in self._orders), work)
+        made = (x for name, x in known.items() if name not in self._graph.weights)
+        lasting = sum(x.nbytes for x in made if x.constant) + sum(known[name].nbytes for name in shapes)
+        return Needs(lasting + max(order.memory(steps) for order in self._orders), work)
 
     def _follow(self, shapes: Shapes) -> tuple[dict[str, Sized], list[tuple[int, int]], int]:
         """Return all tensors by name, bytes of results and scratch of each node, and the work."""
