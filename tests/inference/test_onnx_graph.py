@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -249,3 +250,20 @@ def test_classifiers_and_metadata_are_read(tmp_path):
     checked = CheckedGraph(write_classifier(tmp_path / "net.onnx", free=True))
     assert checked.exported.kind == "classification"
     assert re.fullmatch(r"\d+", str(checked.memory_limit))
+
+
+@pytest.mark.parametrize(("what", "count"), [("bytes", 140), ("graphs", 60)])
+def test_random_mutations_end_in_one_line(tmp_path, what, count):
+    """Each in a process with limits of memory and time, which none of them may crash."""
+    exported = [record("semantic", (64, 96)), record("panoptic", (64, 96)), record("instance_seg")]
+    paths = [write_network(tmp_path / f"{number}.onnx", stated) for number, stated in enumerate(exported)]
+    paths.append(write_classifier(tmp_path / "classifier.onnx"))
+    (tmp_path / "made").mkdir()
+    command = [sys.executable, "-m", "support.onnx_fuzz", str(tmp_path / "made"), what, str(count), "5", "cpu", *paths]
+    folders = [str(Path(__file__).parents[1]), str(Path(seamseg.__file__).parents[1])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
+    done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    results, *failures = done.stdout.strip().splitlines()
+    assert not failures, done.stdout
+    assert re.fullmatch(r"\{('(refused|ran)': \d+(, )?){2}\}", results), results

@@ -188,15 +188,19 @@ def _shapes(exported: ExportedMetadata, place: int) -> dict[str, tuple[int, ...]
 def _run(call: Call) -> list[Sized]:
     """Return the results of a node."""
     node = call.node
-    made = _RULES[node.op](call)
-    if len(node.outputs) > len(made):
-        raise call.wrong(f"has {len(node.outputs)} results")
-    made = made[: len(node.outputs)]
+    try:
+        made = _RULES[node.op](call)
+        if len(node.outputs) > len(made):
+            raise call.wrong(f"has {len(node.outputs)} results")
+        value = computed(call, made[0]) if made[0].value is None and len(made) == 1 else made[0].value
+    except RefusedFile:
+        raise
+    except (ValueError, LookupError, TypeError, ArithmeticError):
+        # rules take the inputs that an operator needs for granted, and their ranks
+        raise call.wrong("has inputs or attributes that do not fit") from None
     constant = all(x is None or x.constant for x in call.inputs)
-    value = computed(call, made[0]) if made[0].value is None and len(made) == 1 else made[0].value
-    return [replace(made[0], value=value, constant=made[0].constant or constant)] + [
-        replace(x, constant=constant) for x in made[1:]
-    ]
+    first = replace(made[0], value=value, constant=made[0].constant or constant)
+    return [first, *(replace(x, constant=constant) for x in made[1 : len(node.outputs)])]
 
 
 def _check_nodes(graph: OnnxGraph) -> None:
