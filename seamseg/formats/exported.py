@@ -36,7 +36,8 @@ DYNAMIC_SIDES = (256, 4096)
 CLASSIFIER_SIDES = (64, 4096)
 """The same of classifiers."""
 
-_MAX_SIDE = 1 << 20
+MAX_SIDE = 1 << 14
+"""Largest side and multiple that a file may state: an image of these sides has 768 MiB."""
 _MAX_BYTES = 4 * MIB
 
 
@@ -90,7 +91,7 @@ class ExportedMetadata:
         if not all(map(_is_side, (self.multiple, *sum(pairs, ())))) or any(len(pair) != 2 for pair in pairs):
             raise InputError(
                 f"size {self.size!r:.40}, sides {self.sides!r:.40} and multiple {self.multiple!r:.40} must be positive "
-                "integers"
+                f"integers up to {MAX_SIDE}"
             )
         for name in ("mean", "std"):
             if len(getattr(self, name)) != 3 or not all(map(_is_number, getattr(self, name))):
@@ -222,7 +223,7 @@ def _classes(content: Any, kind: Any, source: str) -> Metadata:
 
 
 def _is_side(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MAX_SIDE
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_SIDE
 
 
 def _is_number(value: object) -> bool:

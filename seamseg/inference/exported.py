@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 from seamseg.checkpoints.missing_model import PACKAGE_ENDING, local_model
 from seamseg.config import Config, config_from_string, default_config
 from seamseg.data.input_size import InputSize
-from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
+from seamseg.formats.exported import MAX_SIDE, ExportedMetadata
 from seamseg.inference.onnx_engines import OnnxSession, open_onnx
 from seamseg.inference.options import InferenceOptions
 from seamseg.predictions import Prediction
@@ -20,7 +20,9 @@ from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, OutOfMemory, SeamsegError, option
 from seamseg.utils.limits import parse_json
 
-_INPUTS = ("image", "size")
+_KINDS = {"boxes": "f", "scores": "f", "mask_logits": "f", "logits": "f", "classes": "i", "count": "i"}
+"""Kinds of the types of outputs in numpy; those of maps are `u`."""
+_LARGEST_MASK = 1024
 _BUILT_IN = ("tta", "tta_fusion", "precision", "compile", "cuda_graphs", "pad_to")
 """Options that decide what the graph computes, which cannot be changed after the export."""
 
@@ -125,12 +127,20 @@ class ExportedNetwork:
     def _outputs(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         names = self.exported.outputs
         try:
-            return dict(zip(names, self._session.run(names, inputs)))
+            found = dict(zip(names, self._session.run(names, inputs)))
+        except SeamsegError:
+            raise
         except Exception as error:  # its types are known to onnxruntime only
             reason = " ".join(str(error).split())[:300]
             if lacks_memory(error):
                 raise OutOfMemory(f"{self._name}: out of memory: {reason}") from error
             raise SeamsegError(f"{self._name}: the network fails: {reason}") from error
+        arrays = {name: (value.dtype, value.shape) for name, value in found.items() if isinstance(value, np.ndarray)}
+        size = (int(inputs["image"].shape[2]), int(inputs["image"].shape[3]))
+        problem = _shape_problem(self.exported, arrays, size) or _value_problem(self.exported, found)
+        if problem is not None:
+            raise _wrong_outputs(self._name, problem)
+        return found
 
 
 class ExportedModel:
@@ -206,13 +216,71 @@ class ExportedModel:
         return ExportedNetwork(self._session, self.name, self._exported, threshold, options.probabilities)
 
 
+def _shape_problem(
+    exported: ExportedMetadata, found: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]], size: tuple[int, int]
+) -> str | None:
+    """Return what is wrong with types and shapes of the outputs for an input of `(height, width)`; None if nothing."""
+    missing = [name for name in exported.outputs if name not in found]
+    if missing:
+        return f"{missing[0]} is no array"
+    rows = found["boxes"][1][:1] if "boxes" in found else ()
+    masks = found["mask_logits"][1][1:2] if "mask_logits" in found else ()
+    wanted = {
+        "boxes": (*rows, 4),
+        "classes": rows,
+        "scores": rows,
+        "mask_logits": (*rows, *masks, *masks),
+        "count": (),
+        "logits": (1, exported.metadata.num_classes),
+    }
+    for name in exported.outputs:
+        (dtype, shape), shape_wanted = found[name], wanted.get(name, size)
+        if dtype.kind != _KINDS.get(name, "u"):
+            return f"{name} has values of type {dtype}"
+        if shape != shape_wanted:
+            return f"{name} has the shape {shape}, not {shape_wanted}"
+    if masks and not 0 < masks[0] <= _LARGEST_MASK:
+        return f"mask_logits has sides of {masks[0]}"
+    return None
+
+
+def _value_problem(exported: ExportedMetadata, found: Mapping[str, np.ndarray]) -> str | None:
+    """Return what is wrong with the values of outputs whose shapes are right; None if nothing."""
+    classes = exported.metadata
+    if "count" in found:
+        count, rows = int(found["count"]), len(found["boxes"])
+        if not 0 <= count <= rows:
+            return f"count is {count}, of {rows} boxes"
+        for name in ("boxes", "scores"):
+            if not np.isfinite(found[name][:count]).all():
+                return f"{name} are not finite"
+        things = found["classes"][:count]
+        if count and not 0 <= things.min() <= things.max() < classes.num_thing:
+            return f"classes are {things.min()} to {things.max()}, of {classes.num_thing} classes of things"
+    if "logits" in found and not np.isfinite(found["logits"]).all():
+        return "logits are not finite"
+    most = int(found["classmap"].max()) if "classmap" in found else 0
+    if most and most >= classes.num_classes:
+        return f"classmap has class {most}, of {classes.num_classes} classes"
+    return None
+
+
+def _wrong_outputs(name: str, problem: str) -> InputError:
+    return InputError(f"{name}: its outputs are not those of an exported network: {problem}")
+
+
 def _classifier_sizes(exported: ExportedMetadata, name: str) -> tuple[int, int]:
     """Return the shortest side to which photos are scaled for a classifier, and the side of their centre crop."""
     try:
         sizes = parse_json(exported.config)["input"]
-        return int(sizes["scale_val"]), int(sizes["crop_val"])
-    except (ValueError, LookupError, TypeError) as error:
-        raise InputError(f"{name}: its configuration lacks input.scale_val or input.crop_val ({error})") from None
+        scale, crop = int(sizes["scale_val"]), int(sizes["crop_val"])
+        if not scale <= MAX_SIDE or not 0 < crop <= MAX_SIDE:
+            raise ValueError(f"{scale} and {crop}")
+        return scale, crop
+    except (ValueError, LookupError, TypeError, OverflowError) as error:
+        raise InputError(
+            f"{name}: its configuration lacks input.scale_val or input.crop_val, or they are out of range ({error})"
+        ) from None
 
 
 def _open(path: Path, device: str) -> tuple[Any, ExportedMetadata]:
@@ -235,17 +303,15 @@ def _whole(exported: ExportedMetadata, name: str) -> ExportedMetadata:
 
 def _metadata(session: OnnxSession, name: str) -> ExportedMetadata:
     """Return what a file states about its network; InputError if it is none of `seamseg export`."""
-    text = session.metadata.get(METADATA_KEY)
-    if text is None:
-        raise InputError(f"{name}: holds no metadata of seamseg: it was not written by `seamseg export`")
-    exported = _whole(ExportedMetadata.from_json(text, name), name)
-    inputs, outputs = session.inputs, session.outputs
-    wanted = ("image",) if exported.kind == "classification" else _INPUTS
-    if set(inputs) != set(wanted) or not set(exported.outputs) <= set(outputs):
+    exported = _whole(session.exported, name)
+    if not set(exported.outputs) <= set(session.outputs):
         raise InputError(
-            f"{name}: its graph has inputs {', '.join(inputs)} and outputs {', '.join(outputs)}, not those of a "
-            f"network of kind {exported.kind}: export it again"
+            f"{name}: its graph has the outputs {', '.join(session.outputs)}, not those of a network of kind "
+            f"{exported.kind}: export it again"
         )
+    problem = _shape_problem(exported, session.outputs, exported.padded_size((1, 1)))
+    if problem is not None:
+        raise _wrong_outputs(name, problem)
     if exported.precision == "int8" and session.integer_layers == 0:
         raise InputError(
             f"{name}: an int8 file, but {session.device} computes all of it in float: use {option('device', 'cpu')}"

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from seamseg.formats.exported import METADATA_KEY
+from seamseg.formats.exported import ExportedMetadata
+from seamseg.inference.onnx_graph.check import CheckedGraph
 from seamseg.utils.errors import InputError, option
 from seamseg.utils.parallel import available_cores
 
@@ -30,8 +31,8 @@ class OnnxSession:
     Attributes
     ----------
     run : see :data:`Run`
-    metadata : texts of the file by their keys, at least that of this project
-    inputs, outputs : names
+    exported : what the file states about its network
+    outputs : types and shapes by name, see :attr:`seamseg.inference.onnx_graph.check.CheckedGraph.outputs`
     device : that it runs on
     integer_layers : convolutions and linear layers that the engine computes in int8; None if it does not say
     """
@@ -39,15 +40,18 @@ class OnnxSession:
     uses_torch = False
 
     run: Run
-    metadata: Mapping[str, str]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    exported: ExportedMetadata
+    outputs: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
     device: str = "cpu"
     integer_layers: int | None = None
 
 
+_TURN = threading.Lock()
+"""Of those that open a file in ONNX Runtime: the arena is chosen for the process."""
+
+
 def open_onnx(path: Path, device: str = "cpu") -> OnnxSession:
-    """Open an ONNX file.
+    """Open an ONNX file, whose graph is checked before an engine sees it, and for each size of the inputs.
 
     Parameters
     ----------
@@ -57,7 +61,8 @@ def open_onnx(path: Path, device: str = "cpu") -> OnnxSession:
     Raises
     ------
     InputError
-        if the engine is not installed, does not have the device, or cannot read the file
+        if the engine is not installed or does not have the device, or the file is refused, see
+        :class:`seamseg.inference.onnx_graph.check.CheckedGraph`; from `run` if the graph needs too much for the inputs
     """
     engine, _, part = device.partition(":")
     if engine == OPENVINO:
@@ -72,6 +77,25 @@ def _open_onnxruntime(path: Path) -> OnnxSession:
         import onnxruntime
     except ImportError as error:
         raise InputError(f"{path}: needs onnxruntime ({error}): pip install 'seamseg[onnx]'") from None
+    checked = CheckedGraph(path)
+    settings = onnxruntime_settings()
+    settings.add_session_config_entry("session.use_env_allocators", "1")
+    with _TURN:
+        try:
+            _set_arena(checked.memory_limit)
+            session = onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
+        except Exception as error:  # its types are known to onnxruntime only
+            raise _unreadable(path, error) from None
+        finally:
+            # else it would stay until the next file is opened, with all memory of the session
+            _set_arena(0)
+    return OnnxSession(_checking(session.run, checked), checked.exported, checked.outputs)
+
+
+def onnxruntime_settings() -> Any:
+    """Return the options of sessions of ONNX Runtime."""
+    import onnxruntime
+
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 3
     settings.intra_op_num_threads = _threads()
@@ -79,12 +103,20 @@ def _open_onnxruntime(path: Path) -> OnnxSession:
         settings.add_session_config_entry("session.x64quantprecision", "1")
     # threads that spin slow down those that decode and write
     settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    try:
-        session = onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
-    except Exception as error:  # its types are known to onnxruntime only
-        raise _unreadable(path, error) from None
-    inputs, outputs = (tuple(v.name for v in values) for values in (session.get_inputs(), session.get_outputs()))
-    return OnnxSession(session.run, session.get_modelmeta().custom_metadata_map, inputs, outputs)
+    return settings
+
+
+def _set_arena(limit: int) -> None:
+    """Let sessions that are opened next, with `use_env_allocators`, allocate at most so many bytes; 0 for no limit.
+
+    It stands behind the check of the graph, which knows neither all orders of nodes nor what kernels allocate.
+    """
+    import onnxruntime
+
+    memory = onnxruntime.OrtMemoryInfo(
+        "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
+    )
+    onnxruntime.create_and_register_allocator(memory, onnxruntime.OrtArenaCfg({"max_mem": limit}))
 
 
 def _open_openvino(path: Path, part: str) -> OnnxSession:
@@ -98,12 +130,11 @@ def _open_openvino(path: Path, part: str) -> OnnxSession:
     if part not in known:
         shown = ", ".join(f"{OPENVINO}:{name}" for name in known)
         raise InputError(f"{option('device', f'{OPENVINO}:{part}')}: OpenVINO has {shown}")
+    checked = CheckedGraph(path)
     try:
         # the reader of all formats prints errors of those that do not fit
         frontend = FrontEndManager().load_by_framework("onnx")
         model = frontend.convert(frontend.load(str(path)))
-        stated = ["framework", METADATA_KEY]
-        texts = {METADATA_KEY: model.get_rt_info(stated).astype(str)} if model.has_rt_info(stated) else {}
         # left alone, some CPUs compute in bfloat16
         settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
         if part == "CPU":
@@ -119,8 +150,18 @@ def _open_openvino(path: Path, part: str) -> OnnxSession:
             found = request.infer(dict(inputs))
         return [found[name] for name in names]
 
-    inputs, outputs = (tuple(v.get_any_name() for v in values) for values in (compiled.inputs, compiled.outputs))
-    return OnnxSession(run, texts, inputs, outputs, f"{OPENVINO}:{part}", _integer_layers(compiled))
+    device, integer_layers = f"{OPENVINO}:{part}", _integer_layers(compiled)
+    return OnnxSession(_checking(run, checked), checked.exported, checked.outputs, device, integer_layers)
+
+
+def _checking(run: Run, checked: CheckedGraph) -> Run:
+    """Return a run that checks the sizes of all tensors before the engine does anything for new sizes of the inputs."""
+
+    def checking(names: Sequence[str], inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        checked.check({name: value.shape for name, value in inputs.items()})
+        return run(names, inputs)
+
+    return checking
 
 
 def _integer_layers(compiled: Any) -> int | None:

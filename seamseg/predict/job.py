@@ -252,8 +252,10 @@ class _PredictionLoop:
 
 
 def _error_of(error: Exception, what: str) -> SeamsegError:
-    """Return an error that names the photo."""
-    return SeamsegError(f"{what}: {error}" if isinstance(error, SeamsegError) else f"{what} ({describe_error(error)})")
+    """Return an error that names the photo; InputError if the model is broken."""
+    if not isinstance(error, SeamsegError):
+        return SeamsegError(f"{what} ({describe_error(error)})")
+    return (InputError if isinstance(error, InputError) else SeamsegError)(f"{what}: {error}")
 
 
 def _identity(source: Source) -> Line:

@@ -4,6 +4,7 @@ from collections import Counter
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support.exported import SIZE, exported_net, picture
@@ -16,7 +17,6 @@ from seamseg.deploy.quantize import calibration_photos, executed_operators, quan
 from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.formats.metadata import Metadata, read_metadata
 from seamseg.inference import onnx_engines
-from seamseg.inference.onnx_engines import open_onnx
 from seamseg.utils.errors import InputError, SeamsegError
 
 OLD = {"opset_imports": [helper.make_opsetid("", 17)], "ir_version": 9}
@@ -37,8 +37,9 @@ def sample():
 
 
 def run(model, inputs):
-    session = open_onnx(model, "cpu")
-    return dict(zip(session.outputs, session.run(None, inputs)))
+    settings = onnx_engines.onnxruntime_settings()
+    session = onnxruntime.InferenceSession(model, settings, providers=["CPUExecutionProvider"])
+    return dict(zip((output.name for output in session.get_outputs()), session.run(None, inputs)))
 
 
 @pytest.mark.parametrize("old_cpu", [False, True])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -173,7 +174,7 @@ def test_results_of_openvino_stay_when_the_next_photo_is_predicted(tmp_path):
     assert (network.device, network.on_gpu, network.uses_torch) == ("openvino:CPU", False, False)
     first = network.run([scene(SIZE)])[0].semantic
     kept = first.copy()
-    network.run([255 - scene(SIZE)])
+    network.run([np.ascontiguousarray(scene(SIZE)[::-1])])
     assert np.array_equal(first, kept)
 
 
@@ -261,6 +262,94 @@ def test_wrong_files(tmp_path, seamseg_main, capfd, how, words):
         assert path.name in said
         assert "\n" not in said
         assert not (tmp_path / "out").exists()
+
+
+WRONG_OUTPUTS = {
+    "boxes of three sides": ("boxes", np.zeros((5, 3), np.float32), r"boxes has the shape \(5, 3\), not \(5, 4\)"),
+    "flat boxes": ("boxes", np.zeros(20, np.float32), r"boxes has the shape \(20,\)"),
+    "whole boxes": ("boxes", np.zeros((5, 4), np.int64), "boxes has values of type int64"),
+    "boxes that are not finite": ("boxes", np.full((5, 4), np.nan, np.float32), "boxes are not finite"),
+    "scores that are not finite": ("scores", np.full(5, np.inf, np.float32), "scores are not finite"),
+    "fewer scores": ("scores", np.zeros(3, np.float32), r"scores has the shape \(3,\), not \(5,\)"),
+    "many": ("count", np.array(6), "count is 6, of 5 boxes"),
+    "negative": ("count", np.array(-1), "count is -1, of 5 boxes"),
+    "counts": ("count", np.array([2, 2]), r"count has the shape \(2,\), not \(\)"),
+    "half": ("count", np.array(1.5, np.float32), "count has values of type float32"),
+    "unknown class": ("classes", np.full(5, 2), "classes are 2 to 2, of 2 classes of things"),
+    "negative class": ("classes", np.full(5, -1), "classes are -1 to -1, of 2"),
+    "classes of floats": ("classes", np.zeros(5, np.float32), "classes has values of type float32"),
+    "no masks": ("mask_logits", np.zeros((5, 0, 0), np.float32), "mask_logits has sides of 0"),
+    "wide masks": ("mask_logits", np.zeros((5, 28, 30), np.float32), "mask_logits has the shape"),
+    "masks of one object": ("mask_logits", np.zeros((1, 28, 28), np.float32), "mask_logits has the shape"),
+    "no class map": ("classmap", np.zeros((0, 0), np.uint8), r"classmap has the shape \(0, 0\), not \(96, 160\)"),
+    "small class map": ("classmap", np.zeros((90, 140), np.uint8), "classmap has the shape"),
+    "deep class map": ("classmap", np.zeros((96, 160, 1), np.uint8), "classmap has the shape"),
+    "class map of floats": ("classmap", np.zeros((96, 160), np.float32), "classmap has values of type float32"),
+    "class map out of range": ("classmap", np.full((96, 160), 4, np.uint8), "classmap has class 4, of 4 classes"),
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "openvino"])
+@pytest.mark.parametrize("how", WRONG_OUTPUTS)
+def test_outputs_that_are_not_those_of_a_network(tmp_path, seamseg_main, capfd, how, device):
+    name, value, words = WRONG_OUTPUTS[how]
+    path = with_output(write_network(tmp_path / "net.onnx", record(size=(96, 160))), name, value)
+    Image.fromarray(scene(SIZE)).save(tmp_path / "a.png")
+    assert seamseg_main("predict", path, tmp_path / "a.png", tmp_path / "out", "--quiet", "--device", device) == 2
+    said = capfd.readouterr().err.strip()
+    assert re.search(f"net.onnx: its outputs are not those of an exported network: {words}", said)
+    assert "\n" not in said
+
+
+def with_output(path, name, value):
+    """Replace an output of a network by a constant."""
+    import onnx
+
+    model = onnx.load(path)
+    for node in model.graph.node:
+        node.output[:] = ["replaced" if output == name else output for output in node.output]
+    constant = onnx.numpy_helper.from_array(value, "constant")
+    model.graph.node.append(onnx.helper.make_node("Constant", [], [name], value=constant))
+    for output in model.graph.output:
+        if output.name == name:
+            kind = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
+            output.CopyFrom(onnx.helper.make_tensor_value_info(name, kind, value.shape))
+    onnx.save(model, path)
+    return path
+
+
+def test_logits_of_classifiers(tmp_path):
+    path = with_output(write_classifier(tmp_path / "net.onnx"), "logits", np.array([[0, np.nan, 0]], np.float32))
+    with pytest.raises(InputError, match=r"net.onnx: its outputs are not .*: logits are not finite"):
+        seamseg.load(path).predict(np.zeros((40, 40, 3), np.uint8))
+    path = with_output(write_classifier(path), "logits", np.zeros((1, 4), np.float32))
+    with pytest.raises(InputError, match=r"logits has the shape \(1, 4\), not \(1, 3\)"):
+        seamseg.load(path)
+
+
+def test_probability_is_there(tmp_path):
+    import onnx
+
+    path = write_network(tmp_path / "net.onnx", record("semantic"))
+    model = onnx.load(path)
+    del model.graph.output[1]
+    onnx.save(model, path)
+    with pytest.raises(InputError, match="has the outputs classmap, size_out, not those of a network of kind semantic"):
+        seamseg.load(path)
+
+
+@pytest.mark.parametrize("changes", [{"size": (1 << 20, 32)}, {"sides": (64, 1 << 20)}, {"multiple": 1 << 20}])
+def test_sides_that_no_image_has(tmp_path, changes):
+    stated = {**json.loads(record().to_json()), **changes}
+    with pytest.raises(InputError, match=r"net.onnx: its seamseg metadata is damaged: .* integers up to 16384"):
+        seamseg.load(write_network(tmp_path / "net.onnx", record(), json.dumps(stated)))
+
+
+def test_crops_that_no_image_has(tmp_path):
+    for crop in (1 << 30, 0):
+        path = write_classifier(tmp_path / "net.onnx", (crop, crop), free=True)
+        with pytest.raises(InputError, match="crop_val, or they are out of range"):
+            seamseg.load(path)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,269 @@
+"""The graph of an ONNX file is checked before an engine sees it: what is refused, and what networks need."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from PIL import Image
+from support.bombs import refusals
+from support.onnx_attacks import ATTACKS, FLOATS, SIZE, node, nodes, weight, write_attack
+from support.onnx_scenes import record, scene, write_classifier, write_network
+
+import seamseg
+from seamseg.formats.onnx_file import read_onnx
+from seamseg.inference.onnx_graph.check import CheckedGraph
+from seamseg.utils.errors import InputError, SeamsegError
+
+DARKEST = nodes(
+    FLOATS, node("ReduceMin", "floats", "least", keepdims=0), node("Expand", "least sides"), sides=[20_000_000]
+)
+"""80 MB of the least value of the picture."""
+
+
+def test_attacks_are_refused_before_an_engine_sees_them(tmp_path):
+    """One line each, in less than 5 seconds and a gigabyte for all of them."""
+    for name, (change, _) in ATTACKS.items():
+        write_attack(tmp_path / f"{name}.onnx", change)
+    write_network(tmp_path / "good.onnx", record("semantic", SIZE))
+    setup = (
+        "import resource, seamseg\n"
+        "resource.setrlimit(resource.RLIMIT_CPU, (30, 30))\n"
+        f"def load(name): return seamseg.load({str(tmp_path)!r} + f'/{{name}}.onnx', shortest_size=90)"
+    )
+    found = refusals(setup, "load('good')", [f"load({name!r})" for name in ATTACKS])
+    for (name, (_, words)), (message, memory) in zip(ATTACKS.items(), found, strict=True):
+        assert words in message, f"{name}: {message}"
+        assert message.startswith(f"{tmp_path}/{name}.onnx: ")
+        assert "\n" not in message
+        assert len(message) < 400
+        assert memory < 100, f"{name}: {memory} MiB"
+
+
+@pytest.mark.parametrize("device", ["cpu", "openvino"])
+def test_the_command_refuses_with_exit_code_2(tmp_path, seamseg_main, capfd, device):
+    path = write_attack(tmp_path / "net.onnx", ATTACKS["memory of the process"][0])
+    Image.fromarray(scene(SIZE)).save(tmp_path / "a.png")
+    assert seamseg_main("predict", path, tmp_path / "a.png", tmp_path / "out", "--quiet", "--device", device) == 2
+    wanted = f"{path}: refused, no network exports such a graph: it has data in other files"
+    assert capfd.readouterr().err.strip().removeprefix("seamseg predict: ") == wanted
+    assert not (tmp_path / "out").exists()
+
+
+def test_sizes_are_those_that_the_engine_makes(tmp_path):
+    """Of operators whose results depend on values: the graph runs with the shapes that the check has found."""
+    made = (
+        FLOATS,
+        node("Shape", "image", "sides"),
+        node("Slice", "sides begin end", "last"),
+        node("Sub", "last one", "less"),
+        node("Div", "less two", "half"),
+        node("Concat", "one half", "shape", axis=0),
+        node("Expand", "dark shape", "a"),
+        node("ConstantOfShape", "half", "b"),
+        node("Squeeze", "half", "scalar"),
+        node("Range", "start scalar step", "c"),
+        node("Tile", "b two", "d"),
+        node("Pad", "d half_and_one", "e"),
+        node("Resize", "floats - scales", "f", mode="nearest", nearest_mode="floor"),
+        node("TopK", "e one", "top"),
+        node("AveragePool", "f", "pooled", kernel_shape=[3, 2], strides=[2, 3], pads=[1, 0, 0, 1]),
+        node("ArgMax", "pooled", "best", axis=1, keepdims=0),
+        node("Slice", "image ends starts axes steps", "backwards"),
+        node("Reshape", "backwards flat", "g"),
+        node("Identity", "dark"),
+    )
+    made[13].output.append("places")
+    numbers = {"begin": [3], "end": [4], "one": [1], "two": [2], "start": 3, "step": 2, "half_and_one": [79, 1]}
+    places = {"ends": [-2], "starts": [-200], "axes": [3], "steps": [-3], "flat": [0, -1]}
+    change = nodes(*made, **numbers, **places, dark=[0.0], scales=[1.0, 1.0, 1.5, 0.7])
+    checked = CheckedGraph(write_attack(tmp_path / "net.onnx", change))
+    names = [name for made_here in made for name in made_here.output]
+    import onnxruntime
+
+    model = onnx.load(tmp_path / "net.onnx")
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    found = session.run(names, {"image": np.zeros((1, 3, *SIZE), np.uint8), "size": np.array(SIZE)})
+    known = checked.tensors({"image": (1, 3, *SIZE), "size": (2,)})
+    for name, value in zip(names, found, strict=True):
+        bounds = known[name].shape
+        assert len(bounds) == value.ndim, name
+        assert all(side <= most <= side + 1 for side, most in zip(value.shape, bounds)), (
+            f"{name}: {value.shape}, {bounds}"
+        )
+        assert not known[name].exact or bounds == value.shape, name
+        if known[name].value is not None:
+            assert np.array_equal(known[name].value, value), name
+            assert known[name].value.dtype == value.dtype, name
+    assert known["half"].value.tolist() == [79]
+
+
+def test_each_size_of_a_free_input_is_checked(tmp_path):
+    """A graph whose tensors grow faster than the picture."""
+    made = (
+        node("Shape", "image", "side", start=3),
+        node("Mul", "side side", "square"),
+        node("Mul", "square side", "cube"),
+        node("ConstantOfShape", "cube"),
+    )
+    model = seamseg.load(write_attack(tmp_path / "net.onnx", nodes(*made), None), shortest_size=256)
+    model.raw([scene((256, 256))])
+    with pytest.raises(SeamsegError) as raised:
+        model.raw([scene((256, 1024))])
+    wanted = r"net.onnx: refused, .*: it needs tensors of 8\.\d+ GiB for 262144 pixels, the limit is 4\d\d.*MiB"
+    assert re.fullmatch(wanted, str(raised.value).removeprefix(f"{tmp_path}/"))
+
+
+def test_the_arena_of_onnx_runtime_is_limited(tmp_path, monkeypatch):
+    """Should a kernel allocate more than the check knows of."""
+    path = write_attack(tmp_path / "net.onnx", DARKEST)
+    model = seamseg.load(path, shortest_size=90)
+    model.raw([scene(SIZE)])
+    monkeypatch.setattr("seamseg.inference.onnx_graph.check._BASE_BYTES", 10 << 20)
+    monkeypatch.setattr(CheckedGraph, "check", lambda *_: None)
+    with pytest.raises(SeamsegError, match=r"the network fails: .*Available memory of"):
+        seamseg.load(path, shortest_size=90).raw([scene(SIZE)])
+    # that of other sessions is not
+    model.raw([scene(SIZE)])
+
+
+def test_memory_of_closed_models_is_free(tmp_path):
+    """The arena does not stay registered."""
+    write_attack(tmp_path / "net.onnx", DARKEST)
+    program = (
+        "import gc, seamseg, numpy as np\n"
+        "def used(): return int(open('/proc/self/statm').read().split()[1]) * 4 >> 10\n"
+        f"photo = np.zeros(({SIZE[0]}, {SIZE[1]}, 3), np.uint8)\n"
+        "def run(): seamseg.load('net.onnx', shortest_size=90).raw([photo])\n"
+        "for _ in range(6): run(); gc.collect(); print(used())"
+    )
+    # the settings of this process let glibc keep memory
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    used = [int(line) for line in done.stdout.split()]
+    assert max(used[3:]) - min(used[1:3]) < 20, used
+
+
+def changed(path, how):
+    content = path.read_bytes()
+    model = onnx.load(path)
+    if how == "two graphs":
+        path.write_bytes(content + model.SerializeToString())
+    elif how == "a field of another type":
+        path.write_bytes(content + bytes([7 << 3 | 0, 5]))
+    elif how == "a long number":
+        path.write_bytes(content + bytes([1 << 3]) + b"\xff" * 11)
+    elif how == "a text that is not UTF-8":
+        path.write_bytes(content + bytes([4 << 3 | 2, 1, 255]))
+    elif how == "fields":
+        path.write_bytes(content + bytes([14 << 3 | 2, 0]) * 500_000)
+    elif how == "texts":
+        path.write_bytes(content + bytes([4 << 3 | 2, 0x80, 0x80, 0x80, 0x20]) + b"a" * (64 << 20))
+    elif how == "empty":
+        path.write_bytes(b"")
+    else:
+        if how == "a cycle":
+            model.graph.node[0].input.append("classmap")
+        elif how == "a name twice":
+            model.graph.node[1].output[0] = model.graph.node[0].output[0]
+        elif how == "an old version":
+            model.opset_import[0].version = 9
+        elif how == "two sets":
+            model.opset_import.add(domain="com.microsoft", version=1)
+        elif how == "another input":
+            model.graph.input.append(helper.make_tensor_value_info("more", TensorProto.FLOAT, [1]))
+        elif how == "strings":
+            model.graph.initializer.append(helper.make_tensor("words", TensorProto.STRING, [1], [b"a"]))
+        elif how == "no output":
+            model.graph.output.append(helper.make_tensor_value_info("more", TensorProto.FLOAT, [1]))
+        elif how == "floats":
+            model.graph.input[0].type.tensor_type.elem_type = TensorProto.FLOAT
+        path.write_bytes(model.SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("two graphs", "not an ONNX file, .*two of"),
+        ("a field of another type", "field 7 of ModelProto is unknown or of another type"),
+        ("a long number", "a number ends early"),
+        ("a text that is not UTF-8", "not UTF-8"),
+        ("fields", "it has more than 400000 fields"),
+        ("texts", "it has more than 32 MiB of names and texts"),
+        ("empty", "the file is empty"),
+        ("a cycle", "uses a tensor that is not there yet"),
+        ("a name twice", "two tensors are named"),
+        ("an old version", "its operators are of version 9"),
+        ("two sets", "operators of several sets"),
+        ("another input", "it has the inputs image, size, more"),
+        ("strings", "values of the type 8|field 6 of TensorProto"),
+        ("no output", "an output is not computed"),
+        ("floats", "it states another type for 'image'"),
+    ],
+)
+def test_files_that_parsers_take_in_several_ways(tmp_path, how, words):
+    path = changed(write_network(tmp_path / "net.onnx", record("semantic", SIZE)), how)
+    with pytest.raises(InputError, match=words) as raised:
+        seamseg.load(path)
+    assert str(raised.value).startswith(f"{path}: ")
+
+
+def test_values_of_small_tensors(tmp_path):
+    """In each of the fields that hold them."""
+    made = {
+        "raw": weight("raw", [1, -2, 3]),
+        "int64": helper.make_tensor("int64", TensorProto.INT64, [2], [-5, 1 << 40]),
+        "int8": helper.make_tensor("int8", TensorProto.INT8, [3], [-1, 0, 127]),
+        "uint64": helper.make_tensor("uint64", TensorProto.UINT64, [1], [1 << 63]),
+        "float": helper.make_tensor("float", TensorProto.FLOAT, [], [0.5]),
+        "double": helper.make_tensor("double", TensorProto.DOUBLE, [1, 1], [0.25]),
+        "half": weight("half", np.array([1.5], np.float16)),
+        "large": weight("large", np.zeros(3000)),
+        "bfloat16": helper.make_tensor("bfloat16", TensorProto.BFLOAT16, [1], [2.0]),
+    }
+    model = onnx.load(write_network(tmp_path / "net.onnx", record("semantic", SIZE)))
+    model.graph.initializer.extend(made.values())
+    onnx.save(model, tmp_path / "net.onnx")
+    weights = read_onnx(tmp_path / "net.onnx").weights
+    for name, tensor in made.items():
+        assert weights[name].shape == tuple(tensor.dims)
+        assert weights[name].dtype == tensor.data_type
+        if name in ("large", "bfloat16"):
+            assert weights[name].value is None
+        else:
+            wanted = onnx.numpy_helper.to_array(tensor)
+            assert np.array_equal(weights[name].value, wanted)
+            assert weights[name].value.dtype == wanted.dtype
+
+
+def test_classifiers_and_metadata_are_read(tmp_path):
+    checked = CheckedGraph(write_classifier(tmp_path / "net.onnx", free=True))
+    assert checked.exported.kind == "classification"
+    assert re.fullmatch(r"\d+", str(checked.memory_limit))
+
+
+@pytest.mark.parametrize(("what", "count"), [("bytes", 140), ("graphs", 60)])
+def test_random_mutations_end_in_one_line(tmp_path, what, count):
+    """Each in a process with limits of memory and time, which none of them may crash."""
+    exported = [record("semantic", (64, 96)), record("panoptic", (64, 96)), record("instance_seg")]
+    paths = [write_network(tmp_path / f"{number}.onnx", stated) for number, stated in enumerate(exported)]
+    paths.append(write_classifier(tmp_path / "classifier.onnx"))
+    (tmp_path / "made").mkdir()
+    command = [sys.executable, "-m", "support.onnx_fuzz", str(tmp_path / "made"), what, str(count), "5", "cpu", *paths]
+    folders = [str(Path(__file__).parents[1]), str(Path(seamseg.__file__).parents[1])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
+    done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    results, *failures = done.stdout.strip().splitlines()
+    assert not failures, done.stdout
+    assert re.fullmatch(r"\{('(refused|ran)': \d+(, )?){2}\}", results), results

@@ -1,0 +1,238 @@
+"""Small ONNX files that would take gigabytes, hours or the memory of the process, behind the outputs of a network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from support.onnx_scenes import record, write_network
+
+SIZE = (96, 160)
+HUGE = 1_600_000_000
+"""Elements: 6.4 GB of float32."""
+
+Change = Callable[[onnx.ModelProto], None]
+
+
+def write_attack(path: Path, change: Change, size: tuple[int, int] | None = SIZE) -> Path:
+    """Write a semantic network with a change."""
+    model = onnx.load(write_network(path, record("semantic", size)))
+    change(model)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def nodes(*given: onnx.NodeProto, **weights: object) -> Change:
+    """Add nodes, of which the last makes `big`; the class map depends on its maximum."""
+
+    def change(model: onnx.ModelProto) -> None:
+        graph = model.graph
+        graph.initializer.extend(weight(name, value) for name, value in weights.items())
+        for node in graph.node:
+            node.output[:] = ["plain" if name == "classmap" else name for name in node.output]
+        graph.node.extend(given)
+        graph.node.append(helper.make_node("Cast", ["big"], ["big_float"], to=TensorProto.FLOAT))
+        graph.node.append(helper.make_node("ReduceMax", ["big_float"], ["most"], keepdims=0))
+        graph.node.append(helper.make_node("Cast", ["most"], ["most_byte"], to=TensorProto.UINT8))
+        graph.node.append(helper.make_node("Max", ["plain", "most_byte"], ["classmap"]))
+
+    return change
+
+
+def weight(name: str, value: object) -> onnx.TensorProto:
+    array = np.asarray(value)
+    return numpy_helper.from_array(array.astype(np.float32) if array.dtype == np.float64 else array, name)
+
+
+def node(op: str, inputs: str, output: str = "big", **attributes: object) -> onnx.NodeProto:
+    return helper.make_node(op, ["" if name == "-" else name for name in inputs.split()], [output], **attributes)
+
+
+FLOATS = node("Cast", "image", "floats", to=TensorProto.FLOAT)
+COLUMN = (FLOATS, node("Reshape", "floats column", "a"), node("Reshape", "floats row", "b"))
+ENDS = {"column": [-1, 1], "row": [1, -1]}
+OF_PICTURE = (
+    FLOATS,
+    node("ReduceMax", "floats", "brightest", keepdims=0),
+    node("Cast", "brightest", "whole", to=TensorProto.INT64),
+    node("Mul", "whole large", "product"),
+    node("Reshape", "product one", "shape"),
+)
+
+
+def _alive(count: int, side: int) -> Change:
+    """Tensors that exist one after the other in the order of the file, and all at a time if its end comes first."""
+    made = [FLOATS, node("ReduceMax", "floats", "sum0", keepdims=0)]
+    for i in range(1, count + 1):
+        made += [node("Expand", "sum0 sides", f"wide{i}"), node("ReduceMax", f"wide{i}", f"high{i}", keepdims=0)]
+        made += [node("Add", f"wide{i} sum{i - 1}", f"both{i}"), node("ReduceMax", f"both{i}", f"sum{i}", keepdims=0)]
+    return nodes(*made, node("Identity", f"sum{count}"), sides=[side])
+
+
+def _external(location: str) -> Change:
+    def change(model: onnx.ModelProto) -> None:
+        tensor = model.graph.initializer[0]
+        tensor.ClearField("raw_data")
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, value in (("location", location), ("offset", "4096"), ("length", "8")):
+            tensor.external_data.add(key=key, value=value)
+
+    return change
+
+
+def _loop(model: onnx.ModelProto) -> None:
+    value = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["go"], ["go_out"]), helper.make_node("Identity", ["x"], ["x_out"])],
+        "body",
+        [value("i", TensorProto.INT64, []), value("go", TensorProto.BOOL, []), value("x", TensorProto.FLOAT, [])],
+        [value("go_out", TensorProto.BOOL, []), value("x_out", TensorProto.FLOAT, [])],
+    )
+    loop = helper.make_node("Loop", ["rounds", "", "first"], ["big"], body=body)
+    nodes(loop, rounds=1 << 62, first=0.0)(model)
+
+
+def _function(model: onnx.ModelProto) -> None:
+    made = helper.make_function(
+        "own", "Big", ["x"], ["y"], [helper.make_node("Identity", ["x"], ["y"])], [helper.make_opsetid("", 20)]
+    )
+    model.functions.append(made)
+
+
+def _stated_shape(model: onnx.ModelProto) -> None:
+    """A file states the shape of a tensor, and makes another of that shape."""
+    shape = (node("Shape", "image", "side", start=3), node("Concat", "free side", "sides", axis=0))
+    made = (node("Reshape", "image sides", "odd"), node("Shape", "odd", "wide"), node("ConstantOfShape", "wide"))
+    nodes(*shape, *made, free=[-1])(model)
+    model.graph.value_info.append(helper.make_tensor_value_info("odd", TensorProto.UINT8, [HUGE]))
+
+
+def _stated_input(model: onnx.ModelProto) -> None:
+    nodes(node("Shape", "image", "sides", start=2), node("ConstantOfShape", "sides"))(model)
+    for dim, side in zip(model.graph.input[0].type.tensor_type.shape.dim[2:], (40_000, 40_000)):
+        dim.dim_value = side
+
+
+def _unfilled(model: onnx.ModelProto) -> None:
+    tensor = weight("small", [0.0])
+    tensor.dims[:] = [HUGE]
+    nodes(node("Identity", "small"))(model)
+    model.graph.initializer.append(tensor)
+
+
+SUPPRESSED = (
+    FLOATS,
+    node("Reshape", "floats corners", "boxes"),
+    node("Slice", "boxes zero one two", "score_columns"),
+    node("Reshape", "score_columns flat", "box_scores"),
+    node("NonMaxSuppression", "boxes box_scores most_boxes", "kept"),
+)
+BOXES = {"corners": [1, -1, 4], "one": [1], "two": [2], "flat": [1, 1, -1], "most_boxes": [9]}
+
+ATTACKS: dict[str, tuple[Change, str]] = {
+    "constant": (nodes(node("ConstantOfShape", "shape"), shape=[HUGE]), "needs tensors of"),
+    "expand": (nodes(node("Expand", "x shape"), x=[0.0], shape=[HUGE]), "needs tensors of"),
+    "expand of the picture": (
+        nodes(*OF_PICTURE, node("Expand", "brightest shape"), large=HUGE, one=[1]),
+        "depends on the picture",
+    ),
+    "constant of the picture": (
+        nodes(*OF_PICTURE, node("ConstantOfShape", "shape"), large=HUGE, one=[1]),
+        "depends on the picture",
+    ),
+    "range": (nodes(node("Range", "a b c"), a=0.0, b=float(1 << 24), c=1.0 / (1 << 14)), "whole numbers"),
+    "range of whole numbers": (nodes(node("Range", "a b c"), a=0, b=HUGE, c=1), "needs tensors of"),
+    "tile": (nodes(FLOATS, node("Tile", "floats repeats"), repeats=[1, 1, 200, 200]), "needs tensors of"),
+    "pad": (nodes(FLOATS, node("Pad", "floats pads"), pads=[0, 0, 0, 0, 0, 0, 40_000, 40_000]), "needs tensors of"),
+    "resize": (
+        nodes(FLOATS, node("Resize", "floats - scales"), scales=[1.0, 1.0, 300.0, 300.0]),
+        "needs tensors of",
+    ),
+    "resize to sides": (
+        nodes(FLOATS, node("Resize", "floats - - sides"), sides=[1, 3, 30_000, 30_000]),
+        "needs tensors of",
+    ),
+    "one hot": (nodes(node("OneHot", "image depth ends"), depth=100_000, ends=[0.0, 1.0]), "the operator 'OneHot'"),
+    "convolution": (
+        nodes(FLOATS, node("Conv", "floats kernel", pads=[20_000] * 4), kernel=np.zeros((1, 3, 1, 1), np.float32)),
+        "needs tensors of",
+    ),
+    "transposed convolution": (
+        nodes(
+            FLOATS,
+            node("ConvTranspose", "floats kernel", strides=[300, 300]),
+            kernel=np.zeros((3, 1, 1, 1), np.float32),
+        ),
+        "needs tensors of",
+    ),
+    "product": (nodes(*COLUMN, node("MatMul", "a b"), **ENDS), "needs tensors of"),
+    "sum of a row and a column": (nodes(*COLUMN, node("Add", "a b"), **ENDS), "needs tensors of"),
+    "linear layer": (nodes(*COLUMN, node("Gemm", "a b"), **ENDS), "needs tensors of"),
+    "doubling": (
+        nodes(
+            FLOATS,
+            *(
+                node("Concat", f"{a} {a}", b, axis=0)
+                for a, b in zip(["floats", *"abcdefghijklmno"], [*"abcdefghijklmno", "big"])
+            ),
+        ),
+        "needs tensors of",
+    ),
+    "many at a time": (_alive(100, 20_000_000), "needs tensors of"),
+    "work": (
+        nodes(
+            FLOATS,
+            node("ReduceMax", "floats", "brightest", keepdims=0),
+            node("Expand", "brightest sides", "p0"),
+            *(node("MatMul", f"p{i} p0", f"p{i + 1}") for i in range(200)),
+            node("Identity", "p200"),
+            sides=[2048, 2048],
+        ),
+        "multiplications",
+    ),
+    "suppression": (
+        nodes(*SUPPRESSED, node("Shape", "kept", "sides"), node("ConstantOfShape", "sides"), **BOXES),
+        "depends on the picture",
+    ),
+    "regions": (
+        nodes(
+            FLOATS,
+            node("RoiAlign", "floats rois index", output_height=9, output_width=9),
+            rois=np.array([[0, 0, 1e30, 1e30]], np.float32),
+            index=[0],
+        ),
+        "no fixed number of samples",
+    ),
+    "division by 0": (
+        nodes(node("Cast", "image", "whole", to=TensorProto.INT32), node("Div", "whole whole")),
+        "what may be 0",
+    ),
+    "index": (nodes(node("Shape", "image", "sides"), node("Gather", "sides where"), where=[7]), "out of range"),
+    "loop": (_loop, "a subgraph"),
+    "function": (_function, "functions"),
+    "memory of the process": (_external("*/_ORT_MEM_ADDR_/*"), "data in other files"),
+    "other file": (_external("../../../../etc/passwd"), "data in other files"),
+    "stated shape": (_stated_shape, "it states the shape"),
+    "stated input": (_stated_input, "it states the shape"),
+    "missing values": (_unfilled, "has not the values of its shape"),
+    "sequence": (
+        nodes(node("SequenceConstruct", "image", "list"), node("ConcatFromSequence", "list", axis=0)),
+        "Sequence",
+    ),
+    "other operators": (
+        nodes(helper.make_node("Gelu", ["image"], ["big"], domain="com.microsoft")),
+        "the operator com.microsoft.Gelu",
+    ),
+    "many nodes": (
+        nodes(
+            FLOATS,
+            *(node("Neg", f"n{i}" if i else "floats", f"n{i + 1}" if i < 20_000 else "big") for i in range(20_001)),
+        ),
+        "nodes, the limit is",
+    ),
+}
+"""By name: the change of a file, and what its refusal says."""
