@@ -68,6 +68,7 @@ class Trainer:
         self.progress = TrainingProgress() if resumed is None else replace(resumed.progress)
         # the best snapshot of an earlier run in this folder does not count
         self._has_best = self.progress.epoch >= 0 and self.run.best.exists()
+        self._has_saved = False
         self._start = self.progress.global_step
         self._position: EpochPosition | None = None if resumed is None else resumed.position
         keep = self.config.general.snapshot_keep
@@ -250,6 +251,9 @@ class Trainer:
         """Note that a step has failed: its weights may be the cause, so the run does not resume from them."""
         if self._writer is not None:
             self._writer.close()
+        if self.resumed is None and not self._has_saved and self.run.saved():
+            # those of an earlier run
+            return
         log = self.reporter.log
         try:
             good = self.run.fail(Failure(step, self._last_update, problem))
@@ -285,6 +289,7 @@ class Trainer:
         """Copy the state of the training, and write it in the background; a collective call."""
         # first, as it raises if a loss was not finite
         losses = self.reporter.state_dict()
+        self._has_saved = True
         if self._writer is not None:
             # before the others go on, which may note a failure
             self.run.resolve_failure(self._start)

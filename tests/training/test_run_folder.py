@@ -143,6 +143,17 @@ def test_an_error_of_ruined_weights_is_a_failed_step(
     assert not (run / "failure.json").exists()
 
 
+def test_a_new_run_that_diverges_at_once_leaves_the_snapshots_of_an_earlier_one(options: TrainingOptions) -> None:
+    run = Path(options.log_dir)
+    with signals_at([1]), pytest.raises(Preempted):
+        run_training(options)
+    with pytest.raises(Diverged, match="training stopped at step 2: "):
+        run_training(replace(options, resume=None, overrides=("optimizer.lr=1e9",)))
+    assert (run / "snapshots" / "step-00000001.pth.tar").samefile(run / "model_last.pth.tar")
+    run_training(options)
+    assert steps_in(run)[0] == 4
+
+
 def test_other_errors_are_no_failed_steps(options: TrainingOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise SeamsegError("as of a full disk")
