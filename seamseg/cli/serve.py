@@ -18,14 +18,17 @@ otherwise; it has neither passwords nor encryption, which are the business of a 
   GET  /metrics  for Prometheus
 
 Photos that arrive while others are computed form the next batch. SIGTERM and Ctrl-C end the server after the requests
-in progress.
+in progress, within --timeout; the second time at once.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
+import threading
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,10 +103,22 @@ def run(args: argparse.Namespace) -> int:
         try:
             server.run_on(bound)
         finally:
-            service.close()
-    if service.cut_off:
-        print(f"{service.cut_off} requests in progress were cut off", file=sys.stderr)
-    return 1 if service.cut_off else 0
+            # nobody waits any more for what the threads still compute
+            closing = threading.Thread(target=service.close, daemon=True)
+            closing.start()
+            with suppress(KeyboardInterrupt):
+                closing.join(0.1 if server.force_exit else 2)
+    cut_off = service.cut_off + server.cut_off
+    if cut_off:
+        print(f"{cut_off} requests in progress were cut off", file=sys.stderr)
+    code = 1 if cut_off else 0
+    if closing.is_alive():
+        # Python's end would wait for a photo, or abort in the middle of an operator
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def _warmed_up(predictor: Predictor[Any]) -> Predictor[Any]:

@@ -8,8 +8,10 @@ import math
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 
 import h11
 import uvicorn
@@ -109,13 +111,17 @@ class _TimedHead(H11Protocol):
 class AppServer(uvicorn.Server):
     """Serves an application until SIGINT or SIGTERM, or :meth:`stop`; then finishes the requests in progress.
 
-    A second SIGINT ends at once.
+    What is not finished after `grace` is cut off. A second signal cuts off at once.
 
     Parameters
     ----------
     app : to serve
     on_start : called when clients can connect
     grace : seconds for the requests in progress, and for the head of each
+
+    Attributes
+    ----------
+    cut_off : number of answers that were cut off since their client did not read them
     """
 
     def __init__(self, app: ASGIApp, on_start: Callable[[], None], grace: float) -> None:
@@ -132,7 +138,9 @@ class AppServer(uvicorn.Server):
             timeout_graceful_shutdown=math.ceil(grace),
         )
         super().__init__(config)
+        self.cut_off = 0
         self._on_start = on_start
+        self._grace = grace
 
     def run_on(self, bound: socket.socket) -> None:
         """Serve on a socket of :func:`bind`, and close it.
@@ -160,21 +168,36 @@ class AppServer(uvicorn.Server):
         await super().startup(sockets)
         self._on_start()
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End as uvicorn does, but cut off requests and connections at once if `force_exit` is set.
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Receive a signal."""
+        # uvicorn ignores a second SIGTERM
+        self.force_exit = self.should_exit
+        super().handle_exit(sig, frame)
 
-        Since Python 3.12, uvicorn waits for all connections even then.
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Finish the requests in progress, or cut them off after the time for it.
+
+        uvicorn cancels them then, but does not wait for their answers, and waits for clients that do not read without
+        end even if `force_exit` is set.
         """
-        ending = asyncio.ensure_future(super().shutdown(sockets))
-        while not ending.done():
+        end = time.monotonic() + self._grace
+        for server in self.servers:
+            server.close()
+        tasks, connections = self.server_state.tasks, self.server_state.connections
+        while tasks or connections:
+            if time.monotonic() > end:
+                self.force_exit = True
+            for connection in list(connections):
+                # those that were accepted last, too
+                if not connection.transport.is_closing():
+                    connection.shutdown()
+                if self.force_exit and not tasks:
+                    self.cut_off += connection.transport.get_write_buffer_size() > 0
+                    connection.transport.abort()
             if self.force_exit:
-                for task in self.server_state.tasks:
+                for task in tasks:
                     task.cancel()
-                if not self.server_state.tasks:
-                    for connection in self.server_state.connections:
-                        connection.transport.abort()
-            await asyncio.wait({ending}, timeout=0.1)
-        await ending
+            await asyncio.sleep(0.1)
 
 
 @contextmanager

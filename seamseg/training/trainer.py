@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeVar
@@ -23,8 +24,8 @@ from seamseg.training.checkpointing.checkpoint import (
     resume_state,
 )
 from seamseg.training.checkpointing.rank_state import gather_rank_states, mean_losses, seed_everything, set_rng_state
-from seamseg.training.checkpointing.run_folder import RunFolder, SnapshotWriter
-from seamseg.training.logging.reporter import Reporter, StepPosition
+from seamseg.training.checkpointing.run_folder import Failure, RunFolder, SnapshotWriter
+from seamseg.training.logging.reporter import Diverged, Reporter, StepPosition
 from seamseg.training.preemption import Preempted, Preemption
 from seamseg.training.prefetch import DeviceBatch, DevicePrefetcher
 from seamseg.training.step import StepResult
@@ -67,6 +68,8 @@ class Trainer:
         self.progress = TrainingProgress() if resumed is None else replace(resumed.progress)
         # the best snapshot of an earlier run in this folder does not count
         self._has_best = self.progress.epoch >= 0 and self.run.best.exists()
+        self._has_saved = False
+        self._start = self.progress.global_step
         self._position: EpochPosition | None = None if resumed is None else resumed.position
         keep = self.config.general.snapshot_keep
         self._writer = SnapshotWriter(self.run, keep, resumed is None) if self.world.is_main else None
@@ -95,6 +98,9 @@ class Trainer:
                 if self._writer is not None:
                     self._writer.wait()
                 return scores
+        except Diverged as error:
+            self._fail(error.step, error.problem)
+            raise
         except RuntimeError as error:
             if not (self.world.is_distributed and is_peer_failure(error)):
                 raise
@@ -138,7 +144,7 @@ class Trainer:
         collector = self.reporter.sample_collector()
         start = time.perf_counter()
         step = self.progress.global_step
-        with self.stepper.averaged():
+        with self.stepper.averaged(), self._failures():
             scores: Scores = self.validator(self.state.net, collector, desc=f"validate, epoch {epoch + 1}")
             self.reporter.validated(epoch, step, scores, time.perf_counter() - start)
             if collector is not None:
@@ -196,9 +202,14 @@ class Trainer:
             seed_everything(general.seed, epoch, world.rank, self.progress.global_step)
         return position.steps
 
+    @property
+    def _last_update(self) -> int:
+        return max(self._start, self.reporter.last_update)
+
     def _after_step(self) -> None:
         if self._writer is not None:
             self._writer.check()
+            self._writer.updated(self._last_update)
         number = self._preemption.after_step()
         interval = self.config.general.snapshot_interval
         if number or (interval and self.progress.global_step % interval == 0):
@@ -221,6 +232,41 @@ class Trainer:
         barrier(self.world)
         raise Preempted(number, message)
 
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Note an error in a `with` block as a failed step: weights that have diverged can cause almost any."""
+        try:
+            yield
+        except Exception as error:
+            lost = isinstance(error, RuntimeError) and self.world.is_distributed and is_peer_failure(error)
+            if not (isinstance(error, SeamsegError) or lacks_memory(error)):
+                # report a loss that is not finite instead
+                self.reporter.failed()
+                if not lost:
+                    problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                    self._fail(self.progress.global_step, problem)
+            raise
+
+    def _fail(self, step: int, problem: str) -> None:
+        """Note that a step has failed: its weights may be the cause, so the run does not resume from them."""
+        if self._writer is not None:
+            self._writer.close()
+        if self.resumed is None and not self._has_saved and self.run.saved():
+            # those of an earlier run
+            return
+        log = self.reporter.log
+        try:
+            good = self.run.fail(Failure(step, self._last_update, problem))
+        except SeamsegError as error:
+            log.warning(str(error))
+            return
+        if good is not None:
+            log.warning(f"{good} is the newest snapshot with which a step has succeeded, and now {self.run.last.name}")
+        elif self.run.saved():
+            log.warning(
+                f"{self.run.path}: no step has succeeded with its snapshots, {option('resume', 'auto')} starts over"
+            )
+
     def _step(self, epoch: int, group: list[DeviceBatch]) -> StepResult:
         step = self.progress.global_step
         rates = self.schedule.get_lr(step, epoch)
@@ -228,7 +274,8 @@ class Trainer:
         batches = [uploaded.batch for uploaded in group]
         ids = ", ".join(i for batch in batches for i in batch.ids)
         try:
-            return self.stepper(batches, rates)
+            with self._failures():
+                return self.stepper(batches, rates)
         except Exception as error:
             if lacks_memory(error):
                 keys = dict.fromkeys(map(option, _SIZE_KEYS))
@@ -236,15 +283,16 @@ class Trainer:
                 raise OutOfMemory(
                     f"step {step}: {device}: not enough memory (images {ids}); lower {' or '.join(keys)}"
                 ) from error
-            if not isinstance(error, SeamsegError):
-                # a loss that is not finite can cause almost any error: report the cause instead
-                self.reporter.failed()
             raise
 
     def _save(self, is_best: bool = False) -> None:
         """Copy the state of the training, and write it in the background; a collective call."""
         # first, as it raises if a loss was not finite
         losses = self.reporter.state_dict()
+        self._has_saved = True
+        if self._writer is not None:
+            # before the others go on, which may note a failure
+            self.run.resolve_failure(self._start)
         averaged = self.stepper.state_dict().get("ema", {})
         ranks = gather_rank_states(self.world, self.state.net, averaged, losses)
         if self._writer is None:

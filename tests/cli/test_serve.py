@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,10 @@ import os, signal, sys, time
 from seamseg.cli.main import main
 from seamseg.inference.exported import ExportedNetwork
 compute = ExportedNetwork.run
+pauses = os.environ["SECONDS"].split()
 def slow(self, images):
     print("computing", flush=True)
-    time.sleep(float(os.environ["SECONDS"]))
+    time.sleep(float(pauses.pop(0) if len(pauses) > 1 else pauses[0]))
     return compute(self, images)
 ExportedNetwork.run = slow
 # a parent may ignore it, as a shell does for what runs in the background
@@ -56,10 +57,10 @@ def model(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def slow_server(model: Path, seconds: float = 1) -> Iterator[subprocess.Popen[str]]:
-    """Start a server with a network that takes `seconds`, and wait until it is tried."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(seamseg.__file__).parents[1]), "SECONDS": str(seconds)}
-    command = [sys.executable, "-c", SLOW, "serve", str(model), "--port", "0"]
+def slow_server(model: Path, seconds: str = "1", *options: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a server with a network that takes `seconds`, one number a call, and wait until it is tried."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(seamseg.__file__).parents[1]), "SECONDS": seconds}
+    command = [sys.executable, "-c", SLOW, "serve", str(model), "--port", "0", *options]
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
     )
@@ -80,7 +81,7 @@ def test_ctrl_c_while_the_network_is_tried(model: Path) -> None:
 
 
 def test_a_second_ctrl_c_does_not_wait(model: Path) -> None:
-    with slow_server(model, seconds=120) as process:
+    with slow_server(model, "120") as process:
         while process.poll() is None:
             process.send_signal(signal.SIGINT)
             time.sleep(0.2)
@@ -104,6 +105,32 @@ def test_a_signal_ends_it_after_the_requests_in_progress(model: Path, number: in
         assert [answers[0].status for _, answers in sent] == [200, 200]
         out, err = process.communicate(timeout=60)
         assert (process.returncode, out.replace("computing\n", ""), err) == (0, "False\n", "")
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_signal_ends_it_while_the_network_computes(model: Path, times: int) -> None:
+    # the first request of the two, and after the signal the other one, would keep the network busy for ten minutes
+    timeout = "2" if times == 1 else "600"
+    with slow_server(model, "0 600", "--timeout", timeout) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline().rpartition(":")[2])
+        client: Any = Client(port, None)  # type: ignore[arg-type]
+        sent = [in_thread(client.predict, png(scene((90, 140)))) for _ in range(2)]
+        assert process.stdout.readline() == "computing\n"
+        process.send_signal(signal.SIGTERM)
+        with suppress(ConnectionRefusedError):
+            while times == 2:
+                # until the signal has taken effect
+                socket.create_connection(("127.0.0.1", port)).close()
+                time.sleep(0.05)
+        if times == 2:
+            process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=120)
+        for thread, _ in sent:
+            thread.join(60)
+    assert [answers[0].status for _, answers in sent] == [504 if times == 1 else 503] * 2
+    said = "" if times == 1 else "2 requests in progress were cut off\n"
+    assert (process.returncode, err) == (times - 1, said)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts threads in /proc")

@@ -20,6 +20,7 @@ from support.processes import open_resources
 from support.serving import FAILS, Client, RedNetwork, in_thread, photo, png, red_predictor, serving
 
 from seamseg.serve.app import ServeOptions
+from seamseg.serve.server import bind
 from seamseg.utils.errors import InputError
 
 FORM = {"Content_Type": "multipart/form-data; boundary=XX"}
@@ -304,6 +305,30 @@ def test_requests_that_the_end_cuts_off_are_answered(network: RedNetwork, sent: 
     assert answer.endswith(b'{"error":"the server was stopped before the result"}' if cut else b'of an upload"}')
     assert client.service.cut_off == cut
     assert capfd.readouterr().err == ""
+
+
+def test_an_answer_that_its_client_does_not_read_is_cut_off(
+    network: RedNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bind_with_a_short_buffer(host: str, port: int) -> socket.socket:
+        bound = bind(host, port)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        return bound
+
+    monkeypatch.setattr("support.serving.bind", bind_with_a_short_buffer)
+    network.gate.set()
+    data = png(np.random.default_rng(0).integers(0, 3, (500, 500, 3), dtype=np.uint8))
+    with serving(red_predictor(network), grace=0.2, timeout=60) as client, socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(("127.0.0.1", client.port))
+        slow.sendall(
+            f"POST /predict?format=png HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n".encode()
+        )
+        slow.sendall(data)
+        until(lambda: client.metric("seamseg_request_seconds_count") == 1)
+        client.server.stop()
+        until(lambda: client.server.cut_off == 1)
+    assert client.service.cut_off == 0
 
 
 def test_nothing_is_left_behind(network: RedNetwork) -> None:

@@ -91,6 +91,7 @@ def test_steps_skipped_by_float16_are_counted():
         add(log, step, ["a"], (1.0, 2.0), 3.0, norm=norm, skipped=norm != 2.0)
     assert log.flush() is None
     assert log.skipped == 2
+    assert log.last_update == 1
     assert log.gradients.pop_means() == {"grad_norm": 2.0}
     assert log.gradients.pop_means() == {}
 

@@ -1,11 +1,45 @@
-"""Log messages about files of earlier runs in the run folder."""
+"""The run folder of a training: files of earlier runs, and the snapshots that remain when a step fails."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.interruptions import result, signals_at
+from support.micro import narrow_body
+from support.processes import launch
 
 from seamseg.config import load_config
 from seamseg.formats.metadata import Metadata
-from seamseg.training.checkpointing.run_folder import RunFolder
+from seamseg.training.checkpointing.run_folder import Failure, RunFolder, SnapshotFiles, SnapshotWriter
 from seamseg.training.debugging.dump import dump_path
 from seamseg.training.logging.logs import TextLog
-from seamseg.training.run import log_earlier_runs
+from seamseg.training.logging.reporter import Diverged
+from seamseg.training.preemption import Preempted
+from seamseg.training.run import TrainingOptions, log_earlier_runs, run_training
+from seamseg.training.step import Stepper, StepResult
+from seamseg.utils.errors import InputError, SeamsegError
+
+EACH_STEP = ("general.snapshot_interval=1", "general.snapshot_keep=1")
+HUGE_RATE = (*EACH_STEP, "optimizer.lr=1e9")
+
+
+def steps_in(run: Path) -> list[int]:
+    return [step for step, _ in RunFolder(run).saved()]
+
+
+def diverge(options: TrainingOptions) -> str:
+    """Resume a training after two of four steps with a huge learning rate, which fails at step 4; return the error."""
+    with signals_at([2]), pytest.raises(Preempted):
+        run_training(options)
+    with pytest.raises(Diverged, match="training stopped at step 4: ") as found:
+        run_training(replace(options, overrides=HUGE_RATE))
+    return found.value.problem
 
 
 def test_dumps_of_earlier_trainings_are_kept_and_counted(tmp_path, capsys):
@@ -22,3 +56,182 @@ def test_dumps_of_earlier_trainings_are_kept_and_counted(tmp_path, capsys):
         log_earlier_runs(run, log, resumed)
         assert f"{tmp_path} holds 2 dump-step-*.pth.tar of earlier trainings" in capsys.readouterr().err
     assert all(path.exists() for path in dumps)
+
+
+@pytest.fixture
+def options(micro: Path, micro_config: Path, tmp_path: Path, narrow: None) -> TrainingOptions:
+    """Of a training of four steps in a new folder."""
+    return TrainingOptions(micro_config, micro, tmp_path / "run", resume="auto", overrides=EACH_STEP, device="cpu")
+
+
+def test_a_training_that_has_diverged_resumes_before_the_ruined_snapshot(
+    options: TrainingOptions, micro_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(options.log_dir)
+    problem = diverge(options)
+    good = run / "snapshots" / "step-00000002.pth.tar"
+    said = f"{good} is the newest snapshot with which a step has succeeded, and now model_last.pth.tar"
+    assert capsys.readouterr().err.splitlines().count(said) == 1
+    assert steps_in(run) == [3, 2]
+    assert good.samefile(run / "model_last.pth.tar")
+    # as if the process had been killed before it changed the link
+    (run / "model_last.pth.tar").unlink()
+    os.link(run / "snapshots" / "step-00000003.pth.tar", run / "model_last.pth.tar")
+    # with the same rate it fails again, and nothing is lost
+    with pytest.raises(Diverged, match="training stopped at step 4: "):
+        run_training(replace(options, overrides=HUGE_RATE))
+    lines = [line for line in capsys.readouterr().err.splitlines() if "the training failed at step 4" in line]
+    assert lines == [
+        f"{run}: the training failed at step 4, {problem}: step-00000002.pth.tar is the newest snapshot with which a "
+        "step has succeeded; lower optimizer.lr, or begin with a smaller one (scheduler.burn_in_steps)"
+    ]
+    assert steps_in(run) == [3, 2]
+    run_training(options)
+    assert result(run) == result(micro_run)
+    assert not (run / "failure.json").exists()
+    capsys.readouterr()
+    run_training(replace(options, overrides=(*EACH_STEP, "scheduler.epochs=3")))
+    assert "failed" not in capsys.readouterr().err
+
+
+def test_a_ruined_snapshot_of_a_signal_costs_one_attempt(options: TrainingOptions, micro_run: Path) -> None:
+    run = Path(options.log_dir)
+    with signals_at([2]), pytest.raises(Preempted):
+        run_training(options)
+    with signals_at([3]), pytest.raises(Preempted):
+        run_training(replace(options, overrides=HUGE_RATE))
+    assert steps_in(run) == [3, 2]
+    with pytest.raises(Diverged, match="training stopped at step 4: "):
+        run_training(options)
+    run_training(options)
+    assert result(run) == result(micro_run)
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_an_error_of_ruined_weights_is_a_failed_step(
+    options: TrainingOptions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """In the validation after step 1, or in step 2."""
+    run, compute = Path(options.log_dir), Stepper.__call__
+    huge: tuple[str, ...] = ("dataloader.train_batch_size=4", "scheduler.burn_in_steps=0")
+    calls: list[int] = []
+    if step == 2:
+
+        def fail(self: Stepper, batches: Any, rates: list[float]) -> StepResult:
+            calls.append(1)
+            if len(calls) == step:
+                raise RuntimeError("check_roi_places, level of box 0 is -9")
+            return compute(self, batches, rates)
+
+        monkeypatch.setattr(Stepper, "__call__", fail)
+        huge = (*huge, "dataloader.val_set=")
+    with pytest.raises(RuntimeError, match="level of box 0"):
+        run_training(replace(options, overrides=(*HUGE_RATE, *huge)))
+    assert f"{run}: no step has succeeded with its snapshots, resume=auto starts over" in capsys.readouterr().err
+    assert steps_in(run) == [1]
+    assert not (run / "model_last.pth.tar").exists()
+    with pytest.raises(InputError, match="no run folder: it holds no snapshot"):
+        run_training(replace(options, resume=run))
+    capsys.readouterr()
+    monkeypatch.setattr(Stepper, "__call__", compute)
+    run_training(replace(options, overrides=(*EACH_STEP, *huge)))
+    err = capsys.readouterr().err
+    assert f"{run}: the training failed at step {step}, RuntimeError: check_roi_places" in err
+    assert ": skipped 1 snapshots, no step has succeeded with them; lower optimizer.lr" in err
+    assert "starting a new training" in err
+    assert steps_in(run) == [2, 1]
+    assert not (run / "failure.json").exists()
+
+
+def test_a_new_run_that_diverges_at_once_leaves_the_snapshots_of_an_earlier_one(options: TrainingOptions) -> None:
+    run = Path(options.log_dir)
+    with signals_at([1]), pytest.raises(Preempted):
+        run_training(options)
+    with pytest.raises(Diverged, match="training stopped at step 2: "):
+        run_training(replace(options, resume=None, overrides=("optimizer.lr=1e9",)))
+    assert (run / "snapshots" / "step-00000001.pth.tar").samefile(run / "model_last.pth.tar")
+    run_training(options)
+    assert steps_in(run)[0] == 4
+
+
+def test_other_errors_are_no_failed_steps(options: TrainingOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise SeamsegError("as of a full disk")
+
+    run = Path(options.log_dir)
+    with signals_at([2]), pytest.raises(Preempted):
+        run_training(options)
+    monkeypatch.setattr("seamseg.training.step.Stepper.__call__", fail)
+    with pytest.raises(SeamsegError, match="as of a full disk"):
+        run_training(options)
+    assert not (run / "failure.json").exists()
+
+
+def test_one_more_snapshot_is_kept_until_a_step_has_succeeded_with_the_newest(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path, SnapshotFiles(content=lambda snapshot: snapshot))
+    writer = SnapshotWriter(run, 1, fresh=True)
+
+    def save(step: int) -> list[int]:
+        writer.save({"step": step}, step)  # type: ignore[arg-type]
+        writer.wait()
+        return steps_in(tmp_path)
+
+    def updated(step: int) -> list[int]:
+        writer.updated(step)
+        writer.wait()
+        return steps_in(tmp_path)
+
+    assert save(2) == [2]
+    assert updated(4) == [2]
+    assert save(4) == [4, 2]
+    # float16: no update since
+    assert updated(4) == [4, 2]
+    assert save(6) == [6, 2]
+    assert updated(7) == [6]
+    # that of a signal, or the last one of a training
+    assert save(8) == [8, 6]
+
+
+def test_a_damaged_note_of_a_failure(tmp_path: Path) -> None:
+    run, log = RunFolder(tmp_path), TextLog(None)
+    run.fail(Failure(3, 2, "loss = nan"))
+    assert run.failure() == Failure(3, 2, "loss = nan")
+    for text in ("", "[]", '{"step": 1e99, "last_update": 2, "problem": ""}', json.dumps({"step": 1}), "x" * 70_000):
+        (tmp_path / "failure.json").write_text(text)
+        with pytest.raises(InputError, match=r"failure\.json: "):
+            run.newest_good(log.warning)
+    run.resolve_failure(0)
+    assert run.failure() is None
+
+
+def diverge_in_processes(rank: int, join: Callable[[], None], options: TrainingOptions) -> None:
+    with narrow_body():
+        for stop in (False, True):
+            join()
+            with signals_at([2] if stop else [], rank=1):
+                path = Path(options.log_dir).with_name("stopped" if stop else "straight")
+                own = replace(options, log_dir=path)
+                if not stop:
+                    run_training(own)
+                    continue
+                with pytest.raises(Preempted):
+                    run_training(own)
+        for _ in range(2):
+            join()
+            with pytest.raises(Diverged, match="training stopped at step 4: "):
+                run_training(replace(own, overrides=(*own.overrides, *HUGE_RATE)))
+        join()
+        run_training(own)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_two_processes_that_have_diverged_resume_before_the_ruined_snapshot(
+    options: TrainingOptions, tmp_path: Path
+) -> None:
+    own = replace(options, overrides=(*EACH_STEP, "dataloader.train_batch_size=1"))
+    launch(diverge_in_processes, 2, own)
+    assert result(tmp_path / "stopped") == result(tmp_path / "straight")
+    log = (tmp_path / "stopped" / "training.log").read_text()
+    assert log.count("step-00000002.pth.tar is the newest snapshot with which a step has succeeded; lower") == 2
+    assert log.count("now model_last.pth.tar") == 2

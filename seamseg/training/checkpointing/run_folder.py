@@ -8,7 +8,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from seamseg.checkpoints.snapshot import (
 from seamseg.config import Config, config_to_string
 from seamseg.formats.metadata import Metadata, write_metadata
 from seamseg.utils.errors import InputError, SeamsegError, option
-from seamseg.utils.files import PARTIAL, make_folder, replacing, write_atomically
+from seamseg.utils.files import PARTIAL, make_folder, replacing, write_atomically, write_json
+from seamseg.utils.limits import parse_json, read_limited, whole_number
 from seamseg.utils.locks import lock_file
 
 LAST_NAME = "model_last.pth.tar"
@@ -35,7 +36,9 @@ LOG_NAMES = "training*.log"
 SNAPSHOTS = "snapshots"
 DUMPS = "dump-step-*.pth.tar"
 LOCK_NAME = ".lock"
+FAILURE_NAME = "failure.json"
 
+_FAILURE_BYTES = 1 << 16
 _STEP_NAME = re.compile(r"step-(\d+)\.pth\.tar")
 
 
@@ -73,12 +76,31 @@ SNAPSHOT_FILES = SnapshotFiles()
 
 
 @dataclass(frozen=True)
+class Failure:
+    """The step that ended a training.
+
+    A snapshot holds the weights that the next step begins with. So those of the last update or later may be the cause.
+
+    Attributes
+    ----------
+    step : its number
+    last_update : number of the newest step that has updated the weights
+    problem : in one line
+    """
+
+    step: int
+    last_update: int
+    problem: str
+
+
+@dataclass(frozen=True)
 class RunFolder:
     """`model_last.pth.tar`, `model_best.pth.tar`, `config.ini`, `metadata.bin`, logs and dumps.
 
     The newest snapshots are `snapshots/step-N.pth.tar`; `model_last` and `model_best` are links to two of them. Logs
-    are `training.log`, `metrics.jsonl` and TensorBoard files; a failed step leaves `dump-step-N.pth.tar`, which is
-    never deleted automatically: it holds everything needed to analyse the step, independently of the run.
+    are `training.log`, `metrics.jsonl` and TensorBoard files; a failed step leaves `failure.json`, until the training
+    has resumed, and `dump-step-N.pth.tar`, which is never deleted automatically: it holds everything needed to analyse
+    the step, independently of the run.
     """
 
     path: Path
@@ -157,26 +179,88 @@ class RunFolder:
                     os.fsync(file.fileno())
         fsync_folder(name.parent)
 
-    def prune(self, step: int, keep: int) -> None:
-        """Keep the newest snapshots up to a step; later ones were abandoned when the run resumed at an earlier step."""
+    def prune(self, step: int, keep: int, last_update: int = 0) -> None:
+        """Keep the newest snapshots up to a step; later ones were abandoned when the run resumed at an earlier step.
+
+        The newest one from before `last_update`, with which a step has succeeded, is kept in any case.
+        """
         saved = self.saved()
         kept = [path for number, path in saved if number <= step][:keep]
+        kept += [path for number, path in saved if number < last_update][:1]
         for _, path in saved:
             if path not in kept:
                 path.unlink(missing_ok=True)
 
+    def failure(self) -> Failure | None:
+        """Return what ended the last training in the folder; None if no step failed, or another training went on.
+
+        Raises
+        ------
+        InputError
+            if its file is damaged
+        """
+        path = self.path / FAILURE_NAME
+        try:
+            with open(path, "rb") as file:
+                content = parse_json(read_limited(file, _FAILURE_BYTES, str(path), "note of a failure"))
+            return Failure(whole_number(content["step"]), whole_number(content["last_update"]), str(content["problem"]))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{path}: damaged ({error}); delete it to resume from the newest snapshot") from None
+
+    def fail(self, failure: Failure) -> Path | None:
+        """Note a failure, and return the newest snapshot with which a step has succeeded; None if there is none.
+
+        Later ones stay, but are neither `model_last` nor resumed from automatically. All processes may call it.
+
+        Raises
+        ------
+        SeamsegError
+            if it cannot be written
+        """
+        write_json(self.path / FAILURE_NAME, asdict(failure))
+        saved = self.saved()
+        good = next((path for number, path in saved if number < failure.last_update), None)
+        if good is not None:
+            self.publish(good, self.last)
+        elif saved:
+            self.last.unlink(missing_ok=True)
+        return good
+
+    def resolve_failure(self, start: int) -> None:
+        """Remove the note of a failure, and the snapshots that it is about, since a training goes on from a step."""
+        try:
+            failure = self.failure()
+        except InputError:
+            failure = None
+        if failure is not None:
+            for number, path in self.saved():
+                if number > start and number >= failure.last_update:
+                    path.unlink(missing_ok=True)
+        (self.path / FAILURE_NAME).unlink(missing_ok=True)
+
     def newest_good(self, warn: Callable[[str], None]) -> Path | None:
         """Return the newest undamaged snapshot, with a warning for each damaged one; None if there is no snapshot.
+
+        If a step has failed, those with which no step has succeeded do not count, and a warning says so.
 
         Raises
         ------
         InputError
             if all are damaged
         """
-        candidates = [path for _, path in self.saved()]
-        if self.last.exists() and not any(path.samefile(self.last) for path in candidates):
+        failure, saved = self.failure(), self.saved()
+        candidates = [path for number, path in saved if failure is None or number < failure.last_update]
+        if self.last.exists() and not any(path.samefile(self.last) for _, path in saved):
             # of an earlier release, or a copy
             candidates.append(self.last)
+        if failure is not None:
+            rest = f": skipped {len(saved)} snapshots, no step has succeeded with them" if saved else ""
+            if candidates:
+                rest = f": {candidates[0].name} is the newest snapshot with which a step has succeeded"
+            rate = f"lower {option('optimizer.lr')}, or begin with a smaller one ({option('scheduler.burn_in_steps')})"
+            warn(f"{self.path}: the training failed at step {failure.step}, {failure.problem}{rest}; {rate}")
         for path in candidates:
             try:
                 self.files.verify(path)
@@ -197,7 +281,7 @@ class SnapshotWriter:
     Parameters
     ----------
     run : folder to write to
-    keep : number of snapshots to keep
+    keep : number of snapshots to keep; one more is kept until a step has succeeded with the newest one
     fresh : the run is not resumed: snapshots in the folder belong to another run, and are removed after the first write
     """
 
@@ -205,6 +289,8 @@ class SnapshotWriter:
         self.run = run
         self.keep = keep
         self._fresh = fresh
+        self._last_update = 0
+        self._unproven: int | None = None
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
@@ -224,8 +310,27 @@ class SnapshotWriter:
             if an earlier one could not be written
         """
         self.wait()
-        self._thread = threading.Thread(target=self._write, args=(snapshot, step, best, forget_best), name="saver")
+        self._unproven = None
+        self._start(self._write, snapshot, step, best, forget_best)
+
+    def updated(self, last_update: int) -> None:
+        """Take note of the newest step that is known to have updated the weights; does not wait."""
+        self._last_update = last_update
+        idle = self._thread is None or not self._thread.is_alive()
+        if self._unproven is not None and last_update > self._unproven and idle:
+            self._start(self._prune, self._unproven)
+            self._unproven = None
+
+    def _start(self, target: Callable[..., None], *arguments: Any) -> None:
+        self._thread = threading.Thread(target=target, args=arguments, name="saver")
         self._thread.start()
+
+    def _prune(self, step: int) -> None:
+        try:
+            self.run.prune(step, 1 if self._fresh else self.keep, 0 if self._fresh else self._last_update)
+        except OSError as error:
+            self._error = SeamsegError(f"{self.run.path}: cannot remove an old snapshot: {error}")
+        self._fresh = False
 
     def check(self) -> None:
         """Raise the SeamsegError of a failed write, without waiting."""
@@ -254,8 +359,8 @@ class SnapshotWriter:
             elif forget_best:
                 self.run.best.unlink(missing_ok=True)
             # last, so that a failure leaves the older snapshots
-            self.run.prune(step, 1 if self._fresh else self.keep)
-            self._fresh = False
+            self._prune(step)
+            self._unproven = step
         except SeamsegError as error:
             self._error = error
         except Exception as error:

@@ -123,6 +123,7 @@ class LossLog:
     epoch : averages of the epoch
     gradients : `grad_norm` since it was last reset, without the steps whose gradient is not finite
     skipped : number of skipped updates, since it was last set to 0
+    last_update : number of the newest step that has updated the weights: its losses and gradient were finite
     """
 
     interval: int = 1
@@ -132,6 +133,7 @@ class LossLog:
     epoch: Averages = field(default_factory=Averages)
     gradients: Averages = field(default_factory=Averages)
     skipped: int = 0
+    last_update: int = 0
     _in_a_row: int = 0
     _names: list[str] = field(default_factory=list)
     _unread: list[_UnreadStep] = field(default_factory=list)
@@ -174,7 +176,10 @@ class LossLog:
             self.epoch.update(values)
             if math.isfinite(norm):
                 self.gradients.update({"grad_norm": norm})
-            self.skipped += bool(skipped)
+            if skipped:
+                self.skipped += 1
+            else:
+                self.last_update = step.step
         return None
 
     def _check(self, step: _UnreadStep, values: dict[str, float], norm: float) -> LossReport | None:

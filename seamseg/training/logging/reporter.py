@@ -23,6 +23,20 @@ from seamseg.utils.distributed import World, gather_objects, max_over_processes,
 from seamseg.utils.errors import SeamsegError, option
 
 
+class Diverged(SeamsegError):
+    """A loss or gradient is not finite, or a loss is over its limit.
+
+    Attributes
+    ----------
+    step, problem : which and what, in a few words
+    """
+
+    def __init__(self, message: str, step: int, problem: str) -> None:
+        super().__init__(message)
+        self.step = step
+        self.problem = problem
+
+
 @dataclass(frozen=True)
 class StepPosition:
     """The position of a step: epoch and index within it, from 0; number of steps of the epoch; global step."""
@@ -82,6 +96,11 @@ class Reporter:
         self._rates: dict[str, float] = {}
 
     @property
+    def last_update(self) -> int:
+        """Number of the newest step known to have updated the weights, the same in all processes."""
+        return self._losses.last_update
+
+    @property
     def meters(self) -> dict[str, AverageMeter]:
         """Averages of the losses over the epoch so far, by name."""
         return self._losses.epoch.meters
@@ -122,7 +141,7 @@ class Reporter:
 
         Raises
         ------
-        SeamsegError
+        Diverged
             if a loss of any process, or the gradient, is not finite, or a loss is over `general.loss_limit`
         """
         self._losses.add(position.step, result.ids, result.losses, result.total, result.grad_norm, result.skipped)
@@ -174,9 +193,11 @@ class Reporter:
             for rank, r in first.items()
         )
         own = first.get(self.world.rank if shared else 0)
-        raise SeamsegError(
+        raise Diverged(
             f"training stopped at step {step}: {problems}; lower {option('optimizer.lr')}, or begin with a smaller one "
-            f"({option('scheduler.burn_in_steps')}), or check these images{'' if own is None else self._dump(own)}"
+            f"({option('scheduler.burn_in_steps')}), or check these images{'' if own is None else self._dump(own)}",
+            step,
+            problems,
         )
 
     def _dump(self, report: LossReport) -> str:
