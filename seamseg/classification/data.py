@@ -19,11 +19,11 @@ from seamseg.classification.config import ClassifierConfig
 from seamseg.data.images import open_image
 from seamseg.data.loader import BatchLoader, LoaderOptions, train_loader
 from seamseg.data.samplers import DistributedARBatchSampler, SampleIndex, ShardSampler
+from seamseg.data.workers import begin_worker
 from seamseg.formats.metadata import Metadata
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError, option
 from seamseg.utils.parallel import available_cores
-from seamseg.utils.signals import ignore_foreign_signals
 
 TRAIN, VAL = "train", "val"
 
@@ -213,5 +213,5 @@ def open_val_loader(dataset: ClassFolders, batch_size: int, num_workers: int, wo
         collate_fn=collate_images,
         num_workers=min(num_workers, available_cores(), len(sampler)),
         pin_memory=world.device.type == "cuda",
-        worker_init_fn=ignore_foreign_signals,
+        worker_init_fn=begin_worker,
     )

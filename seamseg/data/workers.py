@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import signal
@@ -9,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import connection, get_context
+from multiprocessing import connection, get_context, queues
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -51,9 +52,22 @@ class WorkerSeed:
         torch.manual_seed(state)
         info = get_worker_info()
         if info is not None:
-            ignore_foreign_signals(worker)
+            begin_worker(worker)
         if self.reading is not None and info is not None and hasattr(info.dataset, "reading"):
             info.dataset.reading = self.reading[worker : worker + 1]
+
+
+def begin_worker(worker: int = 0) -> None:
+    """Prepare a worker process, to ignore signals and to end if it cannot send; a DataLoader's `worker_init_fn`."""
+    ignore_foreign_signals(worker)
+    queues.Queue._on_queue_feeder_error = staticmethod(_end_worker)  # type: ignore[attr-defined]
+
+
+def _end_worker(error: Exception, batch: object) -> None:
+    """End a worker whose batch is lost, mostly because shared memory is full, for which the main process would wait."""
+    print(f"a data loading worker cannot send: {' '.join(str(error).split())[:300]}", file=sys.stderr, flush=True)
+    # as a write to full shared memory does
+    os.kill(os.getpid(), signal.SIGBUS)
 
 
 @contextmanager

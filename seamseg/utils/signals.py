@@ -62,7 +62,7 @@ def block_stop_signals() -> Iterator[None]:
 
 
 def ignore_foreign_signals(worker: int = 0) -> None:
-    """Ignore SIGINT, SIGHUP, and SIGTERM unless the parent process sends it; a DataLoader's `worker_init_fn`.
+    """Ignore SIGINT, SIGHUP, and SIGTERM unless the parent process sends it; for worker processes.
 
     Clusters signal whole process groups, and so does Ctrl-C. The parent decides when to stop, and needs the results
     until then.

@@ -19,6 +19,7 @@ from seamseg.data.input_size import InputSize
 from seamseg.data.loader import BatchLoader
 from seamseg.data.samplers import ShardSampler
 from seamseg.data.transforms import TestTransform, pil_to_tensor
+from seamseg.data.workers import begin_worker
 from seamseg.evaluation.coco_ap import InstanceEvaluator, average_precision, require_pycocotools
 from seamseg.evaluation.confusion import ConfusionMatrix
 from seamseg.evaluation.evaluator import Comparison, PanopticEvaluator
@@ -42,7 +43,6 @@ from seamseg.utils.distributed import World, broadcast_object, gather_to_main, s
 from seamseg.utils.errors import InputError, option
 from seamseg.utils.parallel import available_cores
 from seamseg.utils.progress import progress
-from seamseg.utils.signals import ignore_foreign_signals
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ class Validator:
             sampler=sampler,
             collate_fn=_item,
             num_workers=min(self.config.dataloader.num_workers, available_cores(), len(sampler)),
-            worker_init_fn=ignore_foreign_signals,
+            worker_init_fn=begin_worker,
         )
         return progress(loader, len(sampler), desc) if self.world.is_main and not self.quiet else loader
 

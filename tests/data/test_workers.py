@@ -15,10 +15,17 @@ import torch
 import seamseg
 from data.test_batches import assert_same
 from seamseg.data.dataset import PanopticDataset
-from seamseg.data.loader import LoaderOptions, index_sampler, set_epoch, train_loader, translate_worker_errors
+from seamseg.data.loader import (
+    BatchLoader,
+    LoaderOptions,
+    index_sampler,
+    set_epoch,
+    train_loader,
+    translate_worker_errors,
+)
 from seamseg.data.samplers import DistributedARBatchSampler
 from seamseg.data.transforms import AugmentationOptions, TrainTransform
-from seamseg.data.workers import failed_workers, recording_context, starting_workers
+from seamseg.data.workers import begin_worker, failed_workers, recording_context, starting_workers
 from seamseg.utils.errors import InputError, SeamsegError
 
 SIZES = [(12, 20), (20, 12), (14, 14), (10, 18), (9, 30), (8, 12)]
@@ -223,6 +230,26 @@ def test_workers_that_cannot_be_started(make_folder, monkeypatch):
     for error in (ConnectionResetError(), RuntimeError("DataLoader worker (pid 3) is killed by signal: Bus error.")):
         with pytest.raises(type(error)), starting_workers("workers"):
             raise error
+
+
+class _Unsendable(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return self
+
+    def __reduce__(self):
+        raise RuntimeError("unable to allocate shared memory(shm)\nfor file: No space left on device (28)")
+
+
+def test_a_batch_that_cannot_be_sent(capfd):
+    """A queue only prints the error, and the main process would wait for the batch forever."""
+    loader = BatchLoader(_Unsendable(), batch_size=None, num_workers=1, worker_init_fn=begin_worker)
+    with pytest.raises(SeamsegError, match="SIGBUS; shared memory is full: enlarge /dev/shm"):
+        list(loader)
+    lines = [line for line in capfd.readouterr().err.splitlines() if "cannot send: unable to allocate" in line]
+    assert [line.endswith("(shm) for file: No space left on device (28)") for line in lines] == [True]
 
 
 def test_processes_that_a_context_makes_are_recorded():

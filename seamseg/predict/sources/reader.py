@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from seamseg.data.workers import describe_exit, failed_workers, recording_context, starting_workers
+from seamseg.data.workers import begin_worker, describe_exit, failed_workers, recording_context, starting_workers
 from seamseg.idmaps.histogram import as_array
 from seamseg.inference.images import PreparedImage
 from seamseg.predict.sources.base import Source
@@ -26,7 +26,6 @@ from seamseg.predict.sources.share import (
     retry_on_worker_death,
 )
 from seamseg.utils.errors import SeamsegError, option
-from seamseg.utils.signals import ignore_foreign_signals
 
 _NOTE_BYTES = 4096
 _MAX_IDLE_DEATHS = 3
@@ -135,7 +134,7 @@ class ProcessDecoders:
             batch_size=None,
             num_workers=self.workers,
             collate_fn=_unchanged,
-            worker_init_fn=ignore_foreign_signals if self.workers else None,
+            worker_init_fn=begin_worker if self.workers else None,
             multiprocessing_context=recording_context(self._started) if self.workers else None,
         )
         with starting_workers("workers"):
