@@ -1,4 +1,8 @@
-"""Comparison with the `inplace-abn` package itself; its recorded interface and results are tested without it."""
+"""Comparison with the `inplace-abn` package itself; its recorded interface and results are tested without it.
+
+Where torch has CUDA, the build of the package needs nvcc, unless its setup.py finds `torch.has_cuda` false; the layers
+are compared on the CPU.
+"""
 
 from types import SimpleNamespace
 
