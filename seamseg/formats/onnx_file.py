@@ -209,8 +209,10 @@ class _GraphReader(MessageReader):
             raise DamagedFile(f"the tensor {name!r:.40} has not the values of its shape")
         if end - start > _VALUE_BYTES or dtype not in (WHOLE if varying else DTYPES):
             return Tensor(dims, dtype, None)
-        numbers = np.array(self.packed(start, end), np.int64) if varying else self.keep(start, end)
-        values = numbers.astype(DTYPES[dtype]) if varying else np.frombuffer(numbers, DTYPES[dtype])
+        if varying:
+            values = np.array(self.packed(start, end), np.int64).astype(DTYPES[dtype])
+        else:
+            values = np.frombuffer(self.keep(start, end), DTYPES[dtype])
         return Tensor(dims, dtype, values.reshape(dims))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 from PIL import Image
@@ -17,6 +18,7 @@ from support.onnx_scenes import record, scene, write_classifier, write_network
 
 import seamseg
 from seamseg.formats.onnx_file import read_onnx
+from seamseg.inference.onnx_graph.bounds import bounds_of
 from seamseg.inference.onnx_graph.check import CheckedGraph
 from seamseg.utils.errors import InputError, SeamsegError
 
@@ -84,8 +86,6 @@ def test_sizes_are_those_that_the_engine_makes(tmp_path):
     change = nodes(*made, **numbers, **places, dark=[0.0], scales=[1.0, 1.0, 1.5, 0.7])
     checked = CheckedGraph(write_attack(tmp_path / "net.onnx", change))
     names = [name for made_here in made for name in made_here.output]
-    import onnxruntime
-
     model = onnx.load(tmp_path / "net.onnx")
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
@@ -102,6 +102,64 @@ def test_sizes_are_those_that_the_engine_makes(tmp_path):
             assert np.array_equal(known[name].value, value), name
             assert known[name].value.dtype == value.dtype, name
     assert known["half"].value.tolist() == [79]
+
+
+def test_bounds_of_whole_numbers_that_depend_on_the_picture(tmp_path):
+    """What an engine computes is within them, and they are no wider than they must be."""
+    made = (
+        node("Cast", "image", "pixels", to=TensorProto.INT64),
+        node("Slice", "pixels start nine three", "few"),
+        node("Clip", "few lowest highest", "clipped"),
+        node("Sub", "clipped hundred", "less"),
+        node("Mul", "less minus", "product"),
+        node("Div", "less seven", "quotient"),
+        node("Mod", "less seven", "rest"),
+        node("Max", "less rest", "higher"),
+        node("Min", "less rest", "lower"),
+        node("Greater", "few hundred", "bright"),
+        node("Where", "bright less hundred", "chosen"),
+        node("Cast", "bright", "ones", to=TensorProto.INT32),
+        node("Pad", "clipped pads", "padded"),
+        node("Concat", "clipped rest", "joined", axis=3),
+        node("Reshape", "few flat", "line"),
+        node("TopK", "line nine", "top"),
+        node("ArgMax", "few", "best", axis=3),
+        node("Unsqueeze", "places minus", "column"),
+        node("GatherND", "line column", "found"),
+        node("ScatterElements", "line places found", "scattered"),
+        node("Identity", "image"),
+    )
+    made[15].output.append("places")
+    numbers = {"start": [0], "nine": [9], "three": [3], "lowest": 50, "highest": 200, "hundred": 100, "seven": 7}
+    rest = {"minus": [-1], "pads": [0, 0, 0, 0, 0, 0, 0, 2], "flat": [-1]}
+    path = write_attack(tmp_path / "net.onnx", nodes(*made, **numbers, **rest))
+    known = CheckedGraph(path).tensors({"image": (1, 3, *SIZE), "size": (2,)})
+    assert {name: bounds_of(known[name]) for made_here in made[2:17] for name in made_here.output} == {
+        "clipped": (50, 200),
+        "less": (-50, 100),
+        "product": (-100, 50),
+        "quotient": (-8, 14),
+        "rest": (-6, 6),
+        "higher": (-6, 100),
+        "lower": (-50, 6),
+        "bright": (0, 1),
+        "chosen": (-50, 100),
+        "ones": (0, 1),
+        "padded": (0, 200),
+        "joined": (-6, 200),
+        "line": (0, 255),
+        "top": (0, 255),
+        "places": (0, 2591),
+        "best": (0, 8),
+    }
+    model = onnx.load(path)
+    names = [name for made_here in made for name in made_here.output if name != "big"]
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    image = np.random.default_rng(0).integers(0, 256, (1, 3, *SIZE), np.uint8)
+    for name, value in zip(names, session.run(names, {"image": image, "size": np.array(SIZE)}), strict=True):
+        low, high = bounds_of(known[name])
+        assert low <= value.min() <= value.max() <= high, name
 
 
 def test_each_size_of_a_free_input_is_checked(tmp_path):

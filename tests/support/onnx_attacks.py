@@ -133,6 +133,14 @@ SUPPRESSED = (
 )
 BOXES = {"corners": [1, -1, 4], "one": [1], "two": [2], "flat": [1, 1, -1], "most_boxes": [9]}
 
+ANYWHERE = (
+    *OF_PICTURE,
+    node("Add", "shape away", "place"),
+    node("Reshape", "floats column", "flat_column"),
+    node("Reshape", "floats flat_shape", "flat"),
+)
+AWAY = {"large": 1, "one": [1], "away": [-100_000], "column": [-1, 1], "flat_shape": [-1]}
+
 ATTACKS: dict[str, tuple[Change, str]] = {
     "constant": (nodes(node("ConstantOfShape", "shape"), shape=[HUGE]), "needs tensors of"),
     "expand": (nodes(node("Expand", "x shape"), x=[0.0], shape=[HUGE]), "needs tensors of"),
@@ -210,6 +218,11 @@ ATTACKS: dict[str, tuple[Change, str]] = {
     "division by 0": (
         nodes(node("Cast", "image", "whole", to=TensorProto.INT32), node("Div", "whole whole")),
         "what may be 0",
+    ),
+    "read anywhere": (nodes(*ANYWHERE, node("GatherND", "flat place"), **AWAY), "indices that may be out of range"),
+    "write anywhere": (
+        nodes(*ANYWHERE, node("ScatterElements", "flat place five"), five=[5.0], **AWAY),
+        "indices that may be out of range",
     ),
     "index": (nodes(node("Shape", "image", "sides"), node("Gather", "sides where"), where=[7]), "out of range"),
     "loop": (_loop, "a subgraph"),

@@ -29,6 +29,10 @@ _MOST = 1 << 48
 """Most elements of a tensor, so that products stay exact; the limits of the memory are far below."""
 
 
+Bounds = tuple[int, int]
+"""Least and largest whole number."""
+
+
 @dataclass(frozen=True)
 class Sized:
     """What is known of a tensor.
@@ -41,6 +45,8 @@ class Sized:
     value : of few numbers that do not depend on pixels; None if unknown
     constant : whether it does not depend on the inputs, only on their shapes: engines may compute it when they open a
         file, and keep it
+    bounds : of whole numbers; None if they are those of the type
+    columns : bounds of each column, of a suppression
     """
 
     shape: tuple[int, ...]
@@ -48,6 +54,8 @@ class Sized:
     exact: bool = True
     value: np.ndarray | None = None
     constant: bool = False
+    bounds: Bounds | None = None
+    columns: tuple[Bounds, ...] | None = None
 
     @property
     def count(self) -> int:

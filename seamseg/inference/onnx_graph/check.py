@@ -13,6 +13,7 @@ import numpy as np
 from seamseg.formats.exported import CLASSIFIER_SIDES, DYNAMIC_SIDES, METADATA_KEY, ExportedMetadata
 from seamseg.formats.onnx_file import DTYPES, INT64, OnnxGraph, Stated, read_onnx
 from seamseg.formats.protobuf import DamagedFile, RefusedFile
+from seamseg.inference.onnx_graph.bounds import bounded
 from seamseg.inference.onnx_graph.call import Call, Sized
 from seamseg.inference.onnx_graph.layers import LAYERS
 from seamseg.inference.onnx_graph.shapes import SHAPES
@@ -192,6 +193,7 @@ def _run(call: Call) -> list[Sized]:
         made = _RULES[node.op](call)
         if len(node.outputs) > len(made):
             raise call.wrong(f"has {len(node.outputs)} results")
+        made = [replace(x, bounds=bounded(call, index, x)) for index, x in enumerate(made[: len(node.outputs)])]
         value = computed(call, made[0]) if made[0].value is None and len(made) == 1 else made[0].value
     except RefusedFile:
         raise
@@ -200,7 +202,7 @@ def _run(call: Call) -> list[Sized]:
         raise call.wrong("has inputs or attributes that do not fit") from None
     constant = all(x is None or x.constant for x in call.inputs)
     first = replace(made[0], value=value, constant=made[0].constant or constant)
-    return [first, *(replace(x, constant=constant) for x in made[1 : len(node.outputs)])]
+    return [first, *(replace(x, constant=constant) for x in made[1:])]
 
 
 def _check_nodes(graph: OnnxGraph) -> None:

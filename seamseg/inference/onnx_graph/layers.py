@@ -164,7 +164,8 @@ def _suppression(call: Call) -> list[Sized]:
     most = call[2].value if call.has(2) else np.zeros(1, np.int64)
     each = scores[2] if most is None else min(max(0, int(most.reshape(-1)[0])), scores[2])
     call.work = scores[0] * scores[1] * scores[2] * max(each, 32)
-    return [call.made((scores[0] * scores[1] * each, 3), INT64, exact=False)]
+    columns = tuple((0, max(side - 1, 0)) for side in scores)
+    return [replace(call.made((scores[0] * scores[1] * each, 3), INT64, exact=False), columns=columns)]
 
 
 def _regions(call: Call) -> list[Sized]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 
 from seamseg.formats.onnx_file import BOOL, INT64, ITEM_BYTES, WHOLE, Tensor
+from seamseg.inference.onnx_graph.bounds import check_indices
 from seamseg.inference.onnx_graph.call import Call, Rule, Sized
 
 _ELEMENTS = (
@@ -195,11 +195,18 @@ def _gather_nd(call: Call) -> list[Sized]:
     shape, index = call[0].shape, call[1].shape
     if call.attribute("batch_dims", 0) != 0 or not index or not call[1].exact or index[-1] > len(shape):
         raise call.wrong("has indices of another shape")
+    check_indices(call)
     return [call.made((*index[:-1], *shape[index[-1] :]))]
 
 
 def _gather_elements(call: Call) -> list[Sized]:
     return [call.made(call[1].shape)]
+
+
+def _scatter(call: Call) -> list[Sized]:
+    check_indices(call)
+    # the values may be any
+    return [Sized(call[0].shape, call[0].dtype, call[0].exact)]
 
 
 def _pad(call: Call) -> list[Sized]:
@@ -236,7 +243,7 @@ SHAPES: dict[str, Rule] = {
     "Gather": _gather,
     "GatherND": _gather_nd,
     "GatherElements": _gather_elements,
-    **dict.fromkeys(("ScatterElements", "ScatterND"), lambda call: [replace(call[0], value=None)]),
+    "ScatterElements": _scatter,
     "Pad": _pad,
 }
 """Rules by operator."""
