@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import IO
 
@@ -50,7 +51,7 @@ def local_model(model: str | Path) -> Path:
         if it cannot be downloaded
     """
     path = fetch(str(model), MODEL_FILES) if is_hub_uri(model) else Path(model)
-    if path.exists():
+    if os.path.exists(path):  # no error for a name that no file can have
         return path
     if meant := nearest_path(path):
         raise InputError(f"{path}: no such model{meant}")

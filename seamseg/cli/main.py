@@ -8,6 +8,7 @@ import errno
 import importlib
 import io
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -17,7 +18,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from seamseg.cli import process_settings
-from seamseg.utils.errors import InputError, SeamsegError, Terminated, flags_in_messages, missing_packages
+from seamseg.utils.errors import InputError, SeamsegError, Terminated, flags_in_messages, missing_packages, one_line
 from seamseg.utils.launcher import is_main_process, process_count
 from seamseg.utils.signals import graceful_termination
 from seamseg.version import __version__
@@ -89,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except Exception as error:
             if debug:
                 traceback.print_exc()
-            error = _missing_package(error) or _full_disk(error) or error
+            error = _missing_package(error) or _full_disk(error) or _long_name(error) or error
             if not (isinstance(error, SeamsegError) and error.reported):
                 _print_error(f"{_name(argv)}: {_one_line(error)}")
             return error.exit_code if isinstance(error, SeamsegError) else EXIT_FAILED
@@ -135,6 +136,10 @@ def _print_error(line: str) -> None:
 
 
 def _run(argv: Sequence[str]) -> int:
+    for word in argv:
+        # bytes that are no UTF-8 are surrogates, others cannot be in a name
+        if re.search("[\0\ud800-\udc7f\udd00-\udfff]", word):
+            raise InputError(f"{word}: an argument that is no text: it has a NUL character or half a character")
     try:
         parser = build_parser(argv)
         args = parser.parse_args(argv)
@@ -180,7 +185,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the message and exit with code 2."""
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+        self.exit(2, f"{one_line(f'{self.prog}: {message}')}; see {self.prog} --help\n")
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def,override]
         """Parse arguments; the parser of the command reports unknown options, with the most similar known one."""
@@ -239,10 +244,18 @@ def _name(argv: Sequence[str]) -> str:
 
 
 def _one_line(error: Exception) -> str:
-    words = " ".join(str(error).split())
+    words = one_line(error)
     if isinstance(error, SeamsegError):
         return words
     return f"unexpected {type(error).__name__}: {words[:300]} (run with --debug to see where)"
+
+
+def _long_name(error: Exception) -> InputError | None:
+    """Return the error for a name that no file can have: those of `pathlib` are raised wherever it is looked up."""
+    cause = error.__cause__ if isinstance(error, SeamsegError) else error
+    if not isinstance(cause, OSError) or cause.errno != errno.ENAMETOOLONG:
+        return None
+    return InputError(str(error) if isinstance(error, SeamsegError) else f"{cause.filename}: {cause.strerror}")
 
 
 def _missing_package(error: Exception) -> InputError | None:
@@ -279,7 +292,7 @@ def _nearest(word: str, known: Any) -> str:
 
 
 def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:
-    print(f"seamseg: warning: {' '.join(str(message).split())}", file=sys.stderr)
+    print(f"seamseg: warning: {one_line(message)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

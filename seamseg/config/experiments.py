@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from pathlib import Path
 
 from seamseg.utils.errors import InputError, did_you_mean
@@ -56,7 +57,7 @@ def find_experiment(name: str) -> Path:
 def near_files(path: Path, pattern: str = "*.ini") -> str:
     """Return a suggestion for the error about a missing config file, or an empty string; see :func:`experiments`."""
     suffix = Path(pattern).name
-    names = {p.name: p for p in path.parent.glob(suffix)} if path.parent.is_dir() else {}
+    names = {p.name: p for p in path.parent.glob(suffix)} if os.path.isdir(path.parent) else {}
     match = difflib.get_close_matches(path.name, names, 1)
     if match:
         return f"; did you mean {names[match[0]]}?"

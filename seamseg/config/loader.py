@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import io
+import os
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, fields
@@ -42,11 +43,12 @@ def load_config(path: str | Path, kind: str | None = None, overrides: Sequence[s
         if the file is missing or cannot be read, a section, key or value is wrong, or a key has no effect
     """
     path = Path(path)
-    if not path.exists():
+    # `Path.exists` raises an error for a name that no file can have
+    if not os.path.exists(path):
         path = packaged(str(path)) or path
-    if path.is_dir():
+    if os.path.isdir(path):
         raise InputError(f"{path}: is a folder, not a config file")
-    if not path.exists():
+    if not os.path.exists(path):
         raise InputError(f"{path}: no such config file{near_files(path)}")
     try:
         # Windows editors put a byte order mark in front
@@ -129,10 +131,10 @@ def _read_ini(text: str, source: str) -> _Texts:
         raise InputError(f"{source}: line {error.lineno}: a [section] must come before the first key") from None
     except configparser.DuplicateOptionError as error:
         raise InputError(
-            f"{source}: line {error.lineno}: duplicate key {error.option!r} in [{error.section}]"
+            f"{source}: line {error.lineno}: duplicate key {error.option!r:.80} in [{error.section:.80}]"
         ) from None
     except configparser.DuplicateSectionError as error:
-        raise InputError(f"{source}: line {error.lineno}: duplicate section [{error.section}]") from None
+        raise InputError(f"{source}: line {error.lineno}: duplicate section [{error.section:.80}]") from None
     except configparser.ParsingError as error:
         line = error.errors[0][0]
         # the error has the words quoted before Python 3.13 only
@@ -143,7 +145,7 @@ def _read_ini(text: str, source: str) -> _Texts:
 
 def _defaults(kind: str, source: str = "config") -> _Texts:
     if kind not in KINDS:
-        raise InputError(f"{source}: unknown kind of network {kind!r}: choose {', '.join(KINDS)}")
+        raise InputError(f"{source}: unknown kind of network {kind!r:.80}: choose {', '.join(KINDS)}")
     return _read_defaults(kind)
 
 
@@ -160,11 +162,11 @@ def _read_defaults(kind: str) -> _Texts:
 
 def _merge(texts: _Texts, section: str, values: Mapping[str, str], source: str) -> None:
     if section not in SECTIONS:
-        raise InputError(f"{source}: unknown section [{section}]{_nearest(section, SECTIONS)}")
+        raise InputError(f"{source}: unknown section [{section:.80}]{_nearest(section, SECTIONS)}")
     known = {f.name for f in fields(SECTIONS[section])}
     for key, value in values.items():
         if key not in known:
-            raise InputError(f"{source}: unknown key {key!r} in [{section}]{_nearest(key, known, section)}")
+            raise InputError(f"{source}: unknown key {key!r:.80} in [{section}]{_nearest(key, known, section)}")
         texts[section][key] = value
 
 
@@ -332,7 +334,9 @@ def head_parameters(config: Config) -> dict[str, int]:
 
 def _body_params(config: Config) -> str | None:
     params, of_timm = config.body.body_params, config.body.body.startswith(TIMM)
-    limits = dict.fromkeys(params, CHANNELS) if of_timm else {"classes": 16_384, "dilation": 64}
+    limits = {"classes": 16_384, "dilation": 64}
+    if of_timm:  # some make a table for each pair of pixels of a window in loops
+        limits = {name: 32 if "window" in name else CHANNELS for name in params}
     for name, limit in limits.items():
         for number in _numbers(params.get(name, 1)):
             if not isinstance(number, (int, float)):
@@ -374,7 +378,7 @@ def _inputs(config: Config) -> str | None:
     assert layout is not None
     for module in config.fpn.inputs:
         if module not in (config.body.out_channels or layout.out_strides):
-            return f"[fpn] inputs names {module!r}, which is not in [body] out_channels"
+            return f"[fpn] inputs names {module!r:.80}, which is not in [body] out_channels"
     return None
 
 

@@ -115,13 +115,13 @@ def _decode(path: Path, read: Callable[[Image.Image], T], data: bytes | None = N
         raise UnreadableImage(f"{path}: no such image") from None
     except IsADirectoryError:
         raise UnreadableImage(f"{path}: a folder, not an image") from None
-    except PermissionError:
-        raise UnreadableImage(f"{path}: cannot be read: permission denied") from None
     except UnidentifiedImageError:
         raise UnreadableImage(
             f"{path}: not an image, or not of a format that is read (JPEG, PNG, WebP, BMP, TIFF, GIF, PPM, AVIF)"
         ) from None
     except Exception as error:  # decoders of corrupt files raise nearly anything: struct.error, IndexError, ...
+        if isinstance(error, OSError) and error.strerror:  # of the system
+            raise UnreadableImage(f"{path}: cannot be read: {error.strerror}") from None
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UnreadableImage(f"{path}: corrupt image: {reason}") from error
 

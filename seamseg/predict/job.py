@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +21,7 @@ from seamseg.predict.sources.share import Decoders, DecoderShare, ThreadDecoders
 from seamseg.predict.writers import Writer
 from seamseg.predictions import Prediction
 from seamseg.utils.distributed import World, broadcast_object, gather_objects, long_timeout_group, shared_counter
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import InputError, SeamsegError, UnreadableImage, one_line
 from seamseg.utils.parallel import BackgroundWriter
 from seamseg.utils.progress import progress
 from seamseg.utils.signals import graceful_termination
@@ -27,6 +29,8 @@ from seamseg.utils.urls import describe_error
 
 _FUSED_BYTES = 8
 """Memory of the maps of a photo, and of what formats draw, for each of its pixels."""
+
+_NAME_ERRORS = (errno.ENAMETOOLONG, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.EILSEQ)
 
 RESUME = "re-run the same command to resume"
 
@@ -214,6 +218,7 @@ class _PredictionLoop:
                 yield _Photo(source, stamp, image)
 
     def _skip(self, source: Source, reason: str) -> None:
+        reason = one_line(reason)
         print(f"skipped {reason}", file=sys.stderr, flush=True)
         self.writer.skip({**_identity(source), "status": "unreadable", "reason": reason})
 
@@ -226,8 +231,10 @@ class _PredictionLoop:
     def _write(self, photo: _Photo, prediction: Prediction, seconds: float) -> None:
         try:
             self._write_outputs(photo, prediction, seconds)
-        except (SeamsegError, OSError):
-            raise  # its text names the file
+        except (SeamsegError, OSError) as error:
+            if not _is_of_photo(error):
+                raise  # its text names the file
+            self._skip(photo.source, f"{photo.source}: {error}")
         except Exception as error:
             raise _error_of(error, f"{photo.source}: its outputs cannot be made") from error
 
@@ -236,7 +243,15 @@ class _PredictionLoop:
         source, stamp, image = photo
         result = self.predictor.result(prediction, image.size)
         with self.writer.scratch_dir() as scratch:
-            records = [writer.write(source, image.rgb, prediction, result) for writer in scratch.writers]
+            try:
+                records = [writer.write(source, image.rgb, prediction, result) for writer in scratch.writers]
+            except Exception as error:
+                for path in (path for writer in scratch.writers for path in writer.paths(source)):
+                    with suppress(OSError):
+                        path.unlink()
+                if isinstance(error, InputError):  # the format cannot hold this photo, or its name
+                    raise UnreadableImage(str(error)) from error
+                raise
             line: Line = {
                 **_identity(source),
                 "status": "ok",
@@ -249,6 +264,15 @@ class _PredictionLoop:
                 "records": records,
             }
             self.writer.commit(source, scratch, line)
+
+
+def _is_of_photo(error: SeamsegError | OSError) -> bool:
+    """Return whether outputs cannot be made because of the photo or its name, so that those of others can.
+
+    A name may be too long for some outputs; one photo may have the name of a file that another needs as a folder.
+    """
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(error, UnreadableImage) or (isinstance(cause, OSError) and cause.errno in _NAME_ERRORS)
 
 
 def _error_of(error: Exception, what: str) -> SeamsegError:

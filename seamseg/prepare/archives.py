@@ -22,7 +22,6 @@ from seamseg.utils.limits import (
     ANNOTATION_BYTES,
     PHOTO_BYTES,
     LimitedTarInfo,
-    SparseMember,
     check_member,
     check_path,
     detect_compression,
@@ -263,8 +262,6 @@ def _tar_members(archive: Path) -> list[ArchiveMember]:
             found = {_clean(info.name): info for info in file}
             named = {path: _target(found, path) for path in found}
             entries = [(path, info) for path, info in named.items() if info is not None and info.isreg()]
-    except SparseMember as member:
-        raise InputError(f"{archive}: {member} is packed in an unusual way (sparse); unpack the archive") from None
     except (OSError, tarfile.TarError, ValueError) as error:
         raise InputError(
             f"{archive}: not a tar file, or a truncated one ({error}); download it again, or move it away"

@@ -11,26 +11,42 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_LONGEST = 4000
-"""Characters of a message: texts of files are part of some."""
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_LONG_WORD = re.compile(r"\S{301,}")
+_LONGEST_WORD, _LONGEST = 300, 2000
+"""Characters of a word and of a message: texts of files, and names in them, are part of some."""
 
 
 class SeamsegError(Exception):
     """The work failed: the command line prints the message, unless it is `reported`, and exits with `exit_code`.
 
-    Control characters, which names of files and texts in them may hold, are shown as escapes, since a terminal would
-    act on them.
+    Its text is that of :func:`harmless`.
     """
 
     exit_code = 1
     reported = False
 
     def __str__(self) -> str:
-        text = super().__str__()
-        if len(text) > _LONGEST:
-            text = f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
-        return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+        return harmless(super().__str__())
+
+
+def harmless(text: str) -> str:
+    """Return a message whose parts, such as names of files and texts in them, may be anything.
+
+    Control characters, on which a terminal would act, and bytes that are no UTF-8 are shown as escapes; the middle of
+    long words, and of a long message, is left out.
+    """
+    text = _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _shortened(_LONG_WORD.sub(lambda word: _shortened(word[0], _LONGEST_WORD), text), _LONGEST)
+
+
+def one_line(text: object) -> str:
+    """Return the :func:`harmless` text of a message or error on one line."""
+    return " ".join(harmless(str(text)).split())
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 2 :]}"
 
 
 class InputError(SeamsegError):

@@ -46,7 +46,8 @@ def replacing(path: Path) -> Iterator[Path]:
     SeamsegError
         if the file cannot be written (disk full, no permission)
     """
-    name = path.name
+    if not (name := path.name):
+        raise InputError(f"{path}: is a folder, not the name of a file")
     if len(os.fsencode(name)) > _LONGEST:
         name = hashlib.sha256(os.fsencode(name)).hexdigest()
     temporary = path.with_name(f".{name}.{os.getpid()}.{threading.get_ident()}{PARTIAL}")

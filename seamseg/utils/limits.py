@@ -45,6 +45,8 @@ PATH_CHARACTERS = 4096
 """Longest path in an archive; the limit of Linux in bytes."""
 PATH_FOLDERS = 64
 """Most folders around a file in an archive."""
+PHOTO_NAME_BYTES = KIB
+"""Longest path of a photo in its folder or shard. Outputs have the same; stores have this limit, too."""
 
 FREE_BYTES = 16 * MIB
 """Members of an archive up to this size may have any compression ratio."""
@@ -236,15 +238,12 @@ def detect_compression(head: bytes) -> str:
     return next((name for magic, name in _COMPRESSIONS.items() if head.startswith(magic)), "")
 
 
-class SparseMember(tarfile.ReadError):
-    """A sparse member of a tar file, whose size may be anything."""
-
-
 class LimitedTarInfo(tarfile.TarInfo):
     """The header of a member of a tar file, with errors for malformed headers.
 
-    A truncated or invalid header is an error, which `tarfile` takes for the end of the archive. So are sparse members,
-    and extended headers (long names) above 64 KiB, which `tarfile` reads whole.
+    A truncated or invalid header is an error, which `tarfile` takes for the end of the archive. So are extended headers
+    (long names) above 64 KiB, which `tarfile` reads whole. The map of a sparse member, of any size, is not read:
+    `issparse()` tells that its content must not be.
     """
 
     _EXTENDED = (
@@ -278,6 +277,8 @@ class LimitedTarInfo(tarfile.TarInfo):
             raise tarfile.ReadError(f"{error} where a file or the end mark should be") from error
         except IndexError:
             raise tarfile.ReadError("it ends in the middle of a header") from None
+        except RecursionError:  # each extended header is read within that before it
+            raise tarfile.ReadError("too many extended headers of one file") from None
 
     def _block(self, count: int) -> int:
         if count < 0:  # from an extended header; `tarfile` would seek backwards and read the same header again
@@ -285,7 +286,13 @@ class LimitedTarInfo(tarfile.TarInfo):
         return super()._block(count)  # type: ignore[misc, no-any-return]
 
     def _proc_sparse(self, archive: Any) -> Any:
-        raise SparseMember(self.name)
+        extended = self._sparse_structs[1]  # type: ignore[attr-defined]
+        while extended:
+            extended = archive.fileobj.read(tarfile.BLOCKSIZE)[504]
+        self.sparse: Any = []
+        self.offset_data = archive.fileobj.tell()
+        archive.offset = self.offset_data + self._block(self.size)
+        return self
 
-    def _proc_gnusparse_10(self, next: Any, *_: Any) -> Any:
-        raise SparseMember(self.name)
+    def _proc_gnusparse_10(self, next: Any, *_: Any) -> None:
+        next.sparse = []

@@ -10,6 +10,7 @@ from seamseg.utils.errors import InputError, UnreadableImage
 from seamseg.utils.limits import PHOTO_BYTES, read_limited
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_MOST_NUMBERS = 1_000_000
 _MAGIC = re.compile(r"[*\[]")
 
 
@@ -89,6 +90,8 @@ def expand_numbers(text: str) -> list[str]:
     first, dots, last = inside.partition("..")
     if not (brace and end and dots and first.isdecimal() and last.isdecimal()):
         return [text]
+    if max(len(first), len(last)) > 9 or int(last) - int(first) >= _MOST_NUMBERS:
+        raise InputError(f"{text}: more than {_MOST_NUMBERS} files")
     return [
         f"{head}{number:0{len(first)}}{after}"
         for number in range(int(first), int(last) + 1)

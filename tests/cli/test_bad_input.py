@@ -288,3 +288,40 @@ def test_outputs_around_the_photos(micro_run, micro, tmp_path, seamseg_main, mon
     for _ in range(2):
         assert seamseg_main("predict", micro_run, "photos", "photos/out", "--workers", "0", *QUIET) == 0
         assert sorted(p.name for p in Path("photos/out").rglob("*.jpg")) == ["a.jpg", "b.jpg"]
+
+
+# --- arguments
+
+DOORS = """
+predict {} IMG OUT; predict RUN {} OUT; predict RUN IMG {}; predict RUN @{} OUT; predict RUN IMG {}/p-%d.tar
+predict RUN IMG OUT --config {}; predict RUN IMG OUT --meta {}; predict RUN IMG OUT --set {}
+predict RUN IMG OUT --classes {}; predict RUN IMG OUT --tta {}; predict RUN IMG OUT --tiles {}
+predict RUN IMG OUT --size {}; predict RUN IMG OUT --limit {}
+evaluate {} DATA; evaluate RUN {}; evaluate --gt {} --pred INI; evaluate RUN DATA --meta {}
+export {} m.onnx; export RUN {}; export RUN m.onnx --config {}; export RUN m.onnx --int8 {}
+convert-model {} OUT; convert-model RUN OUT --meta {}; report {}; report RUN --against {}
+serve {}; serve RUN --port {}; serve RUN --config {}; doctor --bench {}; doctor --replay {}
+train {} DATA; train INI {}; train INI DATA --resume {}; train INI DATA --pre-train {}
+classify train {} DATA; classify validate toy_things_resnext {} DATA
+prepare check {}; prepare merge OUT {}; prepare cityscapes {} OUT; prepare vistas {} OUT; prepare coco {} OUT
+prepare export {} OUT; prepare toy-city OUT --train {}; prepare folders OUT --classes {} --split a DATA DATA
+"""
+WORDS = {"nul": "a\0b", "half": "\ud800", "long": "x" * 5000, "deep": "s/" * 3000, "number": "9" * 5000}
+
+
+@pytest.mark.parametrize("value", WORDS.values(), ids=WORDS)
+@pytest.mark.parametrize("door", [door.strip() for line in DOORS.strip().splitlines() for door in line.split(";")])
+def test_arguments_that_nothing_can_have(
+    door, value, micro_run, micro, micro_config, tmp_path, seamseg_main, capsys, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    places = {"RUN": micro_run, "DATA": micro, "INI": micro_config, "IMG": micro / "img", "OUT": tmp_path / "out"}
+    words = [places.get(word, word.replace("{}", value)) for word in door.split()]
+    assert seamseg_main(*words, "--quiet") == 2
+    printed = capsys.readouterr()
+    (line,) = printed.err.strip().splitlines()
+    assert printed.out == ""
+    assert len(line) < 1000
+    assert "unexpected" not in line
+    assert "unknown argument" not in line
+    assert not list(tmp_path.rglob("*.json*"))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import seamseg
 from seamseg.config import (
     config_from_string,
     config_to_string,
@@ -369,3 +370,11 @@ def test_unknown_kind_in_a_file_and_an_override() -> None:
     message = problem("[general]\nkind = boxes")
     assert message.startswith("my.ini: unknown kind of network 'boxes': choose panoptic, instance_seg, detection")
     assert "unknown kind of network 'boxes'" in problem("", "panoptic", ("general.kind=boxes",))
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\udcff", "x" * 5000, "s/" * 3000, "", "."])
+def test_names_that_no_file_can_have(name: str) -> None:
+    for read in (load_config, seamseg.load):
+        with pytest.raises(InputError) as found:
+            read(name)
+        assert len(str(found.value)) < 1000

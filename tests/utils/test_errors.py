@@ -10,7 +10,7 @@ import pytest
 
 import seamseg
 from seamseg.config import config_from_string
-from seamseg.utils.errors import InputError, flags_in_messages, option
+from seamseg.utils.errors import InputError, flags_in_messages, one_line, option
 from seamseg.utils.files import nearest_path
 
 PACKAGE = Path(seamseg.__file__).parent
@@ -70,9 +70,32 @@ def test_texts_of_files_in_messages():
     """No escape sequence reaches a terminal, and no text of any length."""
     assert str(InputError("a\x1b]0;title\x07\x9b2J\r.jpg: truncated")) == r"a\x1b]0;title\x07\x9b2J\r.jpg: truncated"
     assert str(InputError("straße\t\u732b\nb")) == "straße\t\u732b\nb"
+    assert str(InputError("caf\udce9 " + "x" * 5000 + " end")) == rf"caf\udce9 {'x' * 150}...{'x' * 150} end"
+    assert len(str(InputError("a b " * 5000))) < 2100
+    assert one_line(InputError("a\n\tb\x1b")) == r"a b\x1b"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[general]\nkind = {}",
+        "[general]\n{} = 1",
+        "[general]\n{0} = 1\n{0} = 2",
+        "[{}]\nkind = panoptic",
+        "[{0}]\na = 1\n[{0}]",
+        "[general]\nkind = panoptic\nlog_interval = {}",
+        "[body]\nbody = {}",
+        "[body]\nnormalization_mode = {}",
+        '[body]\nbody = resnet18\nbody_params = {{"dilation": "{}"}}',
+        "{}",
+    ],
+)
+@pytest.mark.parametrize("value", ["x" * 60_000, "x y " * 15_000])
+def test_a_configuration_of_any_text_is_a_short_message(text, value):
     with pytest.raises(InputError) as found:
-        config_from_string(f"[general]\nkind = {'x' * 900_000}")
-    assert len(str(found.value)) < 5000
+        config_from_string(text.format(value))
+    assert len(str(found.value)) < 1000
+    assert max(map(len, re.findall("(?:x y |x)+", str(found.value))), default=0) <= 300
 
 
 def test_a_similar_path_is_not_searched_in_a_huge_folder(tmp_path, monkeypatch):

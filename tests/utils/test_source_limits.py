@@ -142,7 +142,7 @@ def test_tar_files_of_other_kinds(tmp_path: Path) -> None:
     sparse = member("a.jpg", 512, tarfile.GNUTYPE_SPARSE).tobuf(tarfile.GNU_FORMAT)
     (tmp_path / "sparse.tar").write_bytes(sparse + bytes(1024))
     assert problems(tmp_path / "sparse.tar") == [
-        f"{tmp_path}/sparse.tar: cannot be read after 0 images: a.jpg is a sparse file"
+        f"{tmp_path}/sparse.tar:a.jpg: is packed as a sparse file; pack it as a plain one"
     ]
     with pytest.raises(InputError, match=r"sparse\.tar: a\.jpg is packed in an unusual way \(sparse\)"):
         SourceTree(tmp_path)

@@ -9,9 +9,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,10 +19,11 @@ from torch.nn import functional
 from seamseg.config.bodies import TIMM
 from seamseg.config.loader import MAX_PARAMETERS
 from seamseg.models.backbones.base import Backbone
+from seamseg.models.backbones.timm_model import create_model, import_timm
 from seamseg.ops.abn import apply_norm
 from seamseg.ops.abn_channels import Norm
 from seamseg.ops.norm import synchronised_over
-from seamseg.utils.errors import InputError, did_you_mean
+from seamseg.utils.errors import InputError
 
 STRIDES = (4, 8, 16, 32)
 """Of the levels `mod2` to `mod5`."""
@@ -152,7 +151,7 @@ class TimmBackbone(Backbone):
         if not hasattr(self.model, "group_matcher"):
             raise InputError(f"[optimizer] layer_decay: timm does not number the layers of {self.name}")
         matcher = self.model.group_matcher(coarse=False)
-        ids: dict[str, int] = _timm(self.name).models.group_parameters(self.model, matcher, reverse=True)
+        ids: dict[str, int] = import_timm(self.name).models.group_parameters(self.model, matcher, reverse=True)
         return ids
 
     def undecayed(self) -> set[str]:
@@ -387,34 +386,6 @@ class _Levels:
         return cls([count - 1], [(stride, channels)], True, _Stages(str(info[0]["module"]), ends))
 
 
-def _timm(name: str) -> ModuleType:
-    try:
-        import timm
-    except ImportError as error:
-        raise InputError(f"[body] body = {name}: needs timm ({error}): pip install 'seamseg[timm]'") from None
-    found: ModuleType = timm
-    return found
-
-
-def create_model(name: str, arguments: Mapping[str, Any], meta: bool = False, pretrained: bool = False) -> Any:
-    """Return a network of timm without its classifier.
-
-    Parameters
-    ----------
-    name : of the network
-    arguments : of `timm.create_model`
-    meta : without memory for its weights
-    pretrained : with the weights of timm, which may be downloaded; otherwise with random ones
-    """
-    timm = _timm(TIMM + name)
-    architecture = name.partition(".")[0]
-    if not timm.is_model(architecture):
-        meant = did_you_mean(architecture, timm.list_models())
-        raise InputError(f"[body] body = {TIMM}{name}: timm {timm.__version__} has no such network{meant}")
-    with torch.device("meta") if meta else nullcontext():
-        return timm.create_model(name, pretrained=pretrained, num_classes=0, **arguments)
-
-
 def _arguments(name: str, params: Mapping[str, Any], drop_path: float) -> tuple[dict[str, Any], Any]:
     """Return the arguments of a network, with those for images of any size, and the network on the meta device."""
     for key in params:
@@ -423,7 +394,7 @@ def _arguments(name: str, params: Mapping[str, Any], drop_path: float) -> tuple[
             raise ValueError(f"{key} is no argument of the configuration: {advice}")
     try:
         model = create_model(name, params, meta=True)
-    except (RuntimeError, AssertionError, LookupError, ArithmeticError, AttributeError) as error:
+    except (RuntimeError, AssertionError, LookupError, ArithmeticError, AttributeError, MemoryError) as error:
         raise InputError(f"[body] body = {TIMM}{name}: {' '.join(str(error).split()) or 'timm refuses it'}") from error
     known = inspect.signature(type(model)).parameters
     arguments = {key: value for key, value in _FREE_SIZE.items() if key in known} | dict(params)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,7 +51,7 @@ class FolderSink:
         used = self.manifest.out.is_dir() and any(self.manifest.out.iterdir())
         if used and not restart and not self.manifest.exists():
             for path in planned_outputs(self.writers, sources):
-                if path.exists():
+                if os.path.exists(path):
                     raise unknown_outputs(str(path))
         return EarlierResults(self.manifest.begin(restart))
 

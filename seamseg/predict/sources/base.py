@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from PIL import Image
 from seamseg.data.images import open_image
 from seamseg.predict.part import Part
 from seamseg.utils.errors import UnreadableImage
+from seamseg.utils.limits import PHOTO_NAME_BYTES
 from seamseg.utils.urls import is_url, read_url
 
 PHOTO_ENDINGS = (
@@ -121,6 +123,20 @@ def file_stamp(path: Path) -> str:
     except OSError:
         return ""
     return f"{status.st_size}-{status.st_mtime_ns}"
+
+
+def name_problem(relative: str, address: str = "") -> str:
+    """Return why a photo cannot be read, or its outputs have no name, by its path and address; empty if nothing is."""
+    if "\0" in relative or "\0" in address:
+        return "its name has a NUL character"
+    if len(relative.encode("utf-8", "surrogatepass")) > PHOTO_NAME_BYTES:
+        return f"its name is longer than {PHOTO_NAME_BYTES} bytes"
+    return ""
+
+
+def stand_in(name: str) -> str:
+    """Return a name for a photo whose own cannot be used, the same in each run."""
+    return f"{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}.name"
 
 
 @dataclass(frozen=True)

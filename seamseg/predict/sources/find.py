@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
-from seamseg.predict.sources.base import PHOTO_ENDINGS, Container, Source
+from seamseg.predict.sources.base import PHOTO_ENDINGS, Container, Source, name_problem, stand_in
 from seamseg.predict.sources.shards import Shard, is_shard
 from seamseg.predict.sources.video import Video, is_video, require_decoder
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, harmless
 from seamseg.utils.files import nearest_path, read_bytes
 from seamseg.utils.urls import expand_numbers, find_urls, is_url, relative_names
 
@@ -66,11 +66,11 @@ def _expand(text: str, out: Path | None, is_output: Callable[[str], bool]) -> Fo
         raise InputError("IN is empty, is a variable not set? `.` is the working folder")
     if is_url(text):
         return _of_url(text, is_output)
-    if text.startswith("@") and not path.exists():
+    if text.startswith("@") and not os.path.exists(text):
         return _of_list(Path(text[1:]))
-    if path.is_dir():
+    if os.path.isdir(text):
         return _of_folder(text, out)
-    if path.exists():
+    if os.path.exists(text):
         return _of_list(path) if path.suffix.lower() == LIST_ENDING else _relative_to(path.parent, [path])
     if len(numbered := expand_numbers(text)) > 1:
         return _of_numbers(text, [Path(one) for one in numbered])
@@ -105,7 +105,7 @@ def _of_folder(text: str, out: Path | None) -> Found:
 
 
 def _of_numbers(text: str, found: Sequence[Path]) -> Found:
-    missing = next((one for one in found if not one.exists()), None)
+    missing = next((one for one in found if not os.path.exists(one)), None)
     if missing is not None:
         raise InputError(f"{missing}: no such file ({text} names {len(found)})")
     return _relative_to(Path(os.path.commonpath([one.parent for one in found])), found)
@@ -122,10 +122,14 @@ def _of_glob(pattern: str, out: Path | None, is_output: Callable[[str], bool]) -
 
 
 def _named(addresses: Sequence[str], relative: Sequence[PurePosixPath]) -> list[Source | Container]:
-    return [_source(*one) for one in zip(addresses, _unique_names(relative), map(str, relative))]
+    problems = [name_problem(str(path), address) for address, path in zip(addresses, relative)]
+    usable = [PurePosixPath(stand_in(str(path))) if problem else path for path, problem in zip(relative, problems)]
+    return [_source(*one) for one in zip(addresses, _unique_names(usable), map(str, usable), problems)]
 
 
-def _source(address: str, name: str, relative: str) -> Source | Container:
+def _source(address: str, name: str, relative: str, problem: str) -> Source | Container:
+    if problem:
+        return Source(Path(name), name, relative, harmless(address), problem)
     if is_video(address):
         require_decoder(address)
         return Video(address, name, relative)
@@ -140,7 +144,7 @@ def _source(address: str, name: str, relative: str) -> Source | Container:
 
 
 def _of_list(path: Path) -> Found:
-    if not path.exists():
+    if not os.path.exists(path):
         raise InputError(f"{path}: no such list of images{nearest_path(path)}")
     try:
         lines = read_bytes(path, "list of images").decode("utf-8-sig").splitlines()
@@ -148,10 +152,12 @@ def _of_list(path: Path) -> Found:
         raise InputError(f"{path}: cannot be read as a list of images, one path a line: {error}") from None
     addresses = []
     for line in dict.fromkeys(line.strip() for line in lines):
-        beside = path.parent / line
-        if not line or (line.startswith("#") and not beside.exists()):
+        beside = str(path.parent / line)
+        # unlike those of `Path`, this is no error for a name that no file can have
+        exists = os.path.exists(beside)
+        if not line or (line.startswith("#") and not exists):
             continue
-        addresses.append(line if is_url(line) or (not beside.exists() and Path(line).exists()) else str(beside))
+        addresses.append(line if is_url(line) or (not exists and os.path.exists(line)) else beside)
     if not addresses:
         raise InputError(f"{path}: this list names 0 images; it needs one path or URL a line")
     return _in_common(addresses)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tarfile
-import zlib
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -13,13 +12,12 @@ from typing import IO, Any
 from PIL import Image
 
 from seamseg.data.images import open_image
-from seamseg.predict.sources.base import PHOTO_ENDINGS, ContainerFile, Source, SourceItem
-from seamseg.utils.errors import UnreadableImage
+from seamseg.predict.sources.base import PHOTO_ENDINGS, ContainerFile, Source, SourceItem, name_problem, stand_in
+from seamseg.utils.errors import UnreadableImage, harmless
 from seamseg.utils.limits import (
     MIB,
     PHOTO_BYTES,
     LimitedTarInfo,
-    SparseMember,
     TooLarge,
     check_member,
     detect_compression,
@@ -64,10 +62,19 @@ def _members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
         return
     while (member := archive.next()) is not None:
         archive.members.clear()  # type: ignore[attr-defined]  # they are kept otherwise, and a small file may have many
-        if member.issparse():
-            raise SparseMember(member.name)
-        if member.isfile() and _is_photo(member.name):
+        if not member.isdir() and _is_photo(member.name):
             yield member
+
+
+def _problem(member: tarfile.TarInfo) -> str:
+    """Return why a photo of a tar file cannot be read, as far as its header tells."""
+    if member.issparse():
+        return "is packed as a sparse file; pack it as a plain one"
+    if not member.isfile():
+        return "is a link or device; pack the file itself"
+    if member.size > PHOTO_BYTES:
+        return f"{format_bytes(member.size)} are above {format_bytes(PHOTO_BYTES)}, the limit of a photo"
+    return ""
 
 
 def _read(archive: tarfile.TarFile, member: tarfile.TarInfo, peeked: _Peeked) -> bytes:
@@ -124,30 +131,27 @@ class Shard(ContainerFile):
                 mode: Any = "r|gz" if peeked.head.startswith(b"\x1f\x8b") else "r|"
                 with tarfile.open(fileobj=peeked, mode=mode, tarinfo=LimitedTarInfo) as archive:
                     for member in _members(archive):
-                        if member.size > PHOTO_BYTES:
-                            size, limit = format_bytes(member.size), format_bytes(PHOTO_BYTES)
-                            problem = f"{size} are above {limit}, the limit of a photo"
-                            yield replace(self._source(member.name, seen), problem=problem)
-                            continue
+                        source = self._source(member.name, seen)
                         try:
-                            content = _read(archive, member, peeked)
+                            problem = source.problem or _problem(member)
+                            content = b"" if problem else _read(archive, member, peeked)
                         except TooLarge as error:
-                            yield replace(self._source(member.name, seen), problem=str(error).partition(": ")[2])
-                            continue
-                        yield ShardMember(self._source(member.name, seen), content)
-        except SparseMember as error:
-            yield self._broken(len(seen), f"cannot be read after {len(seen)} images: {error} is a sparse file")
+                            problem = error.args[0].removeprefix(f"{member.name}: ")
+                        yield replace(source, problem=problem) if problem else ShardMember(source, content)
         except UnreadableImage as error:
             yield self._broken(len(seen), str(error).removeprefix(f"{self.address}: "))
         except OSError as error:
             yield self._broken(len(seen), f"cannot be read after {len(seen)} images: {describe_error(error)}")
-        except (tarfile.TarError, zlib.error, EOFError, ValueError) as error:
+        except Exception as error:  # of damaged files and of drivers of URLs: nearly anything
             yield self._broken(len(seen), f"broken tar after {len(seen)} images: {describe_error(error)}")
 
     def _file(self) -> IO[bytes]:
         return open_url(self.address) if is_url(self.address) else open(self.address, "rb")
 
     def _source(self, member: str, seen: set[str]) -> Source:
+        address = f"{self.address}:{member}"
+        if problem := name_problem(member):
+            address, member = harmless(address), stand_in(member)
         # a malicious archive must not name files outside of the output folder
         parts = [part for part in PurePosixPath(member).parts if part not in ("/", "..", ".")]
         below = PurePosixPath(*parts)
@@ -158,7 +162,7 @@ class Shard(ContainerFile):
         while name.casefold() in seen:
             name, number = f"{below}.{number}", number + 1
         seen.add(name.casefold())
-        return Source(Path(member), f"{self.name}/{name}", f"{self.relative}/{below}", f"{self.address}:{member}")
+        return Source(Path(member), f"{self.name}/{name}", f"{self.relative}/{below}", address, problem)
 
     def _broken(self, count: int, problem: str) -> Source:
         return Source(Path(self.address), f"{self.name}/{count:06}.broken", self.relative, self.address, problem)

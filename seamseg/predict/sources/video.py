@@ -14,7 +14,7 @@ from PIL import Image
 
 from seamseg.data.images import MAX_PIXELS
 from seamseg.predict.sources.base import ContainerFile, Source, SourceItem
-from seamseg.utils.errors import InputError, UnreadableImage
+from seamseg.utils.errors import InputError
 from seamseg.utils.urls import is_url, open_url
 
 VIDEO_ENDINGS = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".flv", ".mts", ".m2ts")
@@ -82,6 +82,9 @@ class Video(ContainerFile):
                     yield self._source(count, "contains no video")
                     return
                 stream = container.streams.video[0]
+                if stream.codec_context is None:
+                    yield self._source(count, "cannot be read as a video: the description of its frames is missing")
+                    return
                 stream.thread_type = "AUTO"
                 stream.codec_context.options = {"max_pixels": str(MAX_PIXELS)}
                 for frame in container.decode(stream):
@@ -89,9 +92,9 @@ class Video(ContainerFile):
                     count += 1
             if not count:
                 yield self._source(count, "contains no frame")
-        except (av.error.FFmpegError, OSError, ValueError, UnreadableImage) as error:
+        except Exception as error:  # of damaged files: nearly anything
             what = "cannot be read as a video" if not count else f"breaks off after {count} frames"
-            reason = getattr(error, "strerror", None) or str(error)
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             yield self._source(count, f"{what}: {reason}")
 
     def _source(self, number: int, problem: str = "") -> Source:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from urllib.parse import quote
 
@@ -16,6 +17,7 @@ from seamseg.panoptic_map import class_infos
 from seamseg.predict.sources.base import Source
 from seamseg.predict.writers.base import Record, Records, Writer
 from seamseg.predictions import Prediction
+from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing, write_atomically, write_json
 
 CLASSES = "classes.json"
@@ -51,7 +53,7 @@ class CvatWriter(_ToolWriter):
     Raises
     ------
     InputError
-        if the name of a class cannot be a label, or a photo has too many segments
+        if the name of a class cannot be a label, that of a photo cannot be in the list, or it has too many segments
     """
 
     member = None
@@ -67,6 +69,8 @@ class CvatWriter(_ToolWriter):
 
     def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: Panoptic) -> Record:
         """Write both images and return the name."""
+        if source.name.encode(errors="replace").decode().splitlines() != [source.name]:
+            raise InputError(f"{cvat.LISTS} has a name a line, in UTF-8")
         masks = cvat.encode_masks(result.id_map, result.segments, self._colors, source.name)
         for path, codes in zip(self.paths(source), masks):
             write_id_png(path, codes)
@@ -101,7 +105,7 @@ class LabelStudioWriter(_ToolWriter):
 
     def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: Panoptic) -> None:
         """Write the task."""
-        address = source.address if "://" in source.address else f"{LOCAL_FILES}{quote(source.relative)}"
+        address = source.address if "://" in source.address else f"{LOCAL_FILES}{quote(os.fsencode(source.relative))}"
         content = [label_studio.task(result, self.metadata, address)]
         write_atomically(self.paths(source)[0], json.dumps(content, separators=(",", ":"), allow_nan=False).encode())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -177,7 +178,7 @@ def write_detections(
         # nine digits restore each float32 exactly
         lines.append(f"{mask} {labels[found.category]} {found.score:.9g}\n")
     path = folder / f"{name}.txt"
-    write_atomically(path, "".join(lines).encode())
+    write_atomically(path, os.fsencode("".join(lines)))
     return path
 
 

@@ -16,6 +16,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import save_file
 from support.micro import CONFIG
 from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
 from torch.testing import assert_close
 
 from seamseg.checkpoints.pretrained import load_body_weights, normalisation_problem
@@ -278,9 +279,29 @@ def test_mistakes_are_a_line(body: str, overrides: tuple[str, ...], words: str) 
     assert words in problem(body, *overrides)
 
 
-def test_sizes_of_untrusted_configurations_are_limited() -> None:
-    with pytest.raises(InputError, match="above the limit"):
-        config("timm:test_convnext", "body.body_params={'dims': (24, 1000000000, 48, 64)}")
+@pytest.mark.parametrize(
+    ("body", "params", "words"),
+    [
+        ("test_convnext", {"dims": (24, 1_000_000_000, 48, 64)}, "dims 1000000000 is above the limit of 16384"),
+        ("tiny_vit_5m_224", {"window_sizes": [16384] * 4}, "window_sizes 16384 is above the limit of 32"),
+        ("test_convnext", {"depths": (16384,) * 4, "dims": (4,) * 4}, "has too many modules, the limit is 10000"),
+        ("test_vit", {"depth": 16384}, "has too many modules, the limit is 10000"),
+        ("convnext_tiny", {"depths": (4000, 1, 1, 1), "dims": (16384,) * 4}, "has too many parameters, the limit is"),
+    ],
+)
+def test_sizes_of_untrusted_configurations_are_limited(body: str, params: dict[str, Any], words: str) -> None:
+    """A line of text can describe a network whose modules alone take the memory of a machine."""
+    made = 0
+
+    def count(*_: object) -> None:
+        nonlocal made
+        made += 1
+
+    hook = register_module_module_registration_hook(count)
+    with pytest.raises(InputError, match=words):
+        build_network(config(f"timm:{body}", f"body.body_params={params}"), 2, 1)
+    hook.remove()
+    assert made < 20_000
 
 
 def test_without_timm() -> None:
