@@ -17,6 +17,7 @@ from seamseg.checkpoints.missing_model import weights_at
 from seamseg.checkpoints.snapshot import (
     NETWORK_MODULES,
     LoadReport,
+    check_finite,
     load_into,
     load_module,
     load_snapshot,
@@ -48,8 +49,8 @@ def load_pretrained(net: nn.Module, specification: str, classes: ClassTable | No
     Raises
     ------
     InputError
-        if the file is missing, broken, or nothing in it fits; with `classes`, if the classes of the file are not
-        known, or do not fit the table
+        if the file is missing or broken, nothing in it fits, or its values are not finite; with `classes`, if the
+        classes of the file are not known, or do not fit the table
     """
     part, path = _split(specification)
     if classes is not None and (part is None or part in PARTS):
@@ -67,6 +68,7 @@ def load_pretrained(net: nn.Module, specification: str, classes: ClassTable | No
         report = _load_part(module, load_tensors(file, file), part, file)
     if report.loaded == 0:
         raise InputError(f"{option('pretrain', specification)}: nothing in it fits this network: {report}")
+    check_finite(net, path)
     return report
 
 
@@ -108,6 +110,7 @@ def load_body_weights(net: nn.Module, path: str) -> LoadReport:
     # a pyramid alone may fit, since its layers are the same for many backbones
     if report.loaded == 0 or missing.issuperset(name for name, _ in backbone.named_parameters()):
         raise InputError(f"[body] weights = {path}: nothing in it fits this network's backbone: {report}")
+    check_finite(net, path)
     return report
 
 

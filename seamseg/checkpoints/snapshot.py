@@ -344,11 +344,12 @@ def load_into(
             "is it another architecture, configuration or number of classes?"
         )
     if check_values:
-        _check_values(net, name)
+        check_finite(net, name)
     return LoadReport(skipped, loaded, averaged and snapshot.has_average)
 
 
-def _check_values(net: nn.Module, name: str) -> None:
+def check_finite(net: nn.Module, name: str) -> None:
+    """Raise InputError if a network holds NaN or infinities, after weights of the file `name` were loaded into it."""
     for part, module in network_parts(net).items():
         for key, value in module.state_dict().items():
             # the sum needs no memory; that of finite values may overflow

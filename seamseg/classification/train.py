@@ -15,7 +15,7 @@ from torch import nn
 from seamseg.checkpoints.class_table import ClassTable
 from seamseg.checkpoints.imagenet import published_name
 from seamseg.checkpoints.missing_model import CLASSIFIER_CLASSES_NAME, CLASSIFIER_CONFIG_NAME, weights_at
-from seamseg.checkpoints.snapshot import LoadReport, load_module, load_tensors
+from seamseg.checkpoints.snapshot import LoadReport, check_finite, load_module, load_tensors
 from seamseg.classification.checkpoint import checkpoint_files, checkpoint_weights
 from seamseg.classification.config import ClassifierConfig, InputConfig, load_classifier_config, parse_classifier_config
 from seamseg.classification.data import TRAIN, VAL, ClassFolders, ImageBatch, open_train_loader
@@ -172,6 +172,7 @@ class ClassifierTask(Task):
         report = load_module(net.get_submodule("body"), weights, "body")
         if not report.loaded:
             raise InputError(f"{specification}: holds no weights of {self.settings.network.arch}")
+        check_finite(net, file)
         return report
 
     def build_optimizer(self, net: nn.Module) -> torch.optim.Optimizer:

@@ -142,14 +142,7 @@ def _open_openvino(path: Path, part: str) -> OnnxSession:
         compiled = core.compile_model(model, part, settings)
     except Exception as error:  # RuntimeError and types of its own
         raise _unreadable(path, error) from None
-    request, turn = compiled.create_infer_request(), threading.Lock()
-
-    def run(names: Sequence[str], inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        # a request takes one caller at a time; its results are copies
-        with turn:
-            found = request.infer(dict(inputs))
-        return [found[name] for name in names]
-
+    run = OpenvinoRun(compiled, lambda: core.compile_model(model, part, settings))
     device, integer_layers = f"{OPENVINO}:{part}", _integer_layers(compiled)
     return OnnxSession(_checking(run, checked), checked.exported, checked.outputs, device, integer_layers)
 
@@ -162,6 +155,36 @@ def _checking(run: Run, checked: CheckedGraph) -> Run:
         return run(names, inputs)
 
     return checking
+
+
+class OpenvinoRun:
+    """Runs a network that OpenVINO has compiled, for one caller at a time; its errors are RuntimeErrors.
+
+    Parameters
+    ----------
+    compiled : the network
+    recompile : compiles it again
+    """
+
+    def __init__(self, compiled: Any, recompile: Callable[[], Any]) -> None:
+        self._request = compiled.create_infer_request()
+        self._recompile = recompile
+        self._turn = threading.Lock()
+
+    def __call__(self, names: Sequence[str], inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """See :data:`Run`."""
+        with self._turn:
+            if self._request is None:
+                self._request = self._recompile().create_infer_request()
+            try:
+                # with one thread, `infer` raises no error, and returns earlier results instead
+                self._request.start_async(dict(inputs))
+                self._request.wait()
+                return [self._request.get_tensor(name).data.copy() for name in names]
+            except BaseException:
+                # after a lack of memory, the network also fails for inputs of the size before
+                self._request = None
+                raise
 
 
 def _integer_layers(compiled: Any) -> int | None:

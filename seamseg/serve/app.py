@@ -196,13 +196,13 @@ class Service:
             raise
         except Exception as error:
             self._log(error)
-            if lacks_memory(error):
-                text = f"{UPLOAD}: not enough memory for its size: send a smaller one"
-                # without a cause, which would keep arrays alive
-                raise HTTPException(413, text) from None
-            raise HTTPException(500, "the prediction failed; the log of the server has the reason") from error
-        self.metrics.seconds.observe(time.perf_counter() - start)
-        return Response(content.data, media_type=content.media_type)
+            if not lacks_memory(error):
+                raise HTTPException(500, "the prediction failed; the log of the server has the reason") from error
+        else:
+            self.metrics.seconds.observe(time.perf_counter() - start)
+            return Response(content.data, media_type=content.media_type)
+        # after the handler: the error keeps arrays alive
+        raise HTTPException(413, f"{UPLOAD}: not enough memory for its size: send a smaller one")
 
     async def _predict(self, request: Request, deadline: float) -> Content:
         _refuse_other_sites(request)
@@ -364,8 +364,10 @@ class _Body:
 def _refuse_other_sites(request: Request) -> None:
     """Refuse what a browser sends for a page of another site; it could not read the result, but costs time."""
     origin = request.headers.get("origin")
-    # older browsers state the page's origin only
-    foreign = origin is not None and origin.partition("//")[2] != request.headers.get("host")
+    # of a reverse proxy that replaces the host; pages of other sites cannot set it
+    hosts = request.headers.get("host"), request.headers.get("x-forwarded-host")
+    # without encryption, and in older browsers, only the page's origin is stated
+    foreign = origin is not None and origin.partition("//")[2] not in hosts
     site = request.headers.get("sec-fetch-site", "cross-site" if foreign else "none")
     if site not in ("same-origin", "none"):
         raise HTTPException(403, "requests from pages of other sites are refused")

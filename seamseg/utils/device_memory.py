@@ -13,7 +13,7 @@ _WORDS = re.compile(
     # of CUDA, cuDNN, cuBLAS, Triton, HIP and compilers; not "out of shared memory"
     r"out[ _]?of[ _]?memory|_ALLOC(ATION)?_FAILED|cudaErrorMemoryAllocation"
     # of torch's allocator of the CPU, C++, glibc, ONNX Runtime and OpenVINO; static TLS is that of a library to load
-    r"|(can't|cannot|failed to) allocate memory(?! in static TLS)|not enough memory|bad[ _]alloc"
+    r"|(can't|cannot|failed to) allocate (\d+ bytes of )?memory(?! in static TLS)|not enough memory|bad[ _]alloc"
     # of oneDNN, for a buffer and for generated code; "a primitive descriptor" is about arguments
     r"|could not create a (memory object|primitive(?! desc))"
     # of C++ operators and packages: torch up to 2.11 does not pass on the reason

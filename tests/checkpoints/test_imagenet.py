@@ -45,6 +45,18 @@ def test_a_classifier_gives_the_weights_of_a_body(name, tmp_path):
         assert load_pretrained(with_body(name), f"body:{path}").loaded == len(wanted)
 
 
+def test_values_that_are_not_finite(tmp_path):
+    path = tmp_path / "net.pth.tar"
+    with narrow_networks():
+        weight = published(path, "resnet50")["mod1.conv1.weight"]
+        content = torch.load(path)
+        content["state_dict"]["module.mod1.conv1.weight"] = torch.full_like(weight, torch.nan)
+        torch.save(content, path)
+        for load, words in ((load_body_weights, str(path)), (load_pretrained, f"body:{path}")):
+            with pytest.raises(InputError, match=r"net.pth.tar: body.backbone.mod1.conv1.weight holds values that are"):
+                load(with_body("resnet50"), words)
+
+
 def test_the_forms_of_a_wider_resnet_share_their_weights(tmp_path):
     with narrow_networks():
         wanted = published(tmp_path / "a1", "wider_resnet16")

@@ -108,6 +108,18 @@ def test_files_of_release_0_0_1_are_refused(
         train(trained / "c.json", trained / "data", tmp_path / "run", pretrain=[str(path)])
 
 
+def test_values_that_are_not_finite_are_refused(trained: Path, config: ClassifierConfig, tmp_path: Path) -> None:
+    weight = torch.full((64, 3, 7, 7), torch.inf)
+    path = as_of_the_original(trained / "run" / "checkpoint.pth.tar", tmp_path / "f.pth.tar")
+    content = torch.load(path, weights_only=True)
+    content["state_dict"]["module.mod1.conv1.weight"] = weight
+    torch.save(content, path)
+    with pytest.raises(InputError, match=r"f.pth.tar: body.mod1.conv1.weight holds values that are not finite"):
+        load_checkpoint(Classifier(build_classifier(config)), path, config)
+    with pytest.raises(InputError, match=r"f.pth.tar: body.mod1.conv1.weight holds values that are not finite"):
+        train(trained / "c.json", trained / "data", tmp_path / "run", pretrain=[str(path)])
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

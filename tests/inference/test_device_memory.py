@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from support.tile_scenes import STUFF, SceneNet, scene
 from inference.test_acceleration import image, network, predictor, recorded
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.cuda_graphs import CudaGraphCache
+from seamseg.inference.onnx_engines import OpenvinoRun
 from seamseg.inference.options import Thresholds
 from seamseg.inference.tiling.tiles import Tiling
 from seamseg.training.trainer import Trainer
@@ -58,6 +60,10 @@ LACKING = [
     OSError(errno.ENOMEM, "Cannot allocate memory"),
     OSError("out of memory error when reading image file"),
     onnxruntime.capi.onnxruntime_pybind11_state.Fail("Failed to allocate memory for requested buffer of size 25165824"),
+    RuntimeError(
+        "Check 'ptr' failed at src/plugins/intel_cpu/src/cpu_memory.cpp:257: Failed to allocate 268435456 bytes of "
+        "memory"
+    ),
     OutOfMemory("not enough memory"),
 ]
 OTHERS = [
@@ -85,6 +91,32 @@ every_word = pytest.mark.parametrize(
 def test_which_errors_are_about_memory():
     assert [error for error in LACKING if not lacks_memory(error)] == []
     assert [error for error in OTHERS if lacks_memory(error)] == []
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_openvino_without_memory(threads):
+    """An error instead of an earlier result, and none for smaller inputs after it."""
+    import openvino
+    from openvino import opset13
+
+    x, times = opset13.parameter([1, 1, 1], np.float32, "x"), opset13.parameter([3], np.int64, "times")
+    total = opset13.reduce_sum(opset13.tile(x, times), opset13.constant([0, 1, 2]), False)
+    for name, node in {"x": x, "times": times, "total": total}.items():
+        node.output(0).set_names({name})
+    model, settings = openvino.Model([total], [x, times]), {"INFERENCE_NUM_THREADS": threads}
+
+    def compiled():
+        return openvino.compile_model(model, "CPU", settings)
+
+    run = OpenvinoRun(compiled(), compiled)
+    for side, expected in ((5, 125), (1 << 15, None), (5, 125), (1 << 15, None), (5, 125), (6, 216)):
+        inputs = {"x": np.ones((1, 1, 1), np.float32), "times": np.full(3, side, np.int64)}
+        if expected is not None:
+            assert run(["total"], inputs) == [expected]
+            continue
+        with pytest.raises(RuntimeError, match="Failed to allocate 140737488355328 bytes of memory") as raised:
+            run(["total"], inputs)
+        assert lacks_memory(raised.value)
 
 
 class Full(SceneNet):
@@ -176,6 +208,7 @@ def test_out_of_memory_in_a_training_step(error):
         schedule=schedule,
         reporter=reporter,
         stepper=stepper,
+        _failures=nullcontext,
         world=World(device=torch.device("cpu")),
     )
     with pytest.raises(OutOfMemory, match=r"step 7: cpu: not enough memory \(images a, b\); lower"):

@@ -63,6 +63,14 @@ def test_body_and_form(client: Client) -> None:
     assert answers[0].headers["content-type"] == "application/json"
 
 
+@pytest.mark.parametrize("host", ["Host", "X_Forwarded_Host"])
+def test_the_origin_of_the_page_itself(client: Client, host: str) -> None:
+    """Without encryption browsers state it only; a reverse proxy may replace the host."""
+    page = {host: "localhost:99", "Origin": "http://localhost:99"}
+    assert client.predict(png(photo()), **page).status == 200
+    assert client.predict(png(photo()), **page | {"Origin": "http://evil.example"}).status == 403
+
+
 def test_a_stream_without_a_stated_length(client: Client) -> None:
     assert client.predict(iter([png(photo(red=2))[:20], png(photo(red=2))[20:]])).status == 200
     refused = client.predict(iter([bytes(200_000)] * 2))
