@@ -13,9 +13,10 @@ import umsgpack
 from seamseg.panoptic_map import VOID
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import read_bytes, write_atomically
-from seamseg.utils.limits import KIB, TEXT_BYTES, format_bytes
+from seamseg.utils.limits import KIB, TEXT_BYTES, format_bytes, whole_number
 
 _OBJECT_BYTES = 256 * KIB
+_LARGEST = 1 << 60
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def metadata_of(meta: Any, source: str, images: Sequence[ImageInfo] = ()) -> Met
             num_thing=num_thing,
             categories=[_text(name) for name in names],
             palette=[_colour(rgb) for rgb in palette[: max(num_stuff + num_thing, 0)]],
-            original_ids=[int(i) for i in ids],
+            original_ids=[whole_number(int(i)) for i in ids],
             images=list(images),
         )
     except KeyError as error:
@@ -217,7 +218,7 @@ def _text(name: Any) -> str:
 
 
 def _colour(rgb: Sequence[Any]) -> tuple[int, int, int]:
-    red, green, blue = (int(channel) for channel in rgb)
+    red, green, blue = (whole_number(int(channel)) for channel in rgb)
     return red, green, blue
 
 
@@ -245,8 +246,10 @@ def _check(metadata: Metadata, source: str) -> None:
             )
         if not image.cat or image.cat[0] != VOID:
             raise InputError(f"{source}: image {image.id!r}: the first entry of `cat` must be void ({VOID})")
-        if min(image.size) < 1:
+        if not 1 <= min(image.size) <= max(image.size) < _LARGEST:
             raise InputError(f"{source}: image {image.id!r} has size {image.size}")
+        if not -_LARGEST < min(image.iscrowd) <= max(image.iscrowd) < _LARGEST:
+            raise InputError(f"{source}: image {image.id!r} has {max(image.iscrowd, key=abs)} in `iscrowd`")
         wrong = [c for c in image.cat if not (0 <= c < classes or c == VOID)]
         if wrong:
             raise InputError(

@@ -10,7 +10,8 @@ import json
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -191,6 +192,25 @@ def open_pillow(source: Path | IO[bytes]) -> Image.Image:
         return Image.open(source, formats=IMAGE_FORMATS)
     except KeyError as error:  # Pillow lacks this format, and no other reader took the file
         raise UnidentifiedImageError(f"cannot identify it; Pillow {Image.__version__} reads no {error}") from None
+
+
+@contextmanager
+def reading_image(path: str | Path, missing: str, unreadable: str) -> Iterator[None]:
+    """Raise InputError for all errors of reading an image: Pillow's decoders raise nearly any for damaged files.
+
+    Parameters
+    ----------
+    path : of the file, for the error
+    missing, unreadable : the error after the path, if the file does not exist and otherwise
+    """
+    try:
+        yield
+    except (InputError, MemoryError):
+        raise
+    except FileNotFoundError:
+        raise InputError(f"{path}: {missing}") from None
+    except Exception as error:
+        raise InputError(f"{path}: {unreadable}: {' '.join(str(error).split()) or type(error).__name__}") from error
 
 
 def parse_json(data: bytes | str, constant: Callable[[str], Any] | None = None) -> Any:

@@ -71,6 +71,10 @@ def raw(**changes):
         (raw(iscrowd=[0]), "2 entries in `cat` but 1 in `iscrowd`"),
         (raw(size=[0, 3]), "size"),
         (raw(size=7), "not a metadata file"),
+        (raw(size=[1e300, 3]), "size"),
+        (raw(iscrowd=[0, "-" + "9" * 30]), "has -9+ in `iscrowd`"),
+        (raw(original_ids=[1, 1e300]), "is not a whole number of at most 60 bits"),
+        (raw(palette=[GREEN, [0, 0, 1e300]]), "is not a whole number of at most 60 bits"),
     ],
 )
 def test_invalid_metadata(tmp_path, data, reason):

@@ -350,6 +350,17 @@ def test_the_documented_formats(tmp_path: Path, name: str) -> None:
     assert image_size(path) == (30, 40)
 
 
+@pytest.mark.skipif(not features.check("avif"), reason="Pillow without AVIF")
+@pytest.mark.parametrize("read", [read_id_png, read_mask, lambda path: read_map(path, "map"), open_mask, open_image])
+def test_an_error_of_a_decoder_that_is_no_error_of_files(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    Image.new("RGB", (8, 6)).save(tmp_path / "a.png", "AVIF")
+    (tmp_path / "a.png").write_bytes((tmp_path / "a.png").read_bytes().replace(b"pitm", b"pitx"))
+    with pytest.raises(RuntimeError):  # for example
+        Image.open(tmp_path / "a.png")
+    with pytest.raises(InputError, match=r"a\.png: .*Failed to decode image"):
+        read(tmp_path / "a.png")
+
+
 def test_a_photo_at_an_endless_url(monkeypatch: pytest.MonkeyPatch) -> None:
     fsspec = pytest.importorskip("fsspec")
     from seamseg.utils.urls import read_url
