@@ -214,7 +214,7 @@ class _PredictionLoop:
                 yield _Photo(source, stamp, image)
 
     def _skip(self, source: Source, reason: str) -> None:
-        print(f"skipped {reason}", file=sys.stderr, flush=True)
+        print("skipped", " ".join(reason.split()), file=sys.stderr, flush=True)  # names may have several lines
         self.writer.skip({**_identity(source), "status": "unreadable", "reason": reason})
 
     def _run_network(self, batch: Sequence[_Photo]) -> list[Prediction]:

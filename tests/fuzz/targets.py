@@ -157,7 +157,7 @@ def pickle(data: bytes, folder: Path) -> None:
 
 
 _PLAIN = (str, bytes, bytearray, int, float, complex, torch.dtype, torch.device, np.generic, np.dtype, type(None))
-_PLAIN += (torch.UntypedStorage, torch.storage.TypedStorage)
+_PLAIN += (torch.UntypedStorage, torch.storage.TypedStorage, torch.serialization.StorageType)
 _NAMES = {"_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter", "_reconstruct", "scalar"}
 _NAMES |= {"encode", "OrderedDict", "Counter", "set", "complex", "bytearray", "Size", "device", "Parameter", "ndarray"}
 

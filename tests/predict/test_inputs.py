@@ -273,14 +273,14 @@ def test_names_of_urls():
 
 @pytest.mark.usefixtures("narrow")
 def test_all_kinds_of_inputs_through_the_command(micro_run, photos, tmp_path, bucket, seamseg_main, capsys):
-    shard = make_shard(tmp_path / "part.tar", [("k1.png", png()), ("k1.json", b"{}"), ("k2.png", b"broken")])
+    shard = make_shard(tmp_path / "part.tar", [("k1.png", png()), ("k1.json", b"{}"), ("k2\nskipped x.png", b"broken")])
     entries = [photos / "a" / "1.png", photos / "none.png", shard, f"{bucket}/city/a.png"]
     (tmp_path / "list.txt").write_text("\n".join(map(str, entries)))
     words = ("predict", micro_run, tmp_path / "list.txt", tmp_path / "out", "--format", "coco", "--device", "cpu")
     assert seamseg_main(*words, "--workers", "2", "--quiet") == 1
     errors = capsys.readouterr().err
     assert "none.png: no such image" in errors
-    assert "part.tar:k2.png" in errors
+    assert "part.tar:k2 skipped x.png: " in errors  # in one line
     content = json.loads((tmp_path / "out" / "panoptic.json").read_text())
     ends = sorted(i["id"].split("/")[-1] for i in content["images"])
     assert ends == ["1", "a", "k1"]
