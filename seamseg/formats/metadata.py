@@ -161,16 +161,24 @@ class _Malformed(ValueError):
 
 
 class _LimitedReader:
-    """Read one object of a stream, of at most `_OBJECT_BYTES`."""
+    """Read one object of a stream, of at most `_OBJECT_BYTES`, with at most 255 keys in a map.
+
+    Keys of equal hash, which lists can be made to have, would take quadratic time.
+    """
 
     def __init__(self, stream: BytesIO) -> None:
-        self._stream, self._remaining = stream, _OBJECT_BYTES
+        self._stream, self._remaining, self._last = stream, _OBJECT_BYTES, b""
 
     def read(self, count: int) -> bytes:
         self._remaining -= count
         if self._remaining < 0:
             raise _Malformed(f"an entry is larger than {format_bytes(_OBJECT_BYTES)}")
-        return self._stream.read(count)
+        data = self._stream.read(count)
+        # the code of a map with more than 15 keys, then their number
+        if (self._last, count) in ((b"\xde", 2), (b"\xdf", 4)) and (keys := int.from_bytes(data, "big")) > VOID:
+            raise _Malformed(f"a map of {keys} keys, at most {VOID} are supported")
+        self._last = data
+        return data
 
 
 def _unpack(stream: BytesIO) -> dict[str, Any]:

@@ -37,7 +37,8 @@ def main() -> None:
                 targets.attempt(name, data, folder)
         if maps := os.environ.get("SEAMSEG_FUZZ_MAPS"):
             # its counters are those of atheris
-            ctypes.CDLL(sys.modules["atheris.core_with_libfuzzer"].__file__, ctypes.RTLD_GLOBAL)
+            (core,) = Path(atheris.__file__).parent.glob("core_with_libfuzzer.*")
+            ctypes.CDLL(str(core), ctypes.RTLD_GLOBAL)
             targets.use_maps(maps)
         if not any(Path(option).is_dir() for option in options):
             (seeds := folder / "corpus").mkdir()

@@ -12,6 +12,7 @@ import tarfile
 import tracemalloc
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,7 +40,7 @@ from seamseg.prepare.vistas import read_labels
 from seamseg.prepare.writer import SourceFrame, _convert
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import read_bytes
-from seamseg.utils.limits import ANNOTATION_BYTES, PHOTO_BYTES, LimitedTarInfo, check_member, read_limited
+from seamseg.utils.limits import ANNOTATION_BYTES, PHOTO_BYTES, LimitedTarInfo, check_member, parse_json, read_limited
 
 SIZE = 64
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="measures by /proc")
@@ -213,6 +214,19 @@ def test_streams_are_read_in_blocks_to_the_limit() -> None:
 def test_limits_admit_what_is_usual() -> None:
     assert PHOTO_BYTES > 4 * MAX_PIXELS + MIB
     check_member("a.json", 100 * MIB, 2500 * MIB, ANNOTATION_BYTES, "file")  # indented annotations
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-32", None])
+def test_whole_numbers_of_equal_hash(encoding: str | None) -> None:
+    numbers = [(2**61 - 1) * i for i in range(1, 2000)]
+    padded = json.dumps({"a" * (4 * MIB - 30): numbers, "b": [1 - 2**60, "9" * 30, 0.1234567890123456789]})
+    found = parse_json(padded if encoding is None else padded.encode(encoding))
+    values, (small, text, fraction) = found.values()
+    assert values == pytest.approx(numbers)
+    assert max(Counter(map(hash, values)).values()) < 40
+    assert (small, text, fraction) == (1 - 2**60, "9" * 30, 0.1234567890123456789)
+    assert isinstance(small, int)
+    assert parse_json(f"[{'9' * 5000}]") == [float("inf")]
 
 
 DEEP = "[" * 100_000
