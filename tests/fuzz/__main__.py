@@ -1,10 +1,9 @@
 """Run a fuzzer: `python tests/fuzz TARGET [libFuzzer options]`, with atheris installed; see targets.py.
 
-SEAMSEG_FUZZ_MAPS is another build of `csrc/maps`: one by clang with `-fsanitize=fuzzer-no-link` counts its branches as
-well, and finds wrong accesses if `address` is added, with atheris's `asan_with_fuzzer.so` in LD_PRELOAD.
+SEAMSEG_FUZZ_MAPS is another build of `csrc/maps`. If it is made by clang with `-fsanitize=address,fuzzer-no-link`, and
+atheris's `asan_with_fuzzer.so` is in LD_PRELOAD, its branches count as well, and wrong accesses are found.
 """
 
-import ctypes
 import os
 import sys
 import tempfile
@@ -36,9 +35,6 @@ def main() -> None:
             for data in targets.corpus(name).values():
                 targets.attempt(name, data, folder)
         if maps := os.environ.get("SEAMSEG_FUZZ_MAPS"):
-            # its counters are those of atheris
-            (core,) = Path(atheris.__file__).parent.glob("core_with_libfuzzer.*")
-            ctypes.CDLL(str(core), ctypes.RTLD_GLOBAL)
             targets.use_maps(maps)
         if not any(Path(option).is_dir() for option in options):
             (seeds := folder / "corpus").mkdir()

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import tarfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +97,15 @@ def test_numbers_are_expanded():
     assert expand_numbers("{0..1}/{0..1}") == ["0/0", "0/1", "1/0", "1/1"]
     for text in ("a{b..c}", "a{}", "a{1,2}", "plain"):
         assert expand_numbers(text) == [text]
+
+
+def test_photos_of_equal_names_in_a_shard():
+    shard, seen = Shard("x.tar", "x", "x.tar"), {}
+    before = time.process_time()
+    found = [shard._source(name, seen).name for name in ("a.png", "A.png", "a.png.2.png", *["a.png"] * 20_000)]
+    assert found[:6] == ["x/a", "x/A.png", "x/a.png.2", "x/a.png.3", "x/a.png.4", "x/a.png.5"]
+    assert len(set(found)) == len(found)
+    assert time.process_time() - before < 30  # minutes, if each tried all numbers
 
 
 def test_a_shard_gives_every_photo_of_each_key(tmp_path):

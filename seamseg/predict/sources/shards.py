@@ -113,7 +113,7 @@ class Shard(ContainerFile):
 
     def items(self) -> Iterator[SourceItem]:
         """Iterate over the photos; where the shard is truncated, over one that cannot be opened."""
-        seen: set[str] = set()
+        seen: dict[str, int] = {}
         try:
             with closing(self._file()) as file:
                 peeked: Any = _Peeked(file)
@@ -147,17 +147,18 @@ class Shard(ContainerFile):
     def _file(self) -> IO[bytes]:
         return open_url(self.address) if is_url(self.address) else open(self.address, "rb")
 
-    def _source(self, member: str, seen: set[str]) -> Source:
+    def _source(self, member: str, seen: dict[str, int]) -> Source:
+        """Return the source of a member; `seen` has the names before, each with the number of its next duplicate."""
         # a malicious archive must not name files outside of the output folder
         parts = [part for part in PurePosixPath(member).parts if part not in ("/", "..", ".")]
         below = PurePosixPath(*parts)
         name = str(below.with_suffix(""))
         if name.casefold() in seen:
             name = str(below)
-        number = 2
         while name.casefold() in seen:
-            name, number = f"{below}.{number}", number + 1
-        seen.add(name.casefold())
+            number = seen[str(below).casefold()]
+            name, seen[str(below).casefold()] = f"{below}.{number}", number + 1
+        seen[name.casefold()] = 2
         return Source(Path(member), f"{self.name}/{name}", f"{self.relative}/{below}", f"{self.address}:{member}")
 
     def _broken(self, count: int, problem: str) -> Source:
