@@ -18,7 +18,7 @@ PACKAGES = ["seamseg", "umsgpack", "configparser", "tarfile", "zipfile", "pickle
 
 
 def main() -> None:
-    """Fuzz a target, beginning with the kept inputs, or with those of a folder that is named."""
+    """Fuzz a target, beginning with the kept inputs, or with files or folders that are named."""
     name, options = sys.argv[1], sys.argv[2:]
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
     for module in PACKAGES:
@@ -36,7 +36,7 @@ def main() -> None:
                 targets.attempt(name, data, folder)
         if maps := os.environ.get("SEAMSEG_FUZZ_MAPS"):
             targets.use_maps(maps)
-        if not any(Path(option).is_dir() for option in options):
+        if not any(Path(option).exists() for option in options):
             (seeds := folder / "corpus").mkdir()
             for key, data in targets.corpus(name).items():
                 (seeds / key).write_bytes(data)
