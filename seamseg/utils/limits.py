@@ -157,7 +157,7 @@ def read_member(archive: zipfile.ZipFile, member: str, limit: int, what: str) ->
     ------
     TooLarge
         see :func:`check_member`
-    zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError
+    zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError, ValueError
         if the member is damaged, encrypted or of an unsupported kind
     """
     info = archive.getinfo(member)

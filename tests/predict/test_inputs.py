@@ -1,6 +1,7 @@
 """Inputs of `predict` other than folders of photos: lists, shards, videos, URLs; and errors in them."""
 
 import builtins
+import gzip
 import io
 import json
 import os
@@ -132,6 +133,22 @@ def test_a_truncated_shard_yields_complete_photos_and_an_error(tmp_path, keep):
         item.open()
     with pytest.raises(UnreadableImage, match=rf"part\.tar: broken tar after {len(items) - 1} images"):
         items[-1].open()
+
+
+@pytest.mark.parametrize("ending", [".tar", ".tar.gz"])
+@pytest.mark.parametrize("name", ["b.png", "b.txt"])
+def test_a_member_of_a_shard_that_states_any_size(tmp_path, name, ending):
+    """`tarfile` would read as often as it takes to skip it."""
+    whole = make_shard(tmp_path / "whole.tar", [("a.png", png())]).read_bytes()
+    header = tarfile.TarInfo(name)
+    header.size = 1 << 80
+    data = whole[: 512 + -(-len(png()) // 512) * 512] + header.tobuf(tarfile.GNU_FORMAT)
+    path = tmp_path / f"part{ending}"
+    path.write_bytes(gzip.compress(data) if ending == ".tar.gz" else data)
+    *photos, last = Shard(str(path), "part", "part.tar").items()
+    assert names(photo.source for photo in photos)[:1] == ["part/a"]
+    with pytest.raises(UnreadableImage, match="broken tar after . images: EOFError: it ends in the middle of a file"):
+        last.open()
 
 
 def test_missing_shards(tmp_path):

@@ -27,6 +27,7 @@ from seamseg.utils.limits import (
 )
 from seamseg.utils.urls import describe_error, is_url, open_url
 
+_EMPTY_READS = 100
 SHARD_ENDINGS = (".tar", ".tar.gz", ".tgz")
 
 
@@ -47,13 +48,22 @@ class _Peeked:
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self.head = file.read(6)
-        self.count = 0
+        self.count = self._empty = 0
 
     def read(self, count: int) -> bytes:
-        """Read up to `count` bytes."""
+        """Read up to `count` bytes.
+
+        Raises
+        ------
+        EOFError
+            if it is called again and again after the end: `tarfile` skips a file of any stated size by reading
+        """
         data, self.head = self.head[:count], self.head[count:]
         data += self._file.read(count - len(data))
         self.count += len(data)
+        self._empty += not data
+        if self._empty > _EMPTY_READS:
+            raise EOFError("it ends in the middle of a file")
         return data
 
 
