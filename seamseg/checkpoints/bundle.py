@@ -227,8 +227,8 @@ def _from_zip(path: Path) -> _Parts:
             wanted = ((config, CONFIG_BYTES, "configuration"), (metadata, MODEL_METADATA_BYTES, "metadata file"))
             content = {m: read_member(archive, m, limit, what) for m, limit, what in wanted if m is not None}
             content[snapshot] = read_member(archive, snapshot, SNAPSHOT_BYTES, "snapshot")
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as error:
-        # RuntimeError: encrypted, or an unsupported compression
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError) as error:
+        # RuntimeError: encrypted, or an unsupported compression; ValueError: a name that is not UTF-8
         raise InputError(f"{path}: damaged or unreadable zip ({error}); download it again") from None
     return _Parts(
         load_snapshot(io.BytesIO(content[snapshot]), f"{path}:{snapshot}"),

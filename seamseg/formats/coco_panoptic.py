@@ -86,7 +86,7 @@ def read_coco_panoptic(json_path: str | Path, folder: str | Path | None = None) 
         photo_names = {
             _image_id(image["id"]): str(image["file_name"])
             for image in images
-            if isinstance(image, dict) and isinstance(image.get("id"), (int, str)) and "file_name" in image
+            if isinstance(image, dict) and isinstance(image.get("id"), (int, float, str)) and "file_name" in image
         }
     except ValueError as error:
         raise InputError(f"{path}: invalid image id ({error})") from error

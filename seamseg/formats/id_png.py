@@ -19,7 +19,7 @@ from PIL import Image
 from seamseg.idmaps.id_runs import IdRuns, decode_id_runs, has_kernel, id_runs_of
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing
-from seamseg.utils.limits import open_pillow
+from seamseg.utils.limits import open_pillow, reading_image
 
 MAX_ID = (1 << 24) - 1
 """Largest id of three 8-bit channels."""
@@ -52,7 +52,7 @@ def png_size(path: str | Path) -> tuple[int, int] | None:
     try:
         with Path(path).open("rb") as file:
             signature, width, height = struct.unpack(">8s8xII", file.read(24))
-    except (OSError, struct.error):
+    except (OSError, ValueError, struct.error):  # a name with a zero byte is a ValueError
         return None
     return (height, width) if signature == _SIGNATURE else None
 
@@ -76,7 +76,7 @@ def id_image(ids: np.ndarray) -> Image.Image:
 
 
 def _read(path: str | Path) -> IdRuns | np.ndarray:
-    try:
+    with reading_image(path, "no such panoptic PNG", "not a readable PNG"):
         data = Path(path).read_bytes()
         fast = _fast_stream(data, path) if data.startswith(_SIGNATURE) else None
         if fast is not None:
@@ -85,10 +85,6 @@ def _read(path: str | Path) -> IdRuns | np.ndarray:
                     return decode_id_runs(*fast)
             _check_size(*fast)
         return _read_by_pillow(data, path)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such panoptic PNG") from None
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise InputError(f"{path}: not a readable PNG: {error}") from error
 
 
 def _fast_stream(data: bytes, path: str | Path) -> tuple[bytes, int, int] | None:

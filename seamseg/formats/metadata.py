@@ -13,9 +13,10 @@ import umsgpack
 from seamseg.panoptic_map import VOID
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import read_bytes, write_atomically
-from seamseg.utils.limits import KIB, TEXT_BYTES, format_bytes
+from seamseg.utils.limits import KIB, TEXT_BYTES, format_bytes, whole_number
 
 _OBJECT_BYTES = 256 * KIB
+_LARGEST = 1 << 60
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def metadata_of(meta: Any, source: str, images: Sequence[ImageInfo] = ()) -> Met
             num_thing=num_thing,
             categories=[_text(name) for name in names],
             palette=[_colour(rgb) for rgb in palette[: max(num_stuff + num_thing, 0)]],
-            original_ids=[int(i) for i in ids],
+            original_ids=[whole_number(int(i)) for i in ids],
             images=list(images),
         )
     except KeyError as error:
@@ -160,16 +161,24 @@ class _Malformed(ValueError):
 
 
 class _LimitedReader:
-    """Read one object of a stream, of at most `_OBJECT_BYTES`."""
+    """Read one object of a stream, of at most `_OBJECT_BYTES`, with at most 255 keys in a map.
+
+    Keys of equal hash, which lists can be made to have, would take quadratic time.
+    """
 
     def __init__(self, stream: BytesIO) -> None:
-        self._stream, self._remaining = stream, _OBJECT_BYTES
+        self._stream, self._remaining, self._last = stream, _OBJECT_BYTES, b""
 
     def read(self, count: int) -> bytes:
         self._remaining -= count
         if self._remaining < 0:
             raise _Malformed(f"an entry is larger than {format_bytes(_OBJECT_BYTES)}")
-        return self._stream.read(count)
+        data = self._stream.read(count)
+        # the code of a map with more than 15 keys, then their number
+        if (self._last, count) in ((b"\xde", 2), (b"\xdf", 4)) and (keys := int.from_bytes(data, "big")) > VOID:
+            raise _Malformed(f"a map of {keys} keys, at most {VOID} are supported")
+        self._last = data
+        return data
 
 
 def _unpack(stream: BytesIO) -> dict[str, Any]:
@@ -217,7 +226,7 @@ def _text(name: Any) -> str:
 
 
 def _colour(rgb: Sequence[Any]) -> tuple[int, int, int]:
-    red, green, blue = (int(channel) for channel in rgb)
+    red, green, blue = (whole_number(int(channel)) for channel in rgb)
     return red, green, blue
 
 
@@ -245,8 +254,10 @@ def _check(metadata: Metadata, source: str) -> None:
             )
         if not image.cat or image.cat[0] != VOID:
             raise InputError(f"{source}: image {image.id!r}: the first entry of `cat` must be void ({VOID})")
-        if min(image.size) < 1:
+        if not 1 <= min(image.size) <= max(image.size) < _LARGEST:
             raise InputError(f"{source}: image {image.id!r} has size {image.size}")
+        if not -_LARGEST < min(image.iscrowd) <= max(image.iscrowd) < _LARGEST:
+            raise InputError(f"{source}: image {image.id!r} has {max(image.iscrowd, key=abs)} in `iscrowd`")
         wrong = [c for c in image.cat if not (0 <= c < classes or c == VOID)]
         if wrong:
             raise InputError(

@@ -224,7 +224,7 @@ class SourceTree:
 def _zip_members(archive: Path) -> list[ArchiveMember]:
     try:
         with zipfile.ZipFile(archive) as file:
-            entries = [info for info in file.infolist() if not info.is_dir()]
+            entries = [info for info in file.infolist() if info.filename and not info.is_dir()]
             end = 0
             for info in sorted(entries, key=lambda info: info.header_offset):
                 packed = packed_size(file, info)

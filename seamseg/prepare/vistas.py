@@ -112,7 +112,7 @@ def read_labels(config: File) -> VistasLabels:
     try:
         labels = parse_json(read_file(config, "labels of Vistas", CONFIG_BYTES))["labels"]
         entries = [_entry(k, label) for k, label in enumerate(labels)]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise InputError(f"{config}: not the labels of Mapillary Vistas ({type(error).__name__}: {error})") from None
     evaluated = [e for e in entries if e["evaluate"]]
     if not 0 < len(evaluated) <= VOID or len(entries) > INSTANCES_PER_LABEL:

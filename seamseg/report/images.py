@@ -6,6 +6,7 @@ import base64
 import io
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from seamseg.formats.id_png import read_id_png
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import join_inside
-from seamseg.utils.limits import open_pillow
+from seamseg.utils.limits import open_pillow, reading_image
 
 JPEG_QUALITY = 80
 ONE_BYTE_SEGMENTS = 255
@@ -135,10 +136,8 @@ def _photo(folder: Path | None, name: str | None, shape: tuple[int, int]) -> byt
     path = None if folder is None or name is None else join_inside(folder, name)
     if path is None:
         return None
-    try:
-        with open_pillow(path) as image:
-            longest = max(shape)
-            image.draft("RGB", (longest, longest))  # decodes a JPEG at a fraction of its size
-            return encode_photo(ImageOps.exif_transpose(image).convert("RGB"), shape)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
-        return None
+    with suppress(InputError), reading_image(path, "missing", "unreadable"), open_pillow(path) as image:
+        longest = max(shape)
+        image.draft("RGB", (longest, longest))  # decodes a JPEG at a fraction of its size
+        return encode_photo(ImageOps.exif_transpose(image).convert("RGB"), shape)
+    return None

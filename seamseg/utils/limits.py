@@ -10,7 +10,8 @@ import json
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -59,6 +60,8 @@ _BLOCK_BYTES = 4 * MIB
 _EOF_HEADER, _HEADER_ERROR = tarfile.EOFHeaderError, tarfile.HeaderError  # type: ignore[attr-defined]
 _COMPRESSIONS = {b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _BYTES_OF_CONTAINER = 16
+_LONG_NUMBER = b"0" * 19
+_DIGITS = bytes(48 if 48 <= code < 58 else 32 for code in range(256))
 _FREE_CONTAINERS = 1 << 18
 
 
@@ -156,7 +159,7 @@ def read_member(archive: zipfile.ZipFile, member: str, limit: int, what: str) ->
     ------
     TooLarge
         see :func:`check_member`
-    zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError
+    zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError, ValueError
         if the member is damaged, encrypted or of an unsupported kind
     """
     info = archive.getinfo(member)
@@ -195,8 +198,29 @@ def open_pillow(source: Path | IO[bytes]) -> Image.Image:
         raise UnidentifiedImageError(f"cannot identify it; Pillow {Image.__version__} reads no {error}") from None
 
 
+@contextmanager
+def reading_image(path: str | Path, missing: str, unreadable: str) -> Iterator[None]:
+    """Raise InputError for all errors of reading an image: Pillow's decoders raise nearly any for damaged files.
+
+    Parameters
+    ----------
+    path : of the file, for the error
+    missing, unreadable : the error after the path, if the file does not exist and otherwise
+    """
+    try:
+        yield
+    except (InputError, MemoryError):
+        raise
+    except FileNotFoundError:
+        raise InputError(f"{path}: {missing}") from None
+    except Exception as error:
+        raise InputError(f"{path}: {unreadable}: {' '.join(str(error).split()) or type(error).__name__}") from error
+
+
 def parse_json(data: bytes | str, constant: Callable[[str], Any] | None = None) -> Any:
-    """Parse untrusted JSON as `json.loads` does.
+    """Parse untrusted JSON as `json.loads` does, except that whole numbers of more than 60 bits become floats.
+
+    Integers of equal hash would make each lookup in a table as slow as in a list.
 
     Parameters
     ----------
@@ -213,20 +237,33 @@ def parse_json(data: bytes | str, constant: Callable[[str], Any] | None = None) 
     containers = sum(data.count(bracket) for bracket in brackets)  # type: ignore[arg-type, misc]
     if containers > _FREE_CONTAINERS + len(data) // _BYTES_OF_CONTAINER:
         raise ValueError(f"{containers} lists and objects in {format_bytes(len(data))}, which no annotations have")
+    raw = data if isinstance(data, bytes) else data.encode(errors="replace")
+    integer = _integer_or_float if b"\0" in raw or _has_long_number(raw) else None  # zero bytes: UTF-16 or UTF-32
     try:
-        return json.loads(data, parse_constant=constant)
+        return json.loads(data, parse_constant=constant, parse_int=integer)
     except RecursionError:
         raise ValueError("its lists and objects are nested too deep") from None
 
 
+def _has_long_number(data: bytes) -> bool:
+    """Return whether there are 19 digits in a row, without a copy of all data."""
+    step = _BLOCK_BYTES
+    return any(
+        _LONG_NUMBER in data[at : at + step + len(_LONG_NUMBER)].translate(_DIGITS) for at in range(0, len(data), step)
+    )
+
+
+def _integer_or_float(text: str) -> int | float:
+    return int(text) if len(text) < 21 and abs(int(text)) < 1 << 60 else float(text)
+
+
 def whole_number(value: Any) -> int:
-    """Return an id of untrusted JSON.
+    """Return an id of an untrusted file.
 
     Raises
     ------
     ValueError
-        if it is not a number, has a fraction, or needs more than 60 bits: integers of equal hash would make each lookup
-        in a table as slow as in a list
+        if it is not a number, has a fraction, or needs more than 60 bits, see :func:`parse_json`
     """
     if not isinstance(value, (int, float)) or not abs(value) < 1 << 60 or value != int(value):
         raise ValueError(f"{str(value)[:40]!r} is not a whole number of at most 60 bits")

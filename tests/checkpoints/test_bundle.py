@@ -298,6 +298,18 @@ def test_encrypted_zip(tmp_path: Path) -> None:
     assert "encrypted" in refusal(path)
 
 
+@pytest.mark.parametrize("place", ["directory", "header of the file"])
+def test_names_in_a_zip_that_are_no_text(tmp_path: Path, place: str) -> None:
+    path = published(tmp_path)
+    data = bytearray(path.read_bytes())
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        start, first = archive.start_dir, archive.infolist()[0]
+    data[start + 9] |= 8  # the name is UTF-8
+    data[start + 46 if place == "directory" else first.header_offset + 30] = 0xB7
+    path.write_bytes(data)
+    assert "damaged or unreadable zip ('utf-8' codec can't decode" in refusal(path)
+
+
 def test_a_damaged_snapshot_in_a_zip_is_named(tmp_path: Path) -> None:
     message = refusal(published(tmp_path, tar=b"PK..."))
     assert message == f"{tmp_path / 'model.zip'}:seamseg_r50.tar: a truncated or damaged snapshot; copy it again"

@@ -147,7 +147,14 @@ class Call:
 
 TEXT, BYTES = "x" * (1 << 20), b"x" * (1 << 20)
 NUMBERS = list(range(200_000))
+SIMILAR = [(2**61 - 1) * i for i in range(6000)]  # of equal hash
 TOO_MUCH = "the objects in its pickle take more than 256 MiB"
+
+
+def with_attributes(keys: int) -> OrderedDict[Any, Any]:
+    made: OrderedDict[Any, Any] = OrderedDict()
+    made.__dict__.update({(i, i): 1 for i in range(keys)})
+    return made
 
 
 def evil(path: Path, content: Any, old: bool = False) -> Path:
@@ -177,6 +184,13 @@ def evil(path: Path, content: Any, old: bool = False) -> Path:
         (lambda: [{tuple(NUMBERS): 1}] + [{key: 1} for key in [tuple(NUMBERS)] * 200], TOO_MUCH),
         (lambda: [Call(torch.Size, key) for key in [tuple(NUMBERS)] * 200], TOO_MUCH),
         (lambda: {(2**61 - 1) * i: 1 for i in range(1, 2000)}, "keys that are neither names nor numbers"),
+        (lambda: Call(set, SIMILAR), TOO_MUCH),
+        (lambda: Call(Counter, SIMILAR), TOO_MUCH),
+        (lambda: Call(OrderedDict, [[number, 1] for number in SIMILAR]), TOO_MUCH),
+        # hashes of pairs and of complex numbers can be made equal, too
+        (lambda: {(i, i): 1 for i in range(6000)}, TOO_MUCH),
+        (lambda: {complex(i, i): 1 for i in range(6000)}, TOO_MUCH),
+        (lambda: [with_attributes(2000) for _ in range(5)], TOO_MUCH),
     ],
     ids=[
         "expanded",
@@ -196,6 +210,12 @@ def evil(path: Path, content: Any, old: bool = False) -> Path:
         "long keys",
         "sizes",
         "equal hashes",
+        "set of equal hashes",
+        "counter of equal hashes",
+        "rows of equal hashes",
+        "pairs",
+        "complex numbers",
+        "attributes",
     ],
 )
 def test_contents_larger_than_the_file(tmp_path: Path, content: Callable[[], Any], expected: str, old: bool) -> None:
@@ -273,6 +293,7 @@ def test_usual_contents_still_load(tmp_path: Path) -> None:
         "expanded": torch.ones(3, 1).expand(3, 4),
         "windows": torch.arange(6.0).unfold(0, 3, 1),
         "bytearray": [bytearray(b"a\xff"), bytearray()],
+        "keys": [{(1, 2): 3, 1j: 4}, OrderedDict([(str(i), i) for i in range(5000)]), Counter("abca"), {5: 6}],
     }
     types = torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn
     for old in (True, False):
@@ -296,6 +317,9 @@ def test_usual_contents_still_load(tmp_path: Path) -> None:
         (b"\xdf\xff\xff\xff\xff", "InsufficientDataException"),
         (b"\x81\xa6images\xdd\xff\xff\xff\xff", "InsufficientDataException"),
         (b"\x82\xa1a\1\xa1a\1", "the key 'a' is not text or duplicate"),
+        # lists as keys can have equal hashes
+        (b"\x81\xa4meta\xde\1\0", "a map of 256 keys, at most 255 are supported"),
+        (b"\x81\xa6images\x91\x81\xa1a\xdf\0\1\0\0", "a map of 65536 keys, at most 255 are supported"),
         (umsgpack.packb({"meta": {**metadata_header(CLASSES), "num_thing": 10**9}}), "must be 1 to 255"),
         (
             umsgpack.packb({"meta": {**metadata_header(CLASSES), "palette": [[0, 0, 0]] * 1000}}),

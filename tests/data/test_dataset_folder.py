@@ -44,6 +44,10 @@ def test_metadata_round_trip(num_stuff, num_thing, images):
     metadata = Metadata(num_stuff, num_thing, [f"class {i}" for i in range(n)], [GREEN] * n, list(range(n)), infos)
     assert parse_metadata(pack_metadata(metadata)) == metadata
     assert metadata.without_images().images == []
+    # the length of a text may be the code of a map
+    for length in (222, 223):
+        named = Metadata(1, 1, ["x" * length, "ab"], [GREEN] * 2, [1, 2], [ImageInfo("y" * length, [255], (1, 1), [0])])
+        assert parse_metadata(pack_metadata(named)) == named
     assert [metadata.is_thing(c) for c in (*range(n), 255)] == [False] * num_stuff + [True] * num_thing + [False]
 
 
@@ -71,6 +75,10 @@ def raw(**changes):
         (raw(iscrowd=[0]), "2 entries in `cat` but 1 in `iscrowd`"),
         (raw(size=[0, 3]), "size"),
         (raw(size=7), "not a metadata file"),
+        (raw(size=[1e300, 3]), "size"),
+        (raw(iscrowd=[0, "-" + "9" * 30]), "has -9+ in `iscrowd`"),
+        (raw(original_ids=[1, 1e300]), "is not a whole number of at most 60 bits"),
+        (raw(palette=[GREEN, [0, 0, 1e300]]), "is not a whole number of at most 60 bits"),
     ],
 )
 def test_invalid_metadata(tmp_path, data, reason):

@@ -82,7 +82,7 @@ def test_ids_of_equal_hash_are_refused_in_time(score, content, what):
     key = "image_id" if what == "annotations" else "id"
     owner[what] = [{**owner[what][0], key: (2**61 - 1) * i} for i in range(1, 200_000)]
     before = time.process_time()
-    with pytest.raises(InputError, match=r"2305843009213693951.* is not a whole number"):
+    with pytest.raises(InputError, match=r"2\.305843009213694e\+18. is not a whole number"):
         score(content)
     assert time.process_time() - before < MINUTE
 

@@ -327,6 +327,14 @@ def test_values_of_the_wrong_kind(pair):
         evaluate_panoptic_json(gt, pred)
 
 
+@pytest.mark.parametrize("name", ["a\0.png", "\ud800.png"])
+@pytest.mark.parametrize("side", [0, 1])
+def test_file_names_that_no_file_can_have(pair, side, name):
+    edit(pair[side], lambda content: content["annotations"][0].update(file_name=name))
+    with pytest.raises(InputError, match="not a readable PNG"):
+        evaluate_panoptic_json(*pair)
+
+
 def test_ground_truth_without_categories(pair):
     gt, pred = pair
     edit(gt, lambda content: content.pop("categories"))

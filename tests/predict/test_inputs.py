@@ -1,10 +1,12 @@
 """Inputs of `predict` other than folders of photos: lists, shards, videos, URLs; and errors in them."""
 
 import builtins
+import gzip
 import io
 import json
 import os
 import tarfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -98,6 +100,15 @@ def test_numbers_are_expanded():
         assert expand_numbers(text) == [text]
 
 
+def test_photos_of_equal_names_in_a_shard():
+    shard, seen = Shard("x.tar", "x", "x.tar"), {}
+    before = time.process_time()
+    found = [shard._source(name, seen).name for name in ("a.png", "A.png", "a.png.2.png", *["a.png"] * 20_000)]
+    assert found[:6] == ["x/a", "x/A.png", "x/a.png.2", "x/a.png.3", "x/a.png.4", "x/a.png.5"]
+    assert len(set(found)) == len(found)
+    assert time.process_time() - before < 30  # minutes, if each tried all numbers
+
+
 def test_a_shard_gives_every_photo_of_each_key(tmp_path):
     members = [("1.left.png", png()), ("1.json", b"{}"), ("1.cls", b"3"), ("s/2.png", png()), ("s/2.jpg", png())]
     members += [("s/._2.png", b"what a Mac keeps beside it")]
@@ -122,6 +133,22 @@ def test_a_truncated_shard_yields_complete_photos_and_an_error(tmp_path, keep):
         item.open()
     with pytest.raises(UnreadableImage, match=rf"part\.tar: broken tar after {len(items) - 1} images"):
         items[-1].open()
+
+
+@pytest.mark.parametrize("ending", [".tar", ".tar.gz"])
+@pytest.mark.parametrize("name", ["b.png", "b.txt"])
+def test_a_member_of_a_shard_that_states_any_size(tmp_path, name, ending):
+    """`tarfile` would read as often as it takes to skip it."""
+    whole = make_shard(tmp_path / "whole.tar", [("a.png", png())]).read_bytes()
+    header = tarfile.TarInfo(name)
+    header.size = 1 << 80
+    data = whole[: 512 + -(-len(png()) // 512) * 512] + header.tobuf(tarfile.GNU_FORMAT)
+    path = tmp_path / f"part{ending}"
+    path.write_bytes(gzip.compress(data) if ending == ".tar.gz" else data)
+    *photos, last = Shard(str(path), "part", "part.tar").items()
+    assert names(photo.source for photo in photos)[:1] == ["part/a"]
+    with pytest.raises(UnreadableImage, match=r"broken tar after . images: EOFError: it ends in the middle of a file"):
+        last.open()
 
 
 def test_missing_shards(tmp_path):
@@ -273,14 +300,14 @@ def test_names_of_urls():
 
 @pytest.mark.usefixtures("narrow")
 def test_all_kinds_of_inputs_through_the_command(micro_run, photos, tmp_path, bucket, seamseg_main, capsys):
-    shard = make_shard(tmp_path / "part.tar", [("k1.png", png()), ("k1.json", b"{}"), ("k2.png", b"broken")])
+    shard = make_shard(tmp_path / "part.tar", [("k1.png", png()), ("k1.json", b"{}"), ("k2\nskipped x.png", b"broken")])
     entries = [photos / "a" / "1.png", photos / "none.png", shard, f"{bucket}/city/a.png"]
     (tmp_path / "list.txt").write_text("\n".join(map(str, entries)))
     words = ("predict", micro_run, tmp_path / "list.txt", tmp_path / "out", "--format", "coco", "--device", "cpu")
     assert seamseg_main(*words, "--workers", "2", "--quiet") == 1
     errors = capsys.readouterr().err
     assert "none.png: no such image" in errors
-    assert "part.tar:k2.png" in errors
+    assert "part.tar:k2 skipped x.png: " in errors  # in one line
     content = json.loads((tmp_path / "out" / "panoptic.json").read_text())
     ends = sorted(i["id"].split("/")[-1] for i in content["images"])
     assert ends == ["1", "a", "k1"]

@@ -74,6 +74,15 @@ def test_names_in_zip_files(name, coding, flag, tmp_path):
     assert SourceTree(tmp_path).file(name).read_bytes() == b"text"
 
 
+def test_a_file_without_a_name_in_a_zip_file(tmp_path):
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as file:
+        file.writestr("zero", "text")
+        file.writestr("a.txt", "text")
+    # a name ends at its first zero byte
+    (tmp_path / "all.zip").write_bytes((tmp_path / "all.zip").read_bytes().replace(b"zero", b"\0ero"))
+    assert list(SourceTree(tmp_path / "all.zip").files("")) == ["a.txt"]
+
+
 def test_files_on_disk_take_precedence_over_archives(source, tmp_path):
     root = packed(source, tmp_path, "deflated")
     (root / "a").mkdir()

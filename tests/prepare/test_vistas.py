@@ -171,7 +171,16 @@ def test_missing_config(raw, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", ["{", "[]", '{"labels": 3}', '{"labels": [{"name": "x"}]}', '{"labels": []}', '{"labels": [1]}']
+    "content",
+    [
+        "{",
+        "[]",
+        '{"labels": 3}',
+        '{"labels": [{"name": "x"}]}',
+        '{"labels": []}',
+        '{"labels": [1]}',
+        '{"labels": [{"name": "x", "color": [1e999, 0, 0]}]}',
+    ],
 )
 def test_invalid_config(raw, tmp_path, content):
     (raw / "config.json").write_text(content)

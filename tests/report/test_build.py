@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, features
 from support.report_pages import blocks, decode_index_map
 
 from seamseg.cli.main import main
@@ -185,7 +185,7 @@ def test_against_skips_images_of_one_run_only(runs: tuple[Path, Path], copy: Pat
     assert (summary["unpaired"], summary["total"], summary["n_images"]) == (3, 7, [7, 10])
 
 
-@pytest.mark.parametrize("spoil", ["none", "missing", "broken", "outside"])
+@pytest.mark.parametrize("spoil", ["none", "missing", "broken", "avif", "outside"])
 def test_images_without_photos(copy: Path, spoil: str, tmp_path: Path, capsys: Any) -> None:
     photos = tmp_path / "photos"
     photos.mkdir()
@@ -194,6 +194,10 @@ def test_images_without_photos(copy: Path, spoil: str, tmp_path: Path, capsys: A
         line["photo"] = {"none": None, "outside": "../photos/x.jpg"}.get(spoil, "x.jpg")
     if spoil != "missing":
         (photos / "x.jpg").write_bytes(b"no picture")
+    if spoil == "avif" and features.check("avif"):
+        Image.new("RGB", (8, 8)).save(photos / "x.jpg", "AVIF")
+        # the decoder raises RuntimeError
+        (photos / "x.jpg").write_bytes((photos / "x.jpg").read_bytes().replace(b"pitm", b"pitx"))
     if spoil == "outside":
         Image.new("RGB", (8, 8)).save(photos / "x.jpg")
     (copy / IMAGES).write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -12,6 +12,7 @@ import tarfile
 import tracemalloc
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,7 +40,7 @@ from seamseg.prepare.vistas import read_labels
 from seamseg.prepare.writer import SourceFrame, _convert
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import read_bytes
-from seamseg.utils.limits import ANNOTATION_BYTES, PHOTO_BYTES, LimitedTarInfo, check_member, read_limited
+from seamseg.utils.limits import ANNOTATION_BYTES, PHOTO_BYTES, LimitedTarInfo, check_member, parse_json, read_limited
 
 SIZE = 64
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="measures by /proc")
@@ -215,6 +216,19 @@ def test_limits_admit_what_is_usual() -> None:
     check_member("a.json", 100 * MIB, 2500 * MIB, ANNOTATION_BYTES, "file")  # indented annotations
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-32", None])
+def test_whole_numbers_of_equal_hash(encoding: str | None) -> None:
+    numbers = [(2**61 - 1) * i for i in range(1, 2000)]
+    padded = json.dumps({"a" * (4 * MIB - 30): numbers, "b": [1 - 2**60, "9" * 30, 0.1234567890123456789]})
+    found = parse_json(padded if encoding is None else padded.encode(encoding))
+    values, (small, text, fraction) = found.values()
+    assert values == pytest.approx(numbers)
+    assert max(Counter(map(hash, values)).values()) < 40
+    assert (small, text, fraction) == (1 - 2**60, "9" * 30, 0.1234567890123456789)
+    assert isinstance(small, int)
+    assert parse_json(f"[{'9' * 5000}]") == [float("inf")]
+
+
 DEEP = "[" * 100_000
 
 
@@ -348,6 +362,17 @@ def test_the_documented_formats(tmp_path: Path, name: str) -> None:
     Image.new("RGB", (40, 30), (200, 10, 10)).save(path)
     assert open_image(path).size == (40, 30)
     assert image_size(path) == (30, 40)
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="Pillow without AVIF")
+@pytest.mark.parametrize("read", [read_id_png, read_mask, lambda path: read_map(path, "map"), open_mask, open_image])
+def test_an_error_of_a_decoder_that_is_no_error_of_files(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    Image.new("RGB", (8, 6)).save(tmp_path / "a.png", "AVIF")
+    (tmp_path / "a.png").write_bytes((tmp_path / "a.png").read_bytes().replace(b"pitm", b"pitx"))
+    with pytest.raises(RuntimeError):  # for example
+        Image.open(tmp_path / "a.png")
+    with pytest.raises(InputError, match=r"a\.png: .*Failed to decode image"):
+        read(tmp_path / "a.png")
 
 
 def test_a_photo_at_an_endless_url(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,12 +11,11 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from seamseg.formats.cityscapes.labels import LABEL_OF
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import read_bytes
-from seamseg.utils.limits import MIB, open_pillow
+from seamseg.utils.limits import MIB, open_pillow, reading_image
 
 LIST_BYTES = 64 * MIB
 """Maximum size of the text file of a frame."""
@@ -92,16 +91,11 @@ def read_mask(path: Path) -> Patch:
     InputError
         if the file is missing or broken
     """
-    try:
-        with open_pillow(path) as image:
-            grey = image if image.mode in ("L", "1") else image.convert("L")
-            box = grey.getbbox()
-            inside = np.array(grey.crop(box)) != 0 if box else np.zeros((0, 0), bool)
-            return Patch((image.height, image.width), box[1] if box else 0, box[0] if box else 0, inside)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such mask") from None
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise InputError(f"{path}: not a readable mask: {error}") from error
+    with reading_image(path, "no such mask", "not a readable mask"), open_pillow(path) as image:
+        grey = image if image.mode in ("L", "1") else image.convert("L")
+        box = grey.getbbox()
+        inside = np.array(grey.crop(box)) != 0 if box else np.zeros((0, 0), bool)
+        return Patch((image.height, image.width), box[1] if box else 0, box[0] if box else 0, inside)
 
 
 def _number(text: str, where: str, what: str) -> float:

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
 
 from seamseg.formats.metadata import Metadata
 from seamseg.utils.errors import InputError
-from seamseg.utils.limits import open_pillow
+from seamseg.utils.limits import open_pillow, reading_image
 
 IGNORED = 255
 """`train_id` of labels that are not evaluated."""
@@ -125,15 +124,10 @@ def read_map(path: Path, what: str) -> np.ndarray:
     InputError
         if the file is missing, broken or has several channels
     """
-    try:
-        with open_pillow(path) as image:
-            if image.mode not in _MODES:
-                raise InputError(f"{path}: {what} must have one channel, but the mode is {image.mode}")
-            values = np.array(image)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file ({what})") from None
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise InputError(f"{path}: not a readable image ({what}): {error}") from error
+    with reading_image(path, f"no such file ({what})", f"not a readable image ({what})"), open_pillow(path) as image:
+        if image.mode not in _MODES:
+            raise InputError(f"{path}: {what} must have one channel, but the mode is {image.mode}")
+        values = np.array(image)
     if values.dtype == np.int32 and values.size and not 0 <= values.min() <= values.max() <= _HIGHEST:
         raise InputError(f"{path}: {what} must be values of at most 16 bits")
     return values.astype(np.uint8) if values.dtype == bool else values

@@ -25,6 +25,7 @@ from seamseg.utils.limits import (
 )
 from seamseg.utils.urls import describe_error, is_url, open_url
 
+_EMPTY_READS = 100
 SHARD_ENDINGS = (".tar", ".tar.gz", ".tgz")
 
 
@@ -45,13 +46,22 @@ class _Peeked:
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self.head = file.read(6)
-        self.count = 0
+        self.count = self._empty = 0
 
     def read(self, count: int) -> bytes:
-        """Read up to `count` bytes."""
+        """Read up to `count` bytes.
+
+        Raises
+        ------
+        EOFError
+            if it is called again and again after the end: `tarfile` skips a file of any stated size by reading
+        """
         data, self.head = self.head[:count], self.head[count:]
         data += self._file.read(count - len(data))
         self.count += len(data)
+        self._empty += not data
+        if self._empty > _EMPTY_READS:
+            raise EOFError("it ends in the middle of a file")
         return data
 
 
@@ -120,7 +130,7 @@ class Shard(ContainerFile):
 
     def items(self) -> Iterator[SourceItem]:
         """Iterate over the photos; where the shard is truncated, over one that cannot be opened."""
-        seen: set[str] = set()
+        seen: dict[str, int] = {}
         try:
             with closing(self._file()) as file:
                 peeked: Any = _Peeked(file)
@@ -148,7 +158,8 @@ class Shard(ContainerFile):
     def _file(self) -> IO[bytes]:
         return open_url(self.address) if is_url(self.address) else open(self.address, "rb")
 
-    def _source(self, member: str, seen: set[str]) -> Source:
+    def _source(self, member: str, seen: dict[str, int]) -> Source:
+        """Return the source of a member; `seen` has the names before, each with the number of its next duplicate."""
         address = f"{self.address}:{member}"
         if problem := name_problem(member):
             address, member = harmless(address), stand_in(member)
@@ -158,10 +169,10 @@ class Shard(ContainerFile):
         name = str(below.with_suffix(""))
         if name.casefold() in seen:
             name = str(below)
-        number = 2
         while name.casefold() in seen:
-            name, number = f"{below}.{number}", number + 1
-        seen.add(name.casefold())
+            number = seen[str(below).casefold()]
+            name, seen[str(below).casefold()] = f"{below}.{number}", number + 1
+        seen[name.casefold()] = 2
         return Source(Path(member), f"{self.name}/{name}", f"{self.relative}/{below}", address, problem)
 
     def _broken(self, count: int, problem: str) -> Source:

@@ -1,0 +1,391 @@
+"""Targets of the fuzzer: readers of untrusted files, and what each must do with any bytes.
+
+A reader returns or raises a SeamsegError, within `CPU_SECONDS` and `MEMORY_BYTES`. Where there are two
+implementations, they agree. Inputs are the files themselves, or files without what a random change would break and
+hide all else: the checksums and compression of PNGs, the checksums of tar headers.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+import resource
+import struct
+import sys
+import time
+import zipfile
+import zlib
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+
+from seamseg.checkpoints.bundle import open_model
+from seamseg.checkpoints.pickle_check import CodeInPickle, RefusedPickle, check_pickle
+from seamseg.checkpoints.snapshot import load_snapshot, load_tensors, verify_snapshot
+from seamseg.config.loader import check_training, config_from_string, config_to_string, load_config
+from seamseg.data.images import image_size, open_image, open_mask
+from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
+from seamseg.evaluation.record import MapFiles
+from seamseg.formats import id_png
+from seamseg.formats.cityscapes.instance_files import read_mask
+from seamseg.formats.cityscapes.labels import read_map
+from seamseg.formats.id_png import read_id_runs
+from seamseg.formats.metadata import pack_metadata, parse_metadata
+from seamseg.idmaps import library, reference
+from seamseg.idmaps.id_runs import decode_id_runs
+from seamseg.predict.sources.shards import Shard
+from seamseg.prepare import coco_instances, panoptic
+from seamseg.prepare.archives import SourceTree
+from seamseg.prepare.class_file import build_class_list, coco_categories, parse_class_list
+from seamseg.prepare.convert import ConversionOptions
+from seamseg.prepare.pairs import tree_files
+from seamseg.utils.errors import SeamsegError
+from seamseg.utils.limits import open_pillow
+
+CPU_SECONDS = 5
+MEMORY_BYTES = 1 << 30
+PICKLE_BYTES = 320 << 20
+"""What `torch.load` may take for the smallest of files: the limit of the check, and some."""
+SIZE = (6, 8)
+"""Height and width of all photos and maps of `write_files`."""
+MOST_PIXELS = 1 << 20
+"""Of a PNG."""
+REFERENCE_PIXELS = 1 << 14
+"""Maps up to this size are also read by the reference implementation, pixel by pixel."""
+
+Target = Callable[[bytes, Path], None]
+
+
+class Violation(AssertionError):
+    """A reader did what it must not do."""
+
+
+def attempt(name: str, data: bytes, folder: Path) -> None:
+    """Give an input to a target.
+
+    Parameters
+    ----------
+    name : of the target
+    data : the input
+    folder : prepared by :func:`write_files`; other files in it are replaced
+
+    Raises
+    ------
+    Violation, or any other exception
+        if the reader raises another error than a SeamsegError, or needs too much
+    """
+    cpu, memory = time.process_time(), _peak()
+    with refusing():
+        TARGETS[name](data, folder)
+    cpu, memory = time.process_time() - cpu, _peak() - memory
+    if cpu > CPU_SECONDS:
+        raise Violation(f"took {cpu:.1f} s")
+    if memory > (PICKLE_BYTES if name in ("pickle", "snapshot") else MEMORY_BYTES):
+        raise Violation(f"took {memory >> 20} MiB")
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << (0 if sys.platform == "darwin" else 10)
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Accept a SeamsegError with a message."""
+    try:
+        yield
+    except SeamsegError as error:
+        if not str(error).strip():
+            raise Violation("an error without a message") from error
+
+
+def write_files(folder: Path) -> None:
+    """Write the files that inputs refer to: `1.png`, `2.png` with ids 0 to 3 in three folders, and their JSON."""
+    ids = np.zeros(SIZE, np.uint32)
+    ids[:3, 1:], ids[3:, 4:], ids[4, :3] = 1, 2, 3
+    entries = [{"id": k, "category_id": k % 2, "iscrowd": int(k == 3), "area": 1} for k in (1, 2, 3)]
+    content: dict[str, Any] = {"images": [], "annotations": []}
+    for name in ("1", "2"):
+        id_png.write_id_png(folder / "maps" / f"{name}.png", ids)
+        id_png.write_id_png(folder / "photos" / f"{name}.png", ids)
+        id_png.write_id_png(folder / "pred" / f"{name}.png", ids)
+        content["images"].append({"id": int(name), "file_name": f"{name}.png", "height": SIZE[0], "width": SIZE[1]})
+        content["annotations"].append({"image_id": int(name), "file_name": f"{name}.png", "segments_info": entries})
+    content["categories"] = [{"id": k, "name": "ab"[k], "isthing": k, "color": [k, k, k]} for k in (0, 1)]
+    (folder / "good.json").write_text(json.dumps(content))
+
+
+def _written(path: Path, data: bytes) -> Path:
+    path.unlink(missing_ok=True)  # the old content may be mapped into memory
+    path.write_bytes(data)
+    return path
+
+
+def metadata(data: bytes, folder: Path) -> None:
+    found = parse_metadata(data)
+    if parse_metadata(pack_metadata(found)) != found:
+        raise Violation("what was read is not what is written")
+
+
+def pickle(data: bytes, folder: Path) -> None:
+    """`data.pkl` of a snapshot: what the check accepts is only plain data, whatever `torch.load` makes of it."""
+    storages = {"0": bytes(256), "1": bytes(range(64))}
+
+    def storage(key: Any, count: int) -> None:
+        if count > len(storages[str(key)]):
+            raise RefusedPickle("too large")
+
+    try:
+        check_pickle(io.BytesIO(data), storage)
+    except (CodeInPickle, RefusedPickle, ValueError, IndexError, KeyError):
+        return
+    with zipfile.ZipFile(file := io.BytesIO(), "w") as archive:
+        archive.writestr("a/data.pkl", data)
+        archive.writestr("a/version", "3\n")
+        for key, content in storages.items():
+            archive.writestr(f"a/data/{key}", content)
+    file.seek(0)
+    _check_plain(load_tensors(file, "data.pkl"), 0)
+
+
+_PLAIN = (str, bytes, bytearray, int, float, complex, torch.dtype, torch.device, np.generic, np.dtype, type(None))
+_PLAIN += (torch.UntypedStorage, torch.storage.TypedStorage, torch.serialization.StorageType)
+_NAMES = {"_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter", "_reconstruct", "scalar"}
+_NAMES |= {"encode", "OrderedDict", "Counter", "set", "complex", "bytearray", "Size", "device", "Parameter", "ndarray"}
+
+
+def _check_plain(value: Any, depth: int) -> None:
+    """Raise Violation for anything but data: what a file may hold as functions and classes are those of the check."""
+    if depth > 50:
+        return
+    if isinstance(value, torch.Tensor):
+        if value.numel() * value.element_size() <= MEMORY_BYTES:
+            value.detach().clone()  # a sanitizer or the memory limit sees what is outside of the storage
+    elif type(value) in (dict, OrderedDict, Counter):
+        for key, item in value.items():
+            _check_plain(key, depth + 1)
+            _check_plain(item, depth + 1)
+    elif type(value) in (list, tuple, set, torch.Size) or (type(value) is np.ndarray and value.dtype == object):
+        for item in value:
+            _check_plain(item, depth + 1)
+    elif isinstance(value, type) or callable(value):
+        name = getattr(value, "__qualname__", type(value).__name__)
+        if name not in _NAMES and not name.endswith(("Storage", "DType", "StorageType", "dtype")):
+            raise Violation(f"holds {value!r:.100}")
+    elif not isinstance(value, _PLAIN) and type(value) is not np.ndarray:
+        raise Violation(f"holds a {type(value)}")
+
+
+def snapshot(data: bytes, folder: Path) -> None:
+    path = _written(folder / "a.pth.tar", data)
+    for read in (load_snapshot, lambda path: load_snapshot(path, mmap=True), verify_snapshot):
+        with refusing():
+            read(path)
+
+
+def png(data: bytes, folder: Path) -> None:
+    """A PNG without checksums, see :func:`packed_png`: as a map that is scored, a mask and a photo.
+
+    The compiled reader, the reference and Pillow agree.
+    """
+    file = packed_png(data)
+    # up to the documented limit of an image, the memory grows with the size that it states
+    sizes = [struct.unpack(">II", size) for size in re.findall(rb"IHDR(.{8})", file, re.DOTALL)]
+    if any(width * height > MOST_PIXELS for width, height in sizes):
+        return
+    path = _written(folder / "pred" / "1.png", file)
+    found: list[np.ndarray | None] = []
+    for kernel in (True, False):
+        found.append(None)
+        with refusing(), patch.object(id_png, "has_kernel", lambda kernel=kernel: kernel):
+            found[-1] = read_id_runs(path).dense()
+    first, second = found
+    # one may read what the other refuses: Pillow data after the last row, the compiled reader a damaged text
+    if first is not None and second is not None and not np.array_equal(first, second):
+        raise Violation("the compiled reader and Pillow differ")
+    _compare_decoders(path)
+    for read in (open_mask, open_image, panoptic.read_ids):
+        with refusing():
+            read(path)
+    if first is not None or second is not None:
+        good = MapFiles(folder / "good.json", folder / "maps")
+        evaluate_panoptic_json(good, MapFiles(good.json, path.parent))
+
+
+def _compare_decoders(path: Path) -> None:
+    try:
+        fast = id_png._fast_stream(path.read_bytes(), path)
+    except ValueError:
+        return
+    if fast is None or fast[1] * fast[2] > REFERENCE_PIXELS:
+        return
+    decoded: list[Any] = []
+    for decode in (decode_id_runs, reference.decode_id_runs):
+        try:
+            runs = decode(*fast)
+            decoded.append((runs.starts, runs.ids) if decode is decode_id_runs else runs)
+        except ValueError as error:
+            decoded.append(str(error))
+    first, second = decoded
+    if isinstance(first, str) or isinstance(second, str):
+        if not (isinstance(first, str) and isinstance(second, str)):
+            raise Violation(f"the compiled decoder: {first}, the reference: {second}")
+    elif not all(map(np.array_equal, first, second)):
+        raise Violation("the compiled decoder and the reference differ")
+
+
+def image(data: bytes, folder: Path) -> None:
+    """An image of any format, as a map that is scored, a mask and a photo."""
+    with suppress(Exception), open_pillow(io.BytesIO(data)) as opened:
+        if opened.width * opened.height > MOST_PIXELS:
+            return
+    path = _written(folder / "a.png", data)
+    for read in (read_id_runs, partial(read_map, what="map"), read_mask, open_mask, open_image, image_size):
+        with refusing():
+            read(path)
+
+
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+
+def packed_png(data: bytes) -> bytes:
+    """Make a PNG: kind (4 bytes), length (2) and content of each chunk, the pixels as filtered rows.
+
+    Bits of the first byte: 1 the pixels are compressed already, 2 they end a byte early, 4 in two chunks, 8 the last
+    checksum is wrong, 16 without the end.
+    """
+    flags, at, parts = data[0] if data else 0, 1, [_SIGNATURE]
+    while at + 6 <= len(data):
+        kind, length = struct.unpack_from(">4sH", data, at)
+        content, at = data[at + 6 : at + 6 + length], at + 6 + length
+        if kind == b"IDAT" and not flags & 1:
+            content = zlib.compress(content, 1)
+        if kind == b"IDAT" and flags & 2:
+            content = content[:-1]
+        half = len(content) // 2 if kind == b"IDAT" and flags & 4 else len(content)
+        for part in (content[:half], content[half:]):
+            if part or half == 0:
+                parts.append(struct.pack(">I", len(part)) + kind + part + struct.pack(">I", zlib.crc32(kind + part)))
+    if not flags & 16:
+        parts.append(b"\0\0\0\0IEND\xaeB\x60\x82")
+    file = b"".join(parts)
+    return file[:-1] + b"\0" if flags & 8 else file
+
+
+def config(data: bytes, folder: Path) -> None:
+    """A configuration, and a class list as INI and JSON."""
+    for name in ("classes.ini", "classes.json"):
+        with refusing():
+            parse_class_list(data, name)
+    found = load_config(_written(folder / "a.ini", data))
+    text = config_to_string(found)
+    if config_to_string(config_from_string(text)) != text:
+        raise Violation("a configuration changes when it is written and read")
+    check_training(found, "a.ini")
+
+
+def coco_panoptic(data: bytes, folder: Path) -> None:
+    """A COCO panoptic JSON: scored, as either side, and converted."""
+    path = _written(folder / "given.json", data)
+    given, good = (MapFiles(json_path, folder / "maps") for json_path in (path, folder / "good.json"))
+    for pair in ((given, good), (good, given), (given, given)):
+        with refusing():
+            evaluate_panoptic_json(*pair)
+    photos, masks = (tree_files(folder / name, name) for name in ("photos", "maps"))
+    source = panoptic.PanopticSource(photos, masks, panoptic.load_json(path), str(path))
+    listed = build_class_list(coco_categories(source.content.get("categories"), source.name), [], source.name)
+    for frame in panoptic.find_frames(source, _QUIET)[:4]:
+        with refusing():
+            panoptic.read_instances(frame, listed.classes, listed.class_of)
+
+
+_QUIET = ConversionOptions(workers=1, log=lambda text: None)
+
+
+def coco_objects(data: bytes, folder: Path) -> None:
+    """A COCO instances JSON."""
+    path = _written(folder / "given.json", data)
+    content = panoptic.load_json(path)
+    listed = build_class_list(coco_categories(content.get("categories"), str(path)), [], str(path))
+    for frame in coco_instances.find_frames((str(folder / "photos"), str(path)), content, listed, _QUIET)[:4]:
+        with refusing():
+            coco_instances.read_instances(frame, listed)
+
+
+def tar(data: bytes, folder: Path) -> None:
+    """A tar file, see :func:`packed_tar`, as a source of `prepare` and as a shard of `predict`."""
+    path = _written(folder / "a.tar", packed_tar(data))
+    with refusing():
+        _read_all(SourceTree(path))
+    for item in Shard(str(path), "a", "a").items():
+        if ".." in item.source.name.split("/"):
+            raise Violation(f"the photo {item.source.name!r} is outside of the folder")
+        with refusing():
+            item.open()
+
+
+def _read_all(tree: SourceTree) -> None:
+    for member in [m for files in tree._packed.values() for m in files.values()][:50]:
+        with refusing():
+            member.read_bytes()
+
+
+def packed_tar(data: bytes) -> bytes:
+    """Make a tar file: bits of the first byte: 1 correct the checksums of the headers, 2 compress."""
+    flags, file, at = data[0] if data else 0, bytearray(data[1:]), 0
+    while flags & 1 and at + 512 <= len(file):
+        block = file[at : at + 512]
+        if any(block):
+            block[148:156] = b" " * 8
+            file[at + 148 : at + 156] = b"%06o\0 " % sum(block)
+        size = bytes(block[124:136]).strip(b" \0")
+        at += 512 + (-(-int(size, 8) // 512) * 512 if size.isdigit() and not set(size) & set(b"89") else 0)
+    return gzip.compress(bytes(file), 1) if flags & 2 else bytes(file)
+
+
+def archive(data: bytes, folder: Path) -> None:
+    """A zip file, as a source of `prepare` and as a model."""
+    path = _written(folder / "a.zip", data)
+    with refusing():
+        _read_all(SourceTree(path))
+    open_model(path)
+
+
+def safetensors(data: bytes, folder: Path) -> None:
+    """Weights: a first byte of 1 is replaced by the length of the header, which ends with a zero byte."""
+    if data[:1] == b"\1":
+        header, _, rest = data[1:].partition(b"\0")
+        data = struct.pack("<Q", len(header)) + header + rest
+    tensors = load_tensors(_written(folder / "a.safetensors", data), "a.safetensors")
+    _check_plain(tensors, 0)
+
+
+TARGETS: dict[str, Target] = {
+    target.__name__: target
+    for target in (
+        metadata, pickle, snapshot, png, image, config, coco_panoptic, coco_objects, tar, archive, safetensors
+    )
+}  # fmt: skip
+CORPUS = Path(__file__).parent / "corpus"
+
+
+def corpus(name: str) -> dict[str, bytes]:
+    """Return the inputs of a target that are kept, by name."""
+    path = CORPUS / f"{name}.zip"
+    if not path.exists():
+        return {}
+    with zipfile.ZipFile(path) as file:
+        return {entry: file.read(entry) for entry in file.namelist()}
+
+
+def use_maps(path: str) -> None:
+    """Read maps with another build of `csrc/maps`."""
+    library.functions = library.Library(path)
