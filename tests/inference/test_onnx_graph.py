@@ -19,7 +19,7 @@ from support.onnx_scenes import record, scene, write_classifier, write_network
 import seamseg
 from seamseg.formats.onnx_file import read_onnx
 from seamseg.inference.onnx_graph.bounds import bounds_of
-from seamseg.inference.onnx_graph.check import CheckedGraph
+from seamseg.inference.onnx_graph.check import CheckedGraph, Needs
 from seamseg.utils.errors import InputError, SeamsegError
 
 DARKEST = nodes(
@@ -184,7 +184,7 @@ def test_the_arena_of_onnx_runtime_is_limited(tmp_path, monkeypatch):
     model = seamseg.load(path, shortest_size=90)
     model.raw([scene(SIZE)])
     monkeypatch.setattr("seamseg.inference.onnx_graph.check._BASE_BYTES", 10 << 20)
-    monkeypatch.setattr(CheckedGraph, "check", lambda *_: None)
+    monkeypatch.setattr(Needs, "check", lambda *_: None)
     with pytest.raises(SeamsegError, match=r"the network fails: .*Available memory of"):
         seamseg.load(path, shortest_size=90).raw([scene(SIZE)])
     # that of other sessions is not

@@ -14,21 +14,17 @@ import numpy as np
 from seamseg.formats.onnx_file import BOOL, DTYPES, INT64, WHOLE
 from seamseg.inference.onnx_graph.call import Bounds, Call, Sized
 
-
-def type_bounds(dtype: int) -> Bounds:
-    """Return the least and largest whole number of a type; (0, 0) for floats, which have no bounds here."""
-    if dtype == BOOL:
-        return 0, 1
-    return (int(np.iinfo(DTYPES[dtype]).min), int(np.iinfo(DTYPES[dtype]).max)) if dtype in WHOLE else (0, 0)
+_TYPES = {number: (int(np.iinfo(DTYPES[number]).min), int(np.iinfo(DTYPES[number]).max)) for number in WHOLE}
+_TYPES[BOOL] = (0, 1)
 
 
 def bounds_of(x: Sized) -> Bounds:
     """Return the bounds of what a tensor holds."""
-    if x.dtype not in (*WHOLE, BOOL):
-        return type_bounds(INT64)
+    if x.dtype not in _TYPES:  # floats have no bounds
+        return _TYPES[INT64]
     if x.value is not None and x.value.size:
         return int(x.value.min()), int(x.value.max())
-    return x.bounds or type_bounds(x.dtype)
+    return x.bounds or _TYPES[x.dtype]
 
 
 def bounded(call: Call, index: int, made: Sized) -> Bounds | None:
@@ -37,7 +33,7 @@ def bounded(call: Call, index: int, made: Sized) -> Bounds | None:
     if rule is None or made.dtype not in WHOLE:
         return None
     low, high = rule(call, index)
-    least, most = type_bounds(made.dtype)
+    least, most = _TYPES[made.dtype]
     # it might overflow
     return (low, high) if least <= low and high <= most else None
 
@@ -105,7 +101,7 @@ def _times(a: Bounds, b: Bounds) -> Bounds:
 def _divided(call: Call, index: int) -> Bounds:
     (low, high), (least, most) = bounds_of(call[0]), bounds_of(call[1])
     if least <= 0:
-        return type_bounds(call[0].dtype)
+        return _TYPES[INT64]
     ends = [sign * (abs(end) // by) for end in (low, high) for by in (least, most) for sign in ((end > 0) - (end < 0),)]
     # engines round to 0 or down
     return min(ends) - (low < 0), max(ends)
@@ -113,7 +109,7 @@ def _divided(call: Call, index: int) -> Bounds:
 
 def _remainder(call: Call, index: int) -> Bounds:
     least, most = bounds_of(call[1])
-    return (1 - most, most - 1) if least > 0 else type_bounds(call[0].dtype)
+    return (1 - most, most - 1) if least > 0 else _TYPES[INT64]
 
 
 def _places(call: Call, index: int) -> Bounds:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -80,6 +80,7 @@ class CheckedGraph:
     Attributes
     ----------
     exported : what the file states about its network
+    outputs : types and shapes by name, at the size of the file or the smallest one; sides of -1 are not known
     memory_limit : bytes, of the largest inputs: those of the size of the file, or of the largest that it documents
 
     Raises
@@ -101,30 +102,29 @@ class CheckedGraph:
         self._refusing(lambda: _check_nodes(self._graph))
         self._orders = _orders(self._graph)
         least, most = (_shapes(self.exported, place) for place in (0, 1))
-        self.check(least)
+        known = self._refusing(lambda: self._checked(least))
+        # bfloat16 is no type of numpy, and none of outputs
+        self.outputs = {
+            name: (DTYPES.get(x.dtype, np.dtype("V2")), x.shape if x.exact else (-1,) * len(x.shape))
+            for name, x in ((name, known[name]) for name in self._graph.outputs)
+        }
         self.memory_limit = self._limits(most).memory
 
     def check(self, shapes: Shapes) -> None:
         """Raise InputError if the graph needs too much for inputs of these shapes, or has no such inputs."""
         key = tuple(sorted(shapes.items()))
         if key not in self._accepted:
-            limits = self._limits(shapes)
-            self._refusing(lambda: self.needs(shapes).check(limits, _pixels(shapes)))
+            self._refusing(lambda: self._checked(shapes))
             self._accepted.add(key)
+
+    def _checked(self, shapes: Shapes) -> dict[str, Sized]:
+        """Return all tensors; RefusedFile if the graph needs too much."""
+        known, needs = self._follow(shapes)
+        needs.check(self._limits(shapes), _pixels(shapes))
+        return known
 
     def _limits(self, shapes: Shapes) -> Needs:
         return limits_of(_pixels(shapes), self.exported.metadata.num_classes, self._bytes)
-
-    @property
-    def outputs(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
-        """Types and shapes of the outputs, at the size of the file or the smallest one; sides of -1 are not known."""
-        known = self.tensors(_shapes(self.exported, 0))
-        found = {name: known[name] for name in self._graph.outputs}
-        # bfloat16 is no type of numpy, and none of outputs
-        return {
-            name: (DTYPES.get(x.dtype, np.dtype("V2")), x.shape if x.exact else (-1,) * len(x.shape))
-            for name, x in found.items()
-        }
 
     def tensors(self, shapes: Shapes) -> dict[str, Sized]:
         """Return what is known of all tensors, by name; errors as of :meth:`needs`."""
@@ -138,15 +138,10 @@ class CheckedGraph:
         RefusedFile
             if that cannot be bounded
         """
-        known, steps, work = self._follow(shapes)
-        for stated in (self._graph.inputs, self._graph.outputs, self._graph.values):
-            _compare(stated, known)
-        made = (x for name, x in known.items() if name not in self._graph.weights)
-        lasting = sum(x.nbytes for x in made if x.constant) + sum(known[name].nbytes for name in shapes)
-        return Needs(lasting + max(order.memory(steps) for order in self._orders), work)
+        return self._follow(shapes)[1]
 
-    def _follow(self, shapes: Shapes) -> tuple[dict[str, Sized], list[tuple[int, int]], int]:
-        """Return all tensors by name, bytes of results and scratch of each node, and the work."""
+    def _follow(self, shapes: Shapes) -> tuple[dict[str, Sized], Needs]:
+        """Return all tensors by name, and what is needed; see :meth:`needs`."""
         image = _FLOAT if self.exported.kind == "classification" else _UINT8
         if set(self._graph.inputs) != set(shapes):
             raise RefusedFile(f"it has the inputs {', '.join(self._graph.inputs)!s:.60}")
@@ -160,7 +155,11 @@ class CheckedGraph:
             known |= zip(node.outputs, made)
             steps.append((sum(x.nbytes for x in made if not x.constant), call.scratch))
             work += call.work + sum(x.count for x in made)
-        return known, steps, work
+        for stated in (self._graph.inputs, self._graph.outputs, self._graph.values):
+            _compare(stated, known)
+        made_here = (x for name, x in known.items() if name not in self._graph.weights)
+        lasting = sum(x.nbytes for x in made_here if x.constant) + sum(known[name].nbytes for name in shapes)
+        return known, Needs(lasting + max(order.memory(steps) for order in self._orders), work)
 
     def _refusing(self, function: Callable[[], Result]) -> Result:
         """Call a function, with errors that name the file."""
@@ -189,20 +188,25 @@ def _shapes(exported: ExportedMetadata, place: int) -> dict[str, tuple[int, ...]
 def _run(call: Call) -> list[Sized]:
     """Return the results of a node."""
     node = call.node
+    constant = all(x is None or x.constant for x in call.inputs)
     try:
         made = _RULES[node.op](call)
         if len(node.outputs) > len(made):
             raise call.wrong(f"has {len(node.outputs)} results")
-        made = [replace(x, bounds=bounded(call, index, x)) for index, x in enumerate(made[: len(node.outputs)])]
-        value = computed(call, made[0]) if made[0].value is None and len(made) == 1 else made[0].value
+        return [
+            replace(
+                x,
+                value=computed(call, x) if x.value is None and len(made) == 1 else x.value,
+                constant=x.constant or constant,
+                bounds=bounded(call, index, x),
+            )
+            for index, x in enumerate(made[: len(node.outputs)])
+        ]
     except RefusedFile:
         raise
     except (ValueError, LookupError, TypeError, ArithmeticError):
         # rules take the inputs that an operator needs for granted, and their ranks
         raise call.wrong("has inputs or attributes that do not fit") from None
-    constant = all(x is None or x.constant for x in call.inputs)
-    first = replace(made[0], value=value, constant=made[0].constant or constant)
-    return [first, *(replace(x, constant=constant) for x in made[1:])]
 
 
 def _check_nodes(graph: OnnxGraph) -> None:
