@@ -45,15 +45,18 @@ class _Placeholder:
     size : bytes of a copy
     tensors : whether a list, set or dict contains tensors
     similar : number of items of a list, or keys of a set or dict, whose hashes a file can make equal
+    begins_with_key : whether the first item of a list can be a key
+    entries : whether all items of a list can be keys, or are lists that begin with one
     """
 
-    __slots__ = ("kind", "of", "similar", "size", "tensors")
+    __slots__ = ("begins_with_key", "entries", "kind", "of", "similar", "size", "tensors")
 
     def __init__(self, kind: str, of: Any = None) -> None:
         self.kind = kind
         self.of = of
         self.size = self.similar = 0
-        self.tensors = False
+        self.tensors = self.begins_with_key = False
+        self.entries = True
 
 
 _MARK = _Placeholder("mark")
@@ -157,6 +160,11 @@ class _Machine:
 
     def append(self, items: list[Any]) -> None:
         target = self._target()
+        # tuples are searched
+        self.charge(sum(_size(item) for item in items if isinstance(item, tuple)))
+        if not target.size:
+            target.begins_with_key = any(map(_is_key, items[:1]))
+        target.entries = target.entries and all(map(_is_entry, items))
         self._add(target, len(items))
         target.similar += len(items) - sum(map(_is_distinct, items))
         target.tensors = target.tensors or any(_is(item, "tensor") for item in items)
@@ -292,7 +300,7 @@ def _call(function: Any, arguments: Any) -> _Placeholder:
 
 def _build(target: Any, state: Any) -> None:
     if _is(target, "dict"):
-        fits = _is(state, "items")
+        fits = _is(state, "items") and state.entries
     elif _is(target, "numpy type"):
         fits = isinstance(state, tuple) and len(state) >= 8 and state[2:5] == (None,) * 3 and state[5:7] == (-1, -1)
     elif _is(target, "numpy array"):
@@ -318,6 +326,10 @@ def _is_key(value: Any) -> bool:
     return value is None or _is_plain(value) or plain or _is(value, "data") or _is(value, "bytes")
 
 
+def _is_entry(value: Any) -> bool:
+    return _is_key(value) or (_is(value, "items") and value.begins_with_key)
+
+
 def _is_plain(value: Any) -> bool:
     # larger integers may have equal hashes
     return isinstance(value, (str, float)) or (isinstance(value, int) and abs(value) < 1 << 60)
@@ -330,8 +342,9 @@ def _is_distinct(value: Any) -> bool:
 
 def _container(kind: str) -> Callable[[tuple[Any, ...]], _Placeholder | None]:
     def make(arguments: tuple[Any, ...]) -> _Placeholder | None:
-        # a tensor would be expanded row by row
+        # a tensor would be expanded row by row; items are hashed
         plain = len(arguments) == 1 and _is(arguments[0], "items") and not arguments[0].tensors
+        plain = plain and arguments[0].entries
         return _Placeholder(kind) if plain or not arguments else None
 
     return make

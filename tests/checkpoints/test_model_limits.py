@@ -138,8 +138,8 @@ def test_memory_of_each_refusal_at_full_size(tmp_path: Path) -> None:
 class Call:
     """Is pickled as a call."""
 
-    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
-        self.call = function, arguments
+    def __init__(self, function: Callable[..., Any], *arguments: Any, state: Any = None) -> None:
+        self.call = function, arguments, state
 
     def __reduce__(self) -> Any:
         return self.call
@@ -147,13 +147,20 @@ class Call:
 
 TEXT, BYTES = "x" * (1 << 20), b"x" * (1 << 20)
 NUMBERS = list(range(200_000))
-SIMILAR = [(2**61 - 1) * i for i in range(6000)]  # of equal hash
+SIMILAR = [(i, i) for i in range(6000)]  # their hashes could be equal
 TOO_MUCH = "the objects in its pickle take more than 256 MiB"
 
 
 def with_attributes(keys: int) -> OrderedDict[Any, Any]:
     made: OrderedDict[Any, Any] = OrderedDict()
     made.__dict__.update({(i, i): 1 for i in range(keys)})
+    return made
+
+
+def nested(levels: int) -> Any:
+    made: Any = 1
+    for _ in range(levels):
+        made = made, made
     return made
 
 
@@ -186,11 +193,17 @@ def evil(path: Path, content: Any, old: bool = False) -> Path:
         (lambda: {(2**61 - 1) * i: 1 for i in range(1, 2000)}, "keys that are neither names nor numbers"),
         (lambda: Call(set, SIMILAR), TOO_MUCH),
         (lambda: Call(Counter, SIMILAR), TOO_MUCH),
-        (lambda: Call(OrderedDict, [[number, 1] for number in SIMILAR]), TOO_MUCH),
+        (lambda: Call(OrderedDict, [[pair, 1] for pair in SIMILAR]), TOO_MUCH),
         # hashes of pairs and of complex numbers can be made equal, too
         (lambda: {(i, i): 1 for i in range(6000)}, TOO_MUCH),
         (lambda: {complex(i, i): 1 for i in range(6000)}, TOO_MUCH),
         (lambda: [with_attributes(2000) for _ in range(5)], TOO_MUCH),
+        # the hash of nested tuples takes a time that doubles with each level
+        (lambda: Call(set, [nested(60)]), "builtins.set with unsupported arguments"),
+        (lambda: Call(Counter, ["a", nested(60)]), "collections.Counter with unsupported arguments"),
+        (lambda: Call(OrderedDict, [[nested(60), 1]]), "collections.OrderedDict with unsupported arguments"),
+        (lambda: Call(OrderedDict, [(nested(60), 1)]), "collections.OrderedDict with unsupported arguments"),
+        (lambda: Call(OrderedDict, state=[[nested(60), 1]]), "sets the state of an object without state"),
     ],
     ids=[
         "expanded",
@@ -216,6 +229,11 @@ def evil(path: Path, content: Any, old: bool = False) -> Path:
         "pairs",
         "complex numbers",
         "attributes",
+        "nested in a set",
+        "nested in a counter",
+        "nested in rows",
+        "nested in pairs",
+        "nested in attributes",
     ],
 )
 def test_contents_larger_than_the_file(tmp_path: Path, content: Callable[[], Any], expected: str, old: bool) -> None:
@@ -225,6 +243,13 @@ def test_contents_larger_than_the_file(tmp_path: Path, content: Callable[[], Any
         made = {"x": made}
     assert f"refused: {'it ' if 'holds' in expected else ''}" in refusal(evil(path, made, old))
     assert expected in refusal(path)
+
+
+def test_rows_and_sets_that_python_2_and_3_write(tmp_path: Path) -> None:
+    content = {"rows": Call(OrderedDict, [["a", torch.ones(2)], ["b", [1, (2, (3, 4))]]]), "set": {1, "a", (2, 3)}}
+    found = load_tensors(evil(tmp_path / "model.pth.tar", content), "x")["state_dict"]["body"]
+    assert list(found["rows"]) == ["a", "b"]
+    assert found["set"] == content["set"]
 
 
 def test_a_tensor_of_another_type_than_its_storage(tmp_path: Path) -> None:
