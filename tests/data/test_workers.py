@@ -249,7 +249,8 @@ def test_a_batch_that_cannot_be_sent(capfd):
     with pytest.raises(SeamsegError, match="SIGBUS; shared memory is full: enlarge /dev/shm"):
         list(loader)
     lines = [line for line in capfd.readouterr().err.splitlines() if "cannot send: unable to allocate" in line]
-    assert [line.endswith("(shm) for file: No space left on device (28)") for line in lines] == [True]
+    # once or twice: batches are sent ahead
+    assert lines and all(line.endswith("(shm) for file: No space left on device (28)") for line in lines)
 
 
 def test_processes_that_a_context_makes_are_recorded():
