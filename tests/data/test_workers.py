@@ -250,7 +250,8 @@ def test_a_batch_that_cannot_be_sent(capfd):
         list(loader)
     lines = [line for line in capfd.readouterr().err.splitlines() if "cannot send: unable to allocate" in line]
     # once or twice: batches are sent ahead
-    assert lines and all(line.endswith("(shm) for file: No space left on device (28)") for line in lines)
+    assert lines
+    assert all(line.endswith("(shm) for file: No space left on device (28)") for line in lines)
 
 
 def test_processes_that_a_context_makes_are_recorded():
