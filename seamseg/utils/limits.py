@@ -61,6 +61,8 @@ _EOF_HEADER, _HEADER_ERROR = tarfile.EOFHeaderError, tarfile.HeaderError  # type
 _COMPRESSIONS = {b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _BYTES_OF_CONTAINER = 16
 _LONG_NUMBER = b"0" * 19
+_HASH_MODULUS = (1 << 61) - 1
+"""Integers below have a hash of their own, times of files in nanoseconds among them."""
 _DIGITS = bytes(48 if 48 <= code < 58 else 32 for code in range(256))
 _FREE_CONTAINERS = 1 << 18
 
@@ -218,9 +220,9 @@ def reading_image(path: str | Path, missing: str, unreadable: str) -> Iterator[N
 
 
 def parse_json(data: bytes | str, constant: Callable[[str], Any] | None = None) -> Any:
-    """Parse untrusted JSON as `json.loads` does, except that whole numbers of more than 60 bits become floats.
+    """Parse untrusted JSON as `json.loads` does, except that whole numbers from 2^61 - 1 on become floats.
 
-    Integers of equal hash would make each lookup in a table as slow as in a list.
+    Integers of equal hash, the rest of a division by this number, would make each lookup in a table as slow as in a list.
 
     Parameters
     ----------
@@ -254,7 +256,7 @@ def _has_long_number(data: bytes) -> bool:
 
 
 def _integer_or_float(text: str) -> int | float:
-    return int(text) if len(text) < 21 and abs(int(text)) < 1 << 60 else float(text)
+    return int(text) if len(text) < 21 and abs(int(text)) < _HASH_MODULUS else float(text)
 
 
 def whole_number(value: Any) -> int:
