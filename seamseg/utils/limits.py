@@ -222,7 +222,7 @@ def reading_image(path: str | Path, missing: str, unreadable: str) -> Iterator[N
 def parse_json(data: bytes | str, constant: Callable[[str], Any] | None = None) -> Any:
     """Parse untrusted JSON as `json.loads` does, except that whole numbers from 2^61 - 1 on become floats.
 
-    Integers of equal hash, the rest of a division by this number, would make each lookup in a table as slow as in a list.
+    Those of equal hash, the rest of a division by this number, would make each lookup in a table as slow as in a list.
 
     Parameters
     ----------
