@@ -65,9 +65,12 @@ def begin_worker(worker: int = 0) -> None:
 
 def _end_worker(error: Exception, batch: object) -> None:
     """End a worker whose batch is lost, mostly because shared memory is full, for which the main process would wait."""
+    if isinstance(error, ConnectionError):
+        # the main process has ended, or reads no more
+        os._exit(1)
     print(f"a data loading worker cannot send: {' '.join(str(error).split())[:300]}", file=sys.stderr, flush=True)
-    # as a write to full shared memory does
-    os.kill(os.getpid(), signal.SIGBUS)
+    # as a write to full shared memory does; Windows lacks SIGBUS
+    os.kill(os.getpid(), getattr(signal, "SIGBUS", signal.SIGTERM))
 
 
 @contextmanager

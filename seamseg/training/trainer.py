@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeVar
@@ -31,7 +31,7 @@ from seamseg.training.prefetch import DeviceBatch, DevicePrefetcher
 from seamseg.training.step import StepResult
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.distributed import barrier, failure_reason, is_peer_failure
-from seamseg.utils.errors import OutOfMemory, SeamsegError, option
+from seamseg.utils.errors import OutOfMemory, SeamsegError, one_line, option
 
 T = TypeVar("T")
 
@@ -240,11 +240,13 @@ class Trainer:
         except Exception as error:
             lost = isinstance(error, RuntimeError) and self.world.is_distributed and is_peer_failure(error)
             if not (isinstance(error, SeamsegError) or lacks_memory(error)):
-                # report a loss that is not finite instead
-                self.reporter.failed()
-                if not lost:
-                    problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-                    self._fail(self.progress.global_step, problem)
+                # nothing can be read from a device after some errors
+                with suppress(RuntimeError):
+                    # report a loss that is not finite instead
+                    self.reporter.failed()
+                # before the first update of a resumed training, the cause is rather the machine, as for a missing file
+                if not (lost or isinstance(error, OSError)) and self.reporter.last_update > self._start:
+                    self._fail(self.progress.global_step, f"{type(error).__name__}: {error}")
             raise
 
     def _fail(self, step: int, problem: str) -> None:
@@ -256,7 +258,10 @@ class Trainer:
             return
         log = self.reporter.log
         try:
-            good = self.run.fail(Failure(step, self._last_update, problem))
+            if self.reporter.last_update <= self._start and self.run.failure() is not None:
+                # with the snapshot that it began with, a step has succeeded before
+                return
+            good = self.run.fail(Failure(step, self._last_update, one_line(problem)))
         except SeamsegError as error:
             log.warning(str(error))
             return
@@ -293,6 +298,8 @@ class Trainer:
         if self._writer is not None:
             # before the others go on, which may note a failure
             self.run.resolve_failure(self._start)
+            # there was no step yet if a resumed training begins with a validation
+            self._writer.updated(self._last_update)
         averaged = self.stepper.state_dict().get("ema", {})
         ranks = gather_rank_states(self.world, self.state.net, averaged, losses)
         if self._writer is None:

@@ -74,14 +74,15 @@ def _start_workers(
         pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin_worker, initargs=(os.getpid(),))
         with block_stop_signals():
             return pool, pool.map(function, items)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:
+        # RuntimeError: of a thread
         for worker in multiprocessing.active_children():
             if worker not in others:
                 # it waits for work, and the exit of the interpreter for it
                 worker.kill()
         raise SeamsegError(
-            f"cannot start {count} worker processes: {error.strerror or error} (limits of processes, open files and "
-            f"/dev/shm); {option('workers', 1)} starts none"
+            f"cannot start {count} worker processes: {getattr(error, 'strerror', None) or error} (limits of processes, "
+            f"open files and /dev/shm); {option('workers', 1)} starts none"
         ) from error
 
 

@@ -21,7 +21,8 @@ def graceful_termination(advice: str = "") -> Iterator[None]:
     """Raise `Terminated` at SIGTERM and SIGHUP; a second one ends the process.
 
     An `advice` is added to what interrupts the block. A signal that the process ignores, as after `nohup`, stays
-    ignored. Not for code that waits for other processes: Python handles signals only between two bytecode instructions.
+    ignored, and one whose handler is not of Python keeps it. Not for code that waits for other processes: Python
+    handles signals only between two bytecode instructions.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -32,10 +33,10 @@ def graceful_termination(advice: str = "") -> Iterator[None]:
         signal.signal(number, signal.SIG_DFL)
         raise numbers[number]
 
-    before = {number: signal.getsignal(number) for number in numbers}
-    for number, handler in before.items():
-        if handler != signal.SIG_IGN:
-            signal.signal(number, terminate)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    before = {number: handler for number, handler in handlers.items() if handler not in (signal.SIG_IGN, None)}
+    for number in before:
+        signal.signal(number, terminate)
     try:
         yield
     except KeyboardInterrupt as stop:
@@ -51,7 +52,8 @@ def block_stop_signals() -> Iterator[None]:
 
     They are blocked in this process meanwhile, and delivered at the end.
     """
-    if not hasattr(signal, "pthread_sigmask"):
+    # macOS has a mask, but nothing that would remove it in the new processes
+    if not hasattr(signal, "sigwaitinfo"):
         yield
         return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_WORKERS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -25,7 +26,7 @@ from seamseg.data.loader import (
 )
 from seamseg.data.samplers import DistributedARBatchSampler
 from seamseg.data.transforms import AugmentationOptions, TrainTransform
-from seamseg.data.workers import begin_worker, failed_workers, recording_context, starting_workers
+from seamseg.data.workers import _end_worker, begin_worker, failed_workers, recording_context, starting_workers
 from seamseg.utils.errors import InputError, SeamsegError
 
 SIZES = [(12, 20), (20, 12), (14, 14), (10, 18), (9, 30), (8, 12)]
@@ -252,6 +253,14 @@ def test_a_batch_that_cannot_be_sent(capfd):
     # once or twice: batches are sent ahead
     assert lines
     assert all(line.endswith("(shm) for file: No space left on device (28)") for line in lines)
+
+
+def test_a_batch_for_which_nobody_waits_ends_a_worker_quietly(capfd):
+    worker = multiprocessing.get_context("fork").Process(target=_end_worker, args=(BrokenPipeError(32, "Broken"), None))
+    worker.start()
+    worker.join()
+    assert worker.exitcode == 1
+    assert not capfd.readouterr().err
 
 
 def test_processes_that_a_context_makes_are_recorded():

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from support.interruptions import result, signals_at
@@ -19,7 +20,7 @@ from seamseg.formats.metadata import Metadata
 from seamseg.training.checkpointing.run_folder import Failure, RunFolder, SnapshotFiles, SnapshotWriter
 from seamseg.training.debugging.dump import dump_path
 from seamseg.training.logging.logs import TextLog
-from seamseg.training.logging.reporter import Diverged
+from seamseg.training.logging.reporter import Diverged, Reporter
 from seamseg.training.preemption import Preempted
 from seamseg.training.run import TrainingOptions, log_earlier_runs, run_training
 from seamseg.training.step import Stepper, StepResult
@@ -155,16 +156,67 @@ def test_a_new_run_that_diverges_at_once_leaves_the_snapshots_of_an_earlier_one(
 
 
 def test_other_errors_are_no_failed_steps(options: TrainingOptions, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise SeamsegError("as of a full disk")
-
+    """They would have each restart on a broken machine drop a snapshot, at last all of them."""
     run = Path(options.log_dir)
     with signals_at([2]), pytest.raises(Preempted):
         run_training(options)
-    monkeypatch.setattr("seamseg.training.step.Stepper.__call__", fail)
-    with pytest.raises(SeamsegError, match="as of a full disk"):
+    saved = steps_in(run)
+    assert saved == [2, 1]
+    for error in (SeamsegError("of a file"), OSError("of a file"), RuntimeError("before the first update")):
+        monkeypatch.setattr(Stepper, "__call__", Mock(side_effect=error))
+        with pytest.raises(type(error), match=str(error)):
+            run_training(options)
+        assert not (run / "failure.json").exists()
+        assert steps_in(run) == saved
+
+
+def test_failures_before_the_first_update_drop_no_snapshot_that_has_proved_usable(options: TrainingOptions) -> None:
+    """As of a GPU that computes NaN, under a launcher that restarts the training."""
+    diverge(options)
+    run = RunFolder(Path(options.log_dir))
+    failure = run.failure()
+    with pytest.raises(Diverged, match="training stopped at step 3: "):
+        run_training(replace(options, overrides=(*EACH_STEP, "general.loss_limit=1e-9")))
+    assert run.failure() == failure
+    assert steps_in(run.path) == [3, 2]
+    assert run.step_path(2).samefile(run.last)
+
+
+def test_an_error_after_which_a_device_cannot_be_read_is_a_failed_step(
+    options: TrainingOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute = Stepper.__call__
+
+    def fail(self: Stepper, batches: Any, rates: list[float]) -> StepResult:
+        if (run / "snapshots").exists():
+            raise RuntimeError("CUDA error: device-side assert triggered")
+        return compute(self, batches, rates)
+
+    def unread(self: Reporter) -> None:
+        raise RuntimeError("CUDA error: also for the losses")
+
+    run = Path(options.log_dir)
+    monkeypatch.setattr(Stepper, "__call__", fail)
+    monkeypatch.setattr(Reporter, "failed", unread)
+    with pytest.raises(RuntimeError, match="device-side assert"):
         run_training(options)
-    assert not (run / "failure.json").exists()
+    failure = RunFolder(run).failure()
+    assert failure is not None
+    assert failure.problem == "RuntimeError: CUDA error: device-side assert triggered"
+
+
+def test_the_note_of_a_failure_in_many_images_is_short(
+    options: TrainingOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Stepper, batches: Any, rates: list[float]) -> StepResult:
+        raise Diverged("diverged", 1, "images " + "frankfurt_000000, " * 10_000)
+
+    monkeypatch.setattr(Stepper, "__call__", fail)
+    with pytest.raises(Diverged):
+        run_training(options)
+    failure = RunFolder(Path(options.log_dir)).failure()
+    assert failure is not None
+    assert len(failure.problem) < 3000
 
 
 def test_one_more_snapshot_is_kept_until_a_step_has_succeeded_with_the_newest(tmp_path: Path) -> None:

@@ -92,6 +92,24 @@ def test_processes_ignore_signals_that_their_parent_did_not_send():
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
+def _end_of(others):
+    for worker in multiprocessing.active_children():
+        if worker not in others:
+            worker.join(MINUTE)
+            assert not worker.is_alive()
+
+
+def test_a_pool_without_a_thread(monkeypatch):
+    def limited(self):
+        raise RuntimeError("can't start new thread")
+
+    others = multiprocessing.active_children()
+    monkeypatch.setattr("concurrent.futures.process._ExecutorManagerThread.start", limited)
+    with pytest.raises(SeamsegError, match=r"cannot start 2 worker processes: can't start new thread .*; workers=1"):
+        list(parallel_map(abs, range(10), 2))
+    _end_of(others)
+
+
 def test_processes_that_cannot_be_started(monkeypatch):
     """Those that were started end: the exit of the interpreter would wait for them."""
     fork, parent, calls = os.fork, os.getpid(), []
@@ -107,7 +125,4 @@ def test_processes_that_cannot_be_started(monkeypatch):
     with pytest.raises(SeamsegError, match=r"cannot start 3 worker processes: Resource .*; workers=1 starts none"):
         list(parallel_map(abs, range(10), 3))
     assert calls == [parent, parent]
-    for worker in multiprocessing.active_children():
-        if worker not in others:
-            worker.join(MINUTE)
-            assert not worker.is_alive()
+    _end_of(others)

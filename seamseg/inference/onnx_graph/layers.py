@@ -38,13 +38,13 @@ def _resize(call: Call) -> list[Sized]:
 
 
 def _window(call: Call, kernel: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
-    """Return strides, paddings (begin and end of each axis) and dilations of a convolution or pooling in two axes."""
+    """Return strides, paddings (begin and end of each axis) and dilations of a convolution or pooling."""
     axes = len(kernel)
     strides, dilations = call.attribute("strides", [1] * axes), call.attribute("dilations", [1] * axes)
     pads = call.attribute("pads", [0] * 2 * axes)
     stated = call.attribute("kernel_shape", list(kernel))
-    if call.attribute("auto_pad", "NOTSET") != "NOTSET" or len(call[0].shape) != axes + 2 or axes != 2:
-        raise call.wrong("is not of two axes, or with another padding")
+    if call.attribute("auto_pad", "NOTSET") != "NOTSET" or len(call[0].shape) != axes + 2 or axes not in (1, 2):
+        raise call.wrong("is not of one or two axes, or with another padding")
     if list(kernel) != stated or len(strides) != axes or len(dilations) != axes or len(pads) != 2 * axes:
         raise call.wrong("has attributes of other lengths")
     if min(*kernel, *strides, *dilations) < 1 or min(pads) < 0 or max(*kernel, *strides, *dilations, *pads) > LARGEST:
@@ -65,7 +65,14 @@ def _windows(call: Call, kernel: Sequence[int]) -> tuple[list[int], bool]:
 
 def _convolution(call: Call) -> list[Sized]:
     x, weight, group = call[0].shape, call[1].shape, call.attribute("group", 1)
-    if len(weight) != 4 or group < 1 or x[1:2] != (weight[1] * group,) or weight[0] % group or not call[1].exact:
+    # those of one axis are of channel attention
+    if (
+        len(weight) not in (3, 4)
+        or group < 1
+        or x[1:2] != (weight[1] * group,)
+        or weight[0] % group
+        or not call[1].exact
+    ):
         raise call.wrong("has weights of another shape")
     sides, exact = _windows(call, weight[2:])
     made = call.made((x[0], weight[0], *sides), exact=exact)

@@ -11,9 +11,23 @@ from seamseg.inference.onnx_graph.bounds import check_indices
 from seamseg.inference.onnx_graph.call import Call, Rule, Sized
 
 _ELEMENTS = (
-    *("Abs", "Ceil", "Clip", "CumSum", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "Identity"),
+    *(
+        "Abs",
+        "Ceil",
+        "Clip",
+        "Cos",
+        "CumSum",
+        "Elu",
+        "Erf",
+        "Exp",
+        "Floor",
+        "Gelu",
+        "HardSigmoid",
+        "HardSwish",
+        "Identity",
+    ),
     *("LeakyRelu", "Log", "LogSoftmax", "Mish", "Neg", "Not", "Reciprocal", "Relu", "Round", "Sigmoid", "Sign"),
-    *("Softmax", "Softplus", "Sqrt", "Tanh", "Trilu"),
+    *("Sin", "Softmax", "Softplus", "Sqrt", "Tanh", "Trilu"),
 )
 """The result has the shape of the first input."""
 _COMPARISONS = ("And", "Or", "Xor", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
