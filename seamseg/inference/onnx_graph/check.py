@@ -30,8 +30,10 @@ Result = TypeVar("Result")
 
 
 _BASE_BYTES = 256 * MIB
-_PIXEL_BYTES, _CLASS_BYTES, _MOST_PIXEL_BYTES = 512, 16, 2 * GIB
+_PIXEL_BYTES, _CLASS_BYTES = 512, 16
 """For a pixel of the input, and for each class of a pixel: logits of all classes have the size of the input."""
+_FREE_PIXEL_BYTES, _PIXEL_RATIO = 2 * GIB, 1000
+"""What all pixels may need in a small file, and times the size of the file: few weights do not make 150 classes."""
 _RATIO = 100
 """Times the size of the file: maps of larger networks have more channels, and attention takes the square of pixels."""
 _BASE_WORK, _PIXEL_WORK = 1 << 40, 1 << 22
@@ -64,10 +66,9 @@ class Needs:
 
 def limits_of(pixels: int, classes: int, file_bytes: int) -> Needs:
     """Return the limits for an input of some pixels, of a network with some classes in a file of some bytes."""
-    return Needs(
-        _BASE_BYTES + min(pixels * (_PIXEL_BYTES + _CLASS_BYTES * classes), _MOST_PIXEL_BYTES) + _RATIO * file_bytes,
-        _BASE_WORK + pixels * _PIXEL_WORK,
-    )
+    most = _FREE_PIXEL_BYTES + _PIXEL_RATIO * file_bytes
+    of_pixels = min(pixels * (_PIXEL_BYTES + _CLASS_BYTES * classes), most)
+    return Needs(_BASE_BYTES + of_pixels + _RATIO * file_bytes, _BASE_WORK + pixels * _PIXEL_WORK)
 
 
 class CheckedGraph:
