@@ -7,6 +7,7 @@ skips them. The lists, `coco/*.json` and, last, `metadata.bin` follow.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -220,8 +221,10 @@ class _Journal:
         with self._path.open("ab", buffering=0) as file:
 
             def append(record: dict[str, Any]) -> None:
+                line = (json.dumps(record) + "\n").encode()
                 try:
-                    file.write((json.dumps(record) + "\n").encode())
+                    if file.write(line) < len(line):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 except OSError as error:
                     raise cannot_write(self._path, error) from error
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from support.tiny_dataset import classes
 
 from seamseg.data.folder import DatasetFolder
 from seamseg.formats.metadata import Metadata, read_metadata
-from seamseg.prepare.writer import DatasetWriter, Instances, SourceFrame
+from seamseg.prepare.writer import DatasetWriter, Instances, SourceFrame, _Journal
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.files import replacing
 
@@ -267,6 +268,20 @@ def test_a_journal_on_a_full_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "open", open_full)
     with pytest.raises(SeamsegError, match=r"train\.jsonl: cannot be written: No space left on device"):
         DatasetWriter(tmp_path / "out", classes(), 1).add_split("train", make_frames(tmp_path / "source", 2), read)
+
+
+def test_a_line_that_is_written_in_part(tmp_path):
+    """The next one would be in the same line."""
+    journal = _Journal(tmp_path / "train.jsonl", classes())
+    limit = len(json.dumps(journal._header)) + 20
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with journal.appending([]) as append:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+        try:
+            with pytest.raises(SeamsegError, match=r"train\.jsonl: cannot be written.*No space left"):
+                append({"id": "a" * 100})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_finished_splits_are_compared_by_full_ids(tmp_path):
