@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 # before torch is imported, and for all processes that tests start: equal bits need equal threads, and several processes
@@ -68,17 +67,6 @@ def pytest_configure(config: pytest.Config) -> None:
     process_settings.apply()
     # ignored in a background job
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def pytest_runtest_setup() -> None:
-    """Remove the handler of SIGCHLD that torch's data loader installs for the rest of a process.
-
-    Some Linux kernels cannot deliver the signal to a process that waits in `subprocess.run`, and kill it with SIGSEGV.
-    """
-    loader = sys.modules.get("torch.utils.data._utils.signal_handling")
-    if loader is not None:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        loader._SIGCHLD_handler_set = False
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

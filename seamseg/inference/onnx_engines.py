@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -119,13 +120,24 @@ def _set_arena(limit: int) -> None:
     onnxruntime.create_and_register_allocator(memory, onnxruntime.OrtArenaCfg({"max_mem": limit}))
 
 
+@lru_cache(maxsize=1)
+def openvino_core() -> Any:
+    """Return the only `openvino.Core` of this process, which is never dropped.
+
+    A core gives the thread that loads its CPU plugin an alternate signal stack. When several are dropped, that of the
+    first, which no longer exists, stays in use: the next signal that Python handles would end the process by SIGSEGV.
+    """
+    import openvino
+
+    return openvino.Core()
+
+
 def _open_openvino(path: Path, part: str) -> OnnxSession:
     try:
-        import openvino
-        from openvino.frontend import FrontEndManager
+        import openvino.frontend
     except ImportError as error:
         raise InputError(f"{path}: needs openvino ({error}): pip install 'seamseg[openvino]'") from None
-    core = openvino.Core()
+    core = openvino_core()
     known = core.available_devices
     if part not in known:
         shown = ", ".join(f"{OPENVINO}:{name}" for name in known)
@@ -133,7 +145,7 @@ def _open_openvino(path: Path, part: str) -> OnnxSession:
     checked = CheckedGraph(path)
     try:
         # the reader of all formats prints errors of those that do not fit
-        frontend = FrontEndManager().load_by_framework("onnx")
+        frontend = openvino.frontend.FrontEndManager().load_by_framework("onnx")
         model = frontend.convert(frontend.load(str(path)))
         # left alone, some CPUs compute in bfloat16
         settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}

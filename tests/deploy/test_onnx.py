@@ -3,7 +3,6 @@
 import numpy as np
 import onnx
 import onnxruntime
-import openvino
 import pytest
 import torch
 from support.exported import DETECTORS, MEAN, SIZE, STD, assert_same, classifier, detector, eager, exported_net, picture
@@ -14,6 +13,7 @@ from seamseg.deploy.network import export_net, output_names
 from seamseg.deploy.onnx import write_onnx
 from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.formats.metadata import Metadata
+from seamseg.inference.onnx_engines import openvino_core
 from seamseg.models.folding import fold_abn
 from seamseg.ops.nms import nms
 from seamseg.utils.errors import SeamsegError
@@ -41,7 +41,7 @@ def run(engine, path, inputs):
         names = [output.name for output in session.get_outputs()]
         values = session.run(names, inputs)
     else:
-        compiled = openvino.compile_model(str(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        compiled = openvino_core().compile_model(str(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
         results = compiled(inputs)
         names, values = [output.any_name for output in compiled.outputs], [results[o] for o in compiled.outputs]
     return {name: torch.from_numpy(np.array(value)) for name, value in zip(names, values, strict=True)}

@@ -19,7 +19,7 @@ from support.tile_scenes import STUFF, SceneNet, scene
 from inference.test_acceleration import image, network, predictor, recorded
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.cuda_graphs import CudaGraphCache
-from seamseg.inference.onnx_engines import OpenvinoRun
+from seamseg.inference.onnx_engines import OpenvinoRun, openvino_core
 from seamseg.inference.options import Thresholds
 from seamseg.inference.tiling.tiles import Tiling
 from seamseg.training.trainer import Trainer
@@ -106,7 +106,7 @@ def test_openvino_without_memory(threads):
     model, settings = openvino.Model([total], [x, times]), {"INFERENCE_NUM_THREADS": threads}
 
     def compiled():
-        return openvino.compile_model(model, "CPU", settings)
+        return openvino_core().compile_model(model, "CPU", settings)
 
     run = OpenvinoRun(compiled(), compiled)
     for side, expected in ((5, 125), (1 << 15, None), (5, 125), (1 << 15, None), (5, 125), (6, 216)):

@@ -432,3 +432,16 @@ def test_a_trained_network_and_its_export_agree(micro_run, micro, tmp_path, seam
         assert found.prediction.size == wanted.prediction.size
         assert (found.classes == wanted.classes).mean() > 0.999
         assert found.counts() == wanted.counts()
+
+
+def test_signals_after_models_of_openvino(tmp_path):
+    """They end the process if the alternate signal stack of OpenVINO is not there any more."""
+    path = write_network(tmp_path / "net.onnx", record("semantic"))
+    code = (
+        "import os, signal, sys\nfrom pathlib import Path\nfrom seamseg.inference.onnx_engines import open_onnx\n"
+        "signal.signal(signal.SIGTERM, lambda *_: print('handled'))\n"
+        "first, second = (open_onnx(Path(sys.argv[1]), 'openvino') for _ in range(2))\n"
+        "del first\ndel second\nos.kill(os.getpid(), signal.SIGTERM)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "handled\n", "")
