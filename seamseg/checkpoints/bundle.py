@@ -20,11 +20,14 @@ from seamseg.checkpoints.missing_model import (
     local_model,
     snapshot_in,
 )
-from seamseg.checkpoints.snapshot import NETWORK_MODULES, Snapshot, load_snapshot
+from seamseg.checkpoints.snapshot import NETWORK_MODULES, LoadReport, Snapshot, load_into, load_snapshot
 from seamseg.config import KINDS, Config, config_from_string, find_experiment, load_config
 from seamseg.config.loader import head_parameters
 from seamseg.formats.metadata import Metadata, metadata_of, parse_metadata, read_metadata
 from seamseg.formats.vistas import published_classes
+from seamseg.models.build import build_network
+from seamseg.models.panoptic import PanopticNet
+from seamseg.models.semantic import SemanticNet
 from seamseg.utils.errors import InputError, option
 from seamseg.utils.files import read_bytes
 from seamseg.utils.limits import CONFIG_BYTES, MODEL_METADATA_BYTES, SNAPSHOT_BYTES, parse_json, read_member
@@ -146,6 +149,12 @@ class _Parts:
     name: str
     licence: str = ""
     kind: object = None  # as stated beside the weights
+
+
+def load_network(model: ModelFile) -> tuple[PanopticNet | SemanticNet, LoadReport]:
+    """Build the network of a model and load its weights; InputError if they do not fit."""
+    net = build_network(model.config, model.metadata.num_stuff, model.metadata.num_thing)
+    return net, load_into(net, model.snapshot, strict=True, name=model.name)
 
 
 def _check_size(model: ModelFile) -> None:

@@ -4,6 +4,7 @@
     seamseg evaluate --gt panoptic_val.json --pred out/panoptic.json --json metrics.json
     seamseg evaluate --protocol cityscapes --gt gtFine/val --pred out/cityscapes --json metrics.json
     seamseg evaluate runs/city DATA --out runs/city/evaluation && seamseg report runs/city
+    seamseg evaluate runs/city DATA --precision bf16 --tta flip
     torchrun --nproc-per-node 4 -m seamseg evaluate runs/city DATA
 
 The scores are PQ, SQ and RQ with the official COCO definition, PQ† of the Seamless paper, and mIoU; for all classes,
@@ -18,28 +19,30 @@ score again, the confusion matrix, the scores of each image and the match of eac
 HTML page of it.
 
 The scores of a detection or instance segmentation network are COCO's box and mask AP, those of a semantic segmentation
-network mIoU and the fraction of correct pixels. `--set general.kind=detection`
+network mIoU and the fraction of correct pixels. A model is run as by `seamseg predict` with the same options, so that
+the scores are those of its results. `--set general.kind=detection`
 scores the boxes of a panoptic network.
 """
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seamseg.cli.model_options import check_model
+from seamseg.cli.model_options import add_model_options, check_model, inference_options
 from seamseg.data.folder import find_metadata
-from seamseg.utils.errors import InputError
+from seamseg.inference.options import InferenceOptions
+from seamseg.utils.errors import InputError, option
 from seamseg.utils.launcher import is_main_process
 from seamseg.utils.parallel import available_cores
 
 if TYPE_CHECKING:
     from seamseg.evaluation.scores import PanopticScores, Scores
 
-_MODEL_OPTIONS = ("split", "config", "meta", "device", "set", "ap")
 _FILE_OPTIONS = ("gt", "pred", "gt_folder", "pred_folder", "photos", "protocol", "workers")
-_CITYSCAPES_OPTIONS = ("command", "gt", "pred", "protocol", "workers", "json", "quiet", "debug")
+_CITYSCAPES_OPTIONS = ("gt", "pred", "protocol", "workers")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,11 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("model", nargs="?", metavar="MODEL", help="zip, folder, snapshot, .onnx, .pt2 or hf://user/repo")
     model.add_argument("data", nargs="?", metavar="DATA", help="data set folder, as `seamseg prepare` writes it")
     model.add_argument("--split", help="split of the data set (default: val_set of the configuration)")
-    model.add_argument("--config", metavar="INI", help="configuration of a snapshot without its own")
-    model.add_argument("--meta", metavar="BIN", help="metadata.bin of a snapshot without its own")
-    model.add_argument("--device", help="auto, cpu, cuda or cuda:N; for .onnx cpu or openvino (default: auto)")
-    model.add_argument("--set", action="append", metavar="SECTION.KEY=VALUE", help="override a configuration key")
     model.add_argument("--ap", action="store_const", const=True, help="also compute COCO box and mask AP")
+    add_model_options(parser, model, classes=False)
 
     files = parser.add_argument_group("files in the COCO panoptic format")
     files.add_argument("--gt", metavar="JSON", help="ground truth (cityscapes: folder of a split, as gtFine/val)")
@@ -89,8 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _score_files(args: argparse.Namespace) -> PanopticScores:
-    if args.model is not None or _first_given(args, _MODEL_OPTIONS):
-        extra = "MODEL" if args.model is not None else _first_given(args, _MODEL_OPTIONS)
+    if extra := _model_option(args):
         raise InputError(f"{extra} and --gt / --pred are mutually exclusive: score either a model or files")
     if args.gt is None or args.pred is None:
         raise InputError("--gt and --pred must be given together: the ground truth and the predictions")
@@ -124,15 +123,18 @@ def _score_model(args: argparse.Namespace) -> Scores:
         raise InputError(f"{extra} is for scoring files with --gt and --pred, not for MODEL DATA")
     if not Path(args.data).is_dir():
         find_metadata(args.data)
-    check_model(args.model, args.config, args.meta, args.set or (), args.device)
+    check_model(args.model, args.config, args.meta, args.set, args.device)
+    inference = inference_options(args)
+    if args.ap:
+        inference = replace(inference, overrides=(*args.set, "general.eval_coco=yes"))
     from seamseg.validation.evaluate import EvaluationOptions, evaluate_model
 
     options = EvaluationOptions(
         split=args.split,
         config=args.config,
         meta=args.meta,
-        device=args.device or "auto",
-        overrides=[*(args.set or []), *(["general.eval_coco=yes"] if args.ap else [])],
+        device=args.device,
+        inference=inference,
         legacy=args.legacy_metrics,
         quiet=args.quiet,
         out=args.out,
@@ -146,12 +148,11 @@ def _run_cityscapes(args: argparse.Namespace) -> int:
     from seamseg.evaluation.cityscapes import evaluate_cityscapes, format_cityscapes
     from seamseg.utils.progress import progress
 
-    for name, value in vars(args).items():
-        if name not in _CITYSCAPES_OPTIONS and value not in (None, False, []):
-            option = name.upper() if name in ("model", "data") else _flag(name)
-            raise InputError(
-                f"{option} cannot be used with --protocol cityscapes, which takes --gt, --pred, --workers, --json"
-            )
+    others = [name for name in (*_FILE_OPTIONS, "out", "legacy_metrics") if name not in _CITYSCAPES_OPTIONS]
+    if extra := _model_option(args) or next((_flag(name) for name in others if getattr(args, name)), None):
+        raise InputError(
+            f"{extra} cannot be used with --protocol cityscapes, which takes --gt, --pred, --workers, --json"
+        )
     if args.gt is None or args.pred is None:
         raise InputError("--protocol cityscapes needs --gt, as gtFine/val, and --pred, a folder of results")
     scores = evaluate_cityscapes(args.gt, args.pred, workers, progress)
@@ -168,6 +169,18 @@ def _show(table: str, scores: Any, path: str | None) -> None:
     finally:
         if path is not None:
             write_json(path, scores.to_json(), indent=2)
+
+
+def _model_option(args: argparse.Namespace) -> str | None:
+    """Return the first argument given that is for MODEL DATA; None for none."""
+    for name in ("model", "data"):
+        if getattr(args, name) is not None:
+            return name.upper()
+    if args.device != "auto":
+        return "--device"
+    options, defaults = inference_options(args), InferenceOptions()
+    changed = [f.name for f in fields(options) if getattr(options, f.name) != getattr(defaults, f.name)]
+    return _first_given(args, ("split", "config", "meta", "ap")) or next(map(option, changed), None)
 
 
 def _first_given(args: argparse.Namespace, names: tuple[str, ...]) -> str | None:

@@ -114,10 +114,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _scores(args: argparse.Namespace) -> list[tuple[str, str]]:
     """Score the network and the file on a data set."""
+    from seamseg.inference.options import InferenceOptions
     from seamseg.validation.evaluate import EvaluationOptions, evaluate_model
 
     options = {"split": args.split, "device": "cpu", "quiet": args.quiet}
-    given = {"config": args.config, "meta": args.meta, "overrides": args.overrides}
+    inference = InferenceOptions(overrides=args.overrides)
+    given = {"config": args.config, "meta": args.meta, "inference": inference}
     network = evaluate_model(args.model, args.data, EvaluationOptions(**options, **given)).scores
     file = evaluate_model(args.out, args.data, EvaluationOptions(**options)).scores
     return [("scores, network", network.line()), ("scores, file", file.line())]

@@ -1,4 +1,4 @@
-"""Options of the commands that run a trained model on photos: predict, serve."""
+"""Options of the commands that run a trained model: predict, serve, evaluate."""
 
 from __future__ import annotations
 
@@ -13,23 +13,35 @@ if TYPE_CHECKING:
     from seamseg.inference.options import InferenceOptions
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of opening a model and running it: those of :func:`inference_options`, and the device."""
-    parser.add_argument("--config", metavar="F", help="INI file, if the model does not contain one")
-    parser.add_argument("--meta", metavar="F", help="metadata.bin, if the model does not contain one")
-    parser.add_argument(
+def add_model_options(
+    parser: argparse.ArgumentParser, group: argparse._ArgumentGroup | None = None, classes: bool = True
+) -> None:
+    """Add the options of opening a model and running it: those of :func:`inference_options`, and the device.
+
+    Parameters
+    ----------
+    parser : of the command
+    group : for the options of opening the model; None for the parser
+    classes : offer a choice of classes
+    """
+    opening = parser if group is None else group
+    opening.add_argument("--config", metavar="F", help="INI file, if the model does not contain one")
+    opening.add_argument("--meta", metavar="F", help="metadata.bin, if the model does not contain one")
+    opening.add_argument(
         "--device", default="auto", help="auto, cpu, cuda or cuda:N; for .onnx cpu or openvino (default: auto)"
     )
-    parser.add_argument(
+    opening.add_argument(
         "--precision",
         default="fp32",
         metavar="P",
         help="fp32, bf16, fp16 (GPU only), or auto: bf16 where it is fast (default: fp32)",
     )
-    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="any configuration key")
+    opening.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="any configuration key"
+    )
     _add_fusion(parser.add_argument_group("fusion to a panoptic map (defaults: the model's configuration)"))
     _add_input_size(parser.add_argument_group("size of the network's input"))
-    _add_views(parser.add_argument_group("views and classes"))
+    _add_views(parser.add_argument_group("views and classes" if classes else "views"), classes)
     _add_acceleration(parser.add_argument_group("acceleration for many photos of few sizes, after a slow start"))
 
 
@@ -51,7 +63,7 @@ def inference_options(args: argparse.Namespace, probabilities: bool = False) -> 
         probabilities=probabilities,
         classes=args.classes,
         preview=args.preview,
-        overrides=args.set,
+        overrides=tuple(args.set),
         precision=args.precision,
         compile=args.compile,
         cuda_graphs=args.cuda_graphs,
@@ -148,7 +160,7 @@ def _add_input_size(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_views(group: argparse._ArgumentGroup) -> None:
+def _add_views(group: argparse._ArgumentGroup, classes: bool) -> None:
     group.add_argument(
         "--tta",
         metavar="LIST",
@@ -162,7 +174,10 @@ def _add_views(group: argparse._ArgumentGroup) -> None:
         help="merge the views of a semantic model by mean (of the probabilities), max (the surest view) or voting "
         "(default: mean)",
     )
-    group.add_argument("--classes", metavar="LIST", help="only these classes, such as person,car; others are void")
+    if classes:
+        group.add_argument("--classes", metavar="LIST", help="only these classes, such as person,car; others are void")
+    else:
+        group.set_defaults(classes=None)
 
 
 def _add_acceleration(group: argparse._ArgumentGroup) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from seamseg.checkpoints.bundle import STATEMENT_FORMAT, metadata_header, open_model, read_statement
+from seamseg.checkpoints.bundle import STATEMENT_FORMAT, load_network, metadata_header, open_model, read_statement
 from seamseg.checkpoints.missing_model import (
     CLASSES_NAME,
     CLASSIFIER_CLASSES_NAME,
@@ -24,13 +24,12 @@ from seamseg.checkpoints.missing_model import (
     local_model,
     weights_at,
 )
-from seamseg.checkpoints.snapshot import load_into, network_state
+from seamseg.checkpoints.snapshot import network_state
 from seamseg.checkpoints.weights_file import weights_library, write_weights
 from seamseg.classification.checkpoint import CLASSIFICATION, class_names, classifier_config, load_classifier
 from seamseg.classification.config import ClassifierConfig, load_classifier_config
 from seamseg.config import Config, config_to_string
 from seamseg.formats.metadata import Metadata
-from seamseg.models.build import build_network
 from seamseg.utils.errors import InputError, option
 from seamseg.utils.files import PARTIAL, cannot_write, write_atomically, write_json
 from seamseg.version import __version__
@@ -170,9 +169,7 @@ def check_folder(folder: Path, force: bool) -> None:
 
 def _network(path: Path, options: ConversionOptions) -> ConvertedModel:
     opened = open_model(path, options.config, options.meta, list(options.overrides))
-    net = build_network(opened.config, opened.metadata.num_stuff, opened.metadata.num_thing)
-    # raises an error if the weights do not fit
-    load_into(net, opened.snapshot, name=opened.name)
+    net, _ = load_network(opened)
     # paths on this machine, which a model does not need
     config = opened.config
     config = replace(config, body=replace(config.body, weights=""), dataloader=replace(config.dataloader, coco_gt=""))

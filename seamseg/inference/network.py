@@ -10,14 +10,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from seamseg.checkpoints.bundle import kind_of, open_model
-from seamseg.checkpoints.snapshot import load_into
+from seamseg.checkpoints.bundle import kind_of, load_network, open_model
 from seamseg.data.input_size import InputSize
 from seamseg.data.transforms import Normalise
 from seamseg.inference.cuda_graphs import CudaGraphCache
 from seamseg.inference.options import Augmentation, InferenceOptions
 from seamseg.inference.tta import predict_augmented, segment_augmented
-from seamseg.models.build import build_network
 from seamseg.models.folding import for_inference
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.semantic import SemanticNet
@@ -88,10 +86,10 @@ class TorchNetwork:
 
     def run(self, images: Sequence[np.ndarray]) -> list[Prediction]:
         """Run the network; if the memory does not suffice, drop the CUDA graphs, if any, and run it again."""
-        graphs = self.graph_cache
         try:
             return self._forward(images)
         except Exception as error:
+            graphs = self.graph_cache
             if graphs is None or len(graphs) == 0 or not lacks_memory(error):
                 raise
         # after the handler: the error keeps tensors of the network alive
@@ -125,7 +123,9 @@ class TrainedModel:
 
     Attributes
     ----------
+    name : of the file
     config : of the network
+    kind : of the network
     metadata : its classes, without images
     """
 
@@ -140,6 +140,7 @@ class TrainedModel:
         self._device = device if isinstance(device, torch.device) else choose_device(device)
         options.check(self._device)
         self._opened = open_model(model, config, meta, list(options.overrides))
+        self.name = self._opened.name
         self.config = self._opened.config
         self.kind = self.config.kind
         self.metadata = self._opened.metadata.without_images()
@@ -151,8 +152,7 @@ class TrainedModel:
     def build(self, options: InferenceOptions) -> TorchNetwork:
         """Return the network."""
         opened, device = self._opened, self._device
-        net = build_network(opened.config, opened.metadata.num_stuff, opened.metadata.num_thing)
-        averaged = load_into(net, opened.snapshot, strict=True, name=opened.name).averaged
+        net, report = load_network(opened)
         trained = kind_of(opened.snapshot, opened.name)
         if trained != net.kind and is_main_process() and not is_quiet():
             print(
@@ -164,4 +164,4 @@ class TrainedModel:
         net = options.acceleration.apply(net, device)
         loading = opened.config.dataloader
         normalise = Normalise(loading.rgb_mean, loading.rgb_std)
-        return TorchNetwork(net, normalise, device, options.augmentation, options.tta_fusion, averaged)
+        return TorchNetwork(net, normalise, device, options.augmentation, options.tta_fusion, report.averaged)

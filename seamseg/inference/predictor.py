@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, overloa
 import numpy as np
 
 from seamseg.checkpoints.missing_model import is_exported, local_model
+from seamseg.config import Config
 from seamseg.data.input_size import InputSize
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.class_names import choose_classes
@@ -73,6 +74,21 @@ class InferenceNetwork(Protocol):
 
     def run(self, images: Sequence[np.ndarray]) -> list[Prediction]:
         """Return the outputs, as arrays, for images `H x W x 3` uint8 at the size of the network's input."""
+
+
+class OpenedModel(Protocol):
+    """A model that is open, and whose network is not built yet."""
+
+    name: str
+    config: Config
+    kind: str
+    metadata: Metadata
+
+    def input_size(self, options: InferenceOptions) -> InputSize:
+        """Return the size of the network's input."""
+
+    def build(self, options: InferenceOptions) -> InferenceNetwork:
+        """Build the network and load its weights."""
 
 
 class Predictor(Generic[R]):
@@ -346,25 +362,39 @@ def load_predictor(
     SeamsegError
         if torch.compile is requested and does not work
     """
-    opened: Any
+    return build_predictor(open_for_inference(model, device, config, meta, options), options)
+
+
+def open_for_inference(
+    model: str | Path,
+    device: str | torch.device = "auto",
+    config: str | Path | None = None,
+    meta: str | Path | None = None,
+    options: InferenceOptions = InferenceOptions(),  # noqa: B008  # frozen
+) -> OpenedModel:
+    """Open a model without building its network, which takes seconds; arguments and errors as of `load_predictor`."""
     model = local_model(model)
     if is_exported(model):
         from seamseg.inference.exported import ExportedModel
 
-        opened = ExportedModel(model, device, config, meta, options)
-    else:
-        # exported networks need no torch
-        try:
-            from seamseg.inference.network import TrainedModel
-        except ModuleNotFoundError as error:
-            if error.name != "torch":
-                raise
-            raise InputError(f"{model}: needs torch, which is not installed; pip install 'seamseg[torch]'") from None
+        return ExportedModel(model, device, config, meta, options)
+    # exported networks need no torch
+    try:
+        from seamseg.inference.network import TrainedModel
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise InputError(f"{model}: needs torch, which is not installed; pip install 'seamseg[torch]'") from None
+    return TrainedModel(model, device, config, meta, options)
 
-        opened = TrainedModel(model, device, config, meta, options)
+
+def build_predictor(
+    opened: OpenedModel, options: InferenceOptions, input_size: InputSize | None = None
+) -> Predictor[Any]:
+    """Build the network of an opened model; `input_size` replaces that of the options."""
     INFERENCE_KINDS[opened.kind].check(options)
-    # all arguments are checked before the network is built, which takes seconds
-    size = opened.input_size(options)
+    # all arguments are checked before the network is built
+    size = opened.input_size(options) if input_size is None else input_size
     thresholds, metadata = options.thresholds(opened.config), opened.metadata
     classes = None if options.classes is None else choose_classes(options.classes, metadata)
     return Predictor(opened.build(options), metadata, size, thresholds, options.tiling, classes)

@@ -48,7 +48,7 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 """Compute dtypes of a network at inference by name; `auto` chooses one of them."""
 
 
-Net = TypeVar("Net", PanopticNet, SemanticNet)
+Net = TypeVar("Net", PanopticNet, SemanticNet, PanopticNet | SemanticNet)
 Module = TypeVar("Module", bound=nn.Module)
 
 

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from seamseg.checkpoints.bundle import ModelFile, open_model
 from seamseg.checkpoints.missing_model import is_exported, local_model
-from seamseg.checkpoints.snapshot import load_into
-from seamseg.evaluation.scores import Scores
+from seamseg.config.kinds import PANOPTIC
+from seamseg.data.input_size import InputSize
+from seamseg.evaluation.scores import PanopticScores, Scores
 from seamseg.formats.metadata import Metadata
-from seamseg.inference.exported import ExportedModel
 from seamseg.inference.options import InferenceOptions
-from seamseg.models.build import build_network
-from seamseg.utils.distributed import World, distributed
+from seamseg.inference.predictor import OpenedModel, build_predictor, open_for_inference
+from seamseg.utils.distributed import distributed
 from seamseg.utils.errors import InputError, option
 from seamseg.validation.folder import EvaluationWriter
-from seamseg.validation.validator import SCORERS, ExportedModule, Validator
+from seamseg.validation.validator import SCORERS, InstanceScorer, Validator
 
 
 @dataclass(frozen=True)
@@ -32,7 +29,7 @@ class EvaluationOptions:
     split : name of the list; `dataloader.val_set` of the configuration if None
     config, meta : instead of the model's own
     device : auto, cpu, cuda or cuda:N; see :func:`seamseg.inference.onnx_engines.open_onnx` for `.onnx`
-    overrides : `section.key=value` each
+    inference : how the model is run: precision, views, tiles, thresholds, sizes, `overrides` of the configuration
     quiet : show no progress
     legacy : see :class:`Validator`
     out : evaluation folder to write (:mod:`seamseg.validation.folder`), not with `legacy`
@@ -40,14 +37,14 @@ class EvaluationOptions:
     Raises
     ------
     InputError
-        if `out` and `legacy` are both given
+        if `out` and `legacy` are both given, or the classes of the results are restricted
     """
 
     split: str | None = None
     config: str | Path | None = None
     meta: str | Path | None = None
     device: str = "auto"
-    overrides: Sequence[str] = ()
+    inference: InferenceOptions = InferenceOptions()  # frozen
     quiet: bool = False
     legacy: bool = False
     out: str | Path | None = None
@@ -55,6 +52,8 @@ class EvaluationOptions:
     def __post_init__(self) -> None:
         if self.legacy and self.out is not None:
             raise InputError(f"out: {self.out} cannot hold legacy metrics; an evaluation folder uses the official ones")
+        if self.inference.classes is not None:
+            raise InputError(f"{option('classes')} has no effect: all classes of the data set are scored")
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class ModelScores:
 def evaluate_model(
     model: str | Path, data: str | Path, options: EvaluationOptions = EvaluationOptions()
 ) -> ModelScores:
-    """Score a trained model on a split of a dataset folder; joins the processes of torchrun if there are any.
+    """Score the results that `predict` gives with the same options; joins the processes of torchrun if there are any.
 
     Parameters
     ----------
@@ -86,43 +85,45 @@ def evaluate_model(
     path = local_model(model)
     # exported networks take arrays, and choose their devices themselves
     with distributed("cpu" if is_exported(path) else options.device) as world:
-        opened = _open(path, options)
+        device = options.device if is_exported(path) else world.device
+        opened = open_for_inference(path, device, options.config, options.meta, options.inference)
         split = options.split or opened.config.dataloader.val_set
-        if not split:
-            raise InputError(
-                f"{model}: its configuration names no [dataloader] val_set; name a split with {option('split', 'NAME')}"
-            )
-        if options.out is not None and opened.config.kind != "panoptic":
-            raise InputError(f"{model}: is a model for {opened.config.kind}; an evaluation folder holds panoptic maps")
-        exported = opened if isinstance(opened, ExportedModel) else None
-        validator = Validator.open(data, split, opened.config, world, options.legacy, options.quiet, exported)
-        check_same_classes(opened.metadata, opened.name, validator.dataset.metadata, str(data))
-        net = _network(opened, world, options.quiet)
+        _check(opened, str(model), split, options)
+        size = _input_size(opened, options)
+        validator = Validator.open(data, split, opened.config, world, options.legacy, options.quiet, size)
+        check_same_classes(opened.metadata, opened.name, validator.metadata, str(data))
+        predictor = build_predictor(opened, options.inference, size)
+        if predictor.network.averaged and world.is_main and not options.quiet:
+            print(f"{opened.name}: scoring the moving average of its weights", file=sys.stderr)
         writer = None if options.out is None else EvaluationWriter(options.out, validator.dataset.folder, world)
-        scores = validator(net, writer, f"evaluate {split}")
+        scores = validator.score(predictor, writer, f"evaluate {split}")
         if writer is not None:
+            assert isinstance(scores, PanopticScores)
             writer.finish(world, f"{Path(model).name} on {split} of {Path(data).name}", scores)
-        return ModelScores(scores, opened.name, split, validator.dataset.metadata)
+        return ModelScores(scores, opened.name, split, validator.metadata)
 
 
-def _open(model: Path, options: EvaluationOptions) -> ModelFile | ExportedModel:
-    if not is_exported(model):
-        return open_model(model, options.config, options.meta, list(options.overrides))
-    settings = InferenceOptions(overrides=options.overrides)
-    opened = ExportedModel(model, options.device, options.config, options.meta, settings)
-    if opened.kind not in SCORERS:
-        raise InputError(f"{model}: a model of kind {opened.kind} has no evaluation on a data set folder")
-    return opened
+def _check(opened: OpenedModel, model: str, split: str, options: EvaluationOptions) -> None:
+    """Raise InputError if a model cannot be scored, or an option has no effect on its scores."""
+    kind = opened.kind
+    if kind not in SCORERS:
+        raise InputError(f"{model}: a model of kind {kind} has no evaluation on a data set folder")
+    if not split:
+        raise InputError(
+            f"{model}: its configuration names no [dataloader] val_set; name a split with {option('split', 'NAME')}"
+        )
+    if options.out is not None and kind != PANOPTIC:
+        raise InputError(f"{model}: is a model for {kind}; an evaluation folder holds panoptic maps")
+    if SCORERS[kind] is InstanceScorer and options.inference.score_threshold is not None:
+        raise InputError(f"{option('score_threshold')} has no effect: average precision uses detections of all scores")
 
 
-def _network(opened: ModelFile | ExportedModel, world: World, quiet: bool) -> Any:
-    if isinstance(opened, ExportedModel):
-        return ExportedModule(opened.build(InferenceOptions()))
-    net = build_network(opened.config, opened.metadata.num_stuff, opened.metadata.num_thing)
-    report = load_into(net, opened.snapshot, strict=True, name=opened.name)
-    if report.averaged and world.is_main and not quiet:
-        print(f"{opened.name}: scoring the moving average of its weights", file=sys.stderr)
-    return net.to(world.device)
+def _input_size(opened: OpenedModel, options: EvaluationOptions) -> InputSize:
+    size = opened.input_size(options.inference)
+    if options.legacy and options.inference.longest_max_size is None:
+        # the original has no limit of the longest side
+        return replace(size, longest_max_size=None)
+    return size
 
 
 def check_same_classes(of_model: Metadata, model: str, of_data: Metadata, data: str) -> None:

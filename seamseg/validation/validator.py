@@ -18,7 +18,7 @@ from seamseg.data.dataset import PanopticDataset
 from seamseg.data.input_size import InputSize
 from seamseg.data.loader import BatchLoader
 from seamseg.data.samplers import ShardSampler
-from seamseg.data.transforms import TestTransform, pil_to_tensor
+from seamseg.data.transforms import Normalise
 from seamseg.data.workers import begin_worker
 from seamseg.evaluation.coco_ap import InstanceEvaluator, average_precision, require_pycocotools
 from seamseg.evaluation.confusion import ConfusionMatrix
@@ -33,12 +33,17 @@ from seamseg.evaluation.scores import (
 )
 from seamseg.formats.metadata import Metadata
 from seamseg.idmaps.resize import resize_nearest
-from seamseg.inference.exported import ExportedModel, ExportedNetwork
-from seamseg.inference.images import equal_size_batches, input_size
-from seamseg.models.fusion import fuse, to_result
+from seamseg.inference.images import equal_size_batches, input_size, network_input
+from seamseg.inference.network import TorchNetwork
+from seamseg.inference.options import Thresholds
+from seamseg.inference.predictor import Predictor
+from seamseg.inference.result import Panoptic
+from seamseg.inference.semantic import SemanticMap
 from seamseg.models.heads.semantic import semantic_target
+from seamseg.models.panoptic import PanopticNet
+from seamseg.models.semantic import SemanticNet
 from seamseg.panoptic_map import ClassInfo, PanopticResult, class_infos
-from seamseg.structures import PackedSequence, Prediction
+from seamseg.predictions import Prediction
 from seamseg.utils.distributed import World, broadcast_object, gather_to_main, sum_over_processes
 from seamseg.utils.errors import InputError, option
 from seamseg.utils.parallel import available_cores
@@ -47,10 +52,10 @@ from seamseg.utils.progress import progress
 
 @dataclass(frozen=True)
 class ValidationItem:
-    """An image of a split: network input `3 x H x W`, instance ids `L x h x w` at native size, and their classes."""
+    """An image of a split: network input `H x W x 3` uint8, instance ids `L x h x w` at native size, their classes."""
 
     id: str
-    image: Tensor
+    pixels: np.ndarray
     mask: Tensor
     cat: Sequence[int]
     iscrowd: Sequence[int]
@@ -65,42 +70,14 @@ class ValidationItem:
 class _ValidationTransform:
     """Transforms the image as in prediction and leaves the ground truth unchanged."""
 
-    image: Callable[[Image.Image], Tensor]
+    size: InputSize
 
     def __call__(
         self, image: Image.Image, mask: np.ndarray, cat: Sequence[int], iscrowd: Sequence[int], rng: Random | None
     ) -> dict[str, Any]:
-        return {"img": self.image(image), "msk": torch.from_numpy(mask), "cat": cat, "iscrowd": iscrowd}
-
-
-@dataclass(frozen=True)
-class ImageBytes:
-    """Scales an image to `3 x H x W` uint8, not normalised."""
-
-    size: InputSize
-
-    def __call__(self, image: Image.Image) -> Tensor:
-        """Return the bytes of an image."""
-        return pil_to_tensor(self.size.scale(image))
-
-
-class ExportedModule:
-    """An exported network with the interface of a module that :class:`Validator` uses."""
-
-    training = False
-
-    def __init__(self, network: ExportedNetwork) -> None:
-        self._network = network
-
-    def eval(self) -> None:
-        """Do nothing: it has no other mode."""
-
-    def train(self, mode: bool) -> None:
-        """Do nothing."""
-
-    def predict(self, images: PackedSequence) -> list[Prediction]:
-        """Return the predictions of images `3 x H x W` uint8."""
-        return self._network.run([image.permute(1, 2, 0).cpu().numpy() for image in images if image is not None])
+        # a tensor, which the processes of a loader share
+        pixels = torch.from_numpy(network_input(image, self.size))
+        return {"img": pixels, "msk": torch.from_numpy(mask), "cat": cat, "iscrowd": iscrowd}
 
 
 @dataclass(frozen=True)
@@ -143,7 +120,7 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True)
 class Validator:
-    """Scores a network on one split of a data set.
+    """Scores a network on one split of a data set, by the results that `predict` gives.
 
     Every image counts exactly once for any number of processes: with the same predictions the scores are bit-identical
     for any number of processes.
@@ -151,6 +128,7 @@ class Validator:
     Parameters
     ----------
     dataset : split; opened by :meth:`open`
+    size : of the network's input
     config : kind of network, batch size, workers, options of the :class:`Scorer`
     world : the processes, among which the images are divided; :meth:`__call__` is a collective call
     legacy : count as the original
@@ -158,6 +136,7 @@ class Validator:
     """
 
     dataset: PanopticDataset
+    size: InputSize
     config: Config
     world: World
     legacy: bool = False
@@ -171,11 +150,12 @@ class Validator:
         world: World,
         legacy: bool = False,
         quiet: bool = False,
-        exported: ExportedModel | None = None,
+        size: InputSize | None = None,
     ) -> Validator:
         """Open a split of a dataset folder; the other arguments are the attributes.
 
-        An exported network takes images that are not normalised, and may limit their size.
+        `size` is that of the network's input; None for that of the configuration, in `legacy` scores without a limit
+        of the longest side, as the original.
 
         Raises
         ------
@@ -188,20 +168,35 @@ class Validator:
         scorer = SCORERS[config.kind]
         if scorer is InstanceScorer or (scorer is PanopticScorer and config.general.eval_coco):
             require_pycocotools()
-        options = config.dataloader
-        # the original has no limit of the longest side
-        size = InputSize(options.shortest_size) if legacy else input_size(config)
-        transform: Callable[[Image.Image], Tensor] = (
-            TestTransform.of(config, size) if exported is None else ImageBytes(size.within(exported.max_size))
-        )
-        return Validator(PanopticDataset(root, split, _ValidationTransform(transform)), config, world, legacy, quiet)
+        if size is None:
+            size = InputSize(config.dataloader.shortest_size) if legacy else input_size(config)
+        dataset = PanopticDataset(root, split, _ValidationTransform(size))
+        return Validator(dataset, size, config, world, legacy, quiet)
 
-    def __call__(self, net: Any, observer: Observer | None = None, desc: str = "validate") -> Any:
-        """Score a network, preserving its training or evaluation mode.
+    def __call__(
+        self, net: PanopticNet | SemanticNet, observer: Observer | None = None, desc: str = "validate"
+    ) -> Scores:
+        """Score a network in training, on the device of this process, preserving its training or evaluation mode.
 
         Parameters
         ----------
-        net : on the device of this process; `net.predict(images)` returns a :class:`Prediction` for each image
+        net : as it is trained: not folded, at the precision of its weights
+        observer, desc : see :meth:`score`
+        """
+        options, was_training = self.config.dataloader, net.training
+        network = TorchNetwork(net, Normalise(options.rgb_mean, options.rgb_std), self.world.device)
+        predictor: Predictor[Any] = Predictor(network, self.metadata, self.size, Thresholds.of(self.config))
+        try:
+            return self.score(predictor, observer, desc)
+        finally:
+            net.train(was_training)
+
+    def score(self, predictor: Predictor[Any], observer: Observer | None = None, desc: str = "validate") -> Scores:
+        """Score the results of a predictor.
+
+        Parameters
+        ----------
+        predictor : of the classes of the data set
         observer : see :data:`Observer`
         desc : label of the progress bar
 
@@ -209,15 +204,11 @@ class Validator:
         -------
         Scores, those of the kind of network
         """
-        scorer = SCORERS[self.config.kind](self)
-        was_training = net.training
-        net.eval()
-        try:
-            with torch.inference_mode():
-                for group in equal_size_batches(self._items(desc), self._batch_size, lambda item: item.image.shape):
-                    self._compare(net, group, scorer, observer)
-        finally:
-            net.train(was_training)
+        scorer = SCORERS[self.config.kind](self, predictor)
+        for group in equal_size_batches(
+            self._items(desc), self._batch_size, lambda item: item.pixels.shape, tiling=predictor.tiling
+        ):
+            self._compare(predictor, group, scorer, observer)
         return scorer.scores()
 
     @property
@@ -247,10 +238,11 @@ class Validator:
         )
         return progress(loader, len(sampler), desc) if self.world.is_main and not self.quiet else loader
 
-    def _compare(self, net: Any, group: list[ValidationItem], scorer: Scorer, observer: Observer | None) -> None:
-        images = PackedSequence([item.image.to(self.world.device, non_blocking=True) for item in group])
-        for item, prediction in zip(group, net.predict(images)):
-            validated = scorer.add(item, prediction.on_cpu())
+    def _compare(
+        self, predictor: Predictor[Any], group: list[ValidationItem], scorer: Scorer, observer: Observer | None
+    ) -> None:
+        for item, prediction in zip(group, predictor.raw([item.pixels for item in group])):
+            validated = scorer.add(item, prediction)
             if observer is not None:
                 observer(validated)
 
@@ -262,24 +254,23 @@ class PanopticScorer:
 
     Parameters
     ----------
-    validator : data set, thresholds of the fusion, `general.eval_mode`, legacy
+    validator : data set, `general.eval_mode`, legacy
+    predictor : fuses detections and classes
     """
 
-    def __init__(self, validator: Validator) -> None:
+    def __init__(self, validator: Validator, predictor: Predictor[Panoptic]) -> None:
         options = validator.config.general
-        self._validator = validator
+        self._validator, self._predictor = validator, predictor
         self._evaluator = PanopticEvaluator(validator.classes, validator.legacy)
-        self._instances = InstanceScorer(validator, fused=True) if options.eval_coco else None
+        self._instances = InstanceScorer(validator, predictor, fused=True) if options.eval_coco else None
 
     def add(self, item: ValidationItem, prediction: Prediction) -> PanopticValidation:
         """See :class:`Scorer`."""
-        options, num_stuff = self._validator.config.general, self._validator.dataset.num_stuff
-        fused = fuse(prediction, num_stuff, options.score_threshold, options.overlap_threshold, options.min_stuff_area)
         size, mask = item.native_size, item.mask.numpy()
         if self._validator.legacy:
             size = prediction.size
             mask = resize_nearest(mask, size)
-        result = to_result(fused, size, num_stuff)
+        result = self._predictor.result(prediction, size)
         counts = PanopticEvaluator(self._evaluator.classes, self._validator.legacy)
         comparison = counts.add_result(mask, item.cat, item.iscrowd, result, item.id)
         self._evaluator.merge(counts)
@@ -303,11 +294,12 @@ class InstanceScorer:
     Parameters
     ----------
     validator : data set, processes, legacy: leave out images without detections
+    predictor : not used: detections of all scores count
     fused : sample masks at native size, as for a panoptic map; default: as the original's evaluation and
         `seamseg predict --format coco-results`
     """
 
-    def __init__(self, validator: Validator, fused: bool = False) -> None:
+    def __init__(self, validator: Validator, predictor: Predictor[Any], fused: bool = False) -> None:
         self._validator = validator
         self._evaluator = InstanceEvaluator(validator.classes, not fused, validator.legacy and not fused)
 
@@ -339,17 +331,18 @@ class SemanticScorer:
     Parameters
     ----------
     validator : data set, processes
+    predictor : resizes the class maps
     """
 
-    def __init__(self, validator: Validator) -> None:
-        self._validator = validator
+    def __init__(self, validator: Validator, predictor: Predictor[SemanticMap]) -> None:
+        self._validator, self._predictor = validator, predictor
         self._confusion = ConfusionMatrix(validator.metadata.num_classes)
 
     def add(self, item: ValidationItem, prediction: Prediction) -> ValidationResult:
         """See :class:`Scorer`."""
         truth = semantic_target(item.mask.long(), torch.as_tensor(item.cat))
-        predicted = resize_nearest(prediction.on_cpu().semantic, item.native_size)
-        self._confusion.add(truth.to(torch.uint8).numpy(), predicted)
+        result = self._predictor.result(prediction, item.native_size)
+        self._confusion.add(truth.to(torch.uint8).numpy(), result.classes)
         return ValidationResult(item, prediction)
 
     def scores(self) -> SemanticScores:
@@ -360,7 +353,7 @@ class SemanticScorer:
         return SemanticScores(confusion.miou(), confusion.accuracy(), classes, len(self._validator.dataset))
 
 
-SCORERS: dict[str, Callable[[Validator], Scorer]] = {
+SCORERS: dict[str, Callable[[Validator, Predictor[Any]], Scorer]] = {
     "panoptic": PanopticScorer,
     "instance_seg": InstanceScorer,
     "detection": InstanceScorer,
@@ -370,4 +363,4 @@ SCORERS: dict[str, Callable[[Validator], Scorer]] = {
 
 
 def _item(data: Any) -> ValidationItem:
-    return ValidationItem(data["id"], data["img"], data["msk"], data["cat"], data["iscrowd"])
+    return ValidationItem(data["id"], data["img"].numpy(), data["msk"], data["cat"], data["iscrowd"])

@@ -12,6 +12,7 @@ import pytest
 
 from seamseg.cli.main import main
 from seamseg.formats.id_png import write_id_png
+from seamseg.inference.options import InferenceOptions
 
 CATEGORIES = [{"id": 1, "name": "road", "isthing": 0}, {"id": 2, "name": "car", "isthing": 1}]
 
@@ -53,6 +54,8 @@ def test_legacy_metrics(files, capsys):
         (["--gt", "GT"], "--gt and --pred must be given together"),
         (["model.zip", "data", "--gt", "GT", "--pred", "PRED"], "are mutually exclusive"),
         (["--gt", "GT", "--pred", "PRED", "--split", "val"], "--split"),
+        (["--gt", "GT", "--pred", "PRED", "--tta", "flip"], "--tta and --gt / --pred are mutually exclusive"),
+        (["--gt", "GT", "--pred", "PRED", "--protocol", "cityscapes", "--precision", "bf16"], "--precision"),
         (["model.zip", "data", "--workers", "2"], "--workers"),
         (["--gt", "GT", "--pred", "PRED", "--workers", "0"], "at least 1"),
         (["model.zip", "data", "--photos", "p"], "--photos"),
@@ -84,11 +87,13 @@ def test_model_on_a_data_set(files, tmp_path, capsys, monkeypatch):
     for file in ("run/model_last.pth.tar", "data/metadata.bin"):
         (tmp_path / file).parent.mkdir()
         (tmp_path / file).write_bytes(b"")
-    changes = ["general.seed=1", "roi.nms_threshold=0.2"]
+    changes = ("general.seed=1", "roi.nms_threshold=0.2")
     words = ["evaluate", "run", "data", "--split", "val", "--set", changes[0], "--set", changes[1], "--legacy-metrics"]
+    words += ["--precision", "bf16", "--tta", "flip", "--tiles", "512", "--score-threshold", "0.3"]
     assert main(words) == 0
     assert "33.33" in capsys.readouterr().out
-    options = evaluate.EvaluationOptions("val", overrides=changes, legacy=True)
+    inference = InferenceOptions(score_threshold=0.3, tiles=512, tta="flip", overrides=changes, precision="bf16")
+    options = evaluate.EvaluationOptions("val", inference=inference, legacy=True)
     assert asked == {"args": ("run", "data", options)}
     # of several processes only the first one speaks
     monkeypatch.setenv("RANK", "1")

@@ -67,6 +67,8 @@ class Guesser(torch.nn.Module):
     The same image gets the same guess.
     """
 
+    kind = "panoptic"
+
     def predict(self, images: PackedSequence) -> list[Prediction]:
         """As `PanopticNet.predict`."""
         return [self._guess(image) for image in images]

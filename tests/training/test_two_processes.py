@@ -18,6 +18,7 @@ from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.cli.main import main
 from seamseg.config import load_config
 from seamseg.data.dataset import PanopticDataset
+from seamseg.inference.options import InferenceOptions
 from seamseg.structures import Prediction
 from seamseg.training.debugging.dump import dump_path, read_dump
 from seamseg.training.logging.metrics import read_metrics
@@ -52,6 +53,8 @@ def poisoned() -> Iterator[None]:
 
 class Eye(torch.nn.Module):
     """A network that detects the red cars, in one box, and a second one that is often wrong."""
+
+    kind = "panoptic"
 
     def predict(self, images):
         return [self._seen(image) for image in images]
@@ -221,7 +224,7 @@ def test_a_resumed_run_ends_with_the_same_bits(folder):
 def scores_alone(folder):
     """The scores of the trained model and of :class:`Eye` in one process."""
     with narrow_body():
-        options = EvaluationOptions(device="cpu", quiet=True, overrides=AP)
+        options = EvaluationOptions(device="cpu", quiet=True, inference=InferenceOptions(overrides=AP))
         model = evaluate_model(folder / "mixed" / "model_last.pth.tar", folder / "data", options)
     return model.scores.to_json(), seen(folder, World())
 

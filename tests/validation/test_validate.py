@@ -11,6 +11,7 @@ from support.micro import make_dataset
 
 from seamseg.config import load_config
 from seamseg.formats.metadata import read_metadata, write_metadata
+from seamseg.inference.options import InferenceOptions
 from seamseg.structures import Prediction
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
@@ -22,6 +23,8 @@ pytestmark = pytest.mark.usefixtures("narrow")
 
 class Oracle(torch.nn.Module):
     """A network that returns the classes of the ground truth at native size as semantic map, and no detections."""
+
+    kind = "panoptic"
 
     def __init__(self, data):
         super().__init__()
@@ -131,8 +134,9 @@ def test_models_and_data_that_do_not_fit(micro, micro_run, tmp_path):
         evaluate_model(micro_run, other, EvaluationOptions(device="cpu", meta=other / "metadata.bin"))
     with pytest.raises(InputError, match="no split 'test'"):
         evaluate_model(micro_run, micro, EvaluationOptions("test", device="cpu"))
+    without_split = InferenceOptions(overrides=["dataloader.val_set="])
     with pytest.raises(InputError, match="name a split with split=NAME"):
-        evaluate_model(micro_run, micro, EvaluationOptions(device="cpu", overrides=["dataloader.val_set="]))
+        evaluate_model(micro_run, micro, EvaluationOptions(device="cpu", inference=without_split))
 
 
 def test_classes_in_another_order_are_an_error_and_other_names_a_warning(micro_run, tmp_path):

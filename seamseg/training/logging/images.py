@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from seamseg.config import Config
+from seamseg.data.transforms import Normalise
 from seamseg.evaluation.segments import gt_segments_from_instances
 from seamseg.formats.metadata import Metadata
 from seamseg.idmaps.resize import resize_nearest
@@ -44,13 +45,13 @@ class SampleImages(Protocol):
 
 @dataclass(frozen=True)
 class ImageSample:
-    """A validation image to be drawn; `mask` and `result` are at network size.
+    """A validation image to be drawn; `pixels` (uint8 RGB), `mask` and `result` are at network size.
 
     Without a panoptic `result`, the detections of `prediction` are drawn.
     """
 
     id: str
-    image: Tensor
+    pixels: np.ndarray
     mask: np.ndarray
     cat: list[int]
     iscrowd: list[int]
@@ -80,7 +81,7 @@ class SampleCollector:
             small = PanopticResult(resize_nearest(result.id_map, prediction.size), result.segments)
         mask = resize_nearest(item.mask.numpy(), prediction.size)
         self.samples.append(
-            ImageSample(item.id, item.image, mask, list(item.cat), list(item.iscrowd), prediction.on_cpu(), small)
+            ImageSample(item.id, item.pixels, mask, list(item.cat), list(item.iscrowd), prediction.on_cpu(), small)
         )
 
 
@@ -113,15 +114,17 @@ class SampleRenderer:
 
     def validation(self, net: PanopticNet, collector: SampleCollector) -> Iterator[tuple[str, np.ndarray]]:
         """See :class:`SampleImages`."""
-        device = next(net.parameters()).device
+        options, device = self.config.dataloader, next(net.parameters()).device
+        normalise = Normalise(options.rgb_mean, options.rgb_std)
         for number, sample in enumerate(collector.samples):
             # semantic networks have no proposals
-            proposals = best_proposals(net, sample.image.to(device)) if hasattr(net, "rpn_head") else None
+            image = normalise(torch.from_numpy(sample.pixels).permute(2, 0, 1)).to(device)
+            proposals = best_proposals(net, image) if hasattr(net, "rpn_head") else None
             yield f"val/{number}_proposals_target_prediction", self.triptych(sample, proposals)
 
     def triptych(self, sample: ImageSample, proposals: Tensor | None) -> np.ndarray:
         """Draw a validation image three times side by side: with the best proposals, ground truth, prediction."""
-        rgb = self._to_rgb(sample.image)
+        rgb = sample.pixels
         first = rgb if proposals is None else draw_boxes(rgb, proposals[:_PROPOSALS].cpu().numpy(), width=1)
         truth = self._truth(sample.mask, sample.cat, sample.iscrowd, sample.id)
         panels = [first, self._overlay(rgb, truth), self._predicted(rgb, sample)]
