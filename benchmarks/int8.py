@@ -208,20 +208,12 @@ def times(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[
 def score(model: Any, data: str, split: str, precision: str) -> str:
     """Return the line of the scores of a model."""
     from seamseg.checkpoints.missing_model import is_exported
-    from seamseg.inference.network import TrainedModel
     from seamseg.inference.options import InferenceOptions
-    from seamseg.utils.distributed import World
     from seamseg.validation.evaluate import EvaluationOptions, evaluate_model
-    from seamseg.validation.validator import Validator
 
-    if is_exported(model):
-        return evaluate_model(model, data, EvaluationOptions(split, device="cpu", quiet=True)).scores.line()
-    options = InferenceOptions(overrides=OVERRIDES, precision=precision)
-    opened = TrainedModel(model, "cpu", None, None, options)
-    net = opened.build(options).net
-    scores = Validator.open(data, split, opened.config, World(), quiet=True)(net)
-    line: str = scores.line()
-    return line
+    inference = InferenceOptions() if is_exported(model) else InferenceOptions(overrides=OVERRIDES, precision=precision)
+    options = EvaluationOptions(split, device="cpu", quiet=True, inference=inference)
+    return evaluate_model(model, data, options).scores.line()
 
 
 if __name__ == "__main__":
