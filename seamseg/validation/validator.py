@@ -32,10 +32,10 @@ from seamseg.evaluation.scores import (
     SemanticScores,
 )
 from seamseg.formats.metadata import Metadata
+from seamseg.fusion import fuse, to_result
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.inference.exported import ExportedModel, ExportedNetwork
 from seamseg.inference.images import equal_size_batches, input_size
-from seamseg.models.fusion import fuse, to_result
 from seamseg.models.heads.semantic import semantic_target
 from seamseg.panoptic_map import ClassInfo, PanopticResult, class_infos
 from seamseg.structures import PackedSequence, Prediction

@@ -254,7 +254,7 @@ def test_photos_of_one_name_in_two_folders_are_an_error(tmp_path):
 
 def test_blanks_in_names_are_escaped(tmp_path):
     prediction = Guesser().predict([torch.ones(3, 40, 50)])[0]
-    from seamseg.models.fusion import fuse, to_result
+    from seamseg.fusion import fuse, to_result
 
     (writer,) = make_writers(["vistas"], tmp_path, CLASSES)
     writer.write(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from support.golden_files import array, has, tensor
 
-from seamseg.models.fusion import FusedMap, fuse, to_result
+from seamseg.fusion import FusedMap, fuse, to_result
 from seamseg.ops.boxes import invert_boxes
 from seamseg.ops.roi_sampling import roi_sampling
 from seamseg.structures import VOID, Prediction
