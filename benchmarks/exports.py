@@ -26,7 +26,7 @@ from seamseg.fusion import fuse, paste_detections, to_result
 from seamseg.predict.sources.base import Source
 from seamseg.predict.writers import make_writers
 from seamseg.predict.writers.base import Writer
-from seamseg.structures import Prediction
+from seamseg.predictions import Prediction
 
 SIZE = (1024, 2048)
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from seamseg.checkpoints.missing_model import is_exported
+from seamseg.checkpoints.model_path import is_exported
 from seamseg.data.transforms import Normalise
 from seamseg.deploy.export import ExportOptions, check_target, open_source
 from seamseg.deploy.network import export_net

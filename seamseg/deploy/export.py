@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from seamseg.checkpoints.missing_model import is_exported, local_model, snapshot_in
+from seamseg.checkpoints.model_path import is_exported, local_model, snapshot_in
 from seamseg.classification.checkpoint import class_names, classifier_config, load_classifier
 from seamseg.classification.config import load_classifier_config
 from seamseg.config import config_from_string, config_to_string

@@ -25,7 +25,8 @@ from seamseg.models.outputs import Features
 from seamseg.models.panoptic import PanopticNet
 from seamseg.predict.sources.base import Source
 from seamseg.predict.writers import FORMATS, make_writers
-from seamseg.structures import PackedSequence, Prediction
+from seamseg.predictions import Prediction
+from seamseg.structures import PackedSequence
 from seamseg.utils.errors import InputError
 from seamseg.visualize.palette import distinct_colors
 

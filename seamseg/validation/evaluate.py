@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from seamseg.checkpoints.bundle import ModelFile, open_model
-from seamseg.checkpoints.missing_model import is_exported, local_model
+from seamseg.checkpoints.model_path import is_exported, local_model
 from seamseg.checkpoints.snapshot import load_into
 from seamseg.evaluation.scores import Scores
 from seamseg.formats.metadata import Metadata

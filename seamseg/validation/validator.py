@@ -38,7 +38,8 @@ from seamseg.inference.exported import ExportedModel, ExportedNetwork
 from seamseg.inference.images import equal_size_batches, input_size
 from seamseg.models.heads.semantic import semantic_target
 from seamseg.panoptic_map import ClassInfo, PanopticResult, class_infos
-from seamseg.structures import PackedSequence, Prediction
+from seamseg.predictions import Prediction
+from seamseg.structures import PackedSequence
 from seamseg.utils.distributed import World, broadcast_object, gather_to_main, sum_over_processes
 from seamseg.utils.errors import InputError, option
 from seamseg.utils.parallel import available_cores

@@ -16,7 +16,7 @@ from seamseg.formats.metadata import Metadata
 from seamseg.fusion import paste_detections
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.inference.detections import Detection, Detections, choose_detections
-from seamseg.structures import Prediction
+from seamseg.predictions import Prediction
 from seamseg.utils.errors import InputError
 
 CLASSES = Metadata(

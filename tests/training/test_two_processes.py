@@ -18,7 +18,7 @@ from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.cli.main import main
 from seamseg.config import load_config
 from seamseg.data.dataset import PanopticDataset
-from seamseg.structures import Prediction
+from seamseg.predictions import Prediction
 from seamseg.training.debugging.dump import dump_path, read_dump
 from seamseg.training.logging.metrics import read_metrics
 from seamseg.training.run import TrainingOptions, run_training
