@@ -36,14 +36,15 @@ from seamseg.deploy.integers import calibrated
 from seamseg.deploy.network import example_inputs, export_net, output_names
 from seamseg.deploy.onnx import write_onnx
 from seamseg.deploy.quantize import quantise_file
+from seamseg.doctor.stages import random_predictor
 from seamseg.formats.exported import ExportedMetadata
 from seamseg.inference.onnx_engines import open_onnx
 from seamseg.inference.package import PackageSession
 from seamseg.models.panoptic import PanopticNet
 from seamseg.ops.fused import FusedConv2d
 from seamseg.ops.winograd import WinogradConv2d
-from seamseg.predict.profiling import random_predictor, synthetic_image
 from seamseg.structures import PackedSequence
+from seamseg.utils.synthetic_image import synthetic_image
 
 MEAN, STD = (0.41738699, 0.45732192, 0.46886091), (0.25685097, 0.26509955, 0.29067996)
 SIDES = (

@@ -19,15 +19,14 @@ import timing
 import torch
 from PIL import Image
 
-from seamseg.evaluation.detections import paste_detections
 from seamseg.formats.cityscapes.instance_files import mask_png
 from seamseg.formats.cityscapes.labels import cityscapes_classes
 from seamseg.formats.label_png import write_grey_png
-from seamseg.models.fusion import fuse, to_result
+from seamseg.fusion import fuse, paste_detections, to_result
 from seamseg.predict.sources.base import Source
 from seamseg.predict.writers import make_writers
 from seamseg.predict.writers.base import Writer
-from seamseg.structures import Prediction
+from seamseg.predictions import Prediction
 
 SIZE = (1024, 2048)
 

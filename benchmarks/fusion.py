@@ -17,10 +17,10 @@ from timing import Case, boxes_of_scene, options, report
 from torch import Tensor
 from torch.nn import functional
 
-from seamseg.models.fusion import fuse, to_result
+from seamseg.fusion import fuse, to_result
 from seamseg.ops.paste import paste_masks_into
 from seamseg.ops.reference.paste import paste_masks_into as plain_form
-from seamseg.structures import Prediction
+from seamseg.predictions import Prediction
 
 HEIGHT, WIDTH, CLASSES, STUFF, COUNT = 1024, 2048, 19, 11, 100
 

@@ -31,9 +31,9 @@ from support.networks import CITYSCAPES, NUM_STUFF, NUM_THING, golden_image, loa
 
 from seamseg.config import load_config
 from seamseg.evaluation.panoptic_quality import PanopticQuality
+from seamseg.fusion import fuse
 from seamseg.models.build import build_network
 from seamseg.models.folding import for_inference
-from seamseg.models.fusion import fuse
 from seamseg.models.panoptic import PanopticNet
 from seamseg.ops.boxes import box_iou
 from seamseg.panoptic_map import ClassInfo, SegmentInfo

@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        from seamseg.cli import process_settings
+        from seamseg.utils import process_settings
 
         process_settings.apply()
         width, height = map(int, arguments.sizes[0].split("x"))

@@ -41,7 +41,7 @@ def ours(side: int, photo: Path, out: Path, name: str) -> Run:
     import torch
     from plain import plain_predictor
 
-    from seamseg.predict.profiling import StageProfile, random_predictor
+    from seamseg.doctor.stages import StageProfile, random_predictor
 
     unfolded = name in ("plain", "separated", "trained")
     predictor = random_predictor(torch.device("cpu"), side, "fp32" if unfolded else name, folded=not unfolded)
@@ -112,10 +112,10 @@ def timed(run: Run) -> dict[str, float]:
 
 def compare(side: int, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Measure one size and print the table."""
-    from seamseg.predict.profiling import write_test_image
+    from seamseg.utils.synthetic_image import write_synthetic_image
 
     photo = folder / f"street{side}.jpg"
-    write_test_image(photo, (side, side * 767 // 512))
+    write_synthetic_image(photo, (side, side * 767 // 512))
     names = [*arguments.precision, *arguments.what]
     sides = {n: (peer if n == "maskrcnn" else partial(ours, name=n))(side, photo, folder / n) for n in names}
     for run in sides.values():
@@ -161,7 +161,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if unknown := set(arguments.what) - set(everything):
         parser.error(f"{unknown.pop()}: choose from {', '.join(everything)}")
-    from seamseg.cli import process_settings
+    from seamseg.utils import process_settings
 
     # as the command line does it, for all sides; docs/reference/performance.md
     process_settings.apply()

@@ -207,7 +207,7 @@ def times(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[
 
 def score(model: Any, data: str, split: str, precision: str) -> str:
     """Return the line of the scores of a model."""
-    from seamseg.checkpoints.missing_model import is_exported
+    from seamseg.checkpoints.model_path import is_exported
     from seamseg.inference.options import InferenceOptions
     from seamseg.validation.evaluate import EvaluationOptions, evaluate_model
 

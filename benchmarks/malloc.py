@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from seamseg.cli.process_settings import MALLOC
+from seamseg.utils.process_settings import MALLOC
 
 SETTINGS = {name: str(value) for name, value in MALLOC.items()}
 

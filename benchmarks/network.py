@@ -89,7 +89,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if unknown := set(arguments.sides) - set(SIDES):
         parser.error(f"{unknown.pop()}: choose from {', '.join(SIDES)}")
-    from seamseg.cli import process_settings
+    from seamseg.utils import process_settings
 
     # as the command line does it, for all sides; docs/reference/performance.md
     process_settings.apply()

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from seamseg.fusion import FusedMap, to_result
 from seamseg.inference.network import TorchNetwork
 from seamseg.inference.predictor import Predictor
 from seamseg.inference.result import Panoptic
 from seamseg.inplace_abn import to_batchnorm
 from seamseg.models.criterion import Criterion, Losses, TrainingModule
-from seamseg.models.fusion import FusedMap, to_result
 from seamseg.models.heads.roi import DetectionSelector, ROIExtractor
 from seamseg.models.heads.rpn import ProposalGenerator
 from seamseg.models.heads.semantic import MiniDeepLab, SemanticHead, semantic_target
@@ -205,7 +205,7 @@ class PlainPredictor(Predictor[Panoptic]):
 
 
 def plain_fusion(prediction: Prediction, num_stuff: int, min_stuff_area: int = 4096) -> FusedMap:
-    """Fuse detections and classes with masks of the full image, see :func:`seamseg.models.fusion.fuse`."""
+    """Fuse detections and classes with masks of the full image, see :func:`seamseg.fusion.fuse`."""
     masks, boxes = torch.as_tensor(prediction.mask_logits), torch.as_tensor(prediction.boxes)
     scores, classes = torch.as_tensor(prediction.scores), torch.as_tensor(prediction.classes)
     semantic = torch.as_tensor(prediction.semantic)

@@ -38,7 +38,7 @@ def make(arguments: argparse.Namespace) -> Predictor[Any]:
     from throughput import busy
 
     import seamseg
-    from seamseg.predict.profiling import random_predictor
+    from seamseg.doctor.stages import random_predictor
     from seamseg.utils.distributed import choose_device
 
     if arguments.threads:
@@ -56,7 +56,7 @@ def photo(size: tuple[int, int]) -> bytes:
     """Encode a photo of `(height, width)` as JPEG."""
     from PIL import Image
 
-    from seamseg.predict.profiling import synthetic_image
+    from seamseg.utils.synthetic_image import synthetic_image
 
     buffer = BytesIO()
     Image.fromarray(synthetic_image(size)).save(buffer, "JPEG", quality=92)
@@ -200,7 +200,7 @@ def main() -> None:
     arguments = parser.parse_args()
     height, width = arguments.size.split("x")
     arguments.size = int(height), int(width)
-    from seamseg.cli import process_settings
+    from seamseg.utils import process_settings
 
     process_settings.apply()
     rows = measure(arguments)

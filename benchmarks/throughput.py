@@ -49,9 +49,9 @@ def busy(predictor: Predictor) -> None:
     """Patch a predictor with random weights to find 100 things on every image, among 1000 proposals."""
     import torch
 
+    from seamseg.doctor.stages import RANDOM_DETECTIONS
     from seamseg.models.heads.rpn import ProposalGenerator
     from seamseg.models.panoptic import PanopticNet
-    from seamseg.predict.profiling import RANDOM_DETECTIONS
 
     network: Any = predictor.network
     net = network.net
@@ -77,9 +77,9 @@ def busy(predictor: Predictor) -> None:
 
 def make(name: str, arguments: argparse.Namespace, device: torch.device) -> Predictor:
     """Make the predictor of a variant."""
+    from seamseg.doctor.stages import random_predictor
     from seamseg.inference.acceleration import Acceleration
     from seamseg.models.panoptic import PanopticNet
-    from seamseg.predict.profiling import random_predictor
 
     predictor = random_predictor(device, min(arguments.size), arguments.precision, arguments.config)
     busy(predictor)
@@ -162,7 +162,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, help="of torch (default: its own choice)")
     parser.add_argument("--json", help="also write the numbers to this file")
     arguments = parser.parse_args()
-    from seamseg.cli import process_settings
+    from seamseg.utils import process_settings
 
     # as the command line does it, for all sides; docs/reference/performance.md
     process_settings.apply()
@@ -170,8 +170,8 @@ def main() -> int:
 
     from seamseg.data.images import open_image
     from seamseg.inference.images import network_input
-    from seamseg.predict.profiling import write_test_image
     from seamseg.utils.distributed import choose_device
+    from seamseg.utils.synthetic_image import write_synthetic_image
 
     device = choose_device(arguments.device)
     arguments.size = tuple(int(side) for side in arguments.size.split("x"))
@@ -185,7 +185,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="seamseg-bench-") as name:
         folder = Path(name)
         photos = [folder / f"street{i:04}.jpg" for i in range(max(arguments.photos, 1))]
-        write_test_image(photos[0], arguments.size)
+        write_synthetic_image(photos[0], arguments.size)
         for other in photos[1:]:
             other.write_bytes(photos[0].read_bytes())
         found: dict[str, Any] = {"torch": torch.__version__, "device": gpu[2:], "size": arguments.size}

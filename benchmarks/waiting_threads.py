@@ -70,10 +70,11 @@ def predict(folder: Path) -> Callable[[], object]:
     """Return a function that predicts one photo."""
     import torch
 
-    from seamseg.predict.profiling import StageProfile, random_predictor, write_test_image
+    from seamseg.doctor.stages import StageProfile, random_predictor
+    from seamseg.utils.synthetic_image import write_synthetic_image
 
     photo = folder / "street.jpg"
-    write_test_image(photo, (512, 767))
+    write_synthetic_image(photo, (512, 767))
     return StageProfile(random_predictor(torch.device("cpu"), 512), photo, folder, random_weights=True).run
 
 
@@ -81,8 +82,9 @@ def in_thread(others: int) -> Callable[[], object]:
     """Return a function that predicts one photo in a thread, after as many others that still live."""
     import torch
 
-    from seamseg.predict.profiling import random_predictor, synthetic_image
+    from seamseg.doctor.stages import random_predictor
     from seamseg.utils.parallel import call_in_thread
+    from seamseg.utils.synthetic_image import synthetic_image
 
     predictor = call_in_thread(lambda: random_predictor(torch.device("cpu"), 256, config="toy_city_r18"))
     pixels = synthetic_image((256, 512))
@@ -94,7 +96,7 @@ def in_thread(others: int) -> Callable[[], object]:
 
 def work(name: str) -> None:
     """Run the work for each line of stdin and print its median seconds."""
-    from seamseg.cli import process_settings
+    from seamseg.utils import process_settings
 
     process_settings.apply()
     with tempfile.TemporaryDirectory() as folder:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from seamseg.checkpoints.missing_model import digest
+from seamseg.checkpoints.model_path import digest
 from seamseg.config import find_experiment
 from seamseg.data.folder import DatasetFolder
 from seamseg.evaluation.evaluate_files import evaluate_panoptic_json

@@ -17,7 +17,7 @@ from support.micro import memory, micro, micro_config, micro_run, narrow, publis
 from support.networks import cityscapes, golden_net
 from support.semantic_networks import semantic_model, semantic_predictor
 
-from seamseg.cli import process_settings
+from seamseg.utils import process_settings
 
 LONG = (
     "training/test_two_processes",

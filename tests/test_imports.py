@@ -17,9 +17,9 @@ PACKAGE = Path(seamseg.__file__).parent
 SCRIPTS = PACKAGE.parent / "scripts"
 
 ROOMS = (
-    "__main__", "cli", "demo", "integrations", "serve", "deploy", "classification", "training", "predict",
-    "validation", "inference", "checkpoints", "report", "prepare",
-    "toy_city", "evaluation", "data", "models", "formats", "visualize", "config", "inplace_abn", "ops", "idmaps",
+    "__main__", "cli", "demo", "doctor", "integrations", "serve", "deploy", "classification", "training", "predict",
+    "validation", "inference", "checkpoints", "report", "prepare", "toy_city",
+    "evaluation", "data", "models", "fusion", "formats", "visualize", "config", "inplace_abn", "ops", "idmaps",
     "structures", "predictions", "panoptic_map", "utils", "version",
 )  # fmt: skip
 """The parts of `seamseg` from the top down: each imports only from itself and from parts below it."""

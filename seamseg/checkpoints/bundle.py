@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from seamseg.checkpoints.missing_model import (
+from seamseg.checkpoints.model_path import (
     CLASSES_NAME,
     CONFIG_NAME,
     METADATA_NAME,

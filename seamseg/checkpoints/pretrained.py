@@ -13,7 +13,7 @@ from seamseg.checkpoints.bundle import open_weights
 from seamseg.checkpoints.class_table import PARTS, ClassTable
 from seamseg.checkpoints.hub import is_hub_uri, quiet_hub
 from seamseg.checkpoints.imagenet import check_network, published_name, without_prefix
-from seamseg.checkpoints.missing_model import weights_at
+from seamseg.checkpoints.model_path import weights_at
 from seamseg.checkpoints.snapshot import (
     NETWORK_MODULES,
     LoadReport,

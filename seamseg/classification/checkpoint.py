@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from seamseg.checkpoints.bundle import read_statement
 from seamseg.checkpoints.hub import is_hub_uri
 from seamseg.checkpoints.imagenet import check_network, published_name, without_prefix
-from seamseg.checkpoints.missing_model import (
+from seamseg.checkpoints.model_path import (
     CLASSES_NAME,
     CLASSIFIER_CLASSES_NAME,
     CLASSIFIER_CONFIG_NAME,

@@ -19,15 +19,19 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import os
 import platform
+import re
 import shutil
 import sys
 from importlib import metadata
 from types import ModuleType
+from typing import Any
 
-from seamseg.cli import process_settings
 from seamseg.config import experiments
+from seamseg.utils import process_settings
+from seamseg.utils.errors import InputError
 from seamseg.utils.native import REBUILD, failed_builds
 from seamseg.utils.parallel import available_cores
 from seamseg.version import __version__
@@ -87,10 +91,7 @@ def run(args: argparse.Namespace) -> int:
     if args.replay is not None:
         return _replay(args.replay, args.device)
     if args.bench is not None:
-        from seamseg.cli.doctor_bench import bench
-
-        model = args.bench or None
-        return bench(model, args.size, args.rounds, args.device, args.precision, args.json, args.formats)
+        return _bench(args)
     problems: list[str] = []
     _print("seamseg", f"{__version__} on Python {platform.python_version()}, {platform.platform()}")
     _packages(problems)
@@ -126,6 +127,42 @@ def _replay(path: str, device: str) -> int:
     _print("first bad module", outcome.first or "none: the outputs of all modules are finite")
     _print("outcome", "fails again" if outcome.reproduced else "does not fail this time")
     return 0 if outcome.reproduced else 1
+
+
+def _bench(args: argparse.Namespace) -> int:
+    size = _size(args.size)
+    from seamseg.doctor.backends import parse
+    from seamseg.doctor.bench import measure
+
+    report = measure(args.bench or None, size, args.rounds, args.device, args.precision, parse(args.formats))
+    print(json.dumps(report, indent=1)) if args.json else _print_bench(report)
+    return 0
+
+
+def _size(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)x(\d+)", text)
+    if match is None or not all(32 <= int(side) <= 8192 for side in match.groups()):
+        raise InputError(f"--size {text}: give HEIGHTxWIDTH in pixels, 32 to 8192, for example 1024x2048")
+    return int(match[1]), int(match[2])
+
+
+def _print_bench(report: dict[str, Any]) -> None:
+    height, width = report["size"]
+    print(f"{report['model']}, {height}x{width}, {report['device']}, {report['precision']}")
+    counts = ", ".join(f"{number} {name}" for name, number in report["counts"].items())
+    print(f"{report['threads']} threads, load {report['load']}, median of {report['rounds']}; {counts}\n")
+    total = sum(report["stages_ms"].values())
+    for stage, milliseconds in report["stages_ms"].items():
+        print(f"{stage:<12}{milliseconds:>10.1f} ms{milliseconds / total:>8.1%}")
+    print(f"{'total':<12}{report['total_ms']:>10.1f} ms\n")
+    for hint in report["hints"]:
+        print(f"- {hint}")
+    if "formats_ms" not in report:
+        return
+    print("\nthe network alone, in turns")
+    for name, value in report["formats_ms"].items():
+        print(f"{name:<12}{value:>10.1f} ms" if isinstance(value, float) else f"{name:<12}not measured: {value}")
+    print(f"\n{report['recommendation']}")
 
 
 def _print(label: str, text: str) -> None:

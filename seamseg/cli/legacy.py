@@ -12,8 +12,8 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 
-from seamseg.cli import process_settings
 from seamseg.cli.main import main
+from seamseg.utils import process_settings
 from seamseg.utils.launcher import is_main_process
 
 

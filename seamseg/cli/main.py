@@ -17,7 +17,7 @@ from contextlib import nullcontext, suppress
 from types import ModuleType
 from typing import Any, NoReturn
 
-from seamseg.cli import process_settings
+from seamseg.utils import process_settings
 from seamseg.utils.errors import InputError, SeamsegError, Terminated, flags_in_messages, missing_packages, one_line
 from seamseg.utils.launcher import is_main_process, process_count
 from seamseg.utils.signals import graceful_termination

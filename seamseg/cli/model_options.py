@@ -85,7 +85,7 @@ def check_model(
     model, config, meta, overrides, device : as given; a model of the hub is not downloaded
     """
     from seamseg.checkpoints.hub import is_hub_uri
-    from seamseg.checkpoints.missing_model import PACKAGE_ENDING, WEIGHTS_ENDING, is_exported, local_model, snapshot_in
+    from seamseg.checkpoints.model_path import PACKAGE_ENDING, WEIGHTS_ENDING, is_exported, local_model, snapshot_in
     from seamseg.config.loader import check_overrides
     from seamseg.utils.files import nearest_path
 

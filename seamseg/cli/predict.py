@@ -136,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
     from seamseg.predict.part import parse_part
 
     part = None if args.part is None else parse_part(args.part)
-    from seamseg.checkpoints.missing_model import is_exported, local_model
+    from seamseg.checkpoints.model_path import is_exported, local_model
     from seamseg.inference.predictor import load_predictor
     from seamseg.predict.job import predict_all
     from seamseg.predict.sinks import open_sink, parse_target
@@ -279,7 +279,7 @@ def _header(
     args: argparse.Namespace, model: Path, formats: list[str], predictor: Predictor[Any], shards: str | None
 ) -> dict[str, Any]:
     """Return the first line of the manifest, with all options that change the outputs."""
-    from seamseg.checkpoints.missing_model import CLASSES_NAME, CONFIG_NAME, METADATA_NAME, digest
+    from seamseg.checkpoints.model_path import CLASSES_NAME, CONFIG_NAME, METADATA_NAME, digest
     from seamseg.predict.manifest import header
 
     settings = {name: value for name, value in vars(args).items() if name not in _NOT_SETTINGS}

@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     # starlette needs python_multipart for the first form only
     require_packages("starlette", "uvicorn", "python_multipart", "prometheus_client", extra="serve")
     check_model(args.model, args.config, args.meta, args.set, args.device)
-    from seamseg.checkpoints.missing_model import local_model
+    from seamseg.checkpoints.model_path import local_model
     from seamseg.inference.predictor import load_predictor
     from seamseg.serve.app import ServeOptions, Service, build_app
     from seamseg.serve.server import AppServer, accepted_hosts, address_of, bind

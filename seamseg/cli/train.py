@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from seamseg.checkpoints.hub import is_hub_uri
-from seamseg.checkpoints.missing_model import WEIGHTS_ENDING
+from seamseg.checkpoints.model_path import WEIGHTS_ENDING
 from seamseg.config.bodies import TIMM
 from seamseg.config.kinds import KINDS
 from seamseg.config.loader import load_config

@@ -20,9 +20,9 @@ from seamseg.config import config_from_string
 from seamseg.deploy.integers import check_kernels, fuse_pooling, integer_form
 from seamseg.deploy.network import ExportNet, failures_in_one_line, output_names, trace
 from seamseg.formats.exported import CLASSIFIER_SIDES, DYNAMIC_SIDES, METADATA_KEY, ExportedMetadata
-from seamseg.inference.acceleration import compiler_problem
 from seamseg.inference.package import ONEDNN_BF16, cpu_features, requirements
 from seamseg.models.quantised import is_quantised
+from seamseg.utils.compiler import compiler_problem
 from seamseg.utils.errors import SeamsegError
 from seamseg.utils.parallel import available_cores
 

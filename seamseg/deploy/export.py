@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from seamseg.checkpoints.missing_model import is_exported, local_model, snapshot_in
+from seamseg.checkpoints.model_path import is_exported, local_model, snapshot_in
 from seamseg.classification.checkpoint import class_names, classifier_config, load_classifier
 from seamseg.classification.config import load_classifier_config
 from seamseg.config import config_from_string, config_to_string
@@ -36,10 +36,10 @@ from seamseg.inference.package import PackageSession
 from seamseg.models.backbones.timm_network import TimmBackbone
 from seamseg.models.folding import PRECISIONS, fold_layers
 from seamseg.models.quantised import is_quantised
-from seamseg.predict.profiling import write_test_image
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, OutOfMemory, option, require_packages
 from seamseg.utils.progress import is_quiet, progress
+from seamseg.utils.synthetic_image import write_synthetic_image
 
 Session = Any
 """An opened file: :class:`seamseg.inference.onnx_engines.OnnxSession` or `PackageSession`."""
@@ -402,7 +402,7 @@ def _pictures(
         photos = {str(photo): photo for photo in options.check}
         if not photos:
             photos = {"generated picture": Path(folder, "generated.jpg")}
-            write_test_image(Path(folder, "generated.jpg"), size)
+            write_synthetic_image(Path(folder, "generated.jpg"), size)
         return {name: metadata.inputs(network_input(as_image(photo), scale)) for name, photo in photos.items()}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from seamseg.checkpoints.bundle import STATEMENT_FORMAT, load_network, metadata_header, open_model, read_statement
-from seamseg.checkpoints.missing_model import (
+from seamseg.checkpoints.model_path import (
     CLASSES_NAME,
     CLASSIFIER_CLASSES_NAME,
     CLASSIFIER_CONFIG_NAME,

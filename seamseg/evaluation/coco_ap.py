@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from seamseg.evaluation.detections import paste_detections
 from seamseg.evaluation.scores import AP_NUMBERS, APScores, ClassAP, InstanceScores
+from seamseg.fusion import paste_detections
 from seamseg.idmaps.histogram import ArrayLike, as_array
 from seamseg.idmaps.segments import areas_and_boxes
 from seamseg.panoptic_map import ClassInfo
@@ -56,7 +56,7 @@ class InstanceEvaluator:
     Parameters
     ----------
     classes : of the data set, stuff first
-    by_nearest : how masks are resized, see :func:`seamseg.evaluation.detections.paste_detections`
+    by_nearest : how masks are resized, see :func:`seamseg.fusion.paste_detections`
     skip_empty : leave out images without detections, as the original does
 
     Attributes
@@ -128,7 +128,7 @@ def _boxes(layers: np.ndarray, count: int) -> list[tuple[int, int, int, int] | N
 def instances_of_prediction(prediction: Prediction, size: tuple[int, int], by_nearest: bool = False) -> list[Instance]:
     """Resize the detections of a network to `size` (height, width); masks are pasted one by one.
 
-    `by_nearest` as for :func:`seamseg.evaluation.detections.paste_detections`.
+    `by_nearest` as for :func:`seamseg.fusion.paste_detections`.
     """
     instances = []
     for detection in paste_detections(prediction, size, by_nearest):

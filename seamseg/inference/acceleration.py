@@ -15,6 +15,7 @@ from seamseg.models.folding import Net
 from seamseg.models.network import mark_sizes_dynamic
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.semantic import SemanticNet
+from seamseg.utils.compiler import compiler_problem, first_line
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, SeamsegError, option
 from seamseg.utils.progress import is_quiet
@@ -70,22 +71,6 @@ class Acceleration:
         return net.with_options(pad_to=self.pad_to, run_dense=None if plain else run)
 
 
-def compiler_problem(device: torch.device, backend: str = "inductor") -> str | None:
-    """Compile a function of one line; return the first line of the error, None if it works.
-
-    Parameters
-    ----------
-    device : target of the code: C++ for a CPU, Triton for a GPU
-    backend : of torch.compile
-    """
-    try:
-        x = torch.ones(8, device=device)
-        torch.compile(_one_line, backend=backend)(x)
-    except Exception as error:  # each missing tool has its own type
-        return _first_line(error)
-    return None
-
-
 class CompiledDense:
     """The dense part of a network, compiled once for all heights and widths.
 
@@ -136,7 +121,7 @@ class CompiledDense:
             if inner is not None and lacks_memory(inner):
                 raise inner from None
             raise SeamsegError(
-                f"{option('compile', True)}: torch.compile fails for {self._size} pixels ({_first_line(error)})"
+                f"{option('compile', True)}: torch.compile fails for {self._size} pixels ({first_line(error)})"
             ) from error
 
     def _compile(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
@@ -152,12 +137,3 @@ class CompiledDense:
         from torch._inductor.compile_fx import compile_fx
 
         return compile_fx(graph, inputs)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return lines[0].strip()[:300]
-
-
-def _one_line(x: Tensor) -> Tensor:
-    return (x + 1).sin()

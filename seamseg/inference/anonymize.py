@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from seamseg.evaluation.detections import paste_detections
+from seamseg.fusion import paste_detections
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.panoptic_map import PanopticResult
 from seamseg.predictions import Prediction

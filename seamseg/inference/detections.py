@@ -11,8 +11,8 @@ import numpy as np
 from PIL import Image
 
 from seamseg.evaluation.coco_ap import encode_crop
-from seamseg.evaluation.detections import PastedDetection, paste_detections
 from seamseg.formats.metadata import Metadata
+from seamseg.fusion import PastedDetection, paste_detections
 from seamseg.inference.class_names import choose_classes
 from seamseg.inference.fiftyone_labels import LabelledObject, cropped, detections_label
 from seamseg.inference.photo_result import Photo, PhotoResult, ResultFile, SourceImage, import_supervision

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from seamseg.checkpoints.missing_model import PACKAGE_ENDING, local_model
+from seamseg.checkpoints.model_path import PACKAGE_ENDING, local_model
 from seamseg.config import Config, config_from_string, default_config
 from seamseg.data.input_size import InputSize
 from seamseg.formats.exported import MAX_SIDE, ExportedMetadata

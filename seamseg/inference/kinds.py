@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 from seamseg.formats.metadata import Metadata
+from seamseg.fusion import fuse, to_result
 from seamseg.inference.classification import Classification
 from seamseg.inference.detections import Detections
 from seamseg.inference.options import InferenceOptions, Thresholds
 from seamseg.inference.photo_result import PhotoResult
 from seamseg.inference.result import Panoptic, only_classes
 from seamseg.inference.semantic import SemanticMap
-from seamseg.models.fusion import fuse, to_result
 from seamseg.predictions import Prediction
 from seamseg.utils.errors import InputError, option
 

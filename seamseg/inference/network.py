@@ -19,7 +19,8 @@ from seamseg.inference.tta import predict_augmented, segment_augmented
 from seamseg.models.folding import for_inference
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.semantic import SemanticNet
-from seamseg.structures import PackedSequence, Prediction
+from seamseg.predictions import Prediction
+from seamseg.structures import PackedSequence
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.distributed import choose_device
 from seamseg.utils.launcher import is_main_process

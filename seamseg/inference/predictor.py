@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, overloa
 
 import numpy as np
 
-from seamseg.checkpoints.missing_model import is_exported, local_model
+from seamseg.checkpoints.model_path import is_exported, local_model
 from seamseg.config import Config
 from seamseg.data.input_size import InputSize
 from seamseg.formats.metadata import Metadata

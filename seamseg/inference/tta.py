@@ -15,7 +15,8 @@ from seamseg.models.panoptic import PanopticNet
 from seamseg.models.semantic import SemanticNet, class_map_prediction
 from seamseg.ops.nms import nms
 from seamseg.ops.upsample import upsample_fusion, upsample_mean_argmax
-from seamseg.structures import PackedSequence, Prediction
+from seamseg.predictions import Prediction
+from seamseg.structures import PackedSequence
 
 
 def predict_augmented(net: PanopticNet, images: Sequence[Tensor], augmentation: Augmentation) -> list[Prediction]:

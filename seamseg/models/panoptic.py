@@ -19,7 +19,8 @@ from seamseg.models.network import BatchOptions, Network, mark_sizes_dynamic
 from seamseg.models.outputs import Features, ROIOutputs, Things, TrainingOutputs
 from seamseg.ops.boxes import clip_boxes, decode_boxes
 from seamseg.ops.upsample import upsample_argmax
-from seamseg.structures import Batch, PackedSequence, Prediction
+from seamseg.predictions import Prediction
+from seamseg.structures import Batch, PackedSequence
 
 _ROI_CHUNK = 256
 """Regions that the ROI head processes together at inference; bounds its memory."""

@@ -13,7 +13,8 @@ from seamseg.models.heads.deeplab import DeeplabV3
 from seamseg.models.network import BatchOptions, Network
 from seamseg.models.outputs import SemanticLogits
 from seamseg.ops.upsample import upsample_argmax, upsample_fusion
-from seamseg.structures import Batch, PackedSequence, Prediction
+from seamseg.predictions import Prediction
+from seamseg.structures import Batch, PackedSequence
 
 
 class DenseSegmentation(nn.Module):

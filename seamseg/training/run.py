@@ -21,7 +21,6 @@ from seamseg.config.loader import check_training
 from seamseg.data.loader import index_sampler
 from seamseg.evaluation.scores import Scores
 from seamseg.formats.metadata import Metadata
-from seamseg.inference.acceleration import compiler_problem
 from seamseg.models.build import without_quantisation
 from seamseg.models.folding import fold_layers
 from seamseg.models.quantised import choosing_ranges
@@ -46,6 +45,7 @@ from seamseg.training.preemption import Preempted
 from seamseg.training.step import Stepper, compute_dtype
 from seamseg.training.task import Task
 from seamseg.training.trainer import Trainer, steps_per_epoch
+from seamseg.utils.compiler import compiler_problem
 from seamseg.utils.distributed import World, barrier, broadcast_buffers, distributed, gather_objects, reported_by_main
 from seamseg.utils.errors import InputError, SeamsegError, option
 from seamseg.utils.progress import is_quiet

@@ -7,7 +7,7 @@ import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from seamseg.checkpoints.missing_model import is_exported, local_model
+from seamseg.checkpoints.model_path import is_exported, local_model
 from seamseg.config.kinds import PANOPTIC
 from seamseg.data.input_size import InputSize
 from seamseg.evaluation.scores import PanopticScores, Scores

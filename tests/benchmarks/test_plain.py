@@ -45,7 +45,7 @@ def test_predictions_agree(module, separated):
 
 
 def test_fused_maps_agree(module):
-    from seamseg.models.fusion import fuse
+    from seamseg.fusion import fuse
 
     generator = torch.Generator().manual_seed(0)
     prediction = module.net.eval().predict(PackedSequence([street.smooth(64, 96, (8, 12))]))[0]

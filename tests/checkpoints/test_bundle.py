@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from seamseg.checkpoints.bundle import metadata_from_header, metadata_header, open_model
-from seamseg.checkpoints.missing_model import VISTAS_MD5
+from seamseg.checkpoints.model_path import VISTAS_MD5
 from seamseg.checkpoints.snapshot import Snapshot, save_snapshot
 from seamseg.formats.metadata import Metadata, pack_metadata, write_metadata
 from seamseg.utils.errors import InputError

@@ -18,7 +18,7 @@ from support.shared_models import CLASSES, config_of, write_classifier, write_ru
 import seamseg
 from seamseg.checkpoints.bundle import open_model
 from seamseg.checkpoints.hub import fetch
-from seamseg.checkpoints.missing_model import digest, local_model, weights_at
+from seamseg.checkpoints.model_path import digest, local_model, weights_at
 from seamseg.checkpoints.pretrained import load_pretrained
 from seamseg.deploy.model_folder import ConversionOptions, convert_model
 from seamseg.models.build import build_network

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from seamseg.cli import process_settings
+from seamseg.utils import process_settings
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.distributed

@@ -16,7 +16,7 @@ from support.micro import narrow_body
 from support.shared_models import CLASSES, config_of, write_classifier, write_run
 
 from seamseg.checkpoints.bundle import open_model
-from seamseg.checkpoints.missing_model import digest
+from seamseg.checkpoints.model_path import digest
 from seamseg.classification.config import ClassifierConfig, InputConfig
 from seamseg.config import config_from_string
 from seamseg.deploy.model_card import CardOptions, model_card, push_model

@@ -20,7 +20,7 @@ from support.shared_models import CLASSES, config_of, write_classifier, write_ru
 
 import seamseg
 from seamseg.checkpoints.bundle import open_model
-from seamseg.checkpoints.missing_model import digest
+from seamseg.checkpoints.model_path import digest
 from seamseg.checkpoints.pretrained import load_body_weights, load_pretrained
 from seamseg.config import config_to_string
 from seamseg.deploy.model_card import push_model

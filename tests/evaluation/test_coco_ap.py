@@ -19,7 +19,8 @@ from pycocotools.cocoeval import COCOeval
 from seamseg.evaluation import ClassInfo, InstanceEvaluator, average_precision
 from seamseg.evaluation.coco_ap import encode_crop, require_pycocotools
 from seamseg.evaluation.scores import AP_NUMBERS
-from seamseg.structures import VOID, Prediction
+from seamseg.panoptic_map import VOID
+from seamseg.predictions import Prediction
 from seamseg.utils.errors import InputError
 
 CLASSES = [ClassInfo("road", 7, False), ClassInfo("car", 26, True), ClassInfo("person", 24, True)]

@@ -20,7 +20,8 @@ from seamseg.formats.metadata import Metadata
 from seamseg.inference.detections import Detections, choose_detections
 from seamseg.models.build import build_network
 from seamseg.models.folding import fold_abn
-from seamseg.structures import PackedSequence, Prediction
+from seamseg.predictions import Prediction
+from seamseg.structures import PackedSequence
 from seamseg.visualize.detections import draw_legacy
 
 CASES = {"flower": ["flower"], "batch": ["flower", "china"]}

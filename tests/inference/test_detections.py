@@ -12,11 +12,11 @@ from pycocotools import mask as coco_masks
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from seamseg.evaluation.detections import paste_detections
 from seamseg.formats.metadata import Metadata
+from seamseg.fusion import paste_detections
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.inference.detections import Detection, Detections, choose_detections
-from seamseg.structures import Prediction
+from seamseg.predictions import Prediction
 from seamseg.utils.errors import InputError
 
 CLASSES = Metadata(

@@ -17,12 +17,12 @@ import seamseg
 from seamseg.classification.config import InputConfig
 from seamseg.classification.data import ClassFolders
 from seamseg.classification.transforms import test_transform as transform_of
+from seamseg.fusion import fuse, to_result
 from seamseg.inference.classification import Classification
 from seamseg.inference.detections import Detections
 from seamseg.inference.images import network_input
 from seamseg.inference.result import Panoptic
 from seamseg.inference.semantic import SemanticMap
-from seamseg.models.fusion import fuse, to_result
 from seamseg.predictions import Prediction
 from seamseg.utils.errors import InputError, SeamsegError
 

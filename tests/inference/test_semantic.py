@@ -11,7 +11,8 @@ from seamseg.inference.images import network_input
 from seamseg.inference.semantic import SemanticMap
 from seamseg.ops.upsample import upsample_fusion
 from seamseg.panoptic_map import VOID
-from seamseg.structures import PackedSequence, Prediction
+from seamseg.predictions import Prediction
+from seamseg.structures import PackedSequence
 from seamseg.utils.errors import InputError
 
 RNG = np.random.default_rng(0)

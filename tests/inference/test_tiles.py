@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from support.predictors import as_input
 from support.tile_scenes import STUFF, SceneNet, scene
 
+from seamseg.fusion import fuse, to_result
 from seamseg.inference.tiling.predict import predict_in_tiles
 from seamseg.inference.tiling.tiles import STRIDE, Tiling, spans, tiles_of
-from seamseg.models.fusion import fuse, to_result
 from seamseg.structures import PackedSequence
 from seamseg.utils.errors import InputError
 

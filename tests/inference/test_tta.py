@@ -13,7 +13,8 @@ from seamseg.inference.images import network_input
 from seamseg.inference.tta import Augmentation, predict_augmented
 from seamseg.models.heads.roi import DetectionSelector
 from seamseg.ops.upsample import upsample_argmax, upsample_mean_argmax
-from seamseg.structures import PackedSequence, Prediction
+from seamseg.predictions import Prediction
+from seamseg.structures import PackedSequence
 from seamseg.utils.errors import InputError
 
 

@@ -7,8 +7,8 @@ import torch
 from support.networks import golden_image, tiny_config, toy_batch
 from torch.testing import assert_close
 
+from seamseg.fusion import fuse
 from seamseg.models.build import build_training_module
-from seamseg.models.fusion import fuse
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

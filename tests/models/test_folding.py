@@ -13,7 +13,8 @@ from support.networks import randomise, tiny_config
 from torch import nn
 from torch.testing import assert_close
 
-from seamseg.cli.doctor_bench import hints
+from seamseg.doctor.bench import hints
+from seamseg.doctor.stages import STAGES
 from seamseg.models.backbones.densenet import DenseModule
 from seamseg.models.backbones.preactivation import PreActivationBlock
 from seamseg.models.build import build_network
@@ -22,7 +23,6 @@ from seamseg.models.folding import choose_precision, fold_abn, for_inference
 from seamseg.ops import fused
 from seamseg.ops.fused import FusedConv2d, FusedLinear
 from seamseg.ops.norm import ABN, ActivatedGroupNorm
-from seamseg.predict.profiling import STAGES
 from seamseg.structures import PackedSequence
 from seamseg.training.step import compute_dtype
 from seamseg.utils.errors import InputError

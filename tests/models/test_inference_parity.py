@@ -25,8 +25,8 @@ from support.golden_files import has, tensor
 from support.networks import NUM_STUFF, assert_order, golden_image
 from torch.nn import functional
 
+from seamseg.fusion import fuse
 from seamseg.models.folding import for_inference
-from seamseg.models.fusion import fuse
 from seamseg.ops.winograd import WinogradConv2d
 from seamseg.structures import VOID, PackedSequence
 

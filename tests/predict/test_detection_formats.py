@@ -15,11 +15,11 @@ from seamseg.checkpoints.bundle import metadata_header
 from seamseg.checkpoints.snapshot import Snapshot, network_state, save_snapshot
 from seamseg.cli import legacy
 from seamseg.config import config_to_string, load_config
+from seamseg.doctor.stages import STAGES, StageProfile
 from seamseg.formats.metadata import read_metadata
 from seamseg.inference.detections import Detections
 from seamseg.inference.result import Panoptic
 from seamseg.models.build import build_network
-from seamseg.predict.profiling import STAGES, StageProfile
 from seamseg.utils.errors import InputError
 from seamseg.utils.progress import set_quiet
 from seamseg.visualize.detections import draw_detections, draw_legacy

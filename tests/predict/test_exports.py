@@ -23,12 +23,12 @@ from seamseg.evaluation.record import MapFiles
 from seamseg.formats.cityscapes.layout import city_of
 from seamseg.formats.metadata import Metadata
 from seamseg.idmaps.histogram import joint_histogram
-from seamseg.panoptic_map import class_infos
+from seamseg.panoptic_map import VOID, class_infos
 from seamseg.predict.sources.base import Source
 from seamseg.predict.sources.find import refuse_sharing
 from seamseg.predict.writers import make_writers
+from seamseg.predictions import Prediction
 from seamseg.prepare.export import export_dataset
-from seamseg.structures import VOID, Prediction
 from seamseg.utils.distributed import World, distributed, gather_objects
 from seamseg.utils.errors import InputError
 from seamseg.validation.validator import Validator
@@ -254,7 +254,7 @@ def test_photos_of_one_name_in_two_folders_are_an_error(tmp_path):
 
 def test_blanks_in_names_are_escaped(tmp_path):
     prediction = Guesser().predict([torch.ones(3, 40, 50)])[0]
-    from seamseg.models.fusion import fuse, to_result
+    from seamseg.fusion import fuse, to_result
 
     (writer,) = make_writers(["vistas"], tmp_path, CLASSES)
     writer.write(

@@ -10,9 +10,10 @@ from PIL import Image
 import seamseg
 from seamseg.formats.id_png import read_id_png
 from seamseg.inference.anonymize import private_regions
+from seamseg.panoptic_map import PanopticResult, Segment
 from seamseg.predict.sources.base import Source
 from seamseg.predict.writers import AnonymizeWriter
-from seamseg.structures import PanopticResult, Prediction, Segment
+from seamseg.predictions import Prediction
 from seamseg.utils.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("narrow")

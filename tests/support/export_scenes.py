@@ -9,7 +9,9 @@ import torch
 from PIL import Image
 
 from seamseg.formats.metadata import ImageInfo, Metadata, write_metadata
-from seamseg.structures import VOID, PackedSequence, Prediction
+from seamseg.panoptic_map import VOID
+from seamseg.predictions import Prediction
+from seamseg.structures import PackedSequence
 
 CLASSES = Metadata(
     2,

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from seamseg.models.heads.roi import DetectionSelector
 from seamseg.ops.labels import extract_boxes
-from seamseg.structures import PackedSequence, Prediction
+from seamseg.predictions import Prediction
+from seamseg.structures import PackedSequence
 
 STUFF = 3
 CELLS = 28

@@ -11,7 +11,7 @@ from support.semantic_networks import SEMANTIC
 from seamseg.checkpoints.bundle import open_model
 from seamseg.config import config_from_string
 from seamseg.formats.metadata import read_metadata
-from seamseg.structures import Prediction
+from seamseg.predictions import Prediction
 from seamseg.training.logging.metrics import read_metrics
 from seamseg.training.run import TrainingOptions, run_training
 from seamseg.utils.distributed import World

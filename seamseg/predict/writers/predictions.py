@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from seamseg.evaluation.detections import paste_detections
 from seamseg.formats.cityscapes.instance_files import mask_png
 from seamseg.formats.cityscapes.layout import VOID_LABEL, frame_name, with_label_ids
 from seamseg.formats.coco_writer import CocoPanopticWriter
 from seamseg.formats.label_png import instance_map, label_map, write_grey_png
 from seamseg.formats.metadata import Metadata
 from seamseg.formats.vistas import INSTANCES_PER_LABEL, photo_stem, vistas_labels, void_label, with_panoptic_ids
+from seamseg.fusion import paste_detections
 from seamseg.inference.result import Panoptic
 from seamseg.predict.sources.base import Source
 from seamseg.predict.writers.base import Record, Records, Writer

@@ -19,7 +19,8 @@ from seamseg.idmaps.resize import resize_nearest
 from seamseg.inference.detections import Detections
 from seamseg.models.panoptic import PanopticNet
 from seamseg.panoptic_map import PanopticResult, Segment, class_map_result
-from seamseg.structures import Batch, PackedSequence, Prediction
+from seamseg.predictions import Prediction
+from seamseg.structures import Batch, PackedSequence
 from seamseg.validation.validator import PanopticValidation, ValidationResult
 from seamseg.visualize.detections import draw_detections
 from seamseg.visualize.overlay import draw_boxes, draw_overlay

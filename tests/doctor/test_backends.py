@@ -1,4 +1,4 @@
-"""`seamseg doctor --bench --formats`: the forms of a network in turns, and what is recommended."""
+"""`seamseg doctor --bench --formats`: the backends of a network in turns, and what is recommended."""
 
 import json
 
@@ -7,9 +7,9 @@ import pytest
 import torch
 from support.exported import detector
 
-from seamseg.cli import doctor_formats
-from seamseg.cli.doctor_formats import Bench, compare, parse, recommendation
 from seamseg.cli.main import main
+from seamseg.doctor import backends
+from seamseg.doctor.backends import Bench, compare, parse, recommendation
 from seamseg.formats.metadata import Metadata
 from seamseg.utils.errors import InputError, SeamsegError
 
@@ -22,20 +22,20 @@ def bench():
     return Bench(detector(), CLASSES, torch.device("cpu"), (0.5,) * 3, (0.25,) * 3)
 
 
-def test_names_of_the_forms():
+def test_names_of_the_backends():
     assert parse("fp32, net.onnx,fp32") == ["fp32", "net.onnx"]
-    assert parse("all,a.pt2") == [*doctor_formats.QUICK, *doctor_formats.SLOW, "a.pt2"]
+    assert parse("all,a.pt2") == [*backends.QUICK, *backends.SLOW, "a.pt2"]
     assert parse("") == []
-    with pytest.raises(InputError, match="--formats int4: choose from fp32"):
+    with pytest.raises(InputError, match="formats=int4: choose from fp32"):
         parse("int4")
 
 
-def test_forms_that_do_not_run_are_named(bench, monkeypatch, capsys):
+def test_backends_that_do_not_run_are_named(bench, monkeypatch, capsys):
     def fail(*arguments):
         raise SeamsegError("no compiler\nwas found")
 
-    monkeypatch.setattr(doctor_formats, "_exported", fail)
-    monkeypatch.setattr(doctor_formats, "is_quiet", bool)  # a command of another test may have set it
+    monkeypatch.setattr(backends, "_exported", fail)
+    monkeypatch.setattr(backends, "is_quiet", bool)  # a command of another test may have set it
     found = compare(bench, IMAGE, 2, ["pt2", "fp32"])
     assert found["pt2"] == "no compiler was found"
     assert found["fp32"] > 0
@@ -43,7 +43,7 @@ def test_forms_that_do_not_run_are_named(bench, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_every_form(bench):
+def test_every_backend(bench):
     found = compare(bench, IMAGE, 1, parse("all"))
     assert {name for name, value in found.items() if not isinstance(value, float)} <= {"bf16"}
 

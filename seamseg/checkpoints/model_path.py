@@ -1,4 +1,4 @@
-"""What can be told of a model without torch: where it is, whether it is an exported network, and its checksum."""
+"""Where a model is, which of its files holds the weights, whether it is an exported network, its checksum; no torch."""
 
 from __future__ import annotations
 

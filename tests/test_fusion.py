@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from PIL import Image
 from support.golden_files import array, has, tensor
 
-from seamseg.models.fusion import FusedMap, fuse, to_result
+from seamseg.fusion import FusedMap, fuse, to_result
 from seamseg.ops.boxes import invert_boxes
 from seamseg.ops.roi_sampling import roi_sampling
-from seamseg.structures import VOID, Prediction
+from seamseg.panoptic_map import VOID
+from seamseg.predictions import Prediction
 
 CASES = ("a", "b_none", "c_lowscores", "d_ties", "e_area0")
 

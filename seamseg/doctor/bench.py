@@ -1,66 +1,71 @@
-"""`seamseg doctor --bench`: time the stages of a prediction and the forms of a network, and suggest faster settings."""
+"""Time the stages of a prediction and the backends of a network, and suggest faster settings."""
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import statistics
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from seamseg.cli import process_settings
-from seamseg.utils.errors import InputError
+import torch
+
+from seamseg.doctor.backends import Bench, compare, recommendation
+from seamseg.doctor.stages import STAGES, StageProfile, random_predictor
+from seamseg.inference.options import InferenceOptions
+from seamseg.inference.predictor import load_predictor
+from seamseg.ops import kernels
+from seamseg.ops.fused import bf16_is_fast, one_pass_works
+from seamseg.utils import process_settings
+from seamseg.utils.distributed import choose_device
+from seamseg.utils.errors import InputError, option
 from seamseg.utils.parallel import available_cores
-
-if TYPE_CHECKING:
-    import torch
+from seamseg.utils.synthetic_image import synthetic_image, write_synthetic_image
 
 CONVOLUTIONS = ("body", "FPN", "RPN head", "mask", "semantic")
 
 
-def bench(
-    model: str | None, size: str, rounds: int, device: str, precision: str, as_json: bool, formats: str = "fp32,bf16"
-) -> int:
-    """Measure and print the duration of each stage, and of the network in each form.
+def measure(
+    model: str | None,
+    size: tuple[int, int],
+    rounds: int = 5,
+    device: str = "cpu",
+    precision: str = "fp32",
+    backends: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Measure the duration of each stage of a prediction, and of the network in each backend.
 
     Parameters
     ----------
     model : model as for `seamseg predict`; None for random weights
-    size : size of the image and of the network's input, `HxW` in pixels
-    rounds : runs after a warm-up run; medians are printed
+    size : `(height, width)` of the image and of the network's input in pixels
+    rounds : runs after a warm-up run; medians are reported
     device, precision : as for `seamseg predict`
-    as_json : print a JSON object instead of a table
-    formats : forms of the network to compare, see :func:`seamseg.cli.doctor_formats.parse`; none if empty
+    backends : names from :func:`seamseg.doctor.backends.parse`; none if empty
+
+    Returns
+    -------
+    a report that JSON can hold: `stages_ms`, `total_ms`, `counts` (proposals, detections, segments), `hints`, what was
+    measured, and with backends `formats_ms` (milliseconds, or why it was not measured) and `recommendation`
 
     Raises
     ------
     InputError
-        if an argument is invalid
+        if an argument is invalid, or the kind of network has other stages
     """
-    height, width = _size(size)
     if rounds < 1:
-        raise InputError(f"--rounds must be at least 1, not {rounds}")
-    import torch
-
-    from seamseg.cli.doctor_formats import parse
-    from seamseg.inference.options import InferenceOptions
-    from seamseg.inference.predictor import load_predictor
-    from seamseg.predict.profiling import STAGES, StageProfile, random_predictor, write_test_image
-    from seamseg.utils.distributed import choose_device
-
-    forms = parse(formats)
-    chosen, shortest = choose_device(device), min(height, width)
+        raise InputError(f"{option('rounds')} must be at least 1, not {rounds}")
+    chosen, shortest = choose_device(device), min(size)
     if model is None:
         predictor = random_predictor(chosen, shortest, precision)
     else:
         options = InferenceOptions(shortest_size=shortest, precision=precision)
         predictor = load_predictor(model, chosen, options=options)
     with tempfile.TemporaryDirectory(prefix="seamseg-bench-") as folder:
-        photo = Path(folder, "street.jpg")
-        write_test_image(photo, (height, width))
-        profile = StageProfile(predictor, photo, Path(folder, "out"), random_weights=model is None)
+        image = Path(folder, "street.jpg")
+        write_synthetic_image(image, size)
+        profile = StageProfile(predictor, image, Path(folder, "out"), random_weights=model is None)
         profile.run()
         runs, loads = [], []
         for _ in range(rounds):
@@ -70,7 +75,7 @@ def bench(
     total = statistics.median(sum(run.values()) for run in runs)
     report: dict[str, Any] = {
         "model": model or "vistas_r50 with random weights",
-        "size": [height, width],
+        "size": list(size),
         "device": str(chosen),
         "precision": precision,
         "threads": torch.get_num_threads(),
@@ -81,21 +86,10 @@ def bench(
         "total_ms": round(total * 1e3, 2),
         "hints": hints(medians, chosen.type, precision, statistics.median(loads)),
     }
-    report |= _compare(model, (height, width), rounds, chosen, forms) if forms else {}
-    print(json.dumps(report, indent=1)) if as_json else _print(report)
-    return 0
-
-
-def _compare(
-    model: str | None, size: tuple[int, int], rounds: int, device: torch.device, forms: list[str]
-) -> dict[str, Any]:
-    """Return the part of the report about the forms of the network."""
-    from seamseg.cli.doctor_formats import Bench, compare, recommendation
-    from seamseg.predict.profiling import synthetic_image
-
-    image = synthetic_image(size)
-    found = compare(Bench.of(model, device), image, rounds, forms)
-    return {"formats_ms": found, "recommendation": recommendation(found)}
+    if backends:
+        found = compare(Bench.of(model, chosen), synthetic_image(size), rounds, backends)
+        report |= {"formats_ms": found, "recommendation": recommendation(found)}
+    return report
 
 
 def hints(stages: dict[str, float], device: str, precision: str, load: float) -> list[str]:
@@ -114,8 +108,6 @@ def hints(stages: dict[str, float], device: str, precision: str, load: float) ->
 
 def _process_hints(load: float) -> list[str]:
     """List settings of the process and the machine that slow down work on the CPU."""
-    import torch
-
     found = []
     cores, threads = available_cores(), torch.get_num_threads()
     if load > cores:
@@ -132,11 +124,6 @@ def _process_hints(load: float) -> list[str]:
 
 def _operator_hints(precision: str, share: float) -> list[str]:
     """List what a PyTorch build, the CPU and the compiled operators lack."""
-    import torch
-
-    from seamseg.ops import kernels
-    from seamseg.ops.fused import bf16_is_fast, one_pass_works
-
     found = []
     if not one_pass_works():
         found.append("this PyTorch lacks oneDNN's fused operators: activations take a separate pass")
@@ -170,29 +157,3 @@ def _file_hint(stages: dict[str, float], device: str) -> str:
     limit = max(parallel, key=lambda name: parallel[name])
     best = f"at best {parallel[limit] * 1e3:.0f} ms per image, limited by {limit}"
     return f"{share}; `predict` does them in parallel to the network: {best}"
-
-
-def _size(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d+)x(\d+)", text)
-    if match is None or not all(32 <= int(side) <= 8192 for side in match.groups()):
-        raise InputError(f"--size {text}: give HEIGHTxWIDTH in pixels, 32 to 8192, for example 1024x2048")
-    return int(match[1]), int(match[2])
-
-
-def _print(report: dict[str, Any]) -> None:
-    height, width = report["size"]
-    print(f"{report['model']}, {height}x{width}, {report['device']}, {report['precision']}")
-    counts = ", ".join(f"{number} {name}" for name, number in report["counts"].items())
-    print(f"{report['threads']} threads, load {report['load']}, median of {report['rounds']}; {counts}\n")
-    total = sum(report["stages_ms"].values())
-    for stage, milliseconds in report["stages_ms"].items():
-        print(f"{stage:<12}{milliseconds:>10.1f} ms{milliseconds / total:>8.1%}")
-    print(f"{'total':<12}{report['total_ms']:>10.1f} ms\n")
-    for hint in report["hints"]:
-        print(f"- {hint}")
-    if "formats_ms" not in report:
-        return
-    print("\nthe network alone, in turns")
-    for name, value in report["formats_ms"].items():
-        print(f"{name:<12}{value:>10.1f} ms" if isinstance(value, float) else f"{name:<12}not measured: {value}")
-    print(f"\n{report['recommendation']}")

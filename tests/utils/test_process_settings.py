@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from seamseg.cli import process_settings
+from seamseg.utils import process_settings
 
 PROGRAM = """
 import ctypes, subprocess, sys
 import seamseg
-from seamseg.cli import process_settings
+from seamseg.utils import process_settings
 if "apply" in sys.argv:
     process_settings.apply()
 
@@ -110,7 +110,7 @@ def test_other_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None
 
 TRAINING = """
 import hashlib
-from seamseg.cli import process_settings
+from seamseg.utils import process_settings
 process_settings.apply()
 import torch
 from seamseg.ops.norm import InPlaceABN

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from seamseg.cli import doctor_bench
 from seamseg.cli.main import main
-from seamseg.predict.profiling import STAGES
+from seamseg.doctor import bench
+from seamseg.doctor.stages import STAGES
 
 
 @pytest.mark.slow
@@ -29,14 +29,12 @@ def test_table(micro_run, capsys):
 
 
 def test_cost_of_files_in_parallel_to_the_network(monkeypatch):
-    monkeypatch.setattr(doctor_bench, "available_cores", lambda: 8)
+    monkeypatch.setattr(bench, "available_cores", lambda: 8)
     stages = dict.fromkeys(STAGES, 0.0) | {"decode": 0.08, "body": 0.01, "encode": 0.01}
-    assert "the same cores" in doctor_bench.hints(stages, "cpu", "fp32", 0.0)[-1]
-    assert (
-        "at best 20 ms per image, limited by 4 decoder processes" in doctor_bench.hints(stages, "cuda", "bf16", 0)[-1]
-    )
-    assert "limited by the network" in doctor_bench.hints(stages | {"body": 0.1}, "cuda", "bf16", 0)[-1]
-    assert "2 writer threads" in doctor_bench.hints(stages | {"encode": 0.1}, "cuda", "bf16", 0)[-1]
+    assert "the same cores" in bench.hints(stages, "cpu", "fp32", 0.0)[-1]
+    assert "at best 20 ms per image, limited by 4 decoder processes" in bench.hints(stages, "cuda", "bf16", 0)[-1]
+    assert "limited by the network" in bench.hints(stages | {"body": 0.1}, "cuda", "bf16", 0)[-1]
+    assert "2 writer threads" in bench.hints(stages | {"encode": 0.1}, "cuda", "bf16", 0)[-1]
 
 
 @pytest.mark.parametrize(

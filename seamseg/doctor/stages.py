@@ -1,4 +1,4 @@
-"""Profile of a prediction by stages, from the file of a photo to the files of its result."""
+"""Profile of a prediction by stages, from the file of an image to the files of its result."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 from seamseg.config import load_config
 from seamseg.data.images import open_image
@@ -25,7 +24,8 @@ from seamseg.models.outputs import Features
 from seamseg.models.panoptic import PanopticNet
 from seamseg.predict.sources.base import Source
 from seamseg.predict.writers import FORMATS, make_writers
-from seamseg.structures import PackedSequence, Prediction
+from seamseg.predictions import Prediction
+from seamseg.structures import PackedSequence
 from seamseg.utils.errors import InputError
 from seamseg.visualize.palette import distinct_colors
 
@@ -53,22 +53,8 @@ def random_predictor(
     return Predictor(network, metadata, size, Thresholds.of(options))
 
 
-def write_test_image(path: Path, size: tuple[int, int]) -> None:
-    """Write :func:`synthetic_image` as a JPEG file."""
-    Image.fromarray(synthetic_image(size)).save(path, quality=92)
-
-
-def synthetic_image(size: tuple[int, int]) -> np.ndarray:
-    """Return an image `H x W x 3` uint8 of `(height, width)`: smooth colours and some texture, always the same."""
-    rng = np.random.default_rng(0)
-    coarse = Image.fromarray(rng.integers(0, 256, (16, 24, 3), dtype=np.uint8))
-    smooth = np.asarray(coarse.resize((size[1], size[0]), Image.Resampling.BICUBIC)).astype(np.int16)
-    smooth = smooth + rng.integers(-12, 13, (*size, 1), dtype=np.int16)
-    return smooth.clip(0, 255).astype(np.uint8)
-
-
 class StageProfile:
-    """Runs a predictor on one photo, stage by stage.
+    """Runs a predictor on one image, stage by stage.
 
     Parameters
     ----------

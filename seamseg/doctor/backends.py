@@ -1,4 +1,4 @@
-"""`seamseg doctor --bench`: the same network in every form in which it can run here, in turns, and which to take."""
+"""Run the same network in every backend that works here, in turns, and recommend one."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from seamseg.checkpoints.missing_model import is_exported
+from seamseg.checkpoints.model_path import is_exported
 from seamseg.data.transforms import Normalise
 from seamseg.deploy.export import ExportOptions, check_target, open_source
 from seamseg.deploy.network import export_net
+from seamseg.doctor.stages import random_predictor
 from seamseg.formats.exported import ExportedMetadata
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.acceleration import Acceleration
@@ -30,13 +31,12 @@ from seamseg.inference.options import InferenceOptions
 from seamseg.inference.predictor import load_predictor
 from seamseg.models.folding import Net
 from seamseg.ops.fused import bf16_is_fast
-from seamseg.predict.profiling import random_predictor
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import InputError, SeamsegError, option
 from seamseg.utils.progress import is_quiet
 
 QUICK = ("fp32", "bf16")
 SLOW = ("onnx", OPENVINO, "compiled", "pt2")
-"""Forms that are exported or compiled first, which takes a minute or more each."""
+"""Backends for which the network is exported or compiled first, which takes a minute or more each."""
 _ADVICE = {
     "fp32": "seamseg predict",
     "bf16": "seamseg predict --precision bf16",
@@ -51,7 +51,7 @@ Run = Callable[[np.ndarray], object]
 
 @dataclass(frozen=True)
 class Bench:
-    """What is measured.
+    """The network to measure.
 
     Attributes
     ----------
@@ -87,7 +87,7 @@ class Bench:
 
 
 def parse(text: str) -> list[str]:
-    """Return the forms of a list: names, exported files, or `all`.
+    """Return the backends of a list: names, exported files, or `all`.
 
     Raises
     ------
@@ -95,33 +95,35 @@ def parse(text: str) -> list[str]:
         if one is unknown
     """
     names = [name.strip() for name in text.split(",") if name.strip()]
-    names = [form for name in names for form in ((*QUICK, *SLOW) if name == "all" else (name,))]
+    names = [backend for name in names for backend in ((*QUICK, *SLOW) if name == "all" else (name,))]
     for name in names:
         if name not in (*QUICK, *SLOW) and not is_exported(name):
             known = ", ".join((*QUICK, *SLOW))
-            raise InputError(f"--formats {name}: choose from {known}, all, or give an exported file (.onnx, .pt2)")
+            raise InputError(
+                f"{option('formats', name)}: choose from {known}, all, or give an exported file (.onnx, .pt2)"
+            )
     return list(dict.fromkeys(names))
 
 
-def compare(bench: Bench, image: np.ndarray, rounds: int, formats: Sequence[str]) -> dict[str, float | str]:
-    """Measure the forms of a network in turns.
+def compare(bench: Bench, image: np.ndarray, rounds: int, backends: Sequence[str]) -> dict[str, float | str]:
+    """Measure the backends of a network in turns.
 
     Parameters
     ----------
     bench : the network
     image : `H x W x 3` uint8, of the size of its input
     rounds : after a warm-up
-    formats : from :func:`parse`
+    backends : from :func:`parse`
 
     Returns
     -------
-    for each form the median in milliseconds, or why it was not measured
+    for each backend the median in milliseconds, or why it was not measured
     """
     found: dict[str, float | str] = {}
     times: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="seamseg-bench-") as folder:
         runs: dict[str, Run] = {}
-        for name in formats:
+        for name in backends:
             try:
                 with _step(f"preparing {name}"):
                     made = _prepare(name, bench, image, Path(folder))
@@ -137,18 +139,18 @@ def compare(bench: Bench, image: np.ndarray, rounds: int, formats: Sequence[str]
                     _wait(bench.device)
                     times[name].append(time.perf_counter() - start)
     found.update({name: round(statistics.median(seconds) * 1e3, 2) for name, seconds in times.items()})
-    return {name: found[name] for name in formats}
+    return {name: found[name] for name in backends}
 
 
-def recommendation(formats: dict[str, float | str]) -> str:
-    """Return the line that says which form is the fastest and how to get it."""
-    measured = {name: value for name, value in formats.items() if isinstance(value, float)}
+def recommendation(measured_ms: dict[str, float | str]) -> str:
+    """Return a line that names the fastest backend of :func:`compare` and how to get it."""
+    measured = {name: value for name, value in measured_ms.items() if isinstance(value, float)}
     if not measured:
         return "nothing was measured"
     best = min(measured, key=lambda name: measured[name])
     ratio = f", {measured['fp32'] / measured[best]:.2f}x of fp32" if "fp32" in measured and best != "fp32" else ""
     advice = _ADVICE.get(best, f"seamseg predict {best}")
-    unmeasured = [name for name in (*QUICK, *SLOW) if name not in formats]
+    unmeasured = [name for name in (*QUICK, *SLOW) if name not in measured_ms]
     rest = f"; not compared: {', '.join(unmeasured)} (--formats all)" if unmeasured else ""
     exact = "" if best in ("fp32", "compiled", "onnx", OPENVINO, "pt2") else "; compare its results, too"
     return f"fastest here: {best}{ratio}: {advice}{exact}{rest}"
@@ -191,7 +193,7 @@ def _wait(device: torch.device) -> None:
 
 @contextmanager
 def _step(text: str) -> Iterator[None]:
-    """Say what is done, on stderr."""
+    """Print a line on stderr before the work."""
     if not is_quiet():
         print(f"{text} ...", file=sys.stderr, flush=True)
     yield
