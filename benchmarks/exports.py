@@ -26,12 +26,12 @@ from seamseg.fusion import fuse, paste_detections, to_result
 from seamseg.predict.sources.base import Source
 from seamseg.predict.writers import make_writers
 from seamseg.predict.writers.base import Writer
-from seamseg.predictions import Prediction
+from seamseg.predictions import ArrayPrediction, Prediction
 
 SIZE = (1024, 2048)
 
 
-def scene(count: int = 100) -> Prediction:
+def scene(count: int = 100) -> ArrayPrediction:
     """Make detections of all sizes over bands of stuff."""
     generator = torch.Generator().manual_seed(0)
     y, x = torch.meshgrid(torch.linspace(-1, 1, 28), torch.linspace(-1, 1, 28), indexing="ij")
@@ -44,7 +44,7 @@ def scene(count: int = 100) -> Prediction:
         masks,
         semantic,
         SIZE,
-    )
+    ).on_cpu()
 
 
 def main() -> None:

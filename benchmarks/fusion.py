@@ -25,7 +25,7 @@ from seamseg.predictions import Prediction
 HEIGHT, WIDTH, CLASSES, STUFF, COUNT = 1024, 2048, 19, 11, 100
 
 
-def scene(device: str) -> Prediction:
+def scene(device: str) -> Prediction[torch.Tensor]:
     """Make overlapping detections of many sizes, and a smooth class map."""
     generator = torch.Generator().manual_seed(0)
     coarse = torch.randn(COUNT, 1, 5, 5, generator=generator)

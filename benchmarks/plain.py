@@ -34,7 +34,7 @@ from seamseg.ops import pooling
 from seamseg.ops.boxes import clip_boxes, decode_boxes
 from seamseg.ops.reference.nms import nms
 from seamseg.panoptic_map import VOID
-from seamseg.predictions import Prediction
+from seamseg.predictions import ArrayPrediction
 from seamseg.structures import Batch, PackedSequence
 
 
@@ -198,13 +198,13 @@ class PlainSelector(DetectionSelector):
 class PlainPredictor(Predictor[Panoptic]):
     """Predicts with a :class:`PlainNet`, and fuses with masks of the full image."""
 
-    def result(self, prediction: Prediction, native_size: tuple[int, int]) -> Panoptic:
+    def result(self, prediction: ArrayPrediction, native_size: tuple[int, int]) -> Panoptic:
         """Make the result of a photo, see the base class."""
         num_stuff = self.metadata.num_stuff
         return Panoptic.of(to_result(plain_fusion(prediction, num_stuff), native_size, num_stuff), self.metadata)
 
 
-def plain_fusion(prediction: Prediction, num_stuff: int, min_stuff_area: int = 4096) -> FusedMap:
+def plain_fusion(prediction: ArrayPrediction, num_stuff: int, min_stuff_area: int = 4096) -> FusedMap:
     """Fuse detections and classes with masks of the full image, see :func:`seamseg.fusion.fuse`."""
     masks, boxes = torch.as_tensor(prediction.mask_logits), torch.as_tensor(prediction.boxes)
     scores, classes = torch.as_tensor(prediction.scores), torch.as_tensor(prediction.classes)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +33,7 @@ class FusedMap:
 
 
 def fuse(
-    prediction: Prediction,
+    prediction: Prediction[Any],
     num_stuff: int,
     score_threshold: float = 0.5,
     overlap_threshold: float = 0.5,
@@ -139,7 +140,7 @@ class PastedDetection:
 
 
 def paste_detections(
-    prediction: Prediction, size: tuple[int, int], by_nearest: bool = False
+    prediction: Prediction[Any], size: tuple[int, int], by_nearest: bool = False
 ) -> Iterator[PastedDetection]:
     """Iterate over all detections before the fusion, which may overlap; masks are pasted one by one.
 

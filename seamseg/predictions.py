@@ -1,60 +1,77 @@
-"""The outputs of a network for one image; no torch. `seamseg.structures` exports them, too."""
+"""The outputs of a network for one image; no torch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+A = TypeVar("A", "Tensor", np.ndarray)
+
 
 @dataclass(frozen=True)
-class Prediction:
+class Prediction(Generic[A]):
     """Outputs of the network for one image, in pixels of its input (the valid, unpadded part).
 
-    boxes `K x 4`, classes `K` (int64, 0 = first thing), scores `K`, mask_logits `K x 28 x 28`, in the order of
-    docs/contract.md, section 4 "Detections"; `semantic` `H x W` class map, int64 from the network, uint8 from a
-    predictor; `probability` `H x W`, that of the class of each pixel, float from the network, from a predictor uint8,
-    255 times the probability rounded down. `logits` `classes` of a classifier. Outputs that a network does not have, or
-    that were not requested, are None.
+    Networks return tensors on their device, `Prediction[Tensor]`. A predictor returns arrays, :data:`ArrayPrediction`,
+    and so do all steps after the network take them. Outputs that a network does not have are None.
 
-    Networks return tensors on their device. A predictor returns arrays, see :meth:`on_cpu`, and so do all steps after
-    the network take them.
+    Attributes
+    ----------
+    boxes, classes, scores, mask_logits : `K x 4`, `K` (int64, 0 = first thing), `K`, `K x 28 x 28`, in the order of
+        docs/contract.md, section 4 "Detections"
+    semantic : `H x W` class map, int64 from the network, uint8 from a predictor
+    size : `(height, width)`
+    logits : one a class, of a classifier
+    maps : further maps by name, `H x W`. `probability` is that of the class of each pixel: float from the network, from
+        a predictor uint8, 255 times the probability rounded down
     """
 
-    boxes: Any
-    classes: Any
-    scores: Any
-    mask_logits: Any
-    semantic: Any
+    boxes: A
+    classes: A
+    scores: A
+    mask_logits: A | None
+    semantic: A | None
     size: tuple[int, int]
-    probability: Any = None
-    logits: Any = None
+    logits: A | None = None
+    maps: Mapping[str, A] = field(default_factory=dict)
 
-    def on_cpu(self) -> Prediction:
+    def on_cpu(self) -> ArrayPrediction:
         """Return the outputs as numpy arrays with uint8 maps; floats are float32. Arrays are returned as they are."""
         if isinstance(self.scores, np.ndarray):
-            return self
+            return cast(ArrayPrediction, self)
+        p = cast("Prediction[Tensor]", self)
         return Prediction(
-            self.boxes.detach().float().cpu().numpy(),
-            self.classes.long().cpu().numpy(),
-            self.scores.detach().float().cpu().numpy(),
-            None if self.mask_logits is None else self.mask_logits.detach().float().cpu().numpy(),
-            None if self.semantic is None else self.semantic.byte().cpu().numpy(),
-            self.size,
-            None if self.probability is None else _as_byte(self.probability).cpu().numpy(),
-            None if self.logits is None else self.logits.detach().float().cpu().numpy(),
+            _floats(p.boxes),
+            p.classes.long().cpu().numpy(),
+            _floats(p.scores),
+            None if p.mask_logits is None else _floats(p.mask_logits),
+            None if p.semantic is None else p.semantic.byte().cpu().numpy(),
+            p.size,
+            None if p.logits is None else _floats(p.logits),
+            {name: _as_bytes(values).cpu().numpy() for name, values in p.maps.items()},
         )
 
-    def copy(self) -> Prediction:
+    def copy(self) -> ArrayPrediction:
         """Return arrays of their own: slices would keep the memory of a whole batch alive."""
         p = self.on_cpu()
-        masks, semantic, probability, logits = (
-            None if a is None else a.copy() for a in (p.mask_logits, p.semantic, p.probability, p.logits)
-        )
-        parts = (p.boxes.copy(), p.classes.copy(), p.scores.copy(), masks, semantic)
-        return Prediction(*parts, p.size, probability, logits)
+        masks, semantic, logits = (None if a is None else a.copy() for a in (p.mask_logits, p.semantic, p.logits))
+        maps = {name: values.copy() for name, values in p.maps.items()}
+        return Prediction(p.boxes.copy(), p.classes.copy(), p.scores.copy(), masks, semantic, p.size, logits, maps)
 
 
-def _as_byte(probability: Any) -> Any:
-    return (probability * 255).byte() if probability.is_floating_point() else probability
+ArrayPrediction: TypeAlias = Prediction[np.ndarray]
+"""The outputs as numpy arrays."""
+
+
+def _floats(values: Tensor) -> Any:
+    return values.detach().float().cpu().numpy()
+
+
+def _as_bytes(values: Tensor) -> Tensor:
+    return (values * 255).byte() if values.is_floating_point() else values

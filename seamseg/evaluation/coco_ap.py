@@ -20,7 +20,7 @@ from seamseg.fusion import paste_detections
 from seamseg.idmaps.histogram import ArrayLike, as_array
 from seamseg.idmaps.segments import areas_and_boxes
 from seamseg.panoptic_map import ClassInfo
-from seamseg.predictions import Prediction
+from seamseg.predictions import ArrayPrediction
 from seamseg.utils.errors import InputError
 
 
@@ -71,7 +71,7 @@ class InstanceEvaluator:
     images: list[ImageInstances] = field(default_factory=list)
 
     def add(
-        self, mask: ArrayLike, cat: Sequence[int], iscrowd: Sequence[int], prediction: Prediction, name: str = ""
+        self, mask: ArrayLike, cat: Sequence[int], iscrowd: Sequence[int], prediction: ArrayPrediction, name: str = ""
     ) -> None:
         """Add an image; detections are resized to its ground truth.
 
@@ -125,7 +125,9 @@ def _boxes(layers: np.ndarray, count: int) -> list[tuple[int, int, int, int] | N
     ]
 
 
-def instances_of_prediction(prediction: Prediction, size: tuple[int, int], by_nearest: bool = False) -> list[Instance]:
+def instances_of_prediction(
+    prediction: ArrayPrediction, size: tuple[int, int], by_nearest: bool = False
+) -> list[Instance]:
     """Resize the detections of a network to `size` (height, width); masks are pasted one by one.
 
     `by_nearest` as for :func:`seamseg.fusion.paste_detections`.

@@ -12,7 +12,7 @@ import numpy as np
 from seamseg.fusion import paste_detections
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.panoptic_map import PanopticResult
-from seamseg.predictions import Prediction
+from seamseg.predictions import ArrayPrediction
 from seamseg.utils.errors import InputError
 
 Style = Literal["blur", "pixels"]
@@ -248,7 +248,7 @@ LEAST_SCORE = 0.2
 
 def private_regions(
     result: PanopticResult,
-    prediction: Prediction | None,
+    prediction: ArrayPrediction | None,
     classes: Sequence[int],
     num_stuff: int,
     least_score: float = LEAST_SCORE,
@@ -304,7 +304,7 @@ def private_regions(
 def hide_classes(
     rgb: np.ndarray,
     result: PanopticResult | None,
-    prediction: Prediction | None,
+    prediction: ArrayPrediction | None,
     classes: Sequence[int],
     num_stuff: int,
     style: Style = "blur",

@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.fiftyone_labels import classification_label
 from seamseg.inference.photo_result import Photo, PhotoResult, ResultFile, SourceImage
-from seamseg.predictions import Prediction
+from seamseg.predictions import ArrayPrediction
 from seamseg.visualize.overlay import short_name
 
 if TYPE_CHECKING:
@@ -46,12 +46,12 @@ class Classification(PhotoResult):
     probabilities: np.ndarray
     photo_size: tuple[int, int]
     metadata: Metadata = field(default_factory=lambda: Metadata(0, 0, [], [], []))
-    prediction: Prediction | None = None
+    prediction: ArrayPrediction | None = None
     source: SourceImage = None
 
     @staticmethod
     def of(
-        prediction: Prediction, size: tuple[int, int], metadata: Metadata, classes: Sequence[int] | None = None
+        prediction: ArrayPrediction, size: tuple[int, int], metadata: Metadata, classes: Sequence[int] | None = None
     ) -> Classification:
         """Return the result of a photo of `(height, width)` from the logits of the network.
 
@@ -62,6 +62,7 @@ class Classification(PhotoResult):
         metadata : the classes of the model
         classes : indices of the classes to choose among, others have probability 0; None for all
         """
+        assert prediction.logits is not None
         logits = prediction.logits.astype(np.float64)
         if classes is not None:
             logits = np.where(np.isin(np.arange(len(logits)), list(classes)), logits, -np.inf)

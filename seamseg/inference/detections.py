@@ -16,7 +16,7 @@ from seamseg.fusion import PastedDetection, paste_detections
 from seamseg.inference.class_names import choose_classes
 from seamseg.inference.fiftyone_labels import LabelledObject, cropped, detections_label
 from seamseg.inference.photo_result import Photo, PhotoResult, ResultFile, SourceImage, import_supervision
-from seamseg.predictions import Prediction
+from seamseg.predictions import ArrayPrediction
 from seamseg.visualize.detections import draw_detections
 
 if TYPE_CHECKING:
@@ -110,12 +110,12 @@ class Detections(PhotoResult, Sequence[Detection]):
     photo_size: tuple[int, int]
     has_masks: bool
     metadata: Metadata
-    prediction: Prediction | None = None
+    prediction: ArrayPrediction | None = None
     source: SourceImage = None
 
     @staticmethod
     def of(
-        prediction: Prediction,
+        prediction: ArrayPrediction,
         size: tuple[int, int],
         metadata: Metadata,
         least_score: float = 0.0,
@@ -323,8 +323,8 @@ class Detections(PhotoResult, Sequence[Detection]):
 
 
 def choose_detections(
-    prediction: Prediction, num_stuff: int, least_score: float = 0.0, classes: Sequence[int] | None = None
-) -> Prediction:
+    prediction: ArrayPrediction, num_stuff: int, least_score: float = 0.0, classes: Sequence[int] | None = None
+) -> ArrayPrediction:
     """Return the objects of a prediction that score above `least_score`, of some classes (indices, stuff first)."""
     prediction = prediction.on_cpu()
     keep = prediction.scores > least_score

@@ -15,7 +15,7 @@ from seamseg.data.input_size import InputSize
 from seamseg.formats.exported import MAX_SIDE, ExportedMetadata
 from seamseg.inference.onnx_engines import OnnxSession, open_onnx
 from seamseg.inference.options import InferenceOptions
-from seamseg.predictions import Prediction
+from seamseg.predictions import ArrayPrediction, Prediction
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, OutOfMemory, SeamsegError, option
 from seamseg.utils.limits import parse_json
@@ -73,7 +73,7 @@ class ExportedNetwork:
             "sizes"
         )
 
-    def run(self, images: Sequence[np.ndarray]) -> list[Prediction]:
+    def run(self, images: Sequence[np.ndarray]) -> list[ArrayPrediction]:
         """Return the outputs for images `H x W x 3` uint8 at the size of the network's input, one by one.
 
         Raises
@@ -85,7 +85,7 @@ class ExportedNetwork:
         """
         return [self._run(image) for image in images]
 
-    def _run(self, image: np.ndarray) -> Prediction:
+    def _run(self, image: np.ndarray) -> ArrayPrediction:
         if self.kind == "classification":
             return self._classify(image)
         height, width = size = int(image.shape[0]), int(image.shape[1])
@@ -107,10 +107,10 @@ class ExportedNetwork:
             None if masks is None else masks[:count],
             None if classmap is None else classmap[:height, :width],
             size,
-            found["probability"][:height, :width] if self._probabilities else None,
+            maps={"probability": found["probability"][:height, :width]} if self._probabilities else {},
         )
 
-    def _classify(self, image: np.ndarray) -> Prediction:
+    def _classify(self, image: np.ndarray) -> ArrayPrediction:
         """Run a classifier on a centre crop."""
         height, width = size = int(image.shape[0]), int(image.shape[1])
         if self.exported.size not in (None, size):

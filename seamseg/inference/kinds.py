@@ -13,7 +13,7 @@ from seamseg.inference.options import InferenceOptions, Thresholds
 from seamseg.inference.photo_result import PhotoResult
 from seamseg.inference.result import Panoptic, only_classes
 from seamseg.inference.semantic import SemanticMap
-from seamseg.predictions import Prediction
+from seamseg.predictions import ArrayPrediction
 from seamseg.utils.errors import InputError, option
 
 
@@ -49,7 +49,7 @@ class InferenceKind:
     """
 
     name: str
-    result: Callable[[Prediction, tuple[int, int], ResultSettings], PhotoResult]
+    result: Callable[[ArrayPrediction, tuple[int, int], ResultSettings], PhotoResult]
     options: tuple[str, ...] = ()
 
     def check(self, options: InferenceOptions) -> None:
@@ -60,7 +60,7 @@ class InferenceKind:
                 raise InputError(f"{option(name)} has no effect: the model is of kind {self.name}")
 
 
-def _panoptic(prediction: Prediction, size: tuple[int, int], settings: ResultSettings) -> Panoptic:
+def _panoptic(prediction: ArrayPrediction, size: tuple[int, int], settings: ResultSettings) -> Panoptic:
     t, num_stuff = settings.thresholds, settings.metadata.num_stuff
     fused = fuse(prediction, num_stuff, t.score_threshold, t.overlap_threshold, t.min_stuff_area)
     result = to_result(fused, size, num_stuff)
@@ -69,15 +69,15 @@ def _panoptic(prediction: Prediction, size: tuple[int, int], settings: ResultSet
     )
 
 
-def _detections(prediction: Prediction, size: tuple[int, int], settings: ResultSettings) -> Detections:
+def _detections(prediction: ArrayPrediction, size: tuple[int, int], settings: ResultSettings) -> Detections:
     return Detections.of(prediction, size, settings.metadata, settings.thresholds.score_threshold, settings.classes)
 
 
-def _semantic(prediction: Prediction, size: tuple[int, int], settings: ResultSettings) -> SemanticMap:
+def _semantic(prediction: ArrayPrediction, size: tuple[int, int], settings: ResultSettings) -> SemanticMap:
     return SemanticMap.of(prediction, size, settings.metadata, settings.classes)
 
 
-def _classification(prediction: Prediction, size: tuple[int, int], settings: ResultSettings) -> Classification:
+def _classification(prediction: ArrayPrediction, size: tuple[int, int], settings: ResultSettings) -> Classification:
     return Classification.of(prediction, size, settings.metadata, settings.classes)
 
 

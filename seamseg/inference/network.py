@@ -19,7 +19,7 @@ from seamseg.inference.tta import predict_augmented, segment_augmented
 from seamseg.models.folding import for_inference
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.semantic import SemanticNet
-from seamseg.predictions import Prediction
+from seamseg.predictions import ArrayPrediction
 from seamseg.structures import PackedSequence
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.distributed import choose_device
@@ -85,7 +85,7 @@ class TorchNetwork:
         run = self.net.options.run_dense
         return run if isinstance(run, CudaGraphCache) else None
 
-    def run(self, images: Sequence[np.ndarray]) -> list[Prediction]:
+    def run(self, images: Sequence[np.ndarray]) -> list[ArrayPrediction]:
         """Run the network; if the memory does not suffice, drop the CUDA graphs, if any, and run it again."""
         try:
             return self._forward(images)
@@ -97,7 +97,7 @@ class TorchNetwork:
         graphs.clear()
         return self._forward(images)
 
-    def _forward(self, images: Sequence[np.ndarray]) -> list[Prediction]:
+    def _forward(self, images: Sequence[np.ndarray]) -> list[ArrayPrediction]:
         with torch.inference_mode():
             on_device = [self.prepare(image) for image in images]
             if self.augmentation is None:

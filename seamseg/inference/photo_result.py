@@ -20,7 +20,7 @@ from seamseg.formats.metadata import Metadata
 from seamseg.inference.anonymize import LEAST_SCORE, Style, hide_classes
 from seamseg.inference.class_names import choose_classes
 from seamseg.panoptic_map import PanopticResult
-from seamseg.predictions import Prediction
+from seamseg.predictions import ArrayPrediction
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing, write_atomically, write_json
 from seamseg.utils.limits import MODEL_METADATA_BYTES, check_member, check_method, packed_size, parse_json
@@ -55,7 +55,7 @@ class PhotoResult(ABC):
 
     counted: ClassVar[str]
     metadata: Metadata
-    prediction: Prediction | None
+    prediction: ArrayPrediction | None
     source: SourceImage
 
     @property
@@ -71,7 +71,7 @@ class PhotoResult(ABC):
     def draw(self, photo: Photo = None, **options: Any) -> Image.Image:
         """Draw the result over a photo."""
 
-    def with_photo(self: R, photo: SourceImage, prediction: Prediction | None = None) -> R:
+    def with_photo(self: R, photo: SourceImage, prediction: ArrayPrediction | None = None) -> R:
         """Return the result with its photo, and with a copy of the output of the network."""
         compact = None if prediction is None else prediction.copy()
         return cast(R, replace(cast(Any, self), source=photo, prediction=compact))

@@ -27,7 +27,7 @@ from seamseg.inference.options import InferenceOptions, Thresholds
 from seamseg.inference.photo_result import PhotoResult
 from seamseg.inference.tiling.predict import first_side, predict_in_tiles_that_fit
 from seamseg.inference.tiling.tiles import LEAST_SIDE, Tiling
-from seamseg.predictions import Prediction
+from seamseg.predictions import ArrayPrediction
 from seamseg.utils.device_memory import free_memory, lacks_memory
 from seamseg.utils.errors import InputError, OutOfMemory, option
 
@@ -72,7 +72,7 @@ class InferenceNetwork(Protocol):
     def tiles_problem(self) -> str | None:
         """Why images cannot be processed in tiles; None if they can."""
 
-    def run(self, images: Sequence[np.ndarray]) -> list[Prediction]:
+    def run(self, images: Sequence[np.ndarray]) -> list[ArrayPrediction]:
         """Return the outputs, as arrays, for images `H x W x 3` uint8 at the size of the network's input."""
 
 
@@ -250,7 +250,7 @@ class Predictor(Generic[R]):
             raise InputError(f"{option('tiles', tiling.tiles)}: {problem}")
         return Tiling("off")
 
-    def raw(self, images: Sequence[np.ndarray], tiling: Tiling | None = None) -> list[Prediction]:
+    def raw(self, images: Sequence[np.ndarray], tiling: Tiling | None = None) -> list[ArrayPrediction]:
         """Run the network on prepared images.
 
         Images of different sizes are padded to one size, which changes their results slightly.
@@ -287,7 +287,7 @@ class Predictor(Generic[R]):
             return [self.raw([image], tiling)[0] for image in images]
         return [self._run_in_tiles(image, tiling) for image in images]
 
-    def _run_in_tiles(self, image: np.ndarray, tiling: Tiling) -> Prediction:
+    def _run_in_tiles(self, image: np.ndarray, tiling: Tiling) -> ArrayPrediction:
         """Run the network on an image that is to be processed in tiles, or does not fit into the memory as a whole."""
         size = _size(image)
         wanted = tiling.side_for(size)
@@ -327,7 +327,7 @@ class Predictor(Generic[R]):
         """The kind of the network, as in `[general] kind`."""
         return self.network.kind
 
-    def result(self, prediction: Prediction, native_size: tuple[int, int]) -> R:
+    def result(self, prediction: ArrayPrediction, native_size: tuple[int, int]) -> R:
         """Make the result of a photo of `(height, width)` from the output of the network, without its photo."""
         settings = ResultSettings(self.metadata, self.thresholds, self.classes)
         return cast(R, INFERENCE_KINDS[self.kind].result(prediction, native_size, settings))

@@ -19,7 +19,7 @@ from seamseg.inference.class_names import choose_classes
 from seamseg.inference.fiftyone_labels import LabelledObject, cropped, detections_label, segmentation_label
 from seamseg.inference.photo_result import Photo, PhotoResult, ResultFile, SourceImage, import_supervision
 from seamseg.panoptic_map import VOID, PanopticResult, Segment, class_infos
-from seamseg.predictions import Prediction
+from seamseg.predictions import ArrayPrediction
 from seamseg.visualize import draw_overlay
 
 if TYPE_CHECKING:
@@ -62,14 +62,14 @@ class Panoptic(PanopticResult, PhotoResult):
 
     counted = "segments"
     metadata: Metadata = field(default_factory=lambda: Metadata(0, 0, [], [], []))
-    prediction: Prediction | None = None
+    prediction: ArrayPrediction | None = None
     source: SourceImage = None
 
     segments: list[NamedSegment]  # type: ignore[assignment]
 
     @staticmethod
     def of(
-        result: PanopticResult, metadata: Metadata, photo: SourceImage = None, prediction: Prediction | None = None
+        result: PanopticResult, metadata: Metadata, photo: SourceImage = None, prediction: ArrayPrediction | None = None
     ) -> Panoptic:
         """Return a result with the names of its classes, and with its photo and prediction if given."""
         named = [_named(s, metadata) for s in result.segments]

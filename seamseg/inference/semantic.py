@@ -17,7 +17,7 @@ from seamseg.inference.class_names import choose_classes
 from seamseg.inference.fiftyone_labels import segmentation_label
 from seamseg.inference.photo_result import Photo, PhotoResult, ResultFile, SourceImage
 from seamseg.panoptic_map import VOID, PanopticResult, class_map_result
-from seamseg.predictions import Prediction
+from seamseg.predictions import ArrayPrediction
 from seamseg.utils.errors import InputError
 from seamseg.visualize import draw_overlay
 
@@ -53,12 +53,12 @@ class SemanticMap(PhotoResult):
     classes: np.ndarray
     probability: np.ndarray | None = None
     metadata: Metadata = field(default_factory=lambda: Metadata(0, 0, [], [], []))
-    prediction: Prediction | None = None
+    prediction: ArrayPrediction | None = None
     source: SourceImage = None
 
     @staticmethod
     def of(
-        prediction: Prediction, size: tuple[int, int], metadata: Metadata, classes: Sequence[int] | None = None
+        prediction: ArrayPrediction, size: tuple[int, int], metadata: Metadata, classes: Sequence[int] | None = None
     ) -> SemanticMap:
         """Return the result of a photo of `(height, width)` from the output of the network.
 
@@ -70,10 +70,12 @@ class SemanticMap(PhotoResult):
         classes : indices of the classes to keep, others become void; None for all
         """
         prediction = prediction.on_cpu()
+        assert prediction.semantic is not None
         found = resize_nearest(prediction.semantic, size)
         if classes is not None:
             found = _only(found, classes)
-        surest = None if prediction.probability is None else resize_nearest(prediction.probability, size)
+        surest = prediction.maps.get("probability")
+        surest = None if surest is None else resize_nearest(surest, size)
         return SemanticMap(found, surest, metadata.without_images())
 
     def __eq__(self, other: object) -> bool:

@@ -19,7 +19,9 @@ from seamseg.predictions import Prediction
 from seamseg.structures import PackedSequence
 
 
-def predict_augmented(net: PanopticNet, images: Sequence[Tensor], augmentation: Augmentation) -> list[Prediction]:
+def predict_augmented(
+    net: PanopticNet, images: Sequence[Tensor], augmentation: Augmentation
+) -> list[Prediction[Tensor]]:
     """Run the network on several views of each image and merge the predictions.
 
     The class of a pixel is the one with the highest mean probability over all views, at full size. Detections of all
@@ -40,7 +42,7 @@ def predict_augmented(net: PanopticNet, images: Sequence[Tensor], augmentation: 
         # padding would be a different part of each view
         return [predict_augmented(net, [image], augmentation)[0] for image in images]
     height, width = int(images[0].shape[-2]), int(images[0].shape[-1])
-    found: list[list[Prediction]] = [[] for _ in images]
+    found: list[list[Prediction[Tensor]]] = [[] for _ in images]
     logits: list[list[Tensor]] = [[] for _ in images]
     for scale, mirrored in augmentation.views():
         size = (max(1, round(height * scale)), max(1, round(width * scale)))
@@ -55,7 +57,7 @@ def predict_augmented(net: PanopticNet, images: Sequence[Tensor], augmentation: 
 
 def segment_augmented(
     net: SemanticNet, images: Sequence[Tensor], augmentation: Augmentation, fusion: str
-) -> list[Prediction]:
+) -> list[Prediction[Tensor]]:
     """Run a semantic network on several views of each image and merge the class maps.
 
     Parameters
@@ -88,7 +90,7 @@ def _view(image: Tensor, size: tuple[int, int], mirrored: bool, antialias: bool 
     return image.flip(-1) if mirrored else image
 
 
-def _forward(net: PanopticNet, views: list[Tensor]) -> tuple[list[Prediction], Tensor | None]:
+def _forward(net: PanopticNet, views: list[Tensor]) -> tuple[list[Prediction[Tensor]], Tensor | None]:
     """Return predictions without class maps, and semantic logits `N x C x h x w`, None without a semantic head."""
     kept: list[Tensor] = []
 
@@ -102,7 +104,9 @@ def _forward(net: PanopticNet, views: list[Tensor]) -> tuple[list[Prediction], T
     return predictions, kept[0] if kept else None
 
 
-def _map_back(p: Prediction, size: tuple[int, int], factors: tuple[float, float], mirrored: bool) -> Prediction:
+def _map_back(
+    p: Prediction[Tensor], size: tuple[int, int], factors: tuple[float, float], mirrored: bool
+) -> Prediction[Tensor]:
     """Map the detections of a view back to pixels of the image."""
     boxes = p.boxes * upload(torch.tensor(factors * 2, dtype=p.boxes.dtype), p.boxes.device)
     masks = p.mask_logits
@@ -113,7 +117,9 @@ def _map_back(p: Prediction, size: tuple[int, int], factors: tuple[float, float]
     return Prediction(boxes, p.classes, p.scores, masks, None, size)
 
 
-def _merge(net: PanopticNet, parts: list[Prediction], logits: list[Tensor], size: tuple[int, int]) -> Prediction:
+def _merge(
+    net: PanopticNet, parts: list[Prediction[Tensor]], logits: list[Tensor], size: tuple[int, int]
+) -> Prediction[Tensor]:
     boxes, classes = torch.cat([p.boxes for p in parts]), torch.cat([p.classes for p in parts])
     scores = torch.cat([p.scores for p in parts])
     masks = [p.mask_logits for p in parts if p.mask_logits is not None]

@@ -218,7 +218,7 @@ class PanopticNet(Network):
     @torch.no_grad()
     def predict(
         self, images: PackedSequence, segment: Callable[[Features], list[Tensor | None]] | None = None
-    ) -> list[Prediction]:
+    ) -> list[Prediction[Tensor]]:
         """Predict detections, masks and a class map for each image.
 
         Padding influences the result a little: batch only images of one size together if that matters.

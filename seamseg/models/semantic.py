@@ -98,7 +98,7 @@ class SemanticNet(Network):
         return SemanticLogits(logits, (int(padded.shape[-2]), int(padded.shape[-1])), sizes)
 
     @torch.no_grad()
-    def predict(self, images: PackedSequence) -> list[Prediction]:
+    def predict(self, images: PackedSequence) -> list[Prediction[Tensor]]:
         """Predict the class of each pixel of images `3 x H x W`.
 
         Padding influences the result a little: batch only images of one size together if that matters.
@@ -117,7 +117,7 @@ class SemanticNet(Network):
         output = self(images)
         return [self._prediction(x, output.padded_size, size) for x, size in zip(output.logits, output.valid_sizes)]
 
-    def _prediction(self, logits: Tensor, padded_size: tuple[int, int], size: tuple[int, int]) -> Prediction:
+    def _prediction(self, logits: Tensor, padded_size: tuple[int, int], size: tuple[int, int]) -> Prediction[Tensor]:
         if not self.options.probabilities:
             return class_map_prediction(upsample_argmax(logits, padded_size, size))
         maps = upsample_fusion([logits.float()], padded_size)
@@ -125,11 +125,12 @@ class SemanticNet(Network):
         return class_map_prediction(classes, probabilities)
 
 
-def class_map_prediction(classes: Tensor, probabilities: Tensor | None = None) -> Prediction:
+def class_map_prediction(classes: Tensor, probabilities: Tensor | None = None) -> Prediction[Tensor]:
     """Return a prediction without detections: a class map `H x W` int64 and the probability of each pixel, if known."""
     size = int(classes.shape[0]), int(classes.shape[1])
     nothing = torch.zeros(0, device=classes.device)
-    return Prediction(nothing.view(0, 4), nothing.long(), nothing, None, classes, size, probabilities)
+    maps = {} if probabilities is None else {"probability": probabilities}
+    return Prediction(nothing.view(0, 4), nothing.long(), nothing, None, classes, size, maps=maps)
 
 
 class SemanticTrainingModule(nn.Module):

@@ -19,7 +19,7 @@ from seamseg.predict.sources.base import Container, Source, of_part
 from seamseg.predict.sources.find import refuse_overwriting, refuse_sharing
 from seamseg.predict.sources.share import Decoders, DecoderShare, ThreadDecoders, retry_on_worker_death
 from seamseg.predict.writers import Writer
-from seamseg.predictions import Prediction
+from seamseg.predictions import ArrayPrediction
 from seamseg.utils.distributed import World, broadcast_object, gather_objects, long_timeout_group, shared_counter
 from seamseg.utils.errors import InputError, SeamsegError, UnreadableImage, one_line
 from seamseg.utils.parallel import BackgroundWriter
@@ -222,13 +222,13 @@ class _PredictionLoop:
         print(f"skipped {reason}", file=sys.stderr, flush=True)
         self.writer.skip({**_identity(source), "status": "unreadable", "reason": reason})
 
-    def _run_network(self, batch: Sequence[_Photo]) -> list[Prediction]:
+    def _run_network(self, batch: Sequence[_Photo]) -> list[ArrayPrediction]:
         self._in_network = ", ".join(str(photo.source) for photo in batch)
         predictions = self.predictor.raw([photo.image.pixels for photo in batch])
         self._in_network = ""
         return predictions
 
-    def _write(self, photo: _Photo, prediction: Prediction, seconds: float) -> None:
+    def _write(self, photo: _Photo, prediction: ArrayPrediction, seconds: float) -> None:
         try:
             self._write_outputs(photo, prediction, seconds)
         except (SeamsegError, OSError) as error:
@@ -238,7 +238,7 @@ class _PredictionLoop:
         except Exception as error:
             raise _error_of(error, f"{photo.source}: its outputs cannot be made") from error
 
-    def _write_outputs(self, photo: _Photo, prediction: Prediction, seconds: float) -> None:
+    def _write_outputs(self, photo: _Photo, prediction: ArrayPrediction, seconds: float) -> None:
         start = time.perf_counter()
         source, stamp, image = photo
         result = self.predictor.result(prediction, image.size)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from seamseg.inference.predictor import Predictor
-from seamseg.predictions import Prediction
+from seamseg.predictions import ArrayPrediction
 
 LONGEST_RETRY = 60
 """Seconds after which a refused client is told to try again, at most."""
@@ -24,7 +24,7 @@ _SMOOTHING = 0.2
 @dataclass(eq=False)
 class _Job:
     pixels: np.ndarray
-    future: Future[Prediction] = field(default_factory=Future)
+    future: Future[ArrayPrediction] = field(default_factory=Future)
     arrived: float = field(default_factory=time.monotonic)
 
 
@@ -72,7 +72,7 @@ class Batcher:
         """Seconds until the photos that wait now will have been computed, from 1 to :data:`LONGEST_RETRY`."""
         return min(LONGEST_RETRY, max(1, math.ceil((self.waiting + 1) * self._seconds)))
 
-    def submit(self, pixels: np.ndarray) -> Future[Prediction]:
+    def submit(self, pixels: np.ndarray) -> Future[ArrayPrediction]:
         """Have a prepared image computed.
 
         A future that is cancelled before its batch has started is never computed. An error of the network is that of

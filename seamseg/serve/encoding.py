@@ -25,7 +25,7 @@ from seamseg.inference.semantic import SemanticMap
 from seamseg.panoptic_map import VOID, class_infos
 from seamseg.predict.writers import FORMATS as FILE_FORMATS
 from seamseg.predict.writers.images import ImageWriter
-from seamseg.predictions import Prediction
+from seamseg.predictions import ArrayPrediction
 from seamseg.report.images import encode_index_map, encode_photo, reduced_shape
 from seamseg.visualize.palette import distinct_colors
 
@@ -70,7 +70,7 @@ class ResultEncoder:
         self._encoders = encoders
         self.formats = tuple(encoders)
 
-    def encode(self, name: str, prediction: Prediction, size: tuple[int, int], photo: Photo) -> Content:
+    def encode(self, name: str, prediction: ArrayPrediction, size: tuple[int, int], photo: Photo) -> Content:
         """Encode the result of a photo; thread-safe.
 
         Parameters
@@ -82,7 +82,7 @@ class ResultEncoder:
         """
         return self._encoders[name](self._predictor.result(prediction, size), prediction, photo)
 
-    def _json(self, result: PhotoResult, prediction: Prediction, photo: Photo) -> Content:
+    def _json(self, result: PhotoResult, prediction: ArrayPrediction, photo: Photo) -> Content:
         segments = self.segments(result)
         present = {s["category_id"] for s in segments}
         classes = [entry for entry in self._classes if entry["id"] in present]
@@ -90,7 +90,7 @@ class ResultEncoder:
         content = {"kind": self._predictor.kind, "width": width, "height": height}
         return _json({**content, "segments": segments, "classes": classes})
 
-    def _png(self, result: PhotoResult, prediction: Prediction, photo: Photo) -> Content:
+    def _png(self, result: PhotoResult, prediction: ArrayPrediction, photo: Photo) -> Content:
         if isinstance(result, Panoptic):
             buffer = BytesIO()
             # of the same speed and size as the files of `predict`
@@ -98,16 +98,16 @@ class ResultEncoder:
             return Content(buffer.getvalue(), PNG)
         return Content(self._file("labels", None, prediction, result), PNG)
 
-    def _overlay(self, result: PhotoResult, prediction: Prediction, photo: Photo) -> Content:
+    def _overlay(self, result: PhotoResult, prediction: ArrayPrediction, photo: Photo) -> Content:
         return Content(self._file("overlay", np.asarray(photo()), prediction, result), JPEG)
 
-    def _file(self, name: str, rgb: np.ndarray | None, prediction: Prediction, result: PhotoResult) -> bytes:
+    def _file(self, name: str, rgb: np.ndarray | None, prediction: ArrayPrediction, result: PhotoResult) -> bytes:
         """Return the content of the file that `predict` writes."""
         writer = FILE_FORMATS[self._predictor.kind][name](Path(), self._metadata)
         assert isinstance(writer, ImageWriter)
         return writer.encode(rgb, prediction, result)
 
-    def _view(self, result: PhotoResult, prediction: Prediction, photo: Photo) -> Content:
+    def _view(self, result: PhotoResult, prediction: ArrayPrediction, photo: Photo) -> Content:
         shape = reduced_shape(*result.size, VIEW_SIZE)
         indices = _index_map(result, shape)
         named: list[Entry] = []

@@ -43,7 +43,7 @@ from seamseg.models.heads.semantic import semantic_target
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.semantic import SemanticNet
 from seamseg.panoptic_map import ClassInfo, PanopticResult, class_infos
-from seamseg.predictions import Prediction
+from seamseg.predictions import ArrayPrediction
 from seamseg.utils.distributed import World, broadcast_object, gather_to_main, sum_over_processes
 from seamseg.utils.errors import InputError, option
 from seamseg.utils.parallel import available_cores
@@ -85,7 +85,7 @@ class ValidationResult:
     """An image with its prediction and its ground truth, as a validation passes it to an :data:`Observer`."""
 
     item: ValidationItem
-    prediction: Prediction
+    prediction: ArrayPrediction
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ Observer = Callable[[Any], None]
 class Scorer(Protocol):
     """Accumulates the scores of a validation, see :data:`SCORERS`."""
 
-    def add(self, item: ValidationItem, prediction: Prediction) -> ValidationResult:
+    def add(self, item: ValidationItem, prediction: ArrayPrediction) -> ValidationResult:
         """Add an image of this process."""
 
     def scores(self) -> Scores:
@@ -264,7 +264,7 @@ class PanopticScorer:
         self._evaluator = PanopticEvaluator(validator.classes, validator.legacy)
         self._instances = InstanceScorer(validator, predictor, fused=True) if options.eval_coco else None
 
-    def add(self, item: ValidationItem, prediction: Prediction) -> PanopticValidation:
+    def add(self, item: ValidationItem, prediction: ArrayPrediction) -> PanopticValidation:
         """See :class:`Scorer`."""
         size, mask = item.native_size, item.mask.numpy()
         if self._validator.legacy:
@@ -303,7 +303,7 @@ class InstanceScorer:
         self._validator = validator
         self._evaluator = InstanceEvaluator(validator.classes, not fused, validator.legacy and not fused)
 
-    def add(self, item: ValidationItem, prediction: Prediction) -> ValidationResult:
+    def add(self, item: ValidationItem, prediction: ArrayPrediction) -> ValidationResult:
         """See :class:`Scorer`."""
         self._evaluator.add(item.mask, item.cat, item.iscrowd, prediction, item.id)
         return ValidationResult(item, prediction)
@@ -338,7 +338,7 @@ class SemanticScorer:
         self._validator, self._predictor = validator, predictor
         self._confusion = ConfusionMatrix(validator.metadata.num_classes)
 
-    def add(self, item: ValidationItem, prediction: Prediction) -> ValidationResult:
+    def add(self, item: ValidationItem, prediction: ArrayPrediction) -> ValidationResult:
         """See :class:`Scorer`."""
         truth = semantic_target(item.mask.long(), torch.as_tensor(item.cat))
         result = self._predictor.result(prediction, item.native_size)

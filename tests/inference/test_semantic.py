@@ -23,7 +23,8 @@ def prediction(probability=True):
     classes = torch.tensor([[0, 0, 1], [2, 2, 1]], dtype=torch.uint8)
     surest = torch.tensor([[255, 128, 64], [32, 16, 8]], dtype=torch.uint8) if probability else None
     nothing = torch.zeros(0)
-    return Prediction(nothing.view(0, 4), nothing.long(), nothing, None, classes, (2, 3), surest)
+    maps = {} if surest is None else {"probability": surest}
+    return Prediction(nothing.view(0, 4), nothing.long(), nothing, None, classes, (2, 3), maps=maps)
 
 
 @pytest.fixture
@@ -86,8 +87,8 @@ def test_prediction(semantic_predictor):
     assert isinstance(result, SemanticMap)
     assert result.size == (90, 130)
     (raw,) = model.raw([network_input(PHOTO, model.input_size)])
-    assert raw.semantic.shape == raw.probability.shape == (64, 92)
-    assert raw.semantic.dtype == raw.probability.dtype == np.uint8
+    assert raw.semantic.shape == raw.maps["probability"].shape == (64, 92)
+    assert raw.semantic.dtype == raw.maps["probability"].dtype == np.uint8
     assert semantic_predictor().predict(PHOTO).probability is None
 
 
@@ -116,7 +117,7 @@ def test_views(semantic_predictor, fusion):
                 views.append(logits.flip(-1) if mirrored else logits)
     classes, scores = upsample_fusion(views, (64, 92), fusion)
     assert (found.semantic == classes.numpy()).mean() > 0.999
-    assert (abs(found.probability.astype(int) - (scores * 255).int().numpy()) <= 1).all()
+    assert (abs(found.maps["probability"].astype(int) - (scores * 255).int().numpy()) <= 1).all()
 
 
 def test_tiles(semantic_predictor):
@@ -124,7 +125,7 @@ def test_tiles(semantic_predictor):
     model = semantic_predictor(probabilities=True, shortest_size=300)
     whole, tiled = model.raw([network_input(photo, model.input_size)])[0], model.predict(photo, tiles=192).prediction
     assert tiled.size == (300, 400)
-    assert tiled.semantic.shape == tiled.probability.shape == (300, 400)
+    assert tiled.semantic.shape == tiled.maps["probability"].shape == (300, 400)
     # the global branch and the borders of the tiles differ
     assert (whole.semantic == tiled.semantic).mean() > 0.7
 

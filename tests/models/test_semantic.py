@@ -48,12 +48,14 @@ def test_class_map_and_probability(pad_to):
     scores = functional.interpolate(output.logits, size=output.padded_size, mode="bilinear").softmax(1)[0, :, :45, :70]
     (plain,) = net.predict(PackedSequence([IMAGE]))
     (both,) = net.with_options(probabilities=True).predict(PackedSequence([IMAGE]))
-    assert plain.probability is None
+    assert plain.maps == {}
     assert plain.size == (45, 70)
     assert torch.equal(plain.semantic, scores.argmax(0))
     assert torch.equal(both.semantic, plain.semantic)
-    assert_close(both.probability, scores.amax(0))
-    assert np.array_equal(both.on_cpu().on_cpu().probability, (both.probability * 255).to(torch.uint8).numpy())
+    assert_close(both.maps["probability"], scores.amax(0))
+    assert np.array_equal(
+        both.on_cpu().on_cpu().maps["probability"], (both.maps["probability"] * 255).to(torch.uint8).numpy()
+    )
 
 
 @pytest.mark.parametrize("pooling_size", [(4, 6), (2, 3), None])
@@ -83,7 +85,7 @@ def test_bf16():
     net = for_inference(semantic_net(), torch.device("cpu"), "bf16")
     (prediction,) = net.with_options(probabilities=True).predict(PackedSequence([IMAGE]))
     (exact,) = semantic_net().predict(PackedSequence([IMAGE]))
-    assert prediction.probability.dtype == torch.float32
+    assert prediction.maps["probability"].dtype == torch.float32
     assert (prediction.semantic == exact.semantic).float().mean() > 0.95
 
 
@@ -184,7 +186,8 @@ class TestVistas:
         (prediction,) = used.predict(images)
         assert np.array_equal(prediction.semantic.numpy(), array("vistas", "flower/single/class_map"))
         steps = (
-            torch.from_numpy(prediction.on_cpu().probability).int() - tensor("vistas", "flower/single/prob_map").int()
+            torch.from_numpy(prediction.on_cpu().maps["probability"]).int()
+            - tensor("vistas", "flower/single/prob_map").int()
         )
         assert steps.abs().max() <= 1
         assert (steps != 0).float().mean() < 0.01
@@ -206,5 +209,5 @@ class TestVistas:
             (found,) = segment_augmented(used, [image], views, "mean")
         assert np.array_equal(found.semantic.numpy(), array("vistas", "flower/tta_mean/returned_map"))
         expected = array("vistas", "flower/tta_mean/prob_val")
-        at = sample_positions("flower/tta_mean", found.probability.numel(), len(expected))
-        np.testing.assert_allclose(found.probability.flatten().numpy()[at], expected, rtol=0, atol=1e-4)
+        at = sample_positions("flower/tta_mean", found.maps["probability"].numel(), len(expected))
+        np.testing.assert_allclose(found.maps["probability"].flatten().numpy()[at], expected, rtol=0, atol=1e-4)

@@ -84,7 +84,7 @@ def eager(
         found = wanted._prediction(net.net.dense_part()(padded)[0], padded_size, (height, width))
         assert found.semantic is not None
         found = found.on_cpu()
-        return {"classmap": torch.as_tensor(found.semantic), "probability": torch.as_tensor(found.probability)}
+        return {"classmap": torch.as_tensor(found.semantic), "probability": torch.as_tensor(found.maps["probability"])}
     return _detections(net.net, padded, (height, width))
 
 

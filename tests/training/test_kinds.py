@@ -13,7 +13,7 @@ from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.config import KINDS, config_from_string, load_config
 from seamseg.formats.metadata import Metadata, read_metadata, write_metadata
 from seamseg.inference.options import InferenceOptions
-from seamseg.structures import Prediction
+from seamseg.predictions import Prediction
 from seamseg.training.debugging.replay import replay
 from seamseg.training.logging.images import SampleRenderer
 from seamseg.training.logging.metrics import read_metrics

@@ -19,7 +19,7 @@ from seamseg.cli.main import main
 from seamseg.config import load_config
 from seamseg.data.dataset import PanopticDataset
 from seamseg.inference.options import InferenceOptions
-from seamseg.structures import Prediction
+from seamseg.predictions import Prediction
 from seamseg.training.debugging.dump import dump_path, read_dump
 from seamseg.training.logging.metrics import read_metrics
 from seamseg.training.run import TrainingOptions, run_training

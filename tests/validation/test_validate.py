@@ -12,7 +12,7 @@ from support.micro import make_dataset
 from seamseg.config import load_config
 from seamseg.formats.metadata import read_metadata, write_metadata
 from seamseg.inference.options import InferenceOptions
-from seamseg.structures import Prediction
+from seamseg.predictions import Prediction
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
 from seamseg.validation.evaluate import EvaluationOptions, evaluate_model

@@ -10,7 +10,7 @@ import numpy as np
 
 from seamseg.idmaps.segments import sigmoid
 from seamseg.inference.tiling.tiles import Span, Tile
-from seamseg.predictions import Prediction
+from seamseg.predictions import ArrayPrediction
 
 EDGE = 4
 """A box this close to an edge of its tile, in pixels, counts as cut by it, since boxes are not exact."""
@@ -33,7 +33,7 @@ class TileDetections:
 
     @staticmethod
     def of(
-        prediction: Prediction, scale: tuple[float, float] = (1, 1), offset: tuple[int, int] = (0, 0)
+        prediction: ArrayPrediction, scale: tuple[float, float] = (1, 1), offset: tuple[int, int] = (0, 0)
     ) -> TileDetections:
         """Return those of a part of the image, scaled and then shifted, `(y, x)` each."""
         boxes = prediction.boxes * np.array(scale * 2, np.float32) + np.array(offset * 2, np.float32)

@@ -10,17 +10,17 @@ import numpy as np
 from PIL import Image
 
 from seamseg.inference.tiling.merge import TileDetections, merge_detections
-from seamseg.inference.tiling.tiles import LEAST_SIDE, Tiling, tiles_of
-from seamseg.predictions import Prediction
+from seamseg.inference.tiling.tiles import LEAST_SIDE, Tile, Tiling, tiles_of
+from seamseg.predictions import ArrayPrediction, Prediction
 from seamseg.utils.device_memory import free_memory, lacks_memory
 
-Forward = Callable[[np.ndarray], Prediction]
+Forward = Callable[[np.ndarray], ArrayPrediction]
 """Runs the network on pixels `h x w x 3` uint8 of an image."""
 
 
 def predict_in_tiles(
     forward: Forward, pixels: np.ndarray, side: int, overlap: int, nms_threshold: float | None
-) -> Prediction:
+) -> ArrayPrediction:
     """Run the network on overlapping tiles of an image and merge the predictions.
 
     The class of a pixel is that of the tile whose edge is farthest. Objects too large for the overlap come from an
@@ -42,22 +42,31 @@ def predict_in_tiles(
     height, width = pixels.shape[:2]
     coarse, grain = (None, 1.0) if nms_threshold is None else _coarse_view(forward, pixels, side)
     parts = []
+    semantic: np.ndarray | None = None
     maps: dict[str, np.ndarray] = {}
     for tile in tiles_of((height, width), side, overlap):
         y, x = tile.y, tile.x
         prediction = forward(pixels[y.start : y.stop, x.start : x.stop])
-        for name, part in (("semantic", prediction.semantic), ("probability", prediction.probability)):
-            if part is not None:
-                if name not in maps:
-                    maps[name] = np.empty((height, width), np.uint8)
-                core = part[y.core_start - y.start : y.core_stop - y.start]
-                core = core[:, x.core_start - x.start : x.core_stop - x.start]
-                maps[name][y.core_start : y.core_stop, x.core_start : x.core_stop] = core
+        if prediction.semantic is not None:
+            semantic = _with_core(semantic, prediction.semantic, tile, (height, width))
+        for name, part in prediction.maps.items():
+            maps[name] = _with_core(maps.get(name), part, tile, (height, width))
         parts.append((tile, TileDetections.of(prediction, offset=(y.start, x.start))))
     if coarse is None or nms_threshold is None:
-        return replace(prediction, size=(height, width), **maps)
+        return replace(prediction, size=(height, width), semantic=semantic, maps=maps)
     found = merge_detections(parts, coarse, grain, overlap, nms_threshold)
-    return Prediction(found.boxes, found.classes, found.scores, found.masks, maps.get("semantic"), (height, width))
+    size = (height, width)
+    return Prediction(found.boxes, found.classes, found.scores, found.masks, semantic, size, maps=maps)
+
+
+def _with_core(whole: np.ndarray | None, part: np.ndarray, tile: Tile, size: tuple[int, int]) -> np.ndarray:
+    """Copy the core of the map of a tile into the map of the image, which is made with the first tile."""
+    y, x = tile.y, tile.x
+    if whole is None:
+        whole = np.empty(size, part.dtype)
+    core = part[y.core_start - y.start : y.core_stop - y.start, x.core_start - x.start : x.core_stop - x.start]
+    whole[y.core_start : y.core_stop, x.core_start : x.core_stop] = core
+    return whole
 
 
 def _coarse_view(forward: Forward, pixels: np.ndarray, side: int) -> tuple[TileDetections, float]:
@@ -79,7 +88,7 @@ def first_side(size: tuple[int, int]) -> int | None:
 
 def predict_in_tiles_that_fit(
     forward: Forward, pixels: np.ndarray, side: int, tiling: Tiling, nms_threshold: float | None
-) -> tuple[Prediction, int]:
+) -> tuple[ArrayPrediction, int]:
     """Call :func:`predict_in_tiles`, with tiles of half the side as long as the device is out of memory.
 
     Parameters

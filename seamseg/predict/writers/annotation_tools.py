@@ -16,7 +16,7 @@ from seamseg.inference.result import Panoptic
 from seamseg.panoptic_map import class_infos
 from seamseg.predict.sources.base import Source
 from seamseg.predict.writers.base import Record, Records, Writer
-from seamseg.predictions import Prediction
+from seamseg.predictions import ArrayPrediction
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing, write_atomically, write_json
 
@@ -67,7 +67,7 @@ class CvatWriter(_ToolWriter):
         """Return the images of labels and of objects."""
         return [self.out / folder / f"{source.name}.png" for folder in (cvat.CLASS_FOLDER, cvat.OBJECT_FOLDER)]
 
-    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: Panoptic) -> Record:
+    def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: Panoptic) -> Record:
         """Write both images and return the name."""
         if source.name.encode(errors="replace").decode().splitlines() != [source.name]:
             raise InputError(f"{cvat.LISTS} has a name a line, in UTF-8")
@@ -103,7 +103,7 @@ class LabelStudioWriter(_ToolWriter):
         """Return the file of the task."""
         return [self.out / label_studio.TASKS / f"{source.name}.json"]
 
-    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: Panoptic) -> None:
+    def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: Panoptic) -> None:
         """Write the task."""
         address = source.address if "://" in source.address else f"{LOCAL_FILES}{quote(os.fsencode(source.relative))}"
         content = [label_studio.task(result, self.metadata, address)]

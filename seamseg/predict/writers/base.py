@@ -10,7 +10,7 @@ import numpy as np
 
 from seamseg.inference.photo_result import PhotoResult
 from seamseg.predict.sources.base import Source
-from seamseg.predictions import Prediction
+from seamseg.predictions import ArrayPrediction
 
 Record = dict[str, Any]
 """What a format stores in the manifest for a photo, as JSON."""
@@ -38,7 +38,7 @@ class Writer(Protocol[R]):
     def paths(self, source: Source) -> list[Path]:
         """Return the files of a photo, as far as they are known in advance."""
 
-    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: R) -> Record | None:
+    def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: R) -> Record | None:
         """Write the files of a photo, each atomically, and return what :meth:`finish` needs of it, if anything."""
 
     def finals(self) -> list[Path]:

@@ -15,7 +15,7 @@ from seamseg.inference.detections import Detections
 from seamseg.predict.sources.base import Source
 from seamseg.predict.writers.base import Record, Records, Writer
 from seamseg.predict.writers.images import ImageWriter
-from seamseg.predictions import Prediction
+from seamseg.predictions import ArrayPrediction
 from seamseg.utils.files import replacing
 from seamseg.visualize.detections import draw_detections, draw_legacy
 
@@ -41,7 +41,7 @@ class DetectionOverlayWriter(ImageWriter[Detections]):
 
     member = "overlay.jpg"
 
-    def image(self, rgb: np.ndarray | None, prediction: Prediction, result: Detections) -> Image.Image:
+    def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: Detections) -> Image.Image:
         """See :class:`seamseg.predict.writers.images.ImageWriter`."""
         assert rgb is not None
         return Image.fromarray(draw_detections(rgb, list(result), result.size, self.metadata.palette))
@@ -52,7 +52,7 @@ class LegacyOverlayWriter(ImageWriter[Detections]):
 
     member = "overlay.jpg"
 
-    def image(self, rgb: np.ndarray | None, prediction: Prediction, result: Detections) -> Image.Image:
+    def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: Detections) -> Image.Image:
         """See :class:`seamseg.predict.writers.images.ImageWriter`."""
         assert rgb is not None
         return Image.fromarray(draw_legacy(rgb, list(result), result.size, self.metadata.palette))
@@ -77,7 +77,7 @@ class CocoResultsWriter(Writer[Detections]):
         """Return no files: all detections are in one file."""
         return []
 
-    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: Detections) -> Record:
+    def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: Detections) -> Record:
         """Return the entries of a photo."""
         chosen = Detections.of(prediction, result.size, self.metadata, self.choice.least_score, self.choice.classes)
         return {"results": chosen.to_coco(source.name)}

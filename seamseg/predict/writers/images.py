@@ -20,7 +20,7 @@ from seamseg.inference.result import Panoptic
 from seamseg.panoptic_map import PanopticResult
 from seamseg.predict.sources.base import Source
 from seamseg.predict.writers.base import Writer
-from seamseg.predictions import Prediction
+from seamseg.predictions import ArrayPrediction
 from seamseg.utils.errors import InputError, option
 from seamseg.utils.files import write_atomically
 from seamseg.visualize.overlay import draw_overlay
@@ -52,11 +52,11 @@ class ImageWriter(Writer[R]):
         """Return `OUT/<name><ending>`."""
         return [self.out / f"{source.name}{self.ending}"]
 
-    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: R) -> None:
+    def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: R) -> None:
         """Draw and write the image."""
         write_atomically(self.paths(source)[0], self.encode(rgb, prediction, result))
 
-    def encode(self, rgb: np.ndarray | None, prediction: Prediction, result: R) -> bytes:
+    def encode(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: R) -> bytes:
         """Draw the image and return the content of its file."""
         buffer = BytesIO()
         image = self.image(rgb, prediction, result)
@@ -67,7 +67,7 @@ class ImageWriter(Writer[R]):
         return buffer.getvalue()
 
     @abstractmethod
-    def image(self, rgb: np.ndarray | None, prediction: Prediction, result: R) -> Image.Image:
+    def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: R) -> Image.Image:
         """Return the image of a result; `rgb` is given if :attr:`needs_photo`."""
 
 
@@ -76,7 +76,7 @@ class OverlayWriter(ImageWriter[Panoptic]):
 
     member = "overlay.jpg"
 
-    def image(self, rgb: np.ndarray | None, prediction: Prediction, result: Panoptic) -> Image.Image:
+    def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: Panoptic) -> Image.Image:
         """See :class:`ImageWriter`."""
         assert rgb is not None
         return Image.fromarray(draw_overlay(rgb, result, self.metadata.palette, self.metadata.categories))
@@ -87,7 +87,7 @@ class ResultOverlayWriter(ImageWriter[PhotoResult]):
 
     member = "overlay.jpg"
 
-    def image(self, rgb: np.ndarray | None, prediction: Prediction, result: PhotoResult) -> Image.Image:
+    def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: PhotoResult) -> Image.Image:
         """See :class:`ImageWriter`."""
         return result.draw(rgb)
 
@@ -128,7 +128,7 @@ class AnonymizeWriter(ImageWriter[PhotoResult]):
         if not 0 <= least_score <= 1:
             raise InputError(f"{option('least_score')} must be between 0 and 1, not {least_score}")
 
-    def image(self, rgb: np.ndarray | None, prediction: Prediction, result: PhotoResult) -> Image.Image:
+    def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: PhotoResult) -> Image.Image:
         """See :class:`ImageWriter`."""
         assert rgb is not None
         segments = result if isinstance(result, PanopticResult) else None

@@ -19,7 +19,7 @@ from seamseg.fusion import paste_detections
 from seamseg.inference.result import Panoptic
 from seamseg.predict.sources.base import Source
 from seamseg.predict.writers.base import Record, Records, Writer
-from seamseg.predictions import Prediction
+from seamseg.predictions import ArrayPrediction
 from seamseg.utils.files import write_atomically
 
 COCO_JSON = "panoptic.json"
@@ -54,7 +54,7 @@ class CocoWriter(PanopticWriter):
         """Return `OUT/panoptic/<name>.png`."""
         return [self._panoptic.folder / f"{source.name}.png"]
 
-    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: Panoptic) -> Record:
+    def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: Panoptic) -> Record:
         """Write the PNG and return the segments."""
         return self._panoptic.write(source.name, result, source.relative)
 
@@ -86,7 +86,7 @@ class CityscapesWriter(PanopticWriter):
             self.out / "instance" / f"{frame}.txt",
         ]
 
-    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: Panoptic) -> Record:
+    def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: Panoptic) -> Record:
         """Write the results of a photo and return its segments."""
         frame, labels = frame_name(source.name), self._classes.original_ids
         record = self._panoptic.write(frame, result, source.relative)
@@ -128,7 +128,7 @@ class VistasWriter(PanopticWriter):
             self.out / "instances" / f"{name}.txt",
         ]
 
-    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: Panoptic) -> Record:
+    def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: Panoptic) -> Record:
         """Write the results of a photo and return its segments."""
         name, labels = photo_stem(source.name), self._labels
         record = self._panoptic.write(name, result, source.relative)
@@ -150,7 +150,7 @@ class VistasWriter(PanopticWriter):
 
 
 def write_detections(
-    folder: Path, name: str, prediction: Prediction, size: tuple[int, int], labels: Sequence[int]
+    folder: Path, name: str, prediction: ArrayPrediction, size: tuple[int, int], labels: Sequence[int]
 ) -> Path:
     """Write the detections of an image before the fusion, as the benchmarks of Cityscapes and Vistas read them.
 

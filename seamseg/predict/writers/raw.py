@@ -12,7 +12,7 @@ from seamseg.formats.metadata import Metadata
 from seamseg.inference.photo_result import PhotoResult
 from seamseg.predict.sources.base import Source
 from seamseg.predict.writers.base import Writer
-from seamseg.predictions import Prediction
+from seamseg.predictions import ArrayPrediction
 from seamseg.utils.files import write_atomically
 
 
@@ -33,7 +33,7 @@ class RawWriter(Writer[PhotoResult]):
         """Return `OUT/<name>.pth.tar`."""
         return [self.out / f"{source.name}.pth.tar"]
 
-    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: PhotoResult) -> None:
+    def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: PhotoResult) -> None:
         """Write the tensors."""
         import torch  # the other formats do without
 
@@ -42,7 +42,7 @@ class RawWriter(Writer[PhotoResult]):
         torch.save(content, buffer)
         write_atomically(self.paths(source)[0], buffer.getvalue())
 
-    def content(self, prediction: Prediction) -> dict[str, Any]:
+    def content(self, prediction: ArrayPrediction) -> dict[str, Any]:
         """Return the arrays of a file by name."""
         p = prediction.copy()
         return {"sem_pred": p.semantic} | _detections(p)
@@ -54,11 +54,11 @@ class RawDetectionsWriter(RawWriter):
     All are None where nothing was found, as in the original's files.
     """
 
-    def content(self, prediction: Prediction) -> dict[str, Any]:
+    def content(self, prediction: ArrayPrediction) -> dict[str, Any]:
         """Return the arrays of a file by name."""
         found = _detections(prediction.copy())
         return found if len(prediction.scores) else dict.fromkeys(found)
 
 
-def _detections(p: Prediction) -> dict[str, Any]:
+def _detections(p: ArrayPrediction) -> dict[str, Any]:
     return {"bbx_pred": p.boxes, "cls_pred": p.classes, "obj_pred": p.scores, "msk_pred": p.mask_logits}

@@ -8,7 +8,7 @@ from PIL import Image
 from seamseg.inference.semantic import SemanticMap
 from seamseg.panoptic_map import class_map_result
 from seamseg.predict.writers.images import ImageWriter
-from seamseg.predictions import Prediction
+from seamseg.predictions import ArrayPrediction
 from seamseg.visualize import draw_overlay, padded_palette
 
 
@@ -19,7 +19,7 @@ class LabelsWriter(ImageWriter[SemanticMap]):
     member = "labels.png"
     ending = ".png"
 
-    def image(self, rgb: np.ndarray | None, prediction: Prediction, result: SemanticMap) -> Image.Image:
+    def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: SemanticMap) -> Image.Image:
         """See :class:`seamseg.predict.writers.images.ImageWriter`."""
         image = Image.fromarray(result.classes)
         # red, green, blue of the first colour, then of the next
@@ -34,7 +34,7 @@ class IdsWriter(ImageWriter[SemanticMap]):
     member = "ids.png"
     ending = ".png"
 
-    def image(self, rgb: np.ndarray | None, prediction: Prediction, result: SemanticMap) -> Image.Image:
+    def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: SemanticMap) -> Image.Image:
         """See :class:`seamseg.predict.writers.images.ImageWriter`."""
         return Image.fromarray(result.classes)
 
@@ -46,7 +46,7 @@ class ProbabilitiesWriter(ImageWriter[SemanticMap]):
     member = "prob.png"
     ending = "_prob.png"
 
-    def image(self, rgb: np.ndarray | None, prediction: Prediction, result: SemanticMap) -> Image.Image:
+    def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: SemanticMap) -> Image.Image:
         """See :class:`seamseg.predict.writers.images.ImageWriter`."""
         assert result.probability is not None
         return Image.fromarray(result.probability)
@@ -57,7 +57,7 @@ class SemanticOverlayWriter(ImageWriter[SemanticMap]):
 
     member = "overlay.jpg"
 
-    def image(self, rgb: np.ndarray | None, prediction: Prediction, result: SemanticMap) -> Image.Image:
+    def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: SemanticMap) -> Image.Image:
         """See :class:`seamseg.predict.writers.images.ImageWriter`."""
         assert rgb is not None
         return Image.fromarray(draw_overlay(rgb, class_map_result(result.classes), self.metadata.palette))

@@ -19,7 +19,7 @@ from seamseg.idmaps.resize import resize_nearest
 from seamseg.inference.detections import Detections
 from seamseg.models.panoptic import PanopticNet
 from seamseg.panoptic_map import PanopticResult, Segment, class_map_result
-from seamseg.predictions import Prediction
+from seamseg.predictions import ArrayPrediction
 from seamseg.structures import Batch, PackedSequence
 from seamseg.validation.validator import PanopticValidation, ValidationResult
 from seamseg.visualize.detections import draw_detections
@@ -56,7 +56,7 @@ class ImageSample:
     mask: np.ndarray
     cat: list[int]
     iscrowd: list[int]
-    prediction: Prediction
+    prediction: ArrayPrediction
     result: PanopticResult | None
 
 
