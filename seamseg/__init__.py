@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .version import __version__
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import nn
 
+    from seamseg.deploy.export import ExportReport
+    from seamseg.evaluation.scores import Scores
+    from seamseg.inference.options import Augmentation, InferenceOptions
     from seamseg.inference.predictor import Predictor
 
-__all__ = ["__version__", "classifier", "load"]
+# `import seamseg` must not import torch: each function imports what it needs
+
+__all__ = ["__version__", "classifier", "evaluate", "export", "load", "train"]
+
+Overrides: TypeAlias = "Mapping[str, object] | Sequence[str]"
+"""Configuration keys: `{"section.key": value}` or `["section.key=value"]`."""
 
 
 def classifier(config: Any, checkpoint: Any = None, device: Any = "auto") -> nn.Module:
@@ -34,13 +45,36 @@ def classifier(config: Any, checkpoint: Any = None, device: Any = "auto") -> nn.
     seamseg.utils.errors.InputError
         if the configuration is wrong, or the checkpoint is missing, broken, or does not fit it
     """
-    # `import seamseg` must not import torch
     from seamseg.classification.checkpoint import load_classifier
 
     return load_classifier(config, checkpoint, device)
 
 
-def load(model: Any, device: Any = "auto", config: Any = None, meta: Any = None, **options: Any) -> Predictor[Any]:
+def load(
+    model: str | Path,
+    device: Any = "auto",
+    config: str | Path | None = None,
+    meta: str | Path | None = None,
+    *,
+    score_threshold: float | None = None,
+    overlap_threshold: float | None = None,
+    min_stuff_area: int | None = None,
+    shortest_size: int | None = None,
+    longest_max_size: int | None = None,
+    size: int | None = None,
+    preview: bool = False,
+    tiles: str | int = "auto",
+    tile_overlap: int | None = None,
+    tta: str | Augmentation | None = None,
+    tta_fusion: str = "mean",
+    probabilities: bool = False,
+    classes: str | Sequence[str] | None = None,
+    precision: str = "fp32",
+    compile: bool = False,
+    cuda_graphs: bool = False,
+    pad_to: int = 1,
+    overrides: Overrides = (),
+) -> Predictor[Any]:
     """Load a trained model: `seamseg.load("model.zip").predict("street.jpg")`.
 
     The kind of the model decides what :meth:`~seamseg.inference.predictor.Predictor.predict` returns: a panoptic map,
@@ -52,7 +86,7 @@ def load(model: Any, device: Any = "auto", config: Any = None, meta: Any = None,
         `hf://user/repo[@revision][/FILE]` on the Hugging Face Hub
     device : auto (a GPU if there is one), cpu, cuda or cuda:N; for `.onnx` cpu (ONNX Runtime) or openvino
     config, meta : INI file and `metadata.bin`, if the model does not contain them
-    **options : thresholds, sizes, tiles and so on, see :class:`seamseg.inference.options.InferenceOptions`
+    others : see :class:`seamseg.inference.options.InferenceOptions`; those of `seamseg predict`
 
     Returns
     -------
@@ -63,8 +97,161 @@ def load(model: Any, device: Any = "auto", config: Any = None, meta: Any = None,
     seamseg.utils.errors.InputError
         if the model is missing, broken, or does not match its configuration and metadata
     """
-    # `import seamseg` must not import torch
-    from seamseg.inference.options import InferenceOptions
+    given = locals()
     from seamseg.inference.predictor import load_predictor
 
-    return load_predictor(model, device, config, meta, InferenceOptions(**options))
+    return load_predictor(model, device, config, meta, _inference_options(given))
+
+
+def evaluate(
+    model: str | Path,
+    data: str | Path,
+    device: str = "auto",
+    config: str | Path | None = None,
+    meta: str | Path | None = None,
+    *,
+    split: str | None = None,
+    out: str | Path | None = None,
+    legacy: bool = False,
+    quiet: bool = False,
+    score_threshold: float | None = None,
+    overlap_threshold: float | None = None,
+    min_stuff_area: int | None = None,
+    shortest_size: int | None = None,
+    longest_max_size: int | None = None,
+    size: int | None = None,
+    preview: bool = False,
+    tiles: str | int = "auto",
+    tile_overlap: int | None = None,
+    tta: str | Augmentation | None = None,
+    tta_fusion: str = "mean",
+    precision: str = "fp32",
+    compile: bool = False,
+    cuda_graphs: bool = False,
+    pad_to: int = 1,
+    overrides: Overrides = (),
+) -> Scores:
+    """Score the results that :func:`load` gives with the same options: `seamseg.evaluate("runs/city", "data").PQ`.
+
+    Parameters
+    ----------
+    model, device, config, meta : see :func:`load`
+    data : dataset folder
+    split : name of the split; None for `[dataloader] val_set` of the configuration
+    out : evaluation folder to write; None for none
+    legacy : count as the original
+    quiet : show no progress
+    others : see :class:`seamseg.inference.options.InferenceOptions`
+
+    Returns
+    -------
+    seamseg.evaluation.scores.Scores
+        of the kind of network, for example :class:`seamseg.evaluation.scores.PanopticScores`
+
+    Raises
+    ------
+    seamseg.utils.errors.InputError
+        if something is missing or broken, or the classes of model and data set differ
+    """
+    given = locals()
+    from seamseg.validation.evaluate import EvaluationOptions, evaluate_model
+
+    options = EvaluationOptions(split, config, meta, device, _inference_options(given), quiet, legacy, out)
+    return evaluate_model(model, data, options).scores
+
+
+def train(
+    config: str | Path,
+    data: str | Path,
+    log_dir: str | Path,
+    device: str = "auto",
+    *,
+    resume: str | Path | None = None,
+    pretrain: Sequence[str] = (),
+    pretrain_classes: str | None = None,
+    overrides: Overrides = (),
+) -> Scores | None:
+    """Train a network: `seamseg.train("cityscapes_r50", "data", "runs/city", overrides={"optimizer.lr": 0.01})`.
+
+    Under torchrun each process calls it.
+
+    Parameters
+    ----------
+    config : INI file, or the name of a packaged experiment
+    data : dataset folder
+    log_dir : run folder, created if needed
+    device : auto, cpu, cuda or cuda:N
+    resume, pretrain, pretrain_classes : see :class:`seamseg.training.run.TrainingOptions`
+    overrides : configuration keys
+
+    Returns
+    -------
+    seamseg.evaluation.scores.Scores
+        of the last validation; None if there was none
+
+    Raises
+    ------
+    seamseg.utils.errors.InputError
+        if the configuration, the data set or a file of weights is wrong
+    seamseg.utils.errors.SeamsegError
+        if a loss is not finite, or a file cannot be written
+    """
+    from seamseg.training.run import TrainingOptions, run_training
+
+    start = (resume, pretrain, pretrain_classes)
+    return run_training(TrainingOptions(config, data, log_dir, *start, overrides=_key_values(overrides), device=device))
+
+
+def export(
+    model: str | Path,
+    out: str | Path,
+    config: str | Path | None = None,
+    meta: str | Path | None = None,
+    *,
+    size: tuple[int, int] | None = None,
+    dynamic: bool = False,
+    part: str = "all",
+    precision: str = "fp32",
+    int8: str | Path | None = None,
+    calibrate: int = 64,
+    opset: int | None = None,
+    check: Sequence[str | Path] = (),
+    force: bool = False,
+    licence: str = "",
+    overrides: Overrides = (),
+) -> ExportReport:
+    """Export a network to `.onnx` or `.pt2` and compare the file with it: `seamseg.export("runs/city", "city.onnx")`.
+
+    Parameters
+    ----------
+    model, config, meta : see :func:`load`
+    out : file to write
+    others : see :class:`seamseg.deploy.export.ExportOptions`
+
+    Raises
+    ------
+    seamseg.utils.errors.InputError
+        if the model is missing or broken, or an option is out of range
+    seamseg.utils.errors.SeamsegError
+        if the export fails, or the file computes something else than the network
+    """
+    given = {name: value for name, value in locals().items() if name not in ("model", "out")}
+    from seamseg.deploy.export import ExportOptions, export_model
+
+    return export_model(model, out, ExportOptions(**{**given, "overrides": _key_values(overrides)}))
+
+
+def _inference_options(given: Mapping[str, Any]) -> InferenceOptions:
+    """Return the options among the arguments of a function."""
+    from dataclasses import fields
+
+    from seamseg.inference.options import InferenceOptions
+
+    found = {field.name: given[field.name] for field in fields(InferenceOptions) if field.name in given}
+    return InferenceOptions(**{**found, "overrides": _key_values(given["overrides"])})
+
+
+def _key_values(overrides: Overrides) -> tuple[str, ...]:
+    if isinstance(overrides, Mapping):
+        return tuple(f"{key}={value}" for key, value in overrides.items())
+    return tuple(overrides)

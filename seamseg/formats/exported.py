@@ -23,7 +23,15 @@ METADATA_KEY = "seamseg"
 """Name of the text in a file."""
 FORMAT = 1
 """Version of the text; a reader refuses files of a later one."""
-KINDS = ("panoptic", "instance_seg", "detection", "semantic", "classification")
+_DETECTIONS = ("boxes", "classes", "scores")
+OUTPUTS = {
+    "panoptic": (*_DETECTIONS, "mask_logits", "count", "classmap"),
+    "instance_seg": (*_DETECTIONS, "mask_logits", "count"),
+    "detection": (*_DETECTIONS, "count"),
+    "semantic": ("classmap", "probability"),
+    "classification": ("logits",),
+}
+"""Names of the outputs of each kind of network, in order."""
 PARTS = ("all", "dense")
 PRECISIONS = ("fp32", "bf16", "fp16", "int8")
 OPSETS = (20, 21)
@@ -47,7 +55,7 @@ class ExportedMetadata:
 
     Parameters
     ----------
-    kind : one of :data:`KINDS`
+    kind : key of :data:`OUTPUTS`
     config : INI text of the network, all overrides applied; JSON text of the configuration for classification
     metadata : the classes, without images; those of a classifier are things and have names only
     size : `(height, width)` of the input; None if both are free
@@ -84,7 +92,7 @@ class ExportedMetadata:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, known in (("kind", KINDS), ("part", PARTS), ("precision", PRECISIONS)):
+        for name, known in (("kind", tuple(OUTPUTS)), ("part", PARTS), ("precision", PRECISIONS)):
             if getattr(self, name) not in known:
                 raise InputError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r:.40}")
         pairs = [pair for pair in (self.size, self.sides) if pair is not None]
@@ -107,22 +115,17 @@ class ExportedMetadata:
     @property
     def has_masks(self) -> bool:
         """Whether detections have masks: the output `mask_logits`."""
-        return self.kind in ("panoptic", "instance_seg")
+        return "mask_logits" in self.outputs
 
     @property
     def has_classmap(self) -> bool:
         """Whether there is a class for each pixel: the output `classmap`."""
-        return self.kind in ("panoptic", "semantic")
+        return "classmap" in self.outputs
 
     @property
     def outputs(self) -> tuple[str, ...]:
         """Names of the outputs of part "all", in order."""
-        if self.kind == "classification":
-            return ("logits",)
-        if self.kind == "semantic":
-            return ("classmap", "probability")
-        masks, classmap = ("mask_logits",) * self.has_masks, ("classmap",) * self.has_classmap
-        return ("boxes", "classes", "scores", *masks, "count", *classmap)
+        return OUTPUTS[self.kind]
 
     @property
     def max_size(self) -> tuple[int, int] | None:

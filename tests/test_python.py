@@ -1,0 +1,55 @@
+"""`seamseg.load`, `evaluate`, `train` and `export`: the options of the commands as keywords."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import MISSING, fields
+
+import numpy as np
+import pytest
+from support.micro import write_config
+
+import seamseg
+from seamseg.deploy.export import ExportOptions
+from seamseg.inference.options import InferenceOptions
+from seamseg.training.run import TrainingOptions
+from seamseg.validation.evaluate import EvaluationOptions
+
+OPTIONS = {
+    "load": [(InferenceOptions, ())],
+    "evaluate": [(InferenceOptions, ("classes", "probabilities")), (EvaluationOptions, ("inference",))],
+    "train": [(TrainingOptions, ("evaluate",))],
+    "export": [(ExportOptions, ())],
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_keywords_are_those_of_the_options(name):
+    parameters = dict(inspect.signature(getattr(seamseg, name)).parameters)
+    for options, left_out in OPTIONS[name]:
+        for field in fields(options):
+            if field.name in left_out:
+                assert field.name not in parameters
+                continue
+            found = parameters.pop(field.name)
+            assert found.default == (inspect.Parameter.empty if field.default is MISSING else field.default), field.name
+    assert set(parameters) <= {"model", "data", "out", "device", "config", "meta"}
+
+
+@pytest.mark.usefixtures("narrow")
+def test_from_training_to_an_exported_file(micro, tmp_path, capsys):
+    config = write_config(tmp_path / "micro.ini")
+    run = tmp_path / "run"
+    scores = seamseg.train(config, micro, run, "cpu", overrides={"scheduler.epochs": 1})
+    assert scores.n_images == 3
+    again = seamseg.evaluate(run, micro, "cpu", quiet=True)
+    assert again.mIoU_segments == pytest.approx(scores.mIoU_segments, abs=1e-3)
+    none = seamseg.evaluate(run, micro, "cpu", quiet=True, score_threshold=1, min_stuff_area=10**6)
+    assert none.mIoU_segments == 0 < again.mIoU_segments
+    overrides = {"general.min_stuff_area": 10**6, "general.score_threshold": 1}
+    assert seamseg.evaluate(run, micro, "cpu", quiet=True, overrides=overrides).mIoU_segments == 0
+    report = seamseg.export(run, tmp_path / "net.onnx", size=(64, 96))
+    photo = np.zeros((64, 96, 3), np.uint8)
+    assert seamseg.load(report.path).predict(photo).size == seamseg.load(run, "cpu").predict(photo).size
+    with pytest.raises(TypeError, match="tilse"):
+        seamseg.load(run, tilse="off")
