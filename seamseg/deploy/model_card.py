@@ -50,7 +50,7 @@ class _Task:
     percent: bool = False
 
 
-_TASKS = {
+TASKS = {
     "panoptic": _Task(
         "image-segmentation",
         "panoptic-segmentation",
@@ -171,7 +171,7 @@ def model_card(made: ConvertedModel, repo: str, options: CardOptions, library: A
     InputError
         if the scores cannot be read, or are those of another model
     """
-    task, name = _TASKS[made.kind], repo.partition("/")[2]
+    task, name = TASKS[made.kind], repo.partition("/")[2]
     scores = {} if options.scores is None else _scores(Path(options.scores), made)
     data = {
         "library_name": "seamseg",
@@ -210,7 +210,7 @@ def _licence(licence: str) -> dict[str, str]:
 
 def _scores(path: Path, made: ConvertedModel) -> dict[str, tuple[str, float]]:
     """Return the scores of a file by name: the identifier of the metric, and the value in percent."""
-    task = _TASKS[made.kind]
+    task = TASKS[made.kind]
     try:
         content = parse_json(read_bytes(path, "file of scores", EVALUATION_BYTES))
     except ValueError as error:
@@ -258,7 +258,7 @@ def _network(made: ConvertedModel) -> dict[str, str]:
 
 def _body(made: ConvertedModel, repo: str, scores: Mapping[str, tuple[str, float]], datasets: Sequence[str]) -> str:
     """Return the text below the header."""
-    uri, task, network = f"hf://{repo}", _TASKS[made.kind], _network(made)
+    uri, task, network = f"hf://{repo}", TASKS[made.kind], _network(made)
     if made.kind == CLASSIFICATION:
         use = f'net = seamseg.classifier("{uri}")  # images N x 3 x H x W, normalised -> {task.result}'
         command = f"seamseg export {uri} classifier.onnx"

@@ -25,6 +25,7 @@ from seamseg.inference.semantic import SemanticMap
 from seamseg.panoptic_map import VOID, class_infos
 from seamseg.predict.writers import FORMATS as FILE_FORMATS
 from seamseg.predict.writers.images import ImageWriter
+from seamseg.predict.writers.semantic import LabelsWriter
 from seamseg.predictions import ArrayPrediction
 from seamseg.report.images import encode_index_map, encode_photo, reduced_shape
 from seamseg.visualize.palette import distinct_colors
@@ -63,9 +64,9 @@ class ResultEncoder:
         self._predictor = predictor
         self._metadata: Metadata = predictor.metadata
         self._classes = _class_entries(predictor.metadata, predictor.kind)
+        self._kind = SERVED_KINDS[predictor.kind]
         encoders = {"json": self._json, "png": self._png, "overlay": self._overlay, "view": self._view}
-        if predictor.kind not in ("panoptic", "semantic"):
-            # objects may overlap
+        if self._kind.png is None:
             del encoders["png"]
         self._encoders = encoders
         self.formats = tuple(encoders)
@@ -91,27 +92,20 @@ class ResultEncoder:
         return _json({**content, "segments": segments, "classes": classes})
 
     def _png(self, result: PhotoResult, prediction: ArrayPrediction, photo: Photo) -> Content:
-        if isinstance(result, Panoptic):
-            buffer = BytesIO()
-            # of the same speed and size as the files of `predict`
-            result.to_coco()[1].save(buffer, "PNG", compress_level=3)
-            return Content(buffer.getvalue(), PNG)
-        return Content(self._file("labels", None, prediction, result), PNG)
+        assert self._kind.png is not None
+        return Content(self._kind.png(result, prediction, self._metadata), PNG)
 
     def _overlay(self, result: PhotoResult, prediction: ArrayPrediction, photo: Photo) -> Content:
-        return Content(self._file("overlay", np.asarray(photo()), prediction, result), JPEG)
-
-    def _file(self, name: str, rgb: np.ndarray | None, prediction: ArrayPrediction, result: PhotoResult) -> bytes:
-        """Return the content of the file that `predict` writes."""
-        writer = FILE_FORMATS[self._predictor.kind][name](Path(), self._metadata)
+        # the content of the file that `predict` writes
+        writer = FILE_FORMATS[self._predictor.kind]["overlay"](Path(), self._metadata)
         assert isinstance(writer, ImageWriter)
-        return writer.encode(rgb, prediction, result)
+        return Content(writer.encode(np.asarray(photo()), prediction, result), JPEG)
 
     def _view(self, result: PhotoResult, prediction: ArrayPrediction, photo: Photo) -> Content:
         shape = reduced_shape(*result.size, VIEW_SIZE)
-        indices = _index_map(result, shape)
+        indices = self._kind.index_map(result, shape)
         named: list[Entry] = []
-        for entry, category in zip(self.segments(result), _categories(result), strict=True):
+        for category, entry in self._kind.entries(result, self._metadata):
             shown = {key: entry.get(key) for key in ("class", "score", "area")}
             info = self._classes[category]
             named.append({**shown, "thing": info["isthing"], "color": info["color"]})
@@ -133,36 +127,7 @@ class ResultEncoder:
         Those of a panoptic map have the `id` of the id image; crowds are void. Of a classifier, the most probable
         classes, without `bbox` and `area`.
         """
-        names = self._metadata.categories
-        if isinstance(result, Panoptic):
-            entries = result.to_coco()[0]["segments_info"]
-            return [
-                {"id": e["id"], "category_id": e["category_id"], "class": names[c], "score": e.get("score")}
-                | {"bbox": e["bbox"], "area": e["area"]}
-                for e, c in zip(entries, _categories(result), strict=True)
-            ]
-        if isinstance(result, SemanticMap):
-            return self._regions(result)
-        assert isinstance(result, (Detections, Classification))
-        found = []
-        for e, c in zip(result.to_coco(), _categories(result), strict=True):
-            e.pop("image_id")
-            found.append({"category_id": e.pop("category_id"), "class": names[c], **e})
-        if isinstance(result, Detections):
-            for entry, detection in zip(found, result, strict=True):
-                entry["area"] = detection.area
-        return found
-
-    def _regions(self, result: SemanticMap) -> list[Entry]:
-        ids = result.classes.astype(np.int32) + 1
-        areas, boxes = areas_and_boxes(ids, VOID + 1)
-        found = []
-        for category in _categories(result):
-            y0, x0, y1, x1 = (int(v) for v in boxes[category + 1])
-            name, box = self._metadata.categories[category], [x0, y0, x1 - x0, y1 - y0]
-            entry = {"category_id": category, "class": name, "score": None, "bbox": box}
-            found.append({**entry, "area": int(areas[category + 1])})
-        return found
+        return [entry for _, entry in self._kind.entries(result, self._metadata)]
 
 
 def _class_entries(metadata: Metadata, kind: str) -> list[Entry]:
@@ -181,36 +146,74 @@ def _json(content: Any) -> Content:
     return Content(json.dumps(content, allow_nan=False, separators=(",", ":")).encode(), JSON)
 
 
-def _categories(result: PhotoResult) -> list[int]:
-    """Return the class index of each entry of :meth:`ResultEncoder.segments`."""
-    if isinstance(result, Panoptic):
-        return [s.category for s in result.segments if not s.iscrowd]
-    if isinstance(result, Detections):
-        return [d.category for d in result]
-    if isinstance(result, SemanticMap):
-        return np.flatnonzero(count_classes(result.classes)[:VOID]).tolist()
-    return [category for _, category, _, _ in result.shares()]
+def _panoptic_entries(result: Panoptic, metadata: Metadata) -> list[tuple[int, Entry]]:
+    shown = [s.category for s in result.segments if not s.iscrowd]
+    found = []
+    for category, e in zip(shown, result.to_coco()[0]["segments_info"], strict=True):
+        entry = {"id": e["id"], "category_id": e["category_id"], "class": metadata.categories[category]}
+        found.append((category, {**entry, "score": e.get("score"), "bbox": e["bbox"], "area": e["area"]}))
+    return found
 
 
-def _index_map(result: PhotoResult, shape: tuple[int, int]) -> np.ndarray:
-    """Return for each pixel the number of its segment from 1, in the order of :meth:`ResultEncoder.segments`; 0 void.
+def _object_entries(result: Detections, metadata: Metadata) -> list[tuple[int, Entry]]:
+    found = []
+    for detection, e in zip(result, result.to_coco(), strict=True):
+        e.pop("image_id")
+        entry = {"category_id": e.pop("category_id"), "class": metadata.categories[detection.category], **e}
+        found.append((detection.category, {**entry, "area": detection.area}))
+    return found
 
-    Of objects that overlap, that of the highest score, or without masks the smallest box, is on top.
-    """
-    if isinstance(result, Panoptic):
-        shown = [s.id for s in result.segments if not s.iscrowd]
-        ids = result.id_map
-    elif isinstance(result, SemanticMap):
-        shown = _categories(result)
-        ids = result.classes
-    elif isinstance(result, Detections):
-        return resize_nearest(_painted(result), shape)
-    else:
-        return np.zeros(shape, np.int32)
+
+def _class_map_entries(result: SemanticMap, metadata: Metadata) -> list[tuple[int, Entry]]:
+    areas, boxes = areas_and_boxes(result.classes.astype(np.int32) + 1, VOID + 1)
+    found = []
+    for category in _present(result):
+        y0, x0, y1, x1 = (int(v) for v in boxes[category + 1])
+        entry = {"category_id": category, "class": metadata.categories[category], "score": None}
+        found.append((category, {**entry, "bbox": [x0, y0, x1 - x0, y1 - y0], "area": int(areas[category + 1])}))
+    return found
+
+
+def _class_entries_of_image(result: Classification, metadata: Metadata) -> list[tuple[int, Entry]]:
+    return [(c, {"category_id": c, "class": name, "score": share}) for name, c, _, share in result.shares()]
+
+
+def _present(result: SemanticMap) -> list[int]:
+    return np.flatnonzero(count_classes(result.classes)[:VOID]).tolist()
+
+
+def _panoptic_index_map(result: Panoptic, shape: tuple[int, int]) -> np.ndarray:
+    return _numbered(result.id_map, [s.id for s in result.segments if not s.iscrowd], shape)
+
+
+def _class_index_map(result: SemanticMap, shape: tuple[int, int]) -> np.ndarray:
+    return _numbered(result.classes, _present(result), shape)
+
+
+def _id_png(result: Panoptic, prediction: ArrayPrediction, metadata: Metadata) -> bytes:
+    buffer = BytesIO()
+    # of the same speed and size as the files of `predict`
+    result.to_coco()[1].save(buffer, "PNG", compress_level=3)
+    return buffer.getvalue()
+
+
+def _label_png(result: SemanticMap, prediction: ArrayPrediction, metadata: Metadata) -> bytes:
+    return LabelsWriter(Path(), metadata).encode(None, prediction, result)
+
+
+def _numbered(ids: np.ndarray, shown: list[int], shape: tuple[int, int]) -> np.ndarray:
     small = resize_nearest(ids, shape)
     index = np.zeros(max(int(small.max(initial=0)), *shown, 0) + 1, np.int32)
     index[shown] = np.arange(1, len(shown) + 1)
     return index[small]
+
+
+def _object_index_map(result: Detections, shape: tuple[int, int]) -> np.ndarray:
+    return resize_nearest(_painted(result), shape)
+
+
+def _empty_index_map(result: Classification, shape: tuple[int, int]) -> np.ndarray:
+    return np.zeros(shape, np.int32)
 
 
 def _painted(result: Detections) -> np.ndarray:
@@ -228,3 +231,32 @@ def _painted(result: Detections) -> np.ndarray:
             y0, x0, y1, x1 = (max(0, round(v)) for v in d.box)
             ids[y0:y1, x0:x1] = k + 1
     return ids
+
+
+@dataclass(frozen=True)
+class ServedKind:
+    """How the results of one kind of network are encoded.
+
+    Attributes
+    ----------
+    entries : class index and JSON of each segment, object or class, see :meth:`ResultEncoder.segments`
+    index_map : number of the entry of each pixel of a map of `(height, width)`, from 1; 0 void. Of objects that
+        overlap, that of the highest score, or without masks the smallest box, is on top
+    png : the id image; None for objects, which may overlap, and for classifiers
+    """
+
+    entries: Callable[[Any, Metadata], list[tuple[int, Entry]]]
+    index_map: Callable[[Any, tuple[int, int]], np.ndarray]
+    png: Callable[[Any, ArrayPrediction, Metadata], bytes] | None = None
+
+
+_OBJECTS = ServedKind(_object_entries, _object_index_map)
+
+SERVED_KINDS = {
+    "panoptic": ServedKind(_panoptic_entries, _panoptic_index_map, _id_png),
+    "instance_seg": _OBJECTS,
+    "detection": _OBJECTS,
+    "semantic": ServedKind(_class_map_entries, _class_index_map, _label_png),
+    "classification": ServedKind(_class_entries_of_image, _empty_index_map),
+}
+"""By the kind of the network."""

@@ -1,0 +1,43 @@
+"""Each room has an entry for each kind of network; a new kind that lacks one is noticed here."""
+
+from __future__ import annotations
+
+import pytest
+
+from seamseg.classification.checkpoint import CLASSIFICATION
+from seamseg.config.kinds import KINDS
+from seamseg.config.loader import default_config
+from seamseg.deploy.model_card import TASKS
+from seamseg.formats.exported import OUTPUTS
+from seamseg.inference.kinds import INFERENCE_KINDS
+from seamseg.models.build import build_network
+from seamseg.predict.writers import FORMATS
+from seamseg.serve.encoding import SERVED_KINDS
+from seamseg.validation.validator import SCORERS
+
+ROOMS = {
+    "formats/exported": OUTPUTS,
+    "inference/kinds": INFERENCE_KINDS,
+    "predict/writers": FORMATS,
+    "serve/encoding": SERVED_KINDS,
+    "deploy/model_card": TASKS,
+}
+TRAINED = {"config/kinds": KINDS, "validation/validator": SCORERS}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_kinds_of_a_room(room):
+    assert set(ROOMS[room]) == {*KINDS, CLASSIFICATION}
+
+
+@pytest.mark.parametrize("room", TRAINED)
+def test_trained_kinds_of_a_room(room):
+    """Classifiers have a configuration and a validation of their own."""
+    assert set(TRAINED[room]) == set(KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_network_of_a_kind(kind):
+    net = build_network(default_config(kind), 2, 0 if kind == "semantic" else 3)
+    assert net.kind == kind
+    assert {name for name, part in net.named_children() if part is not None} == set(KINDS[kind].modules)
