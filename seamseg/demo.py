@@ -12,7 +12,6 @@ from seamseg.data.folder import DatasetFolder
 from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
 from seamseg.evaluation.record import read_evaluation, write_summary
 from seamseg.evaluation.scores import PanopticScores
-from seamseg.inference.predictor import load_predictor
 from seamseg.predict.job import predict_all
 from seamseg.predict.settings import PredictSettings
 from seamseg.predict.sinks import OutputTarget
@@ -118,9 +117,9 @@ def _train(options: DemoOptions, data: Path) -> None:
 
 
 def _predict(options: DemoOptions, data: Path, predictions: Path) -> None:
-    model, folder = RunFolder(options.out).last, DatasetFolder(data)
-    settings = PredictSettings(model, ("overlay", "coco"))
-    predictor = load_predictor(model, options.device, options=settings.inference)
+    folder = DatasetFolder(data)
+    settings = PredictSettings(RunFolder(options.out).last, ("overlay", "coco"))
+    predictor = settings.load(options.device)
     sources = [
         Source(folder.image_path(image.id), image.id, folder.image_path(image.id).name) for image in folder.split("val")
     ]

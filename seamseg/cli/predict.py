@@ -131,20 +131,19 @@ def run(args: argparse.Namespace) -> int:
 
     part = None if args.part is None else parse_part(args.part)
     from seamseg.checkpoints.model_path import is_exported
-    from seamseg.inference.predictor import load_predictor
     from seamseg.predict.job import default_workers, predict_all
     from seamseg.predict.sinks import parse_target
     from seamseg.predict.sources.find import find_sources
     from seamseg.utils.distributed import distributed
     from seamseg.utils.errors import InputError
 
-    model = settings.path
+    exported = is_exported(settings.path)
     target = parse_target(args.out)
     if target.path is not None and target.path.exists() and not target.path.is_dir():
         raise InputError(f"{target.folder}: the output must be a folder, this is a file; OUT is the last argument")
     sources = find_sources(args.inputs, target.path, target.owns)[: args.limit]
-    with distributed(None if is_exported(model) else args.device) as world:
-        predictor = load_predictor(model, world.device or args.device, args.config, args.meta, settings.inference)
+    with distributed(None if exported else args.device) as world:
+        predictor = settings.load(world.device or args.device)
         sink = settings.open_sink(target, predictor, sources, args.shard_photos, part)
         workers = default_workers(sources, world) if args.workers is None else args.workers
         summary = predict_all(predictor, sources, sink, world, args.batch_size, workers, args.restart, args.limit)
@@ -178,7 +177,7 @@ def _settings(args: argparse.Namespace) -> PredictSettings:
         formats,
         args.config,
         args.meta,
-        inference_options(args, "probabilities" in (formats or ())),
+        inference_options(args),
         args.anonymize,
         args.anonymize_style,
         args.anonymize_score,

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from seamseg.checkpoints.model_path import CLASSES_NAME, CONFIG_NAME, METADATA_NAME, digest, local_model
 from seamseg.inference.anonymize import LEAST_SCORE, NOT_LOCATED, Style
 from seamseg.inference.options import Augmentation, InferenceOptions
-from seamseg.inference.predictor import Predictor
+from seamseg.inference.predictor import Predictor, load_predictor
 from seamseg.predict.manifest import Line, header
 from seamseg.predict.part import Part
 from seamseg.predict.sinks import SHARD_PHOTOS, OutputTarget, Sink, open_sink
 from seamseg.predict.sources.base import Container, Source
 from seamseg.predict.writers import AnonymizeWriter, DetectionChoice, Writer, make_writers
 from seamseg.utils.errors import InputError, option
+
+if TYPE_CHECKING:
+    import torch
 
 _SHOWING = ("overlay", "overlay-legacy")
 _OF_ALL_CLASSES = ("raw", "cityscapes", "vistas")
@@ -87,6 +90,13 @@ class PredictSettings:
             return ["overlay"] if self.hide is None else []
         return list(dict.fromkeys(self.formats))
 
+    def load(self, device: str | torch.device = "auto") -> Predictor[Any]:
+        """Load the model for these formats, see :func:`seamseg.inference.predictor.load_predictor`."""
+        options = self.inference
+        if "probabilities" in self.format_names:
+            options = replace(options, probabilities=True)
+        return load_predictor(self.path, device, self.config, self.meta, options)
+
     def open_sink(
         self,
         target: OutputTarget,
@@ -100,7 +110,7 @@ class PredictSettings:
         Parameters
         ----------
         target : from :func:`seamseg.predict.sinks.parse_target`
-        predictor : of the model, with the options `inference`
+        predictor : from :meth:`load`
         sources : all images
         shard_photos : maximum number of images in a shard
         part : the part of the images that this run processes; None for all
@@ -144,7 +154,7 @@ class PredictSettings:
 
         Parameters
         ----------
-        predictor : of the model
+        predictor : from :meth:`load`
         shards : pattern of the names of tar shards; None for single files
         """
         options = self.inference

@@ -7,12 +7,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from PIL import Image
 
 from seamseg.cli import predict
 from seamseg.cli.main import build_parser
 from seamseg.inference.options import Augmentation, InferenceOptions, Thresholds
+from seamseg.predict.job import RunSummary, predict_all
 from seamseg.predict.settings import PredictSettings
 from seamseg.predict.sinks import OutputTarget
+from seamseg.predict.sources.find import find_sources
+from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
 
 DEFAULTS = {
@@ -98,3 +102,14 @@ def test_classes_that_only_the_whole_map_contains_are_hidden_too(model: Path) ->
 def test_conflicts(options: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
         PredictSettings("model", **options)
+
+
+@pytest.mark.usefixtures("narrow")
+def test_python_resumes_a_run_of_the_command(micro_run: Path, tmp_path: Path, seamseg_main) -> None:
+    photo, out = tmp_path / "a.png", tmp_path / "out"
+    Image.new("RGB", (48, 32), (90, 150, 220)).save(photo)
+    assert seamseg_main("predict", micro_run, photo, out, "--device", "cpu", "--format", "coco") == 0
+    settings, sources = PredictSettings(micro_run, ["coco"]), find_sources([str(photo)])
+    model = settings.load("cpu")
+    sink = settings.open_sink(OutputTarget(str(out)), model, sources)
+    assert predict_all(model, sources, sink, World()) == RunSummary(done=0, unreadable=0, earlier=1)
