@@ -46,7 +46,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"seamseg\.(.*\.)?(_.*|[A-Z])"),
     # type variables
     ("py:.*", r"seamseg\.(models\.(folding|quantised)|deploy\.integers)\.(Net|Module)"),
-    ("py:.*", r"seamseg\.(classification|cli|predict|training|report|toy_city|demo|validation|utils)\..*"),
+    ("py:.*", r"seamseg\.(classification|cli|doctor|predict|training|report|toy_city|demo|validation|utils)\..*"),
 ]
 # attributes of two classes may share a name; numpy docstrings refer to them without the class
 suppress_warnings = ["ref.python"]

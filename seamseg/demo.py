@@ -7,18 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from seamseg.checkpoints.model_path import digest
 from seamseg.config import find_experiment
 from seamseg.data.folder import DatasetFolder
 from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
 from seamseg.evaluation.record import read_evaluation, write_summary
 from seamseg.evaluation.scores import PanopticScores
-from seamseg.inference.predictor import load_predictor
 from seamseg.predict.job import predict_all
-from seamseg.predict.manifest import header
-from seamseg.predict.sinks import FolderSink
+from seamseg.predict.settings import PredictSettings
+from seamseg.predict.sinks import OutputTarget
 from seamseg.predict.sources.base import Source
-from seamseg.predict.writers import make_writers
 from seamseg.prepare.cityscapes import prepare_cityscapes
 from seamseg.prepare.convert import ConversionOptions
 from seamseg.prepare.export import dataset_to_coco_panoptic
@@ -120,13 +117,13 @@ def _train(options: DemoOptions, data: Path) -> None:
 
 
 def _predict(options: DemoOptions, data: Path, predictions: Path) -> None:
-    model, folder = RunFolder(options.out).last, DatasetFolder(data)
-    predictor = load_predictor(model, options.device)
+    folder = DatasetFolder(data)
+    settings = PredictSettings(RunFolder(options.out).last, ("overlay", "coco"))
+    predictor = settings.load(options.device)
     sources = [
         Source(folder.image_path(image.id), image.id, folder.image_path(image.id).name) for image in folder.split("val")
     ]
-    writers = make_writers(["overlay", "coco"], predictions, predictor.metadata)
-    sink = FolderSink(predictions, writers, header(str(model), digest(model), {}))
+    sink = settings.open_sink(OutputTarget(str(predictions)), predictor, sources)
     predict_all(predictor, sources, sink, World(device=predictor.network.device), restart=True)
 
 

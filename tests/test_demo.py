@@ -31,6 +31,8 @@ def test_leaves_a_model_numbers_and_a_page(demo):
     assert '"without_photo":0' in page
     assert len(list((demo / "predictions").rglob("*.jpg"))) == 2
     assert (demo / "predictions" / "panoptic.json").is_file()
+    head = json.loads((demo / "predictions" / "predictions.jsonl").read_text().partition("\n")[0])
+    assert head["settings"]["format"] == "overlay,coco", "as the command writes it"
 
 
 def test_the_files_score_as_the_model_does(demo, tmp_path):

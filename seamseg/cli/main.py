@@ -51,6 +51,7 @@ PARAMETER_FLAGS = {
     "overrides": "--set",
     "pretrain": "--pre-train",
     "pretrain_classes": "--pre-train-classes",
+    "style": "--anonymize-style",
 }
 """Flags of parameters that have another name than their flag."""
 

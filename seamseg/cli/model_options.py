@@ -45,8 +45,8 @@ def add_model_options(
     _add_acceleration(parser.add_argument_group("acceleration for many photos of few sizes, after a slow start"))
 
 
-def inference_options(args: argparse.Namespace, probabilities: bool = False) -> InferenceOptions:
-    """Return the options of a predictor; `probabilities` are those of the class of each pixel."""
+def inference_options(args: argparse.Namespace) -> InferenceOptions:
+    """Return the options of a predictor."""
     from seamseg.inference.options import InferenceOptions
 
     return InferenceOptions(
@@ -60,7 +60,6 @@ def inference_options(args: argparse.Namespace, probabilities: bool = False) -> 
         size=args.size,
         tta=args.tta,
         tta_fusion=args.tta_fusion,
-        probabilities=probabilities,
         classes=args.classes,
         preview=args.preview,
         overrides=tuple(args.set),

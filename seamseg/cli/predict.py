@@ -66,19 +66,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from seamseg.cli.model_options import add_model_options, check_model, inference_options
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from seamseg.inference.predictor import Predictor
     from seamseg.predict.job import RunSummary
-    from seamseg.predict.sinks.scratch import MakeWriters
-    from seamseg.predict.sources.base import Container, Source
-    from seamseg.predict.writers import Writer
+    from seamseg.predict.settings import PredictSettings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -132,75 +126,32 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
 def run(args: argparse.Namespace) -> int:
     """Predict; return 0, or 1 if some photos could not be read."""
     # before the libraries are loaded, which takes seconds
-    formats = _check(args)
+    settings = _settings(args)
     from seamseg.predict.part import parse_part
 
     part = None if args.part is None else parse_part(args.part)
-    from seamseg.checkpoints.model_path import is_exported, local_model
-    from seamseg.inference.predictor import load_predictor
-    from seamseg.predict.job import predict_all
-    from seamseg.predict.sinks import open_sink, parse_target
-    from seamseg.predict.sources.base import Source
+    from seamseg.checkpoints.model_path import is_exported
+    from seamseg.predict.job import default_workers, predict_all
+    from seamseg.predict.sinks import parse_target
     from seamseg.predict.sources.find import find_sources
     from seamseg.utils.distributed import distributed
     from seamseg.utils.errors import InputError
-    from seamseg.utils.parallel import available_cores
 
-    model = local_model(args.model)
+    exported = is_exported(settings.path)
     target = parse_target(args.out)
     if target.path is not None and target.path.exists() and not target.path.is_dir():
         raise InputError(f"{target.folder}: the output must be a folder, this is a file; OUT is the last argument")
     sources = find_sources(args.inputs, target.path, target.owns)[: args.limit]
-    with distributed(None if is_exported(model) else args.device) as world:
-        options = inference_options(args, "probabilities" in formats)
-        predictor = load_predictor(model, world.device or args.device, args.config, args.meta, options)
-        head = _header(args, model, formats, predictor, None if target.shards is None else target.shards.text)
-        sink = open_sink(target, _writer_factory(args, formats, predictor, sources), head, args.shard_photos, part)
-        workers = min(4, available_cores()) if args.workers is None else args.workers
-        if args.workers is None and len(sources) < 2 * world.size and all(isinstance(s, Source) for s in sources):
-            workers = 0
+    with distributed(None if exported else args.device) as world:
+        predictor = settings.load(world.device or args.device)
+        sink = settings.open_sink(target, predictor, sources, args.shard_photos, part)
+        workers = default_workers(sources, world) if args.workers is None else args.workers
         summary = predict_all(predictor, sources, sink, world, args.batch_size, workers, args.restart, args.limit)
         if world.is_main and not args.quiet:
             _print(args.out, summary, predictor.network.averaged)
             if part is not None:
                 print(f"part {part}: run without --part once when all parts have ended", file=sys.stderr)
     return 1 if summary.unreadable else 0
-
-
-def _writer_factory(
-    args: argparse.Namespace, formats: list[str], predictor: Predictor[Any], sources: Sequence[Source | Container]
-) -> MakeWriters:
-    """Return a function that creates the writers for a folder."""
-    from seamseg.inference.anonymize import LEAST_SCORE, NOT_LOCATED
-    from seamseg.predict.sources.base import Source
-    from seamseg.predict.writers import AnonymizeWriter, DetectionChoice, make_writers
-    from seamseg.utils.errors import InputError, option
-
-    if "raw" in formats and not predictor.network.uses_torch:
-        raise InputError(f"{option('formats', 'raw')}: format raw holds tensors, an exported network returns none")
-    inner = next((s for s in sources if not isinstance(s, Source)), None) if "labelstudio" in formats else None
-    if inner is not None:
-        raise InputError(
-            f"{option('formats', 'labelstudio')}: Label Studio shows photos that are files or have a URL, not those in "
-            f"{inner.relative}; unpack it first"
-        )
-    if args.anonymize is not None and predictor.kind == "classification":
-        raise InputError(f"{option('anonymize', args.anonymize)}: {NOT_LOCATED}")
-    choice = DetectionChoice(args.score_threshold or 0.0, predictor.classes)
-
-    def writers(folder: Path) -> list[Writer[Any]]:
-        made = make_writers(formats, folder, predictor.metadata, predictor.kind, choice) if formats else []
-        if args.anonymize is not None:
-            style: Any = args.anonymize_style or "blur"
-            score = LEAST_SCORE if args.anonymize_score is None else args.anonymize_score
-            anonymizer = AnonymizeWriter(folder, predictor.metadata, args.anonymize, style, score)
-            if args.classes is not None:
-                # hide also what only the map without --classes would contain
-                anonymizer.least_score = min(score, predictor.thresholds.score_threshold)
-            made.append(anonymizer)
-        return made
-
-    return writers
 
 
 def _print(out: str, summary: RunSummary, averaged: bool) -> None:
@@ -210,89 +161,40 @@ def _print(out: str, summary: RunSummary, averaged: bool) -> None:
     print(f"{summary.done} photos in {out}{weights}{earlier}{skipped}", file=sys.stderr)
 
 
-def _check(args: argparse.Namespace) -> list[str]:
-    """Return the formats; raise InputError if an argument is wrong, as far as can be checked without the model."""
+def _settings(args: argparse.Namespace) -> PredictSettings:
+    """Return the settings; raise InputError if an argument is wrong, as far as can be checked without the model."""
     from seamseg.utils.errors import InputError
 
     for name in ("limit", "workers", "batch_size", "shard_photos"):
         value, least = getattr(args, name), 0 if name == "workers" else 1
         if value is not None and value < least:
             raise InputError(f"--{name.replace('_', '-')} {value}: must be at least {least}")
-    formats = _formats(args)
+    formats = None if args.format is None else _formats(args.format)
+    from seamseg.predict.settings import PredictSettings
+
+    settings = PredictSettings(
+        args.model,
+        formats,
+        args.config,
+        args.meta,
+        inference_options(args),
+        args.anonymize,
+        args.anonymize_style,
+        args.anonymize_score,
+    )
     check_model(args.model, args.config, args.meta, args.set, args.device)
-    return formats
+    return settings
 
 
-def _formats(args: argparse.Namespace) -> list[str]:
-    """Return the formats; raise InputError if other options conflict with them."""
+def _formats(text: str) -> list[str]:
+    """Return the formats of a list; raise InputError if no kind of network has one of them."""
+    from seamseg.predict.writers import FORMATS
     from seamseg.utils.errors import InputError, did_you_mean
 
-    if args.anonymize is None:
-        for name in ("anonymize_style", "anonymize_score"):
-            if getattr(args, name) is not None:
-                raise InputError(f"--{name.replace('_', '-')} has no effect without --anonymize")
-    if args.format is None:
-        return ["overlay"] if args.anonymize is None else []
-    from seamseg.predict.writers import FORMATS
-
-    formats = [f.strip() for f in args.format.split(",") if f.strip()]
+    formats = [f.strip() for f in text.split(",") if f.strip()]
     known = dict.fromkeys(name for kind in FORMATS.values() for name in kind)
     unknown = next((f for f in formats if f not in known), None)
     if unknown is not None:
         meant = did_you_mean(unknown, known) or f"; choose among {', '.join(known)}"
-        raise InputError(f"--format {args.format}: there is no format {unknown!r}{meant}")
-    shown = [f for f in formats if f in ("overlay", "overlay-legacy")]
-    if args.anonymize is not None and shown:
-        raise InputError(
-            f"--format {shown[0]} shows what --anonymize hides, under the same name: predict on the anonymised photos "
-            "afterwards, into another folder"
-        )
-    whole = [f for f in formats if f in ("raw", "cityscapes", "vistas")]
-    if args.classes is not None and whole:
-        raise InputError(f"--format {whole[0]} contains all classes: remove --classes, or use another format")
-    return formats or [args.format]
-
-
-_NOT_SETTINGS = {
-    *(
-        "command",
-        "model",
-        "inputs",
-        "out",
-        "device",
-        "batch_size",
-        "workers",
-        "limit",
-        "restart",
-        "part",
-        "quiet",
-        "debug",
-    ),
-    "shard_photos",
-    # except for rounding
-    *("compile", "cuda_graphs"),
-}
-"""Arguments that do not change the outputs of a photo."""
-
-
-def _header(
-    args: argparse.Namespace, model: Path, formats: list[str], predictor: Predictor[Any], shards: str | None
-) -> dict[str, Any]:
-    """Return the first line of the manifest, with all options that change the outputs."""
-    from seamseg.checkpoints.model_path import CLASSES_NAME, CONFIG_NAME, METADATA_NAME, digest
-    from seamseg.predict.manifest import header
-
-    settings = {name: value for name, value in vars(args).items() if name not in _NOT_SETTINGS}
-    classes = METADATA_NAME if (model / METADATA_NAME).is_file() else CLASSES_NAME
-    for name, own in (("config", CONFIG_NAME), ("meta", classes)):
-        # by content: a file, also in the folder of the model, may change between two runs
-        file = model if settings[name] is None else Path(settings[name])
-        file = file / own if file.is_dir() else file
-        if file.is_file() and (settings[name] is not None or model.is_dir()):
-            settings[name] = f"{file.name} {digest(file)[:12]}"
-    settings["format"] = ",".join(dict.fromkeys(formats))
-    # the actual dtype: `auto` depends on the device
-    settings["precision"] = predictor.network.precision
-    if shards is not None:
-        settings["shards"] = shards
-    return header(str(args.model), digest(model), settings)
+        raise InputError(f"--format {text}: there is no format {unknown!r}{meant}")
+    return formats or [text]

@@ -22,7 +22,7 @@ from seamseg.predict.writers import Writer
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.distributed import World, broadcast_object, gather_objects, long_timeout_group, shared_counter
 from seamseg.utils.errors import InputError, SeamsegError, UnreadableImage, one_line
-from seamseg.utils.parallel import BackgroundWriter
+from seamseg.utils.parallel import BackgroundWriter, available_cores
 from seamseg.utils.progress import progress
 from seamseg.utils.signals import graceful_termination
 from seamseg.utils.urls import describe_error
@@ -31,6 +31,9 @@ _FUSED_BYTES = 8
 """Memory of the maps of a photo, and of what formats draw, for each of its pixels."""
 
 _NAME_ERRORS = (errno.ENAMETOOLONG, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.EILSEQ)
+
+MAX_DEFAULT_WORKERS = 4
+"""Maximum of :func:`default_workers`."""
 
 RESUME = "re-run the same command to resume"
 
@@ -49,6 +52,13 @@ class RunSummary:
     done: int
     unreadable: int
     earlier: int = 0
+
+
+def default_workers(sources: Sequence[Source | Container], world: World) -> int:
+    """Return how many workers decode, if the user gives no number: none for a single image in each process."""
+    if len(sources) < 2 * world.size and all(isinstance(s, Source) for s in sources):
+        return 0
+    return min(MAX_DEFAULT_WORKERS, available_cores())
 
 
 def predict_all(
@@ -70,7 +80,8 @@ def predict_all(
     ----------
     predictor : on the device of this process
     sources : all photos, the same list in every process; also if `sink` is that of a part
-    sink : target of the outputs, with their formats and manifest
+    sink : target of the outputs, with their formats and manifest; see
+        :meth:`seamseg.predict.settings.PredictSettings.open_sink`
     world : the processes
     batch_size : photos of equal network size that the network processes together
     workers : processes that decode (threads for exported networks); 0 decodes in this one

@@ -103,6 +103,7 @@ class AnonymizeWriter(ImageWriter[PhotoResult]):
     metadata : the classes of the model
     hide : names of the classes, as a list or separated by commas
     style, least_score : see :func:`seamseg.inference.anonymize.hide_classes`
+    map_score : hide also detections above this score, which panoptic maps of all classes contain
 
     Raises
     ------
@@ -120,11 +121,12 @@ class AnonymizeWriter(ImageWriter[PhotoResult]):
         hide: str | Sequence[str],
         style: Style = "blur",
         least_score: float = LEAST_SCORE,
+        map_score: float = 1.0,
     ) -> None:
         super().__init__(out, metadata)
         self.classes = choose_classes(hide, metadata, "hide")
         self.style = style
-        self.least_score = least_score
+        self.least_score = min(least_score, map_score)
         if not 0 <= least_score <= 1:
             raise InputError(f"{option('least_score')} must be between 0 and 1, not {least_score}")
 

@@ -1,0 +1,201 @@
+"""What decides the outputs of `predict`: the model, its options and the formats; equal settings, equal outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from seamseg.checkpoints.model_path import CLASSES_NAME, CONFIG_NAME, METADATA_NAME, digest, local_model
+from seamseg.inference.anonymize import LEAST_SCORE, NOT_LOCATED, Style
+from seamseg.inference.options import Augmentation, InferenceOptions
+from seamseg.inference.predictor import Predictor, load_predictor
+from seamseg.predict.manifest import Line, header
+from seamseg.predict.part import Part
+from seamseg.predict.sinks import SHARD_PHOTOS, OutputTarget, Sink, open_sink
+from seamseg.predict.sources.base import Container, Source
+from seamseg.predict.writers import AnonymizeWriter, DetectionChoice, Writer, make_writers
+from seamseg.utils.errors import InputError, option
+
+if TYPE_CHECKING:
+    import torch
+
+_SHOWING = ("overlay", "overlay-legacy")
+_OF_ALL_CLASSES = ("raw", "cityscapes", "vistas")
+
+_SAME_OUTPUTS = {"compile", "cuda_graphs", "probabilities"}
+"""Options that do not change the outputs, except for rounding; `probabilities` follows from the formats."""
+
+_HEADER_NAMES = {"min_stuff_area": "min_area", "overrides": "set"}
+"""Names in a manifest of options that have another name in Python."""
+
+
+@dataclass(frozen=True)
+class PredictSettings:
+    """The settings of a run of `predict`, as the command line and Python pass them.
+
+    Attributes
+    ----------
+    model : as for :func:`seamseg.load`
+    formats : keys of :data:`seamseg.predict.writers.FORMATS`; None for overlay, or with `hide` for none
+    config, meta : INI file and `metadata.bin`, if the model does not contain them
+    inference : options of the predictor
+    hide : classes to hide in a copy of each image, names as a list or separated by commas; None for no copy
+    style : blur (None) or pixels
+    least_score : minimum score of hidden detections, 0 to 1; None for :data:`seamseg.inference.anonymize.LEAST_SCORE`
+
+    Raises
+    ------
+    InputError
+        if formats conflict with hidden or chosen classes, or an option has no effect
+    """
+
+    model: str | Path
+    formats: Sequence[str] | None = None
+    config: str | Path | None = None
+    meta: str | Path | None = None
+    inference: InferenceOptions = InferenceOptions()
+    hide: str | Sequence[str] | None = None
+    style: Style | None = None
+    least_score: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.hide is None:
+            for name in ("style", "least_score"):
+                if getattr(self, name) is not None:
+                    raise InputError(f"{option(name)} has no effect without {option('hide')}")
+        shown = [name for name in self.format_names if name in _SHOWING]
+        if self.hide is not None and shown:
+            raise InputError(
+                f"{option('formats', shown[0])} shows what {option('hide')} hides, under the same name: predict on the "
+                "anonymised photos afterwards, into another folder"
+            )
+        whole = [name for name in self.format_names if name in _OF_ALL_CLASSES]
+        if self.inference.classes is not None and whole:
+            raise InputError(
+                f"{option('formats', whole[0])} contains all classes: remove {option('classes')}, or use another format"
+            )
+
+    @cached_property
+    def path(self) -> Path:
+        """The path of the model, see :func:`seamseg.checkpoints.model_path.local_model`."""
+        return local_model(self.model)
+
+    @cached_property
+    def format_names(self) -> list[str]:
+        """The formats, each once."""
+        if self.formats is None:
+            return ["overlay"] if self.hide is None else []
+        return list(dict.fromkeys(self.formats))
+
+    def load(self, device: str | torch.device = "auto") -> Predictor[Any]:
+        """Load the model for these formats, see :func:`seamseg.inference.predictor.load_predictor`."""
+        options = self.inference
+        if "probabilities" in self.format_names:
+            options = replace(options, probabilities=True)
+        return load_predictor(self.path, device, self.config, self.meta, options)
+
+    def open_sink(
+        self,
+        target: OutputTarget,
+        predictor: Predictor[Any],
+        sources: Sequence[Source | Container],
+        shard_photos: int = SHARD_PHOTOS,
+        part: Part | None = None,
+    ) -> Sink:
+        """Return the sink for :func:`seamseg.predict.job.predict_all`, with the formats and the manifest header.
+
+        Parameters
+        ----------
+        target : from :func:`seamseg.predict.sinks.parse_target`
+        predictor : from :meth:`load`
+        sources : all images
+        shard_photos : maximum number of images in a shard
+        part : the part of the images that this run processes; None for all
+
+        Raises
+        ------
+        InputError
+            if the model or the images do not have a format, a class is unknown, or the target cannot hold a format
+        """
+        self._check(predictor, sources)
+        head = self.header(predictor, None if target.shards is None else target.shards.text)
+        return open_sink(target, lambda folder: self._writers(folder, predictor), head, shard_photos, part)
+
+    def _check(self, predictor: Predictor[Any], sources: Sequence[Source | Container]) -> None:
+        if "raw" in self.format_names and not predictor.network.uses_torch:
+            raise InputError(f"{option('formats', 'raw')}: format raw holds tensors, an exported network returns none")
+        inner = next((s for s in sources if not isinstance(s, Source)), None)
+        if "labelstudio" in self.format_names and inner is not None:
+            raise InputError(
+                f"{option('formats', 'labelstudio')}: Label Studio shows photos that are files or have a URL, not "
+                f"those in {inner.relative}; unpack it first"
+            )
+        if self.hide is not None and predictor.kind == "classification":
+            raise InputError(f"{option('hide', _joined(self.hide))}: {NOT_LOCATED}")
+
+    def _writers(self, folder: Path, predictor: Predictor[Any]) -> list[Writer[Any]]:
+        made: list[Writer[Any]] = []
+        if self.format_names:
+            choice = DetectionChoice(self.inference.score_threshold or 0.0, predictor.classes)
+            made = make_writers(self.format_names, folder, predictor.metadata, predictor.kind, choice)
+        if self.hide is not None:
+            score = LEAST_SCORE if self.least_score is None else self.least_score
+            # the map without a choice of classes would contain detections above this score: they are hidden, too
+            map_score = 1.0 if predictor.classes is None else predictor.thresholds.score_threshold
+            style = self.style or "blur"
+            made.append(AnonymizeWriter(folder, predictor.metadata, self.hide, style, score, map_score))
+        return made
+
+    def header(self, predictor: Predictor[Any], shards: str | None = None) -> Line:
+        """Return the first line of the manifest, with all settings that change the outputs.
+
+        Parameters
+        ----------
+        predictor : from :meth:`load`
+        shards : pattern of the names of tar shards; None for single files
+        """
+        options = self.inference
+        settings: dict[str, Any] = {"format": ",".join(self.format_names)}
+        settings |= {"config": self._content("config"), "meta": self._content("meta")}
+        settings |= {
+            _HEADER_NAMES.get(f.name, f.name): getattr(options, f.name)
+            for f in fields(options)
+            if f.name not in _SAME_OUTPUTS
+        }
+        settings["set"] = list(options.overrides)
+        settings["tiles"] = str(options.tiles)
+        settings["tta"] = _tta_text(options.tta)
+        settings["classes"] = _joined(options.classes)
+        # the actual dtype: `auto` depends on the device
+        settings["precision"] = predictor.network.precision
+        settings |= {
+            "anonymize": _joined(self.hide),
+            "anonymize_style": self.style,
+            "anonymize_score": self.least_score,
+        }
+        if shards is not None:
+            settings["shards"] = shards
+        return header(str(self.model), digest(self.path), settings)
+
+    def _content(self, name: str) -> str | None:
+        """Return name and checksum of a file, which may change between two runs, also in the folder of the model."""
+        given = getattr(self, name)
+        classes = METADATA_NAME if (self.path / METADATA_NAME).is_file() else CLASSES_NAME
+        file = self.path if given is None else Path(given)
+        file = file / (CONFIG_NAME if name == "config" else classes) if file.is_dir() else file
+        if file.is_file() and (given is not None or self.path.is_dir()):
+            return f"{file.name} {digest(file)[:12]}"
+        return None if given is None else str(given)
+
+
+def _joined(names: str | Sequence[str] | None) -> str | None:
+    return names if names is None or isinstance(names, str) else ",".join(names)
+
+
+def _tta_text(tta: str | Augmentation | None) -> str | None:
+    if not isinstance(tta, Augmentation):
+        return tta
+    return ",".join([*(["flip"] if tta.flip else []), *(f"{scale:g}" for scale in tta.scales)])

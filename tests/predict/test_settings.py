@@ -1,0 +1,115 @@
+"""Settings of a run: the manifest header of the command line and of Python, and the privacy rule of hidden classes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from PIL import Image
+
+from seamseg.cli import predict
+from seamseg.cli.main import build_parser
+from seamseg.inference.options import Augmentation, InferenceOptions, Thresholds
+from seamseg.predict.job import RunSummary, predict_all
+from seamseg.predict.settings import PredictSettings
+from seamseg.predict.sinks import OutputTarget
+from seamseg.predict.sources.find import find_sources
+from seamseg.utils.distributed import World
+from seamseg.utils.errors import InputError
+
+DEFAULTS = {
+    "format": "overlay",
+    "config": "config.ini 87f892c309d5",
+    "meta": "metadata.bin 3608bca1e44e",
+    "precision": "bf16",
+    "set": [],
+    "score_threshold": None,
+    "overlap_threshold": None,
+    "min_area": None,
+    "shortest_size": None,
+    "size": None,
+    "longest_max_size": None,
+    "tiles": "auto",
+    "tile_overlap": None,
+    "preview": False,
+    "tta": None,
+    "tta_fusion": "mean",
+    "classes": None,
+    "pad_to": 1,
+    "anonymize": None,
+    "anonymize_style": None,
+    "anonymize_score": None,
+}
+"""As in manifests that exist: a new key or another value would refuse to resume their runs."""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "model_last.pth.tar").write_bytes(b"abc")
+    (tmp_path / "config.ini").write_text("[general]\n")
+    (tmp_path / "metadata.bin").write_bytes(b"xyz")
+    return tmp_path
+
+
+def predictor(metadata=None, classes=None):
+    network = SimpleNamespace(precision="bf16", uses_torch=True)
+    return SimpleNamespace(
+        network=network, metadata=metadata, classes=classes, kind="panoptic", thresholds=Thresholds(score_threshold=0.1)
+    )
+
+
+def of_command(*words: str) -> dict:
+    settings = predict._settings(build_parser(["predict"]).parse_args(["predict", *words]))
+    return json.loads(json.dumps(settings.header(predictor())["settings"]))
+
+
+def test_a_header_has_all_that_changes_the_outputs(model: Path) -> None:
+    words = (str(model), "in", "out")
+    assert of_command(*words) == DEFAULTS
+    assert of_command(*words, "--batch-size", "3", "--limit", "1", "--compile", "--quiet", "--part", "1/2") == DEFAULTS
+    changed = {"set": ["roi.nms_threshold=.3"], "tiles": "512", "min_area": 10, "pad_to": 64, "tta": "flip,0.75"}
+    flags = ("--set", "roi.nms_threshold=.3", "--tiles", "512", "--min-area", "10", "--pad-to", "64")
+    assert of_command(*words, *flags, "--tta", "flip,0.75") == DEFAULTS | changed
+
+
+def test_python_has_the_header_of_the_command(model: Path) -> None:
+    flags = ["--format", "coco,labels", "--tiles", "512", "--tta", "flip,0.5,1"]
+    flags += ["--anonymize", "car,bus", "--classes", "car"]
+    inference = InferenceOptions(tiles=512, tta=Augmentation((0.5, 1.0), True), classes=["car"])
+    settings = PredictSettings(str(model), ["coco", "labels", "coco"], inference=inference, hide=["car", "bus"])
+    assert settings.header(predictor())["settings"] == of_command(str(model), "in", "out", *flags)
+    assert settings.header(predictor(), "part-*.tar")["settings"]["shards"] == "part-*.tar"
+
+
+def test_classes_that_only_the_whole_map_contains_are_hidden_too(model: Path) -> None:
+    settings = PredictSettings(str(model), inference=InferenceOptions(classes=[]), hide="car", least_score=0.3)
+    metadata = SimpleNamespace(categories=["car"], num_stuff=0)
+    for classes, score in ((None, 0.3), ([], 0.1)):
+        (writer,) = settings.open_sink(OutputTarget(str(model / "out")), predictor(metadata, classes), []).writers
+        assert writer.least_score == score
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"style": "blur"}, "style has no effect without hide"),
+        ({"formats": ["overlay"], "hide": "car"}, "formats=overlay shows what hide hides"),
+        ({"formats": ["raw"], "inference": InferenceOptions(classes="car")}, "formats=raw contains all classes"),
+    ],
+)
+def test_conflicts(options: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        PredictSettings("model", **options)
+
+
+@pytest.mark.usefixtures("narrow")
+def test_python_resumes_a_run_of_the_command(micro_run: Path, tmp_path: Path, seamseg_main) -> None:
+    photo, out = tmp_path / "a.png", tmp_path / "out"
+    Image.new("RGB", (48, 32), (90, 150, 220)).save(photo)
+    assert seamseg_main("predict", micro_run, photo, out, "--device", "cpu", "--format", "coco") == 0
+    settings, sources = PredictSettings(micro_run, ["coco"]), find_sources([str(photo)])
+    model = settings.load("cpu")
+    sink = settings.open_sink(OutputTarget(str(out)), model, sources)
+    assert predict_all(model, sources, sink, World()) == RunSummary(done=0, unreadable=0, earlier=1)
