@@ -17,7 +17,7 @@ from seamseg.inference.predictor import OpenedModel, build_predictor, open_for_i
 from seamseg.utils.distributed import distributed
 from seamseg.utils.errors import InputError, option
 from seamseg.validation.folder import EvaluationWriter
-from seamseg.validation.validator import SCORERS, InstanceScorer, Validator
+from seamseg.validation.validator import SCORERS, Validator
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,9 @@ def evaluate_model(
         _check(opened, str(model), split, options)
         size = _input_size(opened, options)
         validator = Validator.open(data, split, opened.config, world, options.legacy, options.quiet, size)
+        if opened.kind != PANOPTIC:
+            # as in the COCO results of `predict`; by default all detections count
+            validator = replace(validator, least_score=options.inference.score_threshold or 0.0)
         check_same_classes(opened.metadata, opened.name, validator.metadata, str(data))
         predictor = build_predictor(opened, options.inference, size)
         if predictor.network.averaged and world.is_main and not options.quiet:
@@ -114,8 +117,6 @@ def _check(opened: OpenedModel, model: str, split: str, options: EvaluationOptio
         )
     if options.out is not None and kind != PANOPTIC:
         raise InputError(f"{model}: is a model for {kind}; an evaluation folder holds panoptic maps")
-    if SCORERS[kind] is InstanceScorer and options.inference.score_threshold is not None:
-        raise InputError(f"{option('score_threshold')} has no effect: average precision uses detections of all scores")
 
 
 def _input_size(opened: OpenedModel, options: EvaluationOptions) -> InputSize:

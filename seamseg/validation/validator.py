@@ -33,6 +33,7 @@ from seamseg.evaluation.scores import (
 )
 from seamseg.formats.metadata import Metadata
 from seamseg.idmaps.resize import resize_nearest
+from seamseg.inference.detections import choose_detections
 from seamseg.inference.images import equal_size_batches, input_size, network_input
 from seamseg.inference.network import TorchNetwork
 from seamseg.inference.options import Thresholds
@@ -133,6 +134,7 @@ class Validator:
     world : the processes, among which the images are divided; :meth:`__call__` is a collective call
     legacy : count as the original
     quiet : show no progress
+    least_score : AP is that of the detections that score above
     """
 
     dataset: PanopticDataset
@@ -141,6 +143,7 @@ class Validator:
     world: World
     legacy: bool = False
     quiet: bool = False
+    least_score: float = 0.0
 
     @staticmethod
     def open(
@@ -294,7 +297,7 @@ class InstanceScorer:
     Parameters
     ----------
     validator : data set, processes, legacy: leave out images without detections
-    predictor : not used: detections of all scores count
+    predictor : not used: AP is that of the detections themselves
     fused : sample masks at native size, as for a panoptic map; default: as the original's evaluation and
         `seamseg predict --format coco-results`
     """
@@ -305,7 +308,8 @@ class InstanceScorer:
 
     def add(self, item: ValidationItem, prediction: ArrayPrediction) -> ValidationResult:
         """See :class:`Scorer`."""
-        self._evaluator.add(item.mask, item.cat, item.iscrowd, prediction, item.id)
+        chosen = choose_detections(prediction, self._validator.dataset.num_stuff, self._validator.least_score)
+        self._evaluator.add(item.mask, item.cat, item.iscrowd, chosen, item.id)
         return ValidationResult(item, prediction)
 
     def average_precision(self) -> InstanceScores:
