@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -198,6 +199,8 @@ def test_every_image_counts_but_not_in_legacy_scores(single, micro_config, kind)
 
     whole = scores(None, False)
     assert whole.best > 0.8
+    validator = Validator.open(single, "val", config, World(), quiet=True)
+    assert replace(validator, least_score=1.0)(Finder(None, masks)).best == 0
     assert list(whole.maps) == ["det_map", "msk_map"][: 1 + masks]
     missed = scores(1, False)
     assert missed.best == pytest.approx(whole.best * 2 / 3, abs=0.03)
