@@ -28,9 +28,10 @@ from timing import Case, options, report
 from torch.utils.data import DataLoader, Dataset
 
 from seamseg.data.dataset import PanopticDataset
+from seamseg.data.input_size import scaled_size
 from seamseg.data.instances import InstanceOptions
 from seamseg.data.loader import LoaderOptions, set_epoch, train_loader
-from seamseg.data.transforms import AugmentationOptions, TrainTransform, scaled_size
+from seamseg.data.transforms import AugmentationOptions, TrainTransform
 from seamseg.formats.metadata import ImageInfo, Metadata, write_metadata
 from seamseg.ops.labels import extract_boxes
 from seamseg.structures import VOID

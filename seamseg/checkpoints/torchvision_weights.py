@@ -115,7 +115,8 @@ def _download(net: str) -> Mapping[str, Tensor]:
         ) from None
     try:
         # the first weights, which the original used; later ones are from another training recipe
-        return models.get_model_weights(net).IMAGENET1K_V1.get_state_dict(progress=True)
+        state: Mapping[str, Tensor] = models.get_model_weights(net).IMAGENET1K_V1.get_state_dict(progress=True)
+        return state
     except (OSError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise SeamsegError(

@@ -35,7 +35,7 @@ class Transform(Protocol):
         """Return the tensors of one image."""
 
 
-class PanopticDataset(Dataset):
+class PanopticDataset(Dataset[dict[str, Any]]):
     """Images of one split.
 
     The random numbers of a sample (flip, scale, ...) depend on `seed`, the epoch and the image index alone (and its

@@ -18,7 +18,7 @@ from seamseg.structures import Batch, PackedSequence
 from seamseg.utils.errors import InputError, SeamsegError
 
 
-class BatchLoader(DataLoader):
+class BatchLoader(DataLoader[Any]):
     """A DataLoader that re-raises errors of its workers as they were raised, without a traceback in the message."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -47,7 +47,7 @@ class BatchLoader(DataLoader):
 
 
 @contextmanager
-def translate_worker_errors(loader: DataLoader) -> Iterator[None]:
+def translate_worker_errors(loader: DataLoader[Any]) -> Iterator[None]:
     """Translate the error about a dead worker to a SeamsegError that names the file it was reading.
 
     A DataLoader raises it from a signal handler, that is at any place of the main process: wrap the code that trains on
@@ -88,7 +88,7 @@ class LoaderOptions:
 
 
 def train_loader(
-    dataset: Dataset,
+    dataset: Dataset[Any],
     batch_sampler: Sampler[list[int]],
     options: LoaderOptions = LoaderOptions(),
     collate_fn: Callable[[Sequence[Any]], Any] | None = None,
@@ -119,7 +119,7 @@ def train_loader(
             reading = torch.full((o.num_workers,), -1, dtype=torch.int64).share_memory_()
     return BatchLoader(
         dataset,
-        batch_sampler=EpochBatchSampler(batch_sampler, replace),  # type: ignore[arg-type]
+        batch_sampler=EpochBatchSampler(batch_sampler, replace),
         num_workers=o.num_workers,
         pin_memory=o.pin_memory,
         collate_fn=collate_fn or collate,
@@ -131,12 +131,12 @@ def train_loader(
     )
 
 
-def index_sampler(loader: DataLoader) -> Any:
+def index_sampler(loader: DataLoader[Any]) -> Any:
     """Return the sampler that was given to :func:`train_loader`, which decides the order and where an epoch starts."""
     return loader.batch_sampler.sampler if isinstance(loader.batch_sampler, EpochBatchSampler) else loader.batch_sampler
 
 
-def set_epoch(loader: DataLoader, epoch: int) -> None:
+def set_epoch(loader: DataLoader[Any], epoch: int) -> None:
     """Set the next epoch of the sampler, the data set and the workers of `loader`, where they support it."""
     for part in (loader.batch_sampler, loader.dataset):
         set_part_epoch: Callable[[int], None] | None = getattr(part, "set_epoch", None)

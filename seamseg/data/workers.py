@@ -110,7 +110,7 @@ def recording_context(started: list[BaseProcess]) -> BaseContext:
 
     class Recording(type(base)):  # type: ignore[misc]
         def Process(self, *args: Any, **options: Any) -> BaseProcess:  # the interface of a context
-            process: BaseProcess = base.Process(*args, **options)  # type: ignore[attr-defined]
+            process: BaseProcess = base.Process(*args, **options)
             started.append(process)
             return process
 

@@ -77,7 +77,7 @@ def _coarse(pixels: np.ndarray, mask: np.ndarray, cell: int, style: Style) -> np
     # cells without masked pixels are in the fading rim: they take the nearest colour
     while not (mixed[..., 3] > 0).all():
         mixed = np.where(mixed[..., 3:] > 0, mixed, _blend_neighbours(mixed))
-    colours = mixed[..., :3] / mixed[..., 3:]
+    colours: np.ndarray = mixed[..., :3] / mixed[..., 3:]
     for axis in (0, 1):
         if style == "pixels":
             colours = colours.repeat(cell, axis=axis)
@@ -90,7 +90,8 @@ def _blend_neighbours(cells: np.ndarray) -> np.ndarray:
     """Sum each cell of `rows x columns x 4` and its eight neighbours, weighted 4, 2 and 1."""
     full = np.pad(cells, ((1, 1), (1, 1), (0, 0)))
     down = full[:-2] + 2 * full[1:-1] + full[2:]
-    return down[:, :-2] + 2 * down[:, 1:-1] + down[:, 2:]
+    total: np.ndarray = down[:, :-2] + 2 * down[:, 1:-1] + down[:, 2:]
+    return total
 
 
 def _interpolate(values: np.ndarray, factor: int, axis: int) -> np.ndarray:
@@ -100,7 +101,8 @@ def _interpolate(values: np.ndarray, factor: int, axis: int) -> np.ndarray:
     first = np.minimum(where.astype(np.intp), length - 1)
     second = np.minimum(first + 1, length - 1)
     share = (where - first).reshape([-1 if k == axis else 1 for k in range(values.ndim)]).astype(np.float32)
-    return (1 - share) * values.take(first, axis) + share * values.take(second, axis)
+    between: np.ndarray = (1 - share) * values.take(first, axis) + share * values.take(second, axis)
+    return between
 
 
 def _dilate(mask: np.ndarray, radius: int) -> np.ndarray:
@@ -121,7 +123,8 @@ def _window_sums(values: np.ndarray, radius: int) -> np.ndarray:
     sums = np.pad(values.astype(np.float64), (radius + 1, radius)).cumsum(0).cumsum(1)
     side = 2 * radius + 1
     bottom, top = sums[side:], sums[:-side]
-    return (bottom[:, side:] - bottom[:, :-side] - top[:, side:] + top[:, :-side])[:height, :width]
+    found: np.ndarray = (bottom[:, side:] - bottom[:, :-side] - top[:, side:] + top[:, :-side])[:height, :width]
+    return found
 
 
 CELLS = 8
@@ -165,7 +168,7 @@ def anonymize(
     if cells < 1 or not margin >= 0 or style not in ("blur", "pixels"):
         raise ValueError(f"anonymize: out of range: cells {cells}, margin {margin} or style {style}")
 
-    out = photo.copy()
+    out: np.ndarray = photo.copy()
     boxed = [(region, _box(region, (photo.shape[0], photo.shape[1]))) for region in regions]
     least = max(LEAST_CELL, math.ceil(LEAST_PART * max(photo.shape)))
     work = [(max(least, _cell(region, box, cells)), region, box) for region, box in boxed if box is not None]

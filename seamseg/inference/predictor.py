@@ -197,7 +197,7 @@ class Predictor(Generic[R]):
         """
         if is_single_image(photo) or not isinstance(photo, Iterable):
             return next(self.predict_iter([photo], tiles, tile_overlap, keep_photo=keep_photo))  # type: ignore[list-item]
-        results = self.predict_iter(photo, tiles, tile_overlap, keep_photo=keep_photo, batch_size=batch_size)  # type: ignore[arg-type]
+        results = self.predict_iter(photo, tiles, tile_overlap, keep_photo=keep_photo, batch_size=batch_size)
         return list(results)
 
     def predict_iter(

@@ -103,11 +103,13 @@ class Panoptic(PanopticResult, PhotoResult):
         for segment in self.segments:
             lookup[segment.id] = segment.category
         lookup[0] = VOID
-        return lookup[self.id_map]
+        classes: np.ndarray = lookup[self.id_map]
+        return classes
 
     def mask(self, segment: int | Segment) -> np.ndarray:
         """Return the mask of a segment, given by itself or its id, `H x W` bool."""
-        return self.id_map == (segment.id if isinstance(segment, Segment) else segment)
+        found: np.ndarray = self.id_map == (segment.id if isinstance(segment, Segment) else segment)
+        return found
 
     def only(self, classes: str | Sequence[str]) -> Panoptic:
         """Return the result with some classes only; pixels of others are void.

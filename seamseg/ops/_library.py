@@ -21,7 +21,7 @@ from torch import Tensor
 from seamseg.utils.native import disabled_reason, find, load_failure, uncovered_gpus, warn_missing
 
 # a fragment: the C++ library is the one that may own the namespace
-_library = torch.library.Library("seamseg", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library = torch.library.Library("seamseg", "FRAGMENT")
 _defined: list[str] = []
 _kernels: dict[str, str] = {}
 
@@ -55,8 +55,8 @@ def define(name: str, plain: Implementation, fake: Callable[..., Any]) -> Implem
     the operator, called as `plain`
     """
     if not hasattr(torch.ops.seamseg, name):
-        _library.define(SCHEMAS[name])  # type: ignore[no-untyped-call]
-    _library.impl(name, plain, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+        _library.define(SCHEMAS[name])
+    _library.impl(name, plain, "CompositeExplicitAutograd")
     torch.library.register_fake(f"seamseg::{name}", fake, lib=_library)
     _defined.append(name)
     return cast(Implementation, getattr(torch.ops.seamseg, name).default)

@@ -179,7 +179,7 @@ def bf16_is_fast(device: torch.device) -> bool:
 
 
 def _onednn_available() -> bool:
-    available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    available: bool = torch.backends.mkldnn.is_available()
     return available
 
 

@@ -139,6 +139,7 @@ def _begin(
     found = broadcast_object(world, found, group)
     if isinstance(found, SeamsegError):
         raise found
+    assert isinstance(found, EarlierResults)
     return found
 
 

@@ -59,7 +59,8 @@ class TileDetections:
 
     def larger_than(self, side: float) -> np.ndarray:
         """Return whether height or width is above `side`, `K` bool."""
-        return (self.boxes[:, 2:] - self.boxes[:, :2]).max(1) > side
+        large: np.ndarray = (self.boxes[:, 2:] - self.boxes[:, :2]).max(1) > side
+        return large
 
 
 def merge_detections(
@@ -135,17 +136,20 @@ def _intersection(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     height, width = (
         (np.minimum(a[:, None, k + 2], b[:, k + 2]) - np.maximum(a[:, None, k], b[:, k])).clip(0) for k in (0, 1)
     )
-    return height * width
+    areas: np.ndarray = height * width
+    return areas
 
 
 def _area(boxes: np.ndarray) -> np.ndarray:
-    return (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+    areas: np.ndarray = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+    return areas
 
 
 def _iou(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     common = _intersection(a, b)
     with np.errstate(divide="ignore", invalid="ignore"):  # NaN for two empty boxes
-        return common / (_area(a)[:, None] + _area(b) - common)
+        ratio: np.ndarray = common / (_area(a)[:, None] + _area(b) - common)
+        return ratio
 
 
 def _spans_of(indices: list[int], spans: list[Span]) -> list[Span]:
@@ -165,7 +169,8 @@ def _covered(pieces: TileDetections, objects: TileDetections) -> np.ndarray:
     same = pieces.classes[:, None] == objects.classes
     with np.errstate(divide="ignore", invalid="ignore"):  # NaN for an empty piece
         overlap = _intersection(pieces.boxes, objects.boxes) / _area(pieces.boxes)[:, None]
-    return (same & (overlap >= SAME)).any(1)
+    found: np.ndarray = (same & (overlap >= SAME)).any(1)
+    return found
 
 
 def _join_pieces(pieces: list[tuple[Tile, TileDetections]]) -> list[TileDetections]:

@@ -190,7 +190,7 @@ class _Shard:
 
     @property
     def size(self) -> int:
-        return int(self._archive.offset)  # type: ignore[attr-defined]
+        return int(self._archive.offset)
 
     def add(self, name: str, data: bytes) -> None:
         info = tarfile.TarInfo(name)

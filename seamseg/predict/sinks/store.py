@@ -136,7 +136,7 @@ class UrlStore:
 
     def read(self, name: str) -> bytes:
         """See `Store`."""
-        return self._retry(name, "read", lambda: self._system.cat_file(self._key(name)))
+        return bytes(self._retry(name, "read", lambda: self._system.cat_file(self._key(name))))
 
     def fetch(self, name: str, path: Path) -> None:
         """See `Store`."""

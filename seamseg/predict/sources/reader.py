@@ -32,7 +32,7 @@ _MAX_IDLE_DEATHS = 3
 """Deaths of decoders that were not reading a photo, after which the run ends."""
 
 
-class _Decoding(IterableDataset):
+class _Decoding(IterableDataset[Any]):
     """The photos of a share as a data set: each with the number of the decoder that read it, pixels as tensors.
 
     Tensors pass from a worker process to this one through shared memory.
@@ -129,7 +129,7 @@ class ProcessDecoders:
         if not self.share.mine and not self.share.containers:
             return
         budget = self._budget = ReadAheadBudget(self.workers)
-        loader: DataLoader = DataLoader(
+        loader: DataLoader[Any] = DataLoader(
             _Decoding(self.share, self._notes, budget),
             batch_size=None,
             num_workers=self.workers,
@@ -140,7 +140,7 @@ class ProcessDecoders:
         with starting_workers("workers"):
             self._iterator = iter(loader)
         try:
-            for worker, decoded in self._iterator:  # type: ignore[attr-defined]
+            for worker, decoded in self._iterator:
                 if isinstance(decoded.image, PreparedImage):
                     budget.remove(worker, decoded.image.nbytes)
                     decoded = decoded._replace(image=decoded.image.map(as_array))
