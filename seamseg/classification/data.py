@@ -63,7 +63,7 @@ class ImageBatch:
         yield from (self.images, self.labels)
 
 
-class ClassFolders(Dataset):
+class ClassFolders(Dataset[tuple[Tensor, int, str]]):
     """The images of a split, from one folder for each class.
 
     The random numbers of an image depend on `seed`, the epoch and the image alone.
@@ -176,7 +176,8 @@ def class_names(root: str | Path, split: str) -> list[str]:
     """Return the names of the class folders of a split, sorted; InputError if there are none."""
     folder = Path(root) / split
     with _readable(folder):
-        return find_classes(str(folder))[0]
+        names: list[str] = find_classes(str(folder))[0]
+        return names
 
 
 @contextmanager

@@ -33,7 +33,7 @@ class Classifier(nn.Module):
     def __init__(self, body: nn.Module, channels_last: bool = False) -> None:
         super().__init__()
         self.format = torch.channels_last if channels_last else torch.contiguous_format
-        self.body = body.to(memory_format=self.format)  # type: ignore[call-overload]
+        self.body = body.to(memory_format=self.format)
 
     def forward(self, images: Tensor) -> Tensor:
         """Map normalised images `N x 3 x H x W` to logits `N x classes`."""

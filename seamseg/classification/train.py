@@ -204,7 +204,8 @@ class _TrainingImages:
         mean, std = (torch.tensor(values)[:, None, None] for values in (self.options.mean, self.options.std))
         images = (batch.images[:16].detach().cpu() * std + mean).clamp(0, 1)
         grid = (255 * make_grid(images, nrow=4)).round().to(torch.uint8)
-        return grid.permute(1, 2, 0).contiguous().numpy()
+        drawn: np.ndarray = grid.permute(1, 2, 0).contiguous().numpy()
+        return drawn
 
     def collector(self) -> None:
         """Keep no validation images."""

@@ -75,7 +75,7 @@ def with_all_parameters(module: nn.Module, loss: Tensor) -> Tensor:
     if module.unused is None:
         used = _used_by(loss)
         module.unused = [p for p in module.parameters() if p.requires_grad and p not in used]
-    return _ZeroGradients.apply(loss, *module.unused) if module.unused else loss  # type: ignore[no-any-return]
+    return _ZeroGradients.apply(loss, *module.unused) if module.unused else loss
 
 
 def fill_missing_gradients(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -111,12 +111,12 @@ class _ZeroGradients(torch.autograd.Function):
     """The identity of a tensor; gradients of the parameters are 0."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *parameters: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, *parameters: Tensor) -> Tensor:
         ctx.save_for_backward(*parameters)
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         return gradient, *(torch.zeros_like(parameter) for parameter in ctx.saved_tensors)
 
 
@@ -144,7 +144,7 @@ def _match_strides(module: nn.Module) -> None:
     for parameter in module.parameters():
         # convolutions take care of theirs
         if parameter.requires_grad and parameter.dim() < 4 and 1 in parameter.shape:
-            parameter.register_hook(partial(_with_strides, strides=parameter.stride()))
+            parameter.register_hook(partial(_with_strides, strides=parameter.stride()))  # type: ignore[no-untyped-call]
 
 
 def _with_strides(gradient: Tensor, strides: tuple[int, ...]) -> Tensor:

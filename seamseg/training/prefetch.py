@@ -108,7 +108,7 @@ def prefetched(batches: Iterable[TrainingBatch], device: torch.device) -> Iterat
         for batch in batches:
             yield DeviceBatch(batch.to(device), batch)
         return
-    stream = torch.cuda.Stream(device)
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     upcoming: tuple[DeviceBatch, torch.cuda.Event] | None = None
     for batch in batches:
         with torch.cuda.stream(stream):

@@ -118,7 +118,7 @@ class Stepper:
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of a loss, scaled where the precision requires it."""
-        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
 
     def update(self, loss: Tensor) -> tuple[Tensor, Tensor]:
         """Update the weights by the accumulated gradients.
@@ -266,7 +266,7 @@ class _StatisticsBackup:
         """Restore the copy where `skipped`, a bool scalar on the device that the host does not read."""
         for dtype, buffers in self._buffers.items():
             chosen = torch.where(skipped, self._saved[dtype], _flat(buffers))
-            parts = chosen.split([buffer.numel() for buffer in buffers])
+            parts = torch.split(chosen, [buffer.numel() for buffer in buffers])
             torch._foreach_copy_(buffers, [part.view_as(buffer) for part, buffer in zip(parts, buffers)])
         self._saved = {}
 
