@@ -39,6 +39,7 @@ from seamseg.models.build import build_training_module
 from seamseg.structures import Batch
 from seamseg.training.ddp import wrap_distributed
 from seamseg.training.optim.optimizer import build_optimizer
+from seamseg.training.options import TrainerOptions
 from seamseg.training.step import Stepper
 from seamseg.utils.distributed import World, distributed, gather_objects
 
@@ -64,11 +65,16 @@ def train(world: World, way: str, steps: int) -> tuple[dict[str, Tensor], list[f
     torch.manual_seed(0)
     module = build_training_module(config, 2, 2).to(world.device).train()
     optimizer = build_optimizer(module.net, config)
-    stepper = Stepper(config, wrap_distributed(module, config, world), optimizer, world)
+    stepper = Stepper(
+        TrainerOptions.from_config(config),
+        wrap_distributed(module, world, config.general.unused_parameters),
+        optimizer,
+        world,
+    )
     rates, losses, seconds = [1e-3 for _ in optimizer.param_groups], [], []
     for step in range(steps):
         start = time.perf_counter()
-        losses.append(float(stepper([images(world, step)], rates).total))
+        losses.append(float(stepper([images(world, step).to(world.device)], rates).total))
         seconds.append(time.perf_counter() - start)
     return {n: t.detach().cpu() for n, t in module.state_dict().items()}, losses, statistics.median(seconds)
 

@@ -29,6 +29,7 @@ from seamseg.models.build import build_training_module
 from seamseg.structures import Batch
 from seamseg.training.ddp import wrap_distributed
 from seamseg.training.optim.optimizer import build_optimizer
+from seamseg.training.options import TrainerOptions
 from seamseg.training.step import Stepper
 from seamseg.utils.distributed import World, distributed
 
@@ -39,7 +40,12 @@ def stepper_of(config: Config, world: World) -> Stepper:
     """Make a network and its training step."""
     torch.manual_seed(0)
     module = build_training_module(config, CITYSCAPES.num_stuff, CITYSCAPES.num_thing).train()
-    return Stepper(config, wrap_distributed(module, config, world), build_optimizer(module.net, config), world)
+    return Stepper(
+        TrainerOptions.from_config(config),
+        wrap_distributed(module, world, config.general.unused_parameters),
+        build_optimizer(module.net, config),
+        world,
+    )
 
 
 def work(rank: int, port: int, arguments: argparse.Namespace) -> None:

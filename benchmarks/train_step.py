@@ -39,7 +39,8 @@ from seamseg.models.build import build_training_module
 from seamseg.structures import Batch
 from seamseg.training.logging.logs import TextLog
 from seamseg.training.optim.optimizer import build_optimizer
-from seamseg.training.prefetch import prefetched
+from seamseg.training.options import TrainerOptions
+from seamseg.training.prefetch import TrainingBatch, prefetched
 from seamseg.training.run import compile_network
 from seamseg.training.step import Stepper
 from seamseg.utils.distributed import World
@@ -75,11 +76,12 @@ def make(name: str, batch: Batch, world: World, experiment: str) -> Side:
     if config.general.compile:
         compile_network(module.net, world, TextLog(None))
     optimizer = build_optimizer(module.net, config)
-    stepper = Stepper(config, module, optimizer, world)
+    stepper = Stepper(TrainerOptions.from_config(config), module, optimizer, world)
     rates = [1e-4 for _ in optimizer.param_groups]
     batches = itertools.repeat(batch.pin_memory() if world.device.type == "cuda" else batch)
-    # a Stepper uploads what is not on its device when the step begins
-    coming: Iterator[Batch] = batches if name == "plain" else (fed.batch for fed in prefetched(batches, world.device))
+    plain = (loaded.to(world.device, non_blocking=True) for loaded in batches)
+    ahead = (uploaded.batch for uploaded in prefetched(batches, world.device))
+    coming: Iterator[TrainingBatch] = plain if name == "plain" else ahead
 
     def step() -> None:
         stepper([next(coming)], rates)

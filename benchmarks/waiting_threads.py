@@ -54,6 +54,7 @@ def training() -> Callable[[], object]:
     from seamseg.config import load_config
     from seamseg.models.build import build_training_module
     from seamseg.training.optim.optimizer import build_optimizer
+    from seamseg.training.options import TrainerOptions
     from seamseg.training.step import Stepper
     from seamseg.utils.distributed import World
 
@@ -61,7 +62,7 @@ def training() -> Callable[[], object]:
     config = load_config(Path(__file__).parents[1] / "configs" / "toy_city_r18.ini")
     module = build_training_module(config, CITYSCAPES.num_stuff, CITYSCAPES.num_thing).train()
     optimizer = build_optimizer(module.net, config)
-    stepper = Stepper(config, module, optimizer, World(device=torch.device("cpu")))
+    stepper = Stepper(TrainerOptions.from_config(config), module, optimizer, World(device=torch.device("cpu")))
     batch = street(noise(128, 256, 4), CITYSCAPES)
     return lambda: stepper([batch], [1e-4 for _ in optimizer.param_groups])
 

@@ -47,13 +47,13 @@ _OURS = "seamseg"
 _FC = "classifier.fc.weight"
 
 
-def checkpoint_files(config: ClassifierConfig, epoch_length: int = 0) -> SnapshotFiles:
-    """Return names and layout of the checkpoints of a training with so many steps an epoch."""
+def checkpoint_files(config: ClassifierConfig) -> SnapshotFiles:
+    """Return names and layout of the checkpoints of a training."""
     return SnapshotFiles(
         CHECKPOINT_NAME,
         BEST_NAME,
         partial(checkpoint_content, config=config),
-        partial(parse_checkpoint, config=config, epoch_length=epoch_length),
+        partial(parse_checkpoint, config=config),
     )
 
 
@@ -78,15 +78,14 @@ def checkpoint_content(snapshot: Snapshot, config: ClassifierConfig) -> dict[str
     }
 
 
-def parse_checkpoint(content: Any, name: str, config: ClassifierConfig, epoch_length: int = 0) -> Snapshot:
-    """Return the snapshot that a file of this project or of the original holds.
+def parse_checkpoint(content: Any, name: str, config: ClassifierConfig) -> Snapshot:
+    """Return the snapshot that a file of this project or of the original holds; that of the original counts no steps.
 
     Parameters
     ----------
     content : of the file
     name : of the file, for errors
     config : of the network that it must fit
-    epoch_length : steps an epoch, by which the number of steps of a file of the original is derived
 
     Raises
     ------
@@ -108,7 +107,7 @@ def parse_checkpoint(content: Any, name: str, config: ClassifierConfig, epoch_le
     if "optimizer" in content:
         state["optimizer"] = content["optimizer"]
     if not isinstance(ours, Mapping):
-        return Snapshot("", state, _progress(content, name, epoch_length))
+        return Snapshot("", state, _progress(content, name))
     parts = {key: ours.get(key) for key in ("training_meta", "metadata", "resume", "state")}
     if not all(value is None or isinstance(value, Mapping) for value in parts.values()):
         raise InputError(f"{name}: its {_OURS!r}, the state of the training, is damaged")
@@ -139,7 +138,7 @@ def checkpoint_weights(content: Any, name: str, averaged: bool = False) -> dict[
     return dict(average) if isinstance(average, Mapping) else without_prefix(state)
 
 
-def _progress(content: Mapping[str, Any], name: str, epoch_length: int) -> dict[str, Any]:
+def _progress(content: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the progress that a file of the original states; empty if it holds weights only."""
     if "epoch" not in content:
         return {}
@@ -149,7 +148,7 @@ def _progress(content: Mapping[str, Any], name: str, epoch_length: int) -> dict[
         raise InputError(f"{name}: its epoch or best_prec1 is not a number") from None
     if done < 0:
         raise InputError(f"{name}: its epoch is {done}, a number of finished epochs is at least 0")
-    return {"epoch": done - 1, "global_step": done * epoch_length, "last_score": best, "best_score": best}
+    return {"epoch": done - 1, "last_score": best, "best_score": best}
 
 
 def load_checkpoint(net: Classifier, path: str | Path, config: ClassifierConfig) -> list[str]:

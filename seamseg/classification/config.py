@@ -231,7 +231,7 @@ def parse_classifier_config(content: Any, source: str = "config", overrides: Seq
     texts = [_split_override(override) for override in overrides]
     for names, _ in texts:
         _require_key(names)
-    config = _section(ClassifierConfig, _renamed(content), source, "", dict(texts), source=source)
+    config: ClassifierConfig = _section(ClassifierConfig, _renamed(content), source, "", dict(texts), source=source)
     _check(config)
     return config
 

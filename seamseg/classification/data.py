@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import find_classes
 
 from seamseg.classification.config import ClassifierConfig
 from seamseg.data.images import open_image
@@ -43,8 +44,10 @@ class ImageBatch:
     labels: Tensor
     ids: list[str]
 
-    deferred: ClassVar[None] = None
-    unreadable: ClassVar[tuple[()]] = ()
+    @property
+    def unreadable(self) -> tuple[()]:
+        """None: an image that cannot be read is an error."""
+        return ()
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> ImageBatch:
         """Copy the tensors to a device."""
@@ -60,7 +63,7 @@ class ImageBatch:
         yield from (self.images, self.labels)
 
 
-class ClassFolders(Dataset):
+class ClassFolders(Dataset[tuple[Tensor, int, str]]):
     """The images of a split, from one folder for each class.
 
     The random numbers of an image depend on `seed`, the epoch and the image alone.
@@ -94,14 +97,8 @@ class ClassFolders(Dataset):
         upright: bool = False,
     ) -> None:
         folder = Path(root) / split
-        if not folder.is_dir():
-            raise InputError(f"{folder}: no such folder; it must hold one folder of images for each class")
-        try:
+        with _readable(folder):
             found = ImageFolder(str(folder), allow_empty=True)
-        except FileNotFoundError:
-            raise InputError(f"{folder}: has no class folders; put the images of each class into a folder") from None
-        except OSError as error:
-            raise InputError(f"{folder}: cannot be read: {error.strerror or error}") from None
         empty = sorted(set(range(len(found.classes))) - set(found.targets))
         if empty:
             shown = ", ".join(found.classes[i] for i in empty[:3]) + (", ..." if len(empty) > 3 else "")
@@ -160,6 +157,27 @@ class ClassFolders(Dataset):
                 f"{self.folder}: has {len(self.classes)} class folders, but {config.source} has network.classes = "
                 f"{config.network.classes}; {option('overrides', f'network.classes={len(self.classes)}')} fits them"
             )
+
+
+@contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    """Raise InputError if the class folders of a split cannot be listed in a `with` block."""
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder; it must hold one folder of images for each class")
+    try:
+        yield
+    except FileNotFoundError:
+        raise InputError(f"{folder}: has no class folders; put the images of each class into a folder") from None
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be read: {error.strerror or error}") from None
+
+
+def class_names(root: str | Path, split: str) -> list[str]:
+    """Return the names of the class folders of a split, sorted; InputError if there are none."""
+    folder = Path(root) / split
+    with _readable(folder):
+        names: list[str] = find_classes(str(folder))[0]
+        return names
 
 
 @contextmanager

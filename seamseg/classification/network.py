@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from seamseg.classification.config import ClassifierConfig, NetworkConfig
+from seamseg.classification.data import ImageBatch
 from seamseg.models.backbones import build_backbone, norm_factory
 from seamseg.models.criterion import Losses
 from seamseg.ops.norm import ABN
@@ -32,7 +33,7 @@ class Classifier(nn.Module):
     def __init__(self, body: nn.Module, channels_last: bool = False) -> None:
         super().__init__()
         self.format = torch.channels_last if channels_last else torch.contiguous_format
-        self.body = body.to(memory_format=self.format)  # type: ignore[call-overload]
+        self.body = body.to(memory_format=self.format)
 
     def forward(self, images: Tensor) -> Tensor:
         """Map normalised images `N x 3 x H x W` to logits `N x classes`."""
@@ -52,14 +53,14 @@ class ClassifierLoss(nn.Module):
         super().__init__()
         self.net = net
 
-    def forward(self, batch: Any) -> Losses:
-        """Compute the cross entropy of an :class:`ImageBatch`, and `top1` and `top5` in percent."""
+    def forward(self, batch: ImageBatch) -> Losses:
+        """Compute the cross entropy of a batch as `loss`, and the metrics `top1` and `top5` in percent."""
         logits = self.net(batch.images).float()
         loss = functional.cross_entropy(logits, batch.labels)
         hits = correct(logits.detach(), batch.labels)
-        means = {"loss": loss, **{f"top{k}": 100 * hit.float().mean() for k, hit in zip(TOP, hits)}}
+        metrics = {f"top{k}": 100 * hit.float().mean() for k, hit in zip(TOP, hits)}
         count = torch.full((), batch.labels.shape[0], dtype=torch.float64, device=logits.device)
-        return Losses(means, dict.fromkeys(means, count))
+        return Losses({"loss": loss}, {"loss": count}, metrics)
 
 
 def correct(logits: Tensor, labels: Tensor) -> Tensor:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,104 +18,83 @@ from seamseg.checkpoints.model_path import CLASSIFIER_CLASSES_NAME, CLASSIFIER_C
 from seamseg.checkpoints.snapshot import LoadReport, check_finite, load_module, load_tensors
 from seamseg.classification.checkpoint import checkpoint_files, checkpoint_weights
 from seamseg.classification.config import ClassifierConfig, InputConfig, load_classifier_config, parse_classifier_config
-from seamseg.classification.data import TRAIN, VAL, ClassFolders, ImageBatch, open_train_loader
+from seamseg.classification.data import TRAIN, VAL, ClassFolders, ImageBatch, class_names, open_train_loader
 from seamseg.classification.network import Classifier, ClassifierLoss, build_classifier
 from seamseg.classification.optimizer import ClassifierSchedule, build_optimizer
 from seamseg.classification.transforms import train_transform
 from seamseg.classification.validate import ClassifierScores, ClassifierValidator, open_validator
-from seamseg.config import Config, default_config
 from seamseg.data.loader import BatchLoader
 from seamseg.formats.metadata import Metadata
 from seamseg.training.checkpointing.run_folder import RunFolder, SnapshotFiles
+from seamseg.training.logging.images import SampleCollector
 from seamseg.training.logging.logs import TensorBoardWriter, TextLog
 from seamseg.training.optim.schedule import LRSchedule
+from seamseg.training.options import KeyNames, TrainerOptions
+from seamseg.training.prefetch import TrainingBatch
 from seamseg.training.run import TrainingOptions, run_training
-from seamseg.training.task import Task
-from seamseg.training.trainer import steps_per_epoch
+from seamseg.training.task import StepCallback
 from seamseg.utils.distributed import World
-from seamseg.utils.errors import InputError, flags_in_messages, option
+from seamseg.utils.errors import InputError, option
 from seamseg.utils.files import write_json
-from seamseg.utils.launcher import process_count
 from seamseg.utils.progress import is_quiet
 
 HISTOGRAM_INTERVAL = 10
 """Steps between histograms."""
 _SHOWN = ("fc", "bn_out")
 
-_KEYS = {
-    "body.num_frozen": "optimizer.classifier_lr",
-    "general.loss_limit": "training.loss_limit",
-    "general.seed": "training.seed",
-    "optimizer.lr": "optimizer.learning_rate",
-    "optimizer.ema": "training.ema",
-    "scheduler.epochs": "optimizer.schedule.epochs",
-    "scheduler.burn_in_steps": "optimizer.schedule",
-    "dataloader.train_batch_size": "optimizer.batch_size",
-    "dataloader.shortest_size": "input.crop_train",
-    "dataloader.longest_max_size": "input.crop_train",
-}
-"""Keys of our JSON by those of the INI files, which errors of the trainer name."""
-
-
-def trainer_config(config: ClassifierConfig, batch_size: int = 1) -> Config:
-    """Return the options of the trainer; `batch_size` is that of one process."""
-    default, training, options = default_config(), config.training, config.optimizer
-    return replace(
-        default,
-        general=replace(
-            default.general,
-            seed=training.seed,
-            precision=training.precision,
-            channels_last=training.channels_last,
-            compile=False,
-            log_interval=training.log_interval,
-            val_interval=training.val_interval,
-            snapshot_interval=training.snapshot_interval,
-            snapshot_keep=training.snapshot_keep,
-            loss_limit=training.loss_limit,
-            cudnn_benchmark=True,
-        ),
-        optimizer=replace(
-            default.optimizer,
-            lr=options.learning_rate,
-            clip_norm=options.clip,
-            accumulate=training.accumulate,
-            ema=training.ema,
-            # the loss, and two percentages that are only reported
-            loss_weights=(1.0, 0.0, 0.0),
-            loss_average="process",
-        ),
-        scheduler=replace(default.scheduler, epochs=options.schedule.epochs),
-        dataloader=replace(
-            default.dataloader,
-            train_batch_size=batch_size,
-            train_set=TRAIN,
-            val_set=VAL,
-            num_workers=training.num_workers,
-            broken_limit=0.0,
-        ),
-    )
+KEYS = KeyNames(
+    learning_rate="optimizer.learning_rate",
+    burn_in="optimizer.schedule",
+    epochs="optimizer.schedule.epochs",
+    seed="training.seed",
+    loss_limit="training.loss_limit",
+    ema="training.ema",
+    groups=("optimizer.classifier_lr",),
+    image_size=("optimizer.batch_size", "input.crop_train"),
+)
+"""Names of the keys of the JSON that messages of the trainer mention."""
 
 
 @dataclass(frozen=True)
-class ClassifierTask(Task):
-    """The task of training a classifier.
+class ClassifierTask:
+    """The task of training a classifier; see :class:`seamseg.training.task.Task` for its methods.
 
     Attributes
     ----------
     settings : configuration
     """
 
-    settings: ClassifierConfig = field(default_factory=ClassifierConfig)
-    _opened: dict[str, Any] = field(default_factory=dict)
+    settings: ClassifierConfig
 
-    rate_names: ClassVar[tuple[str, str]] = ("lr", "lr_classifier")
-    replayable: ClassVar[bool] = False
+    parts = ("body",)
+    quantised = False
+    replayable = False
+
+    @property
+    def options(self) -> TrainerOptions:
+        """The options of the trainer."""
+        training, optimizer = self.settings.training, self.settings.optimizer
+        return TrainerOptions(
+            epochs=optimizer.schedule.epochs,
+            loss_weights={"loss": 1.0},
+            seed=training.seed,
+            accumulate=training.accumulate,
+            precision=training.precision,
+            loss_limit=training.loss_limit,
+            clip_norm=optimizer.clip,
+            ema=training.ema,
+            log_interval=training.log_interval,
+            val_interval=training.val_interval,
+            snapshot_interval=training.snapshot_interval,
+            snapshot_keep=training.snapshot_keep,
+            rate_names=("lr", "lr_classifier"),
+            keys=KEYS,
+        )
 
     @property
     def files(self) -> SnapshotFiles:
         """Names and layout of the checkpoints, those of the original."""
-        return checkpoint_files(self.settings, self._opened.get("epoch_length", 0))
+        return checkpoint_files(self.settings)
 
     @property
     def config_text(self) -> str:
@@ -135,31 +114,37 @@ class ClassifierTask(Task):
         folder.make()
         return TextLog(folder.path, is_quiet(), console=world.is_main, name=f"training_{world.rank}.log")
 
-    def describe_classes(self, metadata: Metadata) -> str:
-        """Return the number of classes, for the log."""
-        return f"{metadata.num_classes} classes, {self.settings.network.arch}"
+    def describe(self, metadata: Metadata) -> list[str]:
+        """Return the number of classes and the architecture."""
+        return [f"{metadata.num_classes} classes, {self.settings.network.arch}"]
 
     def open_loader(self, data: str | Path, world: World) -> BatchLoader:
         """Open the loader of the training images of this process."""
         training = self.settings.training
         transform = train_transform(self.settings.input, training.min_crop_area)
         dataset = ClassFolders(data, TRAIN, transform, training.seed, training.upright)
-        dataset.check_classes(self.settings, self._opened.get("classes"))
-        loader = open_train_loader(dataset, self.settings, world)
-        self._opened["epoch_length"] = steps_per_epoch(len(loader), training.accumulate)
-        return loader
+        dataset.check_classes(self.settings, class_names(data, VAL))
+        return open_train_loader(dataset, self.settings, world)
 
     def open_validator(self, data: str | Path, world: World, quiet: bool) -> ClassifierValidator:
         """Open the validator of `DATA/val`."""
-        validator = open_validator(data, self.settings, world, quiet)
-        self._opened["classes"] = validator.dataset.classes
-        return validator
+        return open_validator(data, self.settings, world, quiet)
+
+    def prepare(self, batch: TrainingBatch) -> TrainingBatch:
+        """Return the batch: all transforms run in the workers."""
+        return batch
 
     def build(self, metadata: Metadata) -> ClassifierLoss:
         """Build the network with its loss."""
         return ClassifierLoss(Classifier(build_classifier(self.settings), self.settings.training.channels_last))
 
-    def load_body(self, net: nn.Module) -> None:
+    def build_float(self, metadata: Metadata) -> None:
+        """Return None: no classifier is quantised in training."""
+
+    def quantise(self, net: nn.Module, start: nn.Module, data: str | Path, world: World, log: TextLog) -> None:
+        """Do nothing, see :meth:`build_float`."""
+
+    def load_body(self, net: nn.Module, log: TextLog) -> None:
         """Load nothing: a configuration names no weights."""
 
     def load_pretrained(self, net: nn.Module, specification: str, classes: ClassTable | None = None) -> LoadReport:
@@ -183,7 +168,7 @@ class ClassifierTask(Task):
         """Build the schedule of the learning rates."""
         return ClassifierSchedule(self.settings.optimizer.schedule, base_lrs, epoch_length)
 
-    def describe(self, folder: RunFolder, metadata: Metadata) -> None:
+    def write_model(self, folder: RunFolder, metadata: Metadata) -> None:
         """Write `config.json` and `classes.json`, the names of the classes."""
         write_json(folder.path / CLASSIFIER_CONFIG_NAME, self.settings.to_json(), indent=2)
         write_json(folder.path / CLASSIFIER_CLASSES_NAME, metadata.categories, indent=1)
@@ -192,7 +177,7 @@ class ClassifierTask(Task):
         """Return what draws training images for TensorBoard."""
         return _TrainingImages(self.settings.input)
 
-    def watch(self, net: nn.Module, tensorboard: TensorBoardWriter) -> Callable[[int], None] | None:
+    def step_callback(self, net: nn.Module, tensorboard: TensorBoardWriter) -> StepCallback | None:
         """Return what writes histograms after a step, with `log_hist`."""
         if not self.settings.training.log_hist or not tensorboard.active:
             return None
@@ -211,19 +196,21 @@ class _TrainingImages:
 
     options: InputConfig
 
-    def targets(self, batch: ImageBatch) -> np.ndarray:
+    def targets(self, batch: TrainingBatch) -> np.ndarray:
         """Draw up to 16 images of a batch: uint8 `H x W x 3`."""
         from torchvision.utils import make_grid
 
+        assert isinstance(batch, ImageBatch)
         mean, std = (torch.tensor(values)[:, None, None] for values in (self.options.mean, self.options.std))
         images = (batch.images[:16].detach().cpu() * std + mean).clamp(0, 1)
         grid = (255 * make_grid(images, nrow=4)).round().to(torch.uint8)
-        return grid.permute(1, 2, 0).contiguous().numpy()
+        drawn: np.ndarray = grid.permute(1, 2, 0).contiguous().numpy()
+        return drawn
 
     def collector(self) -> None:
         """Keep no validation images."""
 
-    def validation(self, net: Any, collector: Any) -> Iterator[tuple[str, np.ndarray]]:
+    def validation(self, net: nn.Module, collector: SampleCollector) -> Iterator[tuple[str, np.ndarray]]:
         """Draw no validation images."""
         yield from ()
 
@@ -259,8 +246,6 @@ def train_classifier(options: TrainingOptions) -> ClassifierScores | None:
         if a signal stopped the training, after writing a checkpoint
     """
     settings = load_classifier_config(options.config, options.overrides)
-    config = trainer_config(settings, settings.batch_per_process(process_count()))
-    with flags_in_messages(_KEYS):
-        scores = run_training(options, ClassifierTask(config, settings.source, settings))
+    scores = run_training(options, ClassifierTask(settings))
     assert scores is None or isinstance(scores, ClassifierScores)
     return scores

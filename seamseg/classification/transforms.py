@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from PIL import Image
@@ -88,7 +89,7 @@ def train_transform(options: InputConfig, min_crop_area: float = 0.08) -> v2.Com
     options : sizes, colour changes and normalisation
     min_crop_area : smallest area of the random crop, as a fraction of the image
     """
-    steps: list[Callable] = []
+    steps: list[Callable[..., Any]] = []
     if options.scale_train != -1:
         steps.append(v2.Resize(options.scale_train))
     steps += [v2.RandomResizedCrop(options.crop_train, (min_crop_area, 1.0)), v2.RandomHorizontalFlip(), to_float]
@@ -130,7 +131,7 @@ def test_transform(
         # exported classifiers prepare images in the same way, without torchvision
         size = InputSize(None if scale == -1 else scale, crop=(crop, crop))
         return v2.Compose([size.scale, to_float, _normalise(options)])
-    steps: list[Callable] = [partial(resize_shortest, shortest=scale)] if scale != -1 else []
+    steps: list[Callable[..., Any]] = [partial(resize_shortest, shortest=scale)] if scale != -1 else []
     return v2.Compose([*steps, v2.TenCrop(crop), partial(_stacked, _normalise(options))])
 
 
@@ -144,7 +145,8 @@ def _stacked(normalise: v2.Normalize, images: Sequence[Image.Image]) -> Tensor:
 
 def _gray(image: Tensor) -> Tensor:
     red, green, blue = (weight * channel for weight, channel in zip(_GRAY, image))
-    return (red + green + blue).expand_as(image)
+    gray: Tensor = (red + green + blue).expand_as(image)
+    return gray
 
 
 def _mean_gray(image: Tensor) -> Tensor:

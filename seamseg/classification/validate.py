@@ -20,6 +20,7 @@ from seamseg.classification.data import VAL, ClassFolders, ImageBatch, open_val_
 from seamseg.classification.network import TOP, Classifier, build_classifier, correct
 from seamseg.classification.transforms import TEN_CROPS, test_transform
 from seamseg.evaluation.scores import known, or_none
+from seamseg.formats.metadata import Metadata
 from seamseg.training.step import autocast
 from seamseg.utils.distributed import World, distributed, sum_over_processes
 from seamseg.utils.errors import InputError, SeamsegError, option
@@ -90,6 +91,11 @@ class ClassifierValidator:
     config: ClassifierConfig
     world: World
     quiet: bool = False
+
+    @property
+    def metadata(self) -> Metadata:
+        """Classes of the data set."""
+        return self.dataset.metadata
 
     def __call__(self, net: nn.Module, observer: Any = None, desc: str = "validate") -> ClassifierScores:
         """Score a network, preserving its training or evaluation mode.

@@ -104,7 +104,9 @@ def run(args: argparse.Namespace) -> int:
     overrides = [*args.set, *(["training.log_hist=yes"] if args.log_hist else [])]
     load_classifier_config(args.config, overrides)
     check_start(args)
-    return run_trainer("seamseg.classification.train", "train_classifier", args, overrides=overrides)
+    from seamseg.classification.train import train_classifier
+
+    return run_trainer(train_classifier, args, overrides)
 
 
 def _validate(args: argparse.Namespace) -> int:

@@ -23,10 +23,9 @@ processes and the batch size may change: the training continues with the remaini
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection
-from importlib import import_module
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from seamseg.checkpoints.hub import is_hub_uri
 from seamseg.checkpoints.model_path import WEIGHTS_ENDING
@@ -37,6 +36,10 @@ from seamseg.data.folder import find_metadata
 from seamseg.utils.errors import InputError, require_packages
 from seamseg.utils.files import nearest_path
 from seamseg.utils.launcher import is_main_process
+
+if TYPE_CHECKING:
+    from seamseg.evaluation.scores import Scores
+    from seamseg.training.run import TrainingOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,7 +88,9 @@ def run(args: argparse.Namespace) -> int:
     check_start(args, tuple(parts), body.weights)
     if body.body.startswith(TIMM) or body.weights == "timm":
         require_packages("timm", what=f"[body] body = {body.body}")
-    return run_trainer("seamseg.training.run", "run_training", args, evaluate=args.eval, overrides=args.set)
+    from seamseg.training.run import run_training
+
+    return run_trainer(run_training, args, args.set, args.pre_train_classes, args.eval)
 
 
 def check_start(args: argparse.Namespace, parts: Collection[str] = (), weights: str | None = None) -> None:
@@ -119,14 +124,35 @@ def check_start(args: argparse.Namespace, parts: Collection[str] = (), weights: 
             require_packages("safetensors", what=path)
 
 
-def run_trainer(module: str, function: str, args: argparse.Namespace, **options: Any) -> int:
-    """Call `module.function`, which trains with :class:`TrainingOptions`; print the scores of the last validation."""
+def run_trainer(
+    train: Callable[[TrainingOptions], Scores | None],
+    args: argparse.Namespace,
+    overrides: Sequence[str],
+    pretrain_classes: str | None = None,
+    evaluate: bool = False,
+) -> int:
+    """Train with the arguments of a command, and print the scores of the last validation.
+
+    Parameters
+    ----------
+    train : :func:`seamseg.training.run.run_training` or one with the same arguments
+    args : of the command
+    overrides, pretrain_classes, evaluate : see :class:`seamseg.training.run.TrainingOptions`
+    """
     from seamseg.training.run import TrainingOptions
 
-    options |= {"config": args.config, "data": args.data, "resume": args.resume, "pretrain": args.pre_train}
-    options |= {"pretrain_classes": getattr(args, "pre_train_classes", None)}
-    options |= {"log_dir": args.log_dir or Path("runs") / Path(args.config).stem, "device": args.device}
-    scores = getattr(import_module(module), function)(TrainingOptions(**options))
+    options = TrainingOptions(
+        config=args.config,
+        data=args.data,
+        log_dir=args.log_dir or Path("runs") / Path(args.config).stem,
+        resume=args.resume,
+        pretrain=args.pre_train,
+        pretrain_classes=pretrain_classes,
+        evaluate=evaluate,
+        overrides=overrides,
+        device=args.device,
+    )
+    scores = train(options)
     if scores is not None and is_main_process():
         print(scores.table(), flush=True)
     return 0

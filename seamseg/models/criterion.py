@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -32,10 +34,12 @@ class Losses(NamedTuple):
     means : scalars, each a mean over anchors, samples, mask pixels or images
     counts : their number, float64 scalars on the same device. The loss of several batches, of other processes or
         steps, is the mean of their means weighted by the counts
+    metrics : scalars that are only reported, such as an accuracy, each a mean over the images
     """
 
     means: dict[str, Tensor]
     counts: dict[str, Tensor]
+    metrics: Mapping[str, Tensor] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -232,7 +236,8 @@ class TrainingModule(nn.Module):
 
     def forward(self, batch: Batch) -> Losses:
         """Compute the losses of a batch, not weighted."""
-        return self.criterion(self.net(batch.images, batch), batch)
+        outputs = self.net(batch.images, batch)
+        return self.criterion(outputs, batch)
 
 
 class _ROITargets(NamedTuple):

@@ -149,4 +149,5 @@ class SemanticTrainingModule(nn.Module):
 
     def forward(self, batch: Batch) -> Losses:
         """Compute the loss of a batch, not weighted."""
-        return self.criterion(self.net(batch.images), batch)
+        outputs = self.net(batch.images)
+        return self.criterion(outputs, batch)

@@ -20,16 +20,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from seamseg.config import Config
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import SeamsegError, option
 from seamseg.utils.process_groups import new_group
 
 
-def wrap_distributed(module: nn.Module, config: Config, world: World) -> nn.Module:
+def wrap_distributed(module: nn.Module, world: World, unused_parameters: str) -> nn.Module:
     """Wrap a module in DistributedDataParallel; return the module itself for a single process.
 
-    A collective call: each process passes the module on its own device.
+    A collective call.
+
+    Parameters
+    ----------
+    module : on the device of this process
+    world : the processes
+    unused_parameters : fake or find, see above
     """
     if not world.is_distributed:
         return module
@@ -40,14 +45,19 @@ def wrap_distributed(module: nn.Module, config: Config, world: World) -> nn.Modu
     options: dict[str, Any] = {buffers: False, "gradient_as_bucket_view": True}
     group = new_group(range(world.size))
     _match_strides(module)
-    if config.general.unused_parameters == "find":
+    if unused_parameters == "find":
         return DistributedDataParallel(module, process_group=group, find_unused_parameters=True, **options)
     parallel = _FixedDDP(module, process_group=group, **options)
     _rebuild_buckets(parallel)
     return parallel
 
 
-def no_gradient_sync(module: nn.Module, last: bool) -> AbstractContextManager[Any]:
+def unwrapped(module: nn.Module) -> nn.Module:
+    """Return the module that :func:`wrap_distributed` was given."""
+    return module.module if isinstance(module, DistributedDataParallel) else module
+
+
+def no_gradient_sync(module: nn.Module, last: bool) -> AbstractContextManager[None]:
     """Defer the gradient exchange to the `last` batch of a step; wrap the forward and backward pass of each batch."""
     return nullcontext() if last or not isinstance(module, DistributedDataParallel) else module.no_sync()
 
@@ -65,7 +75,7 @@ def with_all_parameters(module: nn.Module, loss: Tensor) -> Tensor:
     if module.unused is None:
         used = _used_by(loss)
         module.unused = [p for p in module.parameters() if p.requires_grad and p not in used]
-    return _ZeroGradients.apply(loss, *module.unused) if module.unused else loss  # type: ignore[no-any-return]
+    return _ZeroGradients.apply(loss, *module.unused) if module.unused else loss
 
 
 def fill_missing_gradients(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -101,12 +111,12 @@ class _ZeroGradients(torch.autograd.Function):
     """The identity of a tensor; gradients of the parameters are 0."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *parameters: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, *parameters: Tensor) -> Tensor:
         ctx.save_for_backward(*parameters)
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         return gradient, *(torch.zeros_like(parameter) for parameter in ctx.saved_tensors)
 
 

@@ -1,89 +1,47 @@
-"""Training batches: loading, upload to the device, and the transforms that run there."""
+"""Training batches on the device: their upload, and the transforms that run there."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import lru_cache
-from pathlib import Path
-from typing import NamedTuple
+from functools import lru_cache, partial
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-from seamseg.config import Config
 from seamseg.config.sections import Dataloader
-from seamseg.data.dataset import PanopticDataset
-from seamseg.data.instances import InstanceOptions
-from seamseg.data.loader import BatchLoader, LoaderOptions, UnreadableImages, train_loader, translate_worker_errors
-from seamseg.data.samplers import DistributedARBatchSampler
-from seamseg.data.transforms import AugmentationOptions, Normalise, TrainTransform, finish_image, flip_boxes
+from seamseg.data.loader import BatchLoader, UnreadableImages, translate_worker_errors
+from seamseg.data.transforms import Normalise, finish_image, flip_boxes
 from seamseg.structures import Batch, DeferredTransform, PackedSequence
 from seamseg.utils.distributed import World
-from seamseg.utils.errors import InputError
-from seamseg.utils.parallel import available_cores
 
 
-def open_loader(config: Config, data: str | Path, source: str | Path, world: World) -> BatchLoader:
-    """Open the loader of the training batches of this process.
+class TrainingBatch(Protocol):
+    """What the trainer needs of a batch, such as :class:`seamseg.structures.Batch`."""
 
-    Parameters
-    ----------
-    config : `[dataloader]`, seed
-    data : dataset folder
-    source : name of the configuration, for errors
-    world : the processes, among which the images are divided
+    @property
+    def ids(self) -> list[str]:
+        """Names of the images."""
 
-    Raises
-    ------
-    InputError
-        if the split or the batch size is not given, or the data set is missing or broken
-    """
-    loading, seed = config.dataloader, config.general.seed
-    if not loading.train_set:
-        raise InputError(f"{source}: [dataloader] train_set is required: the name of a list in {data}/lst")
-    if not loading.train_batch_size:
-        raise InputError(f"{source}: [dataloader] train_batch_size is required: images per batch and process")
-    transform = TrainTransform(
-        loading.shortest_size,
-        loading.longest_max_size,
-        loading.rgb_mean,
-        loading.rgb_std,
-        AugmentationOptions(loading.random_flip, loading.random_scale, loading.crop_size, loading.color_jitter),
-        loading.device_transforms,
-    )
-    dataset = PanopticDataset(
-        data,
-        loading.train_set,
-        transform,
-        seed,
-        loading.fast_decode,
-        replace_unreadable=loading.broken_limit > 0,
-        instances=InstanceOptions(loading.instance_scale_uniform, loading.copy_paste),
-    )
-    sampler = DistributedARBatchSampler(
-        dataset.img_sizes, loading.train_batch_size, world.size, world.rank, loading.drop_last, seed=seed
-    )
-    options = LoaderOptions(
-        min(loading.num_workers, available_cores()),
-        pin_memory=world.device.type == "cuda",
-        seed=seed,
-        rank=world.rank,
-        persistent_workers=loading.persistent_workers,
-        prefetch=loading.prefetch,
-        class_uniform=loading.class_uniform,
-    )
-    return train_loader(dataset, sampler, options)
+    @property
+    def unreadable(self) -> Sequence[tuple[str, str]]:
+        """Images that could not be read and were replaced by others, `(id, reason)` each."""
+
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> TrainingBatch:
+        """Copy the tensors to a device."""
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield the tensors."""
 
 
 class DeviceBatch(NamedTuple):
     """A batch on the device and its original on the host; a reference to past originals holds no device memory."""
 
-    batch: Batch
-    source: Batch
+    batch: TrainingBatch
+    source: TrainingBatch
 
 
 class DevicePrefetcher:
@@ -93,21 +51,21 @@ class DevicePrefetcher:
     ----------
     loader : of the batches
     device : to upload to
+    prepare : the transforms that run on the device; None for none
     broken : counts the unreadable images; None if they are not replaced
     """
 
-    def __init__(self, loader: DataLoader, device: torch.device, broken: UnreadableImages | None = None) -> None:
+    def __init__(
+        self,
+        loader: BatchLoader,
+        device: torch.device,
+        prepare: Callable[[TrainingBatch], TrainingBatch] | None = None,
+        broken: UnreadableImages | None = None,
+    ) -> None:
         self.loader = loader
         self.device = device
+        self.prepare = prepare
         self.broken = broken
-
-    @staticmethod
-    def open(config: Config, loader: DataLoader, world: World, warn: Callable[[str], None]) -> DevicePrefetcher:
-        """Open for a training; the main process passes warnings of broken images to `warn`, the others print them."""
-        if not world.is_main:
-            warn = _to_stderr(world.rank)
-        images = -(-len(loader.dataset) // world.size)  # type: ignore[arg-type]
-        return DevicePrefetcher(loader, world.device, UnreadableImages(config.dataloader.broken_limit, images, warn))
 
     def __iter__(self) -> Iterator[DeviceBatch]:
         """Iterate over one pass of the loader.
@@ -119,7 +77,10 @@ class DevicePrefetcher:
         """
         if self.broken is not None:
             self.broken.begin_epoch()
-        return prefetched(self._counted(), self.device)
+        return map(self._prepared, prefetched(self._counted(), self.device))
+
+    def _prepared(self, uploaded: DeviceBatch) -> DeviceBatch:
+        return uploaded if self.prepare is None else uploaded._replace(batch=self.prepare(uploaded.batch))
 
     @property
     def broken_images(self) -> int:
@@ -130,14 +91,14 @@ class DevicePrefetcher:
         """Translate errors of workers in a `with` block, see :func:`seamseg.data.loader.translate_worker_errors`."""
         return translate_worker_errors(self.loader)
 
-    def _counted(self) -> Iterator[Batch]:
+    def _counted(self) -> Iterator[TrainingBatch]:
         for batch in self.loader:
             if self.broken is not None:
                 self.broken.add(batch.unreadable)
             yield batch
 
 
-def prefetched(batches: Iterable[Batch], device: torch.device) -> Iterator[DeviceBatch]:
+def prefetched(batches: Iterable[TrainingBatch], device: torch.device) -> Iterator[DeviceBatch]:
     """Upload batches and yield them in order.
 
     On CUDA, each is uploaded on a separate stream while the device works on the previous one; from pinned memory this
@@ -167,8 +128,17 @@ def _awaited(uploaded: DeviceBatch, event: torch.cuda.Event) -> DeviceBatch:
     return uploaded
 
 
-def _to_stderr(rank: int) -> Callable[[str], None]:
-    return lambda message: print(f"process {rank}: {message}", file=sys.stderr, flush=True)
+def count_unreadable(loader: BatchLoader, world: World, limit: float, warn: Callable[[str], None]) -> UnreadableImages:
+    """Return a counter of the unreadable images of this process, of which a fraction up to `limit` is allowed an epoch.
+
+    The main process passes its warnings to `warn`, the others print them.
+    """
+    images = -(-len(loader.dataset) // world.size)  # type: ignore[arg-type]
+    return UnreadableImages(limit, images, warn if world.is_main else partial(_print_warning, world.rank))
+
+
+def _print_warning(rank: int, message: str) -> None:
+    print(f"process {rank}: {message}", file=sys.stderr, flush=True)
 
 
 def prepare_batch(batch: Batch, options: Dataloader) -> Batch:

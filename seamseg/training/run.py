@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 import torch._dynamo.config
 from torch import nn
-from torch.utils.data import DataLoader
 
 from seamseg.checkpoints.class_table import ClassTable
-from seamseg.config import Config, load_config
-from seamseg.config.kinds import PANOPTIC
+from seamseg.config import load_config
 from seamseg.config.loader import check_training
-from seamseg.data.loader import index_sampler
+from seamseg.data.loader import BatchLoader, index_sampler
 from seamseg.evaluation.scores import Scores
 from seamseg.formats.metadata import Metadata
-from seamseg.models.build import without_quantisation
-from seamseg.models.folding import fold_layers
-from seamseg.models.quantised import choosing_ranges
-from seamseg.structures import PackedSequence
+from seamseg.models.network import Network
 from seamseg.training.checkpointing.checkpoint import (
     ResumePoint,
     TrainState,
@@ -41,18 +34,17 @@ from seamseg.training.logging.logs import TensorBoardWriter, TextLog
 from seamseg.training.logging.metrics import MetricsFile
 from seamseg.training.logging.reporter import Reporter
 from seamseg.training.optim.schedule import LRSchedule
+from seamseg.training.options import TrainerOptions
 from seamseg.training.preemption import Preempted
+from seamseg.training.prefetch import DevicePrefetcher, count_unreadable
 from seamseg.training.step import Stepper, compute_dtype
-from seamseg.training.task import Task
+from seamseg.training.task import SegmentationTask, Task, Validate
 from seamseg.training.trainer import Trainer, steps_per_epoch
 from seamseg.utils.compiler import compiler_problem
-from seamseg.utils.distributed import World, barrier, broadcast_buffers, distributed, gather_objects, reported_by_main
+from seamseg.utils.distributed import World, barrier, distributed, gather_objects, reported_by_main
 from seamseg.utils.errors import InputError, SeamsegError, option
 from seamseg.utils.progress import is_quiet
-from seamseg.validation.validator import Validator
 
-CALIBRATION_IMAGES = 64
-"""Largest number of training images by which the ranges of int8 are chosen."""
 AUTO = "auto"
 """The value of `resume` that selects the newest snapshot of the run folder."""
 
@@ -117,16 +109,16 @@ def run_training(options: TrainingOptions, task: Task | None = None) -> Scores |
         config = load_config(options.config, None, options.overrides)
         if not options.evaluate:
             check_training(config, options.config, options.overrides)
-        task = Task(config, options.config)
+        task = SegmentationTask(config, options.config)
     with distributed(options.device) as world:
-        folder = RunFolder(Path(options.log_dir), task.files)
+        folder = RunFolder(Path(options.log_dir), task.files, task.options.keys)
         fresh = world.is_main and not folder.path.exists()
         with _locked(folder, world):
             if world.is_main:
                 folder.remove_partial()
             log = task.open_log(folder, world)
             try:
-                return _TrainingRun(options, task, world, folder, log)()
+                return _run(options, task, world, folder, log)
             except KeyboardInterrupt as stop:
                 saved = bool(folder.saved()) or folder.last.exists()
                 auto = option("resume", AUTO)
@@ -147,127 +139,114 @@ def run_training(options: TrainingOptions, task: Task | None = None) -> Scores |
                 log.close()
 
 
-@dataclass(frozen=True)
-class _TrainingRun:
-    """One call of :func:`run_training` on one process."""
+def _run(options: TrainingOptions, task: Task, world: World, folder: RunFolder, log: TextLog) -> Scores | None:
+    """Train or score in a locked run folder."""
+    options = _find_snapshot(options, world, folder, log)
+    _check_weights(options, task)
+    torch.backends.cudnn.benchmark = task.options.cudnn_benchmark
+    validator = task.open_validator(options.data, world, is_quiet())
+    if options.evaluate and validator is None:
+        raise InputError(f"{options.config}: {option('evaluate', True)} requires [dataloader] val_set")
+    loader = None if options.evaluate else task.open_loader(options.data, world)
+    metadata: Metadata = (validator if loader is None else loader.dataset).metadata  # type: ignore[union-attr]
+    classes, *notes = task.describe(metadata)
+    log.info(f"{classes}; {_describe_device(world)}")
+    if loader is not None:
+        log.info(_describe_steps(task.options, loader, world))
+    for note in notes:
+        log.info(note)
 
-    options: TrainingOptions
-    task: Task
-    world: World
-    folder: RunFolder
-    log: TextLog
+    seed_everything(task.options.seed, -1, 0)
+    module = task.build(metadata)
+    _initialise(options, task, module.get_submodule("net"), metadata, world, log)
+    if loader is not None:
+        state, resumed = _prepare(options, task, module, metadata, loader, world, log)
+        return _train(state, resumed, task, loader, validator, folder, log)
+    assert validator is not None
+    if options.resume is not None:
+        load_weights(options.resume, module.get_submodule("net"), metadata, task.files)
+    return validator(module.get_submodule("net"))
 
-    @property
-    def config(self) -> Config:
-        return self.task.config
 
-    def __call__(self) -> Scores | None:
-        task, config, world, log = self.task, self.config, self.world, self.log
-        options = _find_snapshot(self.options, world, self.folder, log)
-        _check_weights(options, task)
-        torch.backends.cudnn.benchmark = config.general.cudnn_benchmark
-        validator = task.open_validator(options.data, world, is_quiet())
-        if options.evaluate and validator is None:
-            raise InputError(f"{options.config}: {option('evaluate', True)} requires [dataloader] val_set")
-        loader = None if options.evaluate else task.open_loader(options.data, world)
-        metadata: Metadata = (validator if loader is None else loader).dataset.metadata  # type: ignore[union-attr]
-        log.info(f"{task.describe_classes(metadata)}; {_describe_device(world)}")
-        if loader is not None:
-            log.info(_describe_steps(config, loader, world))
-        if config.dataloader.coco_gt and (config.kind != PANOPTIC or config.general.eval_coco):
-            log.info("[dataloader] coco_gt is ignored: average precision uses the ground truth of the data set")
+def _initialise(
+    options: TrainingOptions, task: Task, net: nn.Module, metadata: Metadata, world: World, log: TextLog
+) -> None:
+    """Load the initial weights of a network, and move it to the device of this process."""
+    start = task.build_float(metadata) if options.pretrain and not options.evaluate else None
+    _load_initial_weights(options, task, net if start is None else start, log, metadata)
+    net.to(world.device)
+    if start is not None:
+        task.quantise(net, start, options.data, world, log)
 
-        seed_everything(config.general.seed, -1, 0)
-        module = task.build(metadata)
-        if config.general.qat and options.pretrain and not options.evaluate:
-            start = replace(task, config=without_quantisation(config)).build(metadata).net
-            _load_initial_weights(options, task, start, log, metadata)
-            module.net.to(world.device)
-            self._quantise(module.net, start)
-        else:
-            _load_initial_weights(options, task, module.net, log, metadata)
-            module.net.to(world.device)
-        if loader is None:
-            assert validator is not None
-            if options.resume is not None:
-                load_weights(options.resume, module.net, metadata, task.files)
-            return validator(module.net)
-        state, resumed = self._prepare(options, module, metadata, loader)
-        return self._train(state, resumed, loader, validator)
 
-    def _quantise(self, net: Any, start: nn.Module) -> None:
-        """Fill a network of `[general] qat` from a float one; its ranges are those of training images."""
-        config, world = self.config, self.world
-        net.load_state_dict(fold_layers(start).state_dict(), strict=False)
-        images = Validator.open(self.options.data, config.dataloader.train_set, config, world).dataset
-        count = min(CALIBRATION_IMAGES, len(images))
-        self.log.info(f"[general] qat: choosing the ranges of int8 by {count} training images")
-        net.eval()
-        # each process does the same, so that none waits for the others
-        with choosing_ranges(net), torch.no_grad():
-            for number in np.linspace(0, len(images) - 1, count).round().astype(int):
-                net.predict(PackedSequence([images[int(number)]["img"].to(world.device)]))
-        net.train()
-        broadcast_buffers(world, net)
+def _prepare(
+    options: TrainingOptions,
+    task: Task,
+    module: nn.Module,
+    metadata: Metadata,
+    loader: BatchLoader,
+    world: World,
+    log: TextLog,
+) -> tuple[TrainState, ResumePoint | None]:
+    """Build optimizer, schedule and stepper, restored from a snapshot if the run is resumed."""
+    net, trainer = module.get_submodule("net"), task.options
+    optimizer = task.build_optimizer(net)
+    base_lrs = [group["lr"] for group in optimizer.param_groups]
+    length = steps_per_epoch(len(loader), trainer.accumulate)
+    resumed = None
+    if options.resume is not None:
+        resumed = resume(options.resume, net, optimizer, metadata, task.files, length, trainer.keys)
+    schedule = task.build_schedule(base_lrs, length)
+    if trainer.compile:
+        assert isinstance(net, Network)
+        compile_network(net, world, log)
+    stepper = Stepper(trainer, wrap_distributed(module, world, trainer.unused_parameters), optimizer, world)
+    if resumed is not None:
+        load_rank_state(resumed, net, stepper, world)
+        continue_schedule(schedule, resumed, loader, trainer)
+        log.info(f"resumed from {resumed.source}, {_describe_position(resumed)}, step {resumed.progress.global_step}")
+        # such as a forgotten override
+        if changed := task.changes(resumed.config):
+            log.warning(f"configuration differs from the snapshot's: {', '.join(changed)}")
+    return TrainState(stepper, schedule, metadata, task.config_text), resumed
 
-    def _prepare(
-        self, options: TrainingOptions, module: Any, metadata: Metadata, loader: DataLoader
-    ) -> tuple[TrainState, ResumePoint | None]:
-        """Build optimizer, schedule and stepper, restored from a snapshot if the run is resumed."""
-        config, world, net = self.config, self.world, module.net
-        optimizer = self.task.build_optimizer(net)
-        base_lrs = [group["lr"] for group in optimizer.param_groups]
-        files = self.task.files
-        resumed = None if options.resume is None else resume(options.resume, net, optimizer, metadata, files)
-        length = steps_per_epoch(len(loader), config.optimizer.accumulate)
-        schedule = self.task.build_schedule(base_lrs, length)
-        if config.general.compile:
-            compile_network(net, world, self.log)
-        stepper = Stepper(config, wrap_distributed(module, config, world), optimizer, world)
-        if resumed is not None:
-            load_rank_state(resumed, net, stepper, world)
-            continue_schedule(schedule, resumed, loader, config)
-            self.log.info(
-                f"resumed from {resumed.source}, {_describe_position(resumed)}, step {resumed.progress.global_step}"
-            )
-            # such as a forgotten override
-            if changed := self.task.changes(resumed.config):
-                self.log.warning(f"configuration differs from the snapshot's: {', '.join(changed)}")
-        return TrainState(config, metadata, world, net, stepper, schedule), resumed
 
-    def _train(
-        self,
-        state: TrainState,
-        resumed: ResumePoint | None,
-        loader: DataLoader,
-        validator: Callable[..., Scores] | None,
-    ) -> Scores | None:
-        config, world, folder = self.config, self.world, self.folder
-        if world.is_main:
-            log_earlier_runs(folder, self.log, resumed is not None)
-            self.task.describe(folder, state.metadata)
-            if resumed is not None and resumed.is_best and resumed.source in [path for _, path in folder.saved()]:
-                # the run may have ended between writing the snapshot and linking it
-                folder.publish(resumed.source, folder.best)
-        barrier(world)
-        output = folder.path if world.is_main else None
-        tensorboard = TensorBoardWriter(output, resumed.progress.global_step + 1 if resumed else None, self.log)
-        metrics = MetricsFile(output, (resumed.progress.global_step, resumed.progress.epoch) if resumed else None)
-        recorder = None
-        if self.task.replayable:
-            recorder = StepRecorder(config, state.metadata, world, state.net, folder.path)
-        images = self.task.sample_images(state.metadata)
-        reporter = Reporter(config, images, world, self.log, tensorboard, metrics, recorder, self.task.rate_names)
-        trainer = Trainer(state, loader, validator, folder, reporter, resumed, self.task.watch(state.net, tensorboard))
-        tensorboard.text("config", self.task.config_text)
-        epochs = config.scheduler.epochs
-        if trainer.progress.epoch + 1 >= epochs:
-            self.log.warning(f"all {epochs} epochs are done already; raise {option('scheduler.epochs')} to train on")
-        try:
-            return trainer.train()
-        finally:
-            tensorboard.close()
-            metrics.close()
+def _train(
+    state: TrainState,
+    resumed: ResumePoint | None,
+    task: Task,
+    loader: BatchLoader,
+    validator: Validate | None,
+    folder: RunFolder,
+    log: TextLog,
+) -> Scores | None:
+    world, net, trainer = state.world, state.net, state.options
+    if world.is_main:
+        log_earlier_runs(folder, log, resumed is not None)
+        task.write_model(folder, state.metadata)
+        if resumed is not None and resumed.is_best and resumed.source in [path for _, path in folder.saved()]:
+            # the run may have ended between writing the snapshot and linking it
+            folder.publish(resumed.source, folder.best)
+    barrier(world)
+    output = folder.path if world.is_main else None
+    done = None if resumed is None else resumed.progress
+    tensorboard = TensorBoardWriter(output, done.global_step + 1 if done else None, log)
+    metrics = MetricsFile(output, (done.global_step, done.epoch) if done else None)
+    recorder = StepRecorder(state.config, state.metadata, world, net, folder.path) if task.replayable else None
+    images = task.sample_images(state.metadata)
+    reporter = Reporter(trainer, images, world, log, tensorboard, metrics, recorder, validator is not None)
+    unreadable = count_unreadable(loader, world, trainer.broken_limit, log.warning)
+    batches = DevicePrefetcher(loader, world.device, task.prepare, unreadable)
+    callback = task.step_callback(net, tensorboard)
+    training = Trainer(state, batches, validator, folder, reporter, resumed, callback)
+    tensorboard.text("config", state.config)
+    if training.progress.epoch + 1 >= trainer.epochs:
+        log.warning(f"all {trainer.epochs} epochs are done already; raise {trainer.keys.epochs} to train on")
+    try:
+        return training.train()
+    finally:
+        tensorboard.close()
+        metrics.close()
 
 
 @contextmanager
@@ -322,7 +301,7 @@ def _check_weights(options: TrainingOptions, task: Task) -> None:
     if options.pretrain_classes is not None and not options.pretrain and options.resume is None:
         given = option("pretrain_classes", options.pretrain_classes)
         raise InputError(f"{given} is for weights of another data set: name them with {option('pretrain', 'F')}")
-    if task.config.general.qat and options.resume is None and not options.pretrain:
+    if task.quantised and options.resume is None and not options.pretrain:
         raise InputError(
             f"[general] qat starts from a trained network: name its snapshot with {option('pretrain', 'F')}"
         )
@@ -334,12 +313,9 @@ def _load_initial_weights(
     if options.resume is not None:
         return
     # others may leave the rest random
-    complete = options.evaluate or task.config.general.qat
+    complete = options.evaluate or task.quantised
     why = option("evaluate", True) if options.evaluate else "[general] qat"
-    if not task.config.general.qat and (body := task.load_body(net)) is not None:
-        log.info(f"body weights {task.config.body.weights}: {body}")
-        if (problem := task.body_problem(net)) is not None:
-            log.warning(problem)
+    task.load_body(net, log)
     table = None if options.pretrain_classes is None else ClassTable(metadata, options.pretrain_classes)
     for specification in options.pretrain:
         report = task.load_pretrained(net, specification, table)
@@ -361,18 +337,18 @@ def _load_initial_weights(
             raise InputError(f"{why}: {option('pretrain')} gives no weights for {', '.join(missing)}")
 
 
-def continue_schedule(schedule: LRSchedule, resumed: ResumePoint, loader: DataLoader, config: Config) -> None:
+def continue_schedule(schedule: LRSchedule, resumed: ResumePoint, loader: BatchLoader, options: TrainerOptions) -> None:
     """Set the length of the schedule of a resumed training to the steps done plus the steps left.
 
     The length changes only if the number of processes, the batch size or the training images have changed.
     """
     if schedule.by_epoch:
         return
-    accumulate, sampler = config.optimizer.accumulate, index_sampler(loader)
-    epochs, left = config.scheduler.epochs - resumed.progress.epoch - 1, 0
+    accumulate, sampler = options.accumulate, index_sampler(loader)
+    epochs, left = options.epochs - resumed.progress.epoch - 1, 0
     whole, position = steps_per_epoch(len(sampler), accumulate), resumed.position
     # in another order the epoch is restarted
-    if position is not None and epochs > 0 and position.order == data_order(sampler, config.general.seed):
+    if position is not None and epochs > 0 and position.order == data_order(sampler, options.seed):
         sampler.set_epoch(position.epoch)
         sampler.continue_from(position.segments)
         left, epochs = steps_per_epoch(len(sampler), accumulate), epochs - 1
@@ -397,13 +373,13 @@ def _describe_position(resumed: ResumePoint) -> str:
     return f"in epoch {resumed.position.epoch + 1} after {resumed.position.steps} of its steps"
 
 
-def _describe_steps(config: Config, loader: DataLoader, world: World) -> str:
-    images, accumulate = len(loader.dataset), config.optimizer.accumulate  # type: ignore[arg-type]
-    parts = [f"batch {config.dataloader.train_batch_size}"]
+def _describe_steps(options: TrainerOptions, loader: BatchLoader, world: World) -> str:
+    images, accumulate = len(loader.dataset), options.accumulate  # type: ignore[arg-type]
+    parts = [f"batch {index_sampler(loader).batch_size}"]
     parts += [f"{accumulate} batches"] if accumulate > 1 else []
     parts += [f"{world.size} processes"] if world.is_distributed else []
     threads = f", {torch.get_num_threads()} threads a process" if world.device.type == "cpu" else ""
-    dtype = str(compute_dtype(config.general.precision, world.device)).removeprefix("torch.")
+    dtype = str(compute_dtype(options.precision, world.device)).removeprefix("torch.")
     return f"{images} training images, {' x '.join(parts)} a step, {dtype}{threads}"
 
 
@@ -412,7 +388,7 @@ def _describe_device(world: World) -> str:
     return f"on {name}" if not world.is_distributed else f"in {world.size} processes on {name}"
 
 
-def compile_network(net: Any, world: World, log: TextLog, backend: str = "inductor") -> bool:
+def compile_network(net: Network, world: World, log: TextLog, backend: str = "inductor") -> bool:
     """Compile body, pyramid and semantic head of a network in place, without changing its state-dict keys.
 
     The compiler runs at the first step, and again at the first validation. Height and width of the images may change

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from seamseg.config import Config
 from seamseg.models.criterion import Losses
 from seamseg.ops.fused import bf16_is_fast
-from seamseg.structures import Batch
 from seamseg.training.averaging import LossAverage, ProcessAverage, StepAverage, preview_losses
-from seamseg.training.ddp import fill_missing_gradients, no_gradient_sync, with_all_parameters
-from seamseg.training.optim.optimizer import set_learning_rates
-from seamseg.training.prefetch import prepare_batch
-from seamseg.training.update import Update
-from seamseg.utils.distributed import World
+from seamseg.training.ddp import fill_missing_gradients, no_gradient_sync, unwrapped, with_all_parameters
+from seamseg.training.optim.ema import WeightAverage
+from seamseg.training.optim.optimizer import running_statistics, set_learning_rates, step_unless
+from seamseg.training.options import TrainerOptions
+from seamseg.training.prefetch import TrainingBatch
+from seamseg.utils.distributed import World, broadcast_buffers, broadcast_tensors
 from seamseg.utils.errors import InputError
 
 
@@ -31,7 +32,8 @@ class StepResult(NamedTuple):
     total : the weighted loss that was minimised
     ids : images of the batches
     grad_norm : norm of the gradient over all parameters and processes, before clipping; float32 scalar
-    skipped : whether the update was skipped, see :class:`seamseg.training.update.Update`; bool scalar
+    skipped : whether the update was skipped, see :class:`Stepper`; bool scalar
+    metrics : what is only reported, such as an accuracy: means over the batches of this process by name
     """
 
     losses: dict[str, Tensor]
@@ -39,72 +41,168 @@ class StepResult(NamedTuple):
     ids: list[str]
     grad_norm: Tensor
     skipped: Tensor
+    metrics: Mapping[str, Tensor] = MappingProxyType({})
 
 
 class Stepper:
     """Trains on the batches of a step.
 
+    A step updates weights, momentum, moving average and running statistics; all of them, or none. None of them changes
+    from the first step on whose loss or gradient is not finite in any process, or whose loss is over `loss_limit`: the
+    host reads the losses only every few steps, then stops the training, and must find the weights from before that
+    step. With fp16 a gradient that is not finite is an overflow, which is expected now and then: only that step is
+    skipped, and the loss scale is lowered. All this is decided on the device; the host reads nothing.
+
     Parameters
     ----------
-    config : precision, loss weights, clipping, moving average
-    module : :class:`seamseg.models.criterion.TrainingModule`, or DistributedDataParallel around it
-    optimizer : of the network's parameters
-    world : the processes
+    options : precision, loss weights, clipping, moving average
+    module : maps a batch to :class:`seamseg.models.criterion.Losses`; its `net` is the network. Also wrapped by
+        :func:`seamseg.training.ddp.wrap_distributed`
+    optimizer : of the network's parameters, from :func:`seamseg.training.optim.optimizer.build_optimizer`
+    world : the processes, which all make the same updates
     """
 
-    def __init__(self, config: Config, module: nn.Module, optimizer: torch.optim.Optimizer, world: World) -> None:
-        self.config = config
+    def __init__(
+        self, options: TrainerOptions, module: nn.Module, optimizer: torch.optim.Optimizer, world: World
+    ) -> None:
+        self.options = options
         self.module = module
+        self.net = unwrapped(module).get_submodule("net")
         self.optimizer = optimizer
         self.world = world
-        self.update = Update(config, _network(module), optimizer, world)
+        # the range of bf16 is that of float32, which needs no scaling
+        self.scaler = torch.amp.GradScaler(world.device.type) if options.precision == "fp16" else None
+        self.ema = WeightAverage(self.net, options.ema, options.keys.ema) if options.ema > 0 else None
+        self._statistics = _StatisticsBackup(self.net)
+        self._stopped = torch.zeros((), dtype=torch.bool, device=world.device)
 
-    def __call__(self, batches: Sequence[Batch], rates: list[float]) -> StepResult:
-        """Train on the batches of one step, with a learning rate for each parameter group."""
+    def __call__(self, batches: Sequence[TrainingBatch], rates: list[float]) -> StepResult:
+        """Train on the batches of one step, on the device, with a learning rate for each parameter group."""
         set_learning_rates(self.optimizer, rates)
-        self.update.begin()
-        average = self._average(batches)
+        self.begin()
+        weights = self.options.loss_weights
+        average = self._loss_average(batches)
+        metrics = ProcessAverage(len(batches))
         for number, batch in enumerate(batches):
             with no_gradient_sync(self.module, number + 1 == len(batches)):
-                contribution = average.add(self._losses(batch))
-                loss = weighted_sum(contribution, self.config.optimizer.loss_weights)
-                self.update.backward(with_all_parameters(self.module, loss))
+                losses = self._losses(self.module, batch)
+                loss = weighted_sum(average.add(losses), weights)
+                self.backward(with_all_parameters(self.module, loss))
+            metrics.add(Losses(dict(losses.metrics), {}))
         fill_missing_gradients(self.module, self.optimizer)
         means = average.means()
-        total = weighted_sum(means, self.config.optimizer.loss_weights)
-        grad_norm, skipped = self.update.finish(total)
-        return StepResult(means, total, [i for batch in batches for i in batch.ids], grad_norm, skipped)
+        total = weighted_sum(means, weights)
+        grad_norm, skipped = self.update(total)
+        ids = [name for batch in batches for name in batch.ids]
+        return StepResult(means, total, ids, grad_norm, skipped, metrics.means())
 
-    def averaged(self) -> AbstractContextManager[None]:
-        """Put the moving average of the weights, if there is one, into the network inside a `with` block."""
-        return self.update.averaged()
+    def _losses(self, module: nn.Module, batch: TrainingBatch) -> Losses:
+        with autocast(self.options.precision, self.world.device):
+            losses: Losses = module(batch)
+            return losses
 
-    def share_statistics(self) -> None:
-        """Copy the running statistics of the main process to all others; a collective call."""
-        self.update.share_statistics()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state besides weights and optimizer: "scaler" and "ema", as far as they are in use."""
-        return self.update.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any], source: str) -> None:
-        """Restore a saved state and ignore other entries; errors name the file `source`."""
-        self.update.load_state_dict(state, source)
-
-    def _average(self, batches: Sequence[Batch]) -> LossAverage:
-        if self.config.optimizer.loss_average == "process":
+    def _loss_average(self, batches: Sequence[TrainingBatch]) -> LossAverage:
+        if self.options.loss_average == "process":
             return ProcessAverage(len(batches))
         if len(batches) == 1:
             return StepAverage(self.world)
         # not through DistributedDataParallel, which would prepare for a backward pass
-        bare = _unwrapped(self.module)
-        preview = preview_losses(bare, self.world.device, lambda: [self._losses(batch, bare) for batch in batches])
+        bare = unwrapped(self.module)
+        preview = preview_losses(bare, self.world.device, lambda: [self._losses(bare, batch) for batch in batches])
         return StepAverage(self.world, preview)
 
-    def _losses(self, batch: Batch, module: nn.Module | None = None) -> Losses:
-        with autocast(self.config.general.precision, self.world.device):
-            on_device = batch.to(self.world.device, non_blocking=True)
-            return (module or self.module)(prepare_batch(on_device, self.config.dataloader))
+    def begin(self) -> None:
+        """Reset the gradients. Call it before the first forward pass of a step."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self._statistics.save()
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of a loss, scaled where the precision requires it."""
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+
+    def update(self, loss: Tensor) -> tuple[Tensor, Tensor]:
+        """Update the weights by the accumulated gradients.
+
+        Parameters
+        ----------
+        loss : the weighted loss of the whole step, a detached scalar; it may differ between processes
+
+        Returns
+        -------
+        norm : of the gradient over all parameters, before clipping; float32 scalar on the device
+        skipped : whether the update was skipped; bool scalar on the device
+        """
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        norm = get_total_norm([p.grad for p in parameters if p.grad is not None]).to(self.world.device)
+        overflow = ~torch.isfinite(norm)
+        bad = self._in_any_process(~torch.isfinite(loss) | (loss > (self.options.loss_limit or torch.inf)))
+        self._stopped |= bad if self.scaler is not None else bad | overflow
+        skipped = self._stopped | overflow
+        if self.options.clip_norm > 0:
+            clip_grads_with_norm_(parameters, self.options.clip_norm, norm)
+        step_unless(self.optimizer, skipped)
+        if self.scaler is not None:
+            self.scaler.update()
+        self._statistics.restore(skipped)
+        if self.ema is not None:
+            self.ema.update(skipped)
+        return norm, skipped
+
+    def _in_any_process(self, flag: Tensor) -> Tensor:
+        """Return whether a flag is set in any process; not needed for gradients, which all processes share."""
+        if not self.world.is_distributed:
+            return flag
+        number = flag.float()
+        dist.all_reduce(number, dist.ReduceOp.MAX)
+        return number > 0
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Put the moving average of the weights, if there is one, into the network inside a `with` block."""
+        if self.ema is None:
+            yield
+            return
+        with self.ema.swapped_in():
+            yield
+
+    def share_statistics(self) -> None:
+        """Copy the running statistics of the main process, of network and average, to all others; a collective call.
+
+        They differ between processes where norm layers are not synchronised.
+        """
+        broadcast_buffers(self.world, self.net)
+        if self.ema is not None:
+            broadcast_tensors(self.world, self.ema.statistics)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state besides weights and optimizer: "scaler" and "ema", as far as they are in use."""
+        state: dict[str, Any] = {}
+        if self.scaler is not None:
+            state["scaler"] = self.scaler.state_dict()
+        if self.ema is not None:
+            state["ema"] = self.ema.state_dict()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any], source: str) -> None:
+        """Restore a saved state of the file `source`. Missing parts are reset, the average to the current weights.
+
+        Raises
+        ------
+        InputError
+            if it is damaged or belongs to another network
+        """
+        if self.scaler is not None and "scaler" in state:
+            try:
+                self.scaler.load_state_dict(dict(state["scaler"]))
+            except (KeyError, TypeError, ValueError, RuntimeError):
+                raise InputError(f"{source}: the state of its loss scale is damaged") from None
+        if self.ema is not None:
+            if "ema" in state:
+                self.ema.load_state_dict(state["ema"], source)
+            else:
+                self.ema.reset()
 
 
 def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
@@ -124,28 +222,54 @@ def autocast(precision: str, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, dtype=dtype if mixed else torch.bfloat16, enabled=mixed)
 
 
-def weighted_sum(losses: dict[str, Tensor], weights: tuple[float, ...]) -> Tensor:
-    """Return the weighted sum of losses given in the order of `[optimizer] loss_weights`.
+def weighted_sum(losses: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
+    """Return the weighted sum of losses, float32 scalar.
 
     Raises
     ------
     InputError
         if a loss has no weight, or a weight no loss
     """
-    if len(losses) != len(weights):
-        unweighted = f"{', '.join(list(losses)[len(weights) :])} has no weight: " if len(losses) > len(weights) else ""
+    if losses.keys() != weights.keys():
+        unweighted = ", ".join(name for name in losses if name not in weights)
+        problem = f"{unweighted} has no weight: " if unweighted else ""
         raise InputError(
-            f"{unweighted}[optimizer] loss_weights has {len(weights)} values for {len(losses)} losses "
-            f"({', '.join(losses)})"
+            f"{problem}[optimizer] loss_weights has "
+            f"{len(weights)} values for {len(losses)} losses ({', '.join(losses)})"
         )
-    return torch.stack([weight * loss.float() for weight, loss in zip(weights, losses.values(), strict=True)]).sum()
+    return torch.stack([weights[name] * loss.float() for name, loss in losses.items()]).sum()
 
 
-def _network(module: nn.Module) -> nn.Module:
-    net = _unwrapped(module).net
-    assert isinstance(net, nn.Module)
-    return net
+class _StatisticsBackup:
+    """A copy of the running statistics from before a step, restored if the step is skipped.
+
+    A forward pass that overflows writes invalid values into the statistics before the overflow is detected.
+
+    Parameters
+    ----------
+    net : on its device; its buffers must stay the same tensors
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        self._buffers: dict[torch.dtype, list[Tensor]] = {}
+        for buffer in running_statistics(net):
+            self._buffers.setdefault(buffer.dtype, []).append(buffer)
+        self._saved: dict[torch.dtype, Tensor] = {}
+
+    def save(self) -> None:
+        """Copy the current statistics."""
+        # one vector for all: hundreds of short tensors would each cost a kernel launch
+        self._saved = {dtype: _flat(buffers) for dtype, buffers in self._buffers.items()}
+
+    @torch.no_grad()
+    def restore(self, skipped: Tensor) -> None:
+        """Restore the copy where `skipped`, a bool scalar on the device that the host does not read."""
+        for dtype, buffers in self._buffers.items():
+            chosen = torch.where(skipped, self._saved[dtype], _flat(buffers))
+            parts = torch.split(chosen, [buffer.numel() for buffer in buffers])
+            torch._foreach_copy_(buffers, [part.view_as(buffer) for part, buffer in zip(parts, buffers)])
+        self._saved = {}
 
 
-def _unwrapped(module: nn.Module) -> nn.Module:
-    return module.module if isinstance(module, DistributedDataParallel) else module
+def _flat(buffers: list[Tensor]) -> Tensor:
+    return torch.cat([buffer.detach().reshape(-1) for buffer in buffers])

@@ -3,50 +3,152 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Protocol
 
+import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
 from seamseg.checkpoints.class_table import ClassTable
 from seamseg.checkpoints.pretrained import load_body_weights, load_pretrained, normalisation_problem
 from seamseg.checkpoints.snapshot import LoadReport
 from seamseg.config import Config, config_from_string, config_to_string
-from seamseg.config.kinds import KINDS
+from seamseg.config.kinds import KINDS, PANOPTIC
 from seamseg.config.loader import differences
+from seamseg.data.dataset import PanopticDataset
+from seamseg.data.instances import InstanceOptions
+from seamseg.data.loader import BatchLoader, LoaderOptions, train_loader
+from seamseg.data.samplers import DistributedARBatchSampler
+from seamseg.data.transforms import AugmentationOptions, TrainTransform
 from seamseg.evaluation.scores import Scores
 from seamseg.formats.metadata import Metadata
-from seamseg.models.build import build_training_module
+from seamseg.models.build import build_training_module, without_quantisation
+from seamseg.models.folding import fold_layers
+from seamseg.models.panoptic import PanopticNet
+from seamseg.models.quantised import choosing_ranges
+from seamseg.models.semantic import SemanticNet
+from seamseg.structures import Batch, PackedSequence
 from seamseg.training.checkpointing.run_folder import SNAPSHOT_FILES, RunFolder, SnapshotFiles
 from seamseg.training.logging.images import SampleImages, SampleRenderer
 from seamseg.training.logging.logs import TensorBoardWriter, TextLog
 from seamseg.training.optim.optimizer import build_optimizer
 from seamseg.training.optim.schedule import LRSchedule
-from seamseg.training.prefetch import open_loader
-from seamseg.utils.distributed import World
+from seamseg.training.options import TrainerOptions
+from seamseg.training.prefetch import TrainingBatch, prepare_batch
+from seamseg.utils.distributed import World, broadcast_buffers
 from seamseg.utils.errors import InputError
+from seamseg.utils.parallel import available_cores
 from seamseg.utils.progress import is_quiet
-from seamseg.validation.validator import Validator
+from seamseg.validation.validator import Observer, Validator
+
+CALIBRATION_IMAGES = 64
+"""Maximum number of training images by which the ranges of int8 are chosen."""
+
+StepCallback = Callable[[int], None]
+"""Called with the number of each finished step."""
+
+
+class Validate(Protocol):
+    """Scores a network on a split, and preserves its training or evaluation mode."""
+
+    @property
+    def metadata(self) -> Metadata:
+        """Classes of the data set."""
+
+    def __call__(self, net: nn.Module, observer: Observer | None = None, desc: str = "validate") -> Scores:
+        """Score a network on the device of this process; a collective call."""
+
+
+class Task(Protocol):
+    """What differs between trainings of different kinds of networks. Its methods may be called in any order."""
+
+    @property
+    def options(self) -> TrainerOptions:
+        """Options of the trainer."""
+
+    @property
+    def files(self) -> SnapshotFiles:
+        """Names and layout of the snapshots."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Parts of the network, which `PART:FILE` of `pretrain` fills."""
+
+    @property
+    def config_text(self) -> str:
+        """The configuration as text, for snapshots and TensorBoard."""
+
+    @property
+    def quantised(self) -> bool:
+        """Whether the network is one for int8, which starts from a trained one of :meth:`build_float`."""
+
+    @property
+    def replayable(self) -> bool:
+        """Whether a failed step leaves a dump for `seamseg doctor --replay`."""
+
+    def changes(self, text: str) -> list[str]:
+        """Return the keys whose values differ from those of the configuration in a snapshot."""
+
+    def open_log(self, folder: RunFolder, world: World) -> TextLog:
+        """Open the text log of this process."""
+
+    def open_loader(self, data: str | Path, world: World) -> BatchLoader:
+        """Open the loader of the training batches of this process; InputError if the data set is missing or wrong.
+
+        It is from :func:`seamseg.data.loader.train_loader`, so that a training can resume in the middle of an epoch.
+        Its batches are of :class:`seamseg.training.prefetch.TrainingBatch`, its data set has `metadata`, the classes.
+        """
+
+    def open_validator(self, data: str | Path, world: World, quiet: bool) -> Validate | None:
+        """Open the validator; None if no split is configured. InputError if the data set is missing or wrong."""
+
+    def prepare(self, batch: TrainingBatch) -> TrainingBatch:
+        """Apply the transforms of a batch that run on its device."""
+
+    def describe(self, metadata: Metadata) -> list[str]:
+        """Return lines for the log: first the classes, then what the configuration ignores."""
+
+    def build(self, metadata: Metadata) -> nn.Module:
+        """Build the training module for a data set's classes, with random weights, in training mode.
+
+        It maps a batch to :class:`seamseg.models.criterion.Losses` with the names of `options.loss_weights`. Its `net`
+        is the network; the parts of that (:data:`seamseg.checkpoints.snapshot.NETWORK_MODULES`) are attributes, whose
+        state snapshots hold.
+        """
+
+    def build_float(self, metadata: Metadata) -> nn.Module | None:
+        """Build the network of which :meth:`quantise` makes the one to train; None unless `quantised`."""
+
+    def quantise(self, net: nn.Module, start: nn.Module, data: str | Path, world: World, log: TextLog) -> None:
+        """Fill a network, on its device, from one of :meth:`build_float` with trained weights."""
+
+    def load_body(self, net: nn.Module, log: TextLog) -> None:
+        """Load the weights of the backbone that the configuration names, if any."""
+
+    def load_pretrained(self, net: nn.Module, specification: str, classes: ClassTable | None = None) -> LoadReport:
+        """Load a file of `pretrain`, `[PART:]FILE`, of the classes of the data set, or of others with their table."""
+
+    def build_optimizer(self, net: nn.Module) -> torch.optim.Optimizer:
+        """Build the optimizer of a network on its device."""
+
+    def build_schedule(self, base_lrs: Sequence[float], epoch_length: int) -> LRSchedule:
+        """Build the schedule of the learning rates of the optimizer's groups, for so many steps per epoch."""
+
+    def write_model(self, folder: RunFolder, metadata: Metadata) -> None:
+        """Write what makes the run folder usable as a model, besides the snapshots."""
+
+    def sample_images(self, metadata: Metadata) -> SampleImages:
+        """Return what draws the sample images for TensorBoard."""
+
+    def step_callback(self, net: nn.Module, tensorboard: TensorBoardWriter) -> StepCallback | None:
+        """Return a function that is called after each step; None for none."""
 
 
 @dataclass(frozen=True)
-class Task:
-    """The parts of a training that depend on the kind of network; those of the kinds of `[general] kind`.
-
-    Another kind of training overrides what differs:
-
-    - a training module is an `nn.Module` whose `net` is the network, and which maps a batch to
-      :class:`seamseg.models.criterion.Losses` with the weights of `[optimizer] loss_weights` in order. The parts of the
-      network (:data:`seamseg.checkpoints.snapshot.NETWORK_MODULES`) are attributes, whose state snapshots hold;
-      `net.compile_parts(backend)` compiles it.
-    - a batch has `ids` (one an image), `to(...)`, `pin_memory()`, `tensors()`, `unreadable` and `deferred` as
-      :class:`seamseg.structures.Batch`. The sampler of a loader is an
-      :class:`seamseg.data.samplers.ARBatchSampler`, so that a training can resume in the middle of an epoch.
-    - the data set of loader or validator has `metadata`, the classes.
-    - a validator maps `(net, observer, desc)` to :class:`seamseg.evaluation.scores.Scores`; a collective call.
+class SegmentationTask:
+    """The task of the kinds of `[general] kind`; see :class:`Task` for its methods.
 
     Attributes
     ----------
@@ -57,74 +159,104 @@ class Task:
     config: Config
     source: str | Path = "config"
 
-    rate_names: ClassVar[tuple[str, str]] = ("lr_norm", "lr_other")
-    """Names of the learning rates of the first and the last group of the optimizer, in `metrics.jsonl`."""
-
-    replayable: ClassVar[bool] = True
-    """Whether a failed step leaves a dump for `seamseg doctor --replay`."""
+    files = SNAPSHOT_FILES
+    replayable = True
 
     @property
-    def files(self) -> SnapshotFiles:
-        """Names and layout of the snapshots."""
-        return SNAPSHOT_FILES
+    def options(self) -> TrainerOptions:
+        """The options of the trainer."""
+        return TrainerOptions.from_config(self.config)
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Parts of the network, which `PART:FILE` of `pretrain` fills."""
+        """Parts of the network."""
         return KINDS[self.config.kind].modules
 
     @property
+    def quantised(self) -> bool:
+        """Whether `[general] qat` is set."""
+        return self.config.general.qat
+
+    @property
     def config_text(self) -> str:
-        """The configuration as text, for TensorBoard."""
+        """The configuration as an INI file."""
         return config_to_string(self.config)
 
     def changes(self, text: str) -> list[str]:
-        """Return the keys whose values differ from those of the configuration in a snapshot."""
+        """Return the changed keys; none if the configuration is that of another release."""
         try:
             return differences(config_from_string(text, self.config.kind), self.config)
         except InputError:
-            return []  # the configuration of another release; that of this run is valid
+            return []
 
     def open_log(self, folder: RunFolder, world: World) -> TextLog:
-        """Open the text log of this process."""
+        """Open `training.log`, which the main process writes."""
         return TextLog(folder.path if world.is_main else None, is_quiet(), enabled=world.is_main)
 
-    def describe_classes(self, metadata: Metadata) -> str:
-        """Return the number of classes, for the log."""
-        return f"{metadata.num_stuff} stuff and {metadata.num_thing} thing classes"
-
-    def open_loader(self, data: str | Path, world: World) -> DataLoader:
-        """Open the loader of the training batches of this process; InputError if the data set is missing or wrong."""
+    def open_loader(self, data: str | Path, world: World) -> BatchLoader:
+        """Open the loader of `[dataloader] train_set`."""
         return open_loader(self.config, data, self.source, world)
 
-    def open_validator(self, data: str | Path, world: World, quiet: bool) -> Callable[..., Scores] | None:
-        """Open the validator; None if no split is configured. InputError if the data set is missing or wrong."""
+    def open_validator(self, data: str | Path, world: World, quiet: bool) -> Validate | None:
+        """Open the validator of `[dataloader] val_set`."""
         split = self.config.dataloader.val_set
         return Validator.open(data, split, self.config, world, quiet=quiet) if split else None
 
-    def build(self, metadata: Metadata) -> Any:
-        """Build the training module for a data set's classes, with random weights, in training mode."""
-        return build_training_module(self.config, metadata.num_stuff, metadata.num_thing)
+    def prepare(self, batch: TrainingBatch) -> TrainingBatch:
+        """Apply the transforms of `[dataloader] device_transforms`."""
+        assert isinstance(batch, Batch)
+        return prepare_batch(batch, self.config.dataloader)
 
-    def load_body(self, net: nn.Module) -> LoadReport | None:
-        """Load the weights of the backbone that the configuration names; None if it names none."""
-        weights = self.config.body.weights
-        return load_body_weights(net, weights) if weights else None
+    def describe(self, metadata: Metadata) -> list[str]:
+        """Return the number of classes, and whether `coco_gt` is ignored."""
+        lines = [f"{metadata.num_stuff} stuff and {metadata.num_thing} thing classes"]
+        if self.config.dataloader.coco_gt and (self.config.kind != PANOPTIC or self.config.general.eval_coco):
+            lines.append("[dataloader] coco_gt is ignored: average precision uses the ground truth of the data set")
+        return lines
 
-    def body_problem(self, net: nn.Module) -> str | None:
-        """Return a warning about the weights that :meth:`load_body` has loaded; None for none."""
-        return normalisation_problem(net, self.config.dataloader)
+    def build(self, metadata: Metadata) -> nn.Module:
+        """Build network and losses."""
+        module: nn.Module = build_training_module(self.config, metadata.num_stuff, metadata.num_thing)
+        return module
+
+    def build_float(self, metadata: Metadata) -> nn.Module | None:
+        """Build the float network with `[general] qat`."""
+        if not self.quantised:
+            return None
+        return replace(self, config=without_quantisation(self.config)).build(metadata).get_submodule("net")
+
+    def quantise(self, net: nn.Module, start: nn.Module, data: str | Path, world: World, log: TextLog) -> None:
+        """Copy the folded weights; the ranges of int8 are those of training images."""
+        assert isinstance(net, (PanopticNet, SemanticNet))
+        net.load_state_dict(fold_layers(start).state_dict(), strict=False)
+        images = Validator.open(data, self.config.dataloader.train_set, self.config, world).dataset
+        count = min(CALIBRATION_IMAGES, len(images))
+        log.info(f"[general] qat: choosing the ranges of int8 by {count} training images")
+        net.eval()
+        # each process does the same, so that none waits for the others
+        with choosing_ranges(net), torch.no_grad():
+            for number in np.linspace(0, len(images) - 1, count).round().astype(int):
+                net.predict(PackedSequence([images[int(number)]["img"].to(world.device)]))
+        net.train()
+        broadcast_buffers(world, net)
+
+    def load_body(self, net: nn.Module, log: TextLog) -> None:
+        """Load `[body] weights`; warn if they need another normalisation of the images."""
+        if (weights := self.config.body.weights) and not self.quantised:
+            log.info(f"body weights {weights}: {load_body_weights(net, weights)}")
+            if (problem := normalisation_problem(net, self.config.dataloader)) is not None:
+                log.warning(problem)
 
     def load_pretrained(self, net: nn.Module, specification: str, classes: ClassTable | None = None) -> LoadReport:
-        """Load a file of `pretrain`, `[PART:]FILE`, of the classes of the data set, or of others with their table."""
+        """Load `[PART:]FILE`."""
         return load_pretrained(net, specification, classes)
 
     def build_optimizer(self, net: nn.Module) -> torch.optim.Optimizer:
-        """Build the optimizer of a network on its device; its first group has norm layers, its last others."""
+        """Build the optimizer; its first group has norm layers, its last others."""
         return build_optimizer(net, self.config)
 
     def build_schedule(self, base_lrs: Sequence[float], epoch_length: int) -> LRSchedule:
-        """Build the schedule of the learning rates of the optimizer's groups, for so many steps per epoch."""
+        """Build the schedule of `[scheduler]`."""
         options = self.config.scheduler
         return LRSchedule(
             options.type,
@@ -137,14 +269,66 @@ class Task:
             options.burn_in_start,
         )
 
-    def describe(self, folder: RunFolder, metadata: Metadata) -> None:
-        """Write what makes the run folder usable as a model, besides the snapshots."""
+    def write_model(self, folder: RunFolder, metadata: Metadata) -> None:
+        """Write `config.ini` and `metadata.bin`."""
         folder.describe(self.config, metadata)
 
     def sample_images(self, metadata: Metadata) -> SampleImages:
-        """Return what draws the sample images for TensorBoard."""
+        """Return what draws training and validation images."""
         return SampleRenderer(metadata, self.config)
 
-    def watch(self, net: nn.Module, tensorboard: TensorBoardWriter) -> Callable[[int], None] | None:
-        """Return a function that is called with the number of each finished step; None for none."""
+    def step_callback(self, net: nn.Module, tensorboard: TensorBoardWriter) -> StepCallback | None:
+        """Return None."""
         return None
+
+
+def open_loader(config: Config, data: str | Path, source: str | Path, world: World) -> BatchLoader:
+    """Open the loader of the training batches of this process.
+
+    Parameters
+    ----------
+    config : `[dataloader]`, seed
+    data : dataset folder
+    source : name of the configuration, for errors
+    world : the processes, among which the images are divided
+
+    Raises
+    ------
+    InputError
+        if the split or the batch size is not given, or the data set is missing or broken
+    """
+    loading, seed = config.dataloader, config.general.seed
+    if not loading.train_set:
+        raise InputError(f"{source}: [dataloader] train_set is required: the name of a list in {data}/lst")
+    if not loading.train_batch_size:
+        raise InputError(f"{source}: [dataloader] train_batch_size is required: images per batch and process")
+    transform = TrainTransform(
+        loading.shortest_size,
+        loading.longest_max_size,
+        loading.rgb_mean,
+        loading.rgb_std,
+        AugmentationOptions(loading.random_flip, loading.random_scale, loading.crop_size, loading.color_jitter),
+        loading.device_transforms,
+    )
+    dataset = PanopticDataset(
+        data,
+        loading.train_set,
+        transform,
+        seed,
+        loading.fast_decode,
+        replace_unreadable=loading.broken_limit > 0,
+        instances=InstanceOptions(loading.instance_scale_uniform, loading.copy_paste),
+    )
+    sampler = DistributedARBatchSampler(
+        dataset.img_sizes, loading.train_batch_size, world.size, world.rank, loading.drop_last, seed=seed
+    )
+    options = LoaderOptions(
+        min(loading.num_workers, available_cores()),
+        pin_memory=world.device.type == "cuda",
+        seed=seed,
+        rank=world.rank,
+        persistent_workers=loading.persistent_workers,
+        prefetch=loading.prefetch,
+        class_uniform=loading.class_uniform,
+    )
+    return train_loader(dataset, sampler, options)

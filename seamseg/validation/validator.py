@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from seamseg.config import KINDS, Config
 from seamseg.data.dataset import PanopticDataset
@@ -176,9 +176,7 @@ class Validator:
         dataset = PanopticDataset(root, split, _ValidationTransform(size))
         return Validator(dataset, size, config, world, legacy, quiet)
 
-    def __call__(
-        self, net: PanopticNet | SemanticNet, observer: Observer | None = None, desc: str = "validate"
-    ) -> Scores:
+    def __call__(self, net: nn.Module, observer: Observer | None = None, desc: str = "validate") -> Scores:
         """Score a network in training, on the device of this process, preserving its training or evaluation mode.
 
         Parameters
@@ -187,7 +185,8 @@ class Validator:
         observer, desc : see :meth:`score`
         """
         options, was_training = self.config.dataloader, net.training
-        network = TorchNetwork(net, Normalise(options.rgb_mean, options.rgb_std), self.world.device)
+        trained = cast(PanopticNet | SemanticNet, net)  # a task builds no other networks
+        network = TorchNetwork(trained, Normalise(options.rgb_mean, options.rgb_std), self.world.device)
         predictor: Predictor[Any] = Predictor(network, self.metadata, self.size, Thresholds.of(self.config))
         try:
             return self.score(predictor, observer, desc)

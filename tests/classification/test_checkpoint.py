@@ -69,13 +69,15 @@ def test_the_layout_of_the_original(trained: Path, config: ClassifierConfig) -> 
 def test_a_file_of_the_original_resumes(trained: Path, config: ClassifierConfig, tmp_path: Path) -> None:
     ours = trained / "run" / "checkpoint.pth.tar"
     theirs = as_of_the_original(ours, tmp_path / "theirs.pth.tar", best_prec1=torch.tensor(12.5))
-    snapshot = parse_checkpoint(load_tensors(theirs, "t"), "t", config, epoch_length=3)
-    assert snapshot.training_meta == {"epoch": 0, "global_step": 3, "last_score": 0.125, "best_score": 0.125}
+    snapshot = parse_checkpoint(load_tensors(theirs, "t"), "t", config)
+    assert snapshot.training_meta == {"epoch": 0, "last_score": 0.125, "best_score": 0.125}
 
     for name, source in (("a", ours), ("b", theirs)):
         train(trained / "c.json", trained / "data", tmp_path / name, resume=source)
     first, second = (torch.load(tmp_path / name / "checkpoint.pth.tar", weights_only=True) for name in "ab")
     assert first["epoch"] == second["epoch"] == 2
+    steps = [content["seamseg"]["training_meta"]["global_step"] for content in (first, second)]
+    assert steps == [6, 6], "three steps an epoch"
     for key, value in first["state_dict"].items():
         if "num_batches_tracked" not in key:
             assert torch.equal(value, second["state_dict"][key]), key

@@ -103,7 +103,7 @@ def test_resume_to_the_bit(config: Path, data: Path, tmp_path: Path, extra: list
 
     with pytest.MonkeyPatch.context() as patch:
         # in the middle of the second epoch
-        patch.setattr(module.ClassifierTask, "watch", lambda self, net, board: stop)
+        patch.setattr(module.ClassifierTask, "step_callback", lambda self, net, board: stop)
         with pytest.raises(Preempted) as stopped:
             train(config, data, parts, *extra)
     assert stopped.value.exit_code == 128 + signal.SIGTERM
@@ -200,6 +200,5 @@ def test_class_folders_of_both_splits_are_compared(config: Path, data: Path, tmp
 
 def test_the_trainer_gets_every_option(config: Path) -> None:
     settings = module.load_classifier_config(config, ["training.ema=0.5", "optimizer.clip=3", "training.seed=9"])
-    options = module.trainer_config(settings, 4)
-    assert (options.optimizer.ema, options.optimizer.clip_norm, options.general.seed) == (0.5, 3, 9)
-    assert options.dataloader.train_batch_size == 4
+    options = module.ClassifierTask(settings).options
+    assert (options.ema, options.clip_norm, options.seed) == (0.5, 3, 9)

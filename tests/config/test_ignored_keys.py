@@ -30,8 +30,9 @@ from seamseg.config.values import format_value, split_optional
 from seamseg.inference.options import InferenceOptions
 from seamseg.models.build import build_training_module
 from seamseg.training.optim.optimizer import build_optimizer
+from seamseg.training.options import TrainerOptions
 from seamseg.training.run import TrainingOptions, run_training
-from seamseg.training.task import Task
+from seamseg.training.task import SegmentationTask
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
 
@@ -41,6 +42,7 @@ SKIPPED = {
     "general.kind",  # selects the kind
     "general.unused_parameters",  # read with several processes: tests/training/test_unused_parameters.py
 }
+TRAINER = "trainer"
 OTHERS = {
     "body.gn_groups": "8",
     "body.body_params": '{"dilation": [1, 1, 1, 2]}',
@@ -136,8 +138,8 @@ def fingerprint(value: Any, seen: dict[int, Any]) -> Any:
 
 def built(config: Config, data: Path) -> Iterator[Any]:
     """Yield the fingerprints of the data, the options of inference and the schedule, then of network and optimizer."""
-    task = Task(config)
-    yield fingerprint([task.open_loader(data, World()), task.open_validator(data, World(), True)], {})
+    task = SegmentationTask(config)
+    yield fingerprint([task.open_loader(data, World()), task.open_validator(data, World(), True), task.options], {})
     yield fingerprint([InferenceOptions().input_size(config), task.build_schedule([1.0, 1.0], 10)], {})
     module = build_training_module(config, 2, 1)
     optimizer = build_optimizer(module.net, config)
@@ -157,7 +159,8 @@ def recorded(sections: dict[str, type]) -> Iterator[dict[str, set[str]]]:
             if name in names:
                 frame = sys._getframe(1)
                 caller = frame.f_globals["__name__"]
-                check = caller.startswith("seamseg.config.") or frame.f_code.co_name.startswith("_check")
+                check = caller.startswith(("seamseg.config.", "seamseg.training.options"))
+                check = check or frame.f_code.co_name.startswith("_check")
                 if caller.startswith("seamseg.") and not check:
                     reads[f"{section}.{name}"].add(f"{caller}:{frame.f_lineno}")
             return object.__getattribute__(self, name)
@@ -177,8 +180,10 @@ def test_every_key_has_an_effect_or_is_ignored(kind: str, micro: Path, tmp_path:
     config = config_of(kind)
     with recorded(SECTIONS) as of_builders:
         list(built(config, micro))
-    with recorded(SECTIONS) as reads, redirect_stdout(StringIO()):
-        run_training(TrainingOptions("micro.ini", micro, tmp_path, device="cpu"), Task(config))
+    with recorded({**SECTIONS, TRAINER: TrainerOptions}) as reads, redirect_stdout(StringIO()):
+        run_training(TrainingOptions("micro.ini", micro, tmp_path, device="cpu"), SegmentationTask(config))
+    # keys are copied to these options, which are read in turn
+    assert all(reads.pop(f"{TRAINER}.{spec.name}", None) for spec in fields(TrainerOptions))
     used = {name for name in KEYS if KINDS[kind].uses(*name.split("."))}
     assert reads.keys() <= used
     effective = {name for name, lines in reads.items() if lines - of_builders[name]}

@@ -20,7 +20,7 @@ from seamseg.data.instances import InstanceOptions, draw_focus, paste_instances
 from seamseg.data.loader import LoaderOptions, train_loader
 from seamseg.data.samplers import DistributedARBatchSampler, SampleIndex
 from seamseg.data.transforms import AugmentationOptions, AugmentedImage, TrainTransform, augment, compact_ids
-from seamseg.training.prefetch import open_loader
+from seamseg.training.task import open_loader
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
 

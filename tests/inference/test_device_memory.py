@@ -22,6 +22,7 @@ from seamseg.inference.cuda_graphs import CudaGraphCache
 from seamseg.inference.onnx_engines import OpenvinoRun, openvino_core
 from seamseg.inference.options import Thresholds
 from seamseg.inference.tiling.tiles import Tiling
+from seamseg.training.options import TrainerOptions
 from seamseg.training.trainer import Trainer
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.distributed import World
@@ -208,7 +209,8 @@ def test_out_of_memory_in_a_training_step(error):
         schedule=schedule,
         reporter=reporter,
         stepper=stepper,
-        _failures=nullcontext,
+        checkpointer=SimpleNamespace(failures=nullcontext),
+        options=TrainerOptions(1, {}),
         world=World(device=torch.device("cpu")),
     )
     with pytest.raises(OutOfMemory, match=r"step 7: cpu: not enough memory \(images a, b\); lower"):

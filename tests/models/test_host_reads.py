@@ -11,6 +11,7 @@ from seamseg.models.build import build_network, build_training_module
 from seamseg.models.folding import for_inference
 from seamseg.structures import PackedSequence
 from seamseg.training.optim.optimizer import build_optimizer
+from seamseg.training.options import TrainerOptions
 from seamseg.training.step import Stepper
 from seamseg.utils.distributed import World
 
@@ -29,7 +30,7 @@ def reads_of_a_step(batch, *overrides, kind="panoptic", mode="bn"):
     config = tiny_config(kind, mode, overrides=overrides)
     module = build_training_module(config, 2, 3)
     optimizer = build_optimizer(module.net, config)
-    stepper = Stepper(config, module, optimizer, World())
+    stepper = Stepper(TrainerOptions.from_config(config), module, optimizer, World())
     rates = [0.01] * len(optimizer.param_groups)
     stepper([batch], rates)
     with HostReads() as reads:

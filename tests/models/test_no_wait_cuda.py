@@ -10,6 +10,7 @@ from support.networks import tiny_config, toy_batch
 from seamseg.models.build import build_training_module
 from seamseg.structures import DeferredTransform
 from seamseg.training.optim.optimizer import build_optimizer
+from seamseg.training.options import TrainerOptions
 from seamseg.training.prefetch import prepare_batch
 from seamseg.training.step import Stepper
 from seamseg.utils.distributed import World
@@ -31,11 +32,10 @@ def steady(*overrides, precision="fp32", mode="bn"):
     config = tiny_config(mode=mode, overrides=(*overrides, f"general.precision={precision}", "rpn.min_size=4"))
     module = build_training_module(config, 2, 3).cuda()
     optimizer = build_optimizer(module.net, config)
-    stepper = Stepper(config, module, optimizer, World(device=torch.device("cuda")))
+    stepper = Stepper(TrainerOptions.from_config(config), module, optimizer, World(device=torch.device("cuda")))
     rates = [0.01] * len(optimizer.param_groups)
-    # page-locked, as the loader hands them over
     batches = [
-        batch.with_target_info().pin_memory()
+        batch.with_target_info().to("cuda")
         for batch in (
             toy_batch((64, 96), (80, 64), (48, 48), empty=(2,), crowd=(0,)),
             toy_batch((64, 64), (64, 64), empty=(0, 1)),

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from seamseg.config import default_config
 from seamseg.ops.norm import InPlaceABN
 from seamseg.training.optim.optimizer import build_optimizer, fill_state
-from seamseg.training.step import autocast
-from seamseg.training.update import Update
+from seamseg.training.options import TrainerOptions
+from seamseg.training.step import Stepper, autocast
 from seamseg.utils.distributed import World
 
 
@@ -35,10 +35,12 @@ def config_of(**values):
     )
 
 
-def update_of(net: nn.Module, device: str = "cpu", world: World | None = None, **values) -> Update:
-    """The update of a network with these values of the configuration."""
-    config = config_of(**values)
-    return Update(config, net, build_optimizer(net, config), world or World(device=torch.device(device)))
+def stepper_of(net: nn.Module, device: str = "cpu", world: World | None = None, **values) -> Stepper:
+    """The stepper of a network with these values of the configuration."""
+    config, module = config_of(**values), nn.Module()
+    module.net = net
+    world = world or World(device=torch.device(device))
+    return Stepper(TrainerOptions.from_config(config), module, build_optimizer(net, config), world)
 
 
 def optimizer_like(kind: str, parameters: list[nn.Parameter], fused: bool) -> torch.optim.Optimizer:
@@ -72,10 +74,10 @@ class Worker:
         self.net = small_net()
         self.config = config_of(**values)
         self.world = world or World()
-        self.update = update_of(self.net, world=world, **values)
-        if self.update.scaler is not None:
+        self.stepper = stepper_of(self.net, world=world, **values)
+        if self.stepper.scaler is not None:
             # the first steps of a real training find such a scale themselves
-            self.update.scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+            self.stepper.scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
 
     def loss(self, seed: int, factor: float = 1.0, heads: int = 2) -> Tensor:
         """A loss that is never 0, through the body and, with two heads, the head too."""
@@ -86,25 +88,25 @@ class Worker:
 
     def step(self, seed: int, loss_factor: float = 1.0, gradient: float | None = None, heads: int = 2) -> Step:
         """One step; `gradient` replaces one element of the gradient."""
-        self.update.begin()
+        self.stepper.begin()
         loss = self.loss(seed, loss_factor, heads)
-        self.update.backward(loss)
+        self.stepper.backward(loss)
         if gradient is not None:
             self.net.body[0].weight.grad[0, 0, 0, 0] = gradient
-        return Step(loss.detach(), *self.update.finish(loss.detach()))
+        return Step(loss.detach(), *self.stepper.update(loss.detach()))
 
 
-def state_of(update: Update, scaler: bool = True) -> dict[str, Tensor]:
+def state_of(stepper: Stepper, scaler: bool = True) -> dict[str, Tensor]:
     """Copy everything that an update may change, by name; of fp16's scale only with `scaler`."""
-    state = {f"net.{key}": value for key, value in update.net.state_dict().items()}
-    for number, entry in update.optimizer.state_dict()["state"].items():
+    state = {f"net.{key}": value for key, value in stepper.net.state_dict().items()}
+    for number, entry in stepper.optimizer.state_dict()["state"].items():
         state |= {f"optimizer.{number}.{key}": value for key, value in entry.items()}
-    if update.ema is not None:
-        saved = update.ema.state_dict()
+    if stepper.ema is not None:
+        saved = stepper.ema.state_dict()
         state |= {"ema.updates": saved.pop("updates")}
         state |= {f"ema.{part}.{key}": value for part, tensors in saved.items() for key, value in tensors.items()}
-    if scaler and update.scaler is not None:
-        state["scale"] = torch.tensor(update.scaler.get_scale())
+    if scaler and stepper.scaler is not None:
+        state["scale"] = torch.tensor(stepper.scaler.get_scale())
     return {key: value.clone() for key, value in state.items()}
 
 

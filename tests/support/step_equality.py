@@ -15,6 +15,7 @@ from seamseg.models.build import build_training_module
 from seamseg.models.criterion import TrainingModule
 from seamseg.structures import VOID, Batch, PackedSequence
 from seamseg.training.ddp import wrap_distributed
+from seamseg.training.options import TrainerOptions
 from seamseg.training.step import Stepper, StepResult
 from seamseg.utils.distributed import World, distributed
 from support.micro import CONFIG, narrow_body
@@ -41,7 +42,12 @@ class Network:
         self.module: TrainingModule = build_training_module(config, 2, 2).double()
         self._start = {name: tensor.clone() for name, tensor in self.module.state_dict().items()}
         optimizer = torch.optim.SGD(self.module.parameters(), lr=0.0)
-        self.stepper = Stepper(config, wrap_distributed(self.module, config, world), optimizer, world)
+        self.stepper = Stepper(
+            TrainerOptions.from_config(config),
+            wrap_distributed(self.module, world, config.general.unused_parameters),
+            optimizer,
+            world,
+        )
 
     def begin(self, step: int) -> None:
         """Other weights for each step, the same for every network of this size; fresh statistics."""

@@ -19,6 +19,7 @@ from seamseg.training.logging.images import SampleRenderer
 from seamseg.training.logging.logs import TensorBoardWriter, TextLog
 from seamseg.training.logging.metrics import read_metrics
 from seamseg.training.logging.reporter import Reporter, StepPosition, peak_memory
+from seamseg.training.options import TrainerOptions
 from seamseg.training.step import StepResult
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError, SeamsegError
@@ -209,7 +210,7 @@ def test_remaining_time_includes_validations(micro, micro_config, micro_run):
     log = TextLog(None, enabled=False)
     lines = log.info = Lines()
     images = SampleRenderer(read_metadata(micro / "metadata.bin"), config)
-    reporter = Reporter(config, images, World(), log, TensorBoardWriter(None))
+    reporter = Reporter(TrainerOptions.from_config(config), images, World(), log, TensorBoardWriter(None))
     one = torch.ones(())
     result = StepResult({"obj_loss": one}, one, ["a", "b"], 3 * one, torch.tensor(False))
     for index in range(5):

@@ -5,6 +5,7 @@ import torch
 from support.golden_files import array
 
 from seamseg.training.logging.meters import MAX_OVERFLOWS, AverageMeter, Averages, LossLog
+from seamseg.training.step import StepResult
 
 
 def test_average_meter_golden():
@@ -31,7 +32,7 @@ def losses(*values):
 
 
 def add(log, step, ids, values, total, norm=1.0, skipped=False):
-    log.add(step, ids, losses(*values), torch.tensor(total), torch.tensor(norm), torch.tensor(skipped))
+    log.add(step, StepResult(losses(*values), torch.tensor(total), ids, torch.tensor(norm), torch.tensor(skipped)))
 
 
 def test_losses_are_read_once_an_interval():

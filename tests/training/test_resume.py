@@ -30,10 +30,10 @@ from seamseg.data.samplers import EpochSegment
 from seamseg.training.checkpointing.checkpoint import EpochPosition, ResumePoint, TrainingProgress
 from seamseg.training.checkpointing.run_folder import SnapshotWriter
 from seamseg.training.optim.schedule import LRSchedule
+from seamseg.training.options import TrainerOptions
 from seamseg.training.preemption import Preempted
-from seamseg.training.prefetch import open_loader
 from seamseg.training.run import TrainingOptions, continue_schedule, run_training
-from seamseg.training.task import Task
+from seamseg.training.task import SegmentationTask, open_loader
 from seamseg.training.trainer import Trainer
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError, SeamsegError
@@ -133,7 +133,7 @@ def test_optional_layers_and_losses(seven, tmp_path, more):
     assert loss_lines(tmp_path / "run") == loss_lines(tmp_path / "straight")
 
 
-class OtherOptimizer(Task):
+class OtherOptimizer(SegmentationTask):
     """Trains with an optimizer whose state begins with the first step."""
 
     def build_optimizer(self, net):
@@ -232,7 +232,8 @@ def test_schedule_of_a_restarted_epoch(seven):
             Path("s"), TrainingProgress(-1, 3), EpochPosition(0, 3, (EpochSegment(1, 1, 3),), (7, seed))
         )
         schedule = LRSchedule("linear", {"from": 1, "to": 0}, [1.0], 2, 7)
-        continue_schedule(schedule, point, open_loader(config, seven.data, seven.config, World()), config)
+        loader = open_loader(config, seven.data, seven.config, World())
+        continue_schedule(schedule, point, loader, TrainerOptions.from_config(config))
         assert schedule.total == total
         assert schedule.factor(total, 1) == 0
 

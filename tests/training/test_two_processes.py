@@ -107,7 +107,7 @@ def trainings(rank: int, join: Callable[[], None], folder: Path) -> Iterator[Tra
     def watched(trainer, is_best=False):
         save(trainer, is_best)
         if rank == 0:
-            trainer._writer.wait()
+            trainer.checkpointer.wait()
         tensors = [*trainer.state.net.state_dict().values()]
         digest = hashlib.sha256(b"".join(t.contiguous().numpy().tobytes() for t in tensors)).hexdigest()
         with open(folder / f"{trainer.run.path.name}.{rank}.sha", "a") as file:

@@ -12,6 +12,7 @@ from seamseg.config import config_from_string
 from seamseg.models.build import build_training_module
 from seamseg.training.ddp import fill_missing_gradients, with_all_parameters, wrap_distributed
 from seamseg.training.optim.optimizer import build_optimizer
+from seamseg.training.options import TrainerOptions
 from seamseg.training.step import Stepper
 from seamseg.utils.distributed import World, gather_objects
 from seamseg.utils.errors import SeamsegError
@@ -34,7 +35,12 @@ def trained(world, norm, way, batches_of_step, *overrides):
     torch.manual_seed(0)
     module = build_training_module(config, 2, 2).double()
     optimizer = build_optimizer(module.net, config)
-    stepper = Stepper(config, wrap_distributed(module, config, world), optimizer, world)
+    stepper = Stepper(
+        TrainerOptions.from_config(config),
+        wrap_distributed(module, world, config.general.unused_parameters),
+        optimizer,
+        world,
+    )
     for batches in batches_of_step:
         stepper(batches, [0.01, 0.01])
     gradients = {name: p.grad.clone() for name, p in module.named_parameters()}
@@ -88,7 +94,7 @@ def changing_parameters(world):
     """Only `find` trains a network that uses other parameters from step to step; the default refuses it."""
     for way in ("find", "fake"):
         module = Changing()
-        parallel = wrap_distributed(module, config_of("bn", f"general.unused_parameters={way}"), world)
+        parallel = wrap_distributed(module, world, way)
         optimizer = torch.optim.SGD(module.parameters(), 1.0)
         for number, name in enumerate(("first", "first", "second")):
             optimizer.zero_grad()
@@ -131,7 +137,12 @@ def asymmetric_steps(world, number, way):
     config = config_of("syncbn", f"general.unused_parameters={way}")
     torch.manual_seed(0)
     module = build_training_module(config, 2, 2).double()
-    stepper = Stepper(config, wrap_distributed(module, config, world), build_optimizer(module.net, config), world)
+    stepper = Stepper(
+        TrainerOptions.from_config(config),
+        wrap_distributed(module, world, config.general.unused_parameters),
+        build_optimizer(module.net, config),
+        world,
+    )
     batches = batch_of(images_of(3, 1)[0][:1]), batch_of(images_of(1, 1)[0][:1])
     every_set = list(itertools.product([True, False], repeat=world.size))
     active = [every_set[0]] * 3 + every_set * (number // len(every_set))

@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 from support.host_reads import HostReads
-from support.small_updates import Worker, images, optimizer_like, same, small_net, state_of, update_of
+from support.small_updates import Worker, images, optimizer_like, same, small_net, state_of, stepper_of
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from seamseg.training.optim.optimizer import build_optimizer, fill_state, step_unless
-from seamseg.training.update import Update
+from seamseg.training.options import TrainerOptions
+from seamseg.training.step import Stepper
 from seamseg.utils.errors import InputError
 
 PRECISIONS = ("fp32", "bf16", "fp16")
@@ -26,7 +27,7 @@ def test_nothing_changes_after_values_that_are_not_finite(precision, what, kind)
     worker = Worker(precision=precision, type=kind, ema=0.9, clip_norm=1.0)
     for seed in range(2):
         assert not worker.step(seed).skipped
-    before = state_of(worker.update)
+    before = state_of(worker.stepper)
     bad = worker.step(2, loss_factor=float("nan")) if what == "loss" else worker.step(2, gradient=float("inf"))
     assert bad.skipped
     assert not torch.isfinite(bad.norm)
@@ -34,15 +35,15 @@ def test_nothing_changes_after_values_that_are_not_finite(precision, what, kind)
         after = worker.step(seed)
         assert after.skipped
         assert torch.isfinite(after.loss)
-    same(before, state_of(worker.update, scaler=False))
+    same(before, state_of(worker.stepper, scaler=False))
 
 
 def test_a_loss_over_the_limit_counts_as_one():
     worker = Worker(loss_limit=100.0)
     assert not worker.step(0).skipped
-    before = state_of(worker.update)
+    before = state_of(worker.stepper)
     assert [bool(worker.step(seed, factor).skipped) for seed, factor in ((1, 1e6), (2, 1.0))] == [True, True]
-    same(before, state_of(worker.update))
+    same(before, state_of(worker.stepper))
     unlimited = Worker(loss_limit=0.0)
     assert not unlimited.step(0, 1e6).skipped
 
@@ -51,15 +52,15 @@ def test_a_loss_over_the_limit_counts_as_one():
 def test_overflow_of_fp16_skips_one_step(kind):
     worker = Worker(precision="fp16", type=kind, ema=0.9)
     worker.step(0)
-    before, scale = state_of(worker.update), worker.update.scaler.get_scale()
+    before, scale = state_of(worker.stepper), worker.stepper.scaler.get_scale()
     bad = worker.step(1, gradient=float("inf"))
     assert bad.skipped
     assert torch.isfinite(bad.loss)
-    same(before, state_of(worker.update, scaler=False))
-    assert worker.update.scaler.get_scale() == scale / 2
+    same(before, state_of(worker.stepper, scaler=False))
+    assert worker.stepper.scaler.get_scale() == scale / 2
     good = worker.step(2)
     assert not good.skipped
-    changed = state_of(worker.update, scaler=False)
+    changed = state_of(worker.stepper, scaler=False)
     assert all(not torch.equal(changed[k], before[k]) for k in before if "weight" in k or "running" in k)
 
 
@@ -71,7 +72,7 @@ def test_overflow_in_the_first_step_has_no_effect(kind):
     for seed in range(1, 3):
         # another scale, a power of 2, changes no bit of these gradients
         one.step(seed), two.step(seed)
-    same(state_of(one.update, scaler=False), state_of(two.update, scaler=False))
+    same(state_of(one.stepper, scaler=False), state_of(two.stepper, scaler=False))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -135,21 +136,21 @@ def test_clipping_is_that_of_torch(max_norm):
     worker, reference = Worker(clip_norm=max_norm), Worker()
     for seed in range(3):
         result = worker.step(seed)
-        reference.update.begin()
-        reference.update.backward(reference.loss(seed))
+        reference.stepper.begin()
+        reference.stepper.backward(reference.loss(seed))
         norm = nn.utils.clip_grad_norm_(reference.net.parameters(), max_norm)
-        reference.update.optimizer.step()
+        reference.stepper.optimizer.step()
         # versions of torch add the squares in other orders
         torch.testing.assert_close(result.norm, norm, rtol=1e-6, atol=0)
         assert norm > 0.01
-    torch.testing.assert_close(state_of(worker.update), state_of(reference.update), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(state_of(worker.stepper), state_of(reference.stepper), rtol=1e-6, atol=1e-8)
 
 
 def test_high_limit_does_not_change_the_update():
     one, two = Worker(clip_norm=1e30), Worker()
     for seed in range(3):
         one.step(seed), two.step(seed)
-    same(state_of(one.update), state_of(two.update))
+    same(state_of(one.stepper), state_of(two.stepper))
 
 
 def test_norm_of_fp16_is_unscaled():
@@ -180,11 +181,11 @@ def test_update_copies_nothing_to_the_host(kind):
     """On the meta device there is nothing to read or copy, so each attempt is an error."""
     with torch.device("meta"):
         net = small_net()
-    update = update_of(net, device="meta", type=kind, ema=0.9, clip_norm=0.1)
-    update.begin()
+    stepper = stepper_of(net, device="meta", type=kind, ema=0.9, clip_norm=0.1)
+    stepper.begin()
     for p in net.parameters():
         p.grad = torch.zeros_like(p)
-    norm, skipped = update.finish(torch.zeros((), device="meta"))
+    norm, skipped = stepper.update(torch.zeros((), device="meta"))
     assert norm.is_meta
     assert skipped.is_meta
     assert skipped.dtype == torch.bool
@@ -193,26 +194,29 @@ def test_update_copies_nothing_to_the_host(kind):
 def test_scale_of_fp16_is_saved():
     worker = Worker(precision="fp16")
     worker.step(0, gradient=float("inf"))
-    state = worker.update.state_dict()
+    state = worker.stepper.state_dict()
     assert set(state) == {"scaler"}
     assert all(isinstance(x, (int, float)) for x in tree_leaves(state))
     again = Worker(precision="fp16")
-    again.update.load_state_dict(state, "file")
-    assert again.update.state_dict() == state
+    again.stepper.load_state_dict(state, "file")
+    assert again.stepper.state_dict() == state
     assert state["scaler"]["scale"] == 128.0
     for damaged in ({}, {"scale": "much"}, None, 3):
         with pytest.raises(InputError, match=r"old\.tar: the state of its loss scale is damaged"):
-            again.update.load_state_dict({"scaler": damaged}, "old.tar")
+            again.stepper.load_state_dict({"scaler": damaged}, "old.tar")
     plain = Worker()
-    plain.update.load_state_dict(state, "file")
-    assert plain.update.state_dict() == {}
+    plain.stepper.load_state_dict(state, "file")
+    assert plain.stepper.state_dict() == {}
 
 
 def test_channels_last_parameters_keep_their_state_in_order():
     worker = Worker(ema=0.5)
     worker.net.to(memory_format=torch.channels_last)
     config = replace(worker.config)
-    update = Update(config, worker.net, build_optimizer(worker.net, config), worker.update.world)
+    module = nn.Module()
+    module.net = worker.net
+    options = TrainerOptions.from_config(config)
+    stepper = Stepper(options, module, build_optimizer(worker.net, config), worker.stepper.world)
     weight = worker.net.body[0].weight
-    assert update.optimizer.state[weight]["momentum_buffer"].stride() == weight.stride() != (27, 9, 3, 1)
+    assert stepper.optimizer.state[weight]["momentum_buffer"].stride() == weight.stride() != (27, 9, 3, 1)
     assert images(0).shape[1] == weight.shape[1]

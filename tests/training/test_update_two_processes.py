@@ -46,18 +46,18 @@ def work(rank: int, join: Callable[[], None], folder: Path) -> None:
             weight = worker.net.body[0].weight
             weight.register_hook(lambda g, bad=bad: g * torch.inf if bad["now"] else g)
             module = DistributedDataParallel(_Module(worker.net, precision), broadcast_buffers=False)
-            steps, states = [], [state_of(worker.update)]
+            steps, states = [], [state_of(worker.stepper)]
             for number in range(4):
                 now = rank == 1 and number == 1
                 bad["now"] = now and what == "gradient"
-                worker.update.begin()
+                worker.stepper.begin()
                 loss = module(images(10 * number + rank)) * (float("nan") if now and what == "loss" else 1.0)
-                worker.update.backward(loss)
-                norm, skipped = worker.update.finish(loss.detach())
+                worker.stepper.backward(loss)
+                norm, skipped = worker.stepper.update(loss.detach())
                 steps.append((norm, skipped))
-                states.append(state_of(worker.update))
-            worker.update.share_statistics()
-            states.append(state_of(worker.update))
+                states.append(state_of(worker.stepper))
+            worker.stepper.share_statistics()
+            states.append(state_of(worker.stepper))
             found[name] = (steps, states)
     torch.save(found, folder / f"{rank}.pth")
 

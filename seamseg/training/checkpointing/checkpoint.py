@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from seamseg.checkpoints.bundle import check_classes, metadata_header
 from seamseg.checkpoints.snapshot import NETWORK_MODULES, Snapshot, is_optional, load_into, network_parts, network_state
-from seamseg.config import Config, config_to_string
 from seamseg.data.samplers import ARBatchSampler, EpochSegment
 from seamseg.formats.metadata import Metadata
 from seamseg.training.checkpointing.rank_state import load_rank_buffers, with_rank_averages
 from seamseg.training.checkpointing.run_folder import SNAPSHOT_FILES, SnapshotFiles
 from seamseg.training.optim.optimizer import load_optimizer_state
 from seamseg.training.optim.schedule import LRSchedule
+from seamseg.training.options import KeyNames, TrainerOptions
 from seamseg.training.step import Stepper
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError, option
@@ -33,20 +33,31 @@ class TrainState:
 
     Attributes
     ----------
-    config : of the run
-    metadata : classes
-    world : the processes
-    net : the network, on the device of this process
-    stepper : trains the network, with the criterion around it, on the batches of a step
+    stepper : trains the network on the batches of a step
     schedule : learning rates
+    metadata : classes
+    config : text of the configuration
     """
 
-    config: Config
-    metadata: Metadata
-    world: World
-    net: nn.Module
     stepper: Stepper
     schedule: LRSchedule
+    metadata: Metadata
+    config: str
+
+    @property
+    def options(self) -> TrainerOptions:
+        """The options of the trainer."""
+        return self.stepper.options
+
+    @property
+    def world(self) -> World:
+        """The processes."""
+        return self.stepper.world
+
+    @property
+    def net(self) -> nn.Module:
+        """The network, on the device of this process."""
+        return self.stepper.net
 
 
 @dataclass
@@ -160,9 +171,8 @@ def make_snapshot(
     content["optimizer"] = _copied(state.stepper.optimizer.state_dict())
     content.update(_copied(state.stepper.state_dict(), torch.contiguous_format))
     content.update({f"{name}_meter": dict(meter) for name, meter in meters.items()})
-    config = config_to_string(state.config)
     more = {**resume, "optimizer": type(state.stepper.optimizer).__name__}
-    return Snapshot(config, content, asdict(progress), metadata_header(state.metadata), more)
+    return Snapshot(state.config, content, asdict(progress), metadata_header(state.metadata), more)
 
 
 def resume_state(
@@ -186,9 +196,20 @@ def resume(
     net: nn.Module,
     optimizer: torch.optim.Optimizer,
     metadata: Metadata,
-    files: SnapshotFiles = SNAPSHOT_FILES,
+    files: SnapshotFiles,
+    epoch_length: int,
+    keys: KeyNames,
 ) -> ResumePoint:
     """Restore weights and momentum from a snapshot of this project or of the original.
+
+    Parameters
+    ----------
+    path : of the snapshot
+    net, optimizer : to restore
+    metadata : classes of the data set
+    files : layout of the snapshots
+    epoch_length : steps an epoch, for files that count epochs only
+    keys : names for errors
 
     Raises
     ------
@@ -203,7 +224,7 @@ def resume(
             source=Path(path),
             progress=TrainingProgress(
                 epoch=int(meta["epoch"]),
-                global_step=int(meta["global_step"]),
+                global_step=int(meta.get("global_step", (meta["epoch"] + 1) * epoch_length)),
                 last_score=_score(meta.get("last_score")),
                 best_score=_score(meta.get("best_score")),
             ),
@@ -222,7 +243,7 @@ def resume(
         ) from None
     if "optimizer" not in snapshot.state_dict:
         raise InputError(f"{path}: has no optimizer state; use {option('pretrain', path)} to start from its weights")
-    load_optimizer_state(optimizer, snapshot.state_dict["optimizer"], str(path), more.get("optimizer"))
+    load_optimizer_state(optimizer, snapshot.state_dict["optimizer"], str(path), more.get("optimizer"), keys)
     return point
 
 

@@ -100,7 +100,8 @@ def with_rank_averages(averaged: Mapping[str, Any], state: Mapping[str, Any]) ->
 
 def mean_losses(states: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the mean of the loss averages over processes, for a training resumed with another number of processes."""
-    return _mean([state["losses"] for state in states])
+    means: dict[str, Any] = _mean([state["losses"] for state in states])
+    return means
 
 
 def _mean(values: list[Any]) -> Any:

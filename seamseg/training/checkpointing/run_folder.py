@@ -24,6 +24,7 @@ from seamseg.checkpoints.snapshot import (
 )
 from seamseg.config import Config, config_to_string
 from seamseg.formats.metadata import Metadata, write_metadata
+from seamseg.training.options import KeyNames
 from seamseg.utils.errors import InputError, SeamsegError, option
 from seamseg.utils.files import PARTIAL, make_folder, replacing, write_atomically, write_json
 from seamseg.utils.limits import parse_json, read_limited, whole_number
@@ -105,6 +106,7 @@ class RunFolder:
 
     path: Path
     files: SnapshotFiles = SNAPSHOT_FILES
+    keys: KeyNames = KeyNames()
 
     @property
     def last(self) -> Path:
@@ -259,8 +261,8 @@ class RunFolder:
             rest = f": skipped {len(saved)} snapshots, no step has succeeded with them" if saved else ""
             if candidates:
                 rest = f": {candidates[0].name} is the newest snapshot with which a step has succeeded"
-            rate = f"lower {option('optimizer.lr')}, or begin with a smaller one ({option('scheduler.burn_in_steps')})"
-            warn(f"{self.path}: the training failed at step {failure.step}, {failure.problem}{rest}; {rate}")
+            what = f"the training failed at step {failure.step}, {failure.problem}{rest}"
+            warn(f"{self.path}: {what}; {self.keys.smaller_rate}")
         for path in candidates:
             try:
                 self.files.verify(path)

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from seamseg import structures
 from seamseg.checkpoints.bundle import metadata_header
 from seamseg.checkpoints.snapshot import load_tensors, network_state, write_tensors
-from seamseg.config import Config, config_to_string
 from seamseg.formats.metadata import Metadata
 from seamseg.structures import Batch, PackedSequence
 from seamseg.training.checkpointing.rank_state import rng_state
+from seamseg.training.prefetch import TrainingBatch
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
 
@@ -76,20 +76,21 @@ class StepRecorder:
 
     Parameters
     ----------
-    config, metadata, world : of the run
+    config : INI text of the run
+    metadata, world : of the run
     net : its weights are dumped; the step must not have updated them when :meth:`write` is called
     folder : run folder
     """
 
-    def __init__(self, config: Config, metadata: Metadata, world: World, net: nn.Module, folder: Path) -> None:
+    def __init__(self, config: str, metadata: Metadata, world: World, net: nn.Module, folder: Path) -> None:
         self.config = config
         self.metadata = metadata
         self.world = world
         self.net = net
         self.folder = folder
-        self._kept: dict[int, tuple[Sequence[Batch], dict[str, Any]]] = {}
+        self._kept: dict[int, tuple[Sequence[TrainingBatch], dict[str, Any]]] = {}
 
-    def begin(self, step: int, batches: Sequence[Batch]) -> None:
+    def begin(self, step: int, batches: Sequence[TrainingBatch]) -> None:
         """Keep the batches of a step before it is taken, without a copy, and the RNG state."""
         self._kept[step] = (batches, rng_state(self.world.device))
 
@@ -109,7 +110,7 @@ class StepRecorder:
             return None
         batches, rng = self._kept[step]
         content = {
-            "config": config_to_string(self.config),
+            "config": self.config,
             "metadata": metadata_header(self.metadata),
             "state_dict": dict(network_state(self.net)),
             "rng": rng,

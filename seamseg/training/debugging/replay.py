@@ -20,6 +20,8 @@ from seamseg.models.build import build_training_module
 from seamseg.training.checkpointing.rank_state import set_rng_state
 from seamseg.training.debugging.dump import Dump, read_dump
 from seamseg.training.optim.optimizer import build_optimizer
+from seamseg.training.options import TrainerOptions
+from seamseg.training.prefetch import prepare_batch
 from seamseg.training.step import Stepper
 from seamseg.utils.distributed import World, choose_device
 
@@ -82,12 +84,13 @@ def replay(path: str | Path, device: str = "cpu") -> Replay:
     load_into(module.net, Snapshot(dump.config, dump.state_dict), name=str(path), check_values=False)
     module.to(world.device).train()
     optimizer = build_optimizer(module.net, config)
-    stepper = Stepper(config, module, optimizer, world)
+    stepper = Stepper(TrainerOptions.from_config(config), module, optimizer, world)
+    batches = [prepare_batch(batch.to(world.device), config.dataloader) for batch in dump.batches]
     losses, norm, failure = {}, math.nan, None
     set_rng_state(dump.rng, world.device)
     with _bad_outputs(module.net) as bad_modules:
         try:
-            result = stepper(dump.batches, [0.0] * len(optimizer.param_groups))
+            result = stepper(batches, [0.0] * len(optimizer.param_groups))
         except RuntimeError as error:
             # values that are not finite can raise almost any error; the modules found before it are the result
             failure = " ".join(str(error).split())[:300]
@@ -107,7 +110,7 @@ def replay(path: str | Path, device: str = "cpu") -> Replay:
         bad,
         bad_modules[0] if bad_modules else None,
         config.general.loss_limit,
-        stepper.update.scaler is not None,
+        stepper.scaler is not None,
         failure,
     )
 

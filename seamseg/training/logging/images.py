@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from seamseg.config import Config
 from seamseg.data.transforms import Normalise
@@ -21,6 +21,7 @@ from seamseg.models.panoptic import PanopticNet
 from seamseg.panoptic_map import PanopticResult, Segment, class_map_result
 from seamseg.predictions import ArrayPrediction
 from seamseg.structures import Batch, PackedSequence
+from seamseg.training.prefetch import TrainingBatch, prepare_batch
 from seamseg.validation.validator import PanopticValidation, ValidationResult
 from seamseg.visualize.detections import draw_detections
 from seamseg.visualize.overlay import draw_boxes, draw_overlay
@@ -34,13 +35,13 @@ _PROPOSALS = 50
 class SampleImages(Protocol):
     """Draws the sample images of a training for TensorBoard."""
 
-    def targets(self, batch: Any) -> np.ndarray:
-        """Draw an image of a training batch, on the host, with its targets: uint8 `H x W x 3`."""
+    def targets(self, batch: TrainingBatch) -> np.ndarray:
+        """Draw an image of a training batch as it was loaded, on the host, with its targets: uint8 `H x W x 3`."""
 
-    def collector(self) -> Any:
-        """Return an observer for a validation that keeps what :meth:`validation` draws."""
+    def collector(self) -> SampleCollector | None:
+        """Return an observer for a validation that keeps what :meth:`validation` draws; None to draw nothing."""
 
-    def validation(self, net: Any, collector: Any) -> Iterator[tuple[str, np.ndarray]]:
+    def validation(self, net: nn.Module, collector: SampleCollector) -> Iterator[tuple[str, np.ndarray]]:
         """Draw the kept images of a validation of a network in evaluation mode, each with its tag."""
 
 
@@ -99,8 +100,10 @@ class SampleRenderer:
     metadata: Metadata
     config: Config
 
-    def targets(self, batch: Batch, index: int = 0) -> np.ndarray:
+    def targets(self, batch: TrainingBatch, index: int = 0) -> np.ndarray:
         """Draw an image of a training batch with its segments, and boxes around things."""
+        assert isinstance(batch, Batch)
+        batch = prepare_batch(batch, self.config.dataloader)
         image, mask, cat, crowd, boxes = (
             getattr(batch, name)[index] for name in ("images", "masks", "categories", "iscrowd", "boxes")
         )
@@ -113,14 +116,17 @@ class SampleRenderer:
         """See :class:`SampleImages`."""
         return SampleCollector()
 
-    def validation(self, net: PanopticNet, collector: SampleCollector) -> Iterator[tuple[str, np.ndarray]]:
+    def validation(self, net: nn.Module, collector: SampleCollector) -> Iterator[tuple[str, np.ndarray]]:
         """See :class:`SampleImages`."""
         options, device = self.config.dataloader, next(net.parameters()).device
         normalise = Normalise(options.rgb_mean, options.rgb_std)
         for number, sample in enumerate(collector.samples):
             # semantic networks have no proposals
-            image = normalise(torch.from_numpy(sample.pixels).permute(2, 0, 1)).to(device)
-            proposals = best_proposals(net, image) if hasattr(net, "rpn_head") else None
+            if isinstance(net, PanopticNet):
+                image = normalise(torch.from_numpy(sample.pixels).permute(2, 0, 1)).to(device)
+                proposals = best_proposals(net, image)
+            else:
+                proposals = None
             yield f"val/{number}_proposals_target_prediction", self.triptych(sample, proposals)
 
     def triptych(self, sample: ImageSample, proposals: Tensor | None) -> np.ndarray:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from seamseg.utils.errors import option
+from seamseg.training.step import StepResult
 
 
 @dataclass
@@ -116,6 +116,7 @@ class LossLog:
     interval : steps between two copies; 1 on the CPU, where reading is free
     limit : a total loss above it is invalid; 0 for no limit
     overflows : gradients that are not finite are expected (float16): their steps are skipped and counted
+    limit_key : name of the key of the limit, for the report
 
     Attributes
     ----------
@@ -129,6 +130,7 @@ class LossLog:
     interval: int = 1
     limit: float = 0.0
     overflows: bool = False
+    limit_key: str = "general.loss_limit"
     recent: Averages = field(default_factory=Averages)
     epoch: Averages = field(default_factory=Averages)
     gradients: Averages = field(default_factory=Averages)
@@ -147,19 +149,12 @@ class LossLog:
         """Reset all averages, but not the count of consecutive overflows. Call :meth:`flush` before."""
         self.recent, self.epoch, self.gradients, self.skipped = Averages(), Averages(), Averages(), 0
 
-    def add(
-        self,
-        step: int,
-        ids: list[str],
-        losses: Mapping[str, Tensor],
-        total: Tensor,
-        grad_norm: Tensor,
-        skipped: Tensor,
-    ) -> None:
-        """Store the losses of a step, its gradient norm, and whether it was skipped; `ids` are its images."""
-        self._names = [*losses, "loss"]
-        scalars = (*losses.values(), total, grad_norm, skipped)
-        self._unread.append(_UnreadStep(step, ids, torch.stack([x.detach().float() for x in scalars])))
+    def add(self, step: int, result: StepResult) -> None:
+        """Store the result of a step."""
+        values = {**result.losses, "loss": result.total, **result.metrics}
+        self._names = list(values)
+        scalars = (*values.values(), result.grad_norm, result.skipped)
+        self._unread.append(_UnreadStep(step, result.ids, torch.stack([x.detach().float() for x in scalars])))
 
     def flush(self) -> LossReport | None:
         """Update the averages with the stored steps before the first invalid one, and return a report of that one."""
@@ -185,7 +180,7 @@ class LossLog:
     def _check(self, step: _UnreadStep, values: dict[str, float], norm: float) -> LossReport | None:
         problem = ", ".join(f"{name} = {value}" for name, value in values.items() if not math.isfinite(value))
         if not problem and 0 < self.limit < values["loss"]:
-            problem = f"loss = {values['loss']:g} is above {option('general.loss_limit')} = {self.limit:g}"
+            problem = f"loss = {values['loss']:g} is above {self.limit_key} = {self.limit:g}"
         if problem:
             return LossReport(step.step, step.ids, problem, values, True)
         if math.isfinite(norm):

@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from seamseg.config import Config
 from seamseg.evaluation.scores import Scores
 from seamseg.training.debugging.dump import StepRecorder
-from seamseg.training.logging.images import SampleImages
+from seamseg.training.logging.images import SampleCollector, SampleImages
 from seamseg.training.logging.logs import TensorBoardWriter, TextLog, duration, remaining, train_tag
 from seamseg.training.logging.meters import AverageMeter, Averages, LossLog, LossReport
 from seamseg.training.logging.metrics import MetricsFile
-from seamseg.training.prefetch import prepare_batch
+from seamseg.training.options import TrainerOptions
+from seamseg.training.prefetch import TrainingBatch
 from seamseg.training.step import StepResult
 from seamseg.utils.distributed import World, gather_objects, max_over_processes, mean_over_processes
-from seamseg.utils.errors import SeamsegError, option
+from seamseg.utils.errors import SeamsegError
 
 
 class Diverged(SeamsegError):
@@ -52,12 +52,12 @@ class Reporter:
 
     Parameters
     ----------
-    config : of the run
+    options : of the trainer
     images : draws sample images
     world : the processes; all of them must report the same steps
     log, tensorboard, metrics : outputs
     recorder : writes a dump of a failed step; None for no dumps
-    rate_names : names of the learning rates of the first and the last group of parameters, which may be the same
+    validates : the training has validations, whose time is unknown before the first
 
     Attributes
     ----------
@@ -67,31 +67,31 @@ class Reporter:
 
     def __init__(
         self,
-        config: Config,
+        options: TrainerOptions,
         images: SampleImages,
         world: World,
         log: TextLog,
         tensorboard: TensorBoardWriter,
         metrics: MetricsFile | None = None,
         recorder: StepRecorder | None = None,
-        rate_names: tuple[str, str] = ("lr_norm", "lr_other"),
+        validates: bool = True,
     ) -> None:
-        self.config = config
+        self.options = options
         self.world = world
         self.log = log
         self.tensorboard = tensorboard
         self.metrics = metrics or MetricsFile(None)
-        self.notes: dict[str, float] = {"ema_decay": config.optimizer.ema} if config.optimizer.ema else {}
+        self.notes: dict[str, float] = {"ema_decay": options.ema} if options.ema else {}
         self.broken = 0
-        self._rate_names = rate_names
+        self._validates = validates
         self._recorder = recorder
         self._images = images
         self._pace = _Pace()
         self._validations = AverageMeter()
-        self._interval = max(1, config.general.log_interval)
         # on the CPU reading the losses is free
-        read_interval = 1 if world.device.type == "cpu" else self._interval
-        self._losses = LossLog(read_interval, config.general.loss_limit, config.general.precision == "fp16")
+        read_interval = 1 if world.device.type == "cpu" else options.log_interval
+        overflows = options.precision == "fp16"
+        self._losses = LossLog(read_interval, options.loss_limit, overflows, options.keys.loss_limit)
         self._times = Averages()
         self._rates: dict[str, float] = {}
 
@@ -122,16 +122,15 @@ class Reporter:
         """Restore a state from :meth:`state_dict` within an epoch; call it after :meth:`begin_epoch`."""
         self._losses.load_state_dict(state)
 
-    def targets(self, batch: Any, step: int) -> None:
-        """Draw the targets of a batch, which may be on the host with deferred transforms."""
+    def targets(self, batch: TrainingBatch, step: int) -> None:
+        """Draw the targets of a batch as it was loaded, on the host."""
         if self.world.is_main and self.tensorboard.active:
-            prepared = prepare_batch(batch, self.config.dataloader)
-            self.tensorboard.image("train/targets", self._images.targets(prepared), step)
+            self.tensorboard.image("train/targets", self._images.targets(batch), step)
 
-    def begin_step(self, step: int, rates: list[float], batches: Sequence[Any]) -> None:
+    def begin_step(self, step: int, rates: list[float], batches: Sequence[TrainingBatch]) -> None:
         """Record the learning rates of a step, and what a dump of it needs."""
         # a single group of parameters has the first name
-        self._rates = dict(zip(self._rate_names, (rates[0], *rates[1:][-1:])))
+        self._rates = dict(zip(self.options.rate_names, (rates[0], *rates[1:][-1:])))
         self.tensorboard.scalars({train_tag(name): value for name, value in self._rates.items()}, step)
         if self._recorder is not None:
             self._recorder.begin(step, batches)
@@ -144,10 +143,10 @@ class Reporter:
         Diverged
             if a loss of any process, or the gradient, is not finite, or a loss is over `general.loss_limit`
         """
-        self._losses.add(position.step, result.ids, result.losses, result.total, result.grad_norm, result.skipped)
+        self._losses.add(position.step, result)
         times = {"data_seconds": data_seconds, "step_seconds": seconds, "images": float(len(result.ids))}
         self._times.update(times)
-        due = (position.index + 1) % self._interval == 0 or position.index + 1 == position.length
+        due = (position.index + 1) % self.options.log_interval == 0 or position.index + 1 == position.length
         if due or self._losses.full:
             self.check_losses()
         if due:
@@ -194,8 +193,8 @@ class Reporter:
         )
         own = first.get(self.world.rank if shared else 0)
         raise Diverged(
-            f"training stopped at step {step}: {problems}; lower {option('optimizer.lr')}, or begin with a smaller one "
-            f"({option('scheduler.burn_in_steps')}), or check these images{'' if own is None else self._dump(own)}",
+            f"training stopped at step {step}: {problems}; {self.options.keys.smaller_rate}, or check "
+            f"these images{'' if own is None else self._dump(own)}",
             step,
             problems,
         )
@@ -240,7 +239,7 @@ class Reporter:
         gradients: Sequence[str],
         memory: Mapping[str, float],
     ) -> str:
-        words = [f"epoch {position.epoch + 1}/{self.config.scheduler.epochs} [{position.index + 1}/{position.length}]"]
+        words = [f"epoch {position.epoch + 1}/{self.options.epochs} [{position.index + 1}/{position.length}]"]
         words += [f"{name.removesuffix('_loss')} {line[name]:.4f}" for name in losses]
         words += [f"grad {line[name]:.3g}" for name in gradients]
         words += [f"{int(line['skipped'])} skipped"] if line["skipped"] else []
@@ -248,13 +247,13 @@ class Reporter:
         words += [f"{line['step_seconds']:.2f} s/step (data {line['data_seconds']:.2f})"]
         words += [f"{line['images_per_second']:.1f} images/s"]
         words += [f"{list(memory.values())[-1]:.1f} GiB"] if memory else []
-        untimed = " and validation" if self._validations.count == 0 and self.config.dataloader.val_set else ""
+        untimed = " and validation" if self._validations.count == 0 and self._validates else ""
         words += [f"{remaining(self._seconds_left(position))}{untimed} left"]
         return "  ".join(words)
 
     def _seconds_left(self, position: StepPosition) -> float:
         """Estimate the remaining time from the recent pace of steps and the mean time of validations."""
-        epochs, interval = self.config.scheduler.epochs, max(1, self.config.general.val_interval)
+        epochs, interval = self.options.epochs, self.options.val_interval
         steps = (epochs - position.epoch) * position.length - position.index - 1
         validations = sum((e + 1) % interval == 0 or e + 1 == epochs for e in range(position.epoch, epochs))
         return steps * self._pace.mean + validations * self._validations.mean
@@ -267,11 +266,11 @@ class Reporter:
         self.tensorboard.scalars(scores.scalars(), step)
         self.metrics.write("validation", step, epoch, {"seconds": round(seconds, 3), **scores.to_json()})
 
-    def sample_collector(self) -> Any:
+    def sample_collector(self) -> SampleCollector | None:
         """Return an observer of a validation that keeps the images for :meth:`samples`; None without TensorBoard."""
         return self._images.collector() if self.world.is_main and self.tensorboard.active else None
 
-    def samples(self, net: nn.Module, collector: Any, step: int) -> None:
+    def samples(self, net: nn.Module, collector: SampleCollector, step: int) -> None:
         """Draw the validation images that a collector has kept."""
         net.eval()
         for tag, image in self._images.validation(net, collector):

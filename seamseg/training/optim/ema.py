@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from seamseg.checkpoints.snapshot import network_parts
 from seamseg.training.optim.optimizer import running_statistics
-from seamseg.utils.errors import InputError, option
+from seamseg.utils.errors import InputError
 
 _COUNT = "updates"
 
@@ -27,11 +27,13 @@ class WeightAverage:
     ----------
     net : with the parts of :data:`seamseg.checkpoints.snapshot.NETWORK_MODULES`, on its device
     decay : fraction of the average that an update keeps, in the long run
+    key : name of its key, for errors
     """
 
-    def __init__(self, net: nn.Module, decay: float) -> None:
+    def __init__(self, net: nn.Module, decay: float, key: str = "optimizer.ema") -> None:
         self.net = net
         self.decay = decay
+        self._key = key
         statistics = [b for b in running_statistics(net) if b.is_floating_point()]
         self._live: list[Tensor] = [*(p for p in net.parameters() if p.requires_grad), *statistics]
         self._statistics = len(statistics)
@@ -84,9 +86,7 @@ class WeightAverage:
         """
         updates = state.get(_COUNT) if isinstance(state, Mapping) else None
         if not isinstance(updates, Tensor) or updates.shape != ():
-            raise InputError(
-                f"{source}: its moving average is damaged; set {option('optimizer.ema')}=0 to continue without it"
-            )
+            raise InputError(f"{source}: its moving average is damaged; set {self._key}=0 to continue without it")
         own = {id(average): average for average in self._averages}
         pairs: list[tuple[Tensor, Tensor]] = []
         for part, tensors in self._by_part().items():
@@ -98,7 +98,7 @@ class WeightAverage:
                 if not isinstance(value, Tensor) or value.shape != tensor.shape:
                     raise InputError(
                         f"{source}: its moving average does not fit this network, first {part}.{key}; "
-                        f"set {option('optimizer.ema')}=0 to continue without it"
+                        f"set {self._key}=0 to continue without it"
                     )
                 pairs.append((tensor, value))
         for tensor, value in pairs:

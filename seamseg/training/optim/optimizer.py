@@ -13,6 +13,7 @@ from seamseg.config import Config
 from seamseg.models.backbones import Backbone
 from seamseg.models.backbones.timm_network import TimmBackbone
 from seamseg.ops.norm import ABN
+from seamseg.training.options import INI_KEYS, KeyNames
 from seamseg.utils.errors import InputError, option
 
 NORM_LAYERS = (ABN, _BatchNorm, nn.GroupNorm, nn.LayerNorm)
@@ -169,7 +170,11 @@ def set_learning_rates(optimizer: torch.optim.Optimizer, rates: list[float]) -> 
 
 
 def load_optimizer_state(
-    optimizer: torch.optim.Optimizer, state: Mapping[str, Any], source: str, saved_type: str | None = None
+    optimizer: torch.optim.Optimizer,
+    state: Mapping[str, Any],
+    source: str,
+    saved_type: str | None = None,
+    keys: KeyNames = INI_KEYS,
 ) -> None:
     """Restore a saved optimizer state, including the original's, also into an optimizer that has none yet.
 
@@ -182,6 +187,7 @@ def load_optimizer_state(
     state : from `state_dict()` of the optimizer
     source : file it was read from, for error messages
     saved_type : name of the class of the saved optimizer; None for SGD or AdamW, told apart by their groups
+    keys : names for errors
 
     Raises
     ------
@@ -194,10 +200,10 @@ def load_optimizer_state(
     if found != counts:
         raise InputError(
             f"{source}: its optimizer holds {found} parameters a group, this training {counts}; "
-            f"{option('body.num_frozen')}, {option('optimizer.layer_decay')} or the architecture may have changed; "
+            f"{', '.join(keys.groups)} or the architecture may have changed; "
             f"use {option('pretrain', source)} to start from its weights"
         )
-    _check_type(optimizer, saved, saved_type, source)
+    _check_type(optimizer, saved, saved_type, source, keys)
     pairs = [
         (parameter, index)
         for group, saved_group in zip(groups, saved)
@@ -216,7 +222,11 @@ def load_optimizer_state(
 
 
 def _check_type(
-    optimizer: torch.optim.Optimizer, saved: list[Mapping[str, Any]], saved_type: str | None, source: str
+    optimizer: torch.optim.Optimizer,
+    saved: list[Mapping[str, Any]],
+    saved_type: str | None,
+    source: str,
+    keys: KeyNames,
 ) -> None:
     wanted = type(optimizer).__name__
     if saved_type is None:
@@ -227,7 +237,7 @@ def _check_type(
     if saved_type != wanted:
         raise InputError(
             f"{source}: its optimizer is {saved_type.lower()}, this training uses {wanted.lower()}; change "
-            f"{option('optimizer.type')}, or use {option('pretrain', source)} to start from its weights"
+            f"{keys.optimizer}, or use {option('pretrain', source)} to start from its weights"
         )
 
 

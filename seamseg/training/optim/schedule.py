@@ -11,20 +11,20 @@ from seamseg.utils.errors import InputError
 
 
 def _linear(t: int, total: int, params: Mapping[str, Any]) -> float:
-    return params["from"] + (params["to"] - params["from"]) * t / total
+    return float(params["from"] + (params["to"] - params["from"]) * t / total)
 
 
 def _step(t: int, total: int, params: Mapping[str, Any]) -> float:
-    return params["gamma"] ** (t // params["step_size"])
+    return float(params["gamma"] ** (t // params["step_size"]))
 
 
 def _poly(t: int, total: int, params: Mapping[str, Any]) -> float:
     # past the end (a resumed run with fewer epochs) the base is negative
-    return max(0.0, 1.0 - t / total) ** params["gamma"]
+    return float(max(0.0, 1.0 - t / total) ** params["gamma"])
 
 
 def _multistep(t: int, total: int, params: Mapping[str, Any]) -> float:
-    return params["gamma"] ** bisect_right(sorted(params["milestones"]), t)
+    return float(params["gamma"] ** bisect_right(sorted(params["milestones"]), t))
 
 
 _CURVES: dict[str, tuple[Callable[[int, int, Mapping[str, Any]], float], tuple[str, ...]]] = {

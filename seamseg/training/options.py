@@ -1,0 +1,135 @@
+"""The options of a trainer, the same for every kind of network, and the names of their keys for messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from seamseg.config import Config
+from seamseg.config.kinds import KINDS
+
+
+@dataclass(frozen=True)
+class KeyNames:
+    """Names of the keys of a configuration, which messages of the trainer mention.
+
+    Attributes
+    ----------
+    groups : keys that decide which parameters are in which group of the optimizer
+    image_size : keys that decide how much memory a step needs
+    """
+
+    learning_rate: str = "optimizer.lr"
+    burn_in: str = "scheduler.burn_in_steps"
+    epochs: str = "scheduler.epochs"
+    seed: str = "general.seed"
+    loss_limit: str = "general.loss_limit"
+    ema: str = "optimizer.ema"
+    optimizer: str = "optimizer.type"
+    groups: tuple[str, ...] = ("body.num_frozen", "optimizer.layer_decay")
+    image_size: tuple[str, ...] = (
+        "dataloader.train_batch_size",
+        "dataloader.shortest_size",
+        "dataloader.longest_max_size",
+    )
+
+    @property
+    def smaller_rate(self) -> str:
+        """The advice after a loss that is not finite."""
+        return f"lower {self.learning_rate}, or begin with a smaller one ({self.burn_in})"
+
+
+INI_KEYS = KeyNames()
+"""Those of :class:`seamseg.config.Config`."""
+
+
+@dataclass(frozen=True)
+class TrainerOptions:
+    """Options of a trainer.
+
+    Attributes
+    ----------
+    epochs : length of the training
+    loss_weights : weight of each loss in the total that is minimised, by name
+    loss_average : process or step, see :mod:`seamseg.training.averaging`
+    seed : of weights, order and augmentation
+    accumulate : number of batches of a step
+    precision : fp32, bf16, fp16 or auto, see :func:`seamseg.training.step.compute_dtype`
+    loss_limit : a total loss above it stops the training; 0 for no limit
+    clip_norm : maximum norm of the gradient; 0 for no limit
+    ema : decay per step of the moving average of the weights; 0 for none
+    unused_parameters : find or fake, see :mod:`seamseg.training.ddp`
+    log_interval, snapshot_interval : number of steps between log lines, and between snapshots (0: at epochs only)
+    val_interval : number of epochs between validations
+    snapshot_keep : number of newest snapshots to keep
+    broken_limit : fraction of the images of an epoch that may be unreadable
+    cudnn_benchmark : have cuDNN benchmark its algorithms for each input size
+    compile : compile the network with torch.compile
+    rate_names : names of the learning rates of the first and the last group of parameters, in `metrics.jsonl`
+    keys : names for messages
+
+    Raises
+    ------
+    ValueError
+        if a value is impossible
+    """
+
+    epochs: int
+    loss_weights: Mapping[str, float]
+    loss_average: str = "process"
+    seed: int = 0
+    accumulate: int = 1
+    precision: str = "fp32"
+    loss_limit: float = 0.0
+    clip_norm: float = 0.0
+    ema: float = 0.0
+    unused_parameters: str = "fake"
+    log_interval: int = 10
+    val_interval: int = 1
+    snapshot_interval: int = 0
+    snapshot_keep: int = 1
+    broken_limit: float = 0.0
+    cudnn_benchmark: bool = True
+    compile: bool = False
+    rate_names: tuple[str, str] = ("lr_norm", "lr_other")
+    keys: KeyNames = INI_KEYS
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "accumulate", "log_interval", "val_interval", "snapshot_keep"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("loss_limit", "clip_norm", "ema", "snapshot_interval", "broken_limit"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
+        choices = {
+            "precision": ("fp32", "bf16", "fp16", "auto"),
+            "loss_average": ("process", "step"),
+            "unused_parameters": ("fake", "find"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
+
+    @classmethod
+    def from_config(cls, config: Config) -> TrainerOptions:
+        """Return the options of a configuration."""
+        general, optimizer = config.general, config.optimizer
+        return cls(
+            epochs=config.scheduler.epochs,
+            loss_weights=dict(zip(KINDS[config.kind].losses, optimizer.loss_weights, strict=True)),
+            loss_average=optimizer.loss_average,
+            seed=general.seed,
+            accumulate=optimizer.accumulate,
+            precision=general.precision,
+            loss_limit=general.loss_limit,
+            clip_norm=optimizer.clip_norm,
+            ema=optimizer.ema,
+            unused_parameters=general.unused_parameters,
+            log_interval=general.log_interval,
+            val_interval=general.val_interval,
+            snapshot_interval=general.snapshot_interval,
+            snapshot_keep=general.snapshot_keep,
+            broken_limit=config.dataloader.broken_limit,
+            cudnn_benchmark=general.cudnn_benchmark,
+            compile=general.compile,
+        )

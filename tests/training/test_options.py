@@ -1,0 +1,68 @@
+"""Options of the trainer: their checks, and losses and metrics by name."""
+
+import pytest
+import torch
+from torch import nn
+
+from seamseg.config import load_config
+from seamseg.config.kinds import KINDS
+from seamseg.models.criterion import Losses
+from seamseg.training.options import TrainerOptions
+from seamseg.training.step import Stepper, weighted_sum
+from seamseg.utils.distributed import World
+from seamseg.utils.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": 0}, "epochs must be at least 1, not 0"),
+        ({"epochs": 1, "val_interval": 0}, "val_interval must be at least 1"),
+        ({"epochs": 1, "ema": -0.5}, "ema must not be negative"),
+        ({"epochs": 1, "precision": "fp8"}, "precision must be one of fp32, bf16, fp16, auto, not 'fp8'"),
+        ({"epochs": 1, "unused_parameters": "none"}, "unused_parameters must be one of fake, find"),
+    ],
+)
+def test_impossible_values(options, message):
+    with pytest.raises(ValueError, match=message):
+        TrainerOptions(loss_weights={}, **options)
+
+
+def test_weights_of_a_configuration_by_name():
+    options = TrainerOptions.from_config(
+        load_config("toy_city_r18", overrides=["optimizer.loss_weights=(1,2,3,4,5,6)"])
+    )
+    assert options.loss_weights == dict(zip(KINDS["panoptic"].losses, (1, 2, 3, 4, 5, 6)))
+    losses = {name: torch.tensor(1.0) for name in reversed(KINDS["panoptic"].losses)}
+    assert weighted_sum(losses, options.loss_weights) == 21
+    with pytest.raises(InputError, match="edge has no weight"):
+        weighted_sum({**losses, "edge": torch.tensor(1.0)}, options.loss_weights)
+    with pytest.raises(InputError, match="6 values for 5 losses"):
+        weighted_sum(dict(list(losses.items())[1:]), options.loss_weights)
+
+
+class Module(nn.Module):
+    """The loss is the weight times the batch, the metric the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(1, 1, bias=False)
+        nn.init.ones_(self.net.weight)
+
+    def forward(self, batch):
+        return Losses({"loss": self.net(batch.value).sum()}, {"loss": torch.tensor(1.0)}, {"value": batch.value[0]})
+
+
+class Value:
+    def __init__(self, value):
+        self.value, self.ids = torch.tensor([value]), [str(value)]
+
+
+def test_metrics_are_reported_and_not_trained():
+    module = Module()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
+    options = TrainerOptions(1, {"loss": 2.0}, accumulate=2)
+    result = Stepper(options, module, optimizer, World())([Value(1.0), Value(5.0)], [0.1])
+    assert (result.losses["loss"], result.total, result.metrics["value"]) == (3, 6, 3)
+    assert module.net.weight.item() == pytest.approx(1 - 0.1 * 2 * 3)
+    assert result.ids == ["1.0", "5.0"]
