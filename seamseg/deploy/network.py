@@ -84,10 +84,8 @@ class DetectionExport(ExportNet):
 
     def __init__(self, net: PanopticNet, *arguments: Any, **options: Any) -> None:
         super().__init__(net, *arguments, **options)
-        selector, things = net.options.selector, net.roi_head.num_things
-        self.rows = net.options.proposals.num_post_nms_val * things
-        if 0 < selector.max_predictions < self.rows:
-            self.rows = selector.max_predictions
+        proposals, roi = net.options.proposals.config.num_post_nms_val, net.options.selector.config
+        self.rows = min(roi.max_predictions, proposals * net.roi_head.num_things)
         self.code_weights: Tensor
         self.register_buffer("code_weights", torch.tensor(net.options.bbx_reg_weights, dtype=torch.float32))
         for i, stride in enumerate(net.options.anchors.strides):
@@ -117,7 +115,7 @@ class DetectionExport(ExportNet):
         `limit` is `(height, width, height, width)` of the valid part. The result is that of
         :class:`seamseg.models.heads.rpn.ProposalGenerator`.
         """
-        make, generator = self.net.options.proposals, self.net.options.anchors
+        make, generator = self.net.options.proposals.config, self.net.options.anchors
         cells = [getattr(self, f"cell{i}") for i in range(len(generator.strides))]
         levels = zip(generator.strides, dense.shapes, cells, strict=True)
         anchors = torch.cat([generator.level_anchors(*level) for level in levels])
@@ -137,8 +135,7 @@ class DetectionExport(ExportNet):
             scores = torch.where(large, scores, -torch.inf)
             best = self._best(scores, make.num_pre_nms_val)
             boxes, scores = boxes[best], scores[best]
-        most = make.num_post_nms_val if make.num_post_nms_val > 0 else scores.shape[0]
-        kept, _ = self._nms(boxes[None], scores[None], make.nms_threshold, most)
+        kept, _ = self._nms(boxes[None], scores[None], make.nms_threshold, make.num_post_nms_val)
         exists = kept >= 0
         return torch.where(exists[:, None], boxes[kept.clamp(min=0)], 0.0), exists
 
@@ -149,7 +146,7 @@ class DetectionExport(ExportNet):
 
         The result is that of :meth:`PanopticNet.detect` with :class:`seamseg.models.heads.roi.DetectionSelector`.
         """
-        selector, rows = self.net.options.selector, self.rows
+        selector, rows = self.net.options.selector.config, self.rows
         index = torch.zeros_like(proposals[:, 0], dtype=torch.int64)
         cls_logits, bbx_logits = self.net.score_boxes(features, proposals, index)
         # class by class, without the background

@@ -116,9 +116,10 @@ def _merge(net: PanopticNet, parts: list[Prediction], logits: list[Tensor], size
     boxes, classes = torch.cat([p.boxes for p in parts]), torch.cat([p.classes for p in parts])
     scores = torch.cat([p.scores for p in parts])
     masks = [p.mask_logits for p in parts if p.mask_logits is not None]
-    kept = nms(boxes, scores, net.options.selector.nms_threshold, groups=classes)
-    if 0 < net.options.selector.max_predictions < kept.shape[0]:
-        kept = kept[: net.options.selector.max_predictions]  # by falling score, as if one view had too many
+    roi = net.options.selector.config
+    kept = nms(boxes, scores, roi.nms_threshold, groups=classes)
+    if roi.max_predictions < kept.shape[0]:
+        kept = kept[: roi.max_predictions]  # by falling score, as if one view had too many
     else:
         kept = kept[torch.argsort(classes[kept], stable=True)]
     semantic = upsample_mean_argmax(logits, size) if logits else None

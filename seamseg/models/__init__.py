@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from seamseg.models.build import build_criterion, build_network, build_training_module
+    from seamseg.models.build import build_network, build_training_module
     from seamseg.models.criterion import Criterion, TrainingModule
     from seamseg.models.panoptic import PanopticNet
 
@@ -14,7 +14,6 @@ __all__ = [
     "Criterion",
     "PanopticNet",
     "TrainingModule",
-    "build_criterion",
     "build_network",
     "build_training_module",
 ]

@@ -154,7 +154,7 @@ class PanopticNet(Network):
     @property
     def fixed(self) -> bool:
         """Whether every image gives the ROI head the same number of samples, see `[roi] fixed_samples`."""
-        return self.options.matcher.fixed
+        return self.options.matcher.config.fixed_samples
 
     # Training
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from seamseg.models.heads.roi import DetectionSelector
 from seamseg.ops.labels import extract_boxes
 from seamseg.structures import PackedSequence, Prediction
+from support.sections import roi
 
 STUFF = 3
 CELLS = 28
@@ -41,7 +42,7 @@ class SceneNet(torch.nn.Module):
 
     def __init__(self, least: int = 1, room: int | None = None) -> None:
         super().__init__()
-        self.options = SimpleNamespace(selector=DetectionSelector(), run_dense=None)
+        self.options = SimpleNamespace(selector=DetectionSelector(roi()), run_dense=None)
         self.kind = "panoptic"
         self.least = least
         self.room = room
