@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -115,27 +116,20 @@ class DetectionExport(ExportNet):
         `limit` is `(height, width, height, width)` of the valid part. The result is that of
         :class:`seamseg.models.heads.rpn.ProposalGenerator`.
         """
-        make, generator = self.net.options.proposals.config, self.net.options.anchors
+        make, generator = self.net.options.proposals, self.net.options.anchors
         cells = [getattr(self, f"cell{i}") for i in range(len(generator.strides))]
         levels = zip(generator.strides, dense.shapes, cells, strict=True)
         anchors = torch.cat([generator.level_anchors(*level) for level in levels])
         scores, codes = dense.obj_logits[0].float(), dense.bbx_logits[0].float()
         if not isinstance(scores.shape[0], int):
             # of a free size, there may be fewer anchors than proposals are chosen from
-            missing = (0, 0, 0, make.num_pre_nms_val)
+            missing = (0, 0, 0, make.config.num_pre_nms_val)
             anchors, codes = functional.pad(anchors, missing), functional.pad(codes, missing)
             scores = functional.pad(scores, missing[2:], value=-torch.inf)
-        if make.min_size <= 0:
-            # nothing is dropped for its size, so only the best need decoding
-            best = self._best(scores, make.num_pre_nms_val)
-            anchors, codes, scores = anchors[best], codes[best], scores[best]
-        boxes = _clip(decode_boxes(anchors, codes), limit)
-        if make.min_size > 0:
-            large = ((boxes[:, 2:] - boxes[:, :2]) >= make.min_size).all(dim=1)
-            scores = torch.where(large, scores, -torch.inf)
-            best = self._best(scores, make.num_pre_nms_val)
-            boxes, scores = boxes[best], scores[best]
-        kept, _ = self._nms(boxes[None], scores[None], make.nms_threshold, make.num_post_nms_val)
+        clip = partial(_clip, limit=limit)
+        boxes, scores, _ = make.candidates(scores, codes, anchors, clip, make.config.num_pre_nms_val, self._best)
+        # NMS is one operator here, for other engines; in the network it treats all images of a batch at once
+        kept, _ = self._nms(boxes[None], scores[None], make.config.nms_threshold, make.config.num_post_nms_val)
         exists = kept >= 0
         return torch.where(exists[:, None], boxes[kept.clamp(min=0)], 0.0), exists
 
@@ -146,16 +140,15 @@ class DetectionExport(ExportNet):
 
         The result is that of :meth:`PanopticNet.detect` with :class:`seamseg.models.heads.roi.DetectionSelector`.
         """
-        selector, rows = self.net.options.selector.config, self.rows
+        selector, rows = self.net.options.selector, self.rows
         index = torch.zeros_like(proposals[:, 0], dtype=torch.int64)
         cls_logits, bbx_logits = self.net.score_boxes(features, proposals, index)
         # class by class, without the background
         scores = torch.softmax(cls_logits.float(), dim=1)[:, 1:].t()
         boxes = _clip(decode_boxes(proposals[:, None], bbx_logits.float() / self.code_weights), limit).transpose(0, 1)
-        not_empty = (boxes[..., 2:] > boxes[..., :2]).all(dim=-1)
-        usable = (scores > selector.score_threshold) & not_empty & exists
-        scores = torch.where(usable, scores, -torch.inf)
-        kept, total = self._nms(boxes, scores, selector.nms_threshold, rows)
+        # of fixed size; the network reads how many boxes are usable, as NMS of all on a GPU would take gigabytes
+        scores = torch.where(selector.usable(boxes, scores) & exists, scores, -torch.inf)
+        kept, total = self._nms(boxes, scores, selector.config.nms_threshold, rows)
 
         # by class, unless some are left out; rows without a detection last
         place = torch.arange(rows, device=kept.device)

@@ -182,8 +182,7 @@ class DetectionSelector:
 
         Ordered by class, then by decreasing score; by decreasing score alone when some had to be left out.
         """
-        not_empty = (boxes[..., 2:] > boxes[..., :2]).all(dim=-1)
-        cls, row = torch.nonzero(((scores[:, 1:] > self.config.score_threshold) & not_empty).t(), as_tuple=True)
+        cls, row = torch.nonzero(self.usable(boxes, scores[:, 1:]).t(), as_tuple=True)
         boxes, scores = boxes[row, cls], scores[row, cls + 1]
 
         keep = nms(boxes, scores, self.config.nms_threshold, groups=cls)
@@ -192,6 +191,11 @@ class DetectionSelector:
             best = torch.argsort(scores[keep], descending=True, stable=True)
             keep = keep[best[: self.config.max_predictions]]
         return boxes[keep], cls[keep], scores[keep]
+
+    def usable(self, boxes: Tensor, scores: Tensor) -> Tensor:
+        """Return which boxes `... x 4` may be detections: not empty, and with a score above the threshold."""
+        not_empty = (boxes[..., 2:] > boxes[..., :2]).all(dim=-1)
+        return (scores > self.config.score_threshold) & not_empty
 
 
 def class_loss(cls_logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:

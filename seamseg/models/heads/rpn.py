@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -287,25 +288,42 @@ class ProposalGenerator:
         boxes : `N x K x 4`, those of an image by decreasing score, then NaN; K is the largest possible number
         counts : int64 `N`, the proposals of each image
         """
-        candidates_of_images = []
-        for scores, codes, size in zip(obj_logits.float(), bbx_logits.float(), valid_sizes):
-            candidates = anchors
-            if self.config.min_size <= 0:
-                # nothing is dropped for its size, so only the best need decoding
-                best = best_scores(scores, self.config.num_pre_nms_train if training else self.config.num_pre_nms_val)
-                candidates, codes, scores = anchors[best], codes[best], scores[best]
-            boxes = clip_boxes(decode_boxes(candidates, codes), size)
-            candidates_of_images.append(self._candidates(boxes, scores, training))
-        return self._suppress(candidates_of_images, training)
+        count = self.config.num_pre_nms_train if training else self.config.num_pre_nms_val
+        images = zip(obj_logits.float(), bbx_logits.float(), valid_sizes)
+        candidates = [
+            self.candidates(*image, anchors, partial(clip_boxes, size=size), count) for *image, size in images
+        ]
+        return self._suppress(candidates, training)
 
-    def _candidates(self, boxes: Tensor, scores: Tensor, training: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the input of NMS for an image: boxes and scores, by decreasing score, and which are large enough."""
-        large = torch.ones_like(scores, dtype=torch.bool)
-        if self.config.min_size > 0:
-            large = ((boxes[:, 2:] - boxes[:, :2]) >= self.config.min_size).all(dim=1)
-            scores = torch.where(large, scores, -torch.inf)
-        best = best_scores(scores, self.config.num_pre_nms_train if training else self.config.num_pre_nms_val)
-        return boxes[best], scores[best], large[best]
+    def candidates(
+        self,
+        scores: Tensor,
+        codes: Tensor,
+        anchors: Tensor,
+        clip: Callable[[Tensor], Tensor],
+        count: int,
+        best: Callable[[Tensor, int], Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what NMS chooses from in an image: boxes and scores, by decreasing score, and which are large enough.
+
+        Parameters
+        ----------
+        scores, codes, anchors : `A`, `A x 4` and `A x 4`
+        clip : moves the corners of boxes into the image
+        count : number of candidates; all if it is not positive or larger than A
+        best : chooses them; None for :func:`best_scores`
+        """
+        best = best or best_scores
+        if self.config.min_size <= 0:
+            # nothing is dropped for its size, so only the best need decoding
+            chosen = best(scores, count)
+            anchors, codes, scores = anchors[chosen], codes[chosen], scores[chosen]
+            return clip(decode_boxes(anchors, codes)), scores, torch.ones_like(scores, dtype=torch.bool)
+        boxes = clip(decode_boxes(anchors, codes))
+        large = ((boxes[:, 2:] - boxes[:, :2]) >= self.config.min_size).all(dim=1)
+        scores = torch.where(large, scores, -torch.inf)
+        chosen = best(scores, count)
+        return boxes[chosen], scores[chosen], large[chosen]
 
     def _suppress(self, candidates: list[tuple[Tensor, Tensor, Tensor]], training: bool) -> tuple[Tensor, Tensor]:
         """Run NMS for all images at once; returns the result of :meth:`padded`."""
