@@ -29,8 +29,7 @@ from seamseg.models.fusion import FusedMap, to_result
 from seamseg.models.heads.roi import DetectionSelector, ROIExtractor
 from seamseg.models.heads.rpn import ProposalGenerator
 from seamseg.models.heads.semantic import MiniDeepLab, SemanticHead, semantic_target
-from seamseg.models.outputs import Features
-from seamseg.models.panoptic import PanopticNet
+from seamseg.models.panoptic import Features, PanopticNet
 from seamseg.ops import pooling
 from seamseg.ops.boxes import clip_boxes, decode_boxes
 from seamseg.ops.reference.nms import nms

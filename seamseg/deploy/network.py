@@ -18,8 +18,7 @@ from torch.nn import functional
 
 from seamseg.formats.exported import CLASSIFIER_SIDES, DYNAMIC_SIDES
 from seamseg.models.heads.rpn import best_scores
-from seamseg.models.outputs import Features
-from seamseg.models.panoptic import DenseOutputs, PanopticNet
+from seamseg.models.panoptic import DenseOutputs, Features, PanopticNet
 from seamseg.models.semantic import SemanticNet
 from seamseg.ops.boxes import decode_boxes
 from seamseg.ops.nms import nms_fixed

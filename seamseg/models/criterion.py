@@ -16,8 +16,8 @@ from seamseg.models.heads.roi import box_loss, class_loss, codes_of_class, mask_
 from seamseg.models.heads.roi_targets import box_targets, mask_targets
 from seamseg.models.heads.rpn import AnchorMatcher, rpn_losses
 from seamseg.models.heads.semantic import semantic_loss, semantic_target
-from seamseg.models.outputs import ROIOutputs, SemanticLogits, Things, TrainingOutputs
-from seamseg.models.panoptic import PanopticNet
+from seamseg.models.network import SemanticLogits
+from seamseg.models.panoptic import PanopticNet, ROIOutputs, Things, TrainingOutputs
 from seamseg.structures import Batch
 
 LOSS_NAMES = ("obj_loss", "bbx_loss", "roi_cls_loss", "roi_bbx_loss", "roi_msk_loss", "sem_loss")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -98,6 +98,14 @@ class Network(nn.Module):
         if self.compiled:
             mark_sizes_dynamic([padded])
         return padded, sizes
+
+
+class SemanticLogits(NamedTuple):
+    """Class logits `N x classes x h x w` of a padded batch, its `(height, width)`, and those of each image in it."""
+
+    logits: Tensor
+    padded_size: tuple[int, int]
+    valid_sizes: list[tuple[int, int]]
 
 
 def mark_sizes_dynamic(maps: list[Tensor]) -> None:

@@ -289,9 +289,9 @@ class ProposalGenerator:
         counts : int64 `N`, the proposals of each image
         """
         count = self.config.num_pre_nms_train if training else self.config.num_pre_nms_val
-        images = zip(obj_logits.float(), bbx_logits.float(), valid_sizes)
         candidates = [
-            self.candidates(*image, anchors, partial(clip_boxes, size=size), count) for *image, size in images
+            self.candidates(scores, codes, anchors, partial(clip_boxes, size=size), count)
+            for scores, codes, size in zip(obj_logits.float(), bbx_logits.float(), valid_sizes)
         ]
         return self._suppress(candidates, training)
 
