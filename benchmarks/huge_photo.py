@@ -51,10 +51,12 @@ def predict(
     from seamseg.inference.tiling.tiles import Tiling
     from seamseg.models.build import build_network
     from seamseg.models.heads.roi import DetectionSelector
+    from seamseg.models.panoptic import PanopticNet
 
     torch.manual_seed(0)
     config = load_config(CONFIGS / f"{NETWORKS[network]}.ini")
     net = build_network(config, STUFF, THINGS)
+    assert isinstance(net, PanopticNet)
     roi = replace(net.options.selector.config, score_threshold=0.0, max_predictions=100)
     net = net.with_options(selector=DetectionSelector(roi))
     count = STUFF + THINGS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -30,8 +30,11 @@ from seamseg.models.semantic import SemanticNet, SemanticOptions, SemanticTraini
 from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
 from seamseg.utils.errors import InputError
 
+SegmentationNet: TypeAlias = PanopticNet | SemanticNet
+"""A network of a configuration."""
 
-def build_network(config: Config, num_stuff: int, num_thing: int) -> Any:
+
+def build_network(config: Config, num_stuff: int, num_thing: int) -> SegmentationNet:
     """Build the network of a configuration, with random weights, in training mode.
 
     Parameters
@@ -51,11 +54,34 @@ def build_network(config: Config, num_stuff: int, num_thing: int) -> Any:
     """
     if config.general.qat:
         net = quantised(fold_layers(build_network(without_quantisation(config), num_stuff, num_thing)))
-        backbone = net.body if config.kind == "semantic" else net.body.backbone
+        backbone = net.body if isinstance(net, SemanticNet) else net.body.backbone
+        assert isinstance(backbone, Backbone)
         backbone.freeze(config.body.num_frozen)
         return net
     if config.kind == "semantic":
         return _build_semantic_net(config, num_stuff + num_thing)
+    return _build_panoptic_net(config, num_stuff, num_thing)
+
+
+def without_quantisation(config: Config) -> Config:
+    """Return the configuration of the network from which a training with `[general] qat` starts."""
+    return replace(config, general=replace(config.general, qat=False))
+
+
+def build_training_module(config: Config, num_stuff: int, num_thing: int) -> TrainingModule | SemanticTrainingModule:
+    """Build network and losses as one module, whose `net` is that of :func:`build_network`.
+
+    Returns
+    -------
+    TrainingModule; SemanticTrainingModule for kind semantic
+    """
+    net = build_network(config, num_stuff, num_thing)
+    if isinstance(net, SemanticNet):
+        return SemanticTrainingModule(net, SemanticCriterion(config.sem))
+    return TrainingModule(net, Criterion(config))
+
+
+def _build_panoptic_net(config: Config, num_stuff: int, num_thing: int) -> PanopticNet:
     if num_thing < 1:
         raise InputError(f"the data set has {num_thing} thing classes, the network needs at least one")
     body_norm, head_norm = norm_factories(config.body)
@@ -70,23 +96,6 @@ def build_network(config: Config, num_stuff: int, num_thing: int) -> Any:
     initialise(net, config.body)
     net.body.backbone.freeze(config.body.num_frozen)
     return net
-
-
-def without_quantisation(config: Config) -> Config:
-    """Return the configuration of the network from which a training with `[general] qat` starts."""
-    return replace(config, general=replace(config.general, qat=False))
-
-
-def build_training_module(config: Config, num_stuff: int, num_thing: int) -> Any:
-    """Build network and losses as one module, whose `net` is that of :func:`build_network`.
-
-    Returns
-    -------
-    TrainingModule; SemanticTrainingModule for kind semantic
-    """
-    if config.kind == "semantic":
-        return SemanticTrainingModule(build_network(config, num_stuff, num_thing), SemanticCriterion(config.sem))
-    return TrainingModule(build_network(config, num_stuff, num_thing), Criterion(config))
 
 
 def _network_options(config: Config, num_stuff: int) -> NetworkOptions:

@@ -78,6 +78,10 @@ class Network(nn.Module):
         net.training, net.compiled = self.training, self.compiled and shared
         return net
 
+    def dense_part(self) -> nn.Module:
+        """Return the layers whose operations depend on the size of the images only, as one module."""
+        raise NotImplementedError
+
     def compile_parts(self, backend: str = "inductor") -> None:
         """Compile :attr:`compiled_parts` in place, for any height and width; state-dict keys stay.
 
