@@ -17,6 +17,7 @@ from timing import Case, boxes_of_scene, options, report
 from torch import Tensor
 from torchvision import ops as torchvision
 
+from seamseg.config.loader import default_config
 from seamseg.models.heads.rpn import AnchorGenerator
 from seamseg.ops.boxes import box_iou, crowd_overlap, match_boxes
 from seamseg.ops.nms import nms, nms_fixed
@@ -128,7 +129,7 @@ def cases(device: str) -> Iterator[tuple[str, Callable[[], Case]]]:
             yield name, partial(inputs.classes, name, count, number, against)
     yield "nms_fixed 12000 -> 2000", partial(inputs.fixed, "nms_fixed 12000 -> 2000")
     yield "box_iou 2000 x 2000", partial(inputs.overlaps, "box_iou 2000 x 2000")
-    anchors = AnchorGenerator([4, 8, 16, 32, 64], 8, (1.0, 0.5, 2.0))(
+    anchors = AnchorGenerator(default_config().rpn, [4, 8, 16, 32, 64])(
         [(HEIGHT // s, WIDTH // s) for s in (4, 8, 16, 32, 64)]
     )
     proposals = boxes_of_scene(2000, inputs.generator, 150)

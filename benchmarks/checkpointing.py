@@ -110,7 +110,9 @@ def main() -> None:
     modules = {}
     for name, change in SIDES.items():
         torch.manual_seed(0)
-        modules[name] = build_training_module(config, VISTAS.num_stuff, VISTAS.num_thing).to(device).train()
+        module = build_training_module(config, VISTAS.num_stuff, VISTAS.num_thing)
+        assert isinstance(module, TrainingModule)
+        modules[name] = module.to(device).train()
         change(modules[name])
     kept = {name: kept_bytes(module, batch) / 2**20 for name, module in modules.items()}
     peaks = {name: peak_bytes(partial(step, m, batch), arguments.device) / 2**20 for name, m in modules.items()}

@@ -40,6 +40,7 @@ from seamseg.doctor.stages import random_predictor
 from seamseg.formats.exported import ExportedMetadata
 from seamseg.inference.onnx_engines import open_onnx
 from seamseg.inference.package import PackageSession
+from seamseg.models.heads.roi import DetectionSelector
 from seamseg.models.panoptic import PanopticNet
 from seamseg.ops.fused import FusedConv2d
 from seamseg.ops.winograd import WinogradConv2d
@@ -81,7 +82,8 @@ class Network:
         net = predictor.network.net  # type: ignore[attr-defined]
         if isinstance(net, PanopticNet):
             nn.init.constant_(net.roi_head.roi_cls.bias[1:2], 8.0)
-            net = net.with_options(selector=replace(net.options.selector, max_predictions=self.detections))
+            roi = replace(net.options.selector.config, max_predictions=self.detections)
+            net = net.with_options(selector=DetectionSelector(roi))
         return net, predictor
 
     def run(self, side: str) -> Run:

@@ -50,11 +50,15 @@ def predict(
     from seamseg.inference.predictor import Predictor
     from seamseg.inference.tiling.tiles import Tiling
     from seamseg.models.build import build_network
+    from seamseg.models.heads.roi import DetectionSelector
+    from seamseg.models.panoptic import PanopticNet
 
     torch.manual_seed(0)
     config = load_config(CONFIGS / f"{NETWORKS[network]}.ini")
     net = build_network(config, STUFF, THINGS)
-    net = net.with_options(selector=replace(net.options.selector, score_threshold=0.0, max_predictions=100))
+    assert isinstance(net, PanopticNet)
+    roi = replace(net.options.selector.config, score_threshold=0.0, max_predictions=100)
+    net = net.with_options(selector=DetectionSelector(roi))
     count = STUFF + THINGS
     metadata = Metadata(STUFF, THINGS, list(map(str, range(count))), [(0, 0, 0)] * count, list(range(count)), [])
     tiling = Tiling(int(tiles) if tiles.isdecimal() else tiles, overlap)

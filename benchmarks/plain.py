@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -28,8 +29,7 @@ from seamseg.models.criterion import Criterion, Losses, TrainingModule
 from seamseg.models.heads.roi import DetectionSelector, ROIExtractor
 from seamseg.models.heads.rpn import ProposalGenerator
 from seamseg.models.heads.semantic import MiniDeepLab, SemanticHead, semantic_target
-from seamseg.models.outputs import Features
-from seamseg.models.panoptic import PanopticNet
+from seamseg.models.panoptic import Features, PanopticNet
 from seamseg.ops import pooling
 from seamseg.ops.boxes import clip_boxes, decode_boxes
 from seamseg.ops.reference.nms import nms
@@ -134,16 +134,17 @@ class PlainProposals(ProposalGenerator):
         training: bool,
     ) -> PackedSequence:
         """Choose the proposals of each image, see the base class."""
-        before = self.num_pre_nms_train if training else self.num_pre_nms_val
-        after = self.num_post_nms_train if training else self.num_post_nms_val
+        rpn = self.config
+        before = rpn.num_pre_nms_train if training else rpn.num_pre_nms_val
+        after = rpn.num_post_nms_train if training else rpn.num_post_nms_val
         proposals: list[Tensor | None] = []
         for scores, codes, size in zip(obj_logits, bbx_logits, valid_sizes):
             boxes = clip_boxes(decode_boxes(anchors, codes), size)
-            if self.min_size > 0:
-                large = ((boxes[:, 2:] - boxes[:, :2]) >= self.min_size).all(dim=1)
+            if rpn.min_size > 0:
+                large = ((boxes[:, 2:] - boxes[:, :2]) >= rpn.min_size).all(dim=1)
                 boxes, scores = boxes[large], scores[large]
             scores, best = scores.topk(min(before, scores.shape[0]))
-            kept = boxes[best][nms(boxes[best], scores, self.nms_threshold, after, None)]
+            kept = boxes[best][nms(boxes[best], scores, rpn.nms_threshold, after, None)]
             proposals.append(kept if kept.shape[0] > 0 else None)
         return PackedSequence(proposals)
 
@@ -154,8 +155,9 @@ class PlainROIs(ROIExtractor):
     def __call__(self, levels: Sequence[Tensor], boxes: Tensor, index: Tensor, padded_size: tuple[int, int]) -> Tensor:
         """Sample the features of boxes, see the base class."""
         level = self.level_of(boxes)
-        out = levels[0].new_zeros(boxes.shape[0], levels[0].shape[1], *self.roi_size)
-        for number in range(self.min_level, self.min_level + self.num_levels):
+        out = levels[0].new_zeros(boxes.shape[0], levels[0].shape[1], *self.config.roi_size)
+        first = self.config.fpn_min_level
+        for number in range(first, first + self.config.fpn_levels):
             for image in range(levels[number].shape[0]):
                 here = ((level == number) & (index == image)).nonzero().squeeze(1)
                 if here.shape[0] > 0:
@@ -166,7 +168,7 @@ class PlainROIs(ROIExtractor):
 
     def _sample(self, x: Tensor, boxes: Tensor) -> Tensor:
         """Sample one map `1 x C x h x w` at boxes `K x 4` in its pixels: `K x C x roi_size`."""
-        count, (height, width) = boxes.shape[0], self.roi_size
+        count, (height, width) = boxes.shape[0], self.config.roi_size
         y = _centres(boxes[:, 0], boxes[:, 2], height) * (2 / x.shape[2]) - 1
         z = _centres(boxes[:, 1], boxes[:, 3], width) * (2 / x.shape[3]) - 1
         points = torch.stack((z[:, None, :].expand(-1, height, -1), y[:, :, None].expand(-1, -1, width)), dim=-1)
@@ -184,13 +186,13 @@ class PlainSelector(DetectionSelector):
         parts = [(boxes[:0, 0], scores[:0, 0].long(), scores[:0, 0])]
         for number in range(boxes.shape[1]):
             of_class, score = boxes[:, number], scores[:, number + 1]
-            usable = (score > self.score_threshold) & (of_class[:, 2:] > of_class[:, :2]).all(dim=1)
+            usable = (score > self.config.score_threshold) & (of_class[:, 2:] > of_class[:, :2]).all(dim=1)
             of_class, score = of_class[usable], score[usable]
-            keep = nms(of_class, score, self.nms_threshold, -1, None)
+            keep = nms(of_class, score, self.config.nms_threshold, -1, None)
             parts.append((of_class[keep], torch.full_like(keep, number), score[keep]))
         found, classes, best = (torch.cat(column) for column in zip(*parts))
-        if 0 < self.max_predictions < best.shape[0]:
-            order = torch.argsort(best, descending=True, stable=True)[: self.max_predictions]
+        if self.config.max_predictions < best.shape[0]:
+            order = torch.argsort(best, descending=True, stable=True)[: self.config.max_predictions]
             found, classes, best = found[order], classes[order], best[order]
         return found, classes, best
 
@@ -268,12 +270,14 @@ class PlainTrainingModule(nn.Module):
         """Compute the losses of a batch, not weighted."""
         outputs, semantic = self.net(batch.images, batch), self.criterion.semantic
         assert semantic is not None
-        losses = replace(self.criterion, semantic=None)(replace(outputs, semantic_logits=None), batch)
+        others = copy(self.criterion)
+        others.semantic = None
+        losses = others(replace(outputs, semantic_logits=None), batch)
         parts = []
         for logits, masks, categories in zip(outputs.semantic_logits, batch.masks, batch.categories):
             assert masks is not None and categories is not None
             target = semantic_target(masks, categories)
-            parts.append(plain_semantic_loss(logits, outputs.padded_size, target, semantic.ohem or 1.0))
+            parts.append(plain_semantic_loss(logits, outputs.padded_size, target, semantic.config.ohem or 1.0))
         count = torch.tensor(len(parts), dtype=torch.float64)
         means = {**losses.means, "sem_loss": torch.stack(parts).mean()}
         return Losses(means, {**losses.counts, "sem_loss": count})

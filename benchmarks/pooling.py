@@ -17,6 +17,7 @@ from timing import Case, options, report
 from torch import Tensor
 from torch.nn import functional
 
+from seamseg.config.loader import default_config
 from seamseg.models.backbones.base import NormFactory
 from seamseg.models.heads.semantic import SemanticHead
 from seamseg.ops.norm import ABN
@@ -59,7 +60,7 @@ def cases(device: str) -> Iterator[tuple[str, Callable[[], Case]]]:
 
     def semantic_head(name: str, layout: torch.memory_format) -> Case:
         norm: NormFactory = ABN
-        head = SemanticHead(256, 19, norm).eval().to(device).to(memory_format=layout)
+        head = SemanticHead(default_config().sem, 256, 19, norm).eval().to(device).to(memory_format=layout)
         usual = PlainSemanticHead(head)
         finest = feature_map(torch.float32, layout, 256)
         levels = [finest[..., :: 2**i, :: 2**i].contiguous(memory_format=layout) for i in range(4)]

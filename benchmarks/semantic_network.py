@@ -32,7 +32,8 @@ EXPERIMENT, CLASSES, ASPECT = "vistas_wrn38", 65, 4 / 3
 def network() -> SemanticNet:
     """Build the network of the experiment with random weights, whose activations stay in range."""
     torch.manual_seed(0)
-    net: SemanticNet = build_network(load_config(EXPERIMENT, overrides=["general.channels_last=no"]), CLASSES, 0)
+    net = build_network(load_config(EXPERIMENT, overrides=["general.channels_last=no"]), CLASSES, 0)
+    assert isinstance(net, SemanticNet)
     return net.eval().requires_grad_(False)
 
 

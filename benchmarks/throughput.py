@@ -64,7 +64,7 @@ def busy(predictor: Predictor) -> None:
             return chosen(obj_logits, bbx_logits * 0.1, *rest, **given)
 
     class Selector:
-        nms_threshold, max_predictions = select.nms_threshold, select.max_predictions
+        config = select.config
 
         def __call__(self, boxes: Any, scores: Any) -> Any:
             select(boxes, scores)
@@ -72,7 +72,7 @@ def busy(predictor: Predictor) -> None:
             classes = torch.arange(rows.shape[0], device=rows.device) % predictor.metadata.num_thing
             return rows, classes, torch.linspace(0.99, 0.6, rows.shape[0], device=rows.device)
 
-    network.net = net.with_options(proposals=Proposals(), selector=Selector())
+    network.net = net.with_options(proposals=Proposals(chosen.config), selector=Selector())
 
 
 def make(name: str, arguments: argparse.Namespace, device: torch.device) -> Predictor:

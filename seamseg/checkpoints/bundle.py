@@ -25,9 +25,7 @@ from seamseg.config import KINDS, Config, config_from_string, find_experiment, l
 from seamseg.config.loader import head_parameters
 from seamseg.formats.metadata import Metadata, metadata_of, parse_metadata, read_metadata
 from seamseg.formats.vistas import published_classes
-from seamseg.models.build import build_network
-from seamseg.models.panoptic import PanopticNet
-from seamseg.models.semantic import SemanticNet
+from seamseg.models.build import SegmentationNet, build_network
 from seamseg.utils.errors import InputError, option
 from seamseg.utils.files import read_bytes
 from seamseg.utils.limits import CONFIG_BYTES, MODEL_METADATA_BYTES, SNAPSHOT_BYTES, parse_json, read_member
@@ -151,7 +149,7 @@ class _Parts:
     kind: object = None  # as stated beside the weights
 
 
-def load_network(model: ModelFile) -> tuple[PanopticNet | SemanticNet, LoadReport]:
+def load_network(model: ModelFile) -> tuple[SegmentationNet, LoadReport]:
     """Build the network of a model and load its weights; InputError if they do not fit."""
     net = build_network(model.config, model.metadata.num_stuff, model.metadata.num_thing)
     return net, load_into(net, model.snapshot, strict=True, name=model.name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,8 +18,7 @@ from torch.nn import functional
 
 from seamseg.formats.exported import CLASSIFIER_SIDES, DYNAMIC_SIDES
 from seamseg.models.heads.rpn import best_scores
-from seamseg.models.outputs import Features
-from seamseg.models.panoptic import DenseOutputs, PanopticNet
+from seamseg.models.panoptic import DenseOutputs, Features, PanopticNet
 from seamseg.models.semantic import SemanticNet
 from seamseg.ops.boxes import decode_boxes
 from seamseg.ops.nms import nms_fixed
@@ -84,10 +84,8 @@ class DetectionExport(ExportNet):
 
     def __init__(self, net: PanopticNet, *arguments: Any, **options: Any) -> None:
         super().__init__(net, *arguments, **options)
-        selector, things = net.options.selector, net.roi_head.num_things
-        self.rows = net.options.proposals.num_post_nms_val * things
-        if 0 < selector.max_predictions < self.rows:
-            self.rows = selector.max_predictions
+        proposals, roi = net.options.proposals.config.num_post_nms_val, net.options.selector.config
+        self.rows = min(roi.max_predictions, proposals * net.roi_head.num_things)
         self.code_weights: Tensor
         self.register_buffer("code_weights", torch.tensor(net.options.bbx_reg_weights, dtype=torch.float32))
         for i, stride in enumerate(net.options.anchors.strides):
@@ -124,21 +122,13 @@ class DetectionExport(ExportNet):
         scores, codes = dense.obj_logits[0].float(), dense.bbx_logits[0].float()
         if not isinstance(scores.shape[0], int):
             # of a free size, there may be fewer anchors than proposals are chosen from
-            missing = (0, 0, 0, make.num_pre_nms_val)
+            missing = (0, 0, 0, make.config.num_pre_nms_val)
             anchors, codes = functional.pad(anchors, missing), functional.pad(codes, missing)
             scores = functional.pad(scores, missing[2:], value=-torch.inf)
-        if make.min_size <= 0:
-            # nothing is dropped for its size, so only the best need decoding
-            best = self._best(scores, make.num_pre_nms_val)
-            anchors, codes, scores = anchors[best], codes[best], scores[best]
-        boxes = _clip(decode_boxes(anchors, codes), limit)
-        if make.min_size > 0:
-            large = ((boxes[:, 2:] - boxes[:, :2]) >= make.min_size).all(dim=1)
-            scores = torch.where(large, scores, -torch.inf)
-            best = self._best(scores, make.num_pre_nms_val)
-            boxes, scores = boxes[best], scores[best]
-        most = make.num_post_nms_val if make.num_post_nms_val > 0 else scores.shape[0]
-        kept, _ = self._nms(boxes[None], scores[None], make.nms_threshold, most)
+        clip = partial(_clip, limit=limit)
+        boxes, scores, _ = make.candidates(scores, codes, anchors, clip, make.config.num_pre_nms_val, self._best)
+        # NMS is one operator here, for other engines; in the network it treats all images of a batch at once
+        kept, _ = self._nms(boxes[None], scores[None], make.config.nms_threshold, make.config.num_post_nms_val)
         exists = kept >= 0
         return torch.where(exists[:, None], boxes[kept.clamp(min=0)], 0.0), exists
 
@@ -155,10 +145,9 @@ class DetectionExport(ExportNet):
         # class by class, without the background
         scores = torch.softmax(cls_logits.float(), dim=1)[:, 1:].t()
         boxes = _clip(decode_boxes(proposals[:, None], bbx_logits.float() / self.code_weights), limit).transpose(0, 1)
-        not_empty = (boxes[..., 2:] > boxes[..., :2]).all(dim=-1)
-        usable = (scores > selector.score_threshold) & not_empty & exists
-        scores = torch.where(usable, scores, -torch.inf)
-        kept, total = self._nms(boxes, scores, selector.nms_threshold, rows)
+        # of fixed size; the network reads how many boxes are usable, as NMS of all on a GPU would take gigabytes
+        scores = torch.where(selector.usable(boxes, scores) & exists, scores, -torch.inf)
+        kept, total = self._nms(boxes, scores, selector.config.nms_threshold, rows)
 
         # by class, unless some are left out; rows without a detection last
         place = torch.arange(rows, device=kept.device)
@@ -192,7 +181,8 @@ class DetectionExport(ExportNet):
         count : int64 scalar, of all boxes that are kept; at most `most` of each group are counted
         """
         if self.standard_ops:
-            return torch.ops.seamseg_deploy.nms(boxes, scores, threshold, most)
+            found: tuple[Tensor, Tensor] = torch.ops.seamseg_deploy.nms(boxes, scores, threshold, most)
+            return found
         return _grouped_nms(boxes, scores, threshold, most)
 
 
@@ -239,7 +229,7 @@ class DenseExport(ExportNet):
 class ClassifierExport(ExportNet):
     """Classifiers: `forward` maps `image`, normalised float32 `N x 3 x H x W`, to `logits`, float32 `N x classes`."""
 
-    def forward(self, image: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+    def forward(self, image: Tensor) -> tuple[Tensor, ...]:
         """Map normalised images to the logits."""
         dtype = next(self.net.parameters()).dtype
         return (self.net(image.to(dtype, memory_format=torch.channels_last)).float(),)

@@ -29,7 +29,7 @@ from seamseg.inference.network import TorchNetwork
 from seamseg.inference.onnx_engines import OPENVINO, open_onnx
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.predictor import load_predictor
-from seamseg.models.folding import Net
+from seamseg.models.build import SegmentationNet
 from seamseg.ops.fused import bf16_is_fast
 from seamseg.utils.errors import InputError, SeamsegError, option
 from seamseg.utils.progress import is_quiet
@@ -80,7 +80,7 @@ class Bench:
         net = predictor.network.net  # type: ignore[attr-defined]
         return Bench(net, predictor.metadata, device, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 
-    def eager(self, net: Net) -> Run:
+    def eager(self, net: SegmentationNet) -> Run:
         """Return the run of a network in torch."""
         network = TorchNetwork(net, Normalise(self.mean, self.std), self.device)
         return lambda image: network.run([image])

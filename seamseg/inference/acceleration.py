@@ -12,9 +12,7 @@ from torch import Tensor
 from seamseg.data.input_size import MAX_MULTIPLE
 from seamseg.inference.cuda_graphs import Function, cuda_graph_cache
 from seamseg.models.folding import Net
-from seamseg.models.network import mark_sizes_dynamic
-from seamseg.models.panoptic import PanopticNet
-from seamseg.models.semantic import SemanticNet
+from seamseg.models.network import Network, mark_sizes_dynamic
 from seamseg.utils.compiler import compiler_problem, first_line
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, SeamsegError, option
@@ -89,7 +87,7 @@ class CompiledDense:
         if the compiler does not work here
     """
 
-    def __init__(self, net: PanopticNet | SemanticNet, device: torch.device, backend: str = "inductor") -> None:
+    def __init__(self, net: Network, device: torch.device, backend: str = "inductor") -> None:
         reason = compiler_problem(device, backend)
         if reason is not None:
             raise SeamsegError(f"{option('compile', True)}: torch.compile does not work here ({reason})")

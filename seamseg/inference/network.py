@@ -77,7 +77,7 @@ class TorchNetwork:
     @property
     def nms_threshold(self) -> float | None:
         """IoU from which detections suppress others; None for a semantic network."""
-        return None if isinstance(self.net, SemanticNet) else self.net.options.selector.nms_threshold
+        return None if isinstance(self.net, SemanticNet) else self.net.options.selector.config.nms_threshold
 
     @property
     def graph_cache(self) -> CudaGraphCache | None:

@@ -10,8 +10,7 @@ from torch.nn import functional
 
 from seamseg.inference.options import Augmentation
 from seamseg.models.heads.select import upload
-from seamseg.models.outputs import Features
-from seamseg.models.panoptic import PanopticNet
+from seamseg.models.panoptic import Features, PanopticNet
 from seamseg.models.semantic import SemanticNet, class_map_prediction
 from seamseg.ops.nms import nms
 from seamseg.ops.upsample import upsample_fusion, upsample_mean_argmax
@@ -123,9 +122,10 @@ def _merge(
     boxes, classes = torch.cat([p.boxes for p in parts]), torch.cat([p.classes for p in parts])
     scores = torch.cat([p.scores for p in parts])
     masks = [p.mask_logits for p in parts if p.mask_logits is not None]
-    kept = nms(boxes, scores, net.options.selector.nms_threshold, groups=classes)
-    if 0 < net.options.selector.max_predictions < kept.shape[0]:
-        kept = kept[: net.options.selector.max_predictions]  # by falling score, as if one view had too many
+    roi = net.options.selector.config
+    kept = nms(boxes, scores, roi.nms_threshold, groups=classes)
+    if roi.max_predictions < kept.shape[0]:
+        kept = kept[: roi.max_predictions]  # by falling score, as if one view had too many
     else:
         kept = kept[torch.argsort(classes[kept], stable=True)]
     semantic = upsample_mean_argmax(logits, size) if logits else None

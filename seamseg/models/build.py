@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
 from seamseg.config import KINDS, Config
 from seamseg.config.bodies import TIMM
+from seamseg.config.sections import Body
 from seamseg.models.backbones import build_backbone
 from seamseg.models.backbones.base import Backbone, NormFactory
 from seamseg.models.backbones.fpn import FPN, FPNBody
@@ -19,10 +20,9 @@ from seamseg.models.backbones.timm_network import TimmBackbone
 from seamseg.models.criterion import Criterion, SemanticCriterion, TrainingModule
 from seamseg.models.folding import fold_layers
 from seamseg.models.heads.deeplab import DeeplabV3
-from seamseg.models.heads.points import PointHead
 from seamseg.models.heads.roi import DetectionSelector, ROIExtractor, ROIHead
 from seamseg.models.heads.roi_targets import ProposalMatcher
-from seamseg.models.heads.rpn import AnchorGenerator, AnchorMatcher, ProposalGenerator, RPNHead
+from seamseg.models.heads.rpn import AnchorGenerator, ProposalGenerator, RPNHead
 from seamseg.models.heads.semantic import SemanticHead
 from seamseg.models.panoptic import NetworkOptions, PanopticNet
 from seamseg.models.quantised import quantised
@@ -30,8 +30,11 @@ from seamseg.models.semantic import SemanticNet, SemanticOptions, SemanticTraini
 from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
 from seamseg.utils.errors import InputError
 
+SegmentationNet: TypeAlias = PanopticNet | SemanticNet
+"""A network of a configuration."""
 
-def build_network(config: Config, num_stuff: int, num_thing: int) -> Any:
+
+def build_network(config: Config, num_stuff: int, num_thing: int) -> SegmentationNet:
     """Build the network of a configuration, with random weights, in training mode.
 
     Parameters
@@ -51,27 +54,13 @@ def build_network(config: Config, num_stuff: int, num_thing: int) -> Any:
     """
     if config.general.qat:
         net = quantised(fold_layers(build_network(without_quantisation(config), num_stuff, num_thing)))
-        backbone = net.body if config.kind == "semantic" else net.body.backbone
+        backbone = net.body if isinstance(net, SemanticNet) else net.body.backbone
+        assert isinstance(backbone, Backbone)
         backbone.freeze(config.body.num_frozen)
         return net
     if config.kind == "semantic":
         return _build_semantic_net(config, num_stuff + num_thing)
-    if num_thing < 1:
-        raise InputError(f"the data set has {num_thing} thing classes, the network needs at least one")
-    body_norm, head_norm = norm_factories(
-        config.body.normalization_mode, config.body.activation, config.body.activation_slope, config.body.gn_groups
-    )
-    rpn, width = config.rpn, config.fpn.out_channels
-    net = PanopticNet(
-        _build_body(config, body_norm),
-        RPNHead(width, len(rpn.anchor_ratios), rpn.hidden_channels, head_norm, stride=rpn.stride),
-        _build_roi_head(config, head_norm, num_thing),
-        _build_semantic(config, body_norm, num_stuff + num_thing),
-        _network_options(config, num_stuff),
-    )
-    initialise(net, config.body.activation, config.body.activation_slope)
-    net.body.backbone.freeze(config.body.num_frozen)
-    return net
+    return _build_panoptic_net(config, num_stuff, num_thing)
 
 
 def without_quantisation(config: Config) -> Config:
@@ -79,75 +68,47 @@ def without_quantisation(config: Config) -> Config:
     return replace(config, general=replace(config.general, qat=False))
 
 
-def build_criterion(config: Config, num_stuff: int) -> Criterion:
-    """Build the losses of a configuration; `num_stuff` as for :func:`build_network`."""
-    rpn, roi = config.rpn, config.roi
-    return Criterion(
-        num_stuff=num_stuff,
-        anchor_matcher=AnchorMatcher(
-            rpn.num_samples, rpn.pos_ratio, rpn.pos_threshold, rpn.neg_threshold, rpn.void_threshold, roi.fixed_samples
-        ),
-        rpn_sigma=rpn.sigma,
-        roi_sigma=roi.sigma,
-        bbx_reg_weights=tuple(roi.bbx_reg_weights),
-        mask_size=(2 * roi.roi_size[0], 2 * roi.roi_size[1]) if _has_masks(config) else None,
-        void_is_background=_has_masks(config) and roi.void_is_background,
-        semantic=_semantic_criterion(config) if config.kind == "panoptic" else None,
-        crop_aware=frozenset(name for name in ("rpn", "roi") if getattr(config, name).bbx_loss == "cabb"),
-    )
-
-
-def build_training_module(config: Config, num_stuff: int, num_thing: int) -> Any:
+def build_training_module(config: Config, num_stuff: int, num_thing: int) -> TrainingModule | SemanticTrainingModule:
     """Build network and losses as one module, whose `net` is that of :func:`build_network`.
 
     Returns
     -------
     TrainingModule; SemanticTrainingModule for kind semantic
     """
-    if config.kind == "semantic":
-        return SemanticTrainingModule(build_network(config, num_stuff, num_thing), _semantic_criterion(config))
-    return TrainingModule(build_network(config, num_stuff, num_thing), build_criterion(config, num_stuff))
+    net = build_network(config, num_stuff, num_thing)
+    if isinstance(net, SemanticNet):
+        return SemanticTrainingModule(net, SemanticCriterion(config.sem))
+    return TrainingModule(net, Criterion(config))
 
 
-def _semantic_criterion(config: Config) -> SemanticCriterion:
-    sem = config.sem
-    return SemanticCriterion(sem.ohem, sem.loss_power if sem.loss == "loss_max_pooling" else None)
+def _build_panoptic_net(config: Config, num_stuff: int, num_thing: int) -> PanopticNet:
+    if num_thing < 1:
+        raise InputError(f"the data set has {num_thing} thing classes, the network needs at least one")
+    body_norm, head_norm = norm_factories(config.body)
+    width, has_masks = config.fpn.out_channels, KINDS[config.kind].has_masks
+    net = PanopticNet(
+        _build_body(config, body_norm),
+        RPNHead(config.rpn, width, head_norm),
+        ROIHead(config.roi, width, num_thing, head_norm, has_masks),
+        SemanticHead(config.sem, width, num_stuff + num_thing, body_norm) if config.kind == "panoptic" else None,
+        _network_options(config, num_stuff),
+    )
+    initialise(net, config.body)
+    net.body.backbone.freeze(config.body.num_frozen)
+    return net
 
 
 def _network_options(config: Config, num_stuff: int) -> NetworkOptions:
     rpn, roi = config.rpn, config.roi
-    strides = config.fpn.out_strides[rpn.fpn_min_level : rpn.fpn_min_level + rpn.fpn_levels]
     return NetworkOptions(
         num_stuff=num_stuff,
-        anchors=AnchorGenerator([s * rpn.stride for s in strides], rpn.anchor_scale, rpn.anchor_ratios),
+        anchors=AnchorGenerator(rpn, config.fpn.out_strides[rpn.fpn_min_level : rpn.fpn_min_level + rpn.fpn_levels]),
         rpn_levels=(rpn.fpn_min_level, rpn.fpn_levels),
-        proposals=ProposalGenerator(
-            rpn.nms_threshold,
-            rpn.num_pre_nms_train,
-            rpn.num_post_nms_train,
-            rpn.num_pre_nms_val,
-            rpn.num_post_nms_val,
-            rpn.min_size,
-        ),
-        matcher=ProposalMatcher(
-            roi.num_samples,
-            roi.pos_ratio,
-            roi.pos_threshold,
-            roi.neg_threshold_hi,
-            roi.neg_threshold_lo,
-            roi.void_threshold,
-            roi.sample_empty_images,
-            fixed=roi.fixed_samples,
-        ),
-        rois=ROIExtractor(
-            (roi.roi_size[0], roi.roi_size[1]),
-            roi.fpn_min_level,
-            roi.fpn_levels,
-            roi.fpn_canonical_scale,
-            roi.fpn_canonical_level,
-        ),
-        selector=DetectionSelector(roi.nms_threshold, roi.score_threshold, roi.max_predictions),
-        bbx_reg_weights=tuple(roi.bbx_reg_weights),
+        proposals=ProposalGenerator(rpn),
+        matcher=ProposalMatcher(roi),
+        rois=ROIExtractor(roi),
+        selector=DetectionSelector(roi),
+        bbx_reg_weights=roi.bbx_reg_weights,
         channels_last=config.general.channels_last,
         crowd_boxes=config.kind == "detection",
     )
@@ -174,17 +135,16 @@ def _build_body(config: Config, norm: NormFactory) -> FPNBody:
 
 
 def _build_semantic_net(config: Config, num_classes: int) -> SemanticNet:
-    body, sem, activation = config.body, config.sem, config.body.activation
-    norm, _ = norm_factories(body.normalization_mode, activation, body.activation_slope, body.gn_groups)
+    body, sem = config.body, config.sem
+    norm, _ = norm_factories(body)
     if body.body_params.get("classes"):
         raise InputError("[body] body_params: a semantic network needs the features of the body: remove classes")
     backbone = build_configured_backbone(config, norm, keep_outputs=False)
     channels = list(backbone.out_channels.values())[-1]
-    window = (sem.pooling_size[0], sem.pooling_size[1])
-    head = DeeplabV3(channels, sem.out_channels, norm, sem.hidden_channels, sem.dilations, window)
+    head = DeeplabV3(sem, channels, norm)
     cls = nn.Conv2d(sem.out_channels, num_classes, 1)
     net = SemanticNet(backbone, head, cls, SemanticOptions(channels_last=config.general.channels_last))
-    initialise(net, activation, body.activation_slope)
+    initialise(net, body)
     backbone.freeze(body.num_frozen)
     return net
 
@@ -223,50 +183,13 @@ def _make_backbone(config: Config, norm: NormFactory, keep_outputs: bool) -> Bac
     return build_backbone(body.body, norm, keep_outputs=keep_outputs, checkpoint=checkpoint, **body.body_params)
 
 
-def _build_semantic(config: Config, norm: NormFactory, num_classes: int) -> SemanticHead | None:
-    if config.kind != "panoptic":
-        return None
-    sem = config.sem
-    return SemanticHead(
-        config.fpn.out_channels,
-        num_classes,
-        norm,
-        sem.fpn_min_level,
-        sem.fpn_levels,
-        sem.hidden_channels,
-        (sem.pooling_size[0], sem.pooling_size[1]),
-    )
-
-
-def _build_roi_head(config: Config, norm: NormFactory, num_thing: int) -> ROIHead:
-    roi, width = config.roi, config.fpn.out_channels
-    head = ROIHead(
-        width,
-        num_thing,
-        norm,
-        (roi.roi_size[0], roi.roi_size[1]),
-        roi.fc_channels,
-        roi.conv_channels,
-        _has_masks(config),
-        roi.box_convs,
-    )
-    if head.with_masks and roi.mask_points:
-        head.roi_pts = PointHead(width, roi.conv_channels, num_thing, roi.mask_points, roi.mask_subdivisions)
-    return head
-
-
-def _has_masks(config: Config) -> bool:
-    return KINDS[config.kind].has_masks
-
-
-def norm_factories(mode: str, activation: str, slope: float, gn_groups: int) -> tuple[NormFactory, NormFactory]:
+def norm_factories(config: Body) -> tuple[NormFactory, NormFactory]:
     """Return the norm factories of body, FPN and semantic head, and of RPN and ROI head.
 
     Parameters
     ----------
-    mode : bn, syncbn, gn, off, or two of them joined by `+`, one for each (docs/contract.md, section 2)
-    activation, slope : of the layers
-    gn_groups : groups of group norm
+    config : the section `[body]`. Its `normalization_mode` is bn, syncbn, gn, off, or two of them joined by `+`, one
+        for each (docs/contract.md, section 2)
 
     Returns
     -------
@@ -280,14 +203,16 @@ def norm_factories(mode: str, activation: str, slope: float, gn_groups: int) -> 
     kinds: dict[str, NormFactory] = {
         "bn": InPlaceABN,
         "syncbn": InPlaceABNSync,
-        "gn": partial(_group_norm, gn_groups),
+        "gn": partial(_group_norm, config.gn_groups),
         "off": ActivatedIdentity,
     }
+    mode = config.normalization_mode
     names = mode.split("+")
     if len(names) > 2 or any(name not in kinds for name in names):
         raise InputError(
             f"[body] normalization_mode: unknown mode {mode!r}, give one of {', '.join(kinds)}, or two joined by +"
         )
+    activation, slope = config.activation, config.activation_slope
     made = [partial(kinds[name], activation=activation, activation_param=slope) for name in names]
     return made[0], made[-1]
 
@@ -309,7 +234,7 @@ _OUTPUT_STD = {
 
 
 @torch.no_grad()
-def initialise(net: nn.Module, activation: str, slope: float) -> None:
+def initialise(net: nn.Module, config: Body) -> None:
     """Initialise the convolutions and linear layers of a network; norms keep weight 1 and bias 0.
 
     Hidden layers keep the variance of the signal (He et al. 2015); biases are 0; outputs start small.
@@ -317,9 +242,9 @@ def initialise(net: nn.Module, activation: str, slope: float) -> None:
     Parameters
     ----------
     net : changed in place
-    activation, slope : of the layers, which decide the gain
+    config : the section `[body]`, whose activation decides the gain
     """
-    gain_slope = slope if activation == "leaky_relu" else 0.0
+    gain_slope = config.activation_slope if config.activation == "leaky_relu" else 0.0
     outputs = {"roi_head.roi_msk", "sem_head.conv_sem", "cls", *_OUTPUT_STD}
     body = "body.backbone." if isinstance(net, PanopticNet) else "body."
     # networks of timm have their own initial weights

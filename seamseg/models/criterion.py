@@ -10,14 +10,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from seamseg.config import KINDS, Config
+from seamseg.config.sections import Sem
 from seamseg.models.heads.crop_aware import consistent_codes, cut_sides
 from seamseg.models.heads.points import PointOutputs, point_loss, point_targets
 from seamseg.models.heads.roi import box_loss, class_loss, codes_of_class, mask_loss
 from seamseg.models.heads.roi_targets import box_targets, mask_targets
 from seamseg.models.heads.rpn import AnchorMatcher, rpn_losses
 from seamseg.models.heads.semantic import semantic_loss, semantic_target
-from seamseg.models.outputs import ROIOutputs, SemanticLogits, Things, TrainingOutputs
-from seamseg.models.panoptic import PanopticNet
+from seamseg.models.network import SemanticLogits
+from seamseg.models.panoptic import PanopticNet, ROIOutputs, Things, TrainingOutputs
 from seamseg.structures import Batch
 
 LOSS_NAMES = ("obj_loss", "bbx_loss", "roi_cls_loss", "roi_bbx_loss", "roi_msk_loss", "sem_loss")
@@ -48,12 +50,10 @@ class SemanticCriterion:
 
     Parameters
     ----------
-    ohem : fraction of the pixels of an image, the hardest ones, that the loss averages over; None for all
-    max_pooling : power of the loss max-pooling; None for the average
+    config : the section `[sem]`
     """
 
-    ohem: float | None = None
-    max_pooling: float | None = None
+    config: Sem
 
     def __call__(self, output: SemanticLogits, targets: Batch) -> Losses:
         """Compute `sem_loss`."""
@@ -67,34 +67,30 @@ class SemanticCriterion:
         if not classes:
             return logits[:0].float().sum(), 0
         labelled = logits if len(classes) == logits.shape[0] else logits[list(classes)]
-        return semantic_loss(labelled, padded_size, list(classes.values()), self.ohem, self.max_pooling), len(classes)
+        power = self.config.loss_power if self.config.loss == "loss_max_pooling" else None
+        return semantic_loss(labelled, padded_size, list(classes.values()), self.config.ohem, power), len(classes)
 
 
-@dataclass(frozen=True)
 class Criterion:
     """The losses of the network (docs/contract.md, section 4), not weighted.
 
     Parameters
     ----------
-    num_stuff : stuff classes, which come before the things
+    config : of the kinds panoptic, instance_seg and detection
+
+    Attributes
+    ----------
     anchor_matcher : makes the targets of the anchors
-    rpn_sigma, roi_sigma : of the smooth L1 losses
-    bbx_reg_weights : factors of the box codes of the ROI head
     mask_size : `(height, width)` of the masks, None without a mask branch
-    void_is_background : whether void pixels of a mask count as background or not at all
     semantic : the loss of the semantic head; None without one
-    crop_aware : the parts, of rpn and roi, whose box loss is :mod:`seamseg.models.heads.crop_aware`
     """
 
-    num_stuff: int
-    anchor_matcher: AnchorMatcher
-    rpn_sigma: float = 3.0
-    roi_sigma: float = 1.0
-    bbx_reg_weights: tuple[float, ...] = (10.0, 10.0, 5.0, 5.0)
-    mask_size: tuple[int, int] | None = (28, 28)
-    void_is_background: bool = False
-    semantic: SemanticCriterion | None = SemanticCriterion(0.25)
-    crop_aware: frozenset[str] = frozenset()
+    def __init__(self, config: Config) -> None:
+        height, width = config.roi.roi_size
+        self.rpn, self.roi = config.rpn, config.roi
+        self.anchor_matcher = AnchorMatcher(config.rpn, config.roi.fixed_samples)
+        self.mask_size = (2 * height, 2 * width) if KINDS[config.kind].has_masks else None
+        self.semantic = SemanticCriterion(config.sem) if config.kind == "panoptic" else None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -126,9 +122,9 @@ class Criterion:
             outputs.anchors,
             self.anchor_matcher.batch(outputs.anchors, boxes, outputs.valid_sizes, crowds),
             boxes,
-            self.rpn_sigma,
-            self.anchor_matcher.num_samples,
-            self._cut(outputs, targets) if "rpn" in self.crop_aware else None,
+            self.rpn.sigma,
+            self.rpn.num_samples,
+            self._cut(outputs, targets) if self.rpn.bbx_loss == "cabb" else None,
         )
         return [(objectness, count), (regression, count)]
 
@@ -145,11 +141,11 @@ class Criterion:
         weights, _ = rois.weights.concatenated()
         count = roi_targets.labels.shape[0] if weights is None else weights.sum()
         codes = roi_targets.codes
-        if "roi" in self.crop_aware:
+        if self.roi.bbx_loss == "cabb":
             codes = self._crop_aware_codes(outputs, roi_targets, targets)
         terms: list[_Term] = [
             (class_loss(rois.cls_logits, roi_targets.labels, weights), count),
-            (box_loss(rois.bbx_logits, roi_targets.labels, codes, self.roi_sigma, weights), count),
+            (box_loss(rois.bbx_logits, roi_targets.labels, codes, self.roi.sigma, weights), count),
         ]
         if rois.msk_logits is not None:
             loss, count = mask_loss(rois.msk_logits, roi_targets.mask_labels, roi_targets.masks)
@@ -167,7 +163,7 @@ class Criterion:
         ):
             if match is not None:
                 assert ids is not None
-                wanted.append(point_targets(place, match[:leading], thing.ids, ids, self.void_is_background))
+                wanted.append(point_targets(place, match[:leading], thing.ids, ids, self.roi.void_is_background))
         return point_loss(points.logits, torch.cat(wanted))
 
     def _cut(self, outputs: TrainingOutputs, targets: Batch) -> list[Tensor]:
@@ -188,7 +184,8 @@ class Criterion:
             parts.append((samples, things.boxes[row] if found else samples, cut[row] if found else samples > torch.inf))
         samples, boxes, cut = (torch.cat(part) for part in zip(*parts, strict=True))
         predicted = codes_of_class(rois.bbx_logits, roi_targets.labels)
-        return consistent_codes(predicted, roi_targets.codes, samples, boxes, cut, self.roi_sigma, self.bbx_reg_weights)
+        weights, sigma = self.roi.bbx_reg_weights, self.roi.sigma
+        return consistent_codes(predicted, roi_targets.codes, samples, boxes, cut, sigma, weights)
 
     @torch.no_grad()
     def _roi_targets(self, rois: ROIOutputs, things: list[Things], targets: Batch) -> _ROITargets:
@@ -202,12 +199,12 @@ class Criterion:
             if thing.classes.shape[0] > 0:
                 label = torch.where(match >= 0, thing.classes[match.clamp(min=0)] + 1, label)
             labels.append(label)
-            codes.append(box_targets(samples, thing.boxes, match, self.bbx_reg_weights))
+            codes.append(box_targets(samples, thing.boxes, match, self.roi.bbx_reg_weights))
             leading_labels.append(label[:leading])
             if self.mask_size is not None:
                 assert ids is not None
                 first = (samples[:leading], match[:leading], thing.ids, ids)
-                masks.append(mask_targets(*first, self.mask_size, self.void_is_background))
+                masks.append(mask_targets(*first, self.mask_size, self.roi.void_is_background))
         return _ROITargets(
             torch.cat(labels),
             torch.cat(codes),

@@ -36,9 +36,9 @@ from seamseg.models.heads.deeplab import DeeplabV3
 from seamseg.models.heads.roi import ROIHead
 from seamseg.models.heads.rpn import RPNHead
 from seamseg.models.heads.semantic import MiniDeepLab, SemanticHead
+from seamseg.models.network import Network
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.quantised import is_quantised
-from seamseg.models.semantic import SemanticNet
 from seamseg.ops.fused import FusedConv2d, FusedLinear, bf16_is_fast
 from seamseg.ops.norm import ABN, InPlaceABN
 from seamseg.ops.winograd import WinogradConv2d, is_suitable
@@ -48,7 +48,7 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 """Compute dtypes of a network at inference by name; `auto` chooses one of them."""
 
 
-Net = TypeVar("Net", PanopticNet, SemanticNet, PanopticNet | SemanticNet)
+Net = TypeVar("Net", bound=Network)
 Module = TypeVar("Module", bound=nn.Module)
 
 

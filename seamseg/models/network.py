@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -78,6 +78,10 @@ class Network(nn.Module):
         net.training, net.compiled = self.training, self.compiled and shared
         return net
 
+    def dense_part(self) -> nn.Module:
+        """Return the layers whose operations depend on the size of the images only, as one module."""
+        raise NotImplementedError
+
     def compile_parts(self, backend: str = "inductor") -> None:
         """Compile :attr:`compiled_parts` in place, for any height and width; state-dict keys stay.
 
@@ -98,6 +102,14 @@ class Network(nn.Module):
         if self.compiled:
             mark_sizes_dynamic([padded])
         return padded, sizes
+
+
+class SemanticLogits(NamedTuple):
+    """Class logits `N x classes x h x w` of a padded batch, its `(height, width)`, and those of each image in it."""
+
+    logits: Tensor
+    padded_size: tuple[int, int]
+    valid_sizes: list[tuple[int, int]]
 
 
 def mark_sizes_dynamic(maps: list[Tensor]) -> None:

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from seamseg.models.criterion import Losses, SemanticCriterion
 from seamseg.models.heads.deeplab import DeeplabV3
-from seamseg.models.network import BatchOptions, Network
-from seamseg.models.outputs import SemanticLogits
+from seamseg.models.network import BatchOptions, Network, SemanticLogits
 from seamseg.ops.upsample import upsample_argmax, upsample_fusion
 from seamseg.predictions import Prediction
 from seamseg.structures import Batch, PackedSequence

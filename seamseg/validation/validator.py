@@ -40,9 +40,8 @@ from seamseg.inference.options import Thresholds
 from seamseg.inference.predictor import Predictor
 from seamseg.inference.result import Panoptic
 from seamseg.inference.semantic import SemanticMap
+from seamseg.models.build import SegmentationNet
 from seamseg.models.heads.semantic import semantic_target
-from seamseg.models.panoptic import PanopticNet
-from seamseg.models.semantic import SemanticNet
 from seamseg.panoptic_map import ClassInfo, PanopticResult, class_infos
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.distributed import World, broadcast_object, gather_to_main, sum_over_processes
@@ -185,7 +184,7 @@ class Validator:
         observer, desc : see :meth:`score`
         """
         options, was_training = self.config.dataloader, net.training
-        trained = cast(PanopticNet | SemanticNet, net)  # a task builds no other networks
+        trained = cast(SegmentationNet, net)  # a task builds no other networks
         network = TorchNetwork(trained, Normalise(options.rgb_mean, options.rgb_std), self.world.device)
         predictor: Predictor[Any] = Predictor(network, self.metadata, self.size, Thresholds.of(self.config))
         try:

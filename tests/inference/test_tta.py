@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 from support.micro import narrow_body
+from support.sections import roi
 
 import seamseg
 from seamseg.inference.images import network_input
@@ -47,7 +48,7 @@ class SquareDetector:
     """A stand-in for the network that detects the bright square of an image."""
 
     def __init__(self):
-        self.options = SimpleNamespace(selector=DetectionSelector(nms_threshold=0.5, max_predictions=3))
+        self.options = SimpleNamespace(selector=DetectionSelector(roi(nms_threshold=0.5, max_predictions=3)))
         self.inputs = []
 
     def classify(self, features):

@@ -1,13 +1,15 @@
 """From configurations to networks: every mode, every task, and configurations that contradict themselves."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from support.networks import ROOT, tiny_config, toy_batch
 
 from seamseg.config import config_from_string, config_to_string, load_config
 from seamseg.config.bodies import BODIES
-from seamseg.models.build import build_criterion, build_network, build_training_module, norm_factories
-from seamseg.models.criterion import SemanticCriterion
+from seamseg.models.build import build_network, build_training_module, norm_factories
+from seamseg.models.criterion import Criterion
 from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
 from seamseg.utils.errors import InputError
 
@@ -46,7 +48,7 @@ def test_normalization_modes_train(mode, body_norm, head_norm, activation):
 
 def test_an_unknown_mode_is_an_error():
     with pytest.raises(InputError, match="unknown mode 'batch'"):
-        norm_factories("batch", "leaky_relu", 0.01, 16)
+        norm_factories(replace(tiny_config().body, normalization_mode="batch"))
 
 
 def test_groups_must_divide_the_channels():
@@ -207,9 +209,7 @@ def test_the_same_seed_gives_the_same_network():
 
 
 def test_criterion_follows_the_configuration():
-    criterion = build_criterion(tiny_config(overrides=("sem.ohem=0.5", "roi.void_is_background=yes")), 2)
-    assert criterion.semantic == SemanticCriterion(0.5)
-    powers = ("sem.loss=loss_max_pooling", "sem.loss_power=3")
-    assert build_criterion(tiny_config(overrides=powers), 2).semantic == SemanticCriterion(0.25, 3)
-    assert criterion.void_is_background
+    criterion = Criterion(tiny_config(overrides=("sem.ohem=0.5", "roi.void_is_background=yes")))
+    assert criterion.semantic.config.ohem == 0.5
+    assert criterion.roi.void_is_background
     assert criterion.mask_size == (16, 16)

@@ -7,6 +7,7 @@ import torch
 from support.micro import narrow_body
 from support.networks import part_of, tiny_config, toy_batch
 from support.processes import launch
+from support.sections import roi
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
@@ -68,9 +69,8 @@ def work(rank, join):
 def compare_heads(world, counts):
     """The ROI head on the rows of each rank, of which `counts` has the numbers, and on all rows in one process."""
     torch.manual_seed(0)
-    single, parallel = (
-        ROIHead(4, 3, norm, (8, 8), fc_channels=6, conv_channels=5).double() for norm in (InPlaceABN, InPlaceABNSync)
-    )
+    config = roi(roi_size=(8, 8), fc_channels=6, conv_channels=5)
+    single, parallel = (ROIHead(config, 4, 3, norm).double() for norm in (InPlaceABN, InPlaceABNSync))
     parallel.load_state_dict(single.state_dict())
     x = torch.randn(sum(counts), 4, 8, 8, dtype=torch.float64)
     start = sum(counts[: world.rank])

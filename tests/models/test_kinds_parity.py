@@ -13,7 +13,7 @@ from support.networks import NUM_STUFF, NUM_THING, golden_batch, tiny_config, to
 
 from seamseg.config import config_from_string, default_config
 from seamseg.models.build import build_network, build_training_module
-from seamseg.models.outputs import Things
+from seamseg.models.panoptic import Things
 from seamseg.ops.boxes import crowd_fraction
 from seamseg.structures import VOID, PackedSequence
 

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from seamseg.config.loader import check_training
 from seamseg.models.build import build_network, build_training_module
-from seamseg.models.outputs import Things
+from seamseg.models.panoptic import Things
 from seamseg.structures import PackedSequence
 from seamseg.utils.errors import InputError
 

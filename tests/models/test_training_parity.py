@@ -9,7 +9,7 @@ import torch
 from support.golden_files import array, numpy_permutation, tensor
 from support.networks import NUM_STUFF, assert_order, golden_batch, golden_training_module
 
-from seamseg.models.outputs import Things
+from seamseg.models.panoptic import Things
 from seamseg.ops.boxes import clip_boxes, decode_boxes
 from seamseg.structures import PackedSequence
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.utils.prune
 from support import op_oracles as oracles
+from support.sections import roi, rpn, sem
 from torch import nn
 from torch.testing import assert_close
 
@@ -33,7 +34,7 @@ class Masks(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.head = ROIHead(16, 3, InPlaceABN, fc_channels=8, conv_channels=16)
+        self.head = ROIHead(roi(fc_channels=8, conv_channels=16), 16, 3, InPlaceABN)
 
     def forward(self, x):
         return self.head.masks(x, torch.tensor([5, 0, 2]))
@@ -44,7 +45,7 @@ class Proposals(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.head = RPNHead(16, 3, 16, InPlaceABN)
+        self.head = RPNHead(rpn(hidden_channels=16), 16, InPlaceABN)
 
     def forward(self, x):
         return self.head([x])[1]
@@ -57,7 +58,7 @@ PLACES = [
     (block, 16, "convs.bn3"),
     (lambda: block(8, 2), 8, "convs.bn3"),
     (lambda: block(8, 2), 8, "proj_bn"),
-    (lambda: MiniDeepLab(16, 8, InPlaceABN, (5, 5)), 16, "bn1"),
+    (lambda: MiniDeepLab(sem(hidden_channels=8, pooling_size=(5, 5)), 16, InPlaceABN), 16, "bn1"),
     (Proposals, 16, "head.bn1"),
     (Masks, 16, "head.conv.bn2"),
     (Masks, 16, "head.conv.bn_up"),

@@ -12,8 +12,7 @@ from seamseg.classification.network import Classifier
 from seamseg.deploy.network import ExportNet, export_net
 from seamseg.models.build import build_network
 from seamseg.models.folding import fold_abn, fold_layers, for_inference
-from seamseg.models.outputs import Features
-from seamseg.models.panoptic import PanopticNet
+from seamseg.models.panoptic import Features, PanopticNet
 from seamseg.ops.norm import InPlaceABN
 from seamseg.ops.winograd import WinogradConv2d
 from support.narrow_backbones import build_narrow

@@ -12,6 +12,7 @@ from seamseg.models.heads.roi import DetectionSelector
 from seamseg.ops.labels import extract_boxes
 from seamseg.predictions import Prediction
 from seamseg.structures import PackedSequence
+from support.sections import roi
 
 STUFF = 3
 CELLS = 28
@@ -42,7 +43,7 @@ class SceneNet(torch.nn.Module):
 
     def __init__(self, least: int = 1, room: int | None = None) -> None:
         super().__init__()
-        self.options = SimpleNamespace(selector=DetectionSelector(), run_dense=None)
+        self.options = SimpleNamespace(selector=DetectionSelector(roi()), run_dense=None)
         self.kind = "panoptic"
         self.least = least
         self.room = room

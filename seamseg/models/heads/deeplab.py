@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from seamseg.config.sections import Sem
 from seamseg.models.backbones.base import NormFactory
 from seamseg.ops.norm import InPlaceABN, run_layers
 from seamseg.ops.pooling import box_filter_pool
@@ -20,10 +21,12 @@ class DeeplabV3(nn.Module):
 
     Parameters
     ----------
-    in_channels, out_channels : of the map
+    config : the section `[sem]`
+    in_channels : channels of the map
     norm : factory of norm + activation layers
-    hidden_channels : of each branch
-    dilations : of the 3x3 convolutions
+
+    Attributes
+    ----------
     pooling_size : `(height, width)` of the window at inference, clipped to the map; None for the mean of the map
 
     Notes
@@ -32,22 +35,15 @@ class DeeplabV3(nn.Module):
     others follow in the order of `dilations`.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        norm: NormFactory,
-        hidden_channels: int = 256,
-        dilations: Sequence[int] = (12, 24, 36),
-        pooling_size: tuple[int, int] | None = None,
-    ) -> None:
+    def __init__(self, config: Sem, in_channels: int, norm: NormFactory) -> None:
         super().__init__()
-        self.pooling_size = pooling_size
+        hidden_channels, out_channels = config.hidden_channels, config.out_channels
+        self.pooling_size: tuple[int, int] | None = config.pooling_size
         self.hidden_channels = hidden_channels
         convolutions = [nn.Conv2d(in_channels, hidden_channels, 1, bias=False)]
         convolutions += [
             nn.Conv2d(in_channels, hidden_channels, 3, padding=dilation, dilation=dilation, bias=False)
-            for dilation in dilations
+            for dilation in config.dilations
         ]
         self.map_convs = nn.ModuleList(convolutions)
         self.map_bn = norm(hidden_channels * len(convolutions))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from seamseg.config.sections import Roi
 from seamseg.models.heads.roi_targets import IGNORED_PIXEL, mask_targets
 from seamseg.ops.roi_sampling import roi_features
 
@@ -68,18 +69,17 @@ class PointHead(nn.Module):
 
     Parameters
     ----------
-    in_channels : of the finest level
-    channels : of the hidden layers
+    config : the section `[roi]`. At each of its `mask_subdivisions` the most uncertain cells, as many as the coarse
+        mask has, are predicted
+    in_channels : channels of the finest level
     num_things : thing classes
-    points : points of each region in training
-    subdivisions : how often the mask is doubled in size at inference; each time the most uncertain cells, as many as
-        the coarse mask has, are predicted
     """
 
-    def __init__(self, in_channels: int, channels: int, num_things: int, points: int, subdivisions: int) -> None:
+    def __init__(self, config: Roi, in_channels: int, num_things: int) -> None:
         super().__init__()
-        self.points = points
-        self.subdivisions = subdivisions
+        self.points = config.mask_points
+        self.subdivisions = config.mask_subdivisions
+        channels = config.conv_channels
         # each layer is given the coarse prediction
         self.layers = nn.ModuleList(nn.Linear((channels if i else in_channels) + 1, channels) for i in range(_LAYERS))
         self.output = nn.Linear(channels + 1, num_things)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from seamseg.config.sections import Roi
 from seamseg.models.backbones.base import NormFactory
 from seamseg.models.heads.points import PointHead
 from seamseg.models.heads.roi_targets import IGNORED_PIXEL
@@ -25,22 +26,17 @@ class ROIExtractor:
 
     Parameters
     ----------
-    roi_size : `(height, width)` of the features of a box
-    min_level, num_levels : the levels in use
-    canonical_scale, canonical_level : a box of this side (pixels) belongs to this level
+    config : the section `[roi]`
     """
 
-    roi_size: tuple[int, int] = (14, 14)
-    min_level: int = 0
-    num_levels: int = 4
-    canonical_scale: float = 224.0
-    canonical_level: int = 2
+    config: Roi
 
     def level_of(self, boxes: Tensor) -> Tensor:
         """Return the index of the level, int64 `K`, of boxes `K x 4`."""
         side = box_area(boxes).clamp(min=0).sqrt()
-        level = torch.floor(self.canonical_level + torch.log2(side / self.canonical_scale + 1e-6))
-        return level.clamp(self.min_level, self.min_level + self.num_levels - 1).long()
+        level = torch.floor(self.config.fpn_canonical_level + torch.log2(side / self.config.fpn_canonical_scale + 1e-6))
+        first = self.config.fpn_min_level
+        return level.clamp(first, first + self.config.fpn_levels - 1).long()
 
     def __call__(self, levels: Sequence[Tensor], boxes: Tensor, index: Tensor, padded_size: tuple[int, int]) -> Tensor:
         """Sample the features of boxes.
@@ -56,9 +52,9 @@ class ROIExtractor:
         -------
         `K x C x roi_size`
         """
-        used = list(levels[self.min_level : self.min_level + self.num_levels])
-        level = self.level_of(boxes) - self.min_level
-        return roi_features(used, boxes, index, level, padded_size, self.roi_size)
+        first = self.config.fpn_min_level
+        used = list(levels[first : first + self.config.fpn_levels])
+        return roi_features(used, boxes, index, self.level_of(boxes) - first, padded_size, self.config.roi_size)
 
 
 class ROIHead(nn.Module):
@@ -66,35 +62,24 @@ class ROIHead(nn.Module):
 
     Parameters
     ----------
+    config : the section `[roi]`
     in_channels : channels of the features of a region
     num_things : thing classes
     norm : factory of norm + activation layers
-    roi_size : `(height, width)` of the features of a region
-    fc_channels, conv_channels : widths of the fully connected layers and of the convolutions
     with_masks : False leaves the mask branch out (detection)
-    box_convs : 3x3 convolutions of the box branch, before one fully connected layer (4: 4conv1fc, Wu and He 2018); 0
-        for two fully connected layers
     """
 
     def __init__(
-        self,
-        in_channels: int,
-        num_things: int,
-        norm: NormFactory,
-        roi_size: tuple[int, int] = (14, 14),
-        fc_channels: int = 1024,
-        conv_channels: int = 256,
-        with_masks: bool = True,
-        box_convs: int = 0,
+        self, config: Roi, in_channels: int, num_things: int, norm: NormFactory, with_masks: bool = True
     ) -> None:
         super().__init__()
+        fc_channels, conv_channels, box_convs = config.fc_channels, config.conv_channels, config.box_convs
         self.num_things = num_things
         self.with_masks = with_masks
         # snapshots of networks with masks have them, too
         self.unused_layers = () if with_masks else ("conv.", "roi_msk.", "roi_pts.")
-        self.roi_pts: PointHead | None = None
-        self.roi_size = roi_size
-        cells = (roi_size[0] // 2) * (roi_size[1] // 2)
+        self.roi_size = config.roi_size
+        cells = (config.roi_size[0] // 2) * (config.roi_size[1] // 2)
         self.box_conv = None
         if box_convs:
             self.box_conv = NormSequential(_convolutions(in_channels, conv_channels, norm, box_convs))
@@ -113,6 +98,8 @@ class ROIHead(nn.Module):
             layers["bn_up"] = norm(conv_channels)
             self.conv = NormSequential(layers)
             self.roi_msk = nn.Conv2d(conv_channels, num_things, 1)
+        refines = with_masks and config.mask_points > 0
+        self.roi_pts = PointHead(config, in_channels, num_things) if refines else None
 
     def boxes(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Map features `K x C x roi_size` to logits `K x (things + 1)` (0: background), codes `K x things x 4`."""
@@ -173,14 +160,10 @@ class DetectionSelector:
 
     Parameters
     ----------
-    nms_threshold : of two boxes of a class with at least this IoU only the one of higher score is kept
-    score_threshold : scores must be above
-    max_predictions : at most this many of an image, the best of all classes
+    config : the section `[roi]`
     """
 
-    nms_threshold: float = 0.3
-    score_threshold: float = 0.05
-    max_predictions: int = 100
+    config: Roi
 
     @torch.no_grad()
     def __call__(self, boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -199,16 +182,20 @@ class DetectionSelector:
 
         Ordered by class, then by decreasing score; by decreasing score alone when some had to be left out.
         """
-        not_empty = (boxes[..., 2:] > boxes[..., :2]).all(dim=-1)
-        cls, row = torch.nonzero(((scores[:, 1:] > self.score_threshold) & not_empty).t(), as_tuple=True)
+        cls, row = torch.nonzero(self.usable(boxes, scores[:, 1:]).t(), as_tuple=True)
         boxes, scores = boxes[row, cls], scores[row, cls + 1]
 
-        keep = nms(boxes, scores, self.nms_threshold, groups=cls)
+        keep = nms(boxes, scores, self.config.nms_threshold, groups=cls)
         keep = keep[torch.argsort(cls[keep], stable=True)]
-        if 0 < self.max_predictions < keep.shape[0]:
+        if self.config.max_predictions < keep.shape[0]:
             best = torch.argsort(scores[keep], descending=True, stable=True)
-            keep = keep[best[: self.max_predictions]]
+            keep = keep[best[: self.config.max_predictions]]
         return boxes[keep], cls[keep], scores[keep]
+
+    def usable(self, boxes: Tensor, scores: Tensor) -> Tensor:
+        """Return which boxes `... x 4` may be detections: not empty, and with a score above the threshold."""
+        not_empty = (boxes[..., 2:] > boxes[..., :2]).all(dim=-1)
+        return (scores > self.config.score_threshold) & not_empty
 
 
 def class_loss(cls_logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:

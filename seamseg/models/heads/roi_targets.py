@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from seamseg.config.sections import Roi
 from seamseg.models.heads.select import nth_true, random_subset, upload
 from seamseg.ops.boxes import crowd_fraction, encode_boxes, match_boxes
 from seamseg.ops.roi_sampling import roi_sampling
@@ -17,11 +18,6 @@ BACKGROUND = -1
 """Match of a proposal that is background."""
 IGNORED_PIXEL = -1
 """A pixel of a mask target that is excluded from the loss."""
-
-
-def torch_permutation(n: int) -> Tensor:
-    """Return a random permutation of `n` numbers, from torch's global generator."""
-    return torch.randperm(n)
 
 
 class ROISample(NamedTuple):
@@ -59,27 +55,14 @@ class ProposalMatcher:
 
     Parameters
     ----------
-    num_samples : proposals of an image that the losses are computed on
-    pos_ratio : largest fraction of positives among them
-    pos_threshold : IoU from which a proposal is positive
-    neg_threshold_hi, neg_threshold_lo : bounds of the IoU of a negative proposal, exclusive and inclusive
-    void_threshold : proposals with at least this fraction of their area on crowd are left out; 0 keeps all
-    sample_empty_images : sample negatives from images without ground truth too (the original does not)
-    permutation : random permutation of n numbers; int64 `n`
-    fixed : always return `num_samples` rows, sampled on the device, so that the host does not wait for a count. Where
-        there are too few candidates, rows of weight 0 repeat them; all rows of an image without ground truth have
-        weight 0, unless `sample_empty_images`. `permutation` is not used
+    config : the section `[roi]`. With `fixed_samples` there are always `num_samples` rows, sampled on the device, so
+        that the host does not wait for a count. Where there are too few candidates, rows of weight 0 repeat them; all
+        rows of an image without ground truth have weight 0, unless `sample_empty_images`
+    permutation : random permutation of n numbers, int64 `n`; not used with `fixed_samples`
     """
 
-    num_samples: int = 128
-    pos_ratio: float = 0.25
-    pos_threshold: float = 0.5
-    neg_threshold_hi: float = 0.5
-    neg_threshold_lo: float = 0.0
-    void_threshold: float = 0.7
-    sample_empty_images: bool = False
-    permutation: Callable[[int], Tensor] = torch_permutation
-    fixed: bool = False
+    config: Roi
+    permutation: Callable[[int], Tensor] = torch.randperm
 
     @torch.no_grad()
     def batch(
@@ -90,7 +73,7 @@ class ProposalMatcher:
     ) -> list[ROISample | None]:
         """Match and sample the proposals of each image; the ground-truth boxes count as proposals too.
 
-        On a GPU the host waits once, not at all if `fixed`.
+        On a GPU the host waits once, not at all with `fixed_samples`.
 
         Parameters
         ----------
@@ -100,33 +83,35 @@ class ProposalMatcher:
 
         Returns
         -------
-        samples of each image, positives first; None for an image without any, if `fixed` only for one without boxes
-        and without proposals
+        samples of each image, positives first; None for an image without any, with `fixed_samples` only for one without
+        boxes and without proposals
         """
         images = [self._candidates(*image) for image in zip(proposals, boxes, crowds, strict=True)]
-        if self.fixed:
+        if self.config.fixed_samples:
             return [None if image is None else self._sample_fixed(image) for image in images]
         return self._sample(images)
 
     def _candidates(self, proposals: Tensor | None, boxes: Tensor | None, crowd: Tensor | None) -> _Candidates | None:
         if boxes is not None and boxes.shape[0] == 0:
             boxes = None
-        counts = boxes is not None or self.sample_empty_images
+        counts = boxes is not None or self.config.sample_empty_images
         parts = [b for b in (boxes, proposals) if b is not None]
-        if not parts or not (counts or self.fixed):
+        if not parts or not (counts or self.config.fixed_samples):
             return None
         candidates = torch.cat(parts)
         usable = ~candidates.isnan().any(dim=1)
-        if crowd is not None and self.void_threshold > 0:
+        if crowd is not None and self.config.void_threshold > 0:
             # empty boxes have no overlap (NaN) and stay
-            usable = usable & ~(crowd_fraction(candidates, crowd) >= self.void_threshold)
+            usable = usable & ~(crowd_fraction(candidates, crowd) >= self.config.void_threshold)
         if boxes is None:
             highest = candidates.new_zeros(candidates.shape[0])
             nearest = torch.zeros_like(highest, dtype=torch.long)
         else:
             highest, nearest, _, _ = match_boxes(candidates, boxes)
-        positive = usable & (highest >= self.pos_threshold)
-        negative = usable & (highest < self.neg_threshold_hi) & (highest >= self.neg_threshold_lo) & ~positive
+        positive = usable & (highest >= self.config.pos_threshold)
+        negative = (
+            usable & (highest < self.config.neg_threshold_hi) & (highest >= self.config.neg_threshold_lo) & ~positive
+        )
         return _Candidates(candidates, positive, negative, nearest, counts)
 
     def _sample(self, images: list[_Candidates | None]) -> list[ROISample | None]:
@@ -137,7 +122,7 @@ class ProposalMatcher:
         orders: list[Tensor] = []
         for num_positive, num_negative in counts:
             orders.append(self.permutation(num_positive)[: self._most_positive])
-            orders.append(self.permutation(num_negative)[: self.num_samples - orders[-1].shape[0]])
+            orders.append(self.permutation(num_negative)[: self.config.num_samples - orders[-1].shape[0]])
         ranks = iter(
             torch.split(upload(torch.cat(orders), present[0].boxes.device), [order.shape[0] for order in orders])
         )
@@ -159,20 +144,20 @@ class ProposalMatcher:
         positive = random_subset(image.positive, self._most_positive)
         # positives, then negatives in a random order, then what is neither
         keys = torch.where(image.negative, torch.rand(positive.shape, device=device), -1.0)
-        values, order = torch.where(positive, keys + 3.0, keys).topk(min(self.num_samples, positive.shape[0]))
+        values, order = torch.where(positive, keys + 3.0, keys).topk(min(self.config.num_samples, positive.shape[0]))
         found = (values >= 0).sum()
-        row = torch.arange(self.num_samples, device=device)
+        row = torch.arange(self.config.num_samples, device=device)
         counts = row < found
         index = order[row % found.clamp(min=1)]
         match = torch.where(counts & positive[index], image.nearest[index], BACKGROUND)
         # without any candidate the row may be NaN: make it an empty box
         boxes = image.boxes[index].nan_to_num(0.0)
-        weight = counts.float() if image.counts else torch.zeros(self.num_samples, device=device)
+        weight = counts.float() if image.counts else torch.zeros(self.config.num_samples, device=device)
         return ROISample(boxes, match, weight, self._most_positive)
 
     @property
     def _most_positive(self) -> int:
-        return int(self.num_samples * self.pos_ratio)
+        return int(self.config.num_samples * self.config.pos_ratio)
 
 
 def leading_rows(samples: Sequence[ROISample | None], device: torch.device) -> Tensor:

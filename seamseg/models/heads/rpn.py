@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from seamseg.config.sections import Rpn
 from seamseg.models.backbones.base import NormFactory
 from seamseg.models.heads.crop_aware import consistent_codes
 from seamseg.models.heads.select import first_true, nth_true, random_subset, upload
@@ -24,24 +26,26 @@ class AnchorGenerator:
 
     Parameters
     ----------
-    strides : pixels of the image between the cells of each level
-    scale : side of a square anchor, in strides
-    ratios : height over width of the anchors of a cell
+    config : the section `[rpn]`
+    strides : pixels of the image between the cells of each level that has anchors
+
+    Attributes
+    ----------
+    strides : pixels of the image between the positions of the head on each level
     """
 
-    def __init__(self, strides: Sequence[int], scale: float, ratios: Sequence[float]) -> None:
-        self.strides = tuple(strides)
-        self.scale = scale
-        self.ratios = tuple(ratios)
+    def __init__(self, config: Rpn, strides: Sequence[int]) -> None:
+        self.config = config
+        self.strides = tuple(stride * config.stride for stride in strides)
         self._cache: dict[tuple[tuple[tuple[int, int], ...], str], Tensor] = {}
         self._cells_of: dict[torch.device, list[Tensor]] = {}
 
     def cell_anchors(self, stride: int) -> Tensor:
         """Compute the anchors of the first cell of a level, float64 `ratios x 4`."""
         rows = []
-        for ratio in self.ratios:
-            height = stride * self.scale * math.sqrt(ratio)
-            width = stride * self.scale * math.sqrt(1 / ratio)
+        for ratio in self.config.anchor_ratios:
+            height = stride * self.config.anchor_scale * math.sqrt(ratio)
+            width = stride * self.config.anchor_scale * math.sqrt(1 / ratio)
             centre = stride / 2
             rows.append([centre - height / 2, centre - width / 2, centre + height / 2, centre + width / 2])
         return torch.tensor(rows, dtype=torch.float64)
@@ -89,23 +93,15 @@ class RPNHead(nn.Module):
 
     Parameters
     ----------
+    config : the section `[rpn]`
     in_channels : channels of the levels
-    num_anchors : anchors of a cell
-    hidden_channels : channels of the 3x3 convolution
     norm : factory of norm + activation layers
-    stride : of the 3x3 convolution
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        num_anchors: int,
-        hidden_channels: int,
-        norm: NormFactory,
-        stride: int = 1,
-    ) -> None:
+    def __init__(self, config: Rpn, in_channels: int, norm: NormFactory) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(in_channels, hidden_channels, 3, stride=stride, padding=1, bias=False)
+        hidden_channels, num_anchors = config.hidden_channels, len(config.anchor_ratios)
+        self.conv1 = nn.Conv2d(in_channels, hidden_channels, 3, stride=config.stride, padding=1, bias=False)
         self.bn1 = norm(hidden_channels)
         self.conv_obj = nn.Conv2d(hidden_channels, num_anchors, 1)
         self.conv_bbx = nn.Conv2d(hidden_channels, num_anchors * 4, 1)
@@ -145,19 +141,12 @@ class AnchorMatcher:
 
     Parameters
     ----------
-    num_samples : anchors of an image that the losses are computed on
-    pos_ratio : largest fraction of positives among them
-    pos_threshold, neg_threshold : IoU from which an anchor is positive, below which it is negative
-    void_threshold : anchors with at least this fraction of their area on crowd are left out; 0 keeps all
+    config : the section `[rpn]`
     fixed : sample on the device, with its generator, so that the host does not wait for a count. The default samples
         on the host, with torch's global generator, as the original does
     """
 
-    num_samples: int = 256
-    pos_ratio: float = 0.5
-    pos_threshold: float = 0.7
-    neg_threshold: float = 0.3
-    void_threshold: float = 0.7
+    config: Rpn
     fixed: bool = False
 
     @torch.no_grad()
@@ -191,15 +180,15 @@ class AnchorMatcher:
         usable = (anchors[:, :2] >= 0).all(dim=1) & (anchors[:, 2] <= height) & (anchors[:, 3] <= width)
         # an unused anchor becomes an empty box, which overlaps nothing
         anchors = torch.where(usable[:, None], anchors, 0.0)
-        if crowd is not None and self.void_threshold > 0:
-            usable = usable & (crowd_fraction(anchors, crowd) < self.void_threshold)
+        if crowd is not None and self.config.void_threshold > 0:
+            usable = usable & (crowd_fraction(anchors, crowd) < self.config.void_threshold)
             anchors = torch.where(usable[:, None], anchors, 0.0)
         match = torch.where(usable, BACKGROUND, IGNORED)
         if boxes is None or boxes.shape[0] == 0 or anchors.shape[0] == 0:
             return match
         highest, nearest, best_iou, best_anchor = match_boxes(anchors, boxes)
-        match = torch.where(highest < self.neg_threshold, match, IGNORED)
-        match = torch.where(highest >= self.pos_threshold, nearest, match)
+        match = torch.where(highest < self.config.neg_threshold, match, IGNORED)
+        match = torch.where(highest >= self.config.pos_threshold, nearest, match)
 
         # a box is matched with its best anchor even if another overlaps it more; of several boxes, the last one
         candidates = torch.where(best_iou > 0, torch.arange(boxes.shape[0], device=boxes.device), IGNORED)
@@ -212,10 +201,10 @@ class AnchorMatcher:
         # one sample of positives or negatives for each image that has too many
         draws: list[tuple[int, Tensor, Tensor]] = []
         for i, (num_positive, num_negative) in enumerate(counts):
-            wanted = min(int(self.num_samples * self.pos_ratio), num_positive)
+            wanted = min(self._most_positive, num_positive)
             for mask, count, limit in (
                 (positive[i], num_positive, wanted),
-                (negative[i], num_negative, self.num_samples - wanted),
+                (negative[i], num_negative, self.config.num_samples - wanted),
             ):
                 if limit < count:
                     draws.append((i, mask, torch.randperm(count)[:limit]))
@@ -229,12 +218,16 @@ class AnchorMatcher:
         return torch.stack(rows)
 
     def _sample_fixed(self, matches: Tensor) -> Tensor:
-        positive = random_subset(matches >= 0, int(self.num_samples * self.pos_ratio))
+        positive = random_subset(matches >= 0, self._most_positive)
         # the number of negatives differs from image to image: rank them instead of counting
         keys = torch.where(matches == BACKGROUND, torch.rand(matches.shape, device=matches.device), -1.0)
-        best = torch.where(positive, 2.0, keys).topk(min(self.num_samples, matches.shape[1]), sorted=False)
+        best = torch.where(positive, 2.0, keys).topk(min(self.config.num_samples, matches.shape[1]), sorted=False)
         kept = torch.zeros_like(positive).scatter(1, best.indices, best.values >= 0)
         return torch.where(kept, matches, IGNORED)
+
+    @property
+    def _most_positive(self) -> int:
+        return int(self.config.num_samples * self.config.pos_ratio)
 
 
 @dataclass(frozen=True)
@@ -243,18 +236,10 @@ class ProposalGenerator:
 
     Parameters
     ----------
-    nms_threshold : of two boxes with at least this IoU only the better stays
-    num_pre_nms_train, num_post_nms_train : boxes before and after NMS when training
-    num_pre_nms_val, num_post_nms_val : the same otherwise
-    min_size : boxes with a side below this are dropped, 0 keeps even empty ones
+    config : the section `[rpn]`
     """
 
-    nms_threshold: float = 0.7
-    num_pre_nms_train: int = 12000
-    num_post_nms_train: int = 2000
-    num_pre_nms_val: int = 6000
-    num_post_nms_val: int = 300
-    min_size: float = 16.0
+    config: Rpn
 
     @torch.no_grad()
     def __call__(
@@ -303,25 +288,42 @@ class ProposalGenerator:
         boxes : `N x K x 4`, those of an image by decreasing score, then NaN; K is the largest possible number
         counts : int64 `N`, the proposals of each image
         """
-        candidates_of_images = []
-        for scores, codes, size in zip(obj_logits.float(), bbx_logits.float(), valid_sizes):
-            candidates = anchors
-            if self.min_size <= 0:
-                # nothing is dropped for its size, so only the best need decoding
-                best = best_scores(scores, self.num_pre_nms_train if training else self.num_pre_nms_val)
-                candidates, codes, scores = anchors[best], codes[best], scores[best]
-            boxes = clip_boxes(decode_boxes(candidates, codes), size)
-            candidates_of_images.append(self._candidates(boxes, scores, training))
-        return self._suppress(candidates_of_images, training)
+        count = self.config.num_pre_nms_train if training else self.config.num_pre_nms_val
+        candidates = [
+            self.candidates(scores, codes, anchors, partial(clip_boxes, size=size), count)
+            for scores, codes, size in zip(obj_logits.float(), bbx_logits.float(), valid_sizes)
+        ]
+        return self._suppress(candidates, training)
 
-    def _candidates(self, boxes: Tensor, scores: Tensor, training: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the input of NMS for an image: boxes and scores, by decreasing score, and which are large enough."""
-        large = torch.ones_like(scores, dtype=torch.bool)
-        if self.min_size > 0:
-            large = ((boxes[:, 2:] - boxes[:, :2]) >= self.min_size).all(dim=1)
-            scores = torch.where(large, scores, -torch.inf)
-        best = best_scores(scores, self.num_pre_nms_train if training else self.num_pre_nms_val)
-        return boxes[best], scores[best], large[best]
+    def candidates(
+        self,
+        scores: Tensor,
+        codes: Tensor,
+        anchors: Tensor,
+        clip: Callable[[Tensor], Tensor],
+        count: int,
+        best: Callable[[Tensor, int], Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what NMS chooses from in an image: boxes and scores, by decreasing score, and which are large enough.
+
+        Parameters
+        ----------
+        scores, codes, anchors : `A`, `A x 4` and `A x 4`
+        clip : moves the corners of boxes into the image
+        count : number of candidates; all if it is not positive or larger than A
+        best : chooses them; None for :func:`best_scores`
+        """
+        best = best or best_scores
+        if self.config.min_size <= 0:
+            # nothing is dropped for its size, so only the best need decoding
+            chosen = best(scores, count)
+            anchors, codes, scores = anchors[chosen], codes[chosen], scores[chosen]
+            return clip(decode_boxes(anchors, codes)), scores, torch.ones_like(scores, dtype=torch.bool)
+        boxes = clip(decode_boxes(anchors, codes))
+        large = ((boxes[:, 2:] - boxes[:, :2]) >= self.config.min_size).all(dim=1)
+        scores = torch.where(large, scores, -torch.inf)
+        chosen = best(scores, count)
+        return boxes[chosen], scores[chosen], large[chosen]
 
     def _suppress(self, candidates: list[tuple[Tensor, Tensor, Tensor]], training: bool) -> tuple[Tensor, Tensor]:
         """Run NMS for all images at once; returns the result of :meth:`padded`."""
@@ -332,9 +334,9 @@ class ProposalGenerator:
         # small boxes form a group of their own and suppress nothing; all but one suppress each other
         image = torch.where(large, image, images)
         unit_box = torch.cat((torch.zeros_like(boxes[:1, :2]), torch.ones_like(boxes[:1, :2])), dim=1)
-        num_post = self.num_post_nms_train if training else self.num_post_nms_val
-        boxes = torch.where(large[:, None], boxes, unit_box) if self.min_size > 0 else boxes
-        kept, _ = nms_fixed(boxes, scores, self.nms_threshold, num_post, image)
+        num_post = self.config.num_post_nms_train if training else self.config.num_post_nms_val
+        boxes = torch.where(large[:, None], boxes, unit_box) if self.config.min_size > 0 else boxes
+        kept, _ = nms_fixed(boxes, scores, self.config.nms_threshold, num_post, image)
 
         image = torch.where(kept >= 0, image[kept], images)
         order = torch.argsort(image, stable=True)

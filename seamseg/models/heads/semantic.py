@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from seamseg.config.sections import Sem
 from seamseg.models.backbones.base import NormFactory
 from seamseg.ops.norm import InPlaceABN, run_layers
 from seamseg.ops.pooling import box_filter_pool
@@ -21,16 +22,15 @@ class MiniDeepLab(nn.Module):
 
     Parameters
     ----------
-    in_channels, hidden_channels : widths
+    config : the section `[sem]`; the window of the average, `pooling_size`, is clipped to the map
+    in_channels : channels of the level
     norm : factory of norm + activation layers
-    pooling_size : `(height, width)` of the average's window, clipped to the map
     """
 
-    def __init__(
-        self, in_channels: int, hidden_channels: int, norm: NormFactory, pooling_size: tuple[int, int]
-    ) -> None:
+    def __init__(self, config: Sem, in_channels: int, norm: NormFactory) -> None:
         super().__init__()
-        self.pooling_size = pooling_size
+        self.pooling_size = config.pooling_size
+        hidden_channels = config.hidden_channels
         self.conv1_3x3 = nn.Conv2d(in_channels, hidden_channels, 3, padding=1, bias=False)
         self.conv1_dil = nn.Conv2d(in_channels, hidden_channels, 3, padding=6, dilation=6, bias=False)
         self.conv1_glb = nn.Conv2d(in_channels, hidden_channels, 1, bias=False)
@@ -62,31 +62,18 @@ class SemanticHead(nn.Module):
 
     Parameters
     ----------
+    config : the section `[sem]`
     in_channels : channels of the levels
-    num_classes : stuff and things together
+    num_classes : number of stuff and thing classes
     norm : factory of norm + activation layers
-    min_level, num_levels : the levels in use
-    hidden_channels : width
-    pooling_size : see :class:`MiniDeepLab`
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        num_classes: int,
-        norm: NormFactory,
-        min_level: int = 0,
-        num_levels: int = 4,
-        hidden_channels: int = 128,
-        pooling_size: tuple[int, int] = (64, 64),
-    ) -> None:
+    def __init__(self, config: Sem, in_channels: int, num_classes: int, norm: NormFactory) -> None:
         super().__init__()
-        self.min_level = min_level
-        self.num_levels = num_levels
-        self.output = nn.ModuleList(
-            MiniDeepLab(in_channels, hidden_channels, norm, pooling_size) for _ in range(num_levels)
-        )
-        self.conv_sem = nn.Conv2d(hidden_channels * num_levels, num_classes, 1)
+        self.min_level = config.fpn_min_level
+        self.num_levels = config.fpn_levels
+        self.output = nn.ModuleList(MiniDeepLab(config, in_channels, norm) for _ in range(self.num_levels))
+        self.conv_sem = nn.Conv2d(config.hidden_channels * self.num_levels, num_classes, 1)
 
     def forward(self, levels: Sequence[Tensor]) -> Tensor:
         """Map all levels of the pyramid, finest first, to logits `N x num_classes x h x w` of its size."""

@@ -1,15 +1,18 @@
 """The head of DeepLabV3: goldens of the original, forward and backward; equality with plain torch layers."""
 
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from support.golden_files import array, tensor
+from support.sections import sem
 from torch import nn
 from torch.nn import functional
 from torch.testing import assert_close
 
+from seamseg.config.loader import default_config
 from seamseg.models.build import norm_factories
 from seamseg.models.heads.deeplab import DeeplabV3
 from seamseg.ops.norm import InPlaceABN
@@ -27,7 +30,9 @@ KEYS = [
 
 def golden_head(case: int) -> DeeplabV3:
     window = tuple(array("vistas", f"head_op/{case}/pooling_size").tolist())
-    head = DeeplabV3(6, 5, InPlaceABN, 4, (1, 2, 3), None if window == (0, 0) else window)
+    config = sem("semantic", hidden_channels=4, out_channels=5, dilations=(1, 2, 3))
+    head = DeeplabV3(config, 6, InPlaceABN)
+    head.pooling_size = None if window == (0, 0) else window
     head.load_state_dict({key: tensor("vistas", f"head_op/state/{key}") for key in KEYS})
     return head
 
@@ -66,7 +71,7 @@ def plain_head(head: DeeplabV3, x: torch.Tensor) -> torch.Tensor:
 
 def test_gradients_of_all_parameters():
     torch.manual_seed(0)
-    head = DeeplabV3(5, 4, InPlaceABN, 3, (1, 2)).double()
+    head = DeeplabV3(sem("semantic", hidden_channels=3, out_channels=4, dilations=(1, 2)), 5, InPlaceABN).double()
     for parameter in head.parameters():
         nn.init.normal_(parameter)
     # so small that its gradient comes from the kernels before it
@@ -82,8 +87,9 @@ def test_gradients_of_all_parameters():
 
 @pytest.mark.parametrize("mode", ["gn", "off", "syncbn"])
 def test_other_norms(mode):
-    norm, _ = norm_factories(mode, "leaky_relu", 0.01, 2)
-    head = DeeplabV3(6, 4, norm, 4, (1, 2), (3, 3))
+    norm, _ = norm_factories(replace(default_config("semantic").body, normalization_mode=mode, gn_groups=2))
+    config = sem("semantic", hidden_channels=4, out_channels=4, dilations=(1, 2), pooling_size=(3, 3))
+    head = DeeplabV3(config, 6, norm)
     x = torch.randn(2, 6, 5, 5, requires_grad=True)
     for training in (True, False):
         y = head.train(training)(x)

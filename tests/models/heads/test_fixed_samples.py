@@ -1,8 +1,11 @@
 """Samples of fixed numbers: the same as the exact ones where all are taken, and rows that count nowhere fill up."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from support.golden_files import crowd_mask_of, tensor
+from support.sections import roi, rpn
 from torch.testing import assert_close
 
 from seamseg.models.heads.roi import box_loss, class_loss
@@ -26,16 +29,19 @@ def golden_images():
 
 
 def test_every_anchor_is_taken_where_there_is_room():
-    found = AnchorMatcher(10**6, 0.5, fixed=True).batch(ops("rpn/anchors"), *golden_images())
+    found = AnchorMatcher(rpn(num_samples=10**6), fixed=True).batch(ops("rpn/anchors"), *golden_images())
     assert_close(found, ops("rpn/match_all"), rtol=0, atol=0)
 
 
 def test_as_many_anchors_are_drawn_as_by_the_original():
+    loose = rpn(pos_threshold=0.6, void_threshold=0)
     exact, fixed = (
-        AnchorMatcher(64, 0.5, 0.6, 0.3, 0, fixed=choice).batch(ops("rpn/anchors"), *golden_images())
+        AnchorMatcher(replace(loose, num_samples=64), fixed=choice).batch(ops("rpn/anchors"), *golden_images())
         for choice in (False, True)
     )
-    everything = AnchorMatcher(10**6, 1.0, 0.6, 0.3, 0).batch(ops("rpn/anchors"), *golden_images())
+    everything = AnchorMatcher(replace(loose, num_samples=10**6, pos_ratio=1.0)).batch(
+        ops("rpn/anchors"), *golden_images()
+    )
     taken = fixed >= BACKGROUND_ANCHOR
     assert_close(fixed[taken], everything[taken], rtol=0, atol=0)
     for kind in (lambda match: match >= 0, lambda match: match == BACKGROUND_ANCHOR):
@@ -60,7 +66,8 @@ def test_losses_look_at_no_more_anchors_than_there_are_samples():
 @pytest.mark.parametrize("min_size", [0, 16, 10**4])
 def test_padded_proposals_are_those_of_a_call(min_size):
     torch.manual_seed(0)
-    generator = ProposalGenerator(0.7, 300, 100, 200, 50, min_size)
+    counts = {"num_pre_nms_train": 300, "num_post_nms_train": 100}
+    generator = ProposalGenerator(rpn(min_size=min_size, **counts))
     anchors = ops("rpn/anchors")
     arguments = (torch.randn(3, len(anchors)), torch.randn(3, len(anchors), 4) * 0.1, anchors, [(96, 128)] * 3, True)
     boxes, counts = generator.padded(*arguments)
@@ -89,8 +96,8 @@ def as_set(boxes, match):
 
 
 def test_all_candidates_are_sampled_where_there_is_room():
-    exact = ProposalMatcher(10**4).batch(*roi_images())
-    fixed = ProposalMatcher(600, 0.5, fixed=True).batch(*roi_images())
+    exact = ProposalMatcher(roi(num_samples=10**4)).batch(*roi_images())
+    fixed = ProposalMatcher(roi(num_samples=600, pos_ratio=0.5, fixed_samples=True)).batch(*roi_images())
     for wanted, found in zip(exact, fixed):
         assert found.boxes.shape == (600, 4)
         assert found.leading == 300
@@ -110,8 +117,8 @@ def test_all_candidates_are_sampled_where_there_is_room():
 
 def test_as_many_proposals_are_drawn_as_exactly():
     torch.manual_seed(0)
-    exact = ProposalMatcher(16).batch(*roi_images())
-    drawn = [ProposalMatcher(16, fixed=True).batch(*roi_images()) for _ in range(2)]
+    exact = ProposalMatcher(roi(num_samples=16)).batch(*roi_images())
+    drawn = [ProposalMatcher(roi(num_samples=16, fixed_samples=True)).batch(*roi_images()) for _ in range(2)]
     for wanted, found, again in zip(exact, *drawn):
         if wanted is not None:
             assert (found.match >= 0).tolist() == (wanted.match >= 0).tolist()
@@ -124,9 +131,9 @@ def test_each_candidate_is_drawn_as_often_as_exactly():
     torch.manual_seed(0)
     image = tuple(values[:1] for values in roi_images())
     rates = []
-    everything = ProposalMatcher(10**4).batch(*image)[0].boxes
+    everything = ProposalMatcher(roi(num_samples=10**4)).batch(*image)[0].boxes
     for fixed in (False, True):
-        matcher, hits = ProposalMatcher(32, fixed=fixed), torch.zeros(len(everything))
+        matcher, hits = ProposalMatcher(roi(num_samples=32, fixed_samples=fixed)), torch.zeros(len(everything))
         for _ in range(600):
             hits += (matcher.batch(*image)[0].boxes[:, None] == everything).all(2).any(0)
         rates.append(hits / 600)
@@ -138,7 +145,8 @@ def test_each_candidate_is_drawn_as_often_as_exactly():
 def test_images_without_ground_truth():
     proposals = torch.cat([ops("roi/prop1"), torch.full((5, 4), torch.nan)])
     for asked in (False, True):
-        (sample,) = ProposalMatcher(16, fixed=True, sample_empty_images=asked).batch([proposals], [None], [None])
+        config = roi(num_samples=16, fixed_samples=True, sample_empty_images=asked)
+        (sample,) = ProposalMatcher(config).batch([proposals], [None], [None])
         assert (sample.weight == float(asked)).all()
         assert (sample.match == BACKGROUND).all()
         assert sample.boxes.isfinite().all()
@@ -147,17 +155,19 @@ def test_images_without_ground_truth():
 
 def test_nothing_to_sample_gives_empty_boxes_of_weight_0():
     padding = torch.full((5, 4), torch.nan)
-    (sample,) = ProposalMatcher(8, fixed=True).batch([padding], [torch.zeros(0, 4)], [None])
+    (sample,) = ProposalMatcher(roi(num_samples=8, fixed_samples=True)).batch([padding], [torch.zeros(0, 4)], [None])
     assert (sample.boxes == 0).all()
     assert (sample.weight == 0).all()
     boxes = torch.tensor([[0.0, 0, 10, 10]])
-    (sample,) = ProposalMatcher(8, fixed=True).batch([boxes], [boxes], [torch.ones(20, 20, dtype=torch.bool)])
+    (sample,) = ProposalMatcher(roi(num_samples=8, fixed_samples=True)).batch(
+        [boxes], [boxes], [torch.ones(20, 20, dtype=torch.bool)]
+    )
     assert (sample.weight == 0).all()
     assert (sample.match == BACKGROUND).all()
 
 
 def test_leading_rows():
-    fixed = ProposalMatcher(16, fixed=True).batch(*roi_images())
+    fixed = ProposalMatcher(roi(num_samples=16, fixed_samples=True)).batch(*roi_images())
     assert leading_rows([fixed[0], None, fixed[2]], torch.device("cpu")).tolist() == [0, 1, 2, 3, 16, 17, 18, 19]
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.sections import roi
 from torch.nn import functional
 from torch.testing import assert_close
 
@@ -32,7 +33,7 @@ def source_of(count=3, images=2, channels=5, dtype=torch.float32):
 
 def head_of(points=16, subdivisions=2):
     torch.manual_seed(0)
-    return PointHead(5, 6, 3, points, subdivisions)
+    return PointHead(roi(conv_channels=6, mask_points=points, mask_subdivisions=subdivisions), 5, 3)
 
 
 @settings(max_examples=30)
@@ -169,7 +170,7 @@ def test_an_edge_is_learnt_from_fine_features():
     boxes = torch.tensor([[8.0, 20, 56, 76]])
     coarse = functional.interpolate(torch.tensor([[[[-2.0, 2.0]]]]), size=(8, 8), mode="bilinear")[0]
     source = PointSource(fine, PADDED, boxes, torch.tensor([0]), torch.tensor([1]), coarse)
-    head = PointHead(5, 8, 3, 64, 2)
+    head = PointHead(roi(conv_channels=8, mask_points=64, mask_subdivisions=2), 5, 3)
     torch.nn.init.normal_(head.output.weight, std=0.001)
     optimizer = torch.optim.Adam(head.parameters(), lr=0.02)
     match, thing = torch.tensor([0]), torch.tensor([2])

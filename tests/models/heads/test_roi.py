@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.golden_files import numpy_permutation, tensor
+from support.sections import roi
 from torch.testing import assert_close
 
 from seamseg.models.heads.roi import DetectionSelector, ROIExtractor, ROIHead, box_loss, class_loss, mask_loss
@@ -26,11 +27,11 @@ def ops(name):
 
 
 @pytest.mark.parametrize(
-    ("case", "arguments"),
-    [("match_all", (10**6, 0.25, 0.5, 0.5, 0.0, 0.7)), ("match_16_npseed11", (16, 0.25, 0.5, 0.5, 0.1, 0.7))],
+    ("case", "keys"),
+    [("match_all", {"num_samples": 10**6}), ("match_16_npseed11", {"num_samples": 16, "neg_threshold_lo": 0.1})],
 )
-def test_the_same_proposals_are_drawn_as_by_the_original(case, arguments):
-    matcher = ProposalMatcher(*arguments, permutation=numpy_permutation)
+def test_the_same_proposals_are_drawn_as_by_the_original(case, keys):
+    matcher = ProposalMatcher(roi(**keys), permutation=numpy_permutation)
     gt0, crowd_boxes = ops("rpn/gt0"), ops("rpn/crowd_bbx").float()
     images = [
         (ops("roi/prop0"), gt0, ops("rpn/crowd_mask").bool()),
@@ -49,16 +50,16 @@ def test_the_same_proposals_are_drawn_as_by_the_original(case, arguments):
 
 def test_images_without_ground_truth_give_negatives_when_asked():
     image = [ops("roi/prop1")], [torch.zeros(0, 4)], [None]
-    assert ProposalMatcher().batch(*image) == [None]
-    (sample,) = ProposalMatcher(16, sample_empty_images=True).batch(*image)
+    assert ProposalMatcher(roi()).batch(*image) == [None]
+    (sample,) = ProposalMatcher(roi(num_samples=16, sample_empty_images=True)).batch(*image)
     assert sample.boxes.shape == (16, 4)
     assert (sample.match == BACKGROUND).all()
-    assert ProposalMatcher(sample_empty_images=True).batch([None], [None], [None]) == [None]
+    assert ProposalMatcher(roi(sample_empty_images=True)).batch([None], [None], [None]) == [None]
 
 
 def test_nothing_left_outside_the_crowd_gives_nothing():
     boxes = torch.tensor([[0.0, 0, 10, 10]])
-    assert ProposalMatcher().batch([boxes], [boxes], [torch.ones(20, 20, dtype=torch.bool)]) == [None]
+    assert ProposalMatcher(roi()).batch([boxes], [boxes], [torch.ones(20, 20, dtype=torch.bool)]) == [None]
 
 
 # Targets and losses
@@ -130,7 +131,7 @@ def test_losses_without_positives_keep_their_graph():
 
 def test_levels_equal_the_original():
     wanted = ops("target_level/out")
-    level = ROIExtractor().level_of(ops("target_level/bbx"))
+    level = ROIExtractor(roi()).level_of(ops("target_level/bbx"))
     # the original has NaN for a box inside out; ours looks it up on the finest level
     assert level[wanted.isnan()].tolist() == [0]
     assert level[~wanted.isnan()].tolist() == wanted[~wanted.isnan()].tolist()
@@ -141,7 +142,7 @@ def test_levels_equal_the_original():
 def test_levels_are_always_in_use(boxes):
     boxes = torch.tensor(boxes)
     boxes = torch.cat([torch.minimum(boxes[:, :2], boxes[:, 2:]), torch.maximum(boxes[:, :2], boxes[:, 2:])], 1)
-    level = ROIExtractor(min_level=1, num_levels=2).level_of(boxes)
+    level = ROIExtractor(roi(fpn_min_level=1, fpn_levels=2)).level_of(boxes)
     assert level.min() >= 1
     assert level.max() <= 2
 
@@ -150,18 +151,19 @@ def test_levels_are_always_in_use(boxes):
 
 
 def test_head_shapes_with_and_without_regions():
-    head = ROIHead(6, 3, InPlaceABN, (14, 14), fc_channels=8, conv_channels=4).eval()
+    head = ROIHead(roi(fc_channels=8, conv_channels=4), 6, 3, InPlaceABN).eval()
     for count in (0, 5):
         cls, bbx, msk = head(torch.randn(count, 6, 14, 14))
         assert cls.shape == (count, 4)
         assert bbx.shape == (count, 3, 4)
         assert msk.shape == (count, 3, 28, 28)
-    detection = ROIHead(6, 3, InPlaceABN, with_masks=False).eval()
+    detection = ROIHead(roi(), 6, 3, InPlaceABN, with_masks=False).eval()
     assert detection(torch.randn(2, 6, 14, 14))[2] is None
 
 
 def test_head_with_convolutions_before_one_layer():
-    head = ROIHead(6, 3, partial(ActivatedGroupNorm, num_groups=2), (8, 8), fc_channels=8, conv_channels=4, box_convs=4)
+    config = roi(roi_size=(8, 8), fc_channels=8, conv_channels=4, box_convs=4)
+    head = ROIHead(config, 6, 3, partial(ActivatedGroupNorm, num_groups=2))
     shapes = {
         name: tuple(p.shape) for name, p in head.named_parameters() if name.startswith(("box_conv.conv", "fc.fc"))
     }
@@ -179,7 +181,7 @@ def test_head_with_convolutions_before_one_layer():
 
 def test_mask_logits_of_some_rows_still_use_the_statistics_of_all():
     torch.manual_seed(0)
-    head = ROIHead(6, 3, ABN, fc_channels=8, conv_channels=4)
+    head = ROIHead(roi(fc_channels=8, conv_channels=4), 6, 3, ABN)
     x, rows = torch.randn(5, 6, 14, 14), torch.tensor([3, 1])
     assert_close(head.masks(x, rows), head.masks(x)[rows])
     head.masks(x, rows[:0]).sum().backward()
@@ -191,7 +193,8 @@ def test_mask_logits_of_some_rows_still_use_the_statistics_of_all():
 
 @pytest.mark.parametrize("limit", [1000, 30])
 def test_detections_equal_the_original(limit):
-    boxes, classes, scores = DetectionSelector(0.5, 0.05, limit)(ops("pred_gen/boxes"), ops("pred_gen/scores"))
+    select = DetectionSelector(roi(nms_threshold=0.5, max_predictions=limit))
+    boxes, classes, scores = select(ops("pred_gen/boxes"), ops("pred_gen/scores"))
     assert_close(boxes, ops(f"pred_gen/max{limit}/bbx"), rtol=0, atol=0)
     assert_close(classes, ops(f"pred_gen/max{limit}/cls"), rtol=0, atol=0)
     assert_close(scores, ops(f"pred_gen/max{limit}/obj"), rtol=0, atol=0)
@@ -204,7 +207,7 @@ def test_boxes_of_a_batch_are_clipped_image_by_image():
 
 
 def test_no_detections():
-    boxes, classes, scores = DetectionSelector()(torch.zeros(4, 2, 4), torch.ones(4, 3))
+    boxes, classes, scores = DetectionSelector(roi())(torch.zeros(4, 2, 4), torch.ones(4, 3))
     assert boxes.shape == (0, 4)
     assert classes.shape == (0,)
     assert scores.shape == (0,)
@@ -228,16 +231,15 @@ def test_zero_rows(norm, dtype, channels_last, box_convs):
     """All of the head runs; every parameter and every level gets a gradient of 0, and no statistics move."""
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    head = ROIHead(16, 3, norm, fc_channels=32, conv_channels=16, box_convs=box_convs).to(
-        wide, memory_format=memory_format
-    )
+    config = roi(fc_channels=32, conv_channels=16, box_convs=box_convs)
+    head = ROIHead(config, 16, 3, norm).to(wide, memory_format=memory_format)
     levels = [torch.randn(2, 16, 32 >> i, 32 >> i, dtype=wide).to(memory_format=memory_format) for i in range(4)]
     leaves = [level.requires_grad_() for level in levels]
     before = {name: buffer.clone() for name, buffer in head.named_buffers()}
     none = torch.zeros(0, dtype=torch.long)
     for rows in (none, None):
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-            x = ROIExtractor()(levels, torch.zeros(0, 4), none, (64, 64))
+            x = ROIExtractor(roi())(levels, torch.zeros(0, 4), none, (64, 64))
             logits = head(x, rows)
         assert [tuple(t.shape) for t in logits] == [(0, 4), (0, 3, 4), (0, 3, 28, 28)]
         head.zero_grad()

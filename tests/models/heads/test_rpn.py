@@ -3,6 +3,7 @@
 import pytest
 import torch
 from support.golden_files import tensor
+from support.sections import rpn
 from torch.testing import assert_close
 
 from seamseg.models.heads.rpn import (
@@ -30,7 +31,7 @@ def ops(name):
 )
 def test_anchors_equal_the_original(name, scale, ratios):
     strides = ops(f"anchors/{name}/strides").tolist()
-    generator = AnchorGenerator(strides, scale, ratios)
+    generator = AnchorGenerator(rpn(anchor_scale=scale, anchor_ratios=ratios), strides)
     assert_close(torch.stack([generator.cell_anchors(s) for s in strides]), ops(f"anchors/{name}/base"), rtol=0, atol=0)
     shapes = [tuple(hw) for hw in ops(f"anchors/{name}/hw").tolist()]
     assert_close(generator(shapes), ops(f"anchors/{name}/shifted"), rtol=0, atol=0)
@@ -38,7 +39,7 @@ def test_anchors_equal_the_original(name, scale, ratios):
 
 
 def test_anchors_made_at_inference_serve_training():
-    generator = AnchorGenerator([4], 8, (1.0,))
+    generator = AnchorGenerator(rpn(), [4])
     with torch.inference_mode():
         generator([(3, 4)])
     assert not generator([(3, 4)]).is_inference()
@@ -46,7 +47,7 @@ def test_anchors_made_at_inference_serve_training():
 
 def test_anchors_want_one_shape_a_level():
     with pytest.raises(ValueError, match="1 levels, but strides for 2"):
-        AnchorGenerator([4, 8], 8, (1.0,))([(3, 4)])
+        AnchorGenerator(rpn(), [4, 8])([(3, 4)])
 
 
 # Targets
@@ -61,12 +62,12 @@ def matches(matcher):
 
 
 def test_every_anchor_is_matched_as_by_the_original():
-    assert_close(matches(AnchorMatcher(10**6, 0.5, 0.7, 0.3, 0.7)), ops("rpn/match_all"), rtol=0, atol=0)
+    assert_close(matches(AnchorMatcher(rpn(num_samples=10**6))), ops("rpn/match_all"), rtol=0, atol=0)
 
 
 def test_the_same_anchors_are_drawn_as_by_the_original():
     torch.manual_seed(3)
-    found = matches(AnchorMatcher(64, 0.5, 0.6, 0.3, 0))
+    found = matches(AnchorMatcher(rpn(num_samples=64, pos_threshold=0.6, void_threshold=0)))
     assert_close(found, ops("rpn/match_64_seed3_pos.6_novoid"), rtol=0, atol=0)
     counts = torch.stack([(found >= 0).sum(1), (found == BACKGROUND).sum(1)], dim=1)
     assert_close(counts, ops("rpn/match_64_counts"), rtol=0, atol=0)
@@ -75,7 +76,7 @@ def test_the_same_anchors_are_drawn_as_by_the_original():
 def test_without_ground_truth_all_sampled_anchors_are_negative():
     anchors = ops("rpn/anchors")
     for boxes in (None, torch.zeros(0, 4)):
-        (match,) = AnchorMatcher(32).batch(anchors, [boxes], [(96, 128)], [None])
+        (match,) = AnchorMatcher(rpn(num_samples=32)).batch(anchors, [boxes], [(96, 128)], [None])
         assert (match == BACKGROUND).sum() == 32
         assert ((match == BACKGROUND) | (match == IGNORED)).all()
 
@@ -83,7 +84,7 @@ def test_without_ground_truth_all_sampled_anchors_are_negative():
 def test_of_two_boxes_that_claim_an_anchor_the_later_one_gets_it():
     anchors = torch.tensor([[0.0, 0, 10, 10], [50, 50, 60, 60]])
     boxes = torch.tensor([[0.0, 0, 10, 4], [0, 0, 4, 10]])
-    assert AnchorMatcher().batch(anchors, [boxes], [(100, 100)], [None]).tolist() == [[1, BACKGROUND]]
+    assert AnchorMatcher(rpn()).batch(anchors, [boxes], [(100, 100)], [None]).tolist() == [[1, BACKGROUND]]
 
 
 # Losses
@@ -120,7 +121,7 @@ def test_losses_equal_the_original(case, found):
 
 
 def test_head_orders_its_outputs_as_the_anchors():
-    head = RPNHead(8, 3, 16, InPlaceABN).eval()
+    head = RPNHead(rpn(hidden_channels=16), 8, InPlaceABN).eval()
     levels = [torch.randn(2, 8, 4, 6), torch.randn(2, 8, 2, 3)]
     obj, bbx, shapes = head(levels)
     assert shapes == [(4, 6), (2, 3)]
@@ -134,7 +135,9 @@ def test_head_orders_its_outputs_as_the_anchors():
 
 @pytest.mark.parametrize(("min_size", "training"), [(0, False), (0, True), (16, False)])
 def test_proposals_equal_the_original(min_size, training):
-    generator = ProposalGenerator(0.7, 300, 100, 200, 50, min_size)
+    train = {"num_pre_nms_train": 300, "num_post_nms_train": 100}
+    val = {"num_pre_nms_val": 200, "num_post_nms_val": 50}
+    generator = ProposalGenerator(rpn(min_size=min_size, **train, **val))
     for image in range(2):
         boxes, scores = ops("proposal_generator/boxes")[image], ops("proposal_generator/scores")[image]
         wanted = ops(f"proposal_generator/minsize{min_size}_train{int(training)}/{image}")
@@ -147,12 +150,12 @@ def test_proposals_equal_the_original(min_size, training):
 
 def test_an_image_without_proposals_has_none():
     anchors, obj, bbx = torch.tensor([[0.0, 0, 4, 4]]), torch.zeros(1, 1), torch.zeros(1, 1, 4)
-    assert ProposalGenerator(min_size=16)(obj, bbx, anchors, [(9, 9)], training=True).all_none
+    assert ProposalGenerator(rpn(min_size=16))(obj, bbx, anchors, [(9, 9)], training=True).all_none
 
 
 def test_proposals_are_clipped_to_the_valid_size():
     anchors = torch.tensor([[-10.0, -10, 30, 30], [0, 0, 100, 100]])
-    (boxes,) = ProposalGenerator(min_size=0)(
+    (boxes,) = ProposalGenerator(rpn(min_size=0))(
         torch.tensor([[1.0, 0.0]]), torch.zeros(1, 2, 4), anchors, [(40, 50)], training=False
     )
     assert boxes.tolist() == [[0, 0, 30, 30], [0, 0, 40, 50]]

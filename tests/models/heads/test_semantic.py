@@ -3,6 +3,7 @@
 import pytest
 import torch
 from support.golden_files import tensor
+from support.sections import sem
 from torch.nn import functional
 from torch.testing import assert_close
 
@@ -33,9 +34,9 @@ def plain_head(head, levels):
     return head.conv_sem(torch.cat(maps, dim=1))
 
 
-def make(norm=ABN, **arguments):
+def make(norm=ABN, **keys):
     torch.manual_seed(0)
-    head = SemanticHead(6, 5, norm, hidden_channels=4, pooling_size=(5, 6), **arguments)
+    head = SemanticHead(sem(hidden_channels=4, pooling_size=(5, 6), **keys), 6, 5, norm)
     levels = [torch.randn(2, 6, h, w) for h, w in ((23, 31), (12, 16), (6, 8), (3, 4), (2, 2))]
     return head, levels
 
@@ -60,7 +61,7 @@ def test_head_equals_its_plain_form_with_gradients(norm, training):
 
 
 def test_head_uses_its_levels_only():
-    head, levels = make(min_level=1, num_levels=2)
+    head, levels = make(fpn_min_level=1, fpn_levels=2)
     assert head.eval()(levels).shape == (2, 5, 12, 16)
 
 
@@ -72,7 +73,7 @@ def test_head_keeps_channels_last():
 
 
 def test_window_is_clipped_to_the_map():
-    module = MiniDeepLab(3, 2, ABN, (64, 64)).eval()
+    module = MiniDeepLab(sem(hidden_channels=2), 3, ABN).eval()
     x = torch.randn(1, 3, 4, 7)
     assert_close(module(x), plain_mini_deeplab(module, x))
 
