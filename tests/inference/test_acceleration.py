@@ -422,7 +422,7 @@ def test_graphs_are_dropped_before_tiles_are_used(capsys):
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return inner(*args, **kwargs)
 
-    model.network.net = net.with_options(proposals=Full())
+    model.network.net = net.with_options(proposals=Full(inner.config))
     assert_close(model.raw([image((64, 96))])[0], wanted, 0)
     assert len(model.network.graph_cache) == 0
     assert capsys.readouterr().err == ""

@@ -188,7 +188,7 @@ def test_graphs_are_dropped_before_tiles_get_smaller(capsys):
                 raise LACKING[1]
             return inner(*args, **kwargs)
 
-    model.network.net = net.with_options(proposals=OnlyWithout())
+    model.network.net = net.with_options(proposals=OnlyWithout(inner.config))
     photo = image((260, 260), 1)
     found = model.raw([photo], Tiling(256))[0]
     assert capsys.readouterr().err == ""  # the tiles have the requested side

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from seamseg.models.heads.semantic import max_pooled_loss, semantic_loss
+from seamseg.models.heads.max_pooling import max_pooled_loss
+from seamseg.models.heads.semantic import semantic_loss
 from seamseg.ops.upsample import upsample_cross_entropy
 
 POWERS = [1.0, 1.01, 1.3, 1.7, 4.0, 60.0]
