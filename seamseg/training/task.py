@@ -21,15 +21,16 @@ from seamseg.data.dataset import PanopticDataset
 from seamseg.data.instances import InstanceOptions
 from seamseg.data.loader import BatchLoader, LoaderOptions, train_loader
 from seamseg.data.samplers import DistributedARBatchSampler
-from seamseg.data.transforms import AugmentationOptions, TrainTransform
+from seamseg.data.transforms import AugmentationOptions, Normalise, TrainTransform
 from seamseg.evaluation.scores import Scores
 from seamseg.formats.metadata import Metadata
+from seamseg.inference.network import TorchNetwork
 from seamseg.models.build import build_training_module, without_quantisation
 from seamseg.models.folding import fold_layers
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.quantised import choosing_ranges
 from seamseg.models.semantic import SemanticNet
-from seamseg.structures import Batch, PackedSequence
+from seamseg.structures import Batch
 from seamseg.training.checkpointing.run_folder import SNAPSHOT_FILES, RunFolder, SnapshotFiles
 from seamseg.training.logging.images import SampleImages, SampleRenderer
 from seamseg.training.logging.logs import TensorBoardWriter, TextLog
@@ -232,11 +233,12 @@ class SegmentationTask:
         images = Validator.open(data, self.config.dataloader.train_set, self.config, world).dataset
         count = min(CALIBRATION_IMAGES, len(images))
         log.info(f"[general] qat: choosing the ranges of int8 by {count} training images")
-        net.eval()
+        loading = self.config.dataloader
+        network = TorchNetwork(net, Normalise(loading.rgb_mean, loading.rgb_std), world.device)
         # each process does the same, so that none waits for the others
-        with choosing_ranges(net), torch.no_grad():
+        with choosing_ranges(net):
             for number in np.linspace(0, len(images) - 1, count).round().astype(int):
-                net.predict(PackedSequence([images[int(number)]["img"].to(world.device)]))
+                network.run([images[int(number)]["img"].numpy()])
         net.train()
         broadcast_buffers(world, net)
 

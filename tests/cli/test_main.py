@@ -16,14 +16,8 @@ import pytest
 from seamseg.cli import main as frame
 from seamseg.cli.main import COMMANDS, main
 from seamseg.utils.errors import InputError, SeamsegError, option
-from seamseg.utils.progress import is_quiet, set_quiet
+from seamseg.utils.progress import is_quiet
 from seamseg.version import __version__
-
-
-@pytest.fixture(autouse=True)
-def _not_quiet() -> Any:
-    yield
-    set_quiet(False)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import torch
 from support.micro import narrow_body, train
 
 from seamseg.checkpoints.snapshot import NETWORK_MODULES, load_snapshot
+from seamseg.models.heads.rpn import RPNHead
 from seamseg.training.trainer import Trainer
 from seamseg.utils.errors import InputError
 from seamseg.validation.validator import Validator
@@ -51,19 +52,20 @@ def test_average_is_validated_and_used_for_prediction(
     state = load_snapshot(averaged_run / "model_last.pth.tar").state_dict
     seen = []
 
-    def watched(self, net, *args, **options):
-        seen.append(net.rpn_head.state_dict()["conv1.weight"].clone())
-        return call(self, net, *args, **options)
+    def watched(self, predictor, *args, **options):
+        head = predictor.network.net.rpn_head
+        seen.append(head.state_dict()["conv1.weight"].clone() if isinstance(head, RPNHead) else "folded")
+        return score(self, predictor, *args, **options)
 
-    call = Validator.__call__
-    monkeypatch.setattr(Validator, "__call__", watched)
+    score = Validator.score
+    monkeypatch.setattr(Validator, "score", watched)
     train(micro_config, micro, tmp_path / "run", "optimizer.ema=0.9")
     last = averaged_run / "model_last.pth.tar"
     train(micro_config, micro, tmp_path / "eval", evaluate=True, resume=last)
     assert seamseg_main("evaluate", last, micro, "--device", "cpu") == 0
     assert "model_last.pth.tar: scoring the moving average of its weights" in capsys.readouterr().err
-    assert len(seen) == 4
-    assert all(torch.equal(weight, state["ema"]["rpn_head"]["conv1.weight"]) for weight in seen[1:])
+    assert seen[3:] == ["folded"]
+    assert all(torch.equal(weight, state["ema"]["rpn_head"]["conv1.weight"]) for weight in seen[1:3])
     words = ("predict", last, micro / "img" / "val0.png", tmp_path / "out", "--device", "cpu", "--workers", 0)
     assert seamseg_main(*words) == 0
     assert "with the moving average of the weights" in capsys.readouterr().err

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 
 import pytest
 import tqdm.std
 
 from seamseg.utils import progress as module
 from seamseg.utils.progress import counter, is_quiet, progress, set_quiet
-
-
-@pytest.fixture(autouse=True)
-def not_quiet() -> Iterator[None]:
-    before = is_quiet()
-    set_quiet(False)
-    yield
-    set_quiet(before)
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
