@@ -1,7 +1,6 @@
 """The kinds of networks: the modules and losses that distinguish them.
 
-A new kind is an entry here, packaged defaults in `defaults/`, its network and loss (:mod:`seamseg.models.build`), and
-its scores (:mod:`seamseg.validation.validator`).
+docs/design/rooms.md lists what a new kind needs besides an entry here.
 """
 
 from __future__ import annotations
