@@ -194,6 +194,20 @@ def test_the_arena_of_onnx_runtime_is_limited(tmp_path, monkeypatch):
     model.raw([scene(SIZE)])
 
 
+def test_a_version_that_takes_one_limit_only(tmp_path, seamseg_main, capsys, monkeypatch):
+    """1.20 to 1.22 refuse the second one, of whichever file."""
+
+    def register(*_):
+        raise RuntimeError("An allocator for this device has already been registered for sharing.")
+
+    monkeypatch.setattr(onnxruntime, "create_and_register_allocator", register)
+    model = write_network(tmp_path / "net.onnx", record())
+    Image.fromarray(scene(SIZE)).save(tmp_path / "a.png")
+    assert seamseg_main("predict", model, tmp_path / "a.png", tmp_path / "out") == 2
+    version = f"onnxruntime {onnxruntime.__version__} cannot limit the memory of a file"
+    assert capsys.readouterr().err.strip() == f"seamseg predict: {version}: pip install 'onnxruntime>=1.23'"
+
+
 def test_memory_of_closed_models_is_free(tmp_path):
     """The arena does not stay registered."""
     write_attack(tmp_path / "net.onnx", DARKEST)
