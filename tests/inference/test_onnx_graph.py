@@ -107,6 +107,29 @@ def test_sizes_are_those_that_the_engine_makes(tmp_path):
     assert known["half"].value.tolist() == [79]
 
 
+@pytest.mark.parametrize(("kernel", "step", "pad"), [(2, 2, 0), (3, 2, 1), (3, 4, 0), (2, 5, 1), (5, 3, 2)])
+def test_sizes_of_poolings_that_round_up(tmp_path, kernel, step, pad):
+    """Networks of timm have them: their sizes are known, but for windows that start beyond the map."""
+    pool = {"kernel_shape": [kernel] * 2, "strides": [step] * 2, "pads": [pad] * 4, "ceil_mode": 1}
+    made = [FLOATS]
+    for number in range(6):
+        made.append(node("Slice", f"floats begin end{number} axes", f"cut{number}"))
+        made.append(node("AveragePool", f"cut{number}", f"pooled{number}", **pool))
+    ends = {f"end{number}": [20 + number, 25 + number] for number in range(6)}
+    change = nodes(*made, node("Identity", "dark"), begin=[0, 0], axes=[2, 3], dark=[0.0], **ends)
+    checked = CheckedGraph(write_attack(tmp_path / "net.onnx", change))
+    names = [f"pooled{number}" for number in range(6)]
+    model = onnx.load(tmp_path / "net.onnx")
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    found = session.run(names, {"image": np.zeros((1, 3, *SIZE), np.uint8), "size": np.array(SIZE)})
+    known = checked.tensors({"image": (1, 3, *SIZE), "size": (2,)})
+    for name, value in zip(names, found):
+        assert not known[name].exact or known[name].shape == value.shape, name
+    if pad <= kernel - step:
+        assert all(known[name].exact for name in names)
+
+
 def test_bounds_of_whole_numbers_that_depend_on_the_picture(tmp_path):
     """What an engine computes is within them, and they are no wider than they must be."""
     made = (

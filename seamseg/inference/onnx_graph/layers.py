@@ -59,8 +59,13 @@ def _windows(call: Call, kernel: Sequence[int]) -> tuple[list[int], bool]:
     free = [(side + pad - dilation * (size - 1) - 1, step) for side, pad, dilation, size, step in spans]
     if any(room < 0 for room, _ in free):
         raise call.wrong("has a window larger than its map")
-    up = bool(call.attribute("ceil_mode", 0))
-    return [(-(-room // step) if up else room // step) + 1 for room, step in free], not up
+    if not call.attribute("ceil_mode", 0):
+        return [room // step + 1 for room, step in free], True
+    steps = [-(-room // step) for room, step in free]
+    begins = call.attribute("pads", [0] * len(steps))[: len(steps)]
+    # engines differ in whether a window that starts beyond the map counts
+    exact = all(n * step < begin + side for n, (_, step), begin, side in zip(steps, free, begins, call[0].shape[2:]))
+    return [n + 1 for n in steps], exact
 
 
 def _convolution(call: Call) -> list[Sized]:
