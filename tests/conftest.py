@@ -18,7 +18,6 @@ from support.networks import cityscapes, golden_net
 from support.semantic_networks import semantic_model, semantic_predictor
 
 from seamseg.cli import process_settings
-from seamseg.utils.progress import set_quiet
 
 LONG = (
     "training/test_two_processes",
@@ -75,10 +74,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     root = Path(__file__).parent
     place = {root / f"{name}.py": number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
-
-
-@pytest.fixture(autouse=True)
-def _not_quiet():
-    """Undo the `--quiet` of a command, which holds for the process."""
-    yield
-    set_quiet(False)

@@ -16,14 +16,8 @@ import pytest
 from seamseg.cli import main as frame
 from seamseg.cli.main import COMMANDS, main
 from seamseg.utils.errors import InputError, SeamsegError, option
-from seamseg.utils.progress import is_quiet, set_quiet
+from seamseg.utils.progress import is_quiet
 from seamseg.version import __version__
-
-
-@pytest.fixture(autouse=True)
-def _not_quiet() -> Any:
-    yield
-    set_quiet(False)
 
 
 @pytest.fixture
@@ -122,6 +116,7 @@ def test_common_options_on_both_sides(argv: list[str], command: Callable) -> Non
     seen: list[tuple[bool, bool, bool]] = []
     command(lambda args: seen.append((args.quiet, args.debug, is_quiet())))
     assert main(argv) == 0
+    assert not is_quiet()
     assert main(["fake"]) == 0
     assert seen == [(True, True, True), (False, False, False)]
 

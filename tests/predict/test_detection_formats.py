@@ -21,7 +21,6 @@ from seamseg.inference.result import Panoptic
 from seamseg.models.build import build_network
 from seamseg.predict.profiling import STAGES, StageProfile
 from seamseg.utils.errors import InputError
-from seamseg.utils.progress import set_quiet
 from seamseg.visualize.detections import draw_detections, draw_legacy
 
 pytestmark = pytest.mark.usefixtures("narrow")
@@ -215,7 +214,6 @@ def test_profile_of_the_stages(models, kind, photos, tmp_path):
 
 
 def test_a_panoptic_snapshot_detects(models, kind, photos, capsys):
-    set_quiet(False)  # the setting of an earlier command remains
     model = seamseg.load(models["panoptic"], device="cpu", overrides=[f"general.kind={kind}"], score_threshold=0)
     assert (
         capsys.readouterr()
