@@ -82,8 +82,8 @@ def _open_onnxruntime(path: Path) -> OnnxSession:
     settings = onnxruntime_settings()
     settings.add_session_config_entry("session.use_env_allocators", "1")
     with _TURN:
+        _set_arena(checked.memory_limit)
         try:
-            _set_arena(checked.memory_limit)
             session = onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
         except Exception as error:  # its types are known to onnxruntime only
             raise _unreadable(path, error) from None
