@@ -158,8 +158,11 @@ def _run(argv: Sequence[str]) -> int:
     from seamseg.utils.progress import set_quiet
 
     set_quiet(args.quiet)
-    with flags_in_messages(_flags(parser, args)):
-        return int(command_module(args.command).run(args) or 0)
+    try:
+        with flags_in_messages(_flags(parser, args)):
+            return int(command_module(args.command).run(args) or 0)
+    finally:
+        set_quiet(False)
 
 
 def _flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[str, str]:

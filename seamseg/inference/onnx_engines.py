@@ -82,8 +82,8 @@ def _open_onnxruntime(path: Path) -> OnnxSession:
     settings = onnxruntime_settings()
     settings.add_session_config_entry("session.use_env_allocators", "1")
     with _TURN:
+        _set_arena(checked.memory_limit)
         try:
-            _set_arena(checked.memory_limit)
             session = onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
         except Exception as error:  # its types are known to onnxruntime only
             raise _unreadable(path, error) from None
@@ -117,7 +117,13 @@ def _set_arena(limit: int) -> None:
     memory = onnxruntime.OrtMemoryInfo(
         "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
     )
-    onnxruntime.create_and_register_allocator(memory, onnxruntime.OrtArenaCfg({"max_mem": limit}))
+    try:
+        onnxruntime.create_and_register_allocator(memory, onnxruntime.OrtArenaCfg({"max_mem": limit}))
+    except RuntimeError:
+        # earlier versions take one limit, once
+        raise InputError(
+            f"onnxruntime {onnxruntime.__version__} cannot limit the memory of a file: pip install 'onnxruntime>=1.23'"
+        ) from None
 
 
 @lru_cache(maxsize=1)

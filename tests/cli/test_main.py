@@ -116,6 +116,7 @@ def test_common_options_on_both_sides(argv: list[str], command: Callable) -> Non
     seen: list[tuple[bool, bool, bool]] = []
     command(lambda args: seen.append((args.quiet, args.debug, is_quiet())))
     assert main(argv) == 0
+    assert not is_quiet()
     assert main(["fake"]) == 0
     assert seen == [(True, True, True), (False, False, False)]
 

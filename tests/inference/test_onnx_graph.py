@@ -18,6 +18,7 @@ from support.onnx_scenes import record, scene, write_classifier, write_network
 
 import seamseg
 from seamseg.formats.onnx_file import read_onnx
+from seamseg.inference.onnx_engines import openvino_core
 from seamseg.inference.onnx_graph.bounds import bounds_of
 from seamseg.inference.onnx_graph.check import CheckedGraph, Needs
 from seamseg.utils.errors import InputError, SeamsegError
@@ -57,6 +58,22 @@ def test_the_command_refuses_with_exit_code_2(tmp_path, seamseg_main, capfd, dev
     assert not (tmp_path / "out").exists()
 
 
+SHAPES = {"image": (1, 3, *SIZE), "size": (2,)}
+
+
+def computed(path, names, engine="onnxruntime"):
+    """The tensors of a file that an engine computes for a black picture."""
+    model = onnx.load(path)
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    inputs, content = {"image": np.zeros((1, 3, *SIZE), np.uint8), "size": np.array(SIZE)}, model.SerializeToString()
+    if engine == "openvino":
+        core = openvino_core()
+        found = core.compile_model(core.read_model(content), "CPU")(inputs)
+        return {name: found[name] for name in names}
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    return dict(zip(names, session.run(names, inputs), strict=True))
+
+
 def test_sizes_are_those_that_the_engine_makes(tmp_path):
     """Of operators whose results depend on values: the graph runs with the shapes that the check has found."""
     made = (
@@ -89,12 +106,8 @@ def test_sizes_are_those_that_the_engine_makes(tmp_path):
     change = nodes(*made, **numbers, **places, dark=[0.0], scales=[1.0, 1.0, 1.5, 0.7], kernel=np.ones((2, 3, 5)))
     checked = CheckedGraph(write_attack(tmp_path / "net.onnx", change))
     names = [name for made_here in made for name in made_here.output]
-    model = onnx.load(tmp_path / "net.onnx")
-    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    found = session.run(names, {"image": np.zeros((1, 3, *SIZE), np.uint8), "size": np.array(SIZE)})
-    known = checked.tensors({"image": (1, 3, *SIZE), "size": (2,)})
-    for name, value in zip(names, found, strict=True):
+    known = checked.tensors(SHAPES)
+    for name, value in computed(tmp_path / "net.onnx", names).items():
         bounds = known[name].shape
         assert len(bounds) == value.ndim, name
         assert all(side <= most <= side + 1 for side, most in zip(value.shape, bounds)), (
@@ -105,6 +118,26 @@ def test_sizes_are_those_that_the_engine_makes(tmp_path):
             assert np.array_equal(known[name].value, value), name
             assert known[name].value.dtype == value.dtype, name
     assert known["half"].value.tolist() == [79]
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize(("kernel", "step", "pad"), [(2, 2, 0), (3, 2, 1), (3, 4, 0), (2, 5, 1), (5, 3, 2)])
+def test_sizes_of_poolings_that_round_up(tmp_path, kernel, step, pad, engine):
+    """Networks of timm have them: their sizes are known, but for windows that start beyond the map."""
+    pool = {"kernel_shape": [kernel] * 2, "strides": [step] * 2, "pads": [pad] * 4, "ceil_mode": 1}
+    made = [FLOATS]
+    for number in range(6):
+        made.append(node("Slice", f"floats begin end{number} axes", f"cut{number}"))
+        made.append(node("AveragePool", f"cut{number}", f"pooled{number}", **pool))
+    ends = {f"end{number}": [20 + number, 25 + number] for number in range(6)}
+    change = nodes(*made, node("Identity", "dark"), begin=[0, 0], axes=[2, 3], dark=[0.0], **ends)
+    checked = CheckedGraph(write_attack(tmp_path / "net.onnx", change))
+    names = [f"pooled{number}" for number in range(6)]
+    known = checked.tensors(SHAPES)
+    for name, value in computed(tmp_path / "net.onnx", names, engine).items():
+        assert not known[name].exact or known[name].shape == value.shape, name
+    if pad <= kernel - step:
+        assert all(known[name].exact for name in names)
 
 
 def test_bounds_of_whole_numbers_that_depend_on_the_picture(tmp_path):
@@ -136,7 +169,7 @@ def test_bounds_of_whole_numbers_that_depend_on_the_picture(tmp_path):
     numbers = {"start": [0], "nine": [9], "three": [3], "lowest": 50, "highest": 200, "hundred": 100, "seven": 7}
     rest = {"minus": [-1], "pads": [0, 0, 0, 0, 0, 0, 0, 2], "flat": [-1]}
     path = write_attack(tmp_path / "net.onnx", nodes(*made, **numbers, **rest))
-    known = CheckedGraph(path).tensors({"image": (1, 3, *SIZE), "size": (2,)})
+    known = CheckedGraph(path).tensors(SHAPES)
     assert {name: bounds_of(known[name]) for made_here in made[2:17] for name in made_here.output} == {
         "clipped": (50, 200),
         "less": (-50, 100),
@@ -192,6 +225,20 @@ def test_the_arena_of_onnx_runtime_is_limited(tmp_path, monkeypatch):
         seamseg.load(path, shortest_size=90).raw([scene(SIZE)])
     # that of other sessions is not
     model.raw([scene(SIZE)])
+
+
+def test_a_version_that_takes_one_limit_only(tmp_path, seamseg_main, capsys, monkeypatch):
+    """1.20 to 1.22 refuse the second one, of whichever file."""
+
+    def register(*_):
+        raise RuntimeError("An allocator for this device has already been registered for sharing.")
+
+    monkeypatch.setattr(onnxruntime, "create_and_register_allocator", register)
+    model = write_network(tmp_path / "net.onnx", record())
+    Image.fromarray(scene(SIZE)).save(tmp_path / "a.png")
+    assert seamseg_main("predict", model, tmp_path / "a.png", tmp_path / "out") == 2
+    version = f"onnxruntime {onnxruntime.__version__} cannot limit the memory of a file"
+    assert capsys.readouterr().err.strip() == f"seamseg predict: {version}: pip install 'onnxruntime>=1.23'"
 
 
 def test_memory_of_closed_models_is_free(tmp_path):

@@ -37,8 +37,10 @@ def nodes(*given: onnx.NodeProto, **weights: object) -> Change:
         graph.node.extend(given)
         graph.node.append(helper.make_node("Cast", ["big"], ["big_float"], to=TensorProto.FLOAT))
         graph.node.append(helper.make_node("ReduceMax", ["big_float"], ["most"], keepdims=0))
-        graph.node.append(helper.make_node("Cast", ["most"], ["most_byte"], to=TensorProto.UINT8))
-        graph.node.append(helper.make_node("Max", ["plain", "most_byte"], ["classmap"]))
+        # ONNX Runtime 1.23 has no maximum of bytes
+        graph.node.append(helper.make_node("Cast", ["plain"], ["plain_float"], to=TensorProto.FLOAT))
+        graph.node.append(helper.make_node("Max", ["plain_float", "most"], ["higher_float"]))
+        graph.node.append(helper.make_node("Cast", ["higher_float"], ["classmap"], to=TensorProto.UINT8))
 
     return change
 

@@ -37,8 +37,8 @@ def _resize(call: Call) -> list[Sized]:
     return [made]
 
 
-def _window(call: Call, kernel: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
-    """Return strides, paddings (begin and end of each axis) and dilations of a convolution or pooling."""
+def _window(call: Call, kernel: Sequence[int]) -> tuple[list[int], list[tuple[int, int]], list[int]]:
+    """Return strides, paddings `(begin, end)` and dilations of a convolution or pooling, by axis."""
     axes = len(kernel)
     strides, dilations = call.attribute("strides", [1] * axes), call.attribute("dilations", [1] * axes)
     pads = call.attribute("pads", [0] * 2 * axes)
@@ -49,18 +49,23 @@ def _window(call: Call, kernel: Sequence[int]) -> tuple[list[int], list[int], li
         raise call.wrong("has attributes of other lengths")
     if min(*kernel, *strides, *dilations) < 1 or min(pads) < 0 or max(*kernel, *strides, *dilations, *pads) > LARGEST:
         raise call.wrong("has windows, steps or paddings out of range")
-    return strides, [a + b for a, b in zip(pads[:axes], pads[axes:])], dilations
+    return strides, list(zip(pads[:axes], pads[axes:])), dilations
 
 
 def _windows(call: Call, kernel: Sequence[int]) -> tuple[list[int], bool]:
     """Return the sides of the result of a convolution or pooling, and whether they are exact."""
     strides, pads, dilations = _window(call, kernel)
-    spans = zip(call[0].shape[2:], pads, dilations, kernel, strides)
-    free = [(side + pad - dilation * (size - 1) - 1, step) for side, pad, dilation, size, step in spans]
-    if any(room < 0 for room, _ in free):
+    sides = call[0].shape[2:]
+    spans = zip(sides, pads, dilations, kernel)
+    free = [side + sum(pad) - dilation * (size - 1) - 1 for side, pad, dilation, size in spans]
+    if min(free) < 0:
         raise call.wrong("has a window larger than its map")
-    up = bool(call.attribute("ceil_mode", 0))
-    return [(-(-room // step) if up else room // step) + 1 for room, step in free], not up
+    if not call.attribute("ceil_mode", 0):
+        return [room // step + 1 for room, step in zip(free, strides)], True
+    last = [-(-room // step) for room, step in zip(free, strides)]
+    # engines differ in whether a window that starts beyond the map counts
+    exact = all(n * step < begin + side for n, step, (begin, _), side in zip(last, strides, pads, sides))
+    return [n + 1 for n in last], exact
 
 
 def _convolution(call: Call) -> list[Sized]:
@@ -89,7 +94,7 @@ def _transposed_convolution(call: Call) -> list[Sized]:
     if len(extra) != 2 or not all(0 <= more < max(step, 2) for more, step in zip(extra, strides)):
         raise call.wrong("has other paddings")
     sides = [
-        step * (side - 1) + more + dilation * (size - 1) + 1 - pad
+        step * (side - 1) + more + dilation * (size - 1) + 1 - sum(pad)
         for side, step, more, dilation, size, pad in zip(x[2:], strides, extra, dilations, weight[2:], pads)
     ]
     call.work = math.prod(x) * math.prod(weight[1:])
