@@ -26,7 +26,7 @@ from seamseg.config.loader import head_parameters
 from seamseg.formats.metadata import Metadata, metadata_of, parse_metadata, read_metadata
 from seamseg.formats.vistas import published_classes
 from seamseg.models.build import SegmentationNet, build_network
-from seamseg.utils.errors import InputError, option
+from seamseg.utils.errors import InputError
 from seamseg.utils.files import read_bytes
 from seamseg.utils.limits import CONFIG_BYTES, MODEL_METADATA_BYTES, SNAPSHOT_BYTES, parse_json, read_member
 
@@ -264,7 +264,7 @@ def _config(found: _Parts, config: str | Path | None, overrides: Sequence[str], 
         return load_config(config, kind, overrides)
     text = found.config_text if found.config_text is not None else found.snapshot.config
     if not text.strip():
-        raise InputError(f"{found.name}: holds no configuration; give its INI file with {option('config', 'FILE')}")
+        raise InputError(f"{found.name}: holds no configuration; give its INI file with `config=FILE`")
     return config_from_string(text, kind, f"config of {found.name}", overrides)
 
 
@@ -278,7 +278,7 @@ def _metadata(found: _Parts, meta: str | Path | None) -> Metadata:
         return found.metadata
     if found.snapshot.metadata is not None:
         return metadata_from_header(found.snapshot.metadata, found.name)
-    raise InputError(f"{found.name}: holds no classes; give metadata.bin with {option('meta', 'FILE')}")
+    raise InputError(f"{found.name}: holds no classes; give metadata.bin with `meta=FILE`")
 
 
 def metadata_header(metadata: Metadata) -> dict[str, Any]:

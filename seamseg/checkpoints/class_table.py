@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from seamseg.config.experiments import CLASS_TABLES, experiments
 from seamseg.formats.metadata import Metadata
-from seamseg.utils.errors import InputError, did_you_mean, option
+from seamseg.utils.errors import InputError, did_you_mean
 from seamseg.utils.files import read_bytes
 from seamseg.utils.limits import CONFIG_BYTES
 
@@ -68,14 +68,14 @@ class ClassTable:
             found = [self._source(entries.get(_key(c)), known, name) for c in self.classes.categories]
         if all(source is None for source in found):
             raise InputError(
-                f"{option('pretrain_classes', self.table)}: no class of the data set is one of {name}, whose classes "
+                f"`pretrain_classes={self.table}`: no class of the data set is one of {name}, whose classes "
                 f"are {', '.join(trained.categories[:5])}, ...: give a table of classes"
             )
         return found
 
     def _entries(self) -> dict[str, str]:
         """Return the pre-trained classes of each class as written."""
-        source = option("pretrain_classes", self.table)
+        source = f"`pretrain_classes={self.table}`"
         tables = experiments(CLASS_TABLES)
         path = Path(self.table)
         if not path.is_file():
@@ -106,7 +106,7 @@ class ClassTable:
         found = next((known[word] for word in words if word in known), None)
         if found is None:
             meant = did_you_mean(words[0], known)
-            raise InputError(f"{option('pretrain_classes', self.table)}: {model} has no class {words[0]!r}{meant}")
+            raise InputError(f"`pretrain_classes={self.table}`: {model} has no class {words[0]!r}{meant}")
         return found
 
     def remap(

@@ -26,7 +26,7 @@ from seamseg.checkpoints.snapshot import (
 from seamseg.config.sections import Dataloader
 from seamseg.models.backbones import Backbone
 from seamseg.models.backbones.timm_network import TimmBackbone
-from seamseg.utils.errors import InputError, option
+from seamseg.utils.errors import InputError
 
 
 def load_pretrained(net: nn.Module, specification: str, classes: ClassTable | None = None) -> LoadReport:
@@ -63,11 +63,11 @@ def load_pretrained(net: nn.Module, specification: str, classes: ClassTable | No
     else:
         module = getattr(net, part, None)
         if module is None:
-            raise InputError(f"{option('pretrain', specification)}: this network has no {part}")
+            raise InputError(f"`pretrain={specification}`: this network has no {part}")
         file = str(weights_at(path))
         report = _load_part(module, load_tensors(file, file), part, file)
     if report.loaded == 0:
-        raise InputError(f"{option('pretrain', specification)}: nothing in it fits this network: {report}")
+        raise InputError(f"`pretrain={specification}`: nothing in it fits this network: {report}")
     check_finite(net, path)
     return report
 
@@ -81,7 +81,7 @@ def _load_other_classes(net: nn.Module, path: str, part: str | None, classes: Cl
         remapped = replace(snapshot, state_dict={name: value for name, value in state.items() if name != "ema"})
         report = load_into(net, remapped, strict=False, name=path)
     elif (module := getattr(net, part, None)) is None:
-        raise InputError(f"{option('pretrain', f'{part}:{path}')}: this network has no {part}")
+        raise InputError(f"`pretrain={part}:{path}`: this network has no {part}")
     else:
         report = _load_part(module, {part: state[part]} if part in state else {}, part, path)
     return replace(report, averaged=snapshot.has_average, fresh=tuple(fresh))
@@ -124,7 +124,7 @@ def _split(specification: str) -> tuple[str | None, str]:
         return part, path
     if colon and not is_hub_uri(specification) and not Path(specification).exists() and len(part) > 1:
         raise InputError(
-            f"{option('pretrain', specification)}: no such file, and {part!r} is not a part of the network: "
+            f"`pretrain={specification}`: no such file, and {part!r} is not a part of the network: "
             f"{', '.join(NETWORK_MODULES)}"
         )
     return None, specification

@@ -14,7 +14,7 @@ from torch import Tensor
 from seamseg.checkpoints.snapshot import load_tensors, write_tensors
 from seamseg.models.backbones.resnet import RESNETS, ResNet
 from seamseg.ops.norm import ABN
-from seamseg.utils.errors import InputError, SeamsegError, option
+from seamseg.utils.errors import InputError, SeamsegError
 
 ARCHITECTURES = tuple(RESNETS)
 """Architectures that :func:`convert_backbone` supports."""
@@ -110,15 +110,11 @@ def _download(net: str) -> Mapping[str, Tensor]:
     try:
         from torchvision import models
     except (ImportError, RuntimeError) as error:
-        raise SeamsegError(
-            f"torchvision cannot be imported ({error}); give a file with {option('weights', 'FILE')}"
-        ) from None
+        raise SeamsegError(f"torchvision cannot be imported ({error}); give a file with `weights=FILE`") from None
     try:
         # the first weights, which the original used; later ones are from another training recipe
         state: Mapping[str, Tensor] = models.get_model_weights(net).IMAGENET1K_V1.get_state_dict(progress=True)
         return state
     except (OSError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise SeamsegError(
-            f"torchvision cannot download {net} ({reason}); give a file with {option('weights', 'FILE')}"
-        ) from None
+        raise SeamsegError(f"torchvision cannot download {net} ({reason}); give a file with `weights=FILE`") from None

@@ -18,7 +18,7 @@ from typing import Any
 from seamseg.config import sections
 from seamseg.config.experiments import CLASSIFIERS, near_files, packaged_classifier
 from seamseg.config.values import ValueProblem, expected, format_value, parse_value
-from seamseg.utils.errors import InputError, did_you_mean, option
+from seamseg.utils.errors import InputError, did_you_mean
 from seamseg.utils.files import read_bytes
 from seamseg.utils.limits import CONFIG_BYTES, parse_json
 
@@ -271,7 +271,7 @@ def _section(
             values[spec.name] = _section(hint, content.get(spec.name, {}), origin, full, texts)  # type: ignore[arg-type]
         elif path in texts:
             text = texts[path]
-            values[spec.name] = _parsed(text, hint, spec.metadata, option("overrides", f"{full}={text}"))
+            values[spec.name] = _parsed(text, hint, spec.metadata, f"`overrides={full}={text}`")
         elif spec.name in content:
             value = content[spec.name]
             where = f"{origin}: {full} = {_shown(value)}"
@@ -304,8 +304,8 @@ def _split_override(override: str) -> tuple[tuple[str, ...], str]:
     name, equals, value = override.partition("=")
     names = tuple(name.strip().split("."))
     if not equals or len(names) < 2:
-        example = option("overrides", "optimizer.learning_rate=0.05")
-        raise InputError(f"{option('overrides', override)}: write section.key=value, for example {example}")
+        example = "`overrides=optimizer.learning_rate=0.05`"
+        raise InputError(f"`overrides={override}`: write section.key=value, for example {example}")
     return names, value.strip()
 
 
@@ -317,11 +317,11 @@ def _require_key(names: tuple[str, ...]) -> None:
         hints.pop("source", None)
         if name not in hints:
             unknown = ".".join(names[: depth + 1])
-            raise InputError(f"{option('overrides')}: unknown key {unknown}{did_you_mean(name, hints)}")
+            raise InputError(f"`overrides`: unknown key {unknown}{did_you_mean(name, hints)}")
         cls = hints[name]
     if is_dataclass(cls):
         section = ".".join(names)
-        raise InputError(f"{option('overrides')}: {section} is a section; write {section}.KEY=VALUE")
+        raise InputError(f"`overrides`: {section} is a section; write {section}.KEY=VALUE")
 
 
 def _check(config: ClassifierConfig) -> None:

@@ -23,7 +23,7 @@ from seamseg.data.samplers import DistributedARBatchSampler, SampleIndex, ShardS
 from seamseg.data.workers import begin_worker
 from seamseg.formats.metadata import Metadata
 from seamseg.utils.distributed import World
-from seamseg.utils.errors import InputError, option
+from seamseg.utils.errors import InputError
 from seamseg.utils.parallel import available_cores
 
 TRAIN, VAL = "train", "val"
@@ -155,7 +155,7 @@ class ClassFolders(Dataset[tuple[Tensor, int, str]]):
         if len(self.classes) != config.network.classes:
             raise InputError(
                 f"{self.folder}: has {len(self.classes)} class folders, but {config.source} has network.classes = "
-                f"{config.network.classes}; {option('overrides', f'network.classes={len(self.classes)}')} fits them"
+                f"{config.network.classes}; `overrides=network.classes={len(self.classes)}` fits them"
             )
 
 

@@ -34,7 +34,7 @@ from seamseg.training.prefetch import TrainingBatch
 from seamseg.training.run import TrainingOptions, run_training
 from seamseg.training.task import StepCallback
 from seamseg.utils.distributed import World
-from seamseg.utils.errors import InputError, option
+from seamseg.utils.errors import InputError
 from seamseg.utils.files import write_json
 from seamseg.utils.progress import is_quiet
 
@@ -150,7 +150,7 @@ class ClassifierTask:
     def load_pretrained(self, net: nn.Module, specification: str, classes: ClassTable | None = None) -> LoadReport:
         """Load the weights of a checkpoint as far as they fit, for example those of other classes."""
         if classes is not None:
-            raise InputError(f"{option('pretrain_classes', classes.table)}: classifiers have no table of classes")
+            raise InputError(f"`pretrain_classes={classes.table}`: classifiers have no table of classes")
         file = str(weights_at(specification))
         published_name(file)  # refuses files that no network can use
         weights = checkpoint_weights(load_tensors(file, file), file, averaged=True)

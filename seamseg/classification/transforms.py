@@ -21,7 +21,7 @@ from torchvision.transforms import v2
 from seamseg.classification.config import InputConfig
 from seamseg.data.input_size import InputSize, resize_shortest
 from seamseg.data.transforms import pil_to_tensor
-from seamseg.utils.errors import InputError, option
+from seamseg.utils.errors import InputError
 
 TEN_CROPS = 10
 """Four corners and centre, of the image and of its mirror image."""
@@ -121,8 +121,8 @@ def test_transform(
     InputError
         if the crop is larger than the resized image
     """
-    shown = f"input.crop_val = {options.crop_val}" if crop is None else option("crop", crop)
-    remedy = "input.scale_val" if scale is None and crop is None else option("scale")
+    shown = f"input.crop_val = {options.crop_val}" if crop is None else f"`crop={crop}`"
+    remedy = "input.scale_val" if scale is None and crop is None else "`scale`"
     scale = options.scale_val if scale is None else scale
     crop = options.crop_val if crop is None else crop
     if scale != -1 and crop > scale:

@@ -23,7 +23,7 @@ from seamseg.evaluation.scores import known, or_none
 from seamseg.formats.metadata import Metadata
 from seamseg.training.step import autocast
 from seamseg.utils.distributed import World, distributed, sum_over_processes
-from seamseg.utils.errors import InputError, SeamsegError, option
+from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.progress import is_quiet, progress
 
 
@@ -172,7 +172,7 @@ def validate_classifier(options: ValidationOptions) -> ClassifierScores:
     config = load_classifier_config(options.config, options.overrides)
     for name, value in (("crop", options.crop), ("scale", options.scale)):
         if value is not None and value < 1 and not (name == "scale" and value == -1):
-            raise InputError(f"{option(name)} must be at least 1 pixel, got {value}")
+            raise InputError(f"`{name}` must be at least 1 pixel, got {value}")
     transform = test_transform(config.input, options.scale, options.crop, options.ten_crops)
     dataset = ClassFolders(options.data, VAL, transform, config.training.seed, config.training.upright)
     dataset.check_classes(config)

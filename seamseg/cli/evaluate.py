@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 from seamseg.cli.model_options import add_model_options, check_model, inference_options
 from seamseg.data.folder import find_metadata
 from seamseg.inference.options import InferenceOptions
-from seamseg.utils.errors import InputError, option
+from seamseg.utils.errors import InputError
 from seamseg.utils.launcher import is_main_process
 from seamseg.utils.parallel import available_cores
 
@@ -180,7 +180,7 @@ def _model_option(args: argparse.Namespace) -> str | None:
         return "--device"
     options, defaults = inference_options(args), InferenceOptions()
     changed = [f.name for f in fields(options) if getattr(options, f.name) != getattr(defaults, f.name)]
-    return _first_given(args, ("split", "config", "meta", "ap")) or next(map(option, changed), None)
+    return _first_given(args, ("split", "config", "meta", "ap")) or next((f"`{name}`" for name in changed), None)
 
 
 def _first_given(args: argparse.Namespace, names: tuple[str, ...]) -> str | None:

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from seamseg.utils import process_settings
-from seamseg.utils.errors import InputError, SeamsegError, Terminated, flags_in_messages, missing_packages, one_line
+from seamseg.utils.errors import InputError, SeamsegError, Terminated, missing_packages, one_line
 from seamseg.utils.launcher import is_main_process, process_count
 from seamseg.utils.signals import graceful_termination
 from seamseg.version import __version__
@@ -158,26 +158,35 @@ def _run(argv: Sequence[str]) -> int:
     from seamseg.utils.progress import set_quiet
 
     set_quiet(args.quiet)
+    show_warning = warnings.showwarning
+    warnings.showwarning = lambda text, *rest: show_warning(_show_flags(str(text), parser, args), *rest)
     try:
-        with flags_in_messages(_flags(parser, args)):
-            return int(command_module(args.command).run(args) or 0)
+        return int(command_module(args.command).run(args) or 0)
+    except (SeamsegError, KeyboardInterrupt) as error:
+        error.args = tuple(_show_flags(str(arg), parser, args) for arg in error.args)
+        raise
     finally:
         set_quiet(False)
 
 
-def _flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[str, str]:
-    """Return the flags of the chosen sub-command by the names of parameters."""
-    flags: dict[str, str] = {}
+def _show_flags(message: str, parser: argparse.ArgumentParser, args: argparse.Namespace) -> str:
+    """Replace the parameters of a message, such as `device=cpu`, by the flags of the chosen sub-command."""
+    actions: dict[str, argparse.Action] = {}
     inner: argparse.ArgumentParser | None = parser
     while inner is not None:
-        subparsers = None
-        for action in inner._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                subparsers = action
-            elif action.option_strings:
-                flags[action.dest] = action.option_strings[0]
-        inner = None if subparsers is None else subparsers.choices.get(getattr(args, subparsers.dest))
-    return flags | {name: flag for name, flag in PARAMETER_FLAGS.items() if flag in flags.values()}
+        actions |= {action.dest: action for action in inner._actions if action.option_strings}
+        chosen = next((a for a in inner._actions if isinstance(a, argparse._SubParsersAction)), None)
+        inner = None if chosen is None else chosen.choices.get(getattr(args, chosen.dest))
+    flags = {action.option_strings[0]: action for action in actions.values()}
+    actions |= {name: flags[flag] for name, flag in PARAMETER_FLAGS.items() if flag in flags}
+
+    def shown(found: re.Match[str]) -> str:
+        action = actions.get(found[1])
+        if action is None:
+            return found[0]
+        return action.option_strings[0] + (f" {found[2]}" if found[2] and action.nargs != 0 else "")
+
+    return re.sub(r"`(\w+)(?:=([^`]*))?`", shown, message)
 
 
 class Parser(argparse.ArgumentParser):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seamseg.utils.errors import InputError, option, require_packages
+from seamseg.utils.errors import InputError, require_packages
 
 if TYPE_CHECKING:
     from seamseg.inference.options import InferenceOptions
@@ -104,7 +104,7 @@ def check_model(
     else:
         check_overrides(overrides)
     if meta is not None and not Path(meta).exists():
-        raise InputError(f"{option('meta', meta)}: no such file{nearest_path(meta)}")
+        raise InputError(f"`meta={meta}`: no such file{nearest_path(meta)}")
 
 
 def _check_config(config: str, overrides: Sequence[str]) -> None:

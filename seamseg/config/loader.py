@@ -18,7 +18,7 @@ from seamseg.config.experiments import near_files, packaged
 from seamseg.config.kinds import KINDS, PANOPTIC
 from seamseg.config.sections import CHANNELS, SECTIONS, Config
 from seamseg.config.values import ValueProblem, format_value, parse_value
-from seamseg.utils.errors import InputError, did_you_mean, option
+from seamseg.utils.errors import InputError, did_you_mean
 from seamseg.utils.files import read_bytes
 from seamseg.utils.limits import CONFIG_BYTES
 
@@ -66,7 +66,7 @@ def config_from_string(
     changes = [(override, *_split_override(override)) for override in overrides]
     own = given.get("general", {}).get("kind", kind or PANOPTIC)
     asked = [value for _, section, key, value in changes if (section, key) == ("general", "kind")]
-    kind_is_from = option("overrides") if asked else source
+    kind_is_from = "`overrides`" if asked else source
     texts = {section: dict(values) for section, values in _defaults(asked[-1] if asked else own, kind_is_from).items()}
     for section, values in given.items():
         _merge(texts, section, values, source)
@@ -75,8 +75,8 @@ def config_from_string(
         _convert_weights(texts, own, asked[-1])
     origins: dict[tuple[str, str], str] = {}
     for override, section, key, value in changes:
-        _merge(texts, section, {key: value}, option("overrides", override))
-        origins[section, key] = option("overrides")
+        _merge(texts, section, {key: value}, f"`overrides={override}`")
+        origins[section, key] = "`overrides`"
     _describe_body(texts, given, origins)
     _reset_ignored(texts, given, origins, source)
     return _typed(texts, source, origins)
@@ -86,7 +86,7 @@ def check_overrides(overrides: Sequence[str]) -> None:
     """Raise InputError for an override of an unknown section or key, before the configuration is at hand."""
     for override in overrides:
         section, key, value = _split_override(override)
-        _merge({name: {} for name in SECTIONS}, section, {key: value}, option("overrides", override))
+        _merge({name: {} for name in SECTIONS}, section, {key: value}, f"`overrides={override}`")
 
 
 def default_config(kind: str = PANOPTIC) -> Config:
@@ -236,8 +236,8 @@ def _split_override(override: str) -> tuple[str, str, str]:
     name, equals, value = override.partition("=")
     section, dot, key = name.strip().partition(".")
     if not equals or not dot or not key:
-        example = option("overrides", "optimizer.lr=0.02")
-        raise InputError(f"{option('overrides', override)}: write section.key=value, for example {example}")
+        example = "`overrides=optimizer.lr=0.02`"
+        raise InputError(f"`overrides={override}`: write section.key=value, for example {example}")
     return section, key.lower(), value.strip()
 
 
@@ -250,7 +250,7 @@ def _typed(texts: _Texts, source: str, origins: Mapping[tuple[str, str], str]) -
             values[spec.name] = _parsed(name, spec, texts[name][spec.name], origin)
         sections[name] = cls(**values)
     config = Config(texts=texts, **sections)
-    check(config, f"{source} with {option('overrides')}" if origins else source)
+    check(config, f"{source} with `overrides`" if origins else source)
     return config
 
 
@@ -298,7 +298,7 @@ def check(config: Config, source: str) -> None:
 
 def check_training(config: Config, source: str | Path, overrides: Sequence[str] = ()) -> None:
     """Raise InputError if keys contradict each other that inference does not need; arguments as :func:`load_config`."""
-    name = f"{source} with {option('overrides')}" if overrides else str(source)
+    name = f"{source} with `overrides`" if overrides else str(source)
     _raise_first(name, (check(config) for check in (_loss_weights, _thresholds, _crops)))
 
 

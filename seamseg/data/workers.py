@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from seamseg.utils.errors import SeamsegError, option
+from seamseg.utils.errors import SeamsegError
 from seamseg.utils.signals import block_stop_signals, ignore_foreign_signals
 
 _DEAD_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
@@ -95,7 +95,7 @@ def starting_workers(parameter: str) -> Iterator[None]:
             raise
         raise SeamsegError(
             f"cannot start worker processes: {str(error)[:200]}; enlarge /dev/shm (docker run --shm-size) or what the "
-            f"error names, or use {option(parameter, 0)}"
+            f"error names, or use `{parameter}=0`"
         ) from error
 
 
@@ -178,4 +178,4 @@ def _advice(codes: set[int]) -> str:
             "if it happens at the same file again, check that file"
         )
     again = "if it happens at the same file again, replace the file or remove it from the list"
-    return f"{again}; continue with {option('resume', 'auto')}"
+    return f"{again}; continue with `resume=auto`"

@@ -37,7 +37,7 @@ from seamseg.models.backbones.timm_network import TimmBackbone
 from seamseg.models.folding import PRECISIONS, fold_layers
 from seamseg.models.quantised import is_quantised
 from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.errors import InputError, OutOfMemory, option, require_packages
+from seamseg.utils.errors import InputError, OutOfMemory, require_packages
 from seamseg.utils.progress import is_quiet, progress
 from seamseg.utils.synthetic_image import write_synthetic_image
 
@@ -134,16 +134,14 @@ class ExportOptions:
 
     def __post_init__(self) -> None:
         if self.size is not None and self.dynamic:
-            raise InputError(f"{option('size')} and {option('dynamic')} are mutually exclusive")
+            raise InputError("`size` and `dynamic` are mutually exclusive")
         if self.size is not None and not all(_SIDES[0] <= side <= _SIDES[1] for side in self.size):
-            raise InputError(f"{option('size')}: height and width must be {_SIDES[0]} to {_SIDES[1]}, not {self.size}")
+            raise InputError(f"`size`: height and width must be {_SIDES[0]} to {_SIDES[1]}, not {self.size}")
         for name, known in (("part", PARTS), ("precision", tuple(PRECISIONS))):
             if getattr(self, name) not in known:
-                raise InputError(f"{option(name, getattr(self, name))}: choose one of {', '.join(known)}")
+                raise InputError(f"`{name}={getattr(self, name)}`: choose one of {', '.join(known)}")
         if self.int8 is not None and self.precision != "fp32":
-            raise InputError(
-                f"{option('int8', self.int8)} and {option('precision', self.precision)} exclude each other"
-            )
+            raise InputError(f"`int8={self.int8}` and `precision={self.precision}` exclude each other")
 
 
 @dataclass(frozen=True)
@@ -213,7 +211,7 @@ def export_model(model: str | Path, out: str | Path, options: ExportOptions = Ex
     except Exception as error:
         if not lacks_memory(error):
             raise
-        raise OutOfMemory(f"{path}: not enough memory for this input: choose a smaller {option('size')}") from error
+        raise OutOfMemory(f"{path}: not enough memory for this input: choose a smaller `size`") from error
 
 
 def check_target(path: Path, options: ExportOptions) -> Format:
@@ -224,23 +222,21 @@ def check_target(path: Path, options: ExportOptions) -> Format:
     if path.is_dir():
         raise InputError(f"{path}: is a folder")
     if path.exists() and not options.force:
-        raise InputError(f"{path}: exists; use {option('force', True)} to overwrite it")
+        raise InputError(f"{path}: exists; use `force=True` to overwrite it")
     if options.precision not in chosen.precisions:
         known = ", ".join(chosen.precisions)
-        raise InputError(f"{option('precision', options.precision)}: {chosen.name} files are exported in {known}")
+        raise InputError(f"`precision={options.precision}`: {chosen.name} files are exported in {known}")
     if options.opset is not None and path.suffix != ".onnx":
-        raise InputError(f"{option('opset', options.opset)}: only ONNX files have such operators, not {path.name}")
+        raise InputError(f"`opset={options.opset}`: only ONNX files have such operators, not {path.name}")
     if options.opset not in (None, *OPSETS):
-        raise InputError(f"{option('opset', options.opset)}: choose {' or '.join(map(str, OPSETS))}")
+        raise InputError(f"`opset={options.opset}`: choose {' or '.join(map(str, OPSETS))}")
     require_packages(*chosen.packages, what=str(path), extra="export")
     return chosen
 
 
 def _check_trained_for_int8(model: str | Path, options: ExportOptions) -> None:
     if options.int8 is not None:
-        raise InputError(
-            f"{option('int8', options.int8)}: {model} was trained for int8 and has its ranges: leave it out"
-        )
+        raise InputError(f"`int8={options.int8}`: {model} was trained for int8 and has its ranges: leave it out")
 
 
 def open_source(model: str | Path, options: ExportOptions) -> ExportSource:
@@ -288,9 +284,9 @@ def _default_size(size: InputSize) -> tuple[int, int]:
 
 def _open_classifier(path: Path, config: Path | str, options: ExportOptions) -> ExportSource:
     if options.part != "all":
-        raise InputError(f"{option('part', options.part)}: a classifier has no dense part")
+        raise InputError(f"`part={options.part}`: a classifier has no dense part")
     if options.overrides:
-        raise InputError(f"{option('overrides')} has no effect on a classifier")
+        raise InputError("`overrides` has no effect on a classifier")
     settings = load_classifier_config(config)
     net = load_classifier(config, snapshot_in(path) if path.is_dir() else path, "cpu")
     names = class_names(path, settings)
@@ -346,14 +342,13 @@ def _check_dynamic(source: ExportSource, path: Path, size: tuple[int, int]) -> N
     windowed = next((m for m in source.net.modules() if isinstance(m, TimmBackbone) and m.has_windows), None)
     if windowed is not None:
         raise InputError(
-            f"{option('dynamic', True)}: {windowed.name} attends within windows, which depend on the size: choose a "
-            f"{option('size')}"
+            f"`dynamic=True`: {windowed.name} attends within windows, which depend on the size: choose a `size`"
         )
     least, most = CLASSIFIER_SIDES
     multiple = source.metadata.multiple
     if source.input_size is None and path.suffix == ".pt2" and (size[0] % multiple or not least <= size[0] <= most):
         raise InputError(
-            f"{option('dynamic', True)}: input.crop_val {size[0]} is no multiple of {multiple} from {least} to {most}: "
+            f"`dynamic=True`: input.crop_val {size[0]} is no multiple of {multiple} from {least} to {most}: "
             "export it with a fixed size"
         )
 
@@ -395,7 +390,7 @@ def _pictures(
     """Return the inputs to compare on, by name: the photos, or a generated picture of the whole size."""
     if source.input_size is None:
         if options.check:
-            raise InputError(f"{option('check')}: the images of a classifier are compared on noise only")
+            raise InputError("`check`: the images of a classifier are compared on noise only")
         return {"noise": {name: value.numpy() for name, value in example_inputs(net, size).items()}}
     scale = source.input_size.within(metadata.size or (DYNAMIC_SIDES[1],) * 2)
     with tempfile.TemporaryDirectory(prefix="seamseg-export-") as folder:
@@ -410,7 +405,7 @@ def _calibration_photos(source: ExportSource, options: ExportOptions) -> list[Pa
     """Return the photos to calibrate an int8 file with; errors as of :func:`export_model`."""
     assert options.int8 is not None
     if source.input_size is None:
-        raise InputError(f"{option('int8', options.int8)}: classifiers are not quantised")
+        raise InputError(f"`int8={options.int8}`: classifiers are not quantised")
     config = config_from_string(source.metadata.config, source="the model")
     return calibration_photos(options.int8, source.metadata.metadata, config.dataloader.train_set, options.calibrate)
 

@@ -23,7 +23,7 @@ from seamseg.deploy.model_folder import (
 )
 from seamseg.evaluation.scores import pixel_iou_titles
 from seamseg.inference.images import input_size
-from seamseg.utils.errors import InputError, option
+from seamseg.utils.errors import InputError
 from seamseg.utils.files import read_bytes, write_atomically
 from seamseg.utils.limits import EVALUATION_BYTES, parse_json
 
@@ -113,7 +113,7 @@ class CardOptions:
 
     def __post_init__(self) -> None:
         if self.scores is not None and not self.datasets:
-            raise InputError(f"{option('scores', self.scores)}: name the data set with {option('datasets', 'NAME')}")
+            raise InputError(f"`scores={self.scores}`: name the data set with `datasets=NAME`")
 
 
 def push_model(

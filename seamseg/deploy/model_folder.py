@@ -30,7 +30,7 @@ from seamseg.classification.checkpoint import CLASSIFICATION, class_names, class
 from seamseg.classification.config import ClassifierConfig, load_classifier_config
 from seamseg.config import Config, config_to_string
 from seamseg.formats.metadata import Metadata
-from seamseg.utils.errors import InputError, option
+from seamseg.utils.errors import InputError
 from seamseg.utils.files import PARTIAL, cannot_write, write_atomically, write_json
 from seamseg.version import __version__
 
@@ -161,7 +161,7 @@ def check_folder(folder: Path, force: bool) -> None:
     if other or (held and not {WEIGHTS_NAME, CLASSES_NAME} <= held):
         raise InputError(f"{folder}: holds other files ({min(other or held)}): choose a new folder")
     if held and not force:
-        raise InputError(f"{folder}: exists; use {option('force', True)} to overwrite it")
+        raise InputError(f"{folder}: exists; use `force=True` to overwrite it")
     if held:
         # of this project, not only files of these names
         read_statement(folder / CLASSES_NAME)
@@ -179,7 +179,7 @@ def _network(path: Path, options: ConversionOptions) -> ConvertedModel:
 
 def _classifier(path: Path, config: str | Path, options: ConversionOptions) -> ConvertedModel:
     if options.overrides or options.meta is not None:
-        given = option("overrides") if options.overrides else option("meta")
+        given = "`overrides`" if options.overrides else "`meta`"
         raise InputError(f"{given} has no effect on a classifier")
     settings = load_classifier_config(config)
     names = class_names(path, settings)

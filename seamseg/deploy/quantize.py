@@ -21,7 +21,7 @@ from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.formats.metadata import Metadata
 from seamseg.models.quantised import FLOAT_LAYERS
 from seamseg.ops.quantisation import LEVELS, Histogram
-from seamseg.utils.errors import InputError, SeamsegError, option
+from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.files import write_atomically
 from seamseg.validation.evaluate import check_same_classes
 
@@ -366,7 +366,7 @@ def calibration_photos(data: str | Path, metadata: Metadata, split: str | None, 
         if the count is not positive, the folder is broken, its classes are others, or it has no images
     """
     if count < 1:
-        raise InputError(f"{option('calibrate', count)}: calibrate with at least one picture")
+        raise InputError(f"`calibrate={count}`: calibrate with at least one picture")
     folder = DatasetFolder(data)
     check_same_classes(metadata, "the network", folder.metadata, str(data))
     images = folder.split(split) if split is not None and split in folder.splits else folder.metadata.images

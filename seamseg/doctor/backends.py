@@ -31,7 +31,7 @@ from seamseg.inference.options import InferenceOptions
 from seamseg.inference.predictor import load_predictor
 from seamseg.models.build import SegmentationNet
 from seamseg.ops.fused import bf16_is_fast
-from seamseg.utils.errors import InputError, SeamsegError, option
+from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.progress import is_quiet
 
 QUICK = ("fp32", "bf16")
@@ -99,9 +99,7 @@ def parse(text: str) -> list[str]:
     for name in names:
         if name not in (*QUICK, *SLOW) and not is_exported(name):
             known = ", ".join((*QUICK, *SLOW))
-            raise InputError(
-                f"{option('formats', name)}: choose from {known}, all, or give an exported file (.onnx, .pt2)"
-            )
+            raise InputError(f"`formats={name}`: choose from {known}, all, or give an exported file (.onnx, .pt2)")
     return list(dict.fromkeys(names))
 
 

@@ -20,7 +20,7 @@ from seamseg.ops.fused import bf16_is_fast, one_pass_works
 from seamseg.predict.job import MAX_DEFAULT_WORKERS
 from seamseg.utils import process_settings
 from seamseg.utils.distributed import choose_device
-from seamseg.utils.errors import InputError, option
+from seamseg.utils.errors import InputError
 from seamseg.utils.parallel import available_cores
 from seamseg.utils.synthetic_image import synthetic_image, write_synthetic_image
 
@@ -56,7 +56,7 @@ def measure(
         if an argument is invalid, or the kind of network has other stages
     """
     if rounds < 1:
-        raise InputError(f"{option('rounds')} must be at least 1, not {rounds}")
+        raise InputError(f"`rounds` must be at least 1, not {rounds}")
     chosen, shortest = choose_device(device), min(size)
     if model is None:
         predictor = random_predictor(chosen, shortest, precision)

@@ -13,7 +13,7 @@ import numpy as np
 from seamseg.formats.id_png import read_id_png, read_id_runs
 from seamseg.idmaps.id_runs import IdRuns
 from seamseg.panoptic_map import ClassInfo, SegmentInfo
-from seamseg.utils.errors import InputError, option
+from seamseg.utils.errors import InputError
 from seamseg.utils.files import read_bytes
 from seamseg.utils.limits import ANNOTATION_BYTES, parse_json, whole_number
 
@@ -93,8 +93,7 @@ def read_coco_panoptic(json_path: str | Path, folder: str | Path | None = None) 
     where = default_folder(path) if folder is None else Path(folder)
     if not where.is_dir():
         raise InputError(
-            f"{where}: no such folder (PNGs of {path.name}); name another one with "
-            f"{option('gt_folder')} or {option('pred_folder')}"
+            f"{where}: no such folder (PNGs of {path.name}); name another one with `gt_folder` or `pred_folder`"
         )
     return CocoPanoptic(path, where, annotations, _categories(content, path), photo_names, _colours(content))
 

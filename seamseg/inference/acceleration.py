@@ -15,7 +15,7 @@ from seamseg.models.folding import Net
 from seamseg.models.network import Network, mark_sizes_dynamic
 from seamseg.utils.compiler import compiler_problem, first_line
 from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.errors import InputError, SeamsegError, option
+from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.progress import is_quiet
 
 
@@ -43,16 +43,14 @@ class Acceleration:
 
     def __post_init__(self) -> None:
         if not 1 <= self.pad_to <= MAX_MULTIPLE:
-            raise InputError(f"{option('pad_to', self.pad_to)}: must be between 1 (no padding) and {MAX_MULTIPLE}")
+            raise InputError(f"`pad_to={self.pad_to}`: must be between 1 (no padding) and {MAX_MULTIPLE}")
 
     def check(self, device: torch.device, tta: bool) -> None:
         """Raise InputError if a device does not support these options, or test-time augmentation excludes them."""
         if self.cuda_graphs and device.type != "cuda":
-            raise InputError(f"{option('cuda_graphs', True)} needs a GPU, the device is {device}")
+            raise InputError(f"`cuda_graphs=True` needs a GPU, the device is {device}")
         if self.pad_to > 1 and tta:
-            raise InputError(
-                f"{option('pad_to')} cannot be combined with {option('tta')}: the padding of the views would differ"
-            )
+            raise InputError("`pad_to` cannot be combined with `tta`: the padding of the views would differ")
 
     def apply(self, net: Net, device: torch.device) -> Net:
         """Return a network with these options that shares the layers of `net`, which is used for inference only.
@@ -90,7 +88,7 @@ class CompiledDense:
     def __init__(self, net: Network, device: torch.device, backend: str = "inductor") -> None:
         reason = compiler_problem(device, backend)
         if reason is not None:
-            raise SeamsegError(f"{option('compile', True)}: torch.compile does not work here ({reason})")
+            raise SeamsegError(f"`compile=True`: torch.compile does not work here ({reason})")
         self.device = device
         self._backend = backend
         self._size = ""
@@ -119,7 +117,7 @@ class CompiledDense:
             if inner is not None and lacks_memory(inner):
                 raise inner from None
             raise SeamsegError(
-                f"{option('compile', True)}: torch.compile fails for {self._size} pixels ({first_line(error)})"
+                f"`compile=True`: torch.compile fails for {self._size} pixels ({first_line(error)})"
             ) from error
 
     def _compile(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from seamseg.formats.metadata import Metadata
-from seamseg.utils.errors import InputError, option
+from seamseg.utils.errors import InputError
 
 
 def choose_classes(names: str | Sequence[str], metadata: Metadata, parameter: str = "classes") -> list[int]:
@@ -30,14 +30,14 @@ def choose_classes(names: str | Sequence[str], metadata: Metadata, parameter: st
     words = [w.strip() for w in (names.split(",") if isinstance(names, str) else names)]
     words = [w for w in words if w]
     if not words:
-        raise InputError(f"{option(parameter)}: no class is given")
+        raise InputError(f"`{parameter}`: no class is given")
     keys = [_key(name) for name in metadata.categories]
     chosen: set[int] = set()
     for word in words:
         found = [k for k, key in enumerate(keys) if _holds(key, _key(word))]
         if not found:
             suggestion = _suggestion(word, metadata.categories)
-            raise InputError(f"{option(parameter)}: the model has no class {word!r}; {suggestion}")
+            raise InputError(f"`{parameter}`: the model has no class {word!r}; {suggestion}")
         chosen.update(found)
     return sorted(chosen)
 

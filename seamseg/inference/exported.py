@@ -17,7 +17,7 @@ from seamseg.inference.onnx_engines import OnnxSession, open_onnx
 from seamseg.inference.options import InferenceOptions
 from seamseg.predictions import ArrayPrediction, Prediction
 from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.errors import InputError, OutOfMemory, SeamsegError, option
+from seamseg.utils.errors import InputError, OutOfMemory, SeamsegError
 from seamseg.utils.limits import parse_json
 
 _KINDS = {"boxes": "f", "scores": "f", "mask_logits": "f", "logits": "f", "classes": "i", "count": "i"}
@@ -91,10 +91,10 @@ class ExportedNetwork:
         height, width = size = int(image.shape[0]), int(image.shape[1])
         most = self.exported.max_size
         if most is not None and (height > most[0] or width > most[1]):
-            ways = "" if self.exported.size else f", or set {option('tiles', most[0] // 2)}"
+            ways = "" if self.exported.size else f", or set `tiles={most[0] // 2}`"
             raise SeamsegError(
                 f"{self._name}: was exported for inputs of {most[1]} x {most[0]} pixels, this one has {width} x "
-                f"{height}: choose a smaller {option('shortest_size')}{ways}"
+                f"{height}: choose a smaller `shortest_size`{ways}"
             )
         found = self._outputs(self.exported.inputs(image))
         count = int(found.get("count", 0))
@@ -177,13 +177,13 @@ class ExportedModel:
         self.name = str(model)
         for name, value in (("config", config), ("meta", meta)):
             if value is not None:
-                raise InputError(f"{option(name)} has no effect: {model} contains its configuration and classes")
+                raise InputError(f"`{name}` has no effect: {model} contains its configuration and classes")
         defaults = {field.name: field.default for field in fields(InferenceOptions)}
         changed = next(
             (name for name in _BUILT_IN if (getattr(options, name) or None) != (defaults[name] or None)), None
         )
         if changed is not None:
-            raise InputError(f"{option(changed)} cannot be changed after the export: use the model that {model} is of")
+            raise InputError(f"`{changed}` cannot be changed after the export: use the model that {model} is of")
         self._session, self._exported = _open(path, str(device))
         self.kind = self._exported.kind
         self.metadata = self._exported.metadata
@@ -195,7 +195,7 @@ class ExportedModel:
         sections = () if self.kind == "classification" else ("general", "dataloader")
         for override in options.overrides:
             if override.partition(".")[0].strip() not in sections or "general.kind" in override:
-                raise InputError(f"{option('overrides', override)}: cannot be changed after the export of {self.name}")
+                raise InputError(f"`overrides={override}`: cannot be changed after the export of {self.name}")
         if self.kind == "classification":
             return default_config()
         return config_from_string(self._exported.config, source=self.name, overrides=options.overrides)
@@ -206,7 +206,7 @@ class ExportedModel:
             return options.input_size(self.config).within(self.max_size)
         for name in ("shortest_size", "longest_max_size", "size", "preview"):
             if getattr(options, name):
-                raise InputError(f"{option(name, getattr(options, name))}: {self.name} is a classifier of one size")
+                raise InputError(f"`{name}={getattr(options, name)}`: {self.name} is a classifier of one size")
         scale, side = _classifier_sizes(self._exported, self.name)
         return InputSize(None if scale < 1 else scale, crop=self._exported.size or (side, side))
 
@@ -313,7 +313,5 @@ def _metadata(session: OnnxSession, name: str) -> ExportedMetadata:
     if problem is not None:
         raise _wrong_outputs(name, problem)
     if exported.precision == "int8" and session.integer_layers == 0:
-        raise InputError(
-            f"{name}: an int8 file, but {session.device} computes all of it in float: use {option('device', 'cpu')}"
-        )
+        raise InputError(f"{name}: an int8 file, but {session.device} computes all of it in float: use `device=cpu`")
     return exported

@@ -15,7 +15,7 @@ from seamseg.data.images import as_rgb, open_image
 from seamseg.data.input_size import InputSize
 from seamseg.idmaps.histogram import is_tensor
 from seamseg.inference.tiling.tiles import Tiling
-from seamseg.utils.errors import InputError, option
+from seamseg.utils.errors import InputError
 from seamseg.utils.urls import is_url, read_url
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def input_size(
         longest_size = options.longest_size
     if longest_size is not None:
         if longest_size < 1:
-            raise InputError(f"{option('size')} must be positive, not {longest_size}")
+            raise InputError(f"`size` must be positive, not {longest_size}")
         if longest_size**2 > MAX_INPUT:
             raise InputError(_too_large(longest_size, longest_size, InputSize(longest_size=longest_size)))
         return InputSize(longest_size=longest_size)
@@ -157,7 +157,7 @@ def _too_large(width: int, height: int, size: InputSize) -> str:
 
 def size_options(size: InputSize) -> str:
     """Return the options that set a size, for messages."""
-    return option("size") if size.longest_size is not None else option("shortest_size")
+    return "`size`" if size.longest_size is not None else "`shortest_size`"
 
 
 def equal_size_batches(

@@ -14,7 +14,7 @@ from seamseg.inference.photo_result import PhotoResult
 from seamseg.inference.result import Panoptic, only_classes
 from seamseg.inference.semantic import SemanticMap
 from seamseg.predictions import ArrayPrediction
-from seamseg.utils.errors import InputError, option
+from seamseg.utils.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class InferenceKind:
         defaults = {field.name: field.default for field in fields(InferenceOptions)}
         for name in SPECIAL:
             if getattr(options, name) != defaults[name] and name not in self.options:
-                raise InputError(f"{option(name)} has no effect: the model is of kind {self.name}")
+                raise InputError(f"`{name}` has no effect: the model is of kind {self.name}")
 
 
 def _panoptic(prediction: ArrayPrediction, size: tuple[int, int], settings: ResultSettings) -> Panoptic:

@@ -15,7 +15,7 @@ import numpy as np
 
 from seamseg.formats.exported import ExportedMetadata
 from seamseg.inference.onnx_graph.check import CheckedGraph
-from seamseg.utils.errors import InputError, option
+from seamseg.utils.errors import InputError
 from seamseg.utils.parallel import available_cores
 
 OPENVINO = "openvino"
@@ -69,7 +69,7 @@ def open_onnx(path: Path, device: str = "cpu") -> OnnxSession:
     if engine == OPENVINO:
         return _open_openvino(path, part or "CPU")
     if device not in ("auto", "cpu"):
-        raise InputError(f"{option('device', device)}: ONNX files run on the CPU, or on {OPENVINO}[:DEVICE]")
+        raise InputError(f"`device={device}`: ONNX files run on the CPU, or on {OPENVINO}[:DEVICE]")
     return _open_onnxruntime(path)
 
 
@@ -147,7 +147,7 @@ def _open_openvino(path: Path, part: str) -> OnnxSession:
     known = core.available_devices
     if part not in known:
         shown = ", ".join(f"{OPENVINO}:{name}" for name in known)
-        raise InputError(f"{option('device', f'{OPENVINO}:{part}')}: OpenVINO has {shown}")
+        raise InputError(f"`device={OPENVINO}:{part}`: OpenVINO has {shown}")
     checked = CheckedGraph(path)
     try:
         # the reader of all formats prints errors of those that do not fit

@@ -11,7 +11,7 @@ from seamseg.config import Config
 from seamseg.data.input_size import MAX_MULTIPLE, InputSize
 from seamseg.inference.images import input_size
 from seamseg.inference.tiling.tiles import Tiling
-from seamseg.utils.errors import InputError, option
+from seamseg.utils.errors import InputError
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +49,7 @@ class Augmentation:
             return None
         if isinstance(text, Augmentation):
             return None if text == Augmentation() else text
-        scales, flip, given = [], False, option("tta", text)
+        scales, flip, given = [], False, f"`tta={text}`"
         for word in (w.strip() for w in text.split(",") if w.strip()):
             if word.lower() == "flip":
                 flip = True
@@ -87,9 +87,9 @@ class Thresholds:
     def __post_init__(self) -> None:
         for name in ("score_threshold", "overlap_threshold"):
             if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"{option(name)} must be between 0 and 1, not {getattr(self, name)}")
+                raise InputError(f"`{name}` must be between 0 and 1, not {getattr(self, name)}")
         if self.min_stuff_area < 0:
-            raise InputError(f"{option('min_stuff_area')} must not be negative, not {self.min_stuff_area}")
+            raise InputError(f"`min_stuff_area` must not be negative, not {self.min_stuff_area}")
 
     @staticmethod
     def of(config: Config) -> Thresholds:
@@ -148,12 +148,12 @@ class InferenceOptions:
         # each checks its values
         _ = self.tiling, self.augmentation
         if not 1 <= self.pad_to <= MAX_MULTIPLE:
-            raise InputError(f"{option('pad_to', self.pad_to)}: must be between 1 (no padding) and {MAX_MULTIPLE}")
+            raise InputError(f"`pad_to={self.pad_to}`: must be between 1 (no padding) and {MAX_MULTIPLE}")
         if self.tta_fusion not in TTA_FUSIONS:
-            raise InputError(f"{option('tta_fusion', self.tta_fusion)}: choose one of {', '.join(TTA_FUSIONS)}")
+            raise InputError(f"`tta_fusion={self.tta_fusion}`: choose one of {', '.join(TTA_FUSIONS)}")
         if self.size is not None and (self.shortest_size is not None or self.longest_max_size is not None):
             other = "longest_max_size" if self.shortest_size is None else "shortest_size"
-            raise InputError(f"{option('size')} and {option(other)} are mutually exclusive")
+            raise InputError(f"`size` and `{other}` are mutually exclusive")
 
     @cached_property
     def tiling(self) -> Tiling:

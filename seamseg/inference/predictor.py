@@ -29,7 +29,7 @@ from seamseg.inference.tiling.predict import first_side, predict_in_tiles_that_f
 from seamseg.inference.tiling.tiles import LEAST_SIDE, Tiling
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.device_memory import free_memory, lacks_memory
-from seamseg.utils.errors import InputError, OutOfMemory, option
+from seamseg.utils.errors import InputError, OutOfMemory
 
 if TYPE_CHECKING:
     import torch
@@ -247,7 +247,7 @@ class Predictor(Generic[R]):
         if problem is None:
             return tiling
         if isinstance(tiling.tiles, int):
-            raise InputError(f"{option('tiles', tiling.tiles)}: {problem}")
+            raise InputError(f"`tiles={tiling.tiles}`: {problem}")
         return Tiling("off")
 
     def raw(self, images: Sequence[np.ndarray], tiling: Tiling | None = None) -> list[ArrayPrediction]:
@@ -281,7 +281,7 @@ class Predictor(Generic[R]):
             # after the handler, and without a cause: the error keeps tensors of the network alive
             free_memory()
             if not tiling.allowed and len(images) == 1:
-                advice = "" if self.network.tiles_problem else f"set {option('tiles', 'auto')}"
+                advice = "" if self.network.tiles_problem else "set `tiles=auto`"
                 raise self._out_of_memory(images[0], advice=advice)
         if len(images) > 1:
             return [self.raw([image], tiling)[0] for image in images]
@@ -317,7 +317,7 @@ class Predictor(Generic[R]):
         return prediction
 
     def _out_of_memory(self, image: np.ndarray, tried: str = "", advice: str = "") -> OutOfMemory:
-        cpu = f"use {option('device', 'cpu')}" if self.network.on_gpu else ""
+        cpu = "use `device=cpu`" if self.network.on_gpu else ""
         ways = " or ".join(filter(None, [advice, f"set a smaller {size_options(self.input_size)}", cpu]))
         size = f"{image.shape[1]} x {image.shape[0]} pixels"
         return OutOfMemory(f"{self.network.device}: not enough memory for a network input of {size}{tried}: {ways}")

@@ -17,7 +17,7 @@ import seamseg
 from seamseg.data.images import as_rgb, open_image
 from seamseg.inference.result import Panoptic
 from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.errors import InputError, SeamsegError, option
+from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.urls import describe_error
 
 COLUMNS = ("bytes", "image")
@@ -54,7 +54,7 @@ class PanopticActor:
 
     def __init__(self, model: Any, column: str | None = None, batch_size: int | None = None, **options: Any) -> None:
         if batch_size is not None and batch_size < 1:
-            raise InputError(f"{option('batch_size', batch_size)}: must be at least 1")
+            raise InputError(f"`batch_size={batch_size}`: must be at least 1")
         self.model = seamseg.load(model, **options)
         if self.model.kind != "panoptic":
             raise InputError(f"{model}: a model of kind {self.model.kind}; PanopticActor needs a panoptic one")
@@ -92,7 +92,7 @@ class PanopticActor:
         found = next((name for name in wanted if name in batch), None)
         if found is None:
             raise InputError(
-                f"{option('column')}: the batch has the columns {', '.join(map(repr, batch))}, none of them is "
+                f"`column`: the batch has the columns {', '.join(map(repr, batch))}, none of them is "
                 f"{' or '.join(map(repr, wanted))}"
             )
         return found

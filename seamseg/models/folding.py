@@ -42,7 +42,7 @@ from seamseg.models.quantised import is_quantised
 from seamseg.ops.fused import FusedConv2d, FusedLinear, bf16_is_fast
 from seamseg.ops.norm import ABN, InPlaceABN
 from seamseg.ops.winograd import WinogradConv2d, is_suitable
-from seamseg.utils.errors import InputError, option
+from seamseg.utils.errors import InputError
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Compute dtypes of a network at inference by name; `auto` chooses one of them."""
@@ -108,7 +108,7 @@ def for_inference(net: Net, device: torch.device, precision: str = "fp32") -> Ne
     dtype = choose_precision(precision, device)
     if is_quantised(net):
         if precision not in ("fp32", "auto"):
-            raise InputError(f"{option('precision', precision)}: a network trained for int8 is simulated in fp32 only")
+            raise InputError(f"`precision={precision}`: a network trained for int8 is simulated in fp32 only")
         return fold_abn(net).to(device)
     folded = fold_abn(net).to(device=device, dtype=dtype)
     if device.type == "cpu" and dtype == torch.float32:
@@ -135,9 +135,9 @@ def choose_precision(precision: str, device: torch.device) -> torch.dtype:
     if precision == "auto":
         return torch.bfloat16 if bf16_is_fast(device) else torch.float32
     if precision not in PRECISIONS:
-        raise InputError(f"{option('precision', precision)}: choose one of auto, {', '.join(PRECISIONS)}")
+        raise InputError(f"`precision={precision}`: choose one of auto, {', '.join(PRECISIONS)}")
     if precision == "fp16" and device.type != "cuda":
-        raise InputError(f"{option('precision', 'fp16')} needs a GPU, the device is {device}: choose bf16 or fp32")
+        raise InputError(f"`precision=fp16` needs a GPU, the device is {device}: choose bf16 or fp32")
     return PRECISIONS[precision]
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from seamseg.predict.part import Part
-from seamseg.utils.errors import InputError, SeamsegError, option
+from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.files import cannot_write, replacing
 from seamseg.utils.limits import parse_json
 
@@ -107,8 +107,8 @@ class ManifestNames:
             return match is not None
         if int(match[2]) != self.part.count:
             raise InputError(
-                f"{option('part', self.part)}: the output holds {name}, of a division into {match[2]} parts; keep to "
-                f"it, or run the same command without {option('part')} first, which merges the parts and does the rest"
+                f"`part={self.part}`: the output holds {name}, of a division into {match[2]} parts; keep to "
+                f"it, or run the same command without `part` first, which merges the parts and does the rest"
             )
         return self._is_same(match)
 
@@ -334,7 +334,7 @@ class ManifestFolder:
         head = parsed(first)
         if head is None:
             if path.name == MANIFEST and first:
-                raise InputError(f"{path}: not a manifest of `seamseg predict`; {option('restart', True)} replaces it")
+                raise InputError(f"{path}: not a manifest of `seamseg predict`; `restart=True` replaces it")
             # the process was killed before it had written the first line
             if self.names.is_own(path.name):
                 _unlink(path)
@@ -342,7 +342,7 @@ class ManifestFolder:
         if found := differences(head, self.head):
             raise InputError(
                 f"{self.out}: holds predictions of another run: {', '.join(found)}; choose another folder, or start "
-                f"over with {option('restart', True)}{without_part(self.names.part)}"
+                f"over with `restart=True`{without_part(self.names.part)}"
             )
         return True
 
@@ -356,7 +356,7 @@ class ManifestFolder:
 
 def without_part(part: Part | None) -> str:
     """Return the end of an advice to start over, which is not the matter of a part."""
-    return "" if part is None else f" and without {option('part')}"
+    return "" if part is None else " and without `part`"
 
 
 def _read(path: Path, file: Any) -> Iterator[tuple[int, Line]]:
@@ -367,7 +367,7 @@ def _read(path: Path, file: Any) -> Iterator[tuple[int, Line]]:
         if line is None or "name" not in line:
             if not data.endswith(b"\n"):
                 return
-            raise InputError(f"{path}: damaged at byte {offset}; {option('restart', True)} starts over")
+            raise InputError(f"{path}: damaged at byte {offset}; `restart=True` starts over")
         yield offset, line
         offset += len(data)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from seamseg.utils.errors import InputError, option
+from seamseg.utils.errors import InputError
 
 T = TypeVar("T")
 
@@ -62,30 +62,27 @@ def parse_part(text: str, environment: Mapping[str, str] = os.environ) -> Part:
         return _of_array(environment)
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
     if match is None:
-        raise InputError(f"{option('part', text)}: must be k/n, such as 3/10, or {SLURM} in a Slurm job array")
+        raise InputError(f"`part={text}`: must be k/n, such as 3/10, or {SLURM} in a Slurm job array")
     part = Part(int(match[1]), int(match[2]))
     if part.count == 0:
-        raise InputError(f"{option('part', text)}: the number of parts must be positive")
+        raise InputError(f"`part={text}`: the number of parts must be positive")
     if not 1 <= part.number <= part.count:
-        raise InputError(f"{option('part', text)}: parts are counted from 1 to {part.count}")
+        raise InputError(f"`part={text}`: parts are counted from 1 to {part.count}")
     return part
 
 
 def _of_array(environment: Mapping[str, str]) -> Part:
     """Return the part of a task by its place in the array."""
-    given = option("part", SLURM)
+    given = f"`part={SLURM}`"
     missing = [name for name in _SLURM if not environment.get(name, "").isdecimal()]
     if missing:
-        raise InputError(
-            f"{given}: {missing[0]} is not set to a number; start a job array of Slurm, or use {option('part')} k/n"
-        )
+        raise InputError(f"{given}: {missing[0]} is not set to a number; start a job array of Slurm, or use `part` k/n")
     task, first, last, count = (int(environment[name]) for name in _SLURM)
     # SLURM_ARRAY_TASK_STEP is 1 for any list of numbers; the step follows from the other three
     step, rest = divmod(last - first, max(count - 1, 1))
     if rest or (count > 1 and step < 1) or (count == 1 and last != first):
         raise InputError(
-            f"{given}: the {count} tasks of the array from {first} to {last} have no equal steps; use "
-            f"{option('part')} k/n"
+            f"{given}: the {count} tasks of the array from {first} to {last} have no equal steps; use `part` k/n"
         )
     place, rest = divmod(task - first, step or 1)
     if rest or not 0 <= place < count:

@@ -17,7 +17,7 @@ from seamseg.predict.part import Part
 from seamseg.predict.sinks import SHARD_PHOTOS, OutputTarget, Sink, open_sink
 from seamseg.predict.sources.base import Container, Source
 from seamseg.predict.writers import AnonymizeWriter, DetectionChoice, Writer, make_writers
-from seamseg.utils.errors import InputError, option
+from seamseg.utils.errors import InputError
 
 if TYPE_CHECKING:
     import torch
@@ -65,18 +65,16 @@ class PredictSettings:
         if self.hide is None:
             for name in ("style", "least_score"):
                 if getattr(self, name) is not None:
-                    raise InputError(f"{option(name)} has no effect without {option('hide')}")
+                    raise InputError(f"`{name}` has no effect without `hide`")
         shown = [name for name in self.format_names if name in _SHOWING]
         if self.hide is not None and shown:
             raise InputError(
-                f"{option('formats', shown[0])} shows what {option('hide')} hides, under the same name: predict on the "
+                f"`formats={shown[0]}` shows what `hide` hides, under the same name: predict on the "
                 "anonymised photos afterwards, into another folder"
             )
         whole = [name for name in self.format_names if name in _OF_ALL_CLASSES]
         if self.inference.classes is not None and whole:
-            raise InputError(
-                f"{option('formats', whole[0])} contains all classes: remove {option('classes')}, or use another format"
-            )
+            raise InputError(f"`formats={whole[0]}` contains all classes: remove `classes`, or use another format")
 
     @cached_property
     def path(self) -> Path:
@@ -126,15 +124,15 @@ class PredictSettings:
 
     def _check(self, predictor: Predictor[Any], sources: Sequence[Source | Container]) -> None:
         if "raw" in self.format_names and not predictor.network.uses_torch:
-            raise InputError(f"{option('formats', 'raw')}: format raw holds tensors, an exported network returns none")
+            raise InputError("`formats=raw`: format raw holds tensors, an exported network returns none")
         inner = next((s for s in sources if not isinstance(s, Source)), None)
         if "labelstudio" in self.format_names and inner is not None:
             raise InputError(
-                f"{option('formats', 'labelstudio')}: Label Studio shows photos that are files or have a URL, not "
+                f"`formats=labelstudio`: Label Studio shows photos that are files or have a URL, not "
                 f"those in {inner.relative}; unpack it first"
             )
         if self.hide is not None and predictor.kind == "classification":
-            raise InputError(f"{option('hide', _joined(self.hide))}: {NOT_LOCATED}")
+            raise InputError(f"`hide={_joined(self.hide)}`: {NOT_LOCATED}")
 
     def _writers(self, folder: Path, predictor: Predictor[Any]) -> list[Writer[Any]]:
         made: list[Writer[Any]] = []

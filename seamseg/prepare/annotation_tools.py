@@ -25,7 +25,7 @@ from seamseg.prepare.convert import DEFAULTS, ConversionOptions, ConversionResul
 from seamseg.prepare.pairs import FilesByName, by_stem, is_photo, number_segments, tree_files
 from seamseg.prepare.panoptic import read_ids
 from seamseg.prepare.writer import Instances, SourceFrame
-from seamseg.utils.errors import InputError, option
+from seamseg.utils.errors import InputError
 from seamseg.utils.limits import ANNOTATION_BYTES, CONFIG_BYTES, parse_json
 
 CLASSES = "classes.json"
@@ -111,7 +111,7 @@ def _class_list(given: str | Path | None, where: str, files: Mapping[str, File])
     if file is None:
         raise InputError(
             f"{where}: does not say which labels are things, and has no {CLASSES}: pass a class list with the names of "
-            f"its labels ({option('classes')})"
+            f"its labels (`classes`)"
         )
     return parse_class_list(read_file(file, "class list", CONFIG_BYTES), str(file))
 

@@ -18,7 +18,7 @@ from seamseg.prepare.convert import DEFAULTS, ConversionOptions, ConversionResul
 from seamseg.prepare.pairs import FilesByName, by_stem, number_segments, tree_files
 from seamseg.prepare.panoptic import load_json
 from seamseg.prepare.writer import Instances, SourceFrame
-from seamseg.utils.errors import InputError, option
+from seamseg.utils.errors import InputError
 from seamseg.utils.limits import whole_number
 
 Thing = tuple[Runs, int, int]
@@ -66,7 +66,7 @@ def prepare_instances(
             coco_categories(contents[name].get("categories"), splits[name][1]), [], splits[name][1]
         )
         if any(len(given) > 2 for given in splits.values()):
-            raise InputError(f"label images need a class list that defines their values ({option('classes')})")
+            raise InputError("label images need a class list that defines their values (`classes`)")
     frames = {name: find_frames(given, contents[name], listed, options) for name, given in splits.items()}
     read = partial(read_instances, listed=listed)
     return convert_splits(out, listed.classes, distinct_ids(frames), read, options)

@@ -31,7 +31,7 @@ from seamseg.panoptic_map import Segment, SegmentInfo
 from seamseg.prepare.cityscapes import SPLITS
 from seamseg.prepare.convert import DEFAULTS, ConversionOptions
 from seamseg.prepare.writer import no_progress, store_photo
-from seamseg.utils.errors import InputError, option
+from seamseg.utils.errors import InputError
 from seamseg.utils.files import write_json
 from seamseg.utils.parallel import available_cores, threaded_map
 from seamseg.utils.progress import ProgressCallback
@@ -268,7 +268,7 @@ def export_dataset(
     folder = DatasetFolder(data)
     unknown = [name for name in formats if name not in FORMATS]
     if unknown or not formats:
-        given = option("formats", ",".join(formats))
+        given = f"`formats={','.join(formats)}`"
         raise InputError(f"{given}: choose among {', '.join(FORMATS)}, separated by commas")
     names = list(dict.fromkeys(splits or folder.splits))
     if not names:
@@ -278,9 +278,7 @@ def export_dataset(
     _check_targets_differ(writers, names)
     existing = [t for w in writers for name in names for t in w.targets(name) if _has_content(t)]
     if existing and not force:
-        raise InputError(
-            f"{existing[0]}: exists already; choose another folder, or overwrite it with {option('force', True)}"
-        )
+        raise InputError(f"{existing[0]}: exists already; choose another folder, or overwrite it with `force=True`")
     for writer in writers:
         for name in names:
             writer.write(name, options)

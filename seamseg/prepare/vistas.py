@@ -26,7 +26,7 @@ from seamseg.prepare.convert import (
 )
 from seamseg.prepare.pairs import by_stem, is_photo, number_segments
 from seamseg.prepare.writer import Instances, SourceFrame
-from seamseg.utils.errors import InputError, option
+from seamseg.utils.errors import InputError
 from seamseg.utils.limits import CONFIG_BYTES, parse_json
 
 SPLITS = ("training", "validation")
@@ -90,9 +90,7 @@ def _find_config(tree: SourceTree, version: str | None, options: ConversionOptio
         names = CONFIGS[version] if version else [name for names in CONFIGS.values() for name in names]
         raise InputError(f"{tree.root}: no {' or '.join(names)}; is this the root of Mapillary Vistas?{tree.hint}")
     if version is None and len(present) > 1:
-        options.log(
-            f"{tree.root}: labels of versions {' and '.join(present)}; using {wanted} (see {option('version')})"
-        )
+        options.log(f"{tree.root}: labels of versions {' and '.join(present)}; using {wanted} (see `version`)")
     return wanted, config
 
 

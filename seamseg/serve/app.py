@@ -32,7 +32,7 @@ from seamseg.report.page import Page, page_frame
 from seamseg.serve.batching import Batcher
 from seamseg.serve.encoding import Content, ResultEncoder
 from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.errors import InputError, option
+from seamseg.utils.errors import InputError
 from seamseg.utils.limits import MIB, format_bytes
 from seamseg.utils.parallel import available_cores
 from seamseg.version import __version__
@@ -83,9 +83,9 @@ class ServeOptions:
             value = getattr(self, field.name)
             # false for NaN
             if not (0 <= value < float("inf")) or (value == 0 and field.name != "batch_wait"):
-                raise InputError(f"{option(field.name, value)}: must be positive and finite")
+                raise InputError(f"`{field.name}={value}`: must be positive and finite")
         if self.max_megapixels * 1e6 > MAX_PIXELS:
-            given = option("max_megapixels", self.max_megapixels)
+            given = f"`max_megapixels={self.max_megapixels}`"
             raise InputError(f"{given}: no photo above {MAX_PIXELS / 1e6:.0f} megapixels is decoded")
 
 

@@ -18,7 +18,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from seamseg.utils.errors import InputError, SeamsegError, option
+from seamseg.utils.errors import InputError, SeamsegError
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1", "[::1]")
 
@@ -39,13 +39,13 @@ def bind(host: str, port: int) -> socket.socket:
         if the port is in use or not allowed
     """
     if not 0 <= port < 1 << 16:
-        raise InputError(f"{option('port', port)}: must be 0 (any free port) to {(1 << 16) - 1}")
+        raise InputError(f"`port={port}`: must be 0 (any free port) to {(1 << 16) - 1}")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except (OSError, UnicodeError) as error:
-        raise InputError(f"{option('host', host)}: unknown: {getattr(error, 'strerror', None) or error}") from None
+        raise InputError(f"`host={host}`: unknown: {getattr(error, 'strerror', None) or error}") from None
     bound = socket.socket(family, kind, protocol)
     try:
         if os.name == "posix":
@@ -59,7 +59,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def _cannot_listen(host: str, port: int, error: OSError) -> SeamsegError:
-    return SeamsegError(f"{host}:{port}: cannot listen: {error.strerror or error}; choose another {option('port')}")
+    return SeamsegError(f"{host}:{port}: cannot listen: {error.strerror or error}; choose another `port`")
 
 
 def address_of(bound: socket.socket) -> str:

@@ -18,7 +18,7 @@ from seamseg.training.checkpointing.run_folder import Failure, RunFolder, Snapsh
 from seamseg.training.logging.reporter import Reporter
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.distributed import is_peer_failure
-from seamseg.utils.errors import SeamsegError, one_line, option
+from seamseg.utils.errors import SeamsegError, one_line
 
 
 class Checkpointer:
@@ -134,6 +134,4 @@ class Checkpointer:
         if good is not None:
             log.warning(f"{good} is the newest snapshot with which a step has succeeded, and now {self.run.last.name}")
         elif self.run.saved():
-            log.warning(
-                f"{self.run.path}: no step has succeeded with its snapshots, {option('resume', 'auto')} starts over"
-            )
+            log.warning(f"{self.run.path}: no step has succeeded with its snapshots, `resume=auto` starts over")

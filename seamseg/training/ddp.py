@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from seamseg.utils.distributed import World
-from seamseg.utils.errors import SeamsegError, option
+from seamseg.utils.errors import SeamsegError
 from seamseg.utils.process_groups import new_group
 
 
@@ -174,5 +174,5 @@ def _not_fixed(module: nn.Module, parameter: nn.Parameter) -> SeamsegError:
     name = next((name for name, p in module.named_parameters() if p is parameter), "a parameter")
     return SeamsegError(
         f"{name}: has a gradient in the first step but not in this one; several processes then need "
-        f"{option('overrides', 'general.unused_parameters=find')}"
+        f"`overrides=general.unused_parameters=find`"
     )

@@ -42,7 +42,7 @@ from seamseg.training.task import SegmentationTask, Task, Validate
 from seamseg.training.trainer import Trainer, steps_per_epoch
 from seamseg.utils.compiler import compiler_problem
 from seamseg.utils.distributed import World, barrier, distributed, gather_objects, reported_by_main
-from seamseg.utils.errors import InputError, SeamsegError, option
+from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.progress import is_quiet
 
 AUTO = "auto"
@@ -101,10 +101,7 @@ def run_training(options: TrainingOptions, task: Task | None = None) -> Scores |
         if a signal stopped the training, after writing a snapshot
     """
     if options.evaluate and options.resume is None and not options.pretrain:
-        raise InputError(
-            f"{option('evaluate', True)} needs existing weights: name them with {option('resume', 'F')} or "
-            f"{option('pretrain', 'F')}"
-        )
+        raise InputError("`evaluate=True` needs existing weights: name them with `resume=F` or `pretrain=F`")
     if task is None:
         config = load_config(options.config, None, options.overrides)
         if not options.evaluate:
@@ -121,7 +118,7 @@ def run_training(options: TrainingOptions, task: Task | None = None) -> Scores |
                 return _run(options, task, world, folder, log)
             except KeyboardInterrupt as stop:
                 saved = bool(folder.saved()) or folder.last.exists()
-                auto = option("resume", AUTO)
+                auto = f"`resume={AUTO}`"
                 advice = f"re-run the same command (`train`: with {auto}) to resume from the newest snapshot"
                 stop.args = (advice if saved else "no snapshot saved yet",)
                 log.failure(f"interrupted; {stop}")
@@ -146,7 +143,7 @@ def _run(options: TrainingOptions, task: Task, world: World, folder: RunFolder, 
     torch.backends.cudnn.benchmark = task.options.cudnn_benchmark
     validator = task.open_validator(options.data, world, is_quiet())
     if options.evaluate and validator is None:
-        raise InputError(f"{options.config}: {option('evaluate', True)} requires [dataloader] val_set")
+        raise InputError(f"{options.config}: `evaluate=True` requires [dataloader] val_set")
     loader = None if options.evaluate else task.open_loader(options.data, world)
     metadata: Metadata = (validator if loader is None else loader.dataset).metadata  # type: ignore[union-attr]
     classes, *notes = task.describe(metadata)
@@ -283,28 +280,26 @@ def _find_snapshot(options: TrainingOptions, world: World, folder: RunFolder, lo
     newest = gather_objects(world, folder.newest_good(log.warning) if world.is_main else None)[0]
     if options.resume != AUTO:
         if newest is None:
-            raise InputError(f"{option('resume', options.resume)}: no run folder: it holds no snapshot")
+            raise InputError(f"`resume={options.resume}`: no run folder: it holds no snapshot")
         return replace(options, resume=newest)
     if newest is not None:
         # the weights that the run originally started from are not needed
         return replace(options, resume=newest, pretrain=())
     if options.evaluate and not options.pretrain:
-        raise InputError(f"{option('evaluate', True)} {option('resume', AUTO)}: {folder.path} holds no snapshot")
-    log.info(f"{option('resume', AUTO)}: {folder.path} holds no snapshot, starting a new training")
+        raise InputError(f"`evaluate=True` `resume={AUTO}`: {folder.path} holds no snapshot")
+    log.info(f"{folder.path} holds no snapshot, starting a new training")
     return replace(options, resume=None)
 
 
 def _check_weights(options: TrainingOptions, task: Task) -> None:
     if options.resume is not None and options.pretrain:
-        both = f"{option('resume')} and {option('pretrain')}"
+        both = "`resume` and `pretrain`"
         raise InputError(f"{both} are mutually exclusive: a resumed run has its own weights")
     if options.pretrain_classes is not None and not options.pretrain and options.resume is None:
-        given = option("pretrain_classes", options.pretrain_classes)
-        raise InputError(f"{given} is for weights of another data set: name them with {option('pretrain', 'F')}")
+        given = f"`pretrain_classes={options.pretrain_classes}`"
+        raise InputError(f"{given} is for weights of another data set: name them with `pretrain=F`")
     if task.quantised and options.resume is None and not options.pretrain:
-        raise InputError(
-            f"[general] qat starts from a trained network: name its snapshot with {option('pretrain', 'F')}"
-        )
+        raise InputError("[general] qat starts from a trained network: name its snapshot with `pretrain=F`")
 
 
 def _load_initial_weights(
@@ -314,7 +309,7 @@ def _load_initial_weights(
         return
     # others may leave the rest random
     complete = options.evaluate or task.quantised
-    why = option("evaluate", True) if options.evaluate else "[general] qat"
+    why = "`evaluate=True`" if options.evaluate else "[general] qat"
     task.load_body(net, log)
     table = None if options.pretrain_classes is None else ClassTable(metadata, options.pretrain_classes)
     for specification in options.pretrain:
@@ -323,18 +318,18 @@ def _load_initial_weights(
         if report.classes and report.classes != tuple(metadata.categories):
             log.warning(
                 f"pre-trained {specification}: its classes are not those of the data set; "
-                f"{option('pretrain_classes', 'TABLE')} copies weights by the names of classes"
+                f"`pretrain_classes=TABLE` copies weights by the names of classes"
             )
         for line in report.fresh:
             log.info(f"pre-trained {specification}: {line}")
         if complete and (report.skipped or report.fresh):
             problem = str(report) if report.skipped else report.fresh[0]
-            raise InputError(f"{why} {option('pretrain', specification)}: does not fill the network: {problem}")
+            raise InputError(f"{why} `pretrain={specification}`: does not fill the network: {problem}")
     if complete and all(":" in s and s.split(":")[0] in task.parts for s in options.pretrain):
         filled = {s.split(":")[0] for s in options.pretrain}
         missing = [part for part in task.parts if part not in filled]
         if missing:
-            raise InputError(f"{why}: {option('pretrain')} gives no weights for {', '.join(missing)}")
+            raise InputError(f"{why}: `pretrain` gives no weights for {', '.join(missing)}")
 
 
 def continue_schedule(schedule: LRSchedule, resumed: ResumePoint, loader: BatchLoader, options: TrainerOptions) -> None:
@@ -360,7 +355,7 @@ def log_earlier_runs(folder: RunFolder, log: TextLog, resumed: bool) -> None:
     if not resumed and (folder.last.exists() or folder.best.exists() or folder.saved()):
         log.warning(
             f"{folder.path} holds snapshots of an earlier run; the first snapshot of this run replaces them "
-            f"({option('resume')} continues a run)"
+            f"(`resume` continues a run)"
         )
     dumps = folder.dumps()
     if dumps:

@@ -28,7 +28,7 @@ from seamseg.training.step import StepResult
 from seamseg.training.task import StepCallback, Validate
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.distributed import barrier, failure_reason, is_peer_failure
-from seamseg.utils.errors import OutOfMemory, SeamsegError, option
+from seamseg.utils.errors import OutOfMemory, SeamsegError
 
 T = TypeVar("T")
 
@@ -222,7 +222,7 @@ class Trainer:
         """Stop the training, whose snapshot is being written, because of a signal."""
         message = (
             f"{signal.Signals(number).name}: stopped after step {self.progress.global_step}, snapshot saved; "
-            f"re-run the same command (`train`: with {option('resume', 'auto')}) to continue"
+            f"re-run the same command (`train`: with `resume=auto`) to continue"
         )
         self.checkpointer.wait()
         if self.world.is_main:

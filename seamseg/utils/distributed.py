@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from seamseg.utils.errors import InputError, SeamsegError, option
+from seamseg.utils.errors import InputError, SeamsegError
 
 if TYPE_CHECKING:
     import torch
@@ -91,18 +91,15 @@ def choose_device(name: str = "auto", local_rank: int = 0) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise InputError(f"{option('device', name)}: not a device, use auto, cpu, cuda or cuda:N") from None
+        raise InputError(f"`device={name}`: not a device, use auto, cpu, cuda or cuda:N") from None
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise InputError(
-                f"{option('device', name)}: PyTorch finds no GPU; use {option('device', 'cpu')}, "
-                "or run `seamseg doctor`"
-            )
+            raise InputError(f"`device={name}`: PyTorch finds no GPU; use `device=cpu`, or run `seamseg doctor`")
         index = local_rank if device.index is None else device.index
         if index >= torch.cuda.device_count():
             raise InputError(
-                f"{option('device', name)}: process {local_rank} needs GPU {index}, "
-                f"there are {torch.cuda.device_count()}; start fewer processes or use {option('device', 'cpu')}"
+                f"`device={name}`: process {local_rank} needs GPU {index}, "
+                f"there are {torch.cuda.device_count()}; start fewer processes or use `device=cpu`"
             )
         return torch.device("cuda", index)
     return device

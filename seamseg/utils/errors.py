@@ -1,6 +1,7 @@
 """Errors caused by usage or input. Each message is one line with the problem, its location and the remedy.
 
-A message names a parameter with :func:`option`, so that the command line shows its flag.
+A message names a parameter in backquotes, with its value or without: "`size` must be positive; use `device=cpu`". The
+command line shows its flags in their place.
 """
 
 from __future__ import annotations
@@ -8,8 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _LONG_WORD = re.compile(r"\S{301,}")
@@ -69,39 +69,6 @@ class HungUp(Terminated):
     """The process has received SIGHUP: its terminal was closed."""
 
     exit_code = 129
-
-
-_flags: Mapping[str, str] = {}
-
-
-def option(name: str, value: object = None) -> str:
-    """Return a parameter for a message, as `resume=auto`; on the command line its flag.
-
-    Parameters
-    ----------
-    name : of the parameter
-    value : None for the name alone; True for a parameter whose flag has no value
-    """
-    flag = _flags.get(name)
-    if value is None:
-        return flag or name
-    if flag is None:
-        return f"{name}={value}"
-    return flag if value is True else f"{flag} {value}"
-
-
-@contextmanager
-def flags_in_messages(flags: Mapping[str, str]) -> Iterator[None]:
-    """Show flags instead of parameters in all messages of a `with` block; `flags` has the names of parameters.
-
-    Those of an outer block remain in effect.
-    """
-    global _flags
-    outer, _flags = _flags, {**_flags, **flags}
-    try:
-        yield
-    finally:
-        _flags = outer
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

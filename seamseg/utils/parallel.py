@@ -14,7 +14,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
-from seamseg.utils.errors import SeamsegError, option
+from seamseg.utils.errors import SeamsegError
 from seamseg.utils.files import cannot_write
 from seamseg.utils.signals import block_stop_signals, ignore_foreign_signals
 
@@ -82,7 +82,7 @@ def _start_workers(
                 worker.kill()
         raise SeamsegError(
             f"cannot start {count} worker processes: {getattr(error, 'strerror', None) or error} (limits of processes, "
-            f"open files and /dev/shm); {option('workers', 1)} starts none"
+            f"open files and /dev/shm); `workers=1` starts none"
         ) from error
 
 

@@ -15,7 +15,7 @@ from seamseg.formats.metadata import Metadata
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.predictor import OpenedModel, build_predictor, open_for_inference
 from seamseg.utils.distributed import distributed
-from seamseg.utils.errors import InputError, option
+from seamseg.utils.errors import InputError
 from seamseg.validation.folder import EvaluationWriter
 from seamseg.validation.validator import SCORERS, Validator
 
@@ -53,7 +53,7 @@ class EvaluationOptions:
         if self.legacy and self.out is not None:
             raise InputError(f"out: {self.out} cannot hold legacy metrics; an evaluation folder uses the official ones")
         if self.inference.classes is not None:
-            raise InputError(f"{option('classes')} has no effect: all classes of the data set are scored")
+            raise InputError("`classes` has no effect: all classes of the data set are scored")
 
 
 @dataclass(frozen=True)
@@ -112,9 +112,7 @@ def _check(opened: OpenedModel, model: str, split: str, options: EvaluationOptio
     if kind not in SCORERS:
         raise InputError(f"{model}: a model of kind {kind} has no evaluation on a data set folder")
     if not split:
-        raise InputError(
-            f"{model}: its configuration names no [dataloader] val_set; name a split with {option('split', 'NAME')}"
-        )
+        raise InputError(f"{model}: its configuration names no [dataloader] val_set; name a split with `split=NAME`")
     if options.out is not None and kind != PANOPTIC:
         raise InputError(f"{model}: is a model for {kind}; an evaluation folder holds panoptic maps")
 

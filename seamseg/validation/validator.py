@@ -45,7 +45,7 @@ from seamseg.models.heads.semantic import semantic_target
 from seamseg.panoptic_map import ClassInfo, PanopticResult, class_infos
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.distributed import World, broadcast_object, gather_to_main, sum_over_processes
-from seamseg.utils.errors import InputError, option
+from seamseg.utils.errors import InputError
 from seamseg.utils.parallel import available_cores
 from seamseg.utils.progress import progress
 
@@ -166,7 +166,7 @@ class Validator:
             to be scored as the original, which does not score them
         """
         if legacy and SCORERS[config.kind] is SemanticScorer:
-            raise InputError(f"{option('legacy', True)}: the original has no evaluation of semantic networks")
+            raise InputError("`legacy=True`: the original has no evaluation of semantic networks")
         scorer = SCORERS[config.kind]
         if scorer is InstanceScorer or (scorer is PanopticScorer and config.general.eval_coco):
             require_pycocotools()

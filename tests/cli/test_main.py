@@ -15,7 +15,7 @@ import pytest
 
 from seamseg.cli import main as frame
 from seamseg.cli.main import COMMANDS, main
-from seamseg.utils.errors import InputError, SeamsegError, option
+from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.progress import is_quiet
 from seamseg.version import __version__
 
@@ -300,36 +300,36 @@ def test_as_a_module(how: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "parameters", "shown"),
+    ("argv", "message", "shown"),
     [
         (
             ["train", "c", "d", "--set", "a.b=1"],
-            ["overrides", "pretrain", "evaluate", "split"],
-            "--set --pre-train --eval split",
+            "`overrides=a.b=1`, `pretrain=body:r50.pth` `evaluate=True`, `split`",
+            "--set a.b=1, --pre-train body:r50.pth --eval, `split`",
         ),
+        (["predict", "m", "i", "o"], "`min_stuff_area` `hide` `quiet=True`", "--min-area --anonymize --quiet"),
         (
-            ["predict", "m", "i", "o"],
-            ["min_stuff_area", "classes", "hide", "quiet"],
-            "--min-area --classes --anonymize --quiet",
+            ["prepare", "export", "data", "out"],
+            "`formats=coco` `force=True` `tiles=0`",
+            "--format coco --force `tiles=0`",
         ),
-        (["prepare", "export", "data", "out"], ["formats", "force", "tiles"], "--format --force tiles"),
     ],
 )
-def test_flags_of_the_running_command(argv, parameters, shown, monkeypatch, capsys):
+def test_messages_name_flags_in_place_of_parameters(argv, message, shown, monkeypatch, capsys):
     def fail(args):
-        raise InputError(" ".join(map(option, parameters)))
+        warnings.warn(message, stacklevel=1)
+        raise InputError(message)
 
     monkeypatch.setattr(frame.command_module(argv[0]), "run", fail)
     assert main(argv) == 2
-    assert capsys.readouterr().err == f"seamseg {argv[0]}: {shown}\n"
-    assert option("overrides") == "overrides"
+    assert capsys.readouterr().err == f"seamseg: warning: {shown}\nseamseg {argv[0]}: {shown}\n"
 
 
 def test_flags_of_parameters_exist():
-    flags = set()
+    shown = ""
     for name in COMMANDS:
         parser = frame.build_parser([name])
         for words in ([name], [name, "export"]) if name == "prepare" else ([name],):
             chosen = SimpleNamespace(command=name, source=words[-1], action="train")
-            flags |= set(frame._flags(parser, chosen).values())
-    assert set(frame.PARAMETER_FLAGS.values()) <= flags
+            shown += frame._show_flags("".join(f"`{name}`" for name in frame.PARAMETER_FLAGS), parser, chosen)
+    assert all(flag in shown for flag in frame.PARAMETER_FLAGS.values())

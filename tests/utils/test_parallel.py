@@ -105,7 +105,7 @@ def test_a_pool_without_a_thread(monkeypatch):
 
     others = multiprocessing.active_children()
     monkeypatch.setattr("concurrent.futures.process._ExecutorManagerThread.start", limited)
-    with pytest.raises(SeamsegError, match=r"cannot start 2 worker processes: can't start new thread .*; workers=1"):
+    with pytest.raises(SeamsegError, match=r"cannot start 2 worker processes: can't start new thread .*; `workers=1`"):
         list(parallel_map(abs, range(10), 2))
     _end_of(others)
 
@@ -122,7 +122,7 @@ def test_processes_that_cannot_be_started(monkeypatch):
 
     others = multiprocessing.active_children()
     monkeypatch.setattr("os.fork", limited)
-    with pytest.raises(SeamsegError, match=r"cannot start 3 worker processes: Resource .*; workers=1 starts none"):
+    with pytest.raises(SeamsegError, match=r"cannot start 3 worker processes: Resource .*; `workers=1` starts none"):
         list(parallel_map(abs, range(10), 3))
     assert calls == [parent, parent]
     _end_of(others)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from seamseg.utils.errors import InputError, option
+from seamseg.utils.errors import InputError
 
 AUTO_LIMIT = 16 << 20
 """Pixels of the network's input above which `auto` uses tiles: more than any default size reaches."""
@@ -37,14 +37,12 @@ class Tiling:
 
     def __post_init__(self) -> None:
         if isinstance(self.tiles, str) and self.tiles not in ("auto", "off"):
-            raise InputError(f"{option('tiles')} must be auto, off or a side in pixels, not {self.tiles!r}")
+            raise InputError(f"`tiles` must be auto, off or a side in pixels, not {self.tiles!r}")
         side = AUTO_SIDE if isinstance(self.tiles, str) else self.tiles
         if side < LEAST_SIDE:
-            raise InputError(f"{option('tiles', side)}: too small, the side must be at least {LEAST_SIDE} pixels")
+            raise InputError(f"`tiles={side}`: too small, the side must be at least {LEAST_SIDE} pixels")
         if self.overlap is not None and not 0 <= self.overlap <= side // 2:
-            raise InputError(
-                f"{option('tile_overlap', self.overlap)}: must be 0 to {side // 2}, half of the side of the tiles"
-            )
+            raise InputError(f"`tile_overlap={self.overlap}`: must be 0 to {side // 2}, half of the side of the tiles")
 
     @property
     def allowed(self) -> bool:

@@ -15,7 +15,7 @@ from seamseg.predict.sinks.scratch import ScratchDir
 from seamseg.predict.sources.base import Container, Source
 from seamseg.predict.writers.base import Writer
 from seamseg.utils.distributed import World
-from seamseg.utils.errors import InputError, option
+from seamseg.utils.errors import InputError
 from seamseg.utils.files import cannot_write
 
 
@@ -125,5 +125,5 @@ def unknown_outputs(address: str) -> InputError:
     """Return the error about an existing file that no manifest lists."""
     return InputError(
         f"{address}: exists already, and no {MANIFEST} lists it as an output of `seamseg predict`; choose another "
-        f"folder or URL for the outputs, or overwrite it with {option('restart', True)}"
+        f"folder or URL for the outputs, or overwrite it with `restart=True`"
     )

@@ -31,7 +31,7 @@ from seamseg.predict.sinks.store import FolderStore, Store, UrlStore
 from seamseg.predict.sinks.target import OutputTarget, normalized
 from seamseg.predict.sources.base import Container, Source
 from seamseg.utils.distributed import World
-from seamseg.utils.errors import InputError, SeamsegError, option
+from seamseg.utils.errors import InputError, SeamsegError
 
 PART_SECONDS = 20.0
 """Time between two parts of the manifest of a URL: the work that a kill may cost."""
@@ -104,13 +104,12 @@ class ManifestParts:
         head = parsed(first)
         if head is None or "seamseg_predictions" not in head:
             raise InputError(
-                f"{self.store.address(name)}: not a manifest of `seamseg predict`; "
-                f"{option('restart', True)} replaces it"
+                f"{self.store.address(name)}: not a manifest of `seamseg predict`; `restart=True` replaces it"
             )
         if found := differences(head, self.head):
             raise InputError(
                 f"{self.store.address('')}: holds predictions of another run: {', '.join(found)}; choose another "
-                f"folder or URL, or start over with {option('restart', True)}{without_part(self.manifest.names.part)}"
+                f"folder or URL, or start over with `restart=True`{without_part(self.manifest.names.part)}"
             )
 
     def lines(self, names: Mapping[str, int]) -> Iterator[Line]:

@@ -25,7 +25,7 @@ from seamseg.predict.sinks.store import Store
 from seamseg.predict.sinks.target import OutputTarget, ShardPattern
 from seamseg.predict.sources.base import Container, Source, of_part
 from seamseg.utils.distributed import World
-from seamseg.utils.errors import InputError, SeamsegError, option
+from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.files import cannot_write
 
 SHARD_PHOTOS = 1000
@@ -68,8 +68,8 @@ class ShardSink(StoredSink):
         self._listed: set[str] = set()
         if any(writer.member is None for writer in self.writers):
             raise InputError(
-                f"{option('formats')} cityscapes, vistas and cvat are layouts of folders for other tools: write them "
-                f"to a folder or URL; shards take overlay, coco, raw, labelstudio and {option('hide')}"
+                "`formats` cityscapes, vistas and cvat are layouts of folders for other tools: write them "
+                "to a folder or URL; shards take overlay, coco, raw, labelstudio and `hide`"
             )
 
     def check(self, sources: Sequence[Source | Container]) -> None:
@@ -81,7 +81,7 @@ class ShardSink(StoredSink):
         if count > shards * self.photos:
             raise InputError(
                 f"{self.store.address(self.pattern.text)}: {count} photos do not fit into {shards} shards of "
-                f"{self.photos}; raise {option('shard_photos')}, or the last number"
+                f"{self.photos}; raise `shard_photos`, or the last number"
             )
 
     def remove_earlier(self, parts: ManifestParts, names: dict[str, int]) -> None:
@@ -109,7 +109,7 @@ class ShardSink(StoredSink):
             if shard is not None and not stamps.agree(line):
                 raise InputError(
                     f"{line['source']}: changed since its outputs were written to {self.store.address(shard)}; start "
-                    f"over with {option('restart', True)}, or choose another folder or URL"
+                    f"over with `restart=True`, or choose another folder or URL"
                 )
         self._refuse_unknown(known, names)
         # lines may name a shard that was not written: a part cannot drop them, so it must not use the number

@@ -25,7 +25,7 @@ from seamseg.predict.sources.share import (
     WorkerFailure,
     retry_on_worker_death,
 )
-from seamseg.utils.errors import SeamsegError, option
+from seamseg.utils.errors import SeamsegError
 
 _NOTE_BYTES = 4096
 _MAX_IDLE_DEATHS = 3
@@ -176,14 +176,13 @@ class ProcessDecoders:
         )
         if -getattr(signal, "SIGBUS", 0) in codes:
             raise SeamsegError(
-                f"{message}: shared memory is full; enlarge /dev/shm (docker run --shm-size), "
-                f"or lower {option('workers')}"
+                f"{message}: shared memory is full; enlarge /dev/shm (docker run --shm-size), or lower `workers`"
             ) from error
         self._idle_deaths += not sources
         if self._idle_deaths > _MAX_IDLE_DEATHS:
             raise SeamsegError(
                 f"{message}, for the {self._idle_deaths}th time while it read no photo; usually the machine is out of "
-                f"memory: lower {option('workers')}; re-run the same command to resume"
+                f"memory: lower `workers`; re-run the same command to resume"
             ) from error
         self._deaths.update(source.name for source in sources)
         skipped = [

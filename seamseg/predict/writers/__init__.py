@@ -20,7 +20,7 @@ from seamseg.predict.writers.images import AnonymizeWriter, OverlayWriter, Resul
 from seamseg.predict.writers.predictions import CityscapesWriter, CocoWriter, VistasWriter
 from seamseg.predict.writers.raw import RawDetectionsWriter, RawWriter
 from seamseg.predict.writers.semantic import IdsWriter, LabelsWriter, ProbabilitiesWriter, SemanticOverlayWriter
-from seamseg.utils.errors import InputError, option
+from seamseg.utils.errors import InputError
 
 __all__ = ["FORMATS", "AnonymizeWriter", "DetectionChoice", "Writer", "make_writers"]
 
@@ -83,7 +83,7 @@ def make_writers(
     unknown = next((name for name in formats if name not in known), None)
     if unknown is not None or not formats:
         what = f"a model of kind {kind} has no format {unknown!r}: " if unknown else ""
-        given = option("formats", ",".join(formats))
+        given = f"`formats={','.join(formats)}`"
         raise InputError(f"{given}: {what}choose among {', '.join(known)}, separated by commas")
     made: list[Writer[Any]] = []
     owners: dict[Path, str] = {}
@@ -92,7 +92,5 @@ def make_writers(
         made.append(make(out, metadata, choice) if make is CocoResultsWriter else make(out, metadata))
         for path in made[-1].paths(Source(Path("NAME"), "NAME", "NAME")):
             if (owner := owners.setdefault(path, name)) != name:
-                raise InputError(
-                    f"{option('formats', ','.join(formats))}: {owner} and {name} would both write {path.name}"
-                )
+                raise InputError(f"`formats={','.join(formats)}`: {owner} and {name} would both write {path.name}")
     return made

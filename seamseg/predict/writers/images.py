@@ -21,7 +21,7 @@ from seamseg.panoptic_map import PanopticResult
 from seamseg.predict.sources.base import Source
 from seamseg.predict.writers.base import Writer
 from seamseg.predictions import ArrayPrediction
-from seamseg.utils.errors import InputError, option
+from seamseg.utils.errors import InputError
 from seamseg.utils.files import write_atomically
 from seamseg.visualize.overlay import draw_overlay
 
@@ -128,7 +128,7 @@ class AnonymizeWriter(ImageWriter[PhotoResult]):
         self.style = style
         self.least_score = min(least_score, map_score)
         if not 0 <= least_score <= 1:
-            raise InputError(f"{option('least_score')} must be between 0 and 1, not {least_score}")
+            raise InputError(f"`least_score` must be between 0 and 1, not {least_score}")
 
     def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: PhotoResult) -> Image.Image:
         """See :class:`ImageWriter`."""

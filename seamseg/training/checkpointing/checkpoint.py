@@ -21,7 +21,7 @@ from seamseg.training.optim.schedule import LRSchedule
 from seamseg.training.options import KeyNames, TrainerOptions
 from seamseg.training.step import Stepper
 from seamseg.utils.distributed import World
-from seamseg.utils.errors import InputError, option
+from seamseg.utils.errors import InputError
 
 STEPPER_PARTS = ("scaler", "ema")
 """Possible keys of :meth:`Stepper.state_dict`, each a part of a snapshot's `state_dict`."""
@@ -238,11 +238,10 @@ def resume(
             raise ValueError("a position without rank states")
     except (KeyError, TypeError, ValueError):
         raise InputError(
-            f"{path}: its training progress is missing or damaged; "
-            f"use {option('pretrain', path)} to start from its weights"
+            f"{path}: its training progress is missing or damaged; use `pretrain={path}` to start from its weights"
         ) from None
     if "optimizer" not in snapshot.state_dict:
-        raise InputError(f"{path}: has no optimizer state; use {option('pretrain', path)} to start from its weights")
+        raise InputError(f"{path}: has no optimizer state; use `pretrain={path}` to start from its weights")
     load_optimizer_state(optimizer, snapshot.state_dict["optimizer"], str(path), more.get("optimizer"), keys)
     return point
 
@@ -272,7 +271,7 @@ def load_weights(
     With `averaged` those are the moving average if the snapshot has one.
     """
     snapshot = files.load(path)
-    start = f"use {option('pretrain', path)} {option('pretrain_classes', 'TABLE')} to start from its weights"
+    start = f"use `pretrain={path}` `pretrain_classes=TABLE` to start from its weights"
     check_classes(snapshot, metadata, str(path), "the data set has", start)
     load_into(net, snapshot, strict=True, name=str(path), averaged=averaged)
     return snapshot
@@ -287,7 +286,7 @@ def _check_same_kind(snapshot: Snapshot, net: nn.Module, name: str) -> None:
         if unknown:
             raise InputError(
                 f"{name}: is a snapshot of another kind of network, which also has {part}.{unknown[0]}: it cannot be "
-                f"resumed; use {option('pretrain', name)} to start from its weights"
+                f"resumed; use `pretrain={name}` to start from its weights"
             )
 
 

@@ -25,7 +25,7 @@ from seamseg.checkpoints.snapshot import (
 from seamseg.config import Config, config_to_string
 from seamseg.formats.metadata import Metadata, write_metadata
 from seamseg.training.options import KeyNames
-from seamseg.utils.errors import InputError, SeamsegError, option
+from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.files import PARTIAL, make_folder, replacing, write_atomically, write_json
 from seamseg.utils.limits import parse_json, read_limited, whole_number
 from seamseg.utils.locks import lock_file
@@ -272,7 +272,7 @@ class RunFolder:
         if candidates:
             raise InputError(
                 f"{self.path}: all {len(candidates)} snapshots are damaged; name another one with "
-                f"{option('resume', 'F')}, or start over without {option('resume')}"
+                f"`resume=F`, or start over without `resume`"
             )
         return None
 

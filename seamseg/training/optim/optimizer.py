@@ -14,7 +14,7 @@ from seamseg.models.backbones import Backbone
 from seamseg.models.backbones.timm_network import TimmBackbone
 from seamseg.ops.norm import ABN
 from seamseg.training.options import INI_KEYS, KeyNames
-from seamseg.utils.errors import InputError, option
+from seamseg.utils.errors import InputError
 
 NORM_LAYERS = (ABN, _BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
@@ -201,7 +201,7 @@ def load_optimizer_state(
         raise InputError(
             f"{source}: its optimizer holds {found} parameters a group, this training {counts}; "
             f"{', '.join(keys.groups)} or the architecture may have changed; "
-            f"use {option('pretrain', source)} to start from its weights"
+            f"use `pretrain={source}` to start from its weights"
         )
     _check_type(optimizer, saved, saved_type, source, keys)
     pairs = [
@@ -237,7 +237,7 @@ def _check_type(
     if saved_type != wanted:
         raise InputError(
             f"{source}: its optimizer is {saved_type.lower()}, this training uses {wanted.lower()}; change "
-            f"{keys.optimizer}, or use {option('pretrain', source)} to start from its weights"
+            f"{keys.optimizer}, or use `pretrain={source}` to start from its weights"
         )
 
 
@@ -271,7 +271,7 @@ def _restored(own: Mapping[str, Any], saved: Mapping[str, Any], parameter: Tenso
             if value.shape != target.shape:
                 raise InputError(
                     f"{source}: its optimizer has a {tuple(value.shape)} tensor where this training has "
-                    f"{tuple(target.shape)}; use {option('pretrain', source)} to start from its weights"
+                    f"{tuple(target.shape)}; use `pretrain={source}` to start from its weights"
                 )
         if isinstance(value, Tensor):
             like = parameter if value.shape == parameter.shape else value
@@ -294,6 +294,4 @@ def _checked(state: Any, source: str) -> tuple[list[Mapping[str, Any]], Mapping[
 
 
 def _damaged(source: str) -> InputError:
-    return InputError(
-        f"{source}: its optimizer state is damaged; use {option('pretrain', source)} to start from its weights"
-    )
+    return InputError(f"{source}: its optimizer state is damaged; use `pretrain={source}` to start from its weights")
