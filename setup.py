@@ -190,7 +190,7 @@ setup(
             "kernels.json",
             "ops/schemas.inc",
             "report/assets/*",
-            "serve/assets/*",
+            "serving/assets/*",
         ],
         "seamseg.configs": ["*.ini", "classes/*.ini", "imagenet/*.json"],
     },

@@ -66,7 +66,7 @@ def photo(size: tuple[int, int]) -> bytes:
 def calls(predictor: Predictor[Any], data: bytes, requests: int) -> tuple[float, Latencies]:
     """Predict one photo after the other; return requests per second, and the seconds of each."""
     from seamseg.data.images import open_image
-    from seamseg.serve.encoding import ResultEncoder
+    from seamseg.serving.encoding import ResultEncoder
 
     encoder = ResultEncoder(predictor)
 
@@ -84,8 +84,8 @@ def calls(predictor: Predictor[Any], data: bytes, requests: int) -> tuple[float,
 @contextmanager
 def server(predictor: Predictor[Any], batch_size: int) -> Iterator[tuple[int, Callable[[], tuple[float, float]]]]:
     """Serve a predictor; yield the port, and a function that returns the photos and the batches so far."""
-    from seamseg.serve.app import ServeOptions, Service, build_app
-    from seamseg.serve.server import AppServer, accepted_hosts, bind
+    from seamseg.serving.app import ServeOptions, Service, build_app
+    from seamseg.serving.server import AppServer, accepted_hosts, bind
 
     bound = bind("127.0.0.1", 0)
     port = bound.getsockname()[1]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # `import seamseg` must not import torch: each function imports what it needs
 
-__all__ = ["__version__", "classifier", "evaluate", "export", "load", "train"]
+__all__ = ["__version__", "classifier", "evaluate", "export", "load", "serve", "train"]
 
 Overrides: TypeAlias = "Mapping[str, object] | Sequence[str]"
 """Configuration keys: `{"section.key": value}` or `["section.key=value"]`."""
@@ -239,6 +239,69 @@ def export(
     from seamseg.deploy.export import ExportOptions, export_model
 
     return export_model(model, out, ExportOptions(**{**given, "overrides": _key_values(overrides)}))
+
+
+def serve(
+    model: str | Path,
+    device: str = "auto",
+    config: str | Path | None = None,
+    meta: str | Path | None = None,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    batch_size: int | None = None,
+    batch_wait: float = 0.0,
+    queue: int = 32,
+    max_upload: float = 32.0,
+    max_megapixels: float = 50.0,
+    timeout: float = 60.0,
+    score_threshold: float | None = None,
+    overlap_threshold: float | None = None,
+    min_stuff_area: int | None = None,
+    shortest_size: int | None = None,
+    longest_max_size: int | None = None,
+    size: int | None = None,
+    preview: bool = False,
+    tiles: str | int = "auto",
+    tile_overlap: int | None = None,
+    tta: str | Augmentation | None = None,
+    tta_fusion: str = "mean",
+    classes: str | Sequence[str] | None = None,
+    precision: str = "fp32",
+    compile: bool = False,
+    cuda_graphs: bool = False,
+    pad_to: int = 1,
+    overrides: Overrides = (),
+) -> int:
+    """Serve a model over HTTP until SIGINT or SIGTERM: `seamseg.serve("runs/city", port=8080)`.
+
+    Parameters
+    ----------
+    model, device, config, meta : see :func:`load`
+    host, port : address to listen on; port 0 for a free one
+    batch_size, batch_wait, queue, max_upload, max_megapixels, timeout : see :class:`seamseg.serving.app.ServeOptions`
+    others : see :class:`seamseg.inference.options.InferenceOptions`
+
+    Returns
+    -------
+    number of requests in progress that were cut off at the end
+
+    Raises
+    ------
+    seamseg.utils.errors.InputError
+        if the model or the address is wrong, or a package of the extra `serve` is missing
+    seamseg.utils.errors.SeamsegError
+        if the port is in use or not allowed
+    """
+    given = locals()
+    from seamseg.utils.errors import require_packages
+
+    require_packages("starlette", "uvicorn", "python_multipart", "prometheus_client", extra="serve")
+    from seamseg.serving.app import ServeOptions
+    from seamseg.serving.server import serve_model
+
+    options = ServeOptions(batch_size, batch_wait, queue, max_upload, max_megapixels, timeout)
+    return serve_model(model, device, config, meta, _inference_options(given), options, host, port).cut_off
 
 
 def _inference_options(given: Mapping[str, Any]) -> InferenceOptions:

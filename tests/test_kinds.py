@@ -12,14 +12,14 @@ from seamseg.formats.exported import OUTPUTS
 from seamseg.inference.kinds import INFERENCE_KINDS
 from seamseg.models.build import build_network
 from seamseg.predict.writers import FORMATS
-from seamseg.serve.encoding import SERVED_KINDS
+from seamseg.serving.encoding import SERVED_KINDS
 from seamseg.validation.validator import SCORERS
 
 ROOMS = {
     "formats/exported": OUTPUTS,
     "inference/kinds": INFERENCE_KINDS,
     "predict/writers": FORMATS,
-    "serve/encoding": SERVED_KINDS,
+    "serving/encoding": SERVED_KINDS,
     "deploy/model_card": TASKS,
 }
 TRAINED = {"config/kinds": KINDS, "validation/validator": SCORERS}

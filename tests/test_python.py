@@ -1,8 +1,13 @@
-"""`seamseg.load`, `evaluate`, `train` and `export`: the options of the commands as keywords."""
+"""`seamseg.load`, `evaluate`, `train`, `export` and `serve`: the options of the commands as keywords."""
 
 from __future__ import annotations
 
 import inspect
+import json
+import os
+import signal
+import threading
+import urllib.request
 from dataclasses import MISSING, fields
 
 import numpy as np
@@ -12,6 +17,7 @@ from support.micro import write_config
 import seamseg
 from seamseg.deploy.export import ExportOptions
 from seamseg.inference.options import InferenceOptions
+from seamseg.serving.app import ServeOptions
 from seamseg.training.run import TrainingOptions
 from seamseg.validation.evaluate import EvaluationOptions
 
@@ -20,6 +26,7 @@ OPTIONS = {
     "evaluate": [(InferenceOptions, ("classes", "probabilities")), (EvaluationOptions, ("inference",))],
     "train": [(TrainingOptions, ("evaluate",))],
     "export": [(ExportOptions, ())],
+    "serve": [(InferenceOptions, ("probabilities",)), (ServeOptions, ())],
 }
 
 
@@ -33,7 +40,7 @@ def test_keywords_are_those_of_the_options(name):
                 continue
             found = parameters.pop(field.name)
             assert found.default == (inspect.Parameter.empty if field.default is MISSING else field.default), field.name
-    assert set(parameters) <= {"model", "data", "out", "device", "config", "meta"}
+    assert set(parameters) <= {"model", "data", "out", "device", "config", "meta", "host", "port"}
 
 
 @pytest.mark.usefixtures("narrow")
@@ -53,3 +60,18 @@ def test_from_training_to_an_exported_file(micro, tmp_path, capsys):
     assert seamseg.load(report.path).predict(photo).size == seamseg.load(run, "cpu").predict(photo).size
     with pytest.raises(TypeError, match="tilse"):
         seamseg.load(run, tilse="off")
+
+
+@pytest.mark.usefixtures("narrow")
+def test_serve(micro_run, capsys, monkeypatch):
+    answers = []
+
+    def ask(line):
+        address = line.split()[-1]
+        with urllib.request.urlopen(f"{address}/health") as answer:
+            answers.append(json.load(answer))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("builtins.print", lambda line, **_: threading.Thread(target=ask, args=(line,)).start())
+    assert seamseg.serve(micro_run, "cpu", port=0) == 0
+    assert answers[0]["kind"] == "panoptic"

@@ -24,20 +24,12 @@ in progress, within --timeout; the second time at once.
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import sys
-import threading
 from contextlib import suppress
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from seamseg.cli.model_options import add_model_options, check_model, inference_options
 from seamseg.utils.errors import require_packages
-
-if TYPE_CHECKING:
-    from seamseg.inference.predictor import Predictor
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,54 +68,21 @@ def run(args: argparse.Namespace) -> int:
     # starlette needs python_multipart for the first form only
     require_packages("starlette", "uvicorn", "python_multipart", "prometheus_client", extra="serve")
     check_model(args.model, args.config, args.meta, args.set, args.device)
-    from seamseg.checkpoints.model_path import local_model
-    from seamseg.inference.predictor import load_predictor
-    from seamseg.serve.app import ServeOptions, Service, build_app
-    from seamseg.serve.server import AppServer, accepted_hosts, address_of, bind
-    from seamseg.utils.parallel import call_in_thread
+    from seamseg.serving.app import ServeOptions
+    from seamseg.serving.server import serve_model
 
-    # a line for each broken form
-    logging.getLogger("python_multipart").setLevel(logging.ERROR)
-    batch_size = 1 if args.batch_size is None else args.batch_size
-    options = ServeOptions(batch_size, args.batch_wait, args.queue, args.max_upload, args.max_megapixels, args.timeout)
-    with bind(args.host, args.port) as bound:
-        settings = inference_options(args)
-        # outside the thread: Ctrl-C ends a download at once
-        model = local_model(args.model)
-        # in a thread that ends, with its OpenMP threads: one of the service runs the network
-        predictor = call_in_thread(
-            lambda: _warmed_up(load_predictor(model, args.device, args.config, args.meta, settings))
-        )
-        if args.batch_size is None and predictor.network.on_gpu:
-            options = replace(options, batch_size=4)
-        service = Service(predictor, Path(args.model).name, options, args.debug)
-        line = f"serving {service.name} ({predictor.kind}, {predictor.network.device}) at {address_of(bound)}"
-        app = build_app(service, accepted_hosts(bound))
-        server = AppServer(app, lambda: print(line, flush=True), options.timeout)
-        try:
-            server.run_on(bound)
-        finally:
-            # nobody waits any more for what the threads still compute
-            closing = threading.Thread(target=service.close, daemon=True)
-            closing.start()
-            with suppress(KeyboardInterrupt):
-                closing.join(0.1 if server.force_exit else 2)
-    cut_off = service.cut_off + server.cut_off
-    if cut_off:
-        print(f"{cut_off} requests in progress were cut off", file=sys.stderr)
-    code = 1 if cut_off else 0
-    if closing.is_alive():
+    options = ServeOptions(
+        args.batch_size, args.batch_wait, args.queue, args.max_upload, args.max_megapixels, args.timeout
+    )
+    model = (args.model, args.device, args.config, args.meta, inference_options(args))
+    end = serve_model(*model, options, args.host, args.port, args.debug)
+    if end.cut_off:
+        print(f"{end.cut_off} requests in progress were cut off", file=sys.stderr)
+    code = 1 if end.cut_off else 0
+    if end.is_computing:
         # Python's end would wait for a photo, or abort in the middle of an operator
         with suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
     return code
-
-
-def _warmed_up(predictor: Predictor[Any]) -> Predictor[Any]:
-    """Run the network once: a device that fails ends the command, and the first request does not wait."""
-    from PIL import Image
-
-    predictor.predict(Image.new("RGB", (640, 480)), keep_photo=False)
-    return predictor

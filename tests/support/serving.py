@@ -21,8 +21,8 @@ from seamseg.inference.predictor import Predictor
 from seamseg.inference.tiling.tiles import Tiling
 from seamseg.panoptic_map import VOID
 from seamseg.predictions import Prediction
-from seamseg.serve.app import ServeOptions, Service, build_app
-from seamseg.serve.server import AppServer, accepted_hosts, bind
+from seamseg.serving.app import ServeOptions, Service, build_app
+from seamseg.serving.server import AppServer, accepted_hosts, bind
 
 CLASSES = Metadata(3, 0, ["road", "sky", "tree"], [(128, 64, 128), (70, 130, 180), (107, 142, 35)], [7, 23, 21])
 FAILS = 250

@@ -11,7 +11,7 @@ import pytest
 from support.serving import FAILS, RedNetwork, photo, red_predictor
 
 from seamseg.inference.tiling.tiles import Tiling
-from seamseg.serve.batching import Batcher
+from seamseg.serving.batching import Batcher
 
 
 @pytest.fixture

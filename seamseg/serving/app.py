@@ -29,8 +29,8 @@ from seamseg.data.images import MAX_PIXELS, open_image
 from seamseg.inference.images import ImagePreparation, PreparedImage
 from seamseg.inference.predictor import Predictor
 from seamseg.report.page import Page, page_frame
-from seamseg.serve.batching import Batcher
-from seamseg.serve.encoding import Content, ResultEncoder
+from seamseg.serving.batching import Batcher
+from seamseg.serving.encoding import Content, ResultEncoder
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError
 from seamseg.utils.limits import MIB, format_bytes
@@ -40,7 +40,7 @@ from seamseg.version import __version__
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-PAGE = Page("seamseg.serve", ("helpers", "maps", "serve"), ("style", "serve"), connects=True)
+PAGE = Page("seamseg.serving", ("helpers", "maps", "serve"), ("style", "serve"), connects=True)
 
 UPLOAD = "photo"
 """Name of the upload in messages."""
@@ -58,7 +58,7 @@ class ServeOptions:
 
     Attributes
     ----------
-    batch_size : photos of equal network size that are computed together, at most
+    batch_size : maximum number of photos of equal network size computed together; None: 4 on a GPU, 1 elsewhere
     batch_wait : milliseconds that an incomplete batch waits for more photos
     queue : requests in progress at most; others are refused
     max_upload : MiB of a photo
@@ -71,7 +71,7 @@ class ServeOptions:
         if a value is out of range
     """
 
-    batch_size: int = 1
+    batch_size: int | None = None
     batch_wait: float = 0.0
     queue: int = 32
     max_upload: float = 32.0
@@ -81,6 +81,8 @@ class ServeOptions:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
+            if value is None:
+                continue
             # false for NaN
             if not (0 <= value < float("inf")) or (value == 0 and field.name != "batch_wait"):
                 raise InputError(f"`{field.name}={value}`: must be positive and finite")
@@ -139,9 +141,8 @@ class Service:
         self._network = predictor.network
         self._kind = predictor.kind
         self._prepare = ImagePreparation(predictor.input_size)
-        self._batcher = Batcher(
-            predictor, options.batch_size, options.batch_wait / 1e3, self.metrics.batch_size.observe
-        )
+        batch_size = options.batch_size or (4 if predictor.network.on_gpu else 1)
+        self._batcher = Batcher(predictor, batch_size, options.batch_wait / 1e3, self.metrics.batch_size.observe)
         self.metrics.waiting.set_function(lambda: self._batcher.waiting)
         # decode and encode beside the network; their number bounds the memory of whole photos
         self._threads = ThreadPoolExecutor(min(4, available_cores()), "photos")

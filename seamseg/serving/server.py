@@ -1,26 +1,98 @@
-"""Running the application with uvicorn: its socket, its signals, its end."""
+"""Run the application with uvicorn: its model, socket, signals and end."""
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import math
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
+from typing import Any, NamedTuple
 
 import h11
 import uvicorn
+from PIL import Image
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from seamseg.checkpoints.model_path import local_model
+from seamseg.inference.options import InferenceOptions
+from seamseg.inference.predictor import Predictor, load_predictor
+from seamseg.serving.app import ServeOptions, Service, build_app
 from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.parallel import call_in_thread
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1", "[::1]")
+
+
+class ServerEnd(NamedTuple):
+    """The end of a server: number of requests in progress that were cut off; whether threads still compute for them."""
+
+    cut_off: int
+    is_computing: bool
+
+
+def serve_model(
+    model: str | Path,
+    device: str = "auto",
+    config: str | Path | None = None,
+    meta: str | Path | None = None,
+    inference: InferenceOptions = InferenceOptions(),  # noqa: B008  # frozen
+    options: ServeOptions = ServeOptions(),  # noqa: B008  # frozen
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    debug: bool = False,
+) -> ServerEnd:
+    """Serve a model until SIGINT or SIGTERM; print its address on stdout when clients can connect.
+
+    Parameters
+    ----------
+    model, device, config, meta, inference : see :func:`seamseg.inference.predictor.load_predictor`
+    options : limits
+    host, port : see :func:`bind`
+    debug : print tracebacks of unexpected errors
+
+    Raises
+    ------
+    InputError
+        if the model or the address is wrong
+    SeamsegError
+        if the port is in use or not allowed
+    """
+    # a line for each broken form
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
+    with bind(host, port) as bound:
+        # outside the thread: Ctrl-C ends a download at once
+        path = local_model(model)
+        # in a thread that ends, with its OpenMP threads: one of the service runs the network
+        predictor = call_in_thread(lambda: _warmed_up(load_predictor(path, device, config, meta, inference)))
+        service = Service(predictor, Path(model).name, options, debug)
+        line = f"serving {service.name} ({predictor.kind}, {predictor.network.device}) at {address_of(bound)}"
+        app = build_app(service, accepted_hosts(bound))
+        server = AppServer(app, lambda: print(line, flush=True), options.timeout)
+        try:
+            server.run_on(bound)
+        finally:
+            # nobody waits any more for what the threads still compute
+            closing = threading.Thread(target=service.close, daemon=True)
+            closing.start()
+            with suppress(KeyboardInterrupt):
+                closing.join(0.1 if server.force_exit else 2)
+    return ServerEnd(service.cut_off + server.cut_off, closing.is_alive())
+
+
+def _warmed_up(predictor: Predictor[Any]) -> Predictor[Any]:
+    """Run the network once: a device that fails ends the server, and the first request does not wait."""
+    predictor.predict(Image.new("RGB", (640, 480)), keep_photo=False)
+    return predictor
 
 
 def bind(host: str, port: int) -> socket.socket:

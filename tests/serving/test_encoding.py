@@ -22,8 +22,8 @@ from seamseg.data.input_size import InputSize
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.options import Thresholds
 from seamseg.inference.predictor import Predictor
-from seamseg.serve import encoding
-from seamseg.serve.encoding import ResultEncoder
+from seamseg.serving import encoding
+from seamseg.serving.encoding import ResultEncoder
 
 SIZE = (90, 140)
 KINDS = ("panoptic", "semantic", "instance_seg", "detection", "classification")

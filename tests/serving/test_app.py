@@ -19,8 +19,8 @@ from PIL import Image
 from support.processes import open_resources
 from support.serving import FAILS, Client, RedNetwork, in_thread, photo, png, red_predictor, serving
 
-from seamseg.serve.app import ServeOptions
-from seamseg.serve.server import bind
+from seamseg.serving.app import ServeOptions
+from seamseg.serving.server import bind
 from seamseg.utils.errors import InputError
 
 FORM = {"Content_Type": "multipart/form-data; boundary=XX"}
