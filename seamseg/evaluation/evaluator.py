@@ -12,9 +12,9 @@ from seamseg.evaluation.confusion import ConfusionMatrix
 from seamseg.evaluation.matching import Matches, set_void
 from seamseg.evaluation.panoptic_quality import LegacyPanopticQuality, PanopticQuality, check_sizes
 from seamseg.evaluation.scores import PanopticScores
-from seamseg.evaluation.segments import flatten_layers, gt_segments_from_pairs, unmerged_segments
-from seamseg.idmaps.histogram import joint_histogram
-from seamseg.panoptic_map import ClassInfo, PanopticResult, SegmentLike
+from seamseg.evaluation.segments import Numbers, flatten_layers, gt_segments_from_pairs, unmerged_segments
+from seamseg.idmaps.histogram import ArrayLike, joint_histogram
+from seamseg.panoptic_map import ClassInfo, PanopticResult, Segments
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,8 +24,8 @@ class Comparison(NamedTuple):
     """The matches of an image and the compared segments."""
 
     matches: Matches
-    gt: Sequence[SegmentLike]
-    pred: Sequence[SegmentLike]
+    gt: Segments
+    pred: Segments
 
 
 class PanopticEvaluator:
@@ -55,24 +55,14 @@ class PanopticEvaluator:
         return self.quality.n_images
 
     def add(
-        self,
-        gt_ids: np.ndarray | Tensor,
-        gt_segments: Sequence[SegmentLike],
-        pred_ids: np.ndarray | Tensor,
-        pred_segments: Sequence[SegmentLike],
-        name: str = "",
+        self, gt_ids: ArrayLike, gt_segments: Segments, pred_ids: ArrayLike, pred_segments: Segments, name: str = ""
     ) -> Comparison:
         """Compare the two maps of an image; see :meth:`PanopticQuality.add`."""
         check_sizes(gt_ids.shape, pred_ids.shape, f"image {name}")
         return self.add_pairs(*joint_histogram(gt_ids, pred_ids), gt_segments, pred_segments, name)
 
     def add_pairs(
-        self,
-        pairs: np.ndarray,
-        counts: np.ndarray,
-        gt_segments: Sequence[SegmentLike],
-        pred_segments: Sequence[SegmentLike],
-        name: str = "",
+        self, pairs: np.ndarray, counts: np.ndarray, gt_segments: Segments, pred_segments: Segments, name: str = ""
     ) -> Comparison:
         """Compare two maps like :meth:`add`, given their joint histogram."""
         matches = self.quality.add_pairs(pairs, counts, gt_segments, pred_segments, name)
@@ -80,12 +70,7 @@ class PanopticEvaluator:
         return Comparison(matches, gt_segments, pred_segments)
 
     def add_result(
-        self,
-        mask: np.ndarray | Tensor,
-        cat: Sequence[int] | Tensor,
-        iscrowd: Sequence[int] | Tensor,
-        result: PanopticResult,
-        name: str = "",
+        self, mask: ArrayLike, cat: Numbers, iscrowd: Numbers, result: PanopticResult, name: str = ""
     ) -> Comparison:
         """Compare a result of the network with the ground truth of a dataset folder, at the original size of the image.
 
@@ -134,8 +119,8 @@ class PanopticEvaluator:
         self,
         pairs: np.ndarray,
         counts: np.ndarray,
-        gt_segments: Sequence[SegmentLike],
-        pred_segments: Sequence[SegmentLike],
+        gt_segments: Segments,
+        pred_segments: Segments,
         confusion: ConfusionMatrix | None = None,
     ) -> None:
         gt_class_of = {s.id: s.category for s in gt_segments}

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from seamseg.panoptic_map import VOID_ID, SegmentLike
+from seamseg.panoptic_map import VOID_ID, SegmentLike, Segments
 from seamseg.utils.errors import InputError
 
 _MAX_IOU = 1 << 20
@@ -73,11 +73,7 @@ class _PixelCounts:
 
 
 def match_segments(
-    pairs: np.ndarray,
-    counts: np.ndarray,
-    gt_segments: Sequence[SegmentLike],
-    pred_segments: Sequence[SegmentLike],
-    name: str = "",
+    pairs: np.ndarray, counts: np.ndarray, gt_segments: Segments, pred_segments: Segments, name: str = ""
 ) -> Matches:
     """Match the segments of one image.
 
@@ -131,10 +127,7 @@ def _overlapping_pairs(
 
 
 def _add_unmatched(
-    matches: Matches,
-    pixels: _PixelCounts,
-    gt_by_id: Mapping[int, SegmentLike],
-    pred_by_id: Mapping[int, SegmentLike],
+    matches: Matches, pixels: _PixelCounts, gt_by_id: Mapping[int, SegmentLike], pred_by_id: Mapping[int, SegmentLike]
 ) -> None:
     """Add false negatives and false positives, given the true positives."""
     gt_matched = {pair.gt for pair in matches.matched}

@@ -94,10 +94,7 @@ class FoldedDenseModule(nn.Module):
     """
 
     def __init__(
-        self,
-        norms: Sequence[ChannelwiseActivation],
-        first: Sequence[FusedConv2d],
-        second: Sequence[FusedConv2d],
+        self, norms: Sequence[ChannelwiseActivation], first: Sequence[FusedConv2d], second: Sequence[FusedConv2d]
     ) -> None:
         super().__init__()
         self.norms, self.first, self.second = (nn.ModuleList(layers) for layers in (norms, first, second))

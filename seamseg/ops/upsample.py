@@ -109,11 +109,7 @@ def upsample_cross_entropy(
 
 
 def upsample_ohem_loss(
-    logits: Tensor,
-    padded_size: tuple[int, int],
-    valid_size: tuple[int, int],
-    target: Tensor,
-    ohem: float | None = None,
+    logits: Tensor, padded_size: tuple[int, int], valid_size: tuple[int, int], target: Tensor, ohem: float | None = None
 ) -> Tensor:
     """Compute the cross-entropy of the upsampled logits of one image, averaged over its hardest pixels.
 
@@ -183,13 +179,7 @@ def _fake_loss(
 
 
 def _fake_loss_backward(
-    grad: Tensor,
-    logits: Tensor,
-    padded_height: int,
-    padded_width: int,
-    target: Tensor,
-    normaliser: Tensor,
-    ohem: float,
+    grad: Tensor, logits: Tensor, padded_height: int, padded_width: int, target: Tensor, normaliser: Tensor, ohem: float
 ) -> Tensor:
     return logits.new_empty(logits.shape, dtype=_wide(logits.dtype))
 

@@ -67,10 +67,7 @@ class ProposalMatcher:
 
     @torch.no_grad()
     def batch(
-        self,
-        proposals: Sequence[Tensor | None],
-        boxes: Sequence[Tensor | None],
-        crowds: Sequence[Tensor | None],
+        self, proposals: Sequence[Tensor | None], boxes: Sequence[Tensor | None], crowds: Sequence[Tensor | None]
     ) -> list[ROISample | None]:
         """Match and sample the proposals of each image; the ground-truth boxes count as proposals too.
 
