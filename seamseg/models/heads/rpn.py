@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,9 @@ from seamseg.ops.boxes import clip_boxes, crowd_fraction, decode_boxes, match_bo
 from seamseg.ops.nms import nms_fixed
 from seamseg.ops.norm import run_layers
 from seamseg.structures import PackedSequence
+
+Sizes: TypeAlias = Sequence[tuple[int, int]]
+"""`(height, width)` of each image without its padding."""
 
 
 class AnchorGenerator:
@@ -151,11 +155,7 @@ class AnchorMatcher:
 
     @torch.no_grad()
     def batch(
-        self,
-        anchors: Tensor,
-        boxes: Sequence[Tensor | None],
-        valid_sizes: Sequence[tuple[int, int]],
-        crowds: Sequence[Tensor | None],
+        self, anchors: Tensor, boxes: Sequence[Tensor | None], valid_sizes: Sizes, crowds: Sequence[Tensor | None]
     ) -> Tensor:
         """Match and sample the anchors of each image; on a GPU the host waits once, not at all if `fixed`.
 
@@ -241,12 +241,7 @@ class ProposalGenerator:
 
     @torch.no_grad()
     def __call__(
-        self,
-        obj_logits: Tensor,
-        bbx_logits: Tensor,
-        anchors: Tensor,
-        valid_sizes: Sequence[tuple[int, int]],
-        training: bool,
+        self, obj_logits: Tensor, bbx_logits: Tensor, anchors: Tensor, valid_sizes: Sizes, training: bool
     ) -> PackedSequence:
         """Choose the proposals of each image.
 
@@ -268,12 +263,7 @@ class ProposalGenerator:
 
     @torch.no_grad()
     def padded(
-        self,
-        obj_logits: Tensor,
-        bbx_logits: Tensor,
-        anchors: Tensor,
-        valid_sizes: Sequence[tuple[int, int]],
-        training: bool,
+        self, obj_logits: Tensor, bbx_logits: Tensor, anchors: Tensor, valid_sizes: Sizes, training: bool
     ) -> tuple[Tensor, Tensor]:
         """Make the proposals of a call, in tensors whose shapes do not depend on their number.
 
