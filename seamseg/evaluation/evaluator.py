@@ -66,7 +66,7 @@ class PanopticEvaluator:
     ) -> Comparison:
         """Compare two maps like :meth:`add`, given their joint histogram."""
         matches = self.quality.add_pairs(pairs, counts, gt_segments, pred_segments, name)
-        self._add_to_confusion(pairs, counts, gt_segments, pred_segments)
+        _add_pixels(self.confusion, pairs, counts, gt_segments, pred_segments)
         return Comparison(matches, gt_segments, pred_segments)
 
     def add_result(
@@ -109,23 +109,11 @@ class PanopticEvaluator:
         pred_segments = [s for s in result.segments if not s.iscrowd]
         without_crowds = set_void(pairs, column=1, ids=crowds)
         matches = self.quality.add_pairs(without_crowds, counts, gt_segments, pred_segments, name)
-        self._add_to_confusion(pairs, counts, gt_segments, result.segments)
+        _add_pixels(self.confusion, pairs, counts, gt_segments, result.segments)
         if crowds:
             of_crowds = np.isin(pairs[:, 1], crowds)
-            self._add_to_confusion(pairs[of_crowds], counts[of_crowds], gt_segments, result.segments, self.uncovered)
+            _add_pixels(self.uncovered, pairs[of_crowds], counts[of_crowds], gt_segments, result.segments)
         return Comparison(matches, gt_segments, pred_segments)
-
-    def _add_to_confusion(
-        self,
-        pairs: np.ndarray,
-        counts: np.ndarray,
-        gt_segments: Segments,
-        pred_segments: Segments,
-        confusion: ConfusionMatrix | None = None,
-    ) -> None:
-        gt_class_of = {s.id: s.category for s in gt_segments}
-        pred_class_of = {s.id: s.category for s in pred_segments}
-        (self.confusion if confusion is None else confusion).add_pairs(pairs, counts, gt_class_of, pred_class_of)
 
     def merge(self, other: PanopticEvaluator) -> None:
         """Add the counts of another object."""
@@ -155,3 +143,9 @@ class PanopticEvaluator:
             return scores
         segments = self.confusion.without(self.uncovered).iou().tolist()
         return replace(scores, mIoU_segments=self.quality.mean_iou(segments))
+
+
+def _add_pixels(
+    confusion: ConfusionMatrix, pairs: np.ndarray, counts: np.ndarray, gt: Segments, pred: Segments
+) -> None:
+    confusion.add_pairs(pairs, counts, {s.id: s.category for s in gt}, {s.id: s.category for s in pred})
