@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -78,6 +79,9 @@ class SegmentLike(Protocol):
     @property
     def score(self) -> float | None:
         """Score, for reports only."""
+
+
+Segments: TypeAlias = Sequence[SegmentLike]
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from support.golden_files import array, has, tensor
+from torch.testing import assert_close
 
 from seamseg.fusion import FusedMap, fuse, to_result
-from seamseg.ops.boxes import invert_boxes
 from seamseg.ops.roi_sampling import roi_sampling
 from seamseg.panoptic_map import VOID
 from seamseg.predictions import Prediction
@@ -51,13 +51,27 @@ def test_fusion_without_empty_segments_is_the_same_picture(case):
     assert [i for i in present if i > 0] == list(range(1, len(ours.categories))), "every segment has a pixel"
 
 
+def inverted_boxes(boxes, grid, size):
+    """The corners of an image of `size` in coordinates of a grid that is spread over each box."""
+    corner, side = boxes[:, :2], boxes[:, 2:] - boxes[:, :2]
+    grid, size = boxes.new_tensor(grid), boxes.new_tensor(size)
+    return torch.cat((-corner / side * grid, (size - corner) / side * grid), dim=1)
+
+
+@pytest.mark.parametrize("grid", [(14, 28), (28, 28)])
+def test_the_plain_form_inverts_boxes_as_the_original(grid):
+    found = inverted_boxes(tensor("ops", "invert_roi_bbx/bbx"), grid, (80, 90))
+    wanted = tensor("ops", f"invert_roi_bbx/out_{grid[0]}x{grid[1]}_img80x90")
+    assert_close(found, wanted, rtol=1e-6, atol=1e-5, equal_nan=True)
+
+
 def plain_fuse(prediction, num_stuff, score_threshold, overlap_threshold, min_stuff_area):
     """The fusion of the contract, with whole-image masks."""
     height, width = prediction.size
     keep = prediction.scores > score_threshold
     boxes, classes, scores = prediction.boxes[keep], prediction.classes[keep], prediction.scores[keep]
     masks = prediction.mask_logits[keep].sigmoid()[:, None]
-    inverted = invert_boxes(boxes, (28, 28), (height, width))
+    inverted = inverted_boxes(boxes, (28, 28), (height, width))
     planes, _ = roi_sampling(masks, inverted, torch.arange(len(boxes)), (height, width), padding="zero")
     planes = planes[:, 0] > 0.5
     ids, categories = torch.zeros(height, width, dtype=torch.long), [VOID]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from seamseg.evaluation.scores import mean
-from seamseg.idmaps.histogram import joint_histogram
+from seamseg.idmaps.histogram import ArrayLike, joint_histogram
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +33,7 @@ class ConfusionMatrix:
         self.num_classes = num_classes
         self.counts = np.zeros((num_classes, num_classes + 1), np.int64)
 
-    def add(self, gt_classes: np.ndarray | Tensor, pred_classes: np.ndarray | Tensor) -> None:
+    def add(self, gt_classes: ArrayLike, pred_classes: ArrayLike) -> None:
         """Add two class maps of the same shape."""
         pairs, counts = joint_histogram(gt_classes, pred_classes)
         self._add(pairs[:, 0], pairs[:, 1], counts)

@@ -12,9 +12,9 @@ from seamseg.evaluation.confusion import ConfusionMatrix
 from seamseg.evaluation.matching import Matches, set_void
 from seamseg.evaluation.panoptic_quality import LegacyPanopticQuality, PanopticQuality, check_sizes
 from seamseg.evaluation.scores import PanopticScores
-from seamseg.evaluation.segments import flatten_layers, gt_segments_from_pairs, unmerged_segments
-from seamseg.idmaps.histogram import joint_histogram
-from seamseg.panoptic_map import ClassInfo, PanopticResult, SegmentLike
+from seamseg.evaluation.segments import Numbers, flatten_layers, gt_segments_from_pairs, unmerged_segments
+from seamseg.idmaps.histogram import ArrayLike, joint_histogram
+from seamseg.panoptic_map import ClassInfo, PanopticResult, Segments
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,8 +24,8 @@ class Comparison(NamedTuple):
     """The matches of an image and the compared segments."""
 
     matches: Matches
-    gt: Sequence[SegmentLike]
-    pred: Sequence[SegmentLike]
+    gt: Segments
+    pred: Segments
 
 
 class PanopticEvaluator:
@@ -55,37 +55,22 @@ class PanopticEvaluator:
         return self.quality.n_images
 
     def add(
-        self,
-        gt_ids: np.ndarray | Tensor,
-        gt_segments: Sequence[SegmentLike],
-        pred_ids: np.ndarray | Tensor,
-        pred_segments: Sequence[SegmentLike],
-        name: str = "",
+        self, gt_ids: ArrayLike, gt_segments: Segments, pred_ids: ArrayLike, pred_segments: Segments, name: str = ""
     ) -> Comparison:
         """Compare the two maps of an image; see :meth:`PanopticQuality.add`."""
         check_sizes(gt_ids.shape, pred_ids.shape, f"image {name}")
         return self.add_pairs(*joint_histogram(gt_ids, pred_ids), gt_segments, pred_segments, name)
 
     def add_pairs(
-        self,
-        pairs: np.ndarray,
-        counts: np.ndarray,
-        gt_segments: Sequence[SegmentLike],
-        pred_segments: Sequence[SegmentLike],
-        name: str = "",
+        self, pairs: np.ndarray, counts: np.ndarray, gt_segments: Segments, pred_segments: Segments, name: str = ""
     ) -> Comparison:
         """Compare two maps like :meth:`add`, given their joint histogram."""
         matches = self.quality.add_pairs(pairs, counts, gt_segments, pred_segments, name)
-        self._add_to_confusion(pairs, counts, gt_segments, pred_segments)
+        _add_pixels(self.confusion, pairs, counts, gt_segments, pred_segments)
         return Comparison(matches, gt_segments, pred_segments)
 
     def add_result(
-        self,
-        mask: np.ndarray | Tensor,
-        cat: Sequence[int] | Tensor,
-        iscrowd: Sequence[int] | Tensor,
-        result: PanopticResult,
-        name: str = "",
+        self, mask: ArrayLike, cat: Numbers, iscrowd: Numbers, result: PanopticResult, name: str = ""
     ) -> Comparison:
         """Compare a result of the network with the ground truth of a dataset folder, at the original size of the image.
 
@@ -124,23 +109,11 @@ class PanopticEvaluator:
         pred_segments = [s for s in result.segments if not s.iscrowd]
         without_crowds = set_void(pairs, column=1, ids=crowds)
         matches = self.quality.add_pairs(without_crowds, counts, gt_segments, pred_segments, name)
-        self._add_to_confusion(pairs, counts, gt_segments, result.segments)
+        _add_pixels(self.confusion, pairs, counts, gt_segments, result.segments)
         if crowds:
             of_crowds = np.isin(pairs[:, 1], crowds)
-            self._add_to_confusion(pairs[of_crowds], counts[of_crowds], gt_segments, result.segments, self.uncovered)
+            _add_pixels(self.uncovered, pairs[of_crowds], counts[of_crowds], gt_segments, result.segments)
         return Comparison(matches, gt_segments, pred_segments)
-
-    def _add_to_confusion(
-        self,
-        pairs: np.ndarray,
-        counts: np.ndarray,
-        gt_segments: Sequence[SegmentLike],
-        pred_segments: Sequence[SegmentLike],
-        confusion: ConfusionMatrix | None = None,
-    ) -> None:
-        gt_class_of = {s.id: s.category for s in gt_segments}
-        pred_class_of = {s.id: s.category for s in pred_segments}
-        (self.confusion if confusion is None else confusion).add_pairs(pairs, counts, gt_class_of, pred_class_of)
 
     def merge(self, other: PanopticEvaluator) -> None:
         """Add the counts of another object."""
@@ -170,3 +143,9 @@ class PanopticEvaluator:
             return scores
         segments = self.confusion.without(self.uncovered).iou().tolist()
         return replace(scores, mIoU_segments=self.quality.mean_iou(segments))
+
+
+def _add_pixels(
+    confusion: ConfusionMatrix, pairs: np.ndarray, counts: np.ndarray, gt: Segments, pred: Segments
+) -> None:
+    confusion.add_pairs(pairs, counts, {s.id: s.category for s in gt}, {s.id: s.category for s in pred})

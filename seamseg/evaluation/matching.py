@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from seamseg.panoptic_map import VOID_ID, SegmentLike
+from seamseg.panoptic_map import VOID_ID, SegmentLike, Segments
 from seamseg.utils.errors import InputError
 
 _MAX_IOU = 1 << 20
@@ -55,6 +55,9 @@ class Matches:
     pred_areas: dict[int, int] = field(default_factory=dict)
 
 
+_ById: TypeAlias = Mapping[int, SegmentLike]
+
+
 class _PixelCounts:
     """Pixels of each pair of ids, and of the ids of each map."""
 
@@ -73,11 +76,7 @@ class _PixelCounts:
 
 
 def match_segments(
-    pairs: np.ndarray,
-    counts: np.ndarray,
-    gt_segments: Sequence[SegmentLike],
-    pred_segments: Sequence[SegmentLike],
-    name: str = "",
+    pairs: np.ndarray, counts: np.ndarray, gt_segments: Segments, pred_segments: Segments, name: str = ""
 ) -> Matches:
     """Match the segments of one image.
 
@@ -112,11 +111,7 @@ def match_segments(
 
 
 def _overlapping_pairs(
-    pixels: _PixelCounts,
-    gt_by_id: Mapping[int, SegmentLike],
-    pred_by_id: Mapping[int, SegmentLike],
-    gt_areas: Mapping[int, float],
-    where: str,
+    pixels: _PixelCounts, gt_by_id: _ById, pred_by_id: _ById, gt_areas: Mapping[int, float], where: str
 ) -> Iterator[SegmentPair]:
     for (g, p), shared in pixels.overlap.items():
         gt, pred = gt_by_id.get(g), pred_by_id.get(p)
@@ -130,12 +125,7 @@ def _overlapping_pairs(
         yield SegmentPair(gt.category, shared / union, g, p)
 
 
-def _add_unmatched(
-    matches: Matches,
-    pixels: _PixelCounts,
-    gt_by_id: Mapping[int, SegmentLike],
-    pred_by_id: Mapping[int, SegmentLike],
-) -> None:
+def _add_unmatched(matches: Matches, pixels: _PixelCounts, gt_by_id: _ById, pred_by_id: _ById) -> None:
     """Add false negatives and false positives, given the true positives."""
     gt_matched = {pair.gt for pair in matches.matched}
     pred_matched = {pair.pred for pair in matches.matched}
@@ -166,7 +156,7 @@ def set_void(pairs: np.ndarray, column: int, ids: Sequence[int]) -> np.ndarray:
     return out
 
 
-def _check_prediction(pred_by_id: Mapping[int, SegmentLike], pixels: Mapping[int, int], where: str) -> None:
+def _check_prediction(pred_by_id: _ById, pixels: Mapping[int, int], where: str) -> None:
     if VOID_ID in pred_by_id:
         raise InputError(f"{where}the prediction has a segment with id 0, which means void")
     unlisted = sorted(set(pixels) - set(pred_by_id) - {VOID_ID})

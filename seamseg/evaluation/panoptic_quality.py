@@ -13,8 +13,8 @@ import numpy as np
 from seamseg.evaluation.matching import Matches, SegmentPair, match_segments, set_void
 from seamseg.evaluation.scores import ClassScores, PanopticScores, average_classes, mean
 from seamseg.formats.id_png import png_size
-from seamseg.idmaps.histogram import joint_histogram
-from seamseg.panoptic_map import ClassInfo, SegmentInfo, SegmentLike
+from seamseg.idmaps.histogram import ArrayLike, joint_histogram
+from seamseg.panoptic_map import ClassInfo, SegmentInfo, SegmentLike, Segments
 from seamseg.utils.errors import InputError
 
 if TYPE_CHECKING:
@@ -41,12 +41,7 @@ class PanopticQuality:
         self._state = np.zeros((_ROWS, num_classes), np.int64)
 
     def add(
-        self,
-        gt_ids: np.ndarray | Tensor,
-        gt_segments: Sequence[SegmentLike],
-        pred_ids: np.ndarray | Tensor,
-        pred_segments: Sequence[SegmentLike],
-        name: str = "",
+        self, gt_ids: ArrayLike, gt_segments: Segments, pred_ids: ArrayLike, pred_segments: Segments, name: str = ""
     ) -> Matches:
         """Compare the two maps of an image and return the matches.
 
@@ -65,22 +60,13 @@ class PanopticQuality:
         return self.add_pairs(*joint_histogram(gt_ids, pred_ids), gt_segments, pred_segments, name)
 
     def add_pairs(
-        self,
-        pairs: np.ndarray,
-        counts: np.ndarray,
-        gt_segments: Sequence[SegmentLike],
-        pred_segments: Sequence[SegmentLike],
-        name: str = "",
+        self, pairs: np.ndarray, counts: np.ndarray, gt_segments: Segments, pred_segments: Segments, name: str = ""
     ) -> Matches:
         """Compare two maps like :meth:`add`, given their joint histogram."""
         check_classes(self.num_classes, gt_segments, pred_segments, name)
         matches = match_segments(pairs, counts, gt_segments, pred_segments, name)
         state = self._state
-        for row, segments in (
-            (_TP, matches.matched),
-            (_FP, matches.false_positives),
-            (_FN, matches.false_negatives),
-        ):
+        for row, segments in ((_TP, matches.matched), (_FP, matches.false_positives), (_FN, matches.false_negatives)):
             np.add.at(state[row], np.array([s.category for s in segments], np.int64), 1)
         _add_exactly(state[_IOU : _IOU + 2], matches.matched)
         _add_exactly(state[_OVERLAPPING_IOU : _OVERLAPPING_IOU + 2], matches.overlapping)
@@ -149,12 +135,7 @@ class LegacyPanopticQuality(PanopticQuality):
     """
 
     def add_pairs(
-        self,
-        pairs: np.ndarray,
-        counts: np.ndarray,
-        gt_segments: Sequence[SegmentLike],
-        pred_segments: Sequence[SegmentLike],
-        name: str = "",
+        self, pairs: np.ndarray, counts: np.ndarray, gt_segments: Segments, pred_segments: Segments, name: str = ""
     ) -> Matches:
         """Compare two maps like :meth:`add`, given their joint histogram."""
         pairs = set_void(pairs, 0, [s.id for s in gt_segments if s.iscrowd])

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from seamseg.evaluation.evaluator import Comparison
-from seamseg.evaluation.matching import SegmentPair
 from seamseg.evaluation.scores import PanopticScores, or_none
 from seamseg.panoptic_map import ClassInfo
 from seamseg.utils.errors import InputError
@@ -154,41 +153,27 @@ def image_record(
 def segment_records(comparison: Comparison) -> tuple[list[SegmentRecord], list[SegmentRecord]]:
     """Create the records of the segments of the ground truth and of the prediction."""
     matches = comparison.matches
-    best_gt: dict[int, SegmentPair] = {}
-    best_pred: dict[int, SegmentPair] = {}
+    # the partner of largest IoU, and that IoU
+    best_gt: dict[int, tuple[int, float]] = {}
+    best_pred: dict[int, tuple[int, float]] = {}
     for pair in matches.overlapping:
-        for best, identity in ((best_gt, pair.gt), (best_pred, pair.pred)):
-            if identity not in best or pair.iou > best[identity].iou:
-                best[identity] = pair
+        for best, identity, other in ((best_gt, pair.gt, pair.pred), (best_pred, pair.pred, pair.gt)):
+            if identity not in best or pair.iou > best[identity][1]:
+                best[identity] = other, pair.iou
     gt_matched = {pair.gt for pair in matches.matched}
     pred_matched = {pair.pred for pair in matches.matched}
     false = {s.id for s in matches.false_positives}
     gt = []
     for s in comparison.gt:
         outcome = "crowd" if s.iscrowd else "matched" if s.id in gt_matched else "missed"
-        gt.append(
-            _segment(s.id, s.category, round(matches.gt_areas[s.id]), outcome, best_gt.get(s.id), "pred", s.iscrowd)
-        )
+        partner, iou = best_gt.get(s.id, (None, None))
+        gt.append(SegmentRecord(s.id, s.category, round(matches.gt_areas[s.id]), outcome, partner, iou, s.iscrowd))
     pred = []
     for s in comparison.pred:
         outcome = "matched" if s.id in pred_matched else "false" if s.id in false else "forgiven"
-        area = matches.pred_areas[s.id]
-        pred.append(_segment(s.id, s.category, area, outcome, best_pred.get(s.id), "gt", False, s.score))
+        partner, iou = best_pred.get(s.id, (None, None))
+        pred.append(SegmentRecord(s.id, s.category, matches.pred_areas[s.id], outcome, partner, iou, score=s.score))
     return gt, pred
-
-
-def _segment(
-    identity: int,
-    category: int,
-    area: int,
-    outcome: str,
-    pair: SegmentPair | None,
-    other: str,
-    iscrowd: bool,
-    score: float | None = None,
-) -> SegmentRecord:
-    partner, iou = (None, None) if pair is None else (getattr(pair, other), pair.iou)
-    return SegmentRecord(identity, category, area, outcome, partner, iou, iscrowd, score)
 
 
 @dataclass(frozen=True)

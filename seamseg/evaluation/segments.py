@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from seamseg.idmaps.histogram import as_array
+from seamseg.idmaps.histogram import ArrayLike, as_array
 from seamseg.panoptic_map import VOID, SegmentInfo
 from seamseg.utils.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+Numbers: TypeAlias = "Sequence[int] | Tensor"
 
-def flatten_layers(mask: np.ndarray | Tensor) -> np.ndarray:
+
+def flatten_layers(mask: ArrayLike) -> np.ndarray:
     """Merge overlapping layers into one id map; of several ids of a pixel, the first layer wins.
 
     Parameters
@@ -38,11 +40,7 @@ def flatten_layers(mask: np.ndarray | Tensor) -> np.ndarray:
 
 
 def gt_segments_from_instances(
-    mask: np.ndarray | Tensor,
-    cat: Sequence[int] | Tensor,
-    iscrowd: Sequence[int] | Tensor,
-    num_stuff: int,
-    name: str = "",
+    mask: ArrayLike, cat: Numbers, iscrowd: Numbers, num_stuff: int, name: str = ""
 ) -> tuple[np.ndarray, list[SegmentInfo]]:
     """Convert the ground truth of a dataset folder to one panoptic map.
 
@@ -74,12 +72,7 @@ def gt_segments_from_instances(
 
 
 def gt_segments_from_pairs(
-    pairs: np.ndarray,
-    counts: np.ndarray,
-    cat: Sequence[int] | Tensor,
-    iscrowd: Sequence[int] | Tensor,
-    num_stuff: int,
-    name: str = "",
+    pairs: np.ndarray, counts: np.ndarray, cat: Numbers, iscrowd: Numbers, num_stuff: int, name: str = ""
 ) -> tuple[np.ndarray, list[SegmentInfo]]:
     """Convert like :func:`gt_segments_from_instances`, given the joint histogram of the instance ids and another map.
 
@@ -102,9 +95,7 @@ def gt_segments_from_pairs(
     return merged, _segments_of(kinds, areas)
 
 
-def _merge(
-    cat: Sequence[int] | Tensor, iscrowd: Sequence[int] | Tensor, num_stuff: int
-) -> tuple[np.ndarray, list[tuple[int, bool]]]:
+def _merge(cat: Numbers, iscrowd: Numbers, num_stuff: int) -> tuple[np.ndarray, list[tuple[int, bool]]]:
     """Return the segment of each instance id (0 void), and class and crowd flag of each segment."""
     if len(cat) != len(iscrowd):
         raise ValueError(f"one class and one crowd flag for each id are needed, got {len(cat)} and {len(iscrowd)}")
@@ -132,7 +123,7 @@ def _segments_of(kinds: Sequence[tuple[int, bool]], areas: np.ndarray) -> list[S
 
 
 def unmerged_segments(
-    mask: np.ndarray | Tensor, cat: Sequence[int] | Tensor, iscrowd: Sequence[int] | Tensor, name: str = ""
+    mask: ArrayLike, cat: Numbers, iscrowd: Numbers, name: str = ""
 ) -> tuple[np.ndarray, list[SegmentInfo]]:
     """Convert like the original program: each id is a segment, also without a pixel."""
     flat = flatten_layers(mask)

@@ -51,10 +51,10 @@ def joint_histogram(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def paste_masks(
-    ids: np.ndarray, masks: np.ndarray, boxes: np.ndarray, overlap_threshold: float, keep_empty: bool
+    ids: np.ndarray, masks: np.ndarray, boxes: np.ndarray, overlap_threshold: float, keep_empty: bool, first_id: int = 1
 ) -> np.ndarray:
-    """See :func:`seamseg.idmaps.segments.paste_masks`."""
-    number, kept = 1, np.zeros(len(masks), bool)
+    """See :func:`seamseg.idmaps.segments.paste_masks`; for id maps of any integer type, and ids from `first_id` on."""
+    number, kept = first_id, np.zeros(len(masks), bool)
     for k, (mask, box) in enumerate(zip(masks, boxes)):
         crop, (y0, x0, y1, x1) = paste_mask(mask, box, (ids.shape[0], ids.shape[1]))
         window = ids[y0:y1, x0:x1]

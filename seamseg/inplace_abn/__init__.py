@@ -61,15 +61,5 @@ def inplace_abn_sync(
     """
     shared = synchronised_over(group) if training else None
     return inplace_abn(
-        x,
-        weight,
-        bias,
-        running_mean,
-        running_var,
-        training,
-        momentum,
-        eps,
-        activation,
-        activation_param,
-        shared,
+        x, weight, bias, running_mean, running_var, training, momentum, eps, activation, activation_param, shared
     )

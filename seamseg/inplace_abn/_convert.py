@@ -66,23 +66,15 @@ class ResidualABN(InPlaceABN):
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:  # type: ignore[override]
         """Map two `N x C x ...` to the same shape."""
-        return _add(self, x, residual)
+        if residual.shape == x.shape:
+            return self.add(x, residual, self.activation, self.activation_param)
+        # a residual with fewer values, as one for each channel
+        y = apply_norm(x, self.weight, self.bias, self._norm("identity", 1.0)) + residual
+        return activate(y, self.activation, self.activation_param)
 
 
-class ResidualABNSync(InPlaceABNSync):
+class ResidualABNSync(ResidualABN, InPlaceABNSync):
     """:class:`ResidualABN` with the training statistics of all ranks, as :class:`InPlaceABNSync`."""
-
-    def forward(self, x: Tensor, residual: Tensor) -> Tensor:  # type: ignore[override]
-        """Map two `N x C x ...` to the same shape."""
-        return _add(self, x, residual)
-
-
-def _add(layer: InPlaceABN, x: Tensor, residual: Tensor) -> Tensor:
-    if residual.shape == x.shape:
-        return layer.add(x, residual, layer.activation, layer.activation_param)
-    # a residual with fewer values, as one for each channel
-    y = apply_norm(x, layer.weight, layer.bias, layer._norm("identity", 1.0)) + residual
-    return activate(y, layer.activation, layer.activation_param)
 
 
 class _Refused(Exception):

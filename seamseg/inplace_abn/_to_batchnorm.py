@@ -101,7 +101,7 @@ def _batchnorm(layer: ABN, kind: type[nn.modules.batchnorm._BatchNorm], group: A
         norm.process_group = group
     activation = _ACTIVATIONS[layer.activation](layer.activation_param)
     result: nn.Module = norm if layer.activation == "identity" else nn.Sequential(norm, activation)
-    if isinstance(layer, (ResidualABN, ResidualABNSync)):
+    if isinstance(layer, ResidualABN):
         result = BatchNormSum(norm, activation)
     for part in result.modules():
         part.training = layer.training

@@ -12,24 +12,21 @@ from torch import Tensor, nn
 
 from seamseg.config import KINDS, Config
 from seamseg.config.sections import Sem
-from seamseg.models.heads.crop_aware import consistent_codes, cut_sides
-from seamseg.models.heads.points import PointOutputs, point_loss, point_targets
-from seamseg.models.heads.roi import box_loss, class_loss, codes_of_class, mask_loss
-from seamseg.models.heads.roi_targets import box_targets, mask_targets
+from seamseg.models.heads.crop_aware import consistent_codes, cut_sides, matched_boxes
+from seamseg.models.heads.points import point_loss
+from seamseg.models.heads.roi import box_loss, class_loss, mask_loss, of_class
+from seamseg.models.heads.roi_targets import box_targets, labels_of, mask_targets
 from seamseg.models.heads.rpn import AnchorMatcher, rpn_losses
 from seamseg.models.heads.semantic import semantic_loss, semantic_target
 from seamseg.models.network import SemanticLogits
-from seamseg.models.panoptic import PanopticNet, ROIOutputs, Things, TrainingOutputs
+from seamseg.models.panoptic import PanopticNet, TrainingOutputs
 from seamseg.structures import Batch
-
-LOSS_NAMES = ("obj_loss", "bbx_loss", "roi_cls_loss", "roi_bbx_loss", "roi_msk_loss", "sem_loss")
-"""All losses, in the order of `[optimizer] loss_weights`."""
 
 _Term = tuple[Tensor, "Tensor | int"]
 
 
 class Losses(NamedTuple):
-    """The losses of a batch by name, in the order of :data:`LOSS_NAMES`.
+    """The losses of a batch by name, in the order of `[optimizer] loss_weights`.
 
     Attributes
     ----------
@@ -80,6 +77,7 @@ class Criterion:
 
     Attributes
     ----------
+    names : the losses of this kind, see :data:`seamseg.config.KINDS`
     anchor_matcher : makes the targets of the anchors
     mask_size : `(height, width)` of the masks, None without a mask branch
     semantic : the loss of the semantic head; None without one
@@ -87,20 +85,11 @@ class Criterion:
 
     def __init__(self, config: Config) -> None:
         height, width = config.roi.roi_size
+        self.names = KINDS[config.kind].losses
         self.rpn, self.roi = config.rpn, config.roi
         self.anchor_matcher = AnchorMatcher(config.rpn, config.roi.fixed_samples)
         self.mask_size = (2 * height, 2 * width) if KINDS[config.kind].has_masks else None
         self.semantic = SemanticCriterion(config.sem) if config.kind == "panoptic" else None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The losses of this task, in the order of :data:`LOSS_NAMES`."""
-        absent = set()
-        if self.mask_size is None:
-            absent.add("roi_msk_loss")
-        if self.semantic is None:
-            absent.add("sem_loss")
-        return tuple(name for name in LOSS_NAMES if name not in absent)
 
     def __call__(self, outputs: TrainingOutputs, targets: Batch) -> Losses:
         """Compute the losses; those of the ROI head are 0, with a count and gradients of 0, if it ran on zero rows."""
@@ -130,15 +119,16 @@ class Criterion:
 
     def _roi(self, outputs: TrainingOutputs, targets: Batch) -> list[_Term]:
         rois = outputs.rois
-        if rois.samples.all_none:
+        if all(sample is None for sample in rois.samples):
             # sums of no rows: their backward pass runs the collectives of the head on this rank too
             logits = (rois.cls_logits, rois.bbx_logits, rois.msk_logits)
             nothing: list[_Term] = [(x.float().sum(), 0) for x in logits if x is not None]
             if rois.points is not None:
                 nothing[-1] = (nothing[-1][0] + rois.points.logits.float().sum(), 0)
             return nothing
-        roi_targets = self._roi_targets(rois, outputs.things, targets)
-        weights, _ = rois.weights.concatenated()
+        roi_targets = self._roi_targets(outputs, targets)
+        given = [sample.weight for sample in rois.samples if sample is not None and sample.weight is not None]
+        weights = torch.cat(given) if given else None
         count = roi_targets.labels.shape[0] if weights is None else weights.sum()
         codes = roi_targets.codes
         if self.roi.bbx_loss == "cabb":
@@ -150,21 +140,10 @@ class Criterion:
         if rois.msk_logits is not None:
             loss, count = mask_loss(rois.msk_logits, roi_targets.mask_labels, roi_targets.masks)
             if rois.points is not None:
-                loss = loss + self._point_loss(rois, rois.points, outputs.things, targets)
+                ids = [things.ids for things in outputs.things]
+                loss = loss + point_loss(rois.points, rois.samples, ids, targets.masks, self.roi.void_is_background)
             terms.append((loss, count))
         return terms
-
-    def _point_loss(self, rois: ROIOutputs, points: PointOutputs, things: list[Things], targets: Batch) -> Tensor:
-        """Return the loss of the points at which masks are refined, a part of roi_msk_loss."""
-        wanted = []
-        places = torch.split(points.places, list(rois.leading))
-        for place, match, leading, thing, ids in zip(
-            places, rois.matches, rois.leading, things, targets.masks, strict=True
-        ):
-            if match is not None:
-                assert ids is not None
-                wanted.append(point_targets(place, match[:leading], thing.ids, ids, self.roi.void_is_background))
-        return point_loss(points.logits, torch.cat(wanted))
 
     def _cut(self, outputs: TrainingOutputs, targets: Batch) -> list[Tensor]:
         """Return which sides of the things of each image the crop cuts, bool `G x 4`."""
@@ -174,36 +153,29 @@ class Criterion:
 
     def _crop_aware_codes(self, outputs: TrainingOutputs, roi_targets: _ROITargets, targets: Batch) -> Tensor:
         """Return the codes, `M x 4`, that the crop-aware loss compares the predicted ones with."""
-        rois, parts = outputs.rois, []
-        images = zip(rois.samples, rois.matches, outputs.things, self._cut(outputs, targets), strict=True)
-        for samples, match, things, cut in images:
-            if samples is None or match is None:
-                continue
-            row = match.clamp(min=0)
-            found = things.boxes.shape[0] > 0
-            parts.append((samples, things.boxes[row] if found else samples, cut[row] if found else samples > torch.inf))
+        images = zip(outputs.rois.samples, outputs.things, self._cut(outputs, targets), strict=True)
+        parts = [
+            (sample.boxes, *matched_boxes(sample.boxes, things.boxes, cut, sample.match))
+            for sample, things, cut in images
+            if sample is not None
+        ]
         samples, boxes, cut = (torch.cat(part) for part in zip(*parts, strict=True))
-        predicted = codes_of_class(rois.bbx_logits, roi_targets.labels)
+        predicted = of_class(outputs.rois.bbx_logits, roi_targets.labels)
         weights, sigma = self.roi.bbx_reg_weights, self.roi.sigma
         return consistent_codes(predicted, roi_targets.codes, samples, boxes, cut, sigma, weights)
 
     @torch.no_grad()
-    def _roi_targets(self, rois: ROIOutputs, things: list[Things], targets: Batch) -> _ROITargets:
+    def _roi_targets(self, outputs: TrainingOutputs, targets: Batch) -> _ROITargets:
         labels, codes, leading_labels, masks = [], [], [], []
-        for samples, match, leading, thing, ids in zip(
-            rois.samples, rois.matches, rois.leading, things, targets.masks, strict=True
-        ):
-            if samples is None or match is None:
+        for sample, things, ids in zip(outputs.rois.samples, outputs.things, targets.masks, strict=True):
+            if sample is None:
                 continue
-            label = torch.zeros_like(match)
-            if thing.classes.shape[0] > 0:
-                label = torch.where(match >= 0, thing.classes[match.clamp(min=0)] + 1, label)
-            labels.append(label)
-            codes.append(box_targets(samples, thing.boxes, match, self.roi.bbx_reg_weights))
-            leading_labels.append(label[:leading])
+            labels.append(labels_of(sample.match, things.classes))
+            codes.append(box_targets(sample.boxes, things.boxes, sample.match, self.roi.bbx_reg_weights))
+            leading_labels.append(labels[-1][: sample.leading])
             if self.mask_size is not None:
                 assert ids is not None
-                first = (samples[:leading], match[:leading], thing.ids, ids)
+                first = (sample.boxes[: sample.leading], sample.match[: sample.leading], things.ids, ids)
                 masks.append(mask_targets(*first, self.mask_size, self.roi.void_is_background))
         return _ROITargets(
             torch.cat(labels),

@@ -13,29 +13,6 @@ from seamseg.ops.fused import FusedConv2d, FusedLinear
 from seamseg.ops.pooling import box_filter_pool
 
 
-class FoldedBlock(nn.Module):
-    """A residual block: the shortcut is added by its last convolution.
-
-    Parameters
-    ----------
-    convs : in order; the last has the activation that follows the sum
-    projection : of the shortcut, without an activation; None if the shortcut is the input
-    """
-
-    def __init__(self, convs: Sequence[FusedConv2d], projection: FusedConv2d | None) -> None:
-        super().__init__()
-        self.convs = nn.ModuleList(convs)
-        self.projection = projection
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Compute what :class:`seamseg.models.backbones.residual.ResidualBlock` does."""
-        shortcut = x if self.projection is None else self.projection(x)
-        for conv in list(self.convs)[:-1]:
-            x = conv(x)
-        y: Tensor = self.convs[-1](x, shortcut)
-        return y
-
-
 class ChannelwiseActivation(nn.Module):
     """A norm at inference that no convolution precedes: `act(x * scale + offset)`.
 
@@ -57,18 +34,21 @@ class ChannelwiseActivation(nn.Module):
         return activate_(torch.addcmul(self.offset, x, self.scale), self.activation, self.activation_param)
 
 
-class FoldedPreActivationBlock(nn.Module):
-    """A residual block that begins with a norm: the shortcut is added by its last convolution.
+class FoldedBlock(nn.Module):
+    """A residual block: the shortcut is added by its last convolution.
 
     Parameters
     ----------
-    first : the norm of the input
-    convs : in order, the last without an activation
-    projection : of the shortcut; None if the shortcut is the input
+    convs : in order; the last has the activation that follows the sum, if there is one
+    projection : of the shortcut, without an activation; None if the shortcut is the input
+    first : norm of the input of a block that begins with one
     """
 
     def __init__(
-        self, first: ChannelwiseActivation, convs: Sequence[FusedConv2d], projection: FusedConv2d | None
+        self,
+        convs: Sequence[FusedConv2d],
+        projection: FusedConv2d | None,
+        first: ChannelwiseActivation | None = None,
     ) -> None:
         super().__init__()
         self.first = first
@@ -76,8 +56,8 @@ class FoldedPreActivationBlock(nn.Module):
         self.projection = projection
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute what :class:`seamseg.models.backbones.preactivation.PreActivationBlock` does."""
-        y = self.first(x)
+        """Compute what a `ResidualBlock` or `PreActivationBlock` of :mod:`seamseg.models.backbones` does."""
+        y = x if self.first is None else self.first(x)
         shortcut = x if self.projection is None else self.projection(y)
         for conv in list(self.convs)[:-1]:
             y = conv(y)
@@ -94,10 +74,7 @@ class FoldedDenseModule(nn.Module):
     """
 
     def __init__(
-        self,
-        norms: Sequence[ChannelwiseActivation],
-        first: Sequence[FusedConv2d],
-        second: Sequence[FusedConv2d],
+        self, norms: Sequence[ChannelwiseActivation], first: Sequence[FusedConv2d], second: Sequence[FusedConv2d]
     ) -> None:
         super().__init__()
         self.norms, self.first, self.second = (nn.ModuleList(layers) for layers in (norms, first, second))

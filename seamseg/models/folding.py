@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import itertools
 from collections import OrderedDict
-from collections.abc import Iterator
 from typing import TypeVar
 
 import torch
@@ -27,7 +26,6 @@ from seamseg.models.folded import (
     FoldedDeepLab,
     FoldedDeeplabV3,
     FoldedDenseModule,
-    FoldedPreActivationBlock,
     FoldedRPNHead,
     FoldedSemanticHead,
     FoldedUpsampling,
@@ -202,7 +200,7 @@ def _plain(conv: nn.Conv2d, columns: slice = slice(None), bias: bool = True) -> 
 
 def _fold_pairs(sequence: nn.Sequential) -> None:
     """Fold each norm of a sequence into the layer before it; the names of the layers stay."""
-    for (name, layer), (norm_name, norm) in _neighbours(sequence):
+    for (name, layer), (norm_name, norm) in itertools.pairwise(list(sequence.named_children())):
         affine = _affine(norm)
         if affine is None:
             continue
@@ -218,11 +216,6 @@ def _fold_pairs(sequence: nn.Sequential) -> None:
             setattr(sequence, norm_name, nn.Identity())
 
 
-def _neighbours(sequence: nn.Sequential) -> Iterator[tuple[tuple[str, nn.Module], tuple[str, nn.Module]]]:
-    layers = list(sequence.named_children())
-    yield from itertools.pairwise(layers)
-
-
 def _fold_block(block: ResidualBlock) -> FoldedBlock | None:
     layers = OrderedDict(block.convs.named_children())
     convs = [_fuse(layers[f"conv{i}"], layers[f"bn{i}"]) for i in range(1, sum("conv" in name for name in layers) + 1)]
@@ -234,7 +227,7 @@ def _fold_block(block: ResidualBlock) -> FoldedBlock | None:
     return FoldedBlock(made, projection)
 
 
-def _fold_preactivation(block: PreActivationBlock) -> FoldedPreActivationBlock | None:
+def _fold_preactivation(block: PreActivationBlock) -> FoldedBlock | None:
     # a norm is folded into the convolution before it; the first one follows a sum
     first = _channelwise(block.bn1)
     layers = [layer for layer in block.convs if not isinstance(layer, nn.Dropout2d)]
@@ -245,7 +238,7 @@ def _fold_preactivation(block: PreActivationBlock) -> FoldedPreActivationBlock |
     last = layers[-1]
     assert isinstance(last, nn.Conv2d)
     projection = _plain(block.proj_conv) if block.has_projection else None
-    return FoldedPreActivationBlock(first, [*made, _plain(last)], projection)
+    return FoldedBlock([*made, _plain(last)], projection, first)
 
 
 def _fold_dense(module: DenseModule) -> FoldedDenseModule | None:

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from seamseg.models.backbones.fpn import FPNBody
 from seamseg.models.heads.points import PointOutputs, PointSource
 from seamseg.models.heads.roi import DetectionSelector, ROIExtractor, ROIHead
-from seamseg.models.heads.roi_targets import ProposalMatcher, leading_classes, leading_rows
+from seamseg.models.heads.roi_targets import ProposalMatcher, ROISample, leading_classes, leading_rows
 from seamseg.models.heads.rpn import AnchorGenerator, ProposalGenerator, RPNHead
 from seamseg.models.heads.select import upload
 from seamseg.models.heads.semantic import SemanticHead
-from seamseg.models.network import BatchOptions, Network, mark_sizes_dynamic
-from seamseg.ops.boxes import clip_boxes, decode_boxes
-from seamseg.ops.upsample import upsample_argmax
+from seamseg.models.network import BatchOptions, mark_sizes_dynamic
+from seamseg.models.panoptic_inference import DenseOutputs as DenseOutputs  # part of the interface
+from seamseg.models.panoptic_inference import DensePart, PanopticInference, RunDense
 from seamseg.panoptic_map import VOID
-from seamseg.predictions import Prediction
 from seamseg.structures import Batch, PackedSequence, TargetInfo
-
-_ROI_CHUNK = 256
-"""Regions that the ROI head processes together at inference; bounds its memory."""
 
 
 @dataclass(frozen=True)
@@ -41,23 +35,26 @@ class Features:
     valid_sizes: list[tuple[int, int]]
     semantic_logits: Tensor | None = None
 
+    def rows(self, boxes: PackedSequence) -> tuple[Tensor, Tensor]:
+        """Return all boxes of the batch, `K x 4`, and the image of each, int64 `K`; K is 0 where no image has any."""
+        rows, index = boxes.concatenated()
+        if rows is None or index is None:
+            like = self.levels[0]
+            return like.new_zeros((0, 4), dtype=torch.float32), like.new_zeros(0, dtype=torch.long)
+        return rows, index
+
 
 @dataclass(frozen=True)
 class ROIOutputs:
     """The ROI head on the sampled proposals.
 
-    samples: boxes `M_i x 4` of each image (or None), matches: int64 `M_i`, index of the matched thing of the image or
-    -1, weights: float32 `M_i`, 0 for samples that count in no loss; all entries None if all count. The matched ones of
-    an image are among its first `leading` samples, 0 for an image without samples. Over all images, M samples of which
-    P are leading: cls_logits `M x (things + 1)`, bbx_logits `M x things x 4`, msk_logits `P x things x 28 x 28` of the
-    leading ones, None without a mask branch; points: of the leading ones, too, None without their refinement. Without
-    samples in any image M and P are 0.
+    samples: of each image, None for an image without any. Over all images, M samples of which P are leading: cls_logits
+    `M x (things + 1)`, bbx_logits `M x things x 4`, msk_logits `P x things x 28 x 28` of the leading ones, None without
+    a mask branch; points: of the leading ones, too, None without their refinement. Without samples in any image M and P
+    are 0.
     """
 
-    samples: PackedSequence
-    matches: PackedSequence
-    weights: PackedSequence
-    leading: tuple[int, ...]
+    samples: list[ROISample | None]
     cls_logits: Tensor
     bbx_logits: Tensor
     msk_logits: Tensor | None
@@ -138,53 +135,6 @@ def _things(info: TargetInfo, num_stuff: int, crowd: bool) -> list[int]:
     ]
 
 
-class DenseOutputs(NamedTuple):
-    """Outputs of :class:`DensePart` for a padded batch.
-
-    levels `N x C x h x w` from fine to coarse, obj_logits `N x A`, bbx_logits `N x A x 4`, shapes: `(height, width)` of
-    the cells of each level that has anchors, semantic_logits `N x classes x h x w` or None without a semantic head.
-    """
-
-    levels: list[Tensor]
-    obj_logits: Tensor
-    bbx_logits: Tensor
-    shapes: list[tuple[int, int]]
-    semantic_logits: Tensor | None
-
-
-RunDense = Callable[[Tensor], DenseOutputs]
-"""From a padded batch `N x 3 x H x W`; the caller owns the tensors of the result."""
-
-
-class DensePart(nn.Module):
-    """Body, RPN head and semantic head of a network as one module.
-
-    Its operations depend on the size of the images only, not on their content: a compiler or a CUDA graph can run it.
-
-    Parameters
-    ----------
-    body, rpn_head, sem_head : of the network; no semantic head for other tasks
-    rpn_levels : (first, number) of the levels that have anchors
-    """
-
-    def __init__(
-        self, body: nn.Module, rpn_head: nn.Module, sem_head: nn.Module | None, rpn_levels: tuple[int, int]
-    ) -> None:
-        super().__init__()
-        self.body = body
-        self.rpn_head = rpn_head
-        self.sem_head = sem_head
-        self.rpn_levels = rpn_levels
-
-    def forward(self, padded: Tensor) -> DenseOutputs:
-        """Run on a padded batch `N x 3 x H x W`."""
-        levels = self.body(padded)
-        first, number = self.rpn_levels
-        obj_logits, bbx_logits, shapes = self.rpn_head(levels[first : first + number])
-        semantic = None if self.sem_head is None else self.sem_head(levels)
-        return DenseOutputs(levels, obj_logits, bbx_logits, shapes, semantic)
-
-
 @dataclass(frozen=True, kw_only=True)
 class NetworkOptions(BatchOptions):
     """What a :class:`PanopticNet` is besides its layers.
@@ -226,7 +176,7 @@ class NetworkOptions(BatchOptions):
             raise ValueError(f"NetworkOptions: bbx_reg_weights must be 4 numbers, got {self.bbx_reg_weights}")
 
 
-class PanopticNet(Network):
+class PanopticNet(PanopticInference):
     """Seamless Scene Segmentation (Porzi et al. 2019; docs/contract.md, sections 3 and 4).
 
     The same class does instance segmentation (no semantic head) and detection (no mask branch either). The names of the
@@ -255,7 +205,6 @@ class PanopticNet(Network):
         options: NetworkOptions,
     ) -> None:
         super().__init__({"body": body, "rpn_head": rpn_head, "roi_head": roi_head, "sem_head": sem_head}, options)
-        self._code_weights: dict[torch.device, Tensor] = {}
 
     @property
     def kind(self) -> str:
@@ -268,8 +217,6 @@ class PanopticNet(Network):
     def fixed(self) -> bool:
         """Whether every image gives the ROI head the same number of samples, see `[roi] fixed_samples`."""
         return self.options.matcher.config.fixed_samples
-
-    # Training
 
     def forward(self, images: PackedSequence, targets: Batch) -> TrainingOutputs:
         """Compute the outputs that the criterion needs.
@@ -309,11 +256,7 @@ class PanopticNet(Network):
 
     def _roi_outputs(self, features: Features, proposals: PackedSequence, things: list[Things]) -> ROIOutputs:
         sampled = self.options.matcher.batch(list(proposals), [t.boxes for t in things], [t.crowd for t in things])
-        samples = PackedSequence([None if s is None else s.boxes for s in sampled])
-        matches = PackedSequence([None if s is None else s.match for s in sampled])
-        weights = PackedSequence([None if s is None else s.weight for s in sampled])
-        leading = tuple(0 if s is None else s.leading for s in sampled)
-        boxes, index = _rows(samples, features)
+        boxes, index = features.rows(PackedSequence([None if s is None else s.boxes for s in sampled]))
         x = self.options.rois(features.levels, boxes, index, features.padded_size)
         rows = leading_rows(sampled, boxes.device)
         cls_logits, bbx_logits, msk_logits = self.roi_head(x, rows)
@@ -323,43 +266,7 @@ class PanopticNet(Network):
             coarse = msk_logits[torch.arange(classes.shape[0], device=boxes.device), classes].float()
             source = (features.levels[0], features.padded_size, boxes[rows], index[rows], classes, coarse)
             points = self.roi_head.roi_pts.in_training(PointSource(*source))
-        return ROIOutputs(samples, matches, weights, leading, cls_logits, bbx_logits, msk_logits, points)
-
-    # Inference
-
-    @torch.no_grad()
-    def predict(
-        self, images: PackedSequence, segment: Callable[[Features], list[Tensor | None]] | None = None
-    ) -> list[Prediction[Tensor]]:
-        """Predict detections, masks and a class map for each image.
-
-        Padding influences the result a little: batch only images of one size together if that matters.
-
-        Parameters
-        ----------
-        images : `3 x H x W` each
-        segment : makes the class maps, instead of :meth:`segment`
-
-        Returns
-        -------
-        list of Prediction, one an image
-
-        Raises
-        ------
-        RuntimeError
-            if the network is in training mode
-        """
-        if self.training:
-            raise RuntimeError("PanopticNet.predict: the network is in training mode, call eval() first")
-        features, scored = self._encode_and_score(images)
-        proposals = self.options.proposals(*scored, features.valid_sizes, training=False)
-        detections = self.detect(features, proposals)
-        masks = self.mask(features, [boxes for boxes, _, _ in detections], [classes for _, classes, _ in detections])
-        semantic = (segment or self.segment)(features)
-        return [
-            Prediction(boxes, classes, scores, mask, classmap, size)
-            for (boxes, classes, scores), mask, classmap, size in zip(detections, masks, semantic, features.valid_sizes)
-        ]
+        return ROIOutputs(sampled, cls_logits, bbx_logits, msk_logits, points)
 
     def encode(self, images: PackedSequence) -> Features:
         """Pad the images to one size and run the body."""
@@ -370,7 +277,7 @@ class PanopticNet(Network):
         """Return body, RPN head and semantic head as one module, to be compiled or captured in a CUDA graph."""
         return DensePart(self.body, self.rpn_head, self.sem_head, self.options.rpn_levels)
 
-    def _encode_and_score(self, images: PackedSequence) -> tuple[Features, tuple[Tensor, Tensor, Tensor]]:
+    def features_and_anchors(self, images: PackedSequence) -> tuple[Features, tuple[Tensor, Tensor, Tensor]]:
         """Compute the features of images, and objectness logits, box codes and anchors."""
         if self.options.run_dense is None:
             features = self.encode(images)
@@ -398,68 +305,3 @@ class PanopticNet(Network):
             mark_sizes_dynamic(features.levels)
         logits: Tensor = self.sem_head(features.levels)
         return logits
-
-    def detect(self, features: Features, proposals: PackedSequence) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Return boxes, classes and scores of the detections of each image, from its proposals."""
-        boxes, index = _rows(proposals, features)
-        cls_logits, bbx_logits = self.score_boxes(features, boxes, index)
-        scores = torch.softmax(cls_logits.float(), dim=1)
-        decoded = decode_boxes(boxes[:, None], bbx_logits.float() / self._weights_on(boxes.device))
-        # the rows are ordered by image: splitting by their numbers needs no transfer from a GPU
-        rows = [0 if p is None else p.shape[0] for p in proposals]
-        return [
-            self.options.selector(clip_boxes(part, size), part_scores)
-            for part, part_scores, size in zip(
-                torch.split(decoded, rows), torch.split(scores, rows), features.valid_sizes
-            )
-        ]
-
-    def _weights_on(self, device: torch.device) -> Tensor:
-        """Return the factors of the box codes, float32 `4`; cached, as each copy to a GPU would block the host."""
-        if device not in self._code_weights:
-            with torch.inference_mode(False):
-                weights = self.options.bbx_reg_weights
-                self._code_weights[device] = torch.tensor(weights, dtype=torch.float32, device=device)
-        return self._code_weights[device]
-
-    def score_boxes(self, features: Features, boxes: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Return class logits `K x (things + 1)` and box codes `K x things x 4` of boxes `K x 4` on images `index`."""
-        parts = []
-        for start in range(0, max(boxes.shape[0], 1), _ROI_CHUNK):
-            chunk = slice(start, start + _ROI_CHUNK)
-            x = self.options.rois(features.levels, boxes[chunk], index[chunk], features.padded_size)
-            parts.append(self.roi_head.boxes(x))
-        return torch.cat([cls for cls, _ in parts]), torch.cat([bbx for _, bbx in parts])
-
-    def mask(self, features: Features, boxes: list[Tensor], classes: list[Tensor]) -> list[Tensor | None]:
-        """Return mask logits `D x 28 x 28` of the detections of each image, larger if refined; None without masks."""
-        if not self.roi_head.with_masks:
-            return [None] * len(boxes)
-        all_boxes, all_classes = torch.cat(boxes), torch.cat(classes)
-        index = torch.cat([c.new_full(c.shape, i) for i, c in enumerate(classes)])
-        parts = []
-        for start in range(0, max(all_boxes.shape[0], 1), _ROI_CHUNK):
-            chunk = slice(start, start + _ROI_CHUNK)
-            x = self.options.rois(features.levels, all_boxes[chunk], index[chunk], features.padded_size)
-            parts.append(self.roi_head.masks_of(x, all_classes[chunk]).float())
-        masks = torch.cat(parts)
-        if self.roi_head.roi_pts is not None:
-            source = PointSource(features.levels[0], features.padded_size, all_boxes, index, all_classes, masks)
-            masks = self.roi_head.roi_pts.refine(source)
-        return list(torch.split(masks, [b.shape[0] for b in boxes]))
-
-    def segment(self, features: Features) -> list[Tensor | None]:
-        """Return the class map `H x W` (int64) of each image; None without a semantic head."""
-        logits = self.classify(features)
-        if logits is None:
-            return [None] * len(features.valid_sizes)
-        return [upsample_argmax(x, features.padded_size, size) for x, size in zip(logits, features.valid_sizes)]
-
-
-def _rows(boxes: PackedSequence, features: Features) -> tuple[Tensor, Tensor]:
-    """Return all boxes of a batch, `K x 4`, and the image of each, int64 `K`; K is 0 where no image has any."""
-    rows, index = boxes.concatenated()
-    if rows is None or index is None:
-        like = features.levels[0]
-        return like.new_zeros((0, 4), dtype=torch.float32), like.new_zeros(0, dtype=torch.long)
-    return rows, index

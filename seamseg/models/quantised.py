@@ -21,7 +21,6 @@ from seamseg.models.folded import (
     FoldedBoxBranch,
     FoldedDeepLab,
     FoldedDeeplabV3,
-    FoldedPreActivationBlock,
 )
 from seamseg.models.heads.roi import ROIHead
 from seamseg.ops.activation import activate_
@@ -152,7 +151,7 @@ def _layers(net: nn.Module) -> Iterator[tuple[str, _Layer, bool, bool]]:
     float_inputs: list[nn.Module] = [next(iter(layers.values()))]
     residuals: list[nn.Module] = []
     for module in net.modules():
-        if isinstance(module, (FoldedBlock, FoldedPreActivationBlock)):
+        if isinstance(module, FoldedBlock):
             residuals.append(module.convs[-1])
         elif isinstance(module, FoldedDeepLab):
             # after the average

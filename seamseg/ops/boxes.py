@@ -172,27 +172,6 @@ def crowd_fraction(boxes: Tensor, crowd: Tensor) -> Tensor:
     return box_overlap(boxes, crowd).amax(dim=1) if crowd.is_floating_point() else crowd_overlap(boxes, crowd)
 
 
-def invert_boxes(boxes: Tensor, roi_size: tuple[int, int], image_size: tuple[int, int]) -> Tensor:
-    """Compute the corners of the image in coordinates of a `roi_size` grid spread over each box.
-
-    Sampling a mask with the inverted box pastes it onto the image (docs/contract.md, section 4 "Fusion").
-
-    Parameters
-    ----------
-    boxes : `N x 4`, image pixels
-    roi_size, image_size : (height, width)
-
-    Returns
-    -------
-    `N x 4`, in cells of the grid; not finite for an empty box
-    """
-    check_boxes("invert_boxes", "boxes", boxes)
-    grid = boxes.new_tensor(roi_size)
-    image = boxes.new_tensor(image_size)
-    size = boxes[:, 2:] - boxes[:, :2]
-    return torch.cat((-boxes[:, :2] / size * grid, (image - boxes[:, :2]) / size * grid), dim=1)
-
-
 def smooth_l1(x: Tensor, target: Tensor, sigma: float) -> Tensor:
     """Compute the smooth L1 loss: `.5 sigma² d²` where `|d| < 1/sigma²`, else `|d| - .5/sigma²`, with `d = x - target`.
 

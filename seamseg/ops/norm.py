@@ -271,6 +271,20 @@ def run_layers(layers: Iterable[nn.Module], x: Tensor) -> Tensor:
     return x
 
 
+def convolve_each(norm: nn.Module, layers: Iterable[nn.Module], x: Tensor) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+    """Return `layer(x)` of layers with equally many channels, and what the norm of all takes after its input.
+
+    The results, concatenated in the order of the layers, are the input of the norm.
+    """
+    layers = list(layers)
+    if not isinstance(norm, InPlaceABN):
+        return [layer(x) for layer in layers], ()
+    width = norm.num_features // len(layers)
+    parts = [norm.convolve(layer, x, slice(i * width, (i + 1) * width)) for i, layer in enumerate(layers)]
+    deferred = [d for _, d in parts if d is not None]
+    return [y for y, _ in parts], (torch.cat(deferred),) if deferred else ()
+
+
 class NormSequential(nn.Sequential):
     """A sequence that runs by :func:`run_layers`."""
 

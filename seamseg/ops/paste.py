@@ -6,33 +6,7 @@ import torch
 from torch import Tensor
 
 from ._library import INTEGERS, check_boxes, check_same_device, define, describe
-from .reference.paste import Region
-from .reference.paste import paste_mask as paste_mask_plain
 from .reference.paste import paste_masks_into as paste_masks_into_plain
-
-
-def paste_mask(mask_logits: Tensor, box: Tensor, size: tuple[int, int]) -> tuple[Tensor, Region]:
-    """Compute the pixels of one instance: its mask resampled onto the image, where the probability exceeds 0.5.
-
-    Equals ROI sampling of `sigmoid(mask_logits)` with the inverted box, bilinear with zero padding, but computes only
-    the pixels whose centre can lie in the box. Half precision is sampled in float32. The size of the crop depends on
-    the values of the box, so that `torch.compile` cannot trace this function; it can trace :func:`paste_masks_into`.
-
-    Parameters
-    ----------
-    mask_logits : `h x w` (28 x 28), logits
-    box : `4`, image pixels
-    size : (height, width) of the image
-
-    Returns
-    -------
-    crop : bool, the pixels of the region
-    region : `(y0, x0, y1, x1)`, the position of the crop; of size 0 where box and image do not meet
-    """
-    if not isinstance(mask_logits, Tensor) or mask_logits.dim() != 2 or not mask_logits.is_floating_point():
-        raise ValueError(f"paste_mask: mask_logits must be a floating h x w, got {describe(mask_logits)}")
-    check_boxes("paste_mask", "box", box, dims=1)
-    return paste_mask_plain(mask_logits.detach().float().sigmoid(), box.float().tolist(), size)
 
 
 def paste_masks_into(

@@ -36,20 +36,9 @@ def upsample_argmax(logits: Tensor, padded_size: tuple[int, int], valid_size: tu
 
 
 def upsample_mean_argmax(logits: Sequence[Tensor], size: tuple[int, int]) -> Tensor:
-    """Compute the class of each pixel of highest mean probability over several views of an image.
+    """Return the classes `H x W` of :func:`upsample_fusion` in its mode "mean".
 
-    Each view's logits are upsampled bilinearly (`align_corners` off) and normalised by softmax, some rows at a time:
-    memory does not grow with classes times pixels. For one view it equals :func:`upsample_argmax`, except for classes
-    that are equal within rounding. Has no gradient.
-
-    Parameters
-    ----------
-    logits : `C x h x w` each, floating, covering the whole image; heights and widths may differ
-    size : `(height, width)` of the image
-
-    Returns
-    -------
-    `H x W` int64
+    For one view it equals :func:`upsample_argmax`, except for classes that are equal within rounding.
     """
     _check_views("upsample_mean_argmax", logits, size)
     return plain.upsample_mean_argmax([view.detach() for view in logits], *size)
@@ -109,11 +98,7 @@ def upsample_cross_entropy(
 
 
 def upsample_ohem_loss(
-    logits: Tensor,
-    padded_size: tuple[int, int],
-    valid_size: tuple[int, int],
-    target: Tensor,
-    ohem: float | None = None,
+    logits: Tensor, padded_size: tuple[int, int], valid_size: tuple[int, int], target: Tensor, ohem: float | None = None
 ) -> Tensor:
     """Compute the cross-entropy of the upsampled logits of one image, averaged over its hardest pixels.
 
@@ -183,13 +168,7 @@ def _fake_loss(
 
 
 def _fake_loss_backward(
-    grad: Tensor,
-    logits: Tensor,
-    padded_height: int,
-    padded_width: int,
-    target: Tensor,
-    normaliser: Tensor,
-    ohem: float,
+    grad: Tensor, logits: Tensor, padded_height: int, padded_width: int, target: Tensor, normaliser: Tensor, ohem: float
 ) -> Tensor:
     return logits.new_empty(logits.shape, dtype=_wide(logits.dtype))
 

@@ -25,11 +25,6 @@ class Street:
     """Metres from the middle of the road to the house fronts."""
 
     @property
-    def pavement(self) -> float:
-        """Width of one pavement."""
-        return self.edge - self.half_road
-
-    @property
     def lanes(self) -> tuple[float, float]:
         """X of the middle of the lanes (traffic keeps right)."""
         return self.half_road * 0.5, -self.half_road * 0.5

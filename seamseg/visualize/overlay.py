@@ -256,10 +256,7 @@ def encode_thumbnail(image: Image.Image, kind: str = "PNG") -> bytes:
 
 
 def figure_html(
-    image: Image.Image,
-    caption: str,
-    segments: Sequence[tuple[str, int, bool, float]],
-    palette: Sequence[Sequence[int]],
+    image: Image.Image, caption: str, segments: Sequence[tuple[str, int, bool, float]], palette: Sequence[Sequence[int]]
 ) -> str:
     """Format an image with a legend as HTML: colour, number of instances and fraction of the image of each class.
 

@@ -51,7 +51,7 @@ def test_equal_statistics_where_nothing_fills_up():
     """With as many rows as candidates the batch of the norms is the same, in another order."""
     batch = toy_batch((64, 96))
     module = training_module(*ALL, mode="bn")
-    count = module.net(batch.images, batch).rois.samples[0].shape[0]
+    count = module.net(batch.images, batch).rois.samples[0].boxes.shape[0]
     common = (*ALL, f"roi.num_samples={count}", "roi.pos_ratio=1")
     exact = trained(batch, *common, mode="bn")
     fixed = trained(batch, *common, "roi.fixed_samples=yes", mode="bn")
@@ -79,9 +79,9 @@ def test_every_image_gives_the_same_number_of_rows():
     module = training_module("roi.fixed_samples=yes", mode="bn")
     for batch in (toy_batch((64, 96), (48, 48), empty=(1,)), toy_batch((64, 64), (64, 64), empty=(0, 1))):
         rois = module.net(batch.images, batch).rois
-        assert [s.shape for s in rois.samples] == [(24, 4)] * 2
+        assert [s.boxes.shape for s in rois.samples] == [(24, 4)] * 2
         assert rois.cls_logits.shape == (48, 4)
-        assert rois.msk_logits.shape[0] == 12 == sum(rois.leading)
+        assert rois.msk_logits.shape[0] == 12 == sum(s.leading for s in rois.samples)
 
 
 def test_images_without_things_cost_the_roi_head_nothing():

@@ -93,14 +93,14 @@ def test_anchors_that_count(step):
 
 def test_samples(step):
     if not has(FILE, f"{step.variant}/roi_proposals"):
-        assert step.outputs.rois.samples.all_none
+        assert step.outputs.rois.samples == [None]
         return
-    (samples,), (matches,) = step.outputs.rois.samples, step.outputs.rois.matches
+    (sample,) = step.outputs.rois.samples
     wanted = tensor(FILE, f"{step.variant}/roi_proposals")
-    distance, order = (samples[None] - wanted[:, None]).abs().amax(dim=2).min(dim=1)
+    distance, order = (sample.boxes[None] - wanted[:, None]).abs().amax(dim=2).min(dim=1)
     assert distance.max() < 0.02
-    assert order.sort().values.tolist() == list(range(len(samples)))
-    np.testing.assert_array_equal(matches[order].numpy(), step.stored("roi_match"))
+    assert order.sort().values.tolist() == list(range(len(sample.boxes)))
+    np.testing.assert_array_equal(sample.match[order].numpy(), step.stored("roi_match"))
 
 
 def test_running_statistics(step):

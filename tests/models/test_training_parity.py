@@ -79,9 +79,9 @@ def order_of(found, wanted):
 
 def test_samples(step):
     assert step.outputs.anchors.shape[0] == step.stored("rpn_num_anchors")
-    (samples,), (matches,) = step.outputs.rois.samples, step.outputs.rois.matches
-    order = order_of(samples, step.stored("roi_proposals"))
-    np.testing.assert_array_equal(matches[order].numpy(), step.stored("roi_match"))
+    (sample,) = step.outputs.rois.samples
+    order = order_of(sample.boxes, step.stored("roi_proposals"))
+    np.testing.assert_array_equal(sample.match[order].numpy(), step.stored("roi_match"))
     if step.variant == "sampled":
         assert order.tolist() == list(range(len(order)))
     else:

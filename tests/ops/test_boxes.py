@@ -18,7 +18,6 @@ from seamseg.ops.boxes import (
     crowd_overlap,
     decode_boxes,
     encode_boxes,
-    invert_boxes,
 )
 
 
@@ -54,12 +53,6 @@ def test_crowd_overlap_golden():
     assert_close(result, golden("mask_overlap/out"), rtol=0, atol=0, equal_nan=True)
     same = crowd_overlap(golden("mask_overlap/bbx"), golden("mask_overlap/mask").bool())
     assert_close(same, result, rtol=0, atol=0, equal_nan=True)
-
-
-@pytest.mark.parametrize(("roi", "name"), [((14, 28), "14x28"), ((28, 28), "28x28")])
-def test_invert_boxes_golden(roi, name):
-    result = invert_boxes(golden("invert_roi_bbx/bbx"), roi, (80, 90))
-    assert_close(result, golden(f"invert_roi_bbx/out_{name}_img80x90"), rtol=1e-6, atol=1e-5, equal_nan=True)
 
 
 @given(st.integers(0, 12), st.integers(0, 12), st.integers(0, 1000))

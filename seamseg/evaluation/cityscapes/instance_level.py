@@ -45,11 +45,7 @@ class InstanceFilter:
     min_known: float
 
 
-FILTERS = (
-    InstanceFilter(100, math.inf, -math.inf),
-    InstanceFilter(1000, 100, 0.5),
-    InstanceFilter(1000, 50, 0.5),
-)
+FILTERS = (InstanceFilter(100, math.inf, -math.inf), InstanceFilter(1000, 100, 0.5), InstanceFilter(1000, 50, 0.5))
 """Without distances only the first is evaluated."""
 
 Distances = Mapping[int, tuple[float, float]]

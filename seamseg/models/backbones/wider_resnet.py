@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torch import nn
 
@@ -42,16 +43,8 @@ _A2_DILATED = replace(_A2, strides={4: 2}, dilations={5: 2, 6: 4, 7: 4})
 class _LaidOut(Backbone):
     """The stages of a WiderResNet with a given layout."""
 
-    def __init__(
-        self,
-        blocks: Sequence[int],
-        norm: NormFactory,
-        layout: _Layout,
-        classes: int,
-        keep_outputs: bool,
-        checkpoint: bool,
-    ) -> None:
-        super().__init__(classes, keep_outputs, checkpoint)
+    def __init__(self, blocks: Sequence[int], norm: NormFactory, layout: _Layout, *options: Any) -> None:
+        super().__init__(*options)
         conv = nn.Conv2d(3, 64, 3, padding=1, bias=False)
         self._add("mod1", NormSequential(OrderedDict(conv1=conv)), 1, 64)
         width = 64

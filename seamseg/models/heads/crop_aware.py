@@ -36,6 +36,17 @@ def cut_sides(boxes: Tensor, size: tuple[int, int], cut: Tensor) -> Tensor:
     return on_border & cut
 
 
+def matched_boxes(samples: Tensor, boxes: Tensor | None, cut: Tensor, match: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the arguments `targets` and `cut` of :func:`consistent_codes` for samples of an image.
+
+    Those of a sample are the ones of the ground-truth box (`boxes` and `cut`, `G x 4`) that `match` (int64 `M`) names.
+    """
+    if boxes is None or boxes.shape[0] == 0:
+        return samples, torch.zeros_like(samples, dtype=torch.bool)
+    row = match.clamp(min=0)
+    return boxes[row], cut[row]
+
+
 @torch.no_grad()
 def consistent_codes(
     predicted: Tensor,

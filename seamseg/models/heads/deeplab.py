@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
 from seamseg.config.sections import Sem
 from seamseg.models.backbones.base import NormFactory
-from seamseg.ops.norm import InPlaceABN, run_layers
+from seamseg.ops.norm import convolve_each, run_layers
 from seamseg.ops.pooling import box_filter_pool
 
 
@@ -55,19 +53,12 @@ class DeeplabV3(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `N x in_channels x h x w` to `N x out_channels x h x w`."""
-        width = self.hidden_channels
-        parts = [
-            _convolve(self.map_bn, conv, x, slice(i * width, (i + 1) * width)) for i, conv in enumerate(self.map_convs)
-        ]
-        local = _normalise(self.map_bn, torch.cat([y for y, _ in parts], dim=1), [d for _, d in parts])
-        local, local_deferred = _convolve(self.red_bn, self.red_conv, local)
-        context, context_deferred = _convolve(self.red_bn, self.pool_red_conv, self._context(x))
-        total = local + context
-        if local_deferred is None or context_deferred is None:
-            reduced: Tensor = self.red_bn(total)
-            return reduced
+        parts, deferred = convolve_each(self.map_bn, self.map_convs, x)
+        local = self.map_bn(torch.cat(parts, dim=1), *deferred)
+        (local,), of_local = convolve_each(self.red_bn, [self.red_conv], local)
+        (context,), of_context = convolve_each(self.red_bn, [self.pool_red_conv], self._context(x))
         # the sum is linear in both kernels together
-        reduced = self.red_bn(total, local_deferred + context_deferred)
+        reduced: Tensor = self.red_bn(local + context, *(a + b for a, b in zip(of_local, of_context)))
         return reduced
 
     def _context(self, x: Tensor) -> Tensor:
@@ -78,15 +69,3 @@ class DeeplabV3(nn.Module):
         # a 1x1 convolution without bias commutes with the average and its padding; so fewer channels are averaged
         context: Tensor = self.global_pooling_bn(box_filter_pool(self.global_pooling_conv(x), self.pooling_size))
         return context
-
-
-def _convolve(
-    norm: nn.Module, layer: nn.Module, x: Tensor, channels: slice = slice(None)
-) -> tuple[Tensor, Tensor | None]:
-    return norm.convolve(layer, x, channels) if isinstance(norm, InPlaceABN) else (layer(x), None)
-
-
-def _normalise(norm: nn.Module, x: Tensor, deferred: Sequence[Tensor | None]) -> Tensor:
-    known = [d for d in deferred if d is not None]
-    y: Tensor = norm(x, torch.cat(known)) if known else norm(x)
-    return y

@@ -10,6 +10,7 @@ network is given its logit of the region's class only, and predicts the differen
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from seamseg.config.sections import Roi
-from seamseg.models.heads.roi_targets import IGNORED_PIXEL, mask_targets
+from seamseg.models.heads.roi_targets import ROISample, mask_targets, pixel_loss
 from seamseg.ops.roi_sampling import roi_features
 
 OVERSAMPLING = 3
@@ -159,12 +160,25 @@ def sample_points(coarse: Tensor, number: int) -> Tensor:
     return torch.cat((chosen, torch.rand((count, number - uncertain, 2), device=device)), dim=1)
 
 
-def point_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean binary cross-entropy of logits `P x n` and targets `P x n` over the points not ignored."""
-    counts = (targets != IGNORED_PIXEL).float()
-    values = logits.float()
-    loss = functional.binary_cross_entropy_with_logits(values, targets.clamp(min=0), weight=counts, reduction="sum")
-    return loss / counts.sum().clamp(min=1)
+def point_loss(
+    points: PointOutputs,
+    samples: Sequence[ROISample | None],
+    ids: Sequence[Tensor],
+    masks: Iterable[Tensor | None],
+    void_is_background: bool,
+) -> Tensor:
+    """Return the loss of the points of the leading samples of all images, see :func:`pixel_loss`.
+
+    `samples`, `ids` and `masks` are those of each image, see :func:`mask_targets`.
+    """
+    places = iter(torch.split(points.places, [sample.leading for sample in samples if sample is not None]))
+    wanted = []
+    for sample, of_things, id_map in zip(samples, ids, masks, strict=True):
+        if sample is not None:
+            assert id_map is not None
+            match = sample.match[: sample.leading]
+            wanted.append(point_targets(next(places), match, of_things, id_map, void_is_background))
+    return pixel_loss(points.logits.float(), torch.cat(wanted))[0]
 
 
 def point_targets(places: Tensor, match: Tensor, ids: Tensor, masks: Tensor, void_is_background: bool) -> Tensor:

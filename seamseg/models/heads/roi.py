@@ -12,10 +12,10 @@ from torch.nn import functional
 
 from seamseg.config.sections import Roi
 from seamseg.models.backbones.base import NormFactory
+from seamseg.models.heads.detections import DetectionSelector as DetectionSelector  # part of the interface
 from seamseg.models.heads.points import PointHead
-from seamseg.models.heads.roi_targets import IGNORED_PIXEL
+from seamseg.models.heads.roi_targets import pixel_loss
 from seamseg.ops.boxes import box_area, smooth_l1
-from seamseg.ops.nms import nms
 from seamseg.ops.norm import InPlaceABN, NormSequential, run_layers
 from seamseg.ops.roi_sampling import roi_features
 
@@ -154,50 +154,6 @@ def _convolutions(inputs: int, channels: int, norm: NormFactory, count: int) -> 
     return layers
 
 
-@dataclass(frozen=True)
-class DetectionSelector:
-    """Selection of detections among scored boxes (docs/contract.md, section 4 "Detections").
-
-    Parameters
-    ----------
-    config : the section `[roi]`
-    """
-
-    config: Roi
-
-    @torch.no_grad()
-    def __call__(self, boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Select the detections of one image.
-
-        Parameters
-        ----------
-        boxes : `K x things x 4`, one box a proposal and class, clipped to the image
-        scores : `K x (things + 1)`, class 0 background
-
-        Returns
-        -------
-        boxes : `D x 4`
-        classes : int64 `D`, 0 = first thing
-        scores : `D`
-
-        Ordered by class, then by decreasing score; by decreasing score alone when some had to be left out.
-        """
-        cls, row = torch.nonzero(self.usable(boxes, scores[:, 1:]).t(), as_tuple=True)
-        boxes, scores = boxes[row, cls], scores[row, cls + 1]
-
-        keep = nms(boxes, scores, self.config.nms_threshold, groups=cls)
-        keep = keep[torch.argsort(cls[keep], stable=True)]
-        if self.config.max_predictions < keep.shape[0]:
-            best = torch.argsort(scores[keep], descending=True, stable=True)
-            keep = keep[best[: self.config.max_predictions]]
-        return boxes[keep], cls[keep], scores[keep]
-
-    def usable(self, boxes: Tensor, scores: Tensor) -> Tensor:
-        """Return which boxes `... x 4` may be detections: not empty, and with a score above the threshold."""
-        not_empty = (boxes[..., 2:] > boxes[..., :2]).all(dim=-1)
-        return (scores > self.config.score_threshold) & not_empty
-
-
 def class_loss(cls_logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
     """Compute the weighted mean cross-entropy of logits `M x (things + 1)` and labels `M` (0: background)."""
     if weights is None:
@@ -217,15 +173,15 @@ def box_loss(bbx_logits: Tensor, labels: Tensor, codes: Tensor, sigma: float, we
     sigma : of the smooth L1 loss
     weights : `M`, the number of samples is their sum; None for 1 each. Positives have weight 1
     """
-    predicted = codes_of_class(bbx_logits, labels)
-    loss = torch.where((labels > 0)[:, None], smooth_l1(predicted, codes, sigma), 0.0).sum()
+    errors = smooth_l1(of_class(bbx_logits, labels), codes, sigma)
+    loss = torch.where((labels > 0)[:, None], errors, 0.0).sum()
     return loss / (labels.shape[0] if weights is None else weights.sum().clamp(min=1))
 
 
-def codes_of_class(bbx_logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the codes `M x 4` of the true class from `M x things x 4`; those of the first class for background."""
+def of_class(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the outputs `M x ...` of the true class from `M x things x ...`; those of the first for background."""
     rows = torch.arange(labels.shape[0], device=labels.device)
-    return bbx_logits[rows, (labels - 1).clamp(min=0)].float()
+    return logits[rows, (labels - 1).clamp(min=0)].float()
 
 
 def mask_loss(msk_logits: Tensor, labels: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -237,8 +193,4 @@ def mask_loss(msk_logits: Tensor, labels: Tensor, targets: Tensor) -> tuple[Tens
     labels : int64 `P`; of background (0) all pixels are ignored
     targets : `P x h x w` from :func:`seamseg.models.heads.roi_targets.mask_targets`
     """
-    logits = msk_logits[torch.arange(labels.shape[0], device=labels.device), (labels - 1).clamp(min=0)].float()
-    counts = (targets != IGNORED_PIXEL).float()
-    loss = functional.binary_cross_entropy_with_logits(logits, targets.clamp(min=0), weight=counts, reduction="sum")
-    count = counts.sum()
-    return loss / count.clamp(min=1), count
+    return pixel_loss(of_class(msk_logits, labels), targets)

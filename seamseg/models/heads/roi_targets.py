@@ -8,14 +8,15 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from seamseg.config.sections import Roi
-from seamseg.models.heads.select import nth_true, random_subset, upload
+from seamseg.models.heads.select import nth_true, rank_samples, upload
 from seamseg.ops.boxes import crowd_fraction, encode_boxes, match_boxes
 from seamseg.ops.roi_sampling import roi_sampling
 
 BACKGROUND = -1
-"""Match of a proposal that is background."""
+"""Match of an anchor or a proposal that is background."""
 IGNORED_PIXEL = -1
 """A pixel of a mask target that is excluded from the loss."""
 
@@ -66,10 +67,7 @@ class ProposalMatcher:
 
     @torch.no_grad()
     def batch(
-        self,
-        proposals: Sequence[Tensor | None],
-        boxes: Sequence[Tensor | None],
-        crowds: Sequence[Tensor | None],
+        self, proposals: Sequence[Tensor | None], boxes: Sequence[Tensor | None], crowds: Sequence[Tensor | None]
     ) -> list[ROISample | None]:
         """Match and sample the proposals of each image; the ground-truth boxes count as proposals too.
 
@@ -141,11 +139,9 @@ class ProposalMatcher:
 
     def _sample_fixed(self, image: _Candidates) -> ROISample:
         device = image.boxes.device
-        positive = random_subset(image.positive, self._most_positive)
-        # positives, then negatives in a random order, then what is neither
-        keys = torch.where(image.negative, torch.rand(positive.shape, device=device), -1.0)
-        values, order = torch.where(positive, keys + 3.0, keys).topk(min(self.config.num_samples, positive.shape[0]))
-        found = (values >= 0).sum()
+        most, number = self._most_positive, self.config.num_samples
+        positive, order, exists = rank_samples(image.positive, image.negative, most, number)
+        found = exists.sum()
         row = torch.arange(self.config.num_samples, device=device)
         counts = row < found
         index = order[row % found.clamp(min=1)]
@@ -173,37 +169,41 @@ def leading_rows(samples: Sequence[ROISample | None], device: torch.device) -> T
 def leading_classes(samples: Sequence[ROISample | None], classes: Sequence[Tensor], device: torch.device) -> Tensor:
     """Return the thing class, int64 `P`, of the leading samples of each image; 0 for those without a match.
 
-    Parameters
-    ----------
-    samples : of each image
-    classes : int64 `G`, of the ground-truth boxes of each image
+    `classes` are those of the ground-truth boxes of each image, int64 `G`.
     """
-    found = [torch.zeros(0, dtype=torch.long, device=device)]
-    for sample, of_boxes in zip(samples, classes, strict=True):
-        if sample is not None:
-            match = sample.match[: sample.leading]
-            known = of_boxes[match.clamp(min=0)] if of_boxes.shape[0] > 0 else torch.zeros_like(match)
-            found.append(torch.where(match == BACKGROUND, 0, known))
-    return torch.cat(found)
+    images = zip(samples, classes, strict=True)
+    labels = [labels_of(sample.match[: sample.leading], of_boxes) for sample, of_boxes in images if sample is not None]
+    return (torch.cat([torch.zeros(0, dtype=torch.long, device=device), *labels]) - 1).clamp(min=0)
 
 
-def box_targets(samples: Tensor, boxes: Tensor, match: Tensor, weights: tuple[float, ...]) -> Tensor:
-    """Compute the target box codes of samples.
+def labels_of(match: Tensor, classes: Tensor) -> Tensor:
+    """Return the labels, int64 `M`, of samples by their match `M` and the classes `G` of the boxes; 0 = background."""
+    if classes.shape[0] == 0:
+        return torch.zeros_like(match)
+    return torch.where(match == BACKGROUND, 0, classes[match.clamp(min=0)] + 1)
+
+
+def box_targets(
+    samples: Tensor, boxes: Tensor | None, match: Tensor, weights: tuple[float, ...] | None = None
+) -> Tensor:
+    """Compute the target box codes of samples, proposals or anchors.
 
     Parameters
     ----------
     samples : `M x 4`
-    boxes : ground-truth boxes `G x 4`
-    match : int64 `M` from :class:`ProposalMatcher`
-    weights : factors of the four numbers of a code
+    boxes : ground-truth boxes `G x 4` or None
+    match : int64 `M`, index of the ground-truth box; negative for none
+    weights : factors of the four numbers of a code; None for 1
 
     Returns
     -------
     `M x 4`; arbitrary for a sample without a match
     """
-    if boxes.shape[0] == 0:
+    if boxes is None or boxes.shape[0] == 0:
         return torch.zeros_like(samples)
     codes = encode_boxes(samples, boxes[match.clamp(min=0)])
+    if weights is None:
+        return codes
     # Python numbers: the host would wait for the copy of a tensor of them to the device
     return torch.stack([code * weight for code, weight in zip(codes.unbind(1), weights, strict=True)], dim=1)
 
@@ -235,3 +235,11 @@ def mask_targets(
     if not void_is_background:
         ignored = ignored | (sampled == 0).all(dim=1)
     return torch.where(ignored, IGNORED_PIXEL, target)
+
+
+def pixel_loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the mean binary cross-entropy over the pixels whose target is not ignored, and their number."""
+    counts = (targets != IGNORED_PIXEL).float()
+    loss = functional.binary_cross_entropy_with_logits(logits, targets.clamp(min=0), weight=counts, reduction="sum")
+    count = counts.sum()
+    return loss / count.clamp(min=1), count

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +14,17 @@ from torch.nn import functional
 
 from seamseg.config.sections import Rpn
 from seamseg.models.backbones.base import NormFactory
-from seamseg.models.heads.crop_aware import consistent_codes
-from seamseg.models.heads.select import first_true, nth_true, random_subset, upload
-from seamseg.ops.boxes import clip_boxes, crowd_fraction, decode_boxes, encode_boxes, match_boxes, smooth_l1
+from seamseg.models.heads.crop_aware import consistent_codes, matched_boxes
+from seamseg.models.heads.roi_targets import BACKGROUND, box_targets
+from seamseg.models.heads.select import best_scores as best_scores  # part of the interface
+from seamseg.models.heads.select import first_true, nth_true, rank_samples, rows_of_groups, upload
+from seamseg.ops.boxes import clip_boxes, crowd_fraction, decode_boxes, match_boxes, smooth_l1
 from seamseg.ops.nms import nms_fixed
 from seamseg.ops.norm import run_layers
 from seamseg.structures import PackedSequence
+
+Sizes: TypeAlias = Sequence[tuple[int, int]]
+"""`(height, width)` of each image without its padding."""
 
 
 class AnchorGenerator:
@@ -131,8 +137,6 @@ class RPNHead(nn.Module):
 
 IGNORED = -2
 """Match of an anchor that is excluded from the losses."""
-BACKGROUND = -1
-"""Match of an anchor that is background."""
 
 
 @dataclass(frozen=True)
@@ -151,11 +155,7 @@ class AnchorMatcher:
 
     @torch.no_grad()
     def batch(
-        self,
-        anchors: Tensor,
-        boxes: Sequence[Tensor | None],
-        valid_sizes: Sequence[tuple[int, int]],
-        crowds: Sequence[Tensor | None],
+        self, anchors: Tensor, boxes: Sequence[Tensor | None], valid_sizes: Sizes, crowds: Sequence[Tensor | None]
     ) -> Tensor:
         """Match and sample the anchors of each image; on a GPU the host waits once, not at all if `fixed`.
 
@@ -218,11 +218,9 @@ class AnchorMatcher:
         return torch.stack(rows)
 
     def _sample_fixed(self, matches: Tensor) -> Tensor:
-        positive = random_subset(matches >= 0, self._most_positive)
-        # the number of negatives differs from image to image: rank them instead of counting
-        keys = torch.where(matches == BACKGROUND, torch.rand(matches.shape, device=matches.device), -1.0)
-        best = torch.where(positive, 2.0, keys).topk(min(self.config.num_samples, matches.shape[1]), sorted=False)
-        kept = torch.zeros_like(positive).scatter(1, best.indices, best.values >= 0)
+        most, number = self._most_positive, self.config.num_samples
+        positive, order, found = rank_samples(matches >= 0, matches == BACKGROUND, most, number)
+        kept = torch.zeros_like(positive).scatter(1, order, found)
         return torch.where(kept, matches, IGNORED)
 
     @property
@@ -243,12 +241,7 @@ class ProposalGenerator:
 
     @torch.no_grad()
     def __call__(
-        self,
-        obj_logits: Tensor,
-        bbx_logits: Tensor,
-        anchors: Tensor,
-        valid_sizes: Sequence[tuple[int, int]],
-        training: bool,
+        self, obj_logits: Tensor, bbx_logits: Tensor, anchors: Tensor, valid_sizes: Sizes, training: bool
     ) -> PackedSequence:
         """Choose the proposals of each image.
 
@@ -270,18 +263,9 @@ class ProposalGenerator:
 
     @torch.no_grad()
     def padded(
-        self,
-        obj_logits: Tensor,
-        bbx_logits: Tensor,
-        anchors: Tensor,
-        valid_sizes: Sequence[tuple[int, int]],
-        training: bool,
+        self, obj_logits: Tensor, bbx_logits: Tensor, anchors: Tensor, valid_sizes: Sizes, training: bool
     ) -> tuple[Tensor, Tensor]:
-        """Make the proposals of each image, in tensors whose shapes do not depend on their number.
-
-        Parameters
-        ----------
-        obj_logits, bbx_logits, anchors, valid_sizes, training : as for a call
+        """Make the proposals of a call, in tensors whose shapes do not depend on their number.
 
         Returns
         -------
@@ -293,7 +277,22 @@ class ProposalGenerator:
             self.candidates(scores, codes, anchors, partial(clip_boxes, size=size), count)
             for scores, codes, size in zip(obj_logits.float(), bbx_logits.float(), valid_sizes)
         ]
-        return self._suppress(candidates, training)
+        # NMS for all images at once
+        boxes, scores, large = (torch.cat(parts) for parts in zip(*candidates))
+        images = len(candidates)
+        lengths = [part.shape[0] for part, _, _ in candidates]
+        image = torch.cat([torch.full_like(part, i, dtype=torch.long) for i, (_, part, _) in enumerate(candidates)])
+        # small boxes form a group of their own and suppress nothing; all but one suppress each other
+        image = torch.where(large, image, images)
+        unit_box = torch.cat((torch.zeros_like(boxes[:1, :2]), torch.ones_like(boxes[:1, :2])), dim=1)
+        num_post = self.config.num_post_nms_train if training else self.config.num_post_nms_val
+        boxes = torch.where(large[:, None], boxes, unit_box) if self.config.min_size > 0 else boxes
+        kept, _ = nms_fixed(boxes, scores, self.config.nms_threshold, num_post, image)
+
+        image = torch.where(kept >= 0, image[kept], images)
+        most = max(lengths)
+        rows, exists, counts = rows_of_groups(image, images, min(num_post, most) if num_post > 0 else most)
+        return torch.where(exists[:, :, None], boxes[kept[rows]], torch.nan), counts
 
     def candidates(
         self,
@@ -324,43 +323,6 @@ class ProposalGenerator:
         scores = torch.where(large, scores, -torch.inf)
         chosen = best(scores, count)
         return boxes[chosen], scores[chosen], large[chosen]
-
-    def _suppress(self, candidates: list[tuple[Tensor, Tensor, Tensor]], training: bool) -> tuple[Tensor, Tensor]:
-        """Run NMS for all images at once; returns the result of :meth:`padded`."""
-        images = len(candidates)
-        boxes, scores, large = (torch.cat(parts) for parts in zip(*candidates))
-        lengths = [part.shape[0] for part, _, _ in candidates]
-        image = torch.cat([torch.full_like(part, i, dtype=torch.long) for i, (_, part, _) in enumerate(candidates)])
-        # small boxes form a group of their own and suppress nothing; all but one suppress each other
-        image = torch.where(large, image, images)
-        unit_box = torch.cat((torch.zeros_like(boxes[:1, :2]), torch.ones_like(boxes[:1, :2])), dim=1)
-        num_post = self.config.num_post_nms_train if training else self.config.num_post_nms_val
-        boxes = torch.where(large[:, None], boxes, unit_box) if self.config.min_size > 0 else boxes
-        kept, _ = nms_fixed(boxes, scores, self.config.nms_threshold, num_post, image)
-
-        image = torch.where(kept >= 0, image[kept], images)
-        order = torch.argsort(image, stable=True)
-        every_image = torch.arange(images, device=boxes.device)
-        stops = torch.searchsorted(image[order], every_image, right=True)
-        starts = torch.cat((stops.new_zeros(1), stops[:-1]))
-        most = max(lengths)
-        place = torch.arange(min(num_post, most) if num_post > 0 else most, device=boxes.device)
-        row = starts[:, None] + place
-        exists = row < stops[:, None]
-        chosen = boxes[kept[order[torch.where(exists, row, 0)]]]
-        return torch.where(exists[:, :, None], chosen, torch.nan), stops - starts
-
-
-def best_scores(scores: Tensor, count: int) -> Tensor:
-    """Return the indices of the `count` highest of `K` scores by decreasing score; lower index first among equals."""
-    if 0 < count < scores.shape[0]:
-        # NaN is the highest of all
-        least = torch.topk(scores, count, sorted=False).values.nan_to_num(torch.inf, torch.inf, -torch.inf).min()
-        above, equal = ~(scores <= least), scores == least
-        chosen = above | (equal & (equal.cumsum(0) <= count - above.sum()))
-        candidates = nth_true(chosen, torch.arange(count, device=scores.device))
-        return candidates[torch.argsort(scores[candidates], descending=True, stable=True)]
-    return torch.argsort(scores, descending=True, stable=True)
 
 
 def rpn_losses(
@@ -404,28 +366,13 @@ def rpn_losses(
     errors = functional.binary_cross_entropy_with_logits(logits, positive.float(), reduction="none")
     obj_loss = torch.where(counts, errors, 0.0).sum()
 
-    codes = torch.stack([_codes(anchors[row], gt, m) for row, gt, m in zip(rows, boxes, match)])
+    sampled = anchors[rows]
+    codes = torch.stack([box_targets(*of_image) for of_image in zip(sampled, boxes, match)])
     predicted = bbx_logits[image, rows].float()
     if cut is not None:
-        parts = zip(predicted, codes, rows, boxes, match, cut)
-        codes = torch.stack([_crop_aware(p, code, anchors[row], gt, m, c, sigma) for p, code, row, gt, m, c in parts])
+        matched = [matched_boxes(*of_image) for of_image in zip(sampled, boxes, cut, match)]
+        parts = zip(predicted, codes, sampled, matched)
+        codes = torch.stack([consistent_codes(p, code, a, *found, sigma) for p, code, a, found in parts])
     errors = smooth_l1(predicted, codes, sigma)
     bbx_loss = torch.where(positive[:, :, None], errors, 0.0).sum()
     return obj_loss / count.clamp(min=1), bbx_loss / count.clamp(min=1), count
-
-
-def _codes(anchors: Tensor, boxes: Tensor | None, match: Tensor) -> Tensor:
-    """Compute the target codes of the anchors of an image; arbitrary for those without a match."""
-    if boxes is None or boxes.shape[0] == 0:
-        return torch.zeros_like(anchors)
-    return encode_boxes(anchors, boxes[match.clamp(min=0)])
-
-
-def _crop_aware(
-    predicted: Tensor, codes: Tensor, anchors: Tensor, boxes: Tensor | None, match: Tensor, cut: Tensor, sigma: float
-) -> Tensor:
-    """Return the codes that the crop-aware loss of an image compares the predicted ones with."""
-    if boxes is None or boxes.shape[0] == 0:
-        return codes
-    row = match.clamp(min=0)
-    return consistent_codes(predicted, codes, anchors, boxes[row], cut[row], sigma)

@@ -62,3 +62,48 @@ def random_subset(chosen: Tensor, count: int) -> Tensor:
     keys = torch.where(chosen, torch.rand(chosen.shape, device=chosen.device), -1.0)
     best = keys.topk(min(count, chosen.shape[-1]), sorted=False)
     return torch.zeros_like(chosen).scatter(-1, best.indices, best.values >= 0)
+
+
+def rank_samples(positive: Tensor, negative: Tensor, most_positive: int, number: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Sample from positives and negatives, bool `... x A`, with torch's generator of the device.
+
+    Returns
+    -------
+    positive : bool `... x A`, True on the positives of the sample, at most `most_positive`
+    order : int64 `... x K`, K at most `number`: these positives, negatives in a random order, then what is neither
+    exists : bool `... x K`, False for what is neither
+    """
+    positive = random_subset(positive, most_positive)
+    # the number of negatives differs from image to image: rank them instead of counting
+    keys = torch.where(negative, torch.rand(negative.shape, device=negative.device), -1.0)
+    best = torch.where(positive, 2.0, keys).topk(min(number, positive.shape[-1]))
+    return positive, best.indices, best.values >= 0
+
+
+def best_scores(scores: Tensor, count: int) -> Tensor:
+    """Return the indices of the `count` highest of `K` scores by decreasing score; lower index first among equals."""
+    if 0 < count < scores.shape[0]:
+        # NaN is the highest of all
+        least = torch.topk(scores, count, sorted=False).values.nan_to_num(torch.inf, torch.inf, -torch.inf).min()
+        above, equal = ~(scores <= least), scores == least
+        chosen = above | (equal & (equal.cumsum(0) <= count - above.sum()))
+        candidates = nth_true(chosen, torch.arange(count, device=scores.device))
+        return candidates[torch.argsort(scores[candidates], descending=True, stable=True)]
+    return torch.argsort(scores, descending=True, stable=True)
+
+
+def rows_of_groups(group: Tensor, groups: int, most: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the rows of each group 0 to `groups - 1` in `group` (int64 `A`), in their order, at most `most`.
+
+    Returns
+    -------
+    rows : int64 `groups x most`; arbitrary after the last row of a group
+    exists : bool `groups x most`
+    counts : int64 `groups`, not limited
+    """
+    order = torch.argsort(group, stable=True)
+    stops = torch.searchsorted(group[order], torch.arange(groups, device=group.device), right=True)
+    starts = torch.cat((stops.new_zeros(1), stops[:-1]))
+    row = starts[:, None] + torch.arange(most, device=group.device)
+    exists = row < stops[:, None]
+    return order[torch.where(exists, row, 0)], exists, stops - starts

@@ -11,7 +11,7 @@ from torch.nn import functional
 from seamseg.config.sections import Sem
 from seamseg.models.backbones.base import NormFactory
 from seamseg.models.heads.max_pooling import max_pooled_loss
-from seamseg.ops.norm import InPlaceABN, run_layers
+from seamseg.ops.norm import convolve_each, run_layers
 from seamseg.ops.pooling import box_filter_pool
 from seamseg.ops.upsample import upsample_cross_entropy, upsample_ohem_loss
 from seamseg.panoptic_map import VOID
@@ -40,21 +40,12 @@ class MiniDeepLab(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `N x in_channels x h x w` to `N x hidden_channels x h x w`."""
-        # a 1x1 convolution without bias commutes with the average and its padding; so fewer channels are averaged
-        parts = [self._convolve(i, x) for i in range(3)]
-        context = box_filter_pool(parts[2][0], self.pooling_size)
-        x = torch.cat([parts[0][0], parts[1][0], context], dim=1)
-        deferred = [d for _, d in parts if d is not None]
-        x = self.bn1(x, torch.cat(deferred)) if deferred else self.bn1(x)
+        # a 1x1 convolution without bias commutes with the average and its padding; so fewer channels are averaged. The
+        # average is linear in the kernel as well
+        convolutions = (self.conv1_3x3, self.conv1_dil, self.conv1_glb)
+        (local, wide, context), deferred = convolve_each(self.bn1, convolutions, x)
+        x = self.bn1(torch.cat([local, wide, box_filter_pool(context, self.pooling_size)], dim=1), *deferred)
         return run_layers((self.conv2, self.bn2), x)
-
-    def _convolve(self, i: int, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        convolution = (self.conv1_3x3, self.conv1_dil, self.conv1_glb)[i]
-        width = convolution.out_channels
-        if not isinstance(self.bn1, InPlaceABN):
-            return convolution(x), None
-        # the average of the last is linear in the kernel as well
-        return self.bn1.convolve(convolution, x, slice(i * width, (i + 1) * width))
 
 
 class SemanticHead(nn.Module):

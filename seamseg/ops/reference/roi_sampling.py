@@ -26,17 +26,10 @@ def roi_sampling(
 
     Parameters
     ----------
-    levels : `N x C x H_l x W_l`
-    boxes : `K x 4`, float32 or float64
-    index, level : `K` int64, the image and the position in `levels` of each box; level 0 for all without `level`
+    level : position in `levels` of each box; None for level 0
     padded_size : (height, width) of the image that the boxes refer to; zeros if they are in pixels of their level
     height, width : samples of a box
-    nearest : interpolation, bilinear otherwise
-    zero : padding, border otherwise
-
-    Returns
-    -------
-    `K x C x height x width`, channels last
+    nearest, zero : interpolation and padding; bilinear and border otherwise
     """
     channels = levels[0].shape[1]
     out = levels[0].new_zeros(boxes.shape[0], height, width, channels)

@@ -153,13 +153,7 @@ def upsample_ohem_loss(
 
 
 def upsample_ohem_loss_backward(
-    grad: Tensor,
-    logits: Tensor,
-    padded_height: int,
-    padded_width: int,
-    target: Tensor,
-    normaliser: Tensor,
-    ohem: float,
+    grad: Tensor, logits: Tensor, padded_height: int, padded_width: int, target: Tensor, normaliser: Tensor, ohem: float
 ) -> Tensor:
     """Compute the gradient of :func:`upsample_ohem_loss`: `C x h x w`, float32 for logits of half precision."""
     void, classes = _void_and_classes(logits, target)

@@ -11,12 +11,11 @@ from torch.testing import assert_close
 from seamseg.models.heads.points import (
     PointHead,
     PointSource,
-    point_loss,
     point_targets,
     sample_coarse,
     sample_points,
 )
-from seamseg.models.heads.roi_targets import IGNORED_PIXEL, mask_targets
+from seamseg.models.heads.roi_targets import IGNORED_PIXEL, mask_targets, pixel_loss
 
 PADDED = (64, 96)
 
@@ -96,13 +95,13 @@ def test_targets_are_those_of_the_mask():
 def test_points_that_are_ignored_cost_nothing():
     logits = torch.randn(2, 5, requires_grad=True)
     targets = torch.tensor([[1.0, 0, 1, -1, 0], [-1.0] * 5])
-    loss = point_loss(logits, targets)
+    loss, _ = pixel_loss(logits, targets)
     loss.backward()
     kept = targets[0] >= 0
     wanted = functional.binary_cross_entropy_with_logits(logits[0][kept], targets[0][kept])
     assert_close(loss, wanted)
     assert not logits.grad[targets < 0].any()
-    assert point_loss(logits, torch.full((2, 5), -1.0)) == 0
+    assert pixel_loss(logits, torch.full((2, 5), -1.0))[0] == 0
 
 
 @pytest.mark.parametrize("subdivisions", [0, 1, 2])
@@ -177,7 +176,7 @@ def test_an_edge_is_learnt_from_fine_features():
     losses = []
     for _ in range(60):
         places, logits = head.in_training(source)
-        loss = point_loss(logits, point_targets(places, match, thing, ids, False))
+        loss, _ = pixel_loss(logits, point_targets(places, match, thing, ids, False))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
