@@ -45,6 +45,17 @@ def add_model_options(
     _add_acceleration(parser.add_argument_group("acceleration for many photos of few sizes, after a slow start"))
 
 
+def add_foreign_model_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of reading a model to convert it, which may be a classifier."""
+    parser.add_argument(
+        "--config", metavar="FILE", help="configuration of a model without its own; JSON of a classifier"
+    )
+    parser.add_argument("--meta", metavar="BIN", help="metadata.bin of a model without its own")
+    parser.add_argument(
+        "--set", action="append", dest="overrides", default=[], metavar="SECTION.KEY=VALUE", help="override a key"
+    )
+
+
 def inference_options(args: argparse.Namespace) -> InferenceOptions:
     """Return the options of a predictor."""
     from seamseg.inference.options import InferenceOptions
