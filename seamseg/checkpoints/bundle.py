@@ -277,24 +277,8 @@ def _metadata(found: _Parts, meta: str | Path | None) -> Metadata:
     if found.metadata is not None:
         return found.metadata
     if found.snapshot.metadata is not None:
-        return metadata_from_header(found.snapshot.metadata, found.name)
+        return metadata_of(found.snapshot.metadata, found.name)
     raise InputError(f"{found.name}: holds no classes; give metadata.bin with `meta=FILE`")
-
-
-def metadata_header(metadata: Metadata) -> dict[str, Any]:
-    """Convert the classes to plain data for a snapshot."""
-    return {
-        "num_stuff": metadata.num_stuff,
-        "num_thing": metadata.num_thing,
-        "categories": list(metadata.categories),
-        "palette": [list(rgb) for rgb in metadata.palette],
-        "original_ids": list(metadata.original_ids),
-    }
-
-
-def metadata_from_header(header: dict[str, Any], name: str) -> Metadata:
-    """Restore the classes from :func:`metadata_header`; `name` is the snapshot's, for errors."""
-    return metadata_of(header, name)
 
 
 def kind_of(snapshot: Snapshot, name: str) -> str:

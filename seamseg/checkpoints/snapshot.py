@@ -103,17 +103,6 @@ def snapshot_content(snapshot: Snapshot) -> dict[str, Any]:
     return content
 
 
-def save_snapshot(path: str | Path, snapshot: Snapshot) -> None:
-    """Write a snapshot atomically, even if the machine crashes during the write.
-
-    Raises
-    ------
-    SeamsegError
-        if it cannot be written
-    """
-    write_tensors(Path(path), snapshot_content(snapshot))
-
-
 def write_tensors(path: Path, content: Any) -> None:
     """Write a file with `torch.save` atomically, even if the machine crashes during the write.
 

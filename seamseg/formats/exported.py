@@ -113,16 +113,6 @@ class ExportedMetadata:
             raise InputError("config, licence and version must be text")
 
     @property
-    def has_masks(self) -> bool:
-        """Whether detections have masks: the output `mask_logits`."""
-        return "mask_logits" in self.outputs
-
-    @property
-    def has_classmap(self) -> bool:
-        """Whether there is a class for each pixel: the output `classmap`."""
-        return "classmap" in self.outputs
-
-    @property
     def outputs(self) -> tuple[str, ...]:
         """Names of the outputs of part "all", in order."""
         return OUTPUTS[self.kind]

@@ -42,17 +42,6 @@ _CAPABILITIES = ("DEFAULT", "AVX2", "AVX512")
 """Of x86 CPUs as torch names them, each with all before it."""
 
 
-def read_package_metadata(path: Path) -> ExportedMetadata:
-    """Return what a package states about its network; nothing in it is run, and torch is not imported.
-
-    Raises
-    ------
-    InputError
-        if the file cannot be read, or is no package of this project
-    """
-    return ExportedMetadata.from_json(_stated(path)[METADATA_KEY], str(path))
-
-
 def _stated(path: Path) -> dict[str, str]:
     """Return the metadata of a package, all texts by their keys."""
     try:

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seamseg.checkpoints.bundle import check_classes, metadata_header
+from seamseg.checkpoints.bundle import check_classes
 from seamseg.checkpoints.snapshot import NETWORK_MODULES, Snapshot, is_optional, load_into, network_parts, network_state
 from seamseg.data.samplers import ARBatchSampler, EpochSegment
-from seamseg.formats.metadata import Metadata
+from seamseg.formats.metadata import Metadata, metadata_header
 from seamseg.training.checkpointing.rank_state import load_rank_buffers, with_rank_averages
 from seamseg.training.checkpointing.run_folder import SNAPSHOT_FILES, SnapshotFiles
 from seamseg.training.optim.optimizer import load_optimizer_state
