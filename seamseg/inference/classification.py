@@ -32,9 +32,7 @@ class Classification(PhotoResult):
     ----------
     probabilities : `classes` float32, which sum to 1
     photo_size : `(height, width)` of the photo
-    metadata : names and colours of the classes
-    prediction : output of the network; None in a loaded result
-    source : path or copy of the photo, if it is kept
+    metadata, prediction, source : see :class:`seamseg.inference.photo_result.PhotoResult`
 
     Examples
     --------

@@ -88,10 +88,8 @@ class Detections(PhotoResult, Sequence[Detection]):
     detections : the objects
     photo_size : `(height, width)` of the photo
     has_masks : whether the network has masks
-    metadata : names, colours and ids of the classes
-    prediction : output of the network with all objects, whatever their score, in pixels of its input; None in a loaded
-        result
-    source : path or copy of the photo, if it is kept
+    prediction : output of the network with all objects, whatever their score
+    metadata, source : see :class:`seamseg.inference.photo_result.PhotoResult`
 
     Notes
     -----

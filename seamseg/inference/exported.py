@@ -144,7 +144,7 @@ class ExportedNetwork:
 
 
 class ExportedModel:
-    """An exported network that is opened.
+    """An exported network that is opened; see :class:`seamseg.inference.predictor.OpenedModel`.
 
     Parameters
     ----------
@@ -152,10 +152,6 @@ class ExportedModel:
 
     Attributes
     ----------
-    name : of the file
-    config : of the network
-    metadata : its classes
-    kind : of the network
     max_size : `(height, width)` of its input; None if it is free
 
     Raises
