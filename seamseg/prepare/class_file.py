@@ -23,6 +23,12 @@ class ClassList:
     classes: Metadata
     class_of: dict[int, int]
 
+    def class_at(self, value: int, source: object) -> int:
+        """Return the class of a value of a label image, the file `source`; InputError if it has none."""
+        if value not in self.class_of:
+            raise InputError(f"{source}: value {value} has no class; add it to the class list, as a class or to void")
+        return self.class_of[value]
+
 
 def read_class_list(path: str | Path) -> ClassList:
     """Read a class list.

@@ -60,9 +60,8 @@ def prepare_panoptic(
 
     Parameters
     ----------
-    out : the dataset folder
     splits : by name of the list `(folder of photos, JSON file, folder of PNG)`; zip files may replace folders
-    options : of the conversion
+    out, options : see :func:`seamseg.prepare.convert.convert_splits`
 
     Raises
     ------

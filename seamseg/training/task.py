@@ -107,6 +107,7 @@ class Task(Protocol):
 
     def prepare(self, batch: TrainingBatch) -> TrainingBatch:
         """Apply the transforms of a batch that run on its device."""
+        return batch
 
     def describe(self, metadata: Metadata) -> list[str]:
         """Return lines for the log: first the classes, then what the configuration ignores."""
@@ -121,12 +122,15 @@ class Task(Protocol):
 
     def build_float(self, metadata: Metadata) -> nn.Module | None:
         """Build the network of which :meth:`quantise` makes the one to train; None unless `quantised`."""
+        return None
 
     def quantise(self, net: nn.Module, start: nn.Module, data: str | Path, world: World, log: TextLog) -> None:
         """Fill a network, on its device, from one of :meth:`build_float` with trained weights."""
+        return
 
     def load_body(self, net: nn.Module, log: TextLog) -> None:
         """Load the weights of the backbone that the configuration names, if any."""
+        return
 
     def load_pretrained(self, net: nn.Module, specification: str, classes: ClassTable | None = None) -> LoadReport:
         """Load a file of `pretrain`, `[PART:]FILE`, of the classes of the data set, or of others with their table."""
@@ -145,10 +149,11 @@ class Task(Protocol):
 
     def step_callback(self, net: nn.Module, tensorboard: TensorBoardWriter) -> StepCallback | None:
         """Return a function that is called after each step; None for none."""
+        return None
 
 
 @dataclass(frozen=True)
-class SegmentationTask:
+class SegmentationTask(Task):
     """The task of the kinds of `[general] kind`; see :class:`Task` for its methods.
 
     Attributes
@@ -278,10 +283,6 @@ class SegmentationTask:
     def sample_images(self, metadata: Metadata) -> SampleImages:
         """Return what draws training and validation images."""
         return SampleRenderer(metadata, self.config)
-
-    def step_callback(self, net: nn.Module, tensorboard: TensorBoardWriter) -> StepCallback | None:
-        """Return None."""
-        return None
 
 
 def open_loader(config: Config, data: str | Path, source: str | Path, world: World) -> BatchLoader:

@@ -298,13 +298,9 @@ def _score(value: Any) -> float:
 def _copied(value: Any, memory_format: torch.memory_format = torch.preserve_format) -> Any:
     """Copy a tree of dicts and lists, with its tensors, to the host."""
     if isinstance(value, Tensor):
-        return _host_copy(value.detach(), memory_format)
+        return torch.empty_like(value.detach(), device="cpu", memory_format=memory_format).copy_(value.detach())
     if isinstance(value, Mapping):
         return {key: _copied(item, memory_format) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return type(value)(_copied(item, memory_format) for item in value)
     return value
-
-
-def _host_copy(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
-    return torch.empty_like(tensor, device="cpu", memory_format=memory_format).copy_(tensor)
