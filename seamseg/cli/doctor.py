@@ -36,14 +36,7 @@ from seamseg.utils.native import REBUILD, failed_builds
 from seamseg.utils.parallel import available_cores
 from seamseg.version import __version__
 
-_PACKAGES = (
-    "numpy",
-    "pillow",
-    "pycocotools",
-    "u-msgpack-python",
-    "tqdm",
-    "zlib-ng",
-)
+_PACKAGES = ("numpy", "pillow", "pycocotools", "u-msgpack-python", "tqdm", "zlib-ng")
 _TORCH = ("torch", "torchvision", "tensorboard")
 _OPTIONAL = {
     "onnxruntime": "extra onnx",
