@@ -131,7 +131,7 @@ def test_the_best_of_overlapping_objects_is_on_top(tmp_path: Path) -> None:
         assert shown[ids[0, 0] - 1] is low
         assert ids[9, 9] == 0
     boxes = [Detection("a", 0, s, box, (10, 10)) for s, box in ((0.1, (4, 4, 6, 6)), (0.9, (0.2, 0.1, 10.2, 9.9)))]
-    ids = encoding._painted(Detections(boxes, (10, 10), False, names))
+    ids = encoding._object_index_map(Detections(boxes, (10, 10), False, names), (10, 10))
     assert (ids[5, 5], ids[0, 0]) == (1, 2), "the smallest box can be pointed at"
 
 
