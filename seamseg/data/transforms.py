@@ -400,12 +400,7 @@ def augment(
 
 
 def _offset(
-    focus: Focus,
-    axis: int,
-    size: tuple[int, int],
-    scaled: tuple[int, int],
-    window: tuple[int, int],
-    rng: _RandomSource,
+    focus: Focus, axis: int, size: tuple[int, int], scaled: tuple[int, int], window: tuple[int, int], rng: _RandomSource
 ) -> int:
     """Draw where a crop begins along an axis.
 

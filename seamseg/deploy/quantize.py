@@ -261,9 +261,7 @@ def _settings() -> Any:
 
 
 def quantise(
-    model: onnx.ModelProto,
-    samples: Iterable[Mapping[str, np.ndarray]] | None,
-    keep_float: Iterable[str] = FLOAT_LAYERS,
+    model: onnx.ModelProto, samples: Iterable[Mapping[str, np.ndarray]] | None, keep_float: Iterable[str] = FLOAT_LAYERS
 ) -> onnx.ModelProto:
     """Return the network with `QuantizeLinear` and `DequantizeLinear` around its layers; the metadata stays.
 

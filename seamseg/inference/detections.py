@@ -217,11 +217,7 @@ class Detections(PhotoResult, Sequence[Detection]):
         return replace(self, detections=[d for d in self if d.category in chosen])
 
     def draw(  # type: ignore[override]  # its options are named
-        self,
-        photo: Photo = None,
-        labels: bool = True,
-        opacity: float = 0.5,
-        classes: str | Sequence[str] | None = None,
+        self, photo: Photo = None, labels: bool = True, opacity: float = 0.5, classes: str | Sequence[str] | None = None
     ) -> Image.Image:
         """Draw boxes, masks, class names and scores over the photo; objects of high score are on top.
 

@@ -204,12 +204,7 @@ def requirements(device: str, features: Sequence[str] = ()) -> dict[str, Any]:
     import torch
 
     capability = torch.backends.cpu.get_cpu_capability()
-    return {
-        "device": device,
-        "torch": _release(torch.__version__),
-        "cpu": capability,
-        "cpu_features": list(features),
-    }
+    return {"device": device, "torch": _release(torch.__version__), "cpu": capability, "cpu_features": list(features)}
 
 
 def cpu_features() -> set[str]:

@@ -30,10 +30,7 @@ _CLASS_OF_LABEL = {label.id: index for index, label in enumerate(EVALUATED)}
 
 
 def prepare_cityscapes(
-    root: str | Path,
-    out: str | Path,
-    splits: Sequence[str] = tuple(SPLITS),
-    options: ConversionOptions = DEFAULTS,
+    root: str | Path, out: str | Path, splits: Sequence[str] = tuple(SPLITS), options: ConversionOptions = DEFAULTS
 ) -> ConversionResult:
     """Convert Cityscapes.
 

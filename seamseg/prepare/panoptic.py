@@ -76,10 +76,7 @@ def prepare_panoptic(
 
 
 def prepare_coco(
-    root: str | Path,
-    out: str | Path,
-    splits: Sequence[str] = COCO_SPLITS,
-    options: ConversionOptions = DEFAULTS,
+    root: str | Path, out: str | Path, splits: Sequence[str] = COCO_SPLITS, options: ConversionOptions = DEFAULTS
 ) -> ConversionResult:
     """Convert COCO panoptic as downloaded.
 

@@ -166,11 +166,7 @@ def prepare_batch(batch: Batch, options: Dataloader) -> Batch:
             masks.append((mask.flip(-1) if deferred.flip else mask).long())
             boxes.append(flip_boxes(box, mask.shape[-1]) if deferred.flip else box)
     return replace(
-        batch,
-        images=PackedSequence(images),
-        masks=PackedSequence(masks),
-        boxes=PackedSequence(boxes),
-        deferred=None,
+        batch, images=PackedSequence(images), masks=PackedSequence(masks), boxes=PackedSequence(boxes), deferred=None
     )
 
 

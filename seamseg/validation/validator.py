@@ -23,14 +23,7 @@ from seamseg.data.workers import begin_worker
 from seamseg.evaluation.coco_ap import InstanceEvaluator, average_precision, require_pycocotools
 from seamseg.evaluation.confusion import ConfusionMatrix
 from seamseg.evaluation.evaluator import Comparison, PanopticEvaluator
-from seamseg.evaluation.scores import (
-    ClassIoU,
-    DetectionScores,
-    InstanceScores,
-    PanopticScores,
-    Scores,
-    SemanticScores,
-)
+from seamseg.evaluation.scores import ClassIoU, DetectionScores, InstanceScores, PanopticScores, Scores, SemanticScores
 from seamseg.formats.metadata import Metadata
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.inference.detections import choose_detections

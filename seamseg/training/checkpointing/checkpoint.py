@@ -260,11 +260,7 @@ def load_rank_state(point: ResumePoint, net: nn.Module, stepper: Stepper, world:
 
 
 def load_weights(
-    path: str | Path,
-    net: nn.Module,
-    metadata: Metadata,
-    files: SnapshotFiles = SNAPSHOT_FILES,
-    averaged: bool = True,
+    path: str | Path, net: nn.Module, metadata: Metadata, files: SnapshotFiles = SNAPSHOT_FILES, averaged: bool = True
 ) -> Snapshot:
     """Load all weights of a snapshot into a network; errors as :func:`resume`.
 

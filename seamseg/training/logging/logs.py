@@ -33,12 +33,7 @@ class TextLog:
     """
 
     def __init__(
-        self,
-        folder: Path | None,
-        quiet: bool = False,
-        enabled: bool = True,
-        name: str = LOG_NAME,
-        console: bool = True,
+        self, folder: Path | None, quiet: bool = False, enabled: bool = True, name: str = LOG_NAME, console: bool = True
     ) -> None:
         self._handlers: list[logging.Handler] = []
         self.enabled = enabled
