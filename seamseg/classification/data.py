@@ -210,15 +210,7 @@ def open_train_loader(dataset: ClassFolders, config: ClassifierConfig, world: Wo
     sampler = DistributedARBatchSampler(
         sizes, config.batch_per_process(world.size), world.size, world.rank, training.drop_last, seed=training.seed
     )
-    options = LoaderOptions(
-        min(training.num_workers, available_cores()),
-        pin_memory=world.device.type == "cuda",
-        seed=training.seed,
-        rank=world.rank,
-        persistent_workers=training.persistent_workers,
-        prefetch=training.prefetch,
-    )
-    return train_loader(dataset, sampler, options, collate_images)
+    return train_loader(dataset, sampler, LoaderOptions.of(training, training.seed, world), collate_images)
 
 
 def open_val_loader(dataset: ClassFolders, batch_size: int, num_workers: int, world: World) -> Any:

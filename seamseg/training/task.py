@@ -40,7 +40,6 @@ from seamseg.training.options import TrainerOptions
 from seamseg.training.prefetch import TrainingBatch, prepare_batch
 from seamseg.utils.distributed import World, broadcast_buffers
 from seamseg.utils.errors import InputError
-from seamseg.utils.parallel import available_cores
 from seamseg.utils.progress import is_quiet
 from seamseg.validation.validator import Observer, Validator
 
@@ -325,13 +324,4 @@ def open_loader(config: Config, data: str | Path, source: str | Path, world: Wor
     sampler = DistributedARBatchSampler(
         dataset.img_sizes, loading.train_batch_size, world.size, world.rank, loading.drop_last, seed=seed
     )
-    options = LoaderOptions(
-        min(loading.num_workers, available_cores()),
-        pin_memory=world.device.type == "cuda",
-        seed=seed,
-        rank=world.rank,
-        persistent_workers=loading.persistent_workers,
-        prefetch=loading.prefetch,
-        class_uniform=loading.class_uniform,
-    )
-    return train_loader(dataset, sampler, options)
+    return train_loader(dataset, sampler, LoaderOptions.of(loading, seed, world, loading.class_uniform))
