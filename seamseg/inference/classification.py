@@ -78,11 +78,6 @@ class Classification(PhotoResult):
         height, width = self.size
         return f"Classification({width} x {height}: {', '.join(f'{n} {p:.0%}' for n, p in self.top())})"
 
-    @property
-    def size(self) -> tuple[int, int]:
-        """`(height, width)` of the photo."""
-        return self.photo_size
-
     def top(self, count: int = TOP) -> list[tuple[str, float]]:
         """Return name and probability of the most probable classes, best first."""
         return [(name, share) for name, _, _, share in self._best(count)]

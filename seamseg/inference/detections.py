@@ -163,11 +163,6 @@ class Detections(PhotoResult, Sequence[Detection]):
         return f"Detections({width} x {height}: {', '.join(found) or 'nothing found'})"
 
     @property
-    def size(self) -> tuple[int, int]:
-        """`(height, width)` of the photo."""
-        return self.photo_size
-
-    @property
     def boxes(self) -> np.ndarray:
         """All boxes, `N x 4` float32, `(y0, x0, y1, x1)` in pixels of the photo."""
         return np.array([d.box for d in self], np.float32).reshape(-1, 4)

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, one_line
 from seamseg.utils.files import cannot_write
 from seamseg.utils.launcher import local_rank
 from seamseg.utils.limits import MIB, SNAPSHOT_BYTES, check_member
@@ -122,7 +122,7 @@ class PackageSession:
         except OSError as error:
             raise cannot_write("folder of temporary files", error) from error
         except RuntimeError as error:
-            reason = " ".join(str(error).split())[:200]
+            reason = one_line(error)[:200]
             raise InputError(f"{path}: this PyTorch ({torch.__version__}) cannot load the package: {reason}") from error
 
     def run(self, names: Sequence[str], inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:

@@ -11,7 +11,7 @@ from typing import Any
 from seamseg.formats.metadata import Metadata
 from seamseg.panoptic_map import VOID
 from seamseg.prepare.convert import ordered_classes
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, one_line
 from seamseg.utils.files import read_bytes
 from seamseg.utils.limits import CONFIG_BYTES, parse_json, whole_number
 
@@ -99,7 +99,7 @@ def _from_ini(text: str, path: str) -> tuple[list[dict[str, Any]], list[int]]:
     try:
         parser.read_string(text)
     except configparser.Error as error:
-        raise InputError(f"{path}: not an INI file: {' '.join(str(error).split())}") from None
+        raise InputError(f"{path}: not an INI file: {one_line(error)}") from None
     entries, void = [], []
     for name in parser.sections():
         section = dict(parser[name])

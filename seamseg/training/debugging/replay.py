@@ -24,6 +24,7 @@ from seamseg.training.options import TrainerOptions
 from seamseg.training.prefetch import prepare_batch
 from seamseg.training.step import Stepper
 from seamseg.utils.distributed import World, choose_device
+from seamseg.utils.errors import one_line
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def replay(path: str | Path, device: str = "cpu") -> Replay:
             result = stepper(batches, [0.0] * len(optimizer.param_groups))
         except RuntimeError as error:
             # values that are not finite can raise almost any error; the modules found before it are the result
-            failure = " ".join(str(error).split())[:300]
+            failure = one_line(error)[:300]
         else:
             losses = {name: float(value) for name, value in {**result.losses, "loss": result.total}.items()}
             norm = float(result.grad_norm)
