@@ -175,14 +175,13 @@ def _cause_of(error: RuntimeError) -> BaseException:
     return OSError(str(error).splitlines()[0])
 
 
-def load_snapshot(file: str | Path | IO[bytes], name: str | None = None, mmap: bool = False) -> Snapshot:
+def load_snapshot(file: str | Path | IO[bytes], name: str | None = None) -> Snapshot:
     """Read a snapshot of this project or of the original, refusing pickled code.
 
     Parameters
     ----------
     file : path or open binary file
     name : for errors; default: the path
-    mmap : map the tensors of a path into memory instead of reading them
 
     Raises
     ------
@@ -190,7 +189,7 @@ def load_snapshot(file: str | Path | IO[bytes], name: str | None = None, mmap: b
         if it is missing, truncated, contains code, or is not a snapshot
     """
     name = name or str(file)
-    return parse_snapshot(load_tensors(file, name, mmap), name)
+    return parse_snapshot(load_tensors(file, name), name)
 
 
 def parse_snapshot(content: Any, name: str) -> Snapshot:

@@ -104,16 +104,6 @@ class PanopticDataset(Dataset[dict[str, Any]]):
         return self.metadata.num_stuff
 
     @property
-    def num_thing(self) -> int:
-        """Number of thing classes."""
-        return self.metadata.num_thing
-
-    @property
-    def categories(self) -> list[str]:
-        """Class names, stuff first."""
-        return self.metadata.categories
-
-    @property
     def img_sizes(self) -> list[tuple[int, int]]:
         """`(height, width)` by index."""
         return [image.size for image in self.images]

@@ -134,7 +134,7 @@ def test_items(make_folder):
     data = dataset(make_folder())
     assert len(data) == 3
     assert data.img_sizes == [(12, 20), (20, 12), (14, 14)]
-    assert (data.num_stuff, data.num_thing, data.categories) == (2, 1, ["road", "sky", "car"])
+    assert (data.num_stuff, data.metadata.categories) == (2, ["road", "sky", "car"])
     item = data[1]
     assert item["id"] == "im1"
     assert item["size"] == (20, 12)

@@ -129,11 +129,11 @@ class TensorBoardWriter:
             for tag, tensor in tensors.items():
                 self._writer.add_histogram(tag, tensor.detach().float().cpu(), step)
 
-    def text(self, tag: str, text: str, step: int = 0) -> None:
+    def text(self, tag: str, text: str) -> None:
         """Write preformatted text."""
         if self._writer is not None:
             indented = "\n".join("    " + line for line in text.splitlines())
-            self._writer.add_text(tag, indented, step)
+            self._writer.add_text(tag, indented, 0)
 
     def close(self) -> None:
         """Flush and close the files."""
