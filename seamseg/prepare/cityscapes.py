@@ -45,10 +45,6 @@ def prepare_cityscapes(
     out : the dataset folder
     splits : any of `train`, `val`, `train_extra`; those missing in `root` are skipped
 
-    Returns
-    -------
-    ConversionResult
-
     Raises
     ------
     InputError
