@@ -52,7 +52,6 @@ def open_model(
     config: str | Path | None = None,
     meta: str | Path | None = None,
     overrides: Sequence[str] = (),
-    kind: str | None = None,
 ) -> ModelFile:
     """Open a trained model.
 
@@ -66,7 +65,6 @@ def open_model(
     config : INI file to use instead of the model's own
     meta : `metadata.bin`, or a data set folder that has one, to use instead of the model's own
     overrides : `section.key=value` each
-    kind : the only acceptable kind of network, see :data:`seamseg.config.kinds.KINDS`; None accepts all
 
     Raises
     ------
@@ -77,9 +75,7 @@ def open_model(
     own = kind_of(found.snapshot, found.name)
     chosen = _config(found, config, overrides, own)
     model = ModelFile(chosen, _metadata(found, meta), found.snapshot, found.name, found.licence)
-    check_kind(model.snapshot, kind or model.config.kind, model.name)
-    if kind not in (None, model.config.kind):
-        raise InputError(f"{model.name}: is a model for {model.config.kind}, not for {kind}")
+    check_kind(model.snapshot, model.config.kind, model.name)
     given = config is not None or any(text.startswith("general.kind") for text in overrides)
     if not given and found.kind not in (None, chosen.kind):
         stated = f"{CLASSES_NAME} states kind {found.kind!s:.40}"
@@ -277,24 +273,8 @@ def _metadata(found: _Parts, meta: str | Path | None) -> Metadata:
     if found.metadata is not None:
         return found.metadata
     if found.snapshot.metadata is not None:
-        return metadata_from_header(found.snapshot.metadata, found.name)
+        return metadata_of(found.snapshot.metadata, found.name)
     raise InputError(f"{found.name}: holds no classes; give metadata.bin with `meta=FILE`")
-
-
-def metadata_header(metadata: Metadata) -> dict[str, Any]:
-    """Convert the classes to plain data for a snapshot."""
-    return {
-        "num_stuff": metadata.num_stuff,
-        "num_thing": metadata.num_thing,
-        "categories": list(metadata.categories),
-        "palette": [list(rgb) for rgb in metadata.palette],
-        "original_ids": list(metadata.original_ids),
-    }
-
-
-def metadata_from_header(header: dict[str, Any], name: str) -> Metadata:
-    """Restore the classes from :func:`metadata_header`; `name` is the snapshot's, for errors."""
-    return metadata_of(header, name)
 
 
 def kind_of(snapshot: Snapshot, name: str) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from seamseg.config.experiments import CLASS_TABLES, experiments
 from seamseg.formats.metadata import Metadata
-from seamseg.utils.errors import InputError, did_you_mean
+from seamseg.utils.errors import InputError, did_you_mean, one_line
 from seamseg.utils.files import read_bytes
 from seamseg.utils.limits import CONFIG_BYTES
 
@@ -89,7 +89,7 @@ class ClassTable:
         try:
             parser.read_string(read_bytes(path, "table of classes", CONFIG_BYTES).decode("utf-8-sig"), str(path))
         except (configparser.Error, UnicodeDecodeError) as error:
-            raise InputError(f"{path}: not a table of classes: {' '.join(str(error).split())}") from None
+            raise InputError(f"{path}: not a table of classes: {one_line(error)}") from None
         if parser.sections() != ["classes"]:
             raise InputError(f"{path}: not a table of classes: it must have one section, [classes]")
         entries = dict(parser["classes"])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import InputError, SeamsegError, one_line
 from seamseg.utils.files import join_inside
 from seamseg.utils.progress import is_quiet
 from seamseg.utils.urls import describe_error
@@ -173,7 +173,7 @@ def _problem(uri: str, error: Exception, errors: Any) -> SeamsegError:
             return InputError(f"{uri}: not permitted: log in with `hf auth login` or set HF_TOKEN ({reason})")
         return SeamsegError(f"{uri}: the hub fails: {reason}")
     if isinstance(error, ValueError):  # an invalid name or model card
-        return InputError(f"{uri}: {' '.join(str(error).split())[:300]}")
+        return InputError(f"{uri}: {one_line(error)[:300]}")
     return SeamsegError(f"{uri}: {describe_error(error)}")
 
 

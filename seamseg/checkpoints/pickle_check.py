@@ -63,16 +63,10 @@ _MARK = _Placeholder("mark")
 
 
 class LimitedStream:
-    """Reads a limited number of bytes of a file, from its current position.
+    """Reads a file from its current position; RefusedPickle after :data:`PICKLE_BYTES`."""
 
-    Parameters
-    ----------
-    file : to read from
-    limit : bytes; reading more raises RefusedPickle
-    """
-
-    def __init__(self, file: IO[bytes], limit: int = PICKLE_BYTES) -> None:
-        self._file, self._left = file, limit
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._left = file, PICKLE_BYTES
         self.tell = file.tell
 
     def read(self, count: int) -> bytes:

@@ -103,17 +103,6 @@ def snapshot_content(snapshot: Snapshot) -> dict[str, Any]:
     return content
 
 
-def save_snapshot(path: str | Path, snapshot: Snapshot) -> None:
-    """Write a snapshot atomically, even if the machine crashes during the write.
-
-    Raises
-    ------
-    SeamsegError
-        if it cannot be written
-    """
-    write_tensors(Path(path), snapshot_content(snapshot))
-
-
 def write_tensors(path: Path, content: Any) -> None:
     """Write a file with `torch.save` atomically, even if the machine crashes during the write.
 
@@ -186,14 +175,13 @@ def _cause_of(error: RuntimeError) -> BaseException:
     return OSError(str(error).splitlines()[0])
 
 
-def load_snapshot(file: str | Path | IO[bytes], name: str | None = None, mmap: bool = False) -> Snapshot:
+def load_snapshot(file: str | Path | IO[bytes], name: str | None = None) -> Snapshot:
     """Read a snapshot of this project or of the original, refusing pickled code.
 
     Parameters
     ----------
     file : path or open binary file
     name : for errors; default: the path
-    mmap : map the tensors of a path into memory instead of reading them
 
     Raises
     ------
@@ -201,7 +189,7 @@ def load_snapshot(file: str | Path | IO[bytes], name: str | None = None, mmap: b
         if it is missing, truncated, contains code, or is not a snapshot
     """
     name = name or str(file)
-    return parse_snapshot(load_tensors(file, name, mmap), name)
+    return parse_snapshot(load_tensors(file, name), name)
 
 
 def parse_snapshot(content: Any, name: str) -> Snapshot:

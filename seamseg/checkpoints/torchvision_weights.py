@@ -14,7 +14,7 @@ from torch import Tensor
 from seamseg.checkpoints.snapshot import load_tensors, write_tensors
 from seamseg.models.backbones.resnet import RESNETS, ResNet
 from seamseg.ops.norm import ABN
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import InputError, SeamsegError, one_line
 
 ARCHITECTURES = tuple(RESNETS)
 """Architectures that :func:`convert_backbone` supports."""
@@ -116,5 +116,5 @@ def _download(net: str) -> Mapping[str, Tensor]:
         state: Mapping[str, Tensor] = models.get_model_weights(net).IMAGENET1K_V1.get_state_dict(progress=True)
         return state
     except (OSError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)[:200]
         raise SeamsegError(f"torchvision cannot download {net} ({reason}); give a file with `weights=FILE`") from None

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, one_line
 from seamseg.utils.files import nearest_path, replacing
 from seamseg.utils.limits import SAFETENSORS_HEADER_BYTES, format_bytes
 
@@ -47,7 +47,7 @@ def read_weights(path: str | Path, name: str) -> dict[str, Tensor]:
     except InputError:
         raise
     except Exception as error:  # parsing untrusted bytes can raise any exception
-        reason = " ".join(str(error).split())[:120]
+        reason = one_line(error)[:120]
         raise InputError(f"{name}: truncated, damaged, or not a safetensors file ({reason}); copy it again") from None
 
 
@@ -79,7 +79,7 @@ def write_weights(path: Path, state: Mapping[str, Mapping[str, Tensor]] | Mappin
         except OSError:
             raise
         except Exception as error:  # a full disk is an error of the library
-            raise OSError(" ".join(str(error).split())[:200]) from error
+            raise OSError(one_line(error)[:200]) from error
         temporary.chmod(mode)
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())

@@ -50,10 +50,7 @@ _FC = "classifier.fc.weight"
 def checkpoint_files(config: ClassifierConfig) -> SnapshotFiles:
     """Return names and layout of the checkpoints of a training."""
     return SnapshotFiles(
-        CHECKPOINT_NAME,
-        BEST_NAME,
-        partial(checkpoint_content, config=config),
-        partial(parse_checkpoint, config=config),
+        CHECKPOINT_NAME, BEST_NAME, partial(checkpoint_content, config=config), partial(parse_checkpoint, config=config)
     )
 
 

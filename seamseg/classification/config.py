@@ -61,9 +61,7 @@ class NetworkConfig:
     )
     weight_gain_multiplier: float = _key(1.0, "factor of the initial weights; no effect on kaiming_*", above=0)
     weight_init: str = _key("xavier_normal", "initialisation of the convolutions", choices=INITIALISERS)
-    params: dict[str, Any] = _key(
-        {}, 'further arguments of the architecture, for example {"blocks": [1, 1, 1, 1]}', ours=True
-    )
+    params: dict[str, Any] = _key({}, 'further arguments of the architecture, for example {"blocks": [1, 1, 1, 1]}')
 
 
 @dataclass(frozen=True)
@@ -113,36 +111,31 @@ class InputConfig:
 class TrainingConfig:
     """Options that the original does not have; all keys are ours."""
 
-    seed: int = _key(0, "random seed of weights, order and augmentation", minimum=0, maximum=2**32 - 1, ours=True)
+    seed: int = _key(0, "random seed of weights, order and augmentation", minimum=0, maximum=2**32 - 1)
     precision: str = _key(
         "fp32",
         "fp32, bf16 or fp16 (mixed), or auto: bf16 if the device has it in hardware",
         choices=("fp32", "bf16", "fp16", "auto"),
-        ours=True,
     )
     min_crop_area: float = _key(
-        0.08, "smallest area of the random crop, as a fraction of the image", above=0, maximum=1, ours=True
+        0.08, "smallest area of the random crop, as a fraction of the image", above=0, maximum=1
     )
-    upright: bool = _key(False, "apply the EXIF orientation of images, which `seamseg predict` always does", ours=True)
-    channels_last: bool = _key(False, "run the network in channels-last memory format", ours=True)
-    accumulate: int = _key(1, "batches whose gradients are accumulated for one step", minimum=1, ours=True)
+    upright: bool = _key(False, "apply the EXIF orientation of images, which `seamseg predict` always does")
+    channels_last: bool = _key(False, "run the network in channels-last memory format")
+    accumulate: int = _key(1, "batches whose gradients are accumulated for one step", minimum=1)
     ema: float = _key(
-        0.0,
-        "decay per step of a moving average of the weights, which is then validated",
-        minimum=0,
-        maximum=1,
-        ours=True,
+        0.0, "decay per step of a moving average of the weights, which is then validated", minimum=0, maximum=1
     )
-    num_workers: int = _key(2, "processes that load images; 0 for none", minimum=0, maximum=1024, ours=True)
-    prefetch: int = _key(2, "batches that each worker loads in advance", minimum=1, maximum=1024, ours=True)
-    persistent_workers: bool = _key(False, "keep the workers between epochs", ours=True)
-    drop_last: bool = _key(False, "drop the last, smaller batch of an epoch", ours=True)
-    log_interval: int = _key(10, "steps between log lines", minimum=1, ours=True)
-    log_hist: bool = _key(False, "histograms of fc and bn_out in TensorBoard", ours=True)
-    val_interval: int = _key(1, "epochs between validations", minimum=1, ours=True)
-    snapshot_interval: int = _key(0, "steps between checkpoints within an epoch; 0 for none", minimum=0, ours=True)
-    snapshot_keep: int = _key(1, "number of newest checkpoints to keep", minimum=1, ours=True)
-    loss_limit: float = _key(0.0, "training stops if the loss exceeds it; 0 for no limit", minimum=0, ours=True)
+    num_workers: int = _key(2, "processes that load images; 0 for none", minimum=0, maximum=1024)
+    prefetch: int = _key(2, "batches that each worker loads in advance", minimum=1, maximum=1024)
+    persistent_workers: bool = _key(False, "keep the workers between epochs")
+    drop_last: bool = _key(False, "drop the last, smaller batch of an epoch")
+    log_interval: int = _key(10, "steps between log lines", minimum=1)
+    log_hist: bool = _key(False, "histograms of fc and bn_out in TensorBoard")
+    val_interval: int = _key(1, "epochs between validations", minimum=1)
+    snapshot_interval: int = _key(0, "steps between checkpoints within an epoch; 0 for none", minimum=0)
+    snapshot_keep: int = _key(1, "number of newest checkpoints to keep", minimum=1)
+    loss_limit: float = _key(0.0, "training stops if the loss exceeds it; 0 for no limit", minimum=0)
 
 
 @dataclass(frozen=True)

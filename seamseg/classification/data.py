@@ -19,7 +19,7 @@ from torchvision.datasets.folder import find_classes
 from seamseg.classification.config import ClassifierConfig
 from seamseg.data.images import open_image
 from seamseg.data.loader import BatchLoader, LoaderOptions, train_loader
-from seamseg.data.samplers import DistributedARBatchSampler, SampleIndex, ShardSampler
+from seamseg.data.samplers import DistributedARBatchSampler, SampleIndex, shard
 from seamseg.data.workers import begin_worker
 from seamseg.formats.metadata import Metadata
 from seamseg.utils.distributed import World
@@ -210,20 +210,12 @@ def open_train_loader(dataset: ClassFolders, config: ClassifierConfig, world: Wo
     sampler = DistributedARBatchSampler(
         sizes, config.batch_per_process(world.size), world.size, world.rank, training.drop_last, seed=training.seed
     )
-    options = LoaderOptions(
-        min(training.num_workers, available_cores()),
-        pin_memory=world.device.type == "cuda",
-        seed=training.seed,
-        rank=world.rank,
-        persistent_workers=training.persistent_workers,
-        prefetch=training.prefetch,
-    )
-    return train_loader(dataset, sampler, options, collate_images)
+    return train_loader(dataset, sampler, LoaderOptions.of(training, training.seed, world), collate_images)
 
 
 def open_val_loader(dataset: ClassFolders, batch_size: int, num_workers: int, world: World) -> Any:
     """Return the loader of the images of this process, which are those of no other process."""
-    sampler = ShardSampler(len(dataset), world.size, world.rank)
+    sampler = shard(len(dataset), world.size, world.rank)
     return BatchLoader(
         dataset,
         batch_size=batch_size,

@@ -26,13 +26,13 @@ from seamseg.classification.validate import ClassifierScores, ClassifierValidato
 from seamseg.data.loader import BatchLoader
 from seamseg.formats.metadata import Metadata
 from seamseg.training.checkpointing.run_folder import RunFolder, SnapshotFiles
-from seamseg.training.logging.images import SampleCollector
+from seamseg.training.logging.images import SampleImages
 from seamseg.training.logging.logs import TensorBoardWriter, TextLog
 from seamseg.training.optim.schedule import LRSchedule
 from seamseg.training.options import KeyNames, TrainerOptions
 from seamseg.training.prefetch import TrainingBatch
 from seamseg.training.run import TrainingOptions, run_training
-from seamseg.training.task import StepCallback
+from seamseg.training.task import StepCallback, Task
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import write_json
@@ -56,7 +56,7 @@ KEYS = KeyNames(
 
 
 @dataclass(frozen=True)
-class ClassifierTask:
+class ClassifierTask(Task):
     """The task of training a classifier; see :class:`seamseg.training.task.Task` for its methods.
 
     Attributes
@@ -130,22 +130,9 @@ class ClassifierTask:
         """Open the validator of `DATA/val`."""
         return open_validator(data, self.settings, world, quiet)
 
-    def prepare(self, batch: TrainingBatch) -> TrainingBatch:
-        """Return the batch: all transforms run in the workers."""
-        return batch
-
     def build(self, metadata: Metadata) -> ClassifierLoss:
         """Build the network with its loss."""
         return ClassifierLoss(Classifier(build_classifier(self.settings), self.settings.training.channels_last))
-
-    def build_float(self, metadata: Metadata) -> None:
-        """Return None: no classifier is quantised in training."""
-
-    def quantise(self, net: nn.Module, start: nn.Module, data: str | Path, world: World, log: TextLog) -> None:
-        """Do nothing, see :meth:`build_float`."""
-
-    def load_body(self, net: nn.Module, log: TextLog) -> None:
-        """Load nothing: a configuration names no weights."""
 
     def load_pretrained(self, net: nn.Module, specification: str, classes: ClassTable | None = None) -> LoadReport:
         """Load the weights of a checkpoint as far as they fit, for example those of other classes."""
@@ -191,7 +178,7 @@ class ClassifierTask:
 
 
 @dataclass(frozen=True)
-class _TrainingImages:
+class _TrainingImages(SampleImages):
     """Draws the first training images of an epoch."""
 
     options: InputConfig
@@ -207,13 +194,6 @@ class _TrainingImages:
         drawn: np.ndarray = grid.permute(1, 2, 0).contiguous().numpy()
         return drawn
 
-    def collector(self) -> None:
-        """Keep no validation images."""
-
-    def validation(self, net: nn.Module, collector: SampleCollector) -> Iterator[tuple[str, np.ndarray]]:
-        """Draw no validation images."""
-        yield from ()
-
 
 def _differences(name: str, old: Any, new: Any) -> Iterator[str]:
     """Yield each key whose values differ, as `section.key: old -> new`."""
@@ -225,25 +205,12 @@ def _differences(name: str, old: Any, new: Any) -> Iterator[str]:
 
 
 def train_classifier(options: TrainingOptions) -> ClassifierScores | None:
-    """Train a classifier; joins the processes of torchrun if there are any.
+    """Train a classifier; returns and raises as :func:`seamseg.training.run.run_training`.
 
     Parameters
     ----------
     options : arguments; `config` is a JSON file or the name of a packaged one, `data` holds `train/<class>/*` and
         `val/<class>/*`
-
-    Returns
-    -------
-    the scores of the last validation
-
-    Raises
-    ------
-    InputError
-        if the configuration, the data or a checkpoint is wrong
-    SeamsegError
-        if a loss or gradient is not finite, or a file cannot be written
-    Preempted
-        if a signal stopped the training, after writing a checkpoint
     """
     settings = load_classifier_config(options.config, options.overrides)
     scores = run_training(options, ClassifierTask(settings))

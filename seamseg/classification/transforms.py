@@ -1,8 +1,8 @@
 """Transforms of training, validation and test images (`N x 3 x H x W` inputs of a classifier).
 
 Training images get a random resized crop, a flip, and optionally the colour changes of the original: saturation,
-brightness and contrast in random order (:class:`ColorJitter`), and a shift along the principal components of the
-colours of ImageNet (:class:`Lighting`; Krizhevsky et al. 2012). Random numbers come from `random` and torch's global
+brightness and contrast in random order (:func:`color_jitter`), and a shift along the principal components of the
+colours of ImageNet (:func:`lighting`; Krizhevsky et al. 2012). Random numbers come from `random` and torch's global
 generator.
 """
 
@@ -27,52 +27,29 @@ TEN_CROPS = 10
 """Four corners and centre, of the image and of its mirror image."""
 
 _GRAY = (0.299, 0.587, 0.114)
-_DEVIATION = 0.1
+_LARGEST_CHANGE, _DEVIATION = 0.4, 0.1
 _EIGENVALUES = (0.2175, 0.0188, 0.0045)
 _EIGENVECTORS = ((-0.5675, 0.7192, 0.4009), (-0.5808, -0.0045, -0.8140), (-0.5836, -0.6948, 0.4203))
+_COMPONENTS = torch.tensor(_EIGENVECTORS) * torch.tensor(_EIGENVALUES)
 
 
-class ColorJitter(torch.nn.Module):
-    """Change saturation, brightness and contrast of an image in random order.
+def color_jitter(image: Tensor) -> Tensor:
+    """Change saturation, brightness and contrast of an image, `3 x H x W` float32, in random order.
 
-    Each blends the image with another one by a factor drawn from `1 - limit` to `1 + limit`: its gray image, black, or
-    the mean of the gray image. The result is not clipped.
-
-    Parameters
-    ----------
-    limit : largest change of each factor
+    Each blends the image with another one by a factor drawn from 0.6 to 1.4: its gray image, black, or the mean of the
+    gray image. The result is not clipped.
     """
-
-    def __init__(self, limit: float = 0.4) -> None:
-        super().__init__()
-        self.limit = limit
-
-    def forward(self, image: Tensor) -> Tensor:
-        """Return the changed image, `3 x H x W` float32."""
-        others: list[Callable[[Tensor], Tensor]] = [_gray, torch.zeros_like, _mean_gray]
-        for other in random.sample(others, 3):
-            factor = 1 + torch.empty(1).uniform_(-self.limit, self.limit)
-            image = torch.lerp(other(image), image, factor)
-        return image
+    others: list[Callable[[Tensor], Tensor]] = [_gray, torch.zeros_like, _mean_gray]
+    for other in random.sample(others, 3):
+        factor = 1 + torch.empty(1).uniform_(-_LARGEST_CHANGE, _LARGEST_CHANGE)
+        image = torch.lerp(other(image), image, factor)
+    return image
 
 
-class Lighting(torch.nn.Module):
-    """Add a multiple of each principal component of the colours of ImageNet, drawn from a normal distribution.
-
-    Parameters
-    ----------
-    deviation : standard deviation of the factors
-    """
-
-    def __init__(self, deviation: float = _DEVIATION) -> None:
-        super().__init__()
-        self.deviation = deviation
-        self.components = torch.tensor(_EIGENVECTORS) * torch.tensor(_EIGENVALUES)
-
-    def forward(self, image: Tensor) -> Tensor:
-        """Return the changed image, `3 x H x W` float32."""
-        factors = torch.empty(3).normal_(0, self.deviation)
-        return image + (self.components * factors).sum(1)[:, None, None]
+def lighting(image: Tensor) -> Tensor:
+    """Add a multiple of each principal component of the colours of ImageNet, drawn from a normal distribution."""
+    factors = torch.empty(3).normal_(0, _DEVIATION)
+    return image + (_COMPONENTS * factors).sum(1)[:, None, None]
 
 
 def to_float(image: Image.Image) -> Tensor:
@@ -94,9 +71,9 @@ def train_transform(options: InputConfig, min_crop_area: float = 0.08) -> v2.Com
         steps.append(v2.Resize(options.scale_train))
     steps += [v2.RandomResizedCrop(options.crop_train, (min_crop_area, 1.0)), v2.RandomHorizontalFlip(), to_float]
     if options.color_jitter_train:
-        steps.append(ColorJitter())
+        steps.append(color_jitter)
     if options.lighting_train:
-        steps.append(Lighting())
+        steps.append(lighting)
     return v2.Compose([*steps, _normalise(options)])
 
 

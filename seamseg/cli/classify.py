@@ -15,9 +15,9 @@ layout of the original: its files load here, and ours there. See docs/how-to/cla
 from __future__ import annotations
 
 import argparse
-import sys
 
 from seamseg.classification.config import load_classifier_config
+from seamseg.cli.main import add_action
 from seamseg.cli.train import add_set_and_device, check_start, run_trainer
 from seamseg.utils.errors import InputError
 from seamseg.utils.launcher import is_main_process
@@ -48,7 +48,7 @@ Of a checkpoint with a moving average of the weights, the average is scored.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the two sub-commands."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
-    train = _action(actions, "train", TRAIN)
+    train = add_action(actions, "train", TRAIN)
     train.add_argument("config", metavar="CONFIG", help="JSON file, or a packaged one such as resnext101_ipabn_lr_512")
     train.add_argument("data", metavar="DATA", help="folder with train/CLASS/* and val/CLASS/*")
     train.add_argument("--log-dir", metavar="RUN", help="run folder (default: runs/NAME for NAME.json)")
@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     train.add_argument("--log-hist", action="store_true", help="write histograms of fc and bn_out to TensorBoard")
     add_set_and_device(train)
 
-    validate = _action(actions, "validate", VALIDATE)
+    validate = add_action(actions, "validate", VALIDATE)
     validate.add_argument("config", metavar="CONFIG", help="JSON file, or a packaged one")
     validate.add_argument("checkpoint", metavar="CHECKPOINT", help="of this project or of the original")
     validate.add_argument("data", metavar="DATA", help="folder with val/CLASS/*")
@@ -82,17 +82,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     validate.add_argument("--json", metavar="F", help="write the scores to this file")
     add_set_and_device(validate)
-
-
-def _action(actions: argparse._SubParsersAction, name: str, text: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = actions.add_parser(
-        name, help=text.partition("\n")[0], description=text, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quiet", action="store_true", default=argparse.SUPPRESS, help="no progress")
-    parser.add_argument(
-        "--debug", action="store_true", default=argparse.SUPPRESS, help="show a traceback when something fails"
-    )
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -122,8 +111,7 @@ def _validate(args: argparse.Namespace) -> int:
     if not is_main_process():
         return 0
     # the table first: the scores must not be lost if the file cannot be written
-    print(scores.table())
-    sys.stdout.flush()
+    print(scores.table(), flush=True)
     if args.json is not None:
         write_json(args.json, scores.to_json(), indent=2)
     return 0

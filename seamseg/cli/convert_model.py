@@ -15,7 +15,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seamseg.cli.model_options import check_model
+from seamseg.cli.model_options import add_foreign_model_options, check_model
 from seamseg.utils.errors import require_packages
 
 if TYPE_CHECKING:
@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument(
-        "model",
-        metavar="MODEL",
-        help="published zip, run folder, snapshot or hf://user/repo; also of a classifier",
+        "model", metavar="MODEL", help="published zip, run folder, snapshot or hf://user/repo; also of a classifier"
     )
     parser.add_argument("out", metavar="OUT", help="folder to write")
     add_conversion(parser)
@@ -39,13 +37,7 @@ def add_conversion(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--licence", default="", metavar="ID", help="licence of the weights, such as cc-by-4.0 (default: as it states)"
     )
-    parser.add_argument(
-        "--config", metavar="FILE", help="configuration of a model without its own; JSON of a classifier"
-    )
-    parser.add_argument("--meta", metavar="BIN", help="metadata.bin of a model without its own")
-    parser.add_argument(
-        "--set", action="append", dest="overrides", default=[], metavar="SECTION.KEY=VALUE", help="override a key"
-    )
+    add_foreign_model_options(parser)
 
 
 def conversion_options(args: argparse.Namespace, force: bool) -> ConversionOptions:

@@ -31,19 +31,12 @@ from typing import Any
 
 from seamseg.config import experiments
 from seamseg.utils import process_settings
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, one_line
 from seamseg.utils.native import REBUILD, failed_builds
 from seamseg.utils.parallel import available_cores
 from seamseg.version import __version__
 
-_PACKAGES = (
-    "numpy",
-    "pillow",
-    "pycocotools",
-    "u-msgpack-python",
-    "tqdm",
-    "zlib-ng",
-)
+_PACKAGES = ("numpy", "pillow", "pycocotools", "u-msgpack-python", "tqdm", "zlib-ng")
 _TORCH = ("torch", "torchvision", "tensorboard")
 _OPTIONAL = {
     "onnxruntime": "extra onnx",
@@ -208,7 +201,7 @@ def _imported(module: str, problems: list[str]) -> ModuleType | None:
     try:
         return importlib.import_module(module)
     except Exception as error:  # a broken binary may raise anything
-        problems.append(f"{module} cannot be imported: {' '.join(str(error).split())[:200]}")
+        problems.append(f"{module} cannot be imported: {one_line(error)[:200]}")
         return None
 
 

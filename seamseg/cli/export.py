@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import argparse
 import re
+from dataclasses import fields
 
-from seamseg.cli.model_options import check_model
+from seamseg.cli.model_options import add_foreign_model_options, check_model
 from seamseg.data.folder import find_metadata
 from seamseg.utils.errors import InputError, require_packages
 
@@ -54,13 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", help="split of --data (default: val_set of the configuration)")
     parser.add_argument("--licence", default="", metavar="TEXT", help="licence of the weights, stated in the file")
     parser.add_argument("--force", action="store_true", help="overwrite an existing file")
-    parser.add_argument(
-        "--config", metavar="FILE", help="configuration of a model without its own; JSON of a classifier"
-    )
-    parser.add_argument("--meta", metavar="BIN", help="metadata.bin of a model without its own")
-    parser.add_argument(
-        "--set", action="append", dest="overrides", default=[], metavar="SECTION.KEY=VALUE", help="override a key"
-    )
+    add_foreign_model_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -80,22 +75,8 @@ def run(args: argparse.Namespace) -> int:
     from seamseg.deploy.export import ExportOptions, export_model
     from seamseg.utils.limits import format_bytes
 
-    names = (
-        "dynamic",
-        "part",
-        "precision",
-        "int8",
-        "opset",
-        "check",
-        "force",
-        "config",
-        "meta",
-        "overrides",
-        "licence",
-    )
-    given = {name: getattr(args, name) for name in names} | (
-        {"calibrate": args.calibrate} if args.calibrate is not None else {}
-    )
+    names = {field.name for field in fields(ExportOptions)} - {"size"}
+    given = {name: value for name, value in vars(args).items() if name in names and value is not None}
     report = export_model(args.model, args.out, ExportOptions(size, **given))
     made = report.metadata
     shape = "free" if made.size is None else f"{made.size[0]} x {made.size[1]}"

@@ -47,15 +47,7 @@ def _from_train(name: str, what: str, argv: Sequence[str]) -> list[str]:
     _option(parser, "--log_dir", metavar="D", help="run folder (default: runs/NAME for NAME.ini)")
     parser.add_argument("--resume", metavar="F", help="snapshot to continue from")
     parser.add_argument("--eval", action="store_true", help="only evaluate the weights of --resume or --pre_train")
-    _option(
-        parser,
-        "--pre_train",
-        metavar="[MODULE:]F",
-        nargs="*",
-        action="extend",
-        default=[],
-        help="initial weights",
-    )
+    _option(parser, "--pre_train", metavar="[MODULE:]F", nargs="*", action="extend", default=[], help="initial weights")
     parser.add_argument("words", metavar="CONFIG DATA", nargs="*", help="INI file and dataset folder")
     args = parser.parse_intermixed_args(argv)
     _adopt_rank(args)

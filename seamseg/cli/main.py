@@ -246,6 +246,19 @@ def add_common_arguments(parser: argparse.ArgumentParser, default: Any) -> None:
     group.add_argument("--debug", action="store_true", default=default, help="print a traceback on errors")
 
 
+def add_action(actions: argparse._SubParsersAction, name: str, text: str) -> argparse.ArgumentParser:
+    """Add an action of a command, whose help is `text`, its first line that in the list of actions."""
+    parser: argparse.ArgumentParser = actions.add_parser(
+        name, help=text.partition("\n")[0], description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    # no default, which would override `seamseg COMMAND --quiet ACTION`
+    parser.add_argument("--quiet", action="store_true", default=argparse.SUPPRESS, help="no progress")
+    parser.add_argument(
+        "--debug", action="store_true", default=argparse.SUPPRESS, help="show a traceback when something fails"
+    )
+    return parser
+
+
 def command_module(name: str) -> ModuleType:
     """Import the module of a command: `add_arguments(parser)`, `run(args) -> exit code`, its docstring is the help."""
     return importlib.import_module(f"seamseg.cli.{name.replace('-', '_')}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,29 +46,27 @@ def add_model_options(
     _add_acceleration(parser.add_argument_group("acceleration for many photos of few sizes, after a slow start"))
 
 
+def add_foreign_model_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of reading a model to convert it, which may be a classifier."""
+    parser.add_argument(
+        "--config", metavar="FILE", help="configuration of a model without its own; JSON of a classifier"
+    )
+    parser.add_argument("--meta", metavar="BIN", help="metadata.bin of a model without its own")
+    parser.add_argument(
+        "--set", action="append", dest="overrides", default=[], metavar="SECTION.KEY=VALUE", help="override a key"
+    )
+
+
 def inference_options(args: argparse.Namespace) -> InferenceOptions:
     """Return the options of a predictor."""
     from seamseg.inference.options import InferenceOptions
 
-    return InferenceOptions(
-        score_threshold=args.score_threshold,
-        overlap_threshold=args.overlap_threshold,
-        min_stuff_area=args.min_area,
-        shortest_size=args.shortest_size,
-        longest_max_size=args.longest_max_size,
-        tiles=int(args.tiles) if args.tiles.isdecimal() and len(args.tiles) < 20 else args.tiles,
-        tile_overlap=args.tile_overlap,
-        size=args.size,
-        tta=args.tta,
-        tta_fusion=args.tta_fusion,
-        classes=args.classes,
-        preview=args.preview,
-        overrides=tuple(args.set),
-        precision=args.precision,
-        compile=args.compile,
-        cuda_graphs=args.cuda_graphs,
-        pad_to=args.pad_to,
-    )
+    names = {field.name for field in fields(InferenceOptions)}
+    given = {name: value for name, value in vars(args).items() if name in names}
+    given |= {"min_stuff_area": args.min_area, "overrides": tuple(args.set)}
+    if args.tiles.isdecimal() and len(args.tiles) < 20:
+        given["tiles"] = int(args.tiles)
+    return InferenceOptions(**given)
 
 
 def check_model(

@@ -82,11 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "inputs", metavar="IN", nargs="+", help="photo, folder, glob, list, video, shards or URL; one or several"
     )
     parser.add_argument("out", metavar="OUT", help="folder (created) or URL for the outputs, or PART-%%06d.tar")
-    parser.add_argument(
-        "--format",
-        metavar="LIST",
-        help="see above (default: overlay; with --anonymize none)",
-    )
+    parser.add_argument("--format", metavar="LIST", help="see above (default: overlay; with --anonymize none)")
     add_model_options(parser)
     _add_anonymisation(parser.add_argument_group("anonymisation"))
     _add_run(parser.add_argument_group("run"))

@@ -29,6 +29,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from seamseg.cli import prepare_texts as texts
+from seamseg.cli.main import add_action
 from seamseg.cli.prepare_check import add_check_arguments, run_check
 from seamseg.utils.errors import InputError
 from seamseg.utils.progress import counter, is_quiet, progress
@@ -168,15 +169,8 @@ def run(args: argparse.Namespace) -> int:
 def _source(
     sources: argparse._SubParsersAction, name: str, text: str, convert: Callable[[argparse.Namespace], int]
 ) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = sources.add_parser(
-        name, help=text.partition("\n")[0], description=text, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = add_action(sources, name, text)
     parser.set_defaults(convert=convert)
-    # no default here, which would override `seamseg prepare --quiet SOURCE`
-    parser.add_argument("--quiet", action="store_true", default=argparse.SUPPRESS, help="no progress")
-    parser.add_argument(
-        "--debug", action="store_true", default=argparse.SUPPRESS, help="show a traceback when something fails"
-    )
     return parser
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 from seamseg.config.bodies import BODIES, TIMM
@@ -33,17 +34,29 @@ def key(
     Keys whose type allows None may be empty, which is read as None. Values that begin with `prefix` are allowed besides
     `choices`. `minimum` and `maximum` are allowed values, `above` is not; `most` is the largest number of values.
     Maxima of sizes are far above those of any experiment: they protect from a configuration that comes with an
-    untrusted model. `ours` marks keys that the original does not have; their defaults reproduce it.
+    untrusted model. `ours` marks keys that the original does not have, see :data:`our_key`.
     """
     limits = {"minimum": minimum, "maximum": maximum, "above": above, "most": most}
     return field(metadata={"doc": doc, "ours": ours, "choices": choices, "prefix": prefix, **limits})
+
+
+our_key = partial(key, ours=True)
+"""Declares a key that the original does not have; its default reproduces the original."""
+
+
+def _box_loss() -> Any:
+    return our_key(
+        "loss of the boxes: smooth L1, or the crop-aware one (cabb, arXiv 2012.07717), which does not penalise boxes "
+        "for extending beyond the border of a training crop that cuts their thing",
+        choices=("smooth_l1", "cabb"),
+    )
 
 
 @dataclass(frozen=True)
 class General:
     """Kind of network, validation, logging, fusion of network outputs to a panoptic map, and execution."""
 
-    kind: str = key("kind of network: what it predicts", choices=tuple(KINDS), ours=True)
+    kind: str = our_key("kind of network: what it predicts", choices=tuple(KINDS))
     val_interval: int = key("number of epochs between validations", minimum=1)
     log_interval: int = key("number of steps between log lines", minimum=1)
     score_threshold: float = key(
@@ -61,37 +74,32 @@ class General:
     )
     eval_coco: bool = key("also compute box and mask AP of COCO for the detections")
     cudnn_benchmark: bool = key("have cuDNN benchmark its algorithms for each input size")
-    seed: int = key("random seed of weights, sampling and augmentation", minimum=0, maximum=2**32 - 1, ours=True)
-    channels_last: bool = key("run the network in channels-last memory format", ours=True)
-    precision: str = key(
+    seed: int = our_key("random seed of weights, sampling and augmentation", minimum=0, maximum=2**32 - 1)
+    channels_last: bool = our_key("run the network in channels-last memory format")
+    precision: str = our_key(
         "precision of training: fp32, bf16 or fp16 (mixed), or auto: bf16 if the device has it in hardware",
         choices=("fp32", "bf16", "fp16", "auto"),
-        ours=True,
     )
-    compile: bool = key(
-        "compile body, pyramid and semantic head with torch.compile; the first steps take minutes", ours=True
+    compile: bool = our_key("compile body, pyramid and semantic head with torch.compile; the first steps take minutes")
+    checkpoint_body: bool = our_key(
+        "activation checkpointing of body and pyramid: recompute activations in the backward pass"
     )
-    checkpoint_body: bool = key(
-        "activation checkpointing of body and pyramid: recompute activations in the backward pass", ours=True
-    )
-    unused_parameters: str = key(
+    unused_parameters: str = our_key(
         "how several processes treat parameters that no loss depends on: find them in the first step and give them "
         "gradients of 0 (fake), or have DistributedDataParallel search for them in each step (find); with both, a "
         "process without regions runs the ROI head on zero rows",
         choices=("fake", "find"),
-        ours=True,
     )
-    snapshot_interval: int = key(
-        "number of steps between snapshots within an epoch; 0 saves at the end of epochs only", minimum=0, ours=True
+    snapshot_interval: int = our_key(
+        "number of steps between snapshots within an epoch; 0 saves at the end of epochs only", minimum=0
     )
-    snapshot_keep: int = key("number of newest snapshots to keep", minimum=1, ours=True)
-    qat: bool = key(
+    snapshot_keep: int = our_key("number of newest snapshots to keep", minimum=1)
+    qat: bool = our_key(
         "train for int8 (quantisation-aware), from a trained network: norms are folded into the convolutions, and int8 "
-        "arithmetic is simulated",
-        ours=True,
+        "arithmetic is simulated"
     )
-    loss_limit: float = key(
-        "training stops with an error if the loss exceeds this value; 0 for no limit", minimum=0, ours=True
+    loss_limit: float = our_key(
+        "training stops with an error if the loss exceeds this value; 0 for no limit", minimum=0
     )
 
 
@@ -117,12 +125,11 @@ class Body:
     activation_slope: float = key("negative slope of leaky_relu, alpha of elu", minimum=0)
     gn_groups: int = key("number of groups of group norm", minimum=1, maximum=CHANNELS)
     body_params: dict[str, Any] = key("further arguments of the backbone: dilation, dropout, input_3x3, ...")
-    drop_path: float = key(
+    drop_path: float = our_key(
         "stochastic depth, arXiv 1603.09382, of a network of timm: probability of skipping its last block in training, "
         "which earlier blocks approach linearly",
         minimum=0,
         maximum=0.9,
-        ours=True,
     )
     num_frozen: int = key(
         "number N of frozen modules mod1..modN; of a network of timm mod1 is the stem, mod2 the stage of stride 4, and "
@@ -179,12 +186,7 @@ class Rpn:
     fpn_min_level: int = key("first pyramid level", minimum=0, maximum=16)
     fpn_levels: int = key("number of pyramid levels", minimum=1, maximum=16)
     sigma: float = key("sigma of the smooth L1 loss: it is quadratic up to 1 / sigma²", above=0)
-    bbx_loss: str = key(
-        "loss of the boxes: smooth L1, or the crop-aware one (cabb, arXiv 2012.07717), which does not penalise boxes "
-        "for extending beyond the border of a training crop that cuts their thing",
-        choices=("smooth_l1", "cabb"),
-        ours=True,
-    )
+    bbx_loss: str = _box_loss()
 
 
 @dataclass(frozen=True)
@@ -210,43 +212,30 @@ class Roi:
     fpn_canonical_level: int = key("pyramid level of such a box")
     sigma: float = key("sigma of the smooth L1 loss: it is quadratic up to 1 / sigma²", above=0)
     bbx_reg_weights: tuple[float, float, float, float] = key("factors of the box codes", above=0)
-    bbx_loss: str = key(
-        "loss of the boxes: smooth L1, or the crop-aware one (cabb, arXiv 2012.07717), which does not penalise boxes "
-        "for extending beyond the border of a training crop that cuts their thing",
-        choices=("smooth_l1", "cabb"),
-        ours=True,
+    bbx_loss: str = _box_loss()
+    fc_channels: int = our_key("channels of the fully connected layers", minimum=1, maximum=65_536)
+    conv_channels: int = our_key(
+        "channels of the convolutions of the mask branch, and of the box branch", minimum=1, maximum=CHANNELS
     )
-    fc_channels: int = key("channels of the fully connected layers", minimum=1, maximum=65_536, ours=True)
-    conv_channels: int = key(
-        "channels of the convolutions of the mask branch, and of the box branch", minimum=1, maximum=CHANNELS, ours=True
-    )
-    mask_points: int = key(
+    mask_points: int = our_key(
         "points of each mask in training that a small network predicts from the finest level, to refine the edges of "
         "masks (PointRend, arXiv 1912.08193: 196); their loss is part of roi_msk; 0 for none",
         minimum=0,
         maximum=10_000,
-        ours=True,
     )
-    mask_subdivisions: int = key(
-        "with mask_points, how often the masks of 28 x 28 are doubled in size at inference",
-        minimum=0,
-        maximum=4,
-        ours=True,
+    mask_subdivisions: int = our_key(
+        "with mask_points, how often the masks of 28 x 28 are doubled in size at inference", minimum=0, maximum=4
     )
-    box_convs: int = key(
+    box_convs: int = our_key(
         "number N of 3x3 convolutions of the box branch, with a norm each, before a single fully connected layer (4: "
         "the head 4conv1fc of Mask R-CNN with group norm, arXiv 1803.08494); 0: two fully connected layers",
         minimum=0,
         maximum=16,
-        ours=True,
     )
-    sample_empty_images: bool = key(
-        "sample negatives from images without things; the original skips these images", ours=True
-    )
-    fixed_samples: bool = key(
+    sample_empty_images: bool = our_key("sample negatives from images without things; the original skips these images")
+    fixed_samples: bool = our_key(
         "always use num_samples rows per image, so that the host never waits for a count on the GPU; missing rows are "
-        "padded with copies, which are excluded from the losses but not from the statistics of the norms",
-        ours=True,
+        "padded with copies, which are excluded from the losses but not from the statistics of the norms"
     )
 
 
@@ -264,21 +253,19 @@ class Sem:
         above=0,
         maximum=1,
     )
-    hidden_channels: int = key("channels of each branch", minimum=1, maximum=CHANNELS, ours=True)
-    out_channels: int = key("channels before the classifier", minimum=1, maximum=CHANNELS, ours=True)
-    dilations: tuple[int, ...] = key("dilations of the 3x3 convolutions", minimum=1, maximum=1024, most=16, ours=True)
-    loss: str = key(
+    hidden_channels: int = our_key("channels of each branch", minimum=1, maximum=CHANNELS)
+    out_channels: int = our_key("channels before the classifier", minimum=1, maximum=CHANNELS)
+    dilations: tuple[int, ...] = our_key("dilations of the 3x3 convolutions", minimum=1, maximum=1024, most=16)
+    loss: str = our_key(
         "average of the loss over the pixels of an image: the mean of those that ohem selects (cross_entropy), or "
         "loss max-pooling, arXiv 1704.02966, which weights pixels by their loss, at least the fraction ohem of them",
         choices=("cross_entropy", "loss_max_pooling"),
-        ours=True,
     )
-    loss_power: float = key(
+    loss_power: float = our_key(
         "power p of loss_max_pooling: with 1, all pixels with the largest losses count equally; with a large p, the "
         "loss is the mean of all",
         minimum=1,
         maximum=1000,
-        ours=True,
     )
 
 
@@ -289,38 +276,33 @@ class Optimizer:
     lr: float = key("base learning rate", minimum=0)
     weight_decay: float = key("weight decay factor", minimum=0)
     weight_decay_norm: bool = key("apply weight decay to norm layers too")
-    body_lr_factor: float = key(
-        "factor of the learning rate of the backbone, without the pyramid", above=0, maximum=1000, ours=True
+    body_lr_factor: float = our_key(
+        "factor of the learning rate of the backbone, without the pyramid", above=0, maximum=1000
     )
-    layer_decay: float = key(
+    layer_decay: float = our_key(
         "factor of the learning rate of each layer of a network of timm, as timm groups them, relative to the layer "
         "after it; 1 for none",
         above=0,
         maximum=1,
-        ours=True,
     )
     momentum: float = key("momentum of sgd", minimum=0, maximum=1)
     nesterov: bool = key("Nesterov momentum")
     loss_weights: tuple[float, ...] = key(
         "weights of the losses obj, bbx, roi_cls, roi_bbx, roi_msk, sem (one for each loss of the task)", minimum=0
     )
-    type: str = key("sgd or adamw; adamw uses momentum as its first beta", choices=("sgd", "adamw"), ours=True)
-    beta2: float = key("second beta of adamw", minimum=0, maximum=1, ours=True)
-    clip_norm: float = key(
-        "largest norm of the gradient, which is scaled down to it; 0 for no limit", minimum=0, ours=True
-    )
-    accumulate: int = key("number of batches whose gradients are accumulated for one step", minimum=1, ours=True)
-    loss_average: str = key(
+    type: str = our_key("sgd or adamw; adamw uses momentum as its first beta", choices=("sgd", "adamw"))
+    beta2: float = our_key("second beta of adamw", minimum=0, maximum=1)
+    clip_norm: float = our_key("largest norm of the gradient, which is scaled down to it; 0 for no limit", minimum=0)
+    accumulate: int = our_key("number of batches whose gradients are accumulated for one step", minimum=1)
+    loss_average: str = our_key(
         "average of a loss over its anchors, samples, mask pixels or images: for each batch of each process, then the "
         "mean of these (process, as in the original), or over the whole step at once (step)",
         choices=("process", "step"),
-        ours=True,
     )
-    ema: float = key(
+    ema: float = our_key(
         "decay per step of a moving average of the weights, which is also validated and saved; 0 for none",
         minimum=0,
         maximum=1,
-        ours=True,
     )
 
 
@@ -346,12 +328,11 @@ class Dataloader:
     longest_max_size: int = key(
         "largest long side in training; inference allows at least 4 times the shortest size", minimum=1, maximum=32_768
     )
-    longest_size: int | None = key(
+    longest_size: int | None = our_key(
         "exact length of the longest side of the network input at inference and validation, instead of the other two; "
         "empty to use those",
         minimum=1,
         maximum=32_768,
-        ours=True,
     )
     train_batch_size: int | None = key("images per batch and process in training", minimum=1, maximum=65_536)
     val_batch_size: int | None = key(
@@ -372,58 +353,45 @@ class Dataloader:
     train_set: str = key("split to train on")
     val_set: str = key("split to validate on")
     coco_gt: str = key("COCO annotations of the validation split; accepted but not used: eval_coco uses the data set")
-    drop_last: bool = key("drop the last, smaller batch of an epoch", ours=True)
-    crop_size: tuple[int, int] | None = key(
-        "height and width of a random crop of the scaled training image; empty for none",
-        minimum=1,
-        maximum=32_768,
-        ours=True,
+    drop_last: bool = our_key("drop the last, smaller batch of an epoch")
+    crop_size: tuple[int, int] | None = our_key(
+        "height and width of a random crop of the scaled training image; empty for none", minimum=1, maximum=32_768
     )
-    color_jitter: tuple[float, float, float, float] | None = key(
+    color_jitter: tuple[float, float, float, float] | None = our_key(
         "color jitter of training images: largest change of brightness, contrast, saturation (factors 1 +- x) and hue "
         "(turns, up to .5); empty for none",
         minimum=0,
-        ours=True,
     )
-    class_uniform: float = key(
-        "fraction of the training images that is sampled uniformly over the classes",
-        minimum=0,
-        maximum=1,
-        ours=True,
+    class_uniform: float = our_key(
+        "fraction of the training images that is sampled uniformly over the classes", minimum=0, maximum=1
     )
-    instance_scale_uniform: tuple[float, float] | None = key(
+    instance_scale_uniform: tuple[float, float] | None = our_key(
         "crop training images around instances, arXiv 2012.07717: a class of the image and one of its segments are "
         "drawn uniformly, and the longest side of a thing gets a length between these two, in pixels of the network "
         "input, uniform in octaves; needs crop_size, and random_scale of two values, the limits of the scale; empty "
         "for ordinary crops",
         above=0,
         maximum=32_768,
-        ours=True,
     )
-    copy_paste: float = key(
+    copy_paste: float = our_key(
         "probability of pasting random instances of another training image onto one, arXiv 2012.07177; 0 for never",
         minimum=0,
         maximum=1,
-        ours=True,
     )
-    device_transforms: bool = key(
-        "transfer training images as uint8 and apply flip, color jitter and normalization on the device", ours=True
+    device_transforms: bool = our_key(
+        "transfer training images as uint8 and apply flip, color jitter and normalization on the device"
     )
-    fast_decode: bool = key(
+    fast_decode: bool = our_key(
         "decode JPEG images at the smallest sufficient half, quarter or eighth of their size: faster, with slightly "
-        "different pixels",
-        ours=True,
+        "different pixels"
     )
-    persistent_workers: bool = key("keep the worker processes alive between epochs", ours=True)
-    prefetch: int = key(
-        "number of batches that each worker process loads in advance", minimum=1, maximum=1024, ours=True
-    )
-    broken_limit: float = key(
+    persistent_workers: bool = our_key("keep the worker processes alive between epochs")
+    prefetch: int = our_key("number of batches that each worker process loads in advance", minimum=1, maximum=1024)
+    broken_limit: float = our_key(
         "largest fraction of unreadable training images in an epoch: each is logged and replaced by another image, and "
         "training stops beyond the limit; 0 stops at the first",
         minimum=0,
         maximum=1,
-        ours=True,
     )
 
 

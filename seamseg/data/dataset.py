@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from seamseg.data.folder import DatasetFolder
+from seamseg.data.images import open_image, open_reduced
 from seamseg.data.instances import InstanceOptions, draw_focus, paste_instances
 from seamseg.data.samplers import SampleIndex, is_wide
 from seamseg.data.transforms import AugmentationParams, AugmentedImage, TrainTransform, augment
@@ -103,16 +104,6 @@ class PanopticDataset(Dataset[dict[str, Any]]):
         return self.metadata.num_stuff
 
     @property
-    def num_thing(self) -> int:
-        """Number of thing classes."""
-        return self.metadata.num_thing
-
-    @property
-    def categories(self) -> list[str]:
-        """Class names, stuff first."""
-        return self.metadata.categories
-
-    @property
     def img_sizes(self) -> list[tuple[int, int]]:
         """`(height, width)` by index."""
         return [image.size for image in self.images]
@@ -144,10 +135,10 @@ class PanopticDataset(Dataset[dict[str, Any]]):
         info = self.images[index]
         path = self.folder.image_path(info.id)
         if at_least is None:
-            image = self.folder.read_image(path)
+            image = open_image(path)
             size = (image.height, image.width)
         else:
-            image, size = self.folder.read_reduced(path, at_least)
+            image, size = open_reduced(path, at_least)
         if size != info.size:
             rotated = " (it is rotated by its EXIF orientation)" if size == info.size[::-1] else ""
             raise InputError(

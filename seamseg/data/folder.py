@@ -6,9 +6,8 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
-from seamseg.data.images import open_image, open_mask, open_reduced
+from seamseg.data.images import open_mask
 from seamseg.formats.metadata import ImageInfo, Metadata, read_metadata
 from seamseg.utils.errors import InputError, UnreadableImage
 from seamseg.utils.files import nearest_path, read_bytes
@@ -117,14 +116,6 @@ class DatasetFolder:
         while (layer := base.with_name(f"{base.name}.{len(layers)}")).is_file():
             layers.append(layer)
         return layers
-
-    def read_image(self, path: str | Path) -> Image.Image:
-        """Decode an image, see :func:`seamseg.data.images.open_image`."""
-        return open_image(path)
-
-    def read_reduced(self, path: str | Path, at_least: tuple[int, int]) -> tuple[Image.Image, tuple[int, int]]:
-        """Decode an image at a reduced size, see :func:`seamseg.data.images.open_reduced`."""
-        return open_reduced(path, at_least)
 
     def read_mask(self, image_id: str) -> np.ndarray:
         """Read the instance ids of an image, `L x H x W` int32, 0 void.

@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from seamseg.utils.errors import InputError, UnreadableImage
+from seamseg.utils.errors import InputError, UnreadableImage, one_line
 from seamseg.utils.files import read_bytes
 from seamseg.utils.limits import open_pillow
 
@@ -122,8 +122,7 @@ def _decode(path: Path, read: Callable[[Image.Image], T], data: bytes | None = N
     except Exception as error:  # decoders of corrupt files raise nearly anything: struct.error, IndexError, ...
         if isinstance(error, OSError) and error.strerror:  # of the system
             raise UnreadableImage(f"{path}: cannot be read: {error.strerror}") from None
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UnreadableImage(f"{path}: corrupt image: {reason}") from error
+        raise UnreadableImage(f"{path}: corrupt image: {one_line(error) or type(error).__name__}") from error
 
 
 @contextmanager

@@ -15,7 +15,9 @@ from seamseg.data.dataset import PanopticDataset
 from seamseg.data.samplers import ClassUniformSampling, EpochBatchSampler
 from seamseg.data.workers import WorkerSeed, failed_workers, recording_context, starting_workers, worker_failure
 from seamseg.structures import Batch, PackedSequence
+from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.parallel import available_cores
 
 
 class BatchLoader(DataLoader[Any]):
@@ -85,6 +87,12 @@ class LoaderOptions:
     persistent_workers: bool = False
     prefetch: int = 2
     class_uniform: float = 0
+
+    @staticmethod
+    def of(keys: Any, seed: int, world: World, class_uniform: float = 0) -> LoaderOptions:
+        """Return the options of a process for a configuration: its `num_workers`, `persistent_workers`, `prefetch`."""
+        workers, pinned = min(keys.num_workers, available_cores()), world.device.type == "cuda"
+        return LoaderOptions(workers, pinned, seed, world.rank, keys.persistent_workers, keys.prefetch, class_uniform)
 
 
 def train_loader(

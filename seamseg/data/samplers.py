@@ -219,27 +219,12 @@ class DistributedARBatchSampler(ARBatchSampler):
         return [batches[k] for k in order], -(-len(batches) // segment.world)
 
 
-class ShardSampler(Sampler[int]):
-    """The images of one process in evaluation: each image belongs to exactly one rank, none is repeated.
+def shard(length: int, num_replicas: int, rank: int) -> range:
+    """Return the images of one process in evaluation, of `length`: each belongs to exactly one rank, none is repeated.
 
     Ranks may differ by one image, so nothing inside the loop may be a collective call.
-
-    Parameters
-    ----------
-    length : number of images
-    num_replicas, rank : number of processes, and the index of this one
     """
-
-    def __init__(self, length: int, num_replicas: int = 1, rank: int = 0) -> None:
-        if not 0 <= rank < num_replicas:
-            raise ValueError(f"rank {rank} of {num_replicas} processes")
-        self._indices = range(rank, length, num_replicas)
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def __iter__(self) -> Iterator[int]:
-        yield from self._indices
+    return range(rank, length, num_replicas)
 
 
 class SampleIndex(NamedTuple):

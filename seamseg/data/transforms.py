@@ -18,8 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from seamseg.config import Config
-from seamseg.data.input_size import InputSize, scaled_size
+from seamseg.data.input_size import scaled_size
 from seamseg.idmaps.resize import nearest_index
 from seamseg.ops.labels import extract_boxes
 from seamseg.structures import DeferredTransform
@@ -146,46 +145,6 @@ def flip_boxes(boxes: Tensor, width: int) -> Tensor:
     y0, x0, y1, x1 = boxes.unbind(1)
     flipped = torch.stack((y0, width - x1, y1, width - x0), 1)
     return torch.where(boxes[:, :1] < 0, boxes, flipped)
-
-
-class TestTransform:
-    """Converts an image to a network input.
-
-    Parameters
-    ----------
-    shortest_size : length of the shortest side in pixels; None keeps the size of the image
-    longest_max_size : limit of the longest side; None for no limit, as in the original
-    rgb_mean, rgb_std : normalisation of values in 0..1; None to omit one
-    longest_size : length of the longest side in pixels, instead of the other two sizes; None to use those
-    """
-
-    __test__ = False  # not a test case for pytest
-
-    def __init__(
-        self,
-        shortest_size: int | None,
-        longest_max_size: int | None = None,
-        rgb_mean: Sequence[float] | None = None,
-        rgb_std: Sequence[float] | None = None,
-        longest_size: int | None = None,
-    ) -> None:
-        self.size = InputSize(shortest_size, longest_max_size, longest_size)
-        self._normalise = Normalise(rgb_mean, rgb_std)
-
-    def __call__(self, image: Image.Image) -> Tensor:
-        """Return `3 x H x W` float32 from an RGB image."""
-        return self.normalise(pil_to_tensor(self.size.scale(image)))
-
-    @staticmethod
-    def of(config: Config, size: InputSize) -> TestTransform:
-        """Return the transform to a size, with the normalisation of a configuration."""
-        options = config.dataloader
-        longest = (size.longest_max_size, options.rgb_mean, options.rgb_std, size.longest_size)
-        return TestTransform(size.shortest_size, *longest)
-
-    def normalise(self, pixels: Tensor) -> Tensor:
-        """Return `3 x H x W` float32 from uint8, of the scaled image or a part of it."""
-        return self._normalise(pixels)
 
 
 @dataclass(frozen=True)
@@ -400,12 +359,7 @@ def augment(
 
 
 def _offset(
-    focus: Focus,
-    axis: int,
-    size: tuple[int, int],
-    scaled: tuple[int, int],
-    window: tuple[int, int],
-    rng: _RandomSource,
+    focus: Focus, axis: int, size: tuple[int, int], scaled: tuple[int, int], window: tuple[int, int], rng: _RandomSource
 ) -> int:
     """Draw where a crop begins along an axis.
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from seamseg.utils.errors import SeamsegError
+from seamseg.utils.errors import SeamsegError, one_line
 from seamseg.utils.signals import block_stop_signals, ignore_foreign_signals
 
 _DEAD_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
@@ -46,15 +46,20 @@ class WorkerSeed:
 
     def __call__(self, worker: int) -> None:
         """Seed `random`, NumPy and torch in the worker process number `worker`."""
-        state = random.Random(f"{self.seed}/{self.epoch}/{self.rank}/{worker}").getrandbits(63)
-        random.seed(state)
-        np.random.seed(state % 2**32)
-        torch.manual_seed(state)
+        seed_generators(f"{self.seed}/{self.epoch}/{self.rank}/{worker}")
         info = get_worker_info()
         if info is not None:
             begin_worker(worker)
         if self.reading is not None and info is not None and hasattr(info.dataset, "reading"):
             info.dataset.reading = self.reading[worker : worker + 1]
+
+
+def seed_generators(text: str) -> None:
+    """Seed the RNGs of Python, NumPy and torch by a text."""
+    value = random.Random(text).getrandbits(63)
+    random.seed(value)
+    np.random.seed(value % 2**32)
+    torch.manual_seed(value)
 
 
 def begin_worker(worker: int = 0) -> None:
@@ -68,7 +73,7 @@ def _end_worker(error: Exception, batch: object) -> None:
     if isinstance(error, ConnectionError):
         # the main process has ended, or reads no more
         os._exit(1)
-    print(f"a data loading worker cannot send: {' '.join(str(error).split())[:300]}", file=sys.stderr, flush=True)
+    print(f"a data loading worker cannot send: {one_line(error)[:300]}", file=sys.stderr, flush=True)
     # as a write to full shared memory does; Windows lacks SIGBUS
     os.kill(os.getpid(), getattr(signal, "SIGBUS", signal.SIGTERM))
 

@@ -7,7 +7,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -204,8 +204,8 @@ def export_model(model: str | Path, out: str | Path, options: ExportOptions = Ex
     chosen = check_target(path, options)
     _say(f"reading {model}")
     source = open_source(model, options)
-    if is_quantised(source.net):
-        _check_trained_for_int8(model, options)
+    if is_quantised(source.net) and options.int8 is not None:
+        raise InputError(f"`int8={options.int8}`: {model} was trained for int8 and has its ranges: leave it out")
     try:
         return _export(source, path, chosen, options)
     except Exception as error:
@@ -232,11 +232,6 @@ def check_target(path: Path, options: ExportOptions) -> Format:
         raise InputError(f"`opset={options.opset}`: choose {' or '.join(map(str, OPSETS))}")
     require_packages(*chosen.packages, what=str(path), extra="export")
     return chosen
-
-
-def _check_trained_for_int8(model: str | Path, options: ExportOptions) -> None:
-    if options.int8 is not None:
-        raise InputError(f"`int8={options.int8}`: {model} was trained for int8 and has its ranges: leave it out")
 
 
 def open_source(model: str | Path, options: ExportOptions) -> ExportSource:
@@ -321,7 +316,7 @@ def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOpt
     if photos is None and not is_quantised(source.net):
         chosen.write(net, path, metadata, size, options.opset)
     else:
-        images = None if photos is None else _images(source, photos, metadata)
+        images = None if photos is None else _images(source, progress(photos, desc="calibrate"), metadata)
         if chosen.standard_ops:
             metadata = _write_int8_onnx(net, images, path, metadata, size, options.opset)
         else:
@@ -392,13 +387,13 @@ def _pictures(
         if options.check:
             raise InputError("`check`: the images of a classifier are compared on noise only")
         return {"noise": {name: value.numpy() for name, value in example_inputs(net, size).items()}}
-    scale = source.input_size.within(metadata.size or (DYNAMIC_SIDES[1],) * 2)
     with tempfile.TemporaryDirectory(prefix="seamseg-export-") as folder:
         photos = {str(photo): photo for photo in options.check}
         if not photos:
             photos = {"generated picture": Path(folder, "generated.jpg")}
             write_synthetic_image(Path(folder, "generated.jpg"), size)
-        return {name: metadata.inputs(network_input(as_image(photo), scale)) for name, photo in photos.items()}
+        images = _images(source, photos.values(), metadata)
+        return dict(zip(photos, map(metadata.inputs, images)))
 
 
 def _calibration_photos(source: ExportSource, options: ExportOptions) -> list[Path]:
@@ -410,11 +405,11 @@ def _calibration_photos(source: ExportSource, options: ExportOptions) -> list[Pa
     return calibration_photos(options.int8, source.metadata.metadata, config.dataloader.train_set, options.calibrate)
 
 
-def _images(source: ExportSource, photos: Sequence[Path], metadata: ExportedMetadata) -> Iterator[np.ndarray]:
+def _images(source: ExportSource, photos: Iterable[str | Path], metadata: ExportedMetadata) -> Iterator[np.ndarray]:
     """Return photos at the size of the network, `H x W x 3`, which are read one by one."""
     assert source.input_size is not None
     scale = source.input_size.within(metadata.size or (DYNAMIC_SIDES[1],) * 2)
-    return (network_input(as_image(photo), scale) for photo in progress(photos, desc="calibrate"))
+    return (network_input(as_image(photo), scale) for photo in photos)
 
 
 @torch.inference_mode()

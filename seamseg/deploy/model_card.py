@@ -14,13 +14,7 @@ from seamseg.checkpoints.weights_file import weights_library
 from seamseg.classification.checkpoint import CLASSIFICATION
 from seamseg.config import Config
 from seamseg.config.bodies import TIMM
-from seamseg.deploy.model_folder import (
-    ConversionOptions,
-    ConvertedModel,
-    check_folder,
-    convert_model,
-    filling,
-)
+from seamseg.deploy.model_folder import ConversionOptions, ConvertedModel, check_folder, convert_model, filling
 from seamseg.evaluation.scores import pixel_iou_titles
 from seamseg.inference.images import input_size
 from seamseg.utils.errors import InputError

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from seamseg.checkpoints.bundle import STATEMENT_FORMAT, load_network, metadata_header, open_model, read_statement
+from seamseg.checkpoints.bundle import STATEMENT_FORMAT, load_network, open_model, read_statement
 from seamseg.checkpoints.model_path import (
     CLASSES_NAME,
     CLASSIFIER_CLASSES_NAME,
@@ -29,7 +29,7 @@ from seamseg.checkpoints.weights_file import weights_library, write_weights
 from seamseg.classification.checkpoint import CLASSIFICATION, class_names, classifier_config, load_classifier
 from seamseg.classification.config import ClassifierConfig, load_classifier_config
 from seamseg.config import Config, config_to_string
-from seamseg.formats.metadata import Metadata
+from seamseg.formats.metadata import Metadata, metadata_header
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import PARTIAL, cannot_write, write_atomically, write_json
 from seamseg.version import __version__

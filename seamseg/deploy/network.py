@@ -24,7 +24,7 @@ from seamseg.ops.boxes import decode_boxes
 from seamseg.ops.nms import nms_fixed
 from seamseg.ops.upsample import upsample_argmax
 from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.errors import SeamsegError
+from seamseg.utils.errors import SeamsegError, one_line
 
 
 class ExportNet(nn.Module):
@@ -305,7 +305,7 @@ def failures_in_one_line(problem: str) -> Iterator[None]:
     except Exception as error:
         if lacks_memory(error):
             raise
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        reason = one_line(error)[:300] or type(error).__name__
         raise SeamsegError(f"{problem} ({reason})") from error
 
 

@@ -21,6 +21,7 @@ import torch
 from onnxscript.onnx_opset import opset20
 
 from seamseg.deploy.network import ExportNet, example_inputs, failures_in_one_line, output_names, trace
+from seamseg.deploy.quantize import users_of
 from seamseg.formats.exported import METADATA_KEY, OPSETS, ExportedMetadata
 from seamseg.utils.errors import SeamsegError
 from seamseg.utils.files import replacing
@@ -118,10 +119,7 @@ def _strip(model: onnx.ModelProto) -> None:
 
 def _pool_samples(graph: onnx.GraphProto) -> None:
     """Let RoiAlign average the samples that a pooling averages behind it: most of the samples are of the box branch."""
-    users: dict[str, list[onnx.NodeProto]] = {}
-    for node in graph.node:
-        for name in node.input:
-            users.setdefault(name, []).append(node)
+    users = users_of(graph)
     merged: set[str] = set()
     for node in graph.node:
         if node.op_type != "RoiAlign" or [user.op_type for user in users[node.output[0]]] != ["AveragePool"]:

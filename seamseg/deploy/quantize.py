@@ -70,7 +70,7 @@ def select(
     """
     keep_float = tuple(keep_float)
     weights = {tensor.name for tensor in model.graph.initializer}
-    users = _users(model.graph)
+    users = users_of(model.graph)
     weighted, unweighted, quantised = [], [], dict[str, None]()
     for node in model.graph.node:  # in topological order
         if learned is not None and not _has_ranges(node, learned):
@@ -143,7 +143,7 @@ def replace_upsampling(model: onnx.ModelProto) -> None:
 
     graph = model.graph
     weights = {tensor.name: tensor for tensor in graph.initializer}
-    users = _users(graph)
+    users = users_of(graph)
     for node in list(graph.node):
         side = _window(node, weights)
         if side is None:
@@ -185,7 +185,8 @@ def separate_weights(model: onnx.ModelProto) -> None:
         used.add(name)
 
 
-def _users(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]]:
+def users_of(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]]:
+    """Return the nodes that use each tensor, by its name."""
     users: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
         for name in node.input:
@@ -261,9 +262,7 @@ def _settings() -> Any:
 
 
 def quantise(
-    model: onnx.ModelProto,
-    samples: Iterable[Mapping[str, np.ndarray]] | None,
-    keep_float: Iterable[str] = FLOAT_LAYERS,
+    model: onnx.ModelProto, samples: Iterable[Mapping[str, np.ndarray]] | None, keep_float: Iterable[str] = FLOAT_LAYERS
 ) -> onnx.ModelProto:
     """Return the network with `QuantizeLinear` and `DequantizeLinear` around its layers; the metadata stays.
 

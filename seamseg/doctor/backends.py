@@ -31,7 +31,7 @@ from seamseg.inference.options import InferenceOptions
 from seamseg.inference.predictor import load_predictor
 from seamseg.models.build import SegmentationNet
 from seamseg.ops.fused import bf16_is_fast
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import InputError, SeamsegError, one_line
 from seamseg.utils.progress import is_quiet
 
 QUICK = ("fp32", "bf16")
@@ -128,7 +128,7 @@ def compare(bench: Bench, image: np.ndarray, rounds: int, backends: Sequence[str
                     made(image)
                 runs[name], times[name] = made, []
             except (SeamsegError, RuntimeError, ImportError) as error:
-                found[name] = " ".join(str(error).split())[:160]
+                found[name] = one_line(error)[:160]
         for number in range(rounds):
             with _step(f"round {number + 1} of {rounds}"):
                 for name, run in runs.items():

@@ -61,7 +61,6 @@ class StageProfile:
     photo : file
     out : folder for the results, is made
     random_weights : use the first 1000 proposals, and :data:`RANDOM_DETECTIONS` of them as detections
-    formats : of the result; those that the kind of network lacks are omitted
 
     Raises
     ------
@@ -69,14 +68,7 @@ class StageProfile:
         if the network has other stages
     """
 
-    def __init__(
-        self,
-        predictor: Predictor[Any],
-        photo: Path,
-        out: Path,
-        random_weights: bool,
-        formats: tuple[str, ...] = ("overlay", "coco"),
-    ) -> None:
+    def __init__(self, predictor: Predictor[Any], photo: Path, out: Path, random_weights: bool) -> None:
         network = predictor.network
         if not isinstance(network, TorchNetwork) or not isinstance(network.net, PanopticNet):
             raise InputError(f"a model of kind {predictor.kind} has other stages than those of the profile")
@@ -86,7 +78,7 @@ class StageProfile:
         self.photo = photo
         self.out = out
         self.random_weights = random_weights
-        self.formats = [name for name in formats if name in FORMATS[predictor.kind]]
+        self.formats = [name for name in ("overlay", "coco") if name in FORMATS[predictor.kind]]
         self.counts: dict[str, int] = {}
 
     def run(self) -> dict[str, float]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from seamseg.formats.coco_panoptic import default_folder
 from seamseg.formats.id_png import MAX_ID, write_id_png
+from seamseg.formats.label_png import look_up
 from seamseg.panoptic_map import ClassInfo, ClassTable, PanopticResult, Segment, class_infos
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import join_inside, replacing, write_json
@@ -183,15 +184,12 @@ def encode_panoptic(
     ids : `H x W` uint32, for the PNG
     """
     new_ids = _assign_ids(segments, palette)
-    highest = max(int(id_map.max(initial=0)), *(s.id for s in segments), 0)
-    lookup = np.zeros(highest + 1, np.uint32)
-    lookup[[s.id for s in segments]] = new_ids
     annotation = {
         "image_id": image_id,
         "file_name": f"{image_id}.png",
         "segments_info": [_entry(s, new, classes[s.category].id) for s, new in zip(segments, new_ids)],
     }
-    return annotation, lookup[id_map]
+    return annotation, look_up(id_map, [(s.id, new) for s, new in zip(segments, new_ids)], np.uint32)
 
 
 def _entry(segment: Segment, new_id: int, category_id: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from seamseg.formats.label_png import look_up
 from seamseg.formats.metadata import Metadata
 from seamseg.panoptic_map import SegmentLike
 from seamseg.utils.errors import InputError
@@ -106,17 +107,11 @@ def encode_masks(
     InputError
         if there are too many objects
     """
-    highest = max(int(ids.max(initial=0)), *(s.id for s in segments), 0)
-    labels, objects = np.zeros(highest + 1, np.uint32), np.zeros(highest + 1, np.uint32)
-    number = 0
-    for segment in segments:
-        labels[segment.id] = code_of(colors[segment.category])
-        if not segment.iscrowd:
-            number += 1
-            objects[segment.id] = code_of(voc_color(number))
-    if number > MAX_OBJECTS:
+    single = [s.id for s in segments if not s.iscrowd]
+    if len(single) > MAX_OBJECTS:
         raise InputError(
-            f"image {image}: {number} segments, more than the {MAX_OBJECTS} objects that CVAT reads; use the format "
-            "coco"
+            f"image {image}: {len(single)} segments, more than the {MAX_OBJECTS} objects that CVAT reads; use the "
+            "format coco"
         )
-    return labels[ids], objects[ids]
+    labels = look_up(ids, [(s.id, code_of(colors[s.category])) for s in segments], np.uint32)
+    return labels, look_up(ids, [(i, code_of(voc_color(k))) for k, i in enumerate(single, 1)], np.uint32)

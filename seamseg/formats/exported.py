@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from seamseg.formats.metadata import Metadata, metadata_of
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, one_line
 from seamseg.utils.limits import MIB
 from seamseg.version import __version__
 
@@ -113,16 +113,6 @@ class ExportedMetadata:
             raise InputError("config, licence and version must be text")
 
     @property
-    def has_masks(self) -> bool:
-        """Whether detections have masks: the output `mask_logits`."""
-        return "mask_logits" in self.outputs
-
-    @property
-    def has_classmap(self) -> bool:
-        """Whether there is a class for each pixel: the output `classmap`."""
-        return "classmap" in self.outputs
-
-    @property
     def outputs(self) -> tuple[str, ...]:
         """Names of the outputs of part "all", in order."""
         return OUTPUTS[self.kind]
@@ -186,9 +176,7 @@ class ExportedMetadata:
         except InputError as error:
             raise InputError(f"{source}: its seamseg metadata is damaged: {error}") from None
         except (TypeError, ValueError) as error:
-            raise InputError(
-                f"{source}: its seamseg metadata is damaged: {' '.join(str(error).split())[:200]}"
-            ) from None
+            raise InputError(f"{source}: its seamseg metadata is damaged: {one_line(error)[:200]}") from None
 
 
 def _parse(text: str, source: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -32,7 +33,7 @@ def label_map(ids: np.ndarray, segments: Sequence[SegmentLike], labels: Sequence
     labels : of each class, at most 255
     void : label of void
     """
-    return _look_up(ids, [(s.id, labels[s.category]) for s in segments], void, np.uint8)
+    return look_up(ids, [(s.id, labels[s.category]) for s in segments], np.uint8, void)
 
 
 def instance_map(
@@ -75,10 +76,11 @@ def instance_map(
             )
         values.append((segment.id, label * per_label + numbers[label]))
         numbers[label] += 1
-    return _look_up(ids, values, void, np.uint16)
+    return look_up(ids, values, np.uint16, void)
 
 
-def _look_up(ids: np.ndarray, values: Sequence[tuple[int, int]], void: int, dtype: type) -> np.ndarray:
+def look_up(ids: np.ndarray, values: Sequence[tuple[int, int]], dtype: Any, void: int = 0) -> np.ndarray:
+    """Replace the ids of a map by their values, given as `(id, value)`, others by `void`."""
     table: np.ndarray = np.full(1 + max(int(ids.max(initial=0)), *(i for i, _ in values), 0), void, dtype)
     for identity, value in values:
         table[identity] = value

@@ -8,7 +8,6 @@ with a bit 0, as many values as the length. The last byte is padded with zeros.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 from xml.sax.saxutils import quoteattr
 
@@ -126,11 +125,9 @@ def labeling_config(metadata: Metadata) -> str:
     )
 
 
-def region_label(
-    value: dict[str, Any], kinds: Sequence[str] = ("brushlabels", "polygonlabels", "labels")
-) -> str | None:
+def region_label(value: dict[str, Any]) -> str | None:
     """Return the label of a region; None if it has none."""
-    for kind in kinds:
+    for kind in ("brushlabels", "polygonlabels", "labels"):
         labels = value.get(kind)
         if isinstance(labels, list) and labels and isinstance(labels[0], str):
             return labels[0]

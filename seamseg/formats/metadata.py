@@ -92,11 +92,9 @@ def parse_metadata(data: bytes, source: str = "metadata.bin") -> Metadata:
     """
     try:
         content = _unpack(BytesIO(data))
-    except _Malformed as error:
-        raise InputError(f"{source}: not a metadata file: {error}") from error
     except KeyError as error:
         raise InputError(f"{source}: not a metadata file: the key {error} is missing") from error
-    except (TypeError, AttributeError) as error:
+    except (_Malformed, TypeError, AttributeError) as error:
         raise InputError(f"{source}: not a metadata file: {error}") from error
     except (umsgpack.UnpackException, ValueError, OverflowError, RecursionError, NotImplementedError) as error:
         raise InputError(f"{source}: not a metadata file, or a truncated one ({type(error).__name__})") from error
@@ -134,6 +132,17 @@ def metadata_of(meta: Any, source: str, images: Sequence[ImageInfo] = ()) -> Met
     return metadata
 
 
+def metadata_header(metadata: Metadata) -> dict[str, Any]:
+    """Return the classes as plain data, the inverse of :func:`metadata_of`."""
+    return {
+        "num_stuff": metadata.num_stuff,
+        "num_thing": metadata.num_thing,
+        "categories": list(metadata.categories),
+        "palette": [list(rgb) for rgb in metadata.palette],
+        "original_ids": list(metadata.original_ids),
+    }
+
+
 def write_metadata(path: str | Path, metadata: Metadata) -> None:
     """Write `metadata.bin` atomically."""
     write_atomically(Path(path), pack_metadata(metadata))
@@ -142,17 +151,10 @@ def write_metadata(path: str | Path, metadata: Metadata) -> None:
 def pack_metadata(metadata: Metadata) -> bytes:
     """Encode the content of `metadata.bin`, the inverse of :func:`parse_metadata`."""
     _check(metadata, "metadata")
-    meta = {
-        "num_stuff": metadata.num_stuff,
-        "num_thing": metadata.num_thing,
-        "categories": list(metadata.categories),
-        "palette": [list(rgb) for rgb in metadata.palette],
-        "original_ids": list(metadata.original_ids),
-    }
     images = [
         {"id": i.id, "cat": list(i.cat), "size": list(i.size), "iscrowd": list(i.iscrowd)} for i in metadata.images
     ]
-    content: bytes = umsgpack.packb({"meta": meta, "images": images})
+    content: bytes = umsgpack.packb({"meta": metadata_header(metadata), "images": images})
     return content
 
 

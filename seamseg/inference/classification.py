@@ -32,9 +32,7 @@ class Classification(PhotoResult):
     ----------
     probabilities : `classes` float32, which sum to 1
     photo_size : `(height, width)` of the photo
-    metadata : names and colours of the classes
-    prediction : output of the network; None in a loaded result
-    source : path or copy of the photo, if it is kept
+    metadata, prediction, source : see :class:`seamseg.inference.photo_result.PhotoResult`
 
     Examples
     --------
@@ -79,11 +77,6 @@ class Classification(PhotoResult):
     def __repr__(self) -> str:
         height, width = self.size
         return f"Classification({width} x {height}: {', '.join(f'{n} {p:.0%}' for n, p in self.top())})"
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """`(height, width)` of the photo."""
-        return self.photo_size
 
     def top(self, count: int = TOP) -> list[tuple[str, float]]:
         """Return name and probability of the most probable classes, best first."""

@@ -88,10 +88,8 @@ class Detections(PhotoResult, Sequence[Detection]):
     detections : the objects
     photo_size : `(height, width)` of the photo
     has_masks : whether the network has masks
-    metadata : names, colours and ids of the classes
-    prediction : output of the network with all objects, whatever their score, in pixels of its input; None in a loaded
-        result
-    source : path or copy of the photo, if it is kept
+    prediction : output of the network with all objects, whatever their score
+    metadata, source : see :class:`seamseg.inference.photo_result.PhotoResult`
 
     Notes
     -----
@@ -165,11 +163,6 @@ class Detections(PhotoResult, Sequence[Detection]):
         return f"Detections({width} x {height}: {', '.join(found) or 'nothing found'})"
 
     @property
-    def size(self) -> tuple[int, int]:
-        """`(height, width)` of the photo."""
-        return self.photo_size
-
-    @property
     def boxes(self) -> np.ndarray:
         """All boxes, `N x 4` float32, `(y0, x0, y1, x1)` in pixels of the photo."""
         return np.array([d.box for d in self], np.float32).reshape(-1, 4)
@@ -219,11 +212,7 @@ class Detections(PhotoResult, Sequence[Detection]):
         return replace(self, detections=[d for d in self if d.category in chosen])
 
     def draw(  # type: ignore[override]  # its options are named
-        self,
-        photo: Photo = None,
-        labels: bool = True,
-        opacity: float = 0.5,
-        classes: str | Sequence[str] | None = None,
+        self, photo: Photo = None, labels: bool = True, opacity: float = 0.5, classes: str | Sequence[str] | None = None
     ) -> Image.Image:
         """Draw boxes, masks, class names and scores over the photo; objects of high score are on top.
 

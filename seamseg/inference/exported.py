@@ -17,7 +17,7 @@ from seamseg.inference.onnx_engines import OnnxSession, open_onnx
 from seamseg.inference.options import InferenceOptions
 from seamseg.predictions import ArrayPrediction, Prediction
 from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.errors import InputError, OutOfMemory, SeamsegError
+from seamseg.utils.errors import InputError, OutOfMemory, SeamsegError, one_line
 from seamseg.utils.limits import parse_json
 
 _KINDS = {"boxes": "f", "scores": "f", "mask_logits": "f", "logits": "f", "classes": "i", "count": "i"}
@@ -131,7 +131,7 @@ class ExportedNetwork:
         except SeamsegError:
             raise
         except Exception as error:  # its types are known to onnxruntime only
-            reason = " ".join(str(error).split())[:300]
+            reason = one_line(error)[:300]
             if lacks_memory(error):
                 raise OutOfMemory(f"{self._name}: out of memory: {reason}") from error
             raise SeamsegError(f"{self._name}: the network fails: {reason}") from error
@@ -144,7 +144,7 @@ class ExportedNetwork:
 
 
 class ExportedModel:
-    """An exported network that is opened.
+    """An exported network that is opened; see :class:`seamseg.inference.predictor.OpenedModel`.
 
     Parameters
     ----------
@@ -152,10 +152,6 @@ class ExportedModel:
 
     Attributes
     ----------
-    name : of the file
-    config : of the network
-    metadata : its classes
-    kind : of the network
     max_size : `(height, width)` of its input; None if it is free
 
     Raises

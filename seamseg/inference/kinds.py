@@ -73,22 +73,18 @@ def _detections(prediction: ArrayPrediction, size: tuple[int, int], settings: Re
     return Detections.of(prediction, size, settings.metadata, settings.thresholds.score_threshold, settings.classes)
 
 
-def _semantic(prediction: ArrayPrediction, size: tuple[int, int], settings: ResultSettings) -> SemanticMap:
-    return SemanticMap.of(prediction, size, settings.metadata, settings.classes)
-
-
-def _classification(prediction: ArrayPrediction, size: tuple[int, int], settings: ResultSettings) -> Classification:
-    return Classification.of(prediction, size, settings.metadata, settings.classes)
-
-
 INFERENCE_KINDS = {
     kind.name: kind
     for kind in (
         InferenceKind("panoptic", _panoptic, ("score_threshold", "overlap_threshold", "min_stuff_area")),
         InferenceKind("instance_seg", _detections, ("score_threshold",)),
         InferenceKind("detection", _detections, ("score_threshold",)),
-        InferenceKind("classification", _classification),
-        InferenceKind("semantic", _semantic, ("tta_fusion", "probabilities")),
+        InferenceKind("classification", lambda p, size, s: Classification.of(p, size, s.metadata, s.classes)),
+        InferenceKind(
+            "semantic",
+            lambda p, size, s: SemanticMap.of(p, size, s.metadata, s.classes),
+            ("tta_fusion", "probabilities"),
+        ),
     )
 }
 """By name."""

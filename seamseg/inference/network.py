@@ -54,30 +54,14 @@ class TorchNetwork:
     ) -> None:
         self.net = net.to(device).eval()
         self.normalise = copy.copy(normalise).to(device)
+        self.kind = net.kind
+        self.precision = str(net.dtype).removeprefix("torch.")
+        self.nms_threshold = None if isinstance(net, SemanticNet) else net.options.selector.config.nms_threshold
         self.device = device
+        self.on_gpu = device.type != "cpu"
         self.augmentation = augmentation
         self.tta_fusion = tta_fusion
         self.averaged = averaged
-
-    @property
-    def kind(self) -> str:
-        """The kind of the network, as in `[general] kind`."""
-        return self.net.kind
-
-    @property
-    def precision(self) -> str:
-        """Name of the compute dtype."""
-        return str(self.net.dtype).removeprefix("torch.")
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether the device is a GPU."""
-        return self.device.type != "cpu"
-
-    @property
-    def nms_threshold(self) -> float | None:
-        """IoU from which detections suppress others; None for a semantic network."""
-        return None if isinstance(self.net, SemanticNet) else self.net.options.selector.config.nms_threshold
 
     @property
     def graph_cache(self) -> CudaGraphCache | None:
@@ -116,18 +100,11 @@ class TorchNetwork:
 
 
 class TrainedModel:
-    """A trained model that is opened, and whose network is not built yet.
+    """A trained model that is opened; see :class:`seamseg.inference.predictor.OpenedModel`.
 
     Parameters
     ----------
     model, device, config, meta, options : see :func:`seamseg.inference.predictor.load_predictor`
-
-    Attributes
-    ----------
-    name : of the file
-    config : of the network
-    kind : of the network
-    metadata : its classes, without images
     """
 
     def __init__(

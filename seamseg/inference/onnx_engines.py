@@ -15,7 +15,7 @@ import numpy as np
 
 from seamseg.formats.exported import ExportedMetadata
 from seamseg.inference.onnx_graph.check import CheckedGraph
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, one_line
 from seamseg.utils.parallel import available_cores
 
 OPENVINO = "openvino"
@@ -233,5 +233,4 @@ def _adds_int8_exactly() -> bool:
 
 
 def _unreadable(path: Path, error: Exception) -> InputError:
-    reason = " ".join(str(error).split())[:200]
-    return InputError(f"{path}: not an ONNX file, truncated, or of another version ({reason})")
+    return InputError(f"{path}: not an ONNX file, truncated, or of another version ({one_line(error)[:200]})")

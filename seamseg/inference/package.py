@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, one_line
 from seamseg.utils.files import cannot_write
 from seamseg.utils.launcher import local_rank
 from seamseg.utils.limits import MIB, SNAPSHOT_BYTES, check_member
@@ -40,17 +40,6 @@ ONEDNN_BF16 = "convolutions in bfloat16"
 _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _CAPABILITIES = ("DEFAULT", "AVX2", "AVX512")
 """Of x86 CPUs as torch names them, each with all before it."""
-
-
-def read_package_metadata(path: Path) -> ExportedMetadata:
-    """Return what a package states about its network; nothing in it is run, and torch is not imported.
-
-    Raises
-    ------
-    InputError
-        if the file cannot be read, or is no package of this project
-    """
-    return ExportedMetadata.from_json(_stated(path)[METADATA_KEY], str(path))
 
 
 def _stated(path: Path) -> dict[str, str]:
@@ -133,7 +122,7 @@ class PackageSession:
         except OSError as error:
             raise cannot_write("folder of temporary files", error) from error
         except RuntimeError as error:
-            reason = " ".join(str(error).split())[:200]
+            reason = one_line(error)[:200]
             raise InputError(f"{path}: this PyTorch ({torch.__version__}) cannot load the package: {reason}") from error
 
     def run(self, names: Sequence[str], inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
@@ -215,12 +204,7 @@ def requirements(device: str, features: Sequence[str] = ()) -> dict[str, Any]:
     import torch
 
     capability = torch.backends.cpu.get_cpu_capability()
-    return {
-        "device": device,
-        "torch": _release(torch.__version__),
-        "cpu": capability,
-        "cpu_features": list(features),
-    }
+    return {"device": device, "torch": _release(torch.__version__), "cpu": capability, "cpu_features": list(features)}
 
 
 def cpu_features() -> set[str]:

@@ -54,14 +54,15 @@ class PhotoResult(ABC):
     """
 
     counted: ClassVar[str]
+    photo_size: tuple[int, int]
     metadata: Metadata
     prediction: ArrayPrediction | None
     source: SourceImage
 
     @property
-    @abstractmethod
     def size(self) -> tuple[int, int]:
-        """`(height, width)` of the photo."""
+        """`(height, width)` of the photo; results without a map have it as `photo_size`."""
+        return self.photo_size
 
     @abstractmethod
     def counts(self) -> dict[str, int]:

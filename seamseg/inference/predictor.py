@@ -15,13 +15,7 @@ from seamseg.config import Config
 from seamseg.data.input_size import InputSize
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.class_names import choose_classes
-from seamseg.inference.images import (
-    ImageInput,
-    ImagePreparation,
-    equal_size_batches,
-    is_single_image,
-    size_options,
-)
+from seamseg.inference.images import ImageInput, ImagePreparation, equal_size_batches, is_single_image, size_options
 from seamseg.inference.kinds import INFERENCE_KINDS, ResultSettings
 from seamseg.inference.options import InferenceOptions, Thresholds
 from seamseg.inference.photo_result import PhotoResult

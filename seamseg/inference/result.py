@@ -14,6 +14,7 @@ from PIL import Image
 from seamseg.data.images import MAX_PIXELS
 from seamseg.formats.coco_writer import CocoPanopticWriter, encode_panoptic
 from seamseg.formats.id_png import id_image
+from seamseg.formats.label_png import look_up
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.class_names import choose_classes
 from seamseg.inference.fiftyone_labels import LabelledObject, cropped, detections_label, segmentation_label
@@ -42,9 +43,8 @@ class Panoptic(PanopticResult, PhotoResult):
     ----------
     id_map : `H x W` int32, the segment of each pixel, 0 void
     segments : id, class `name` and index `category`, score, area and box of each, see :class:`NamedSegment`
-    metadata : names, colours and ids of the classes
-    prediction : output of the network before the fusion, in pixels of its input; None in a loaded result
-    source : path or copy of the photo, if it is kept
+    prediction : output of the network before the fusion
+    metadata, source : see :class:`seamseg.inference.photo_result.PhotoResult`
 
     Notes
     -----
@@ -99,12 +99,7 @@ class Panoptic(PanopticResult, PhotoResult):
     @property
     def classes(self) -> np.ndarray:
         """The class index of each pixel (into `metadata.categories`), `H x W` uint8, 255 for void."""
-        lookup = np.full(max(int(self.id_map.max(initial=0)), *(s.id for s in self.segments), 0) + 1, VOID, np.uint8)
-        for segment in self.segments:
-            lookup[segment.id] = segment.category
-        lookup[0] = VOID
-        classes: np.ndarray = lookup[self.id_map]
-        return classes
+        return look_up(self.id_map, [*((s.id, s.category) for s in self.segments), (0, VOID)], np.uint8, VOID)
 
     def mask(self, segment: int | Segment) -> np.ndarray:
         """Return the mask of a segment, given by itself or its id, `H x W` bool."""
@@ -241,10 +236,7 @@ class Panoptic(PanopticResult, PhotoResult):
 def only_classes(result: PanopticResult, classes: Sequence[int]) -> PanopticResult:
     """Return a result with the segments of some classes (indices) only; other pixels are void."""
     kept = [s for s in result.segments if s.category in set(classes)]
-    present = np.zeros(max(int(result.id_map.max(initial=0)), *(s.id for s in result.segments), 0) + 1, bool)
-    present[[s.id for s in kept]] = True
-    present[0] = False
-    return PanopticResult(np.where(present[result.id_map], result.id_map, 0), kept)
+    return PanopticResult(look_up(result.id_map, [(s.id, s.id) for s in kept], result.id_map.dtype), kept)
 
 
 def _named(segment: Segment, metadata: Metadata) -> NamedSegment:

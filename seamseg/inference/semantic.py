@@ -33,9 +33,7 @@ class SemanticMap(PhotoResult):
     ----------
     classes : `H x W` uint8, index into `metadata.categories`, 255 void (with a choice of classes only)
     probability : `H x W` uint8, 255 times the probability of the class, rounded down; None if it was not requested
-    metadata : names, colours and ids of the classes
-    prediction : output of the network, in pixels of its input; None in a loaded result
-    source : path or copy of the photo, if it is kept
+    metadata, prediction, source : see :class:`seamseg.inference.photo_result.PhotoResult`
 
     Notes
     -----

@@ -22,14 +22,13 @@ from seamseg.prepare.archives import File, photo_size, read_file
 from seamseg.prepare.class_file import ClassList, parse_class_list, read_class_list
 from seamseg.prepare.coco_instances import Thing, decode_segmentation, pixels_of, stack_things
 from seamseg.prepare.convert import DEFAULTS, ConversionOptions, ConversionResult, convert_splits, distinct_ids, id_of
-from seamseg.prepare.pairs import FilesByName, by_stem, is_photo, number_segments, tree_files
+from seamseg.prepare.pairs import FilesByName, by_stem, is_photo, number_objects, number_segments, tree_files
 from seamseg.prepare.panoptic import read_ids
 from seamseg.prepare.writer import Instances, SourceFrame
 from seamseg.utils.errors import InputError
 from seamseg.utils.limits import ANNOTATION_BYTES, CONFIG_BYTES, parse_json
 
 CLASSES = "classes.json"
-_LABEL_SHIFT = 32
 _UPLOAD_PREFIX = re.compile(r"[0-9a-f]{8}-")
 """Start of the names of files that were uploaded to Label Studio."""
 
@@ -46,11 +45,10 @@ def prepare_cvat(
 
     Parameters
     ----------
-    out : the dataset folder
     splits : by name of the list `(photos, export)`, folders or archives. If an export has several lists, that of this
         name is used
     class_list : see :func:`seamseg.prepare.class_file.read_class_list`; None for `classes.json` in the first export
-    options : of the conversion
+    out, options : see :func:`seamseg.prepare.convert.convert_splits`
 
     Raises
     ------
@@ -77,10 +75,9 @@ def prepare_label_studio(
 
     Parameters
     ----------
-    out : the dataset folder
     splits : by name of the list `(photos, tasks)`; tasks are a JSON file, or a folder or archive of them
     class_list : see :func:`seamseg.prepare.class_file.read_class_list`; None for `classes.json` beside the first tasks
-    options : of the conversion
+    out, options : see :func:`seamseg.prepare.convert.convert_splits`
 
     Raises
     ------
@@ -170,14 +167,13 @@ def read_cvat(frame: SourceFrame, listed: ClassList) -> Instances:
         labels = -1 - labels
     objects = np.zeros_like(labels) if frame.second is None else _colors_of(frame.second)[0]
 
-    def describe(value: int) -> tuple[int, int]:
-        code, number = value >> _LABEL_SHIFT, value & (1 << _LABEL_SHIFT) - 1
+    def class_of(code: int) -> int:
         if code not in frame.info:
             what = f"value {-1 - code}" if code < 0 else f"colour {code & 255},{code >> 8 & 255},{code >> 16}"
             raise InputError(f"{frame.annotation}: {what} is not in {cvat.LABELMAP}")
-        return frame.info[code], int(number == 0)
+        return int(frame.info[code])
 
-    return Instances(*number_segments(labels << _LABEL_SHIFT | objects, describe, listed.classes))
+    return Instances(*number_objects(labels, objects, class_of, listed.classes))
 
 
 def _colors_of(file: File) -> tuple[np.ndarray, bool]:

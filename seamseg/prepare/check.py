@@ -274,7 +274,7 @@ def check_image(image: ImageInfo, root: Path) -> ImageCheck:
     """Check image and mask of one image, in a worker process."""
     problems: list[Problem] = []
     digest = ""
-    folder = _BareFolder(root)
+    folder = OneImageFolder(root, image)
     try:
         photo = folder.image_path(image.id)
         width, height = open_image(photo).size
@@ -326,11 +326,16 @@ def _check_ids(image: ImageInfo, counts: np.ndarray, path: Path) -> list[Problem
     return problems
 
 
-class _BareFolder(DatasetFolder):
-    """A dataset folder whose metadata is not read."""
+class OneImageFolder(DatasetFolder):
+    """A dataset folder with the metadata of one image, whose `metadata.bin` is not read."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, image: ImageInfo) -> None:
         self.root = root
+        self._image = image
+
+    def info(self, image_id: str) -> ImageInfo:
+        """Return the metadata of the image."""
+        return self._image
 
 
 def _from_exception(failure: InputError) -> Problem:

@@ -30,10 +30,7 @@ _CLASS_OF_LABEL = {label.id: index for index, label in enumerate(EVALUATED)}
 
 
 def prepare_cityscapes(
-    root: str | Path,
-    out: str | Path,
-    splits: Sequence[str] = tuple(SPLITS),
-    options: ConversionOptions = DEFAULTS,
+    root: str | Path, out: str | Path, splits: Sequence[str] = tuple(SPLITS), options: ConversionOptions = DEFAULTS
 ) -> ConversionResult:
     """Convert Cityscapes.
 
@@ -47,10 +44,6 @@ def prepare_cityscapes(
     root : folder with `leftImg8bit/` and `gtFine/` or `gtCoarse/`, or with their zip files
     out : the dataset folder
     splits : any of `train`, `val`, `train_extra`; those missing in `root` are skipped
-
-    Returns
-    -------
-    ConversionResult
 
     Raises
     ------

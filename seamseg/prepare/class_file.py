@@ -11,7 +11,7 @@ from typing import Any
 from seamseg.formats.metadata import Metadata
 from seamseg.panoptic_map import VOID
 from seamseg.prepare.convert import ordered_classes
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, one_line
 from seamseg.utils.files import read_bytes
 from seamseg.utils.limits import CONFIG_BYTES, parse_json, whole_number
 
@@ -22,6 +22,12 @@ class ClassList:
 
     classes: Metadata
     class_of: dict[int, int]
+
+    def class_at(self, value: int, source: object) -> int:
+        """Return the class of a value of a label image, the file `source`; InputError if it has none."""
+        if value not in self.class_of:
+            raise InputError(f"{source}: value {value} has no class; add it to the class list, as a class or to void")
+        return self.class_of[value]
 
 
 def read_class_list(path: str | Path) -> ClassList:
@@ -93,7 +99,7 @@ def _from_ini(text: str, path: str) -> tuple[list[dict[str, Any]], list[int]]:
     try:
         parser.read_string(text)
     except configparser.Error as error:
-        raise InputError(f"{path}: not an INI file: {' '.join(str(error).split())}") from None
+        raise InputError(f"{path}: not an INI file: {one_line(error)}") from None
     entries, void = [], []
     for name in parser.sections():
         section = dict(parser[name])

@@ -46,11 +46,10 @@ def prepare_instances(
 
     Parameters
     ----------
-    out : the dataset folder
     splits : by name of the list `(photos, JSON)` or `(photos, JSON, labels)`; folders or archives, and a file
     class_list : stuff by the values of the label images, things by the category ids of the JSON; None for the
         categories of the JSON alone, as things
-    options : of the conversion
+    out, options : see :func:`seamseg.prepare.convert.convert_splits`
 
     Raises
     ------
@@ -119,7 +118,8 @@ def read_instances(frame: SourceFrame, listed: ClassList) -> Instances:
     things = [(decode_segmentation(s, size, frame), listed.class_of[c], crowd) for c, crowd, s in frame.info]
     background = None
     if frame.second is not None:
-        background = _background(frame, listed)
+        labels = read_map(frame.second)
+        background = number_segments(labels, lambda v: (listed.class_at(v, frame.second), 1), listed.classes)
     return stack_things(things, size, frame, background)
 
 
@@ -185,19 +185,6 @@ def pixels_of(start: np.ndarray, length: np.ndarray) -> np.ndarray:
     pixels = np.arange(length.sum(), dtype=np.int32)
     pixels += np.repeat((start - before).astype(np.int32), length)
     return pixels
-
-
-def _background(frame: SourceFrame, listed: ClassList) -> tuple[np.ndarray, list[int], list[int]]:
-    assert frame.second is not None
-
-    def describe(value: int) -> tuple[int, int]:
-        if value not in listed.class_of:
-            raise InputError(
-                f"{frame.second}: value {value} has no class; add it to the class list, as a class or to void"
-            )
-        return listed.class_of[value], 1
-
-    return number_segments(read_map(frame.second), describe, listed.classes)
 
 
 def _compact(layers: np.ndarray, cat: list[int], iscrowd: list[int]) -> tuple[np.ndarray, list[int], list[int]]:

@@ -10,9 +10,10 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from seamseg.data.folder import DatasetFolder
+from seamseg.data.images import open_image
 from seamseg.formats.metadata import ImageInfo, Metadata
 from seamseg.panoptic_map import VOID
-from seamseg.prepare.check import ImageCheck, Report
+from seamseg.prepare.check import ImageCheck, OneImageFolder, Report
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing
 from seamseg.utils.parallel import parallel_map
@@ -111,24 +112,12 @@ def _edges(ids: np.ndarray, inside: np.ndarray) -> np.ndarray:
 
 
 def _tile_or_none(info: ImageInfo, root: Path, classes: Metadata, limits: tuple[int, int]) -> Image.Image | None:
-    folder = _OneImage(root, info)
+    folder = OneImageFolder(root, info)
     try:
-        photo, layers = folder.read_image(folder.image_path(info.id)), folder.read_mask(info.id)
+        photo, layers = open_image(folder.image_path(info.id)), folder.read_mask(info.id)
         return draw_tile(photo, layers, info, classes, limits)
     except InputError:
         return None
-
-
-class _OneImage(DatasetFolder):
-    """A dataset folder with the metadata of one image."""
-
-    def __init__(self, root: Path, image: ImageInfo) -> None:
-        self.root = root
-        self._image = image
-
-    def info(self, image_id: str) -> ImageInfo:
-        """Return the metadata of the image."""
-        return self._image
 
 
 def _listed(folder: DatasetFolder, split: str) -> list[str]:

@@ -122,14 +122,7 @@ class CityscapesGroundTruth:
             frame = frame_name(image.id)
             city, truth = city_of(frame), read_map(self.folder, image)
             instances = instance_map(
-                truth.ids,
-                truth.segments,
-                labels,
-                self._classes.num_stuff,
-                INSTANCES_FROM,
-                1,
-                VOID_LABEL,
-                image.id,
+                truth.ids, truth.segments, labels, self._classes.num_stuff, INSTANCES_FROM, 1, VOID_LABEL, image.id
             )
             pixels = label_map(truth.ids, truth.segments, labels, VOID_LABEL)
             photo = self.folder.image_path(image.id)
@@ -324,18 +317,13 @@ def dataset_to_coco_panoptic(
     json_path
     """
     writer = CocoPanopticWriter(json_path, dataset.metadata, folder)
-    num_stuff = dataset.metadata.num_stuff
 
     def export(image: ImageInfo) -> None:
-        ids, infos = gt_segments_from_instances(
-            dataset.read_mask(image.id), image.cat, image.iscrowd, num_stuff, image.id
-        )
-        writer.add_map(image.id, ids, with_boxes(ids, infos, num_stuff), dataset.image_path(image.id).name)
+        truth = read_map(dataset, image)
+        boxed = with_boxes(truth.ids, truth.segments, dataset.metadata.num_stuff)
+        writer.add_map(image.id, truth.ids, boxed, dataset.image_path(image.id).name)
 
-    images = dataset.split(split)
-    done: Iterable[None] = threaded_map(export, images, workers)
-    for _ in progress(done, len(images), f"exporting {split}"):
-        pass
+    for_each(export, dataset.split(split), ConversionOptions(workers, progress), f"exporting {split}")
     return writer.write_json()
 
 

@@ -11,11 +11,9 @@ import numpy as np
 from seamseg.prepare.archives import File, read_map
 from seamseg.prepare.class_file import ClassList, read_class_list
 from seamseg.prepare.convert import DEFAULTS, ConversionOptions, ConversionResult, convert_splits, distinct_ids, id_of
-from seamseg.prepare.pairs import FilesByName, by_stem, is_photo, number_segments, tree_files, without_suffix
+from seamseg.prepare.pairs import FilesByName, by_stem, is_photo, number_objects, tree_files, without_suffix
 from seamseg.prepare.writer import Instances, SourceFrame
 from seamseg.utils.errors import InputError
-
-_LABEL_SHIFT = 32
 
 
 def prepare_folders(
@@ -33,12 +31,11 @@ def prepare_folders(
 
     Parameters
     ----------
-    out : the dataset folder
     splits : by name of the list `(photos, labels)` or `(photos, labels, instances)`; folders or archives
     class_list : INI or JSON, see :func:`seamseg.prepare.class_file.read_class_list`
     divisor : if not 0, label images hold `class * divisor + instance`, and there are no instance images
     suffixes : of the names of images, labels and instances before their extensions, as `_leftImg8bit`
-    options : of the conversion
+    out, options : see :func:`seamseg.prepare.convert.convert_splits`
 
     Raises
     ------
@@ -103,13 +100,5 @@ def read_instances(frame: SourceFrame, listed: ClassList, divisor: int) -> Insta
         labels, numbers = labels // divisor, labels % divisor
     elif frame.second is not None:
         numbers = read_map(frame.second).astype(np.int64)
-
-    def describe(value: int) -> tuple[int, int]:
-        label, number = value >> _LABEL_SHIFT, value & (1 << _LABEL_SHIFT) - 1
-        if label not in listed.class_of:
-            raise InputError(
-                f"{frame.annotation}: value {label} has no class; add it to the class list, as a class or to void"
-            )
-        return listed.class_of[label], int(number == 0)
-
-    return Instances(*number_segments(labels << _LABEL_SHIFT | numbers, describe, listed.classes))
+    class_of = partial(listed.class_at, source=frame.annotation)
+    return Instances(*number_objects(labels, numbers, class_of, listed.classes))

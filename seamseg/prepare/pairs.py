@@ -15,6 +15,8 @@ from seamseg.prepare.archives import File, SourceTree
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import nearest_path
 
+_LABEL_SHIFT = 32
+
 PHOTO_EXTENSIONS = (*IMAGE_EXTENSIONS, ".bmp", ".tif", ".tiff", ".webp")
 """Accepted image formats; those that a dataset folder does not support are converted to PNG."""
 
@@ -125,3 +127,21 @@ def number_segments(
     dtype = np.uint8 if len(cat) <= 256 else np.uint16
     ids = np.repeat(new_id[run_value.ravel()].astype(dtype), np.diff(start, append=flat.size))
     return ids.reshape(values.shape), cat, iscrowd
+
+
+def number_objects(
+    labels: np.ndarray, numbers: np.ndarray, class_of: Callable[[int], int], classes: Metadata
+) -> tuple[np.ndarray, list[int], list[int]]:
+    """Assign ids to the segments of a map of labels, see :func:`number_segments`.
+
+    Parameters
+    ----------
+    labels, numbers : `H x W` int64: labels, and numbers of the objects of a label below 2^32, 0 for a crowd
+    class_of : returns the class of a label; 255 for void
+    classes : defines which classes are things
+    """
+
+    def describe(value: int) -> tuple[int, int]:
+        return class_of(value >> _LABEL_SHIFT), int(value & (1 << _LABEL_SHIFT) - 1 == 0)
+
+    return number_segments(labels << _LABEL_SHIFT | numbers, describe, classes)

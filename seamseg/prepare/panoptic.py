@@ -60,9 +60,8 @@ def prepare_panoptic(
 
     Parameters
     ----------
-    out : the dataset folder
     splits : by name of the list `(folder of photos, JSON file, folder of PNG)`; zip files may replace folders
-    options : of the conversion
+    out, options : see :func:`seamseg.prepare.convert.convert_splits`
 
     Raises
     ------
@@ -77,10 +76,7 @@ def prepare_panoptic(
 
 
 def prepare_coco(
-    root: str | Path,
-    out: str | Path,
-    splits: Sequence[str] = COCO_SPLITS,
-    options: ConversionOptions = DEFAULTS,
+    root: str | Path, out: str | Path, splits: Sequence[str] = COCO_SPLITS, options: ConversionOptions = DEFAULTS
 ) -> ConversionResult:
     """Convert COCO panoptic as downloaded.
 

@@ -58,10 +58,9 @@ def prepare_vistas(
     Parameters
     ----------
     root : folder with `config.json`, `training/` and `validation/`, or with their zip file
-    out : the dataset folder
     version : `1.2` or `2.0`; None for the available one, 1.2 if both are
     splits : any of `training`, `validation`; those missing in `root` are skipped
-    options : of the conversion
+    out, options : see :func:`seamseg.prepare.convert.convert_splits`
 
     Raises
     ------

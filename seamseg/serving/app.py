@@ -32,7 +32,7 @@ from seamseg.report.page import Page, page_frame
 from seamseg.serving.batching import Batcher
 from seamseg.serving.encoding import Content, ResultEncoder
 from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, one_line
 from seamseg.utils.limits import MIB, format_bytes
 from seamseg.utils.parallel import available_cores
 from seamseg.version import __version__
@@ -280,8 +280,7 @@ class Service:
     def _log(self, error: Exception) -> None:
         if self._debug:
             traceback.print_exception(error)
-        text = " ".join(str(error).split())[:300]
-        print(f"POST /predict: {type(error).__name__}: {text}", file=sys.stderr, flush=True)
+        print(f"POST /predict: {type(error).__name__}: {one_line(error)[:300]}", file=sys.stderr, flush=True)
 
 
 def build_app(service: Service, hosts: Sequence[str] = ("*",)) -> Starlette:

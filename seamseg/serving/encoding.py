@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from seamseg.formats.label_png import look_up
 from seamseg.formats.metadata import Metadata
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.idmaps.segments import areas_and_boxes, count_classes
@@ -186,10 +187,6 @@ def _panoptic_index_map(result: Panoptic, shape: tuple[int, int]) -> np.ndarray:
     return _numbered(result.id_map, [s.id for s in result.segments if not s.iscrowd], shape)
 
 
-def _class_index_map(result: SemanticMap, shape: tuple[int, int]) -> np.ndarray:
-    return _numbered(result.classes, _present(result), shape)
-
-
 def _id_png(result: Panoptic, prediction: ArrayPrediction, metadata: Metadata) -> bytes:
     buffer = BytesIO()
     # of the same speed and size as the files of `predict`
@@ -197,26 +194,11 @@ def _id_png(result: Panoptic, prediction: ArrayPrediction, metadata: Metadata) -
     return buffer.getvalue()
 
 
-def _label_png(result: SemanticMap, prediction: ArrayPrediction, metadata: Metadata) -> bytes:
-    return LabelsWriter(Path(), metadata).encode(None, prediction, result)
-
-
 def _numbered(ids: np.ndarray, shown: list[int], shape: tuple[int, int]) -> np.ndarray:
-    small = resize_nearest(ids, shape)
-    index = np.zeros(max(int(small.max(initial=0)), *shown, 0) + 1, np.int32)
-    index[shown] = np.arange(1, len(shown) + 1)
-    return index[small]
+    return look_up(resize_nearest(ids, shape), [(identity, k) for k, identity in enumerate(shown, 1)], np.int32)
 
 
 def _object_index_map(result: Detections, shape: tuple[int, int]) -> np.ndarray:
-    return resize_nearest(_painted(result), shape)
-
-
-def _empty_index_map(result: Classification, shape: tuple[int, int]) -> np.ndarray:
-    return np.zeros(shape, np.int32)
-
-
-def _painted(result: Detections) -> np.ndarray:
     ids = np.zeros(result.size, np.int32)
     if result.has_masks:
         order = np.argsort(result.scores, kind="stable")
@@ -230,7 +212,7 @@ def _painted(result: Detections) -> np.ndarray:
         else:
             y0, x0, y1, x1 = (max(0, round(v)) for v in d.box)
             ids[y0:y1, x0:x1] = k + 1
-    return ids
+    return resize_nearest(ids, shape)
 
 
 @dataclass(frozen=True)
@@ -256,7 +238,11 @@ SERVED_KINDS = {
     "panoptic": ServedKind(_panoptic_entries, _panoptic_index_map, _id_png),
     "instance_seg": _OBJECTS,
     "detection": _OBJECTS,
-    "semantic": ServedKind(_class_map_entries, _class_index_map, _label_png),
-    "classification": ServedKind(_class_entries_of_image, _empty_index_map),
+    "semantic": ServedKind(
+        _class_map_entries,
+        lambda result, shape: _numbered(result.classes, _present(result), shape),
+        lambda result, prediction, metadata: LabelsWriter(Path(), metadata).encode(None, prediction, result),
+    ),
+    "classification": ServedKind(_class_entries_of_image, lambda result, shape: np.zeros(shape, np.int32)),
 }
 """By the kind of the network."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from seamseg.config.sections import Dataloader
 from seamseg.data.loader import BatchLoader, UnreadableImages, translate_worker_errors
 from seamseg.data.transforms import Normalise, finish_image, flip_boxes
-from seamseg.structures import Batch, DeferredTransform, PackedSequence
+from seamseg.structures import Batch, PackedSequence
 from seamseg.utils.distributed import World
 
 
@@ -163,14 +163,10 @@ def prepare_batch(batch: Batch, options: Dataloader) -> Batch:
         for image, mask, box, deferred in zip(batch.images, batch.masks, batch.boxes, batch.deferred, strict=True):
             assert image is not None and mask is not None and box is not None
             images.append(finish_image(image, deferred, normalise))
-            masks.append(_finish_mask(mask, deferred))
+            masks.append((mask.flip(-1) if deferred.flip else mask).long())
             boxes.append(flip_boxes(box, mask.shape[-1]) if deferred.flip else box)
     return replace(
-        batch,
-        images=PackedSequence(images),
-        masks=PackedSequence(masks),
-        boxes=PackedSequence(boxes),
-        deferred=None,
+        batch, images=PackedSequence(images), masks=PackedSequence(masks), boxes=PackedSequence(boxes), deferred=None
     )
 
 
@@ -180,7 +176,3 @@ def _normalise(
 ) -> Normalise:
     # cached: otherwise the host would wait for the upload of the numbers in each step
     return Normalise(rgb_mean, rgb_std).to(device)
-
-
-def _finish_mask(mask: Tensor, deferred: DeferredTransform) -> Tensor:
-    return mask.flip(-1).long() if deferred.flip else mask.long()

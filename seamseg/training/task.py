@@ -40,7 +40,6 @@ from seamseg.training.options import TrainerOptions
 from seamseg.training.prefetch import TrainingBatch, prepare_batch
 from seamseg.utils.distributed import World, broadcast_buffers
 from seamseg.utils.errors import InputError
-from seamseg.utils.parallel import available_cores
 from seamseg.utils.progress import is_quiet
 from seamseg.validation.validator import Observer, Validator
 
@@ -107,6 +106,7 @@ class Task(Protocol):
 
     def prepare(self, batch: TrainingBatch) -> TrainingBatch:
         """Apply the transforms of a batch that run on its device."""
+        return batch
 
     def describe(self, metadata: Metadata) -> list[str]:
         """Return lines for the log: first the classes, then what the configuration ignores."""
@@ -121,12 +121,15 @@ class Task(Protocol):
 
     def build_float(self, metadata: Metadata) -> nn.Module | None:
         """Build the network of which :meth:`quantise` makes the one to train; None unless `quantised`."""
+        return None
 
     def quantise(self, net: nn.Module, start: nn.Module, data: str | Path, world: World, log: TextLog) -> None:
         """Fill a network, on its device, from one of :meth:`build_float` with trained weights."""
+        return
 
     def load_body(self, net: nn.Module, log: TextLog) -> None:
         """Load the weights of the backbone that the configuration names, if any."""
+        return
 
     def load_pretrained(self, net: nn.Module, specification: str, classes: ClassTable | None = None) -> LoadReport:
         """Load a file of `pretrain`, `[PART:]FILE`, of the classes of the data set, or of others with their table."""
@@ -145,10 +148,11 @@ class Task(Protocol):
 
     def step_callback(self, net: nn.Module, tensorboard: TensorBoardWriter) -> StepCallback | None:
         """Return a function that is called after each step; None for none."""
+        return None
 
 
 @dataclass(frozen=True)
-class SegmentationTask:
+class SegmentationTask(Task):
     """The task of the kinds of `[general] kind`; see :class:`Task` for its methods.
 
     Attributes
@@ -279,10 +283,6 @@ class SegmentationTask:
         """Return what draws training and validation images."""
         return SampleRenderer(metadata, self.config)
 
-    def step_callback(self, net: nn.Module, tensorboard: TensorBoardWriter) -> StepCallback | None:
-        """Return None."""
-        return None
-
 
 def open_loader(config: Config, data: str | Path, source: str | Path, world: World) -> BatchLoader:
     """Open the loader of the training batches of this process.
@@ -324,13 +324,4 @@ def open_loader(config: Config, data: str | Path, source: str | Path, world: Wor
     sampler = DistributedARBatchSampler(
         dataset.img_sizes, loading.train_batch_size, world.size, world.rank, loading.drop_last, seed=seed
     )
-    options = LoaderOptions(
-        min(loading.num_workers, available_cores()),
-        pin_memory=world.device.type == "cuda",
-        seed=seed,
-        rank=world.rank,
-        persistent_workers=loading.persistent_workers,
-        prefetch=loading.prefetch,
-        class_uniform=loading.class_uniform,
-    )
-    return train_loader(dataset, sampler, options)
+    return train_loader(dataset, sampler, LoaderOptions.of(loading, seed, world, loading.class_uniform))

@@ -207,11 +207,16 @@ def distributed(device: str | None = "auto") -> Iterator[World]:
         _leave()
 
 
+def _dist() -> Any:
+    """Import torch.distributed, which takes seconds, only if there are several processes."""
+    import torch.distributed
+
+    return torch.distributed
+
+
 def is_peer_failure(error: RuntimeError) -> bool:
     """Return whether an error, by its type or message, was caused by the failure of another process."""
-    import torch.distributed as dist
-
-    return isinstance(error, dist.DistError) or any(word in str(error) for word in _PEER_FAILURE_WORDS)
+    return isinstance(error, _dist().DistError) or any(word in str(error) for word in _PEER_FAILURE_WORDS)
 
 
 def failure_reason(error: RuntimeError) -> str:
@@ -221,12 +226,10 @@ def failure_reason(error: RuntimeError) -> str:
 
 
 def _leave() -> None:
-    import torch.distributed as dist
-
     from seamseg.utils.process_groups import clear_groups
 
     clear_groups()
-    dist.destroy_process_group()
+    _dist().destroy_process_group()
     # DDP holds groups in reference cycles; their threads must end now: ending them at interpreter exit can abort
     gc.collect()
 
@@ -235,10 +238,9 @@ def barrier(world: World) -> None:
     """Wait until every process has called this."""
     if world.is_distributed:
         import torch
-        import torch.distributed as dist
 
-        # a sum over gloo rather than dist.barrier(): the latter would first occupy a GPU, and warn
-        dist.all_reduce(torch.zeros(1))
+        # a sum over gloo rather than a barrier of torch: the latter would first occupy a GPU, and warn
+        _dist().all_reduce(torch.zeros(1))
 
 
 def long_timeout_group(world: World) -> Any:
@@ -248,9 +250,7 @@ def long_timeout_group(world: World) -> Any:
     """
     if not world.is_distributed:
         return None
-    import torch.distributed as dist
-
-    return dist.new_group(backend="gloo", timeout=timedelta(days=_LONG_TIMEOUT_DAYS))
+    return _dist().new_group(backend="gloo", timeout=timedelta(days=_LONG_TIMEOUT_DAYS))
 
 
 def gather_objects(world: World, value: T, group: Any = None) -> list[T]:
@@ -260,10 +260,8 @@ def gather_objects(world: World, value: T, group: Any = None) -> list[T]:
     """
     if not world.is_distributed:
         return [value]
-    import torch.distributed as dist
-
     gathered: list[Any] = [None] * world.size
-    dist.all_gather_object(gathered, value, group=group)
+    _dist().all_gather_object(gathered, value, group=group)
     return gathered
 
 
@@ -271,10 +269,8 @@ def gather_to_main(world: World, value: T) -> list[T] | None:
     """Gather a picklable value from every process, by rank, in the main process; None in the others."""
     if not world.is_distributed:
         return [value]
-    import torch.distributed as dist
-
     gathered: list[Any] | None = [None] * world.size if world.is_main else None
-    dist.gather_object(value, gathered, dst=0)
+    _dist().gather_object(value, gathered, dst=0)
     return gathered
 
 
@@ -286,10 +282,9 @@ def broadcast_object(world: World, value: T | None, group: Any = None) -> T:
     holder: list[Any] = [value]
     if world.is_distributed:
         import torch
-        import torch.distributed as dist
 
         # on the CPU, through gloo: with another device the object would go through NCCL
-        dist.broadcast_object_list(holder, src=0, group=group, device=torch.device("cpu"))
+        _dist().broadcast_object_list(holder, src=0, group=group, device=torch.device("cpu"))
     return holder[0]
 
 
@@ -301,9 +296,7 @@ def shared_counter(world: World) -> Callable[[], int]:
     if not world.is_distributed:
         numbers = itertools.count()
         return lambda: next(numbers)
-    import torch.distributed as dist
-
-    store = dist.distributed_c10d._get_default_store()
+    store = _dist().distributed_c10d._get_default_store()
     return lambda: store.add("seamseg_counter", 1) - 1
 
 
@@ -312,10 +305,9 @@ def max_over_processes(world: World, values: dict[str, float]) -> dict[str, floa
     if not world.is_distributed or not values:
         return values
     import torch
-    import torch.distributed as dist
 
     largest = torch.tensor(list(values.values()), dtype=torch.float64)
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX)
     return dict(zip(values, largest.tolist()))
 
 
@@ -324,10 +316,9 @@ def mean_over_processes(world: World, values: dict[str, float]) -> dict[str, flo
     if not world.is_distributed:
         return values
     import torch
-    import torch.distributed as dist
 
     total = torch.tensor(list(values.values()), dtype=torch.float64)
-    dist.all_reduce(total)
+    torch.distributed.all_reduce(total)
     return dict(zip(values, (total / world.size).tolist()))
 
 
@@ -335,10 +326,8 @@ def sum_over_processes(world: World, values: torch.Tensor) -> torch.Tensor:
     """Sum a CPU tensor over the processes."""
     if not world.is_distributed:
         return values
-    import torch.distributed as dist
-
     total = values.clone()
-    dist.all_reduce(total)
+    _dist().all_reduce(total)
     return total
 
 
@@ -351,7 +340,5 @@ def broadcast_tensors(world: World, tensors: Iterable[torch.Tensor]) -> None:
     """Copy the values of tensors of the main process to all processes."""
     if not world.is_distributed:
         return
-    import torch.distributed as dist
-
     for tensor in tensors:
-        dist.broadcast(tensor.detach(), src=0)
+        _dist().broadcast(tensor.detach(), src=0)

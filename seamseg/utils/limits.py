@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, one_line
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -216,7 +216,7 @@ def reading_image(path: str | Path, missing: str, unreadable: str) -> Iterator[N
     except FileNotFoundError:
         raise InputError(f"{path}: {missing}") from None
     except Exception as error:
-        raise InputError(f"{path}: {unreadable}: {' '.join(str(error).split()) or type(error).__name__}") from error
+        raise InputError(f"{path}: {unreadable}: {one_line(error) or type(error).__name__}") from error
 
 
 def parse_json(data: bytes | str, constant: Callable[[str], Any] | None = None) -> Any:

@@ -17,20 +17,13 @@ from seamseg.config import KINDS, Config
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.input_size import InputSize
 from seamseg.data.loader import BatchLoader
-from seamseg.data.samplers import ShardSampler
+from seamseg.data.samplers import shard
 from seamseg.data.transforms import Normalise
 from seamseg.data.workers import begin_worker
 from seamseg.evaluation.coco_ap import InstanceEvaluator, average_precision, require_pycocotools
 from seamseg.evaluation.confusion import ConfusionMatrix
 from seamseg.evaluation.evaluator import Comparison, PanopticEvaluator
-from seamseg.evaluation.scores import (
-    ClassIoU,
-    DetectionScores,
-    InstanceScores,
-    PanopticScores,
-    Scores,
-    SemanticScores,
-)
+from seamseg.evaluation.scores import ClassIoU, DetectionScores, InstanceScores, PanopticScores, Scores, SemanticScores
 from seamseg.formats.metadata import Metadata
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.inference.detections import choose_detections
@@ -228,7 +221,7 @@ class Validator:
         return 1 if self.legacy else self.config.dataloader.val_batch_size or 1
 
     def _items(self, desc: str) -> Any:
-        sampler = ShardSampler(len(self.dataset), self.world.size, self.world.rank)
+        sampler = shard(len(self.dataset), self.world.size, self.world.rank)
         loader = BatchLoader(
             self.dataset,
             batch_size=None,

@@ -19,11 +19,11 @@ import pytest
 import torch
 import umsgpack
 from support.bombs import MIB, refusals, state_sizes, zeros_zip
-from support.small_snapshots import refusal
+from support.small_snapshots import refusal, save_snapshot
 
-from seamseg.checkpoints.bundle import metadata_header, open_model
-from seamseg.checkpoints.snapshot import Snapshot, load_tensors, save_snapshot
-from seamseg.formats.metadata import Metadata
+from seamseg.checkpoints.bundle import open_model
+from seamseg.checkpoints.snapshot import Snapshot, load_tensors
+from seamseg.formats.metadata import Metadata, metadata_header
 from seamseg.utils.errors import InputError
 
 CLASSES = Metadata(2, 1, ["sky", "road", "car"], [(1, 2, 3), (4, 5, 6), (7, 8, 9)], [23, 7, 26])

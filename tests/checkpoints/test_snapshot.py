@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.small_snapshots import Net, assert_same, snapshot_of
+from support.small_snapshots import Net, assert_same, save_snapshot, snapshot_of
 
-from seamseg.checkpoints.snapshot import load_into, load_snapshot, network_state, save_snapshot
+from seamseg.checkpoints.snapshot import load_into, load_snapshot, network_state
 from seamseg.utils.errors import InputError, SeamsegError
 
 

@@ -8,9 +8,9 @@ from unittest import mock
 
 import pytest
 import torch
-from support.small_snapshots import Net, snapshot_of
+from support.small_snapshots import Net, save_snapshot, snapshot_of
 
-from seamseg.checkpoints.snapshot import load_snapshot, save_snapshot, verify_snapshot
+from seamseg.checkpoints.snapshot import load_snapshot, verify_snapshot
 from seamseg.utils.errors import InputError
 
 

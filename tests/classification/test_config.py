@@ -115,7 +115,7 @@ def test_overrides() -> None:
         ("network.classes", "write section.key=value"),
         ("classes=3", "write section.key=value"),
         ("optimizer.schedule=3", "optimizer.schedule is a section"),
-        ("network.classes=many", "network.classes=many: expected a whole number"),
+        ("network.classes=many", "`overrides=network.classes=many`: expected a whole number"),
         ("network.dilation=x", "expected a number or a list"),
     ],
 )

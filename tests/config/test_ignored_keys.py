@@ -205,7 +205,7 @@ def has_effect(name: str, overrides: Sequence[str], plain: Sequence[Any], data: 
         return any(part != known for part, known in zip(parts, plain, strict=True))
     except InputError as error:
         message = str(error)
-    return f"overrides: [{name.replace('.', '] ')} has no effect on networks of kind" not in message
+    return f"`overrides`: [{name.replace('.', '] ')} has no effect on networks of kind" not in message
 
 
 def test_every_key_of_a_classifier_is_read(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_keys_without_effect_are_refused(kind: str, text: str, key: str) -> None
     line = f"{key} has no effect on networks of kind {kind}: remove it"
     assert problem(f"[general]\nkind = {kind}\n{text}") == f"my.ini: {line}"
     override = text.replace("[", "").replace("]\n", ".").replace(" = ", "=")
-    assert problem("", kind, (override,)) == f"overrides: {line}"
+    assert problem("", kind, (override,)) == f"`overrides`: {line}"
     # the file is for another kind, whose keys these are; a file that names none is for panoptic networks
     if kind == "panoptic":
         assert problem(text) == f"my.ini: {line}"
@@ -253,17 +253,17 @@ def test_an_override_may_hold_any_value() -> None:
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("optimizer.lr", "overrides=optimizer.lr: write section.key=value"),
-        ("lr=1", "overrides=lr=1: write section.key=value"),
+        ("optimizer.lr", "`overrides=optimizer.lr`: write section.key=value"),
+        ("lr=1", "`overrides=lr=1`: write section.key=value"),
         ("optimizer.=1", "write section.key=value"),
-        ("optimizr.lr=1", "overrides=optimizr.lr=1: unknown section [optimizr]; did you mean 'optimizer'?"),
-        ("optimizer.lrr=1", "overrides=optimizer.lrr=1: unknown key 'lrr' in [optimizer]; did you mean 'lr'?"),
-        ("optimizer.lr=x", "overrides: [optimizer] lr = x: expected a number"),
+        ("optimizr.lr=1", "`overrides=optimizr.lr=1`: unknown section [optimizr]; did you mean 'optimizer'?"),
+        ("optimizer.lrr=1", "`overrides=optimizer.lrr=1`: unknown key 'lrr' in [optimizer]; did you mean 'lr'?"),
+        ("optimizer.lr=x", "`overrides`: [optimizer] lr = x: expected a number"),
     ],
 )
 def test_wrong_overrides(override: str, expected: str) -> None:
     message = problem("", overrides=(override,))
-    assert message.startswith("overrides")
+    assert message.startswith("`overrides")
     assert expected in message
 
 

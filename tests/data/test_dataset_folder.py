@@ -11,12 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from seamseg.checkpoints.bundle import metadata_from_header
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.folder import DatasetFolder
 from seamseg.data.transforms import AugmentationOptions, TrainTransform
 from seamseg.formats.exported import ExportedMetadata
-from seamseg.formats.metadata import ImageInfo, Metadata, pack_metadata, parse_metadata, read_metadata, write_metadata
+from seamseg.formats.metadata import (
+    ImageInfo,
+    Metadata,
+    metadata_of,
+    pack_metadata,
+    parse_metadata,
+    read_metadata,
+    write_metadata,
+)
 from seamseg.utils.errors import InputError
 
 GREEN = (0, 255, 0)
@@ -101,7 +108,7 @@ def test_a_padded_palette(tmp_path, length):
     assert found == parse_metadata(plain)
     assert found.palette == [GREEN, (1, 2, 3)]
     assert parse_metadata(pack_metadata(found)) == found
-    assert metadata_from_header(padded, "snapshot") == found
+    assert metadata_of(padded, "snapshot") == found
     exported = json.dumps({"format": 1, "kind": "panoptic", "config": "", "size": None, "metadata": padded})
     assert ExportedMetadata.from_json(exported, "net.onnx").metadata == found
     assert DatasetFolder(tmp_path).metadata == found
@@ -127,7 +134,7 @@ def test_items(make_folder):
     data = dataset(make_folder())
     assert len(data) == 3
     assert data.img_sizes == [(12, 20), (20, 12), (14, 14)]
-    assert (data.num_stuff, data.num_thing, data.categories) == (2, 1, ["road", "sky", "car"])
+    assert (data.num_stuff, data.metadata.categories) == (2, ["road", "sky", "car"])
     item = data[1]
     assert item["id"] == "im1"
     assert item["size"] == (20, 12)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamseg.data.samplers import ARBatchSampler, DistributedARBatchSampler, EpochSegment, ShardSampler
+from seamseg.data.samplers import ARBatchSampler, DistributedARBatchSampler, EpochSegment, shard
 from seamseg.utils.errors import InputError
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "samplers.json").read_text())
@@ -64,7 +64,7 @@ def test_every_image_once_and_equal_batch_counts(img_sizes, batch_size, epoch, r
 
 @given(st.integers(0, 30), st.integers(1, 5))
 def test_evaluation_shards_cover_each_image_once(length, ranks):
-    shards = [ShardSampler(length, ranks, r) for r in range(ranks)]
+    shards = [shard(length, ranks, r) for r in range(ranks)]
     assert sorted(i for s in shards for i in s) == list(range(length))
     assert sum(map(len, shards)) == length
 

@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from seamseg.data.transforms import AugmentationOptions, TestTransform, TrainTransform, compact_ids, scaled_size
+from seamseg.data.input_size import InputSize
+from seamseg.data.transforms import AugmentationOptions, Normalise, TrainTransform, compact_ids, scaled_size
 from seamseg.idmaps.resize import resize_nearest
+from seamseg.inference.images import network_input
 from seamseg.utils.errors import InputError
 
 DATA = Path(__file__).parents[1] / "golden"
@@ -50,10 +52,15 @@ def test_own_rng_does_not_advance_the_global_one():
     assert torch.equal(item["img"], torch.from_numpy(OPS["transform/aug_seed1/img"]))
 
 
+def network_image(image, shortest, mean=None, std=None):
+    pixels = torch.from_numpy(network_input(image, InputSize(shortest)))
+    return Normalise(mean, std)(pixels.permute(2, 0, 1))
+
+
 def test_test_images_match_the_original():
-    image = TestTransform(32, None, MEAN, STD)(RAW)
+    image = network_image(RAW, 32, MEAN, STD)
     assert torch.equal(image, torch.from_numpy(OPS["transform/test32/img"]))
-    image = TestTransform(None)(RAW)
+    image = network_image(RAW, None)
     assert torch.equal(image, torch.from_numpy(OPS["transform/test_nonorm/img"]))
 
 
@@ -61,7 +68,7 @@ def test_test_images_match_the_original():
 def test_real_photos_match_the_original(name):
     stored = np.load(DATA / "inputs.npz")
     resized = Image.fromarray(stored[f"{name}_resized_u8"])
-    image = TestTransform(int(stored[f"{name}_shortest"]), None, MEAN, STD)(resized)
+    image = network_image(resized, int(stored[f"{name}_shortest"]), MEAN, STD)
     stats = [image.mean(dtype=torch.float64), image.to(torch.float64).std(correction=0), image.max()]
     assert np.allclose(stats, stored[f"{name}_tensor_stats"], rtol=1e-5)
     samples = image.flatten()[torch.from_numpy(stored[f"{name}_tensor_idx"])]
@@ -123,8 +130,8 @@ def test_layers_are_kept():
 
 def test_invalid_arguments():
     with pytest.raises(InputError, match="rgb_mean must be 3"):
-        TestTransform(10, None, (0.5,), STD)
+        Normalise((0.5,), STD)
     with pytest.raises(InputError, match="rgb_std must be positive"):
-        TestTransform(10, None, MEAN, (1, 0, 1))
+        Normalise(MEAN, (1, 0, 1))
     with pytest.raises(InputError, match="random_scale"):
         AugmentationOptions(random_scale=(0, 1))

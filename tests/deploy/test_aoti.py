@@ -14,14 +14,24 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.exported import MEAN, SIZE, STD, assert_same, eager, exported_net, picture, winograd_net
+from support.exported import (
+    MEAN,
+    SIZE,
+    STD,
+    assert_same,
+    eager,
+    exported_net,
+    picture,
+    read_package_metadata,
+    winograd_net,
+)
 from support.networks import TINY, TINY_SEMANTIC
 
 import seamseg
 from seamseg.deploy.aoti import package_metadata, write_package
 from seamseg.formats.exported import ExportedMetadata
 from seamseg.formats.metadata import Metadata
-from seamseg.inference.package import PackageSession, read_package_metadata, requirements
+from seamseg.inference.package import PackageSession, requirements
 from seamseg.utils.errors import InputError, SeamsegError
 
 pytestmark = pytest.mark.slow

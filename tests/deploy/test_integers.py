@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from support.exported import MEAN, SIZE, STD, detector, picture
+from support.exported import MEAN, SIZE, STD, detector, picture, read_package_metadata
 from support.semantic_networks import semantic_net
 from torch import nn
 
@@ -14,7 +14,7 @@ from seamseg.deploy.integers import calibrated, integer_form
 from seamseg.deploy.network import export_net
 from seamseg.formats.exported import ExportedMetadata
 from seamseg.formats.metadata import Metadata
-from seamseg.inference.package import PackageSession, read_package_metadata
+from seamseg.inference.package import PackageSession
 from seamseg.models.folding import fold_abn
 from seamseg.models.quantised import QuantisedConv2d, QuantisedLayer, is_quantised
 from seamseg.utils.errors import InputError, SeamsegError

@@ -217,7 +217,7 @@ def test_calibration_photos(tmp_path):
     assert names == ["train0", "train2", "train4"]
     assert len(calibration_photos(data, metadata, "train", 64)) == 5
     assert len(calibration_photos(data, metadata, None, 64)) == 6
-    with pytest.raises(InputError, match="calibrate=0: calibrate with at least one picture"):
+    with pytest.raises(InputError, match="`calibrate=0`: calibrate with at least one picture"):
         calibration_photos(data, metadata, "train", 0)
     with pytest.raises(InputError, match="was trained on 2 and 3"):
         calibration_photos(data, CLASSES, "train", 1)

@@ -26,7 +26,7 @@ def test_names_of_the_backends():
     assert parse("fp32, net.onnx,fp32") == ["fp32", "net.onnx"]
     assert parse("all,a.pt2") == [*backends.QUICK, *backends.SLOW, "a.pt2"]
     assert parse("") == []
-    with pytest.raises(InputError, match="formats=int4: choose from fp32"):
+    with pytest.raises(InputError, match="`formats=int4`: choose from fp32"):
         parse("int4")
 
 

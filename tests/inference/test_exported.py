@@ -185,10 +185,10 @@ def test_tiles(tmp_path):
     # objects are in one place of each tile, and their masks are merged
     found = load(tmp_path, "instance_seg", shortest_size=300).predict(photo, tiles=128)
     assert len(found) > 4
-    with pytest.raises(InputError, match=r"tiles=128: .*was exported for inputs of 160 x 96 pixels"):
+    with pytest.raises(InputError, match=r"`tiles=128`: .*was exported for inputs of 160 x 96 pixels"):
         load(tmp_path, size=(96, 160), tiles=128)
     fixed = load(tmp_path, size=(96, 160))
-    with pytest.raises(InputError, match=r"tiles=128: .*was exported for inputs of 160 x 96 pixels"):
+    with pytest.raises(InputError, match=r"`tiles=128`: .*was exported for inputs of 160 x 96 pixels"):
         fixed.predict(photo, tiles=128)
     assert np.array_equal(fixed.predict(photo, tiles="auto").id_map, fixed.predict(photo).id_map)
 

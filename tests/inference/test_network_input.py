@@ -8,7 +8,6 @@ import pytest
 from PIL import Image
 
 from seamseg.config import default_config
-from seamseg.data.transforms import TestTransform
 from seamseg.inference import images as photos
 from seamseg.inference.images import ImagePreparation, equal_size_batches
 from seamseg.utils.errors import InputError
@@ -33,8 +32,6 @@ def config(shortest=64, longest=128):
 def test_network_size(size, expected):
     image = Image.new("RGB", size)
     assert photos.network_input(image, photos.input_size(config())).shape[:2] == expected
-    transform = TestTransform.of(config(), photos.input_size(config()))
-    assert tuple(transform(image).shape[1:]) == expected
 
 
 def test_limits_can_be_chosen():

@@ -7,6 +7,7 @@ import zlib
 
 import pytest
 import torch
+from support.exported import read_package_metadata
 
 from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.formats.metadata import Metadata
@@ -16,7 +17,6 @@ from seamseg.inference.package import (
     _check,
     cpu_features,
     missing_features,
-    read_package_metadata,
     requirements,
 )
 from seamseg.utils.errors import InputError

@@ -95,9 +95,9 @@ def test_prediction(semantic_predictor):
 def test_longest_side(semantic_predictor):
     for size, expected in ((50, (34, 50)), (200, (138, 200))):
         assert network_input(PHOTO, semantic_predictor(size=size).input_size).shape[:2] == expected, "int(side * scale)"
-    with pytest.raises(InputError, match="size and shortest_size are mutually exclusive"):
+    with pytest.raises(InputError, match="`size` and `shortest_size` are mutually exclusive"):
         semantic_predictor(size=64, shortest_size=64)
-    with pytest.raises(InputError, match="size must be positive, not 0"):
+    with pytest.raises(InputError, match="`size` must be positive, not 0"):
         semantic_predictor(size=0)
 
 
@@ -133,8 +133,8 @@ def test_tiles(semantic_predictor):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"tta": "flip", "tta_fusion": "median"}, "tta_fusion=median: choose one of mean, max, voting"),
-        ({"score_threshold": 0.5}, "score_threshold has no effect: the model is of kind semantic"),
+        ({"tta": "flip", "tta_fusion": "median"}, "`tta_fusion=median`: choose one of mean, max, voting"),
+        ({"score_threshold": 0.5}, "`score_threshold` has no effect: the model is of kind semantic"),
     ],
 )
 def test_options(semantic_predictor, options, words):
@@ -145,5 +145,5 @@ def test_options(semantic_predictor, options, words):
 def test_options_of_other_kinds(micro_run, narrow):
     import seamseg
 
-    with pytest.raises(InputError, match="probabilities has no effect: the model is of kind"):
+    with pytest.raises(InputError, match="`probabilities` has no effect: the model is of kind"):
         seamseg.load(micro_run, "cpu", probabilities=True)

@@ -16,7 +16,8 @@ from torch.testing import assert_close
 
 from seamseg.config import load_config
 from seamseg.data.loader import collate
-from seamseg.data.transforms import TestTransform
+from seamseg.data.transforms import Normalise
+from seamseg.inference.images import network_input
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.tta import Augmentation, segment_augmented
 from seamseg.models.build import build_network, build_training_module
@@ -166,7 +167,8 @@ class TestVistas:
     @pytest.fixture(scope="class")
     def image(self, photo):
         config = load_config("vistas_wrn38")
-        return TestTransform.of(config, InferenceOptions(size=256).input_size(config))(photo)
+        pixels = torch.from_numpy(network_input(photo, InferenceOptions(size=256).input_size(config)))
+        return Normalise(config.dataloader.rgb_mean, config.dataloader.rgb_std)(pixels.permute(2, 0, 1))
 
     @staticmethod
     def check_samples(name, value, tolerance):

@@ -9,14 +9,14 @@ import torch
 from PIL import Image
 from pycocotools.coco import COCO
 from support.micro import narrow_body
+from support.small_snapshots import save_snapshot
 
 import seamseg
-from seamseg.checkpoints.bundle import metadata_header
-from seamseg.checkpoints.snapshot import Snapshot, network_state, save_snapshot
+from seamseg.checkpoints.snapshot import Snapshot, network_state
 from seamseg.cli import legacy
 from seamseg.config import config_to_string, load_config
 from seamseg.doctor.stages import STAGES, StageProfile
-from seamseg.formats.metadata import read_metadata
+from seamseg.formats.metadata import metadata_header, read_metadata
 from seamseg.inference.detections import Detections
 from seamseg.inference.result import Panoptic
 from seamseg.models.build import build_network

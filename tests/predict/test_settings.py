@@ -94,9 +94,9 @@ def test_classes_that_only_the_whole_map_contains_are_hidden_too(model: Path) ->
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"style": "blur"}, "style has no effect without hide"),
-        ({"formats": ["overlay"], "hide": "car"}, "formats=overlay shows what hide hides"),
-        ({"formats": ["raw"], "inference": InferenceOptions(classes="car")}, "formats=raw contains all classes"),
+        ({"style": "blur"}, "`style` has no effect without `hide`"),
+        ({"formats": ["overlay"], "hide": "car"}, "`formats=overlay` shows what `hide` hides"),
+        ({"formats": ["raw"], "inference": InferenceOptions(classes="car")}, "`formats=raw` contains all classes"),
     ],
 )
 def test_conflicts(options: dict, message: str) -> None:

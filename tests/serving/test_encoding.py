@@ -126,12 +126,12 @@ def test_the_best_of_overlapping_objects_is_on_top(tmp_path: Path) -> None:
     low = Detection("a", 0, 0.2, (0, 0, 6, 8), (10, 10), full)
     high = Detection("b", 1, 0.9, (2, 2, 5, 6), (10, 10), part, (2, 2))
     for shown in ([low, high], [high, low]):
-        ids = encoding._painted(Detections(shown, (10, 10), True, names))
+        ids = encoding._object_index_map(Detections(shown, (10, 10), True, names), (10, 10))
         assert shown[ids[3, 3] - 1] is high
         assert shown[ids[0, 0] - 1] is low
         assert ids[9, 9] == 0
     boxes = [Detection("a", 0, s, box, (10, 10)) for s, box in ((0.1, (4, 4, 6, 6)), (0.9, (0.2, 0.1, 10.2, 9.9)))]
-    ids = encoding._painted(Detections(boxes, (10, 10), False, names))
+    ids = encoding._object_index_map(Detections(boxes, (10, 10), False, names), (10, 10))
     assert (ids[5, 5], ids[0, 0]) == (1, 2), "the smallest box can be pointed at"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 
 from seamseg.classification.network import Classifier
 from seamseg.deploy.network import ExportNet, export_net
+from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
+from seamseg.inference.package import _stated
 from seamseg.models.build import build_network
 from seamseg.models.folding import fold_abn, fold_layers, for_inference
 from seamseg.models.panoptic import Features, PanopticNet
@@ -34,6 +37,11 @@ def detector(kind: str = "panoptic", *overrides: str) -> PanopticNet:
     randomise(net)
     nn.init.normal_(net.roi_head.roi_cls.weight, std=1)
     return fold_abn(net)
+
+
+def read_package_metadata(path: Path) -> ExportedMetadata:
+    """What a package states, without loading it."""
+    return ExportedMetadata.from_json(_stated(path)[METADATA_KEY], str(path))
 
 
 def classifier() -> Classifier:

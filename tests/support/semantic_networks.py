@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from seamseg.checkpoints.bundle import metadata_header
-from seamseg.checkpoints.snapshot import Snapshot, network_state, save_snapshot
+from seamseg.checkpoints.snapshot import Snapshot, network_state
 from seamseg.config import Config, config_from_string, config_to_string
-from seamseg.formats.metadata import Metadata
+from seamseg.formats.metadata import Metadata, metadata_header
 from seamseg.models.build import build_network
 from seamseg.models.semantic import SemanticNet
 from support.micro import narrow_body
+from support.small_snapshots import save_snapshot
 
 SEMANTIC = """
 [general]

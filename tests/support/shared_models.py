@@ -8,17 +8,17 @@ from pathlib import Path
 
 import torch
 
-from seamseg.checkpoints.bundle import metadata_header
-from seamseg.checkpoints.snapshot import Snapshot, network_state, save_snapshot
+from seamseg.checkpoints.snapshot import Snapshot, network_state
 from seamseg.classification.config import load_classifier_config
 from seamseg.classification.network import build_classifier
 from seamseg.config import Config, config_from_string, config_to_string
-from seamseg.formats.metadata import Metadata, pack_metadata, write_metadata
+from seamseg.formats.metadata import Metadata, metadata_header, pack_metadata, write_metadata
 from seamseg.models.build import build_network
 from support.classes import write_config
 from support.micro import CONFIG, narrow_body
 from support.networks import randomise
 from support.semantic_networks import semantic_config
+from support.small_snapshots import save_snapshot
 
 CLASSES = Metadata(2, 1, ["sky", "road|street", "car"], [(70, 130, 180), (128, 64, 128), (0, 0, 142)], [23, 7, 26])
 

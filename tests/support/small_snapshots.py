@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from seamseg.checkpoints.snapshot import Snapshot, load_snapshot, network_state
+from seamseg.checkpoints.snapshot import Snapshot, load_snapshot, network_state, snapshot_content, write_tensors
 from seamseg.utils.errors import InputError
 
 
@@ -27,6 +27,10 @@ class Net(nn.Module):
 def snapshot_of(net: nn.Module) -> Snapshot:
     progress = {"epoch": 4, "global_step": 10}
     return Snapshot("[general]\nseed = 3\n", dict(network_state(net)), progress, {"num_stuff": 1})
+
+
+def save_snapshot(path: str | Path, snapshot: Snapshot) -> None:
+    write_tensors(Path(path), snapshot_content(snapshot))
 
 
 def assert_same(first: nn.Module, second: nn.Module) -> None:

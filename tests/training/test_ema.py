@@ -4,10 +4,11 @@ import copy
 
 import pytest
 import torch
+from support.small_snapshots import save_snapshot
 from support.small_updates import Worker, same, small_net, state_of, stepper_of
 
 from seamseg.checkpoints.pretrained import load_pretrained
-from seamseg.checkpoints.snapshot import Snapshot, load_into, load_snapshot, network_state, save_snapshot
+from seamseg.checkpoints.snapshot import Snapshot, load_into, load_snapshot, network_state
 from seamseg.utils.errors import InputError
 
 

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 from support.micro import make_dataset, train, write_config
+from support.small_snapshots import save_snapshot
 
 from seamseg.checkpoints.bundle import open_model
-from seamseg.checkpoints.snapshot import Snapshot, load_snapshot, save_snapshot
+from seamseg.checkpoints.snapshot import Snapshot, load_snapshot
 from seamseg.config.kinds import KINDS
 from seamseg.formats.metadata import read_metadata, write_metadata
 from seamseg.models.criterion import Losses, TrainingModule

@@ -55,10 +55,6 @@ def _union(*parts: Bounds) -> Bounds:
     return min(low for low, _ in parts), max(high for _, high in parts)
 
 
-def _data(call: Call, index: int) -> Bounds:
-    return bounds_of(call[0])
-
-
 def _gathered(call: Call, index: int) -> Bounds:
     column = call[1].value
     if call[0].columns is not None and column is not None and column.size == 1 and call.attribute("axis", 0) in (1, -1):
@@ -67,16 +63,8 @@ def _gathered(call: Call, index: int) -> Bounds:
     return _union(bounds_of(call[0]), (0, 0))
 
 
-def _all(call: Call, index: int) -> Bounds:
-    return _union(*(bounds_of(x) for x in call.inputs if x is not None))
-
-
 def _pad(call: Call, index: int) -> Bounds:
     return _union(bounds_of(call[0]), bounds_of(call[2]) if call.has(2) else (0, 0))
-
-
-def _where(call: Call, index: int) -> Bounds:
-    return _union(bounds_of(call[1]), bounds_of(call[2]))
 
 
 def _clip(call: Call, index: int) -> Bounds:
@@ -120,17 +108,13 @@ def _places(call: Call, index: int) -> Bounds:
     return 0, max(call[0].shape[axis] - 1, 0)
 
 
-def _range(call: Call, index: int) -> Bounds:
-    return _union(bounds_of(call[0]), bounds_of(call[1]))
-
-
 _MOVES = ("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Split", "Expand", "Tile")
 _RULES: dict[str, Callable[[Call, int], Bounds]] = {
-    **dict.fromkeys((*_MOVES, "GatherND", "Cast"), _data),
+    **dict.fromkeys((*_MOVES, "GatherND", "Cast"), lambda call, index: bounds_of(call[0])),
     **dict.fromkeys(("Gather", "GatherElements"), _gathered),
-    "Concat": _all,
+    "Concat": lambda call, index: _union(*(bounds_of(x) for x in call.inputs if x is not None)),
     "Pad": _pad,
-    "Where": _where,
+    "Where": lambda call, index: _union(bounds_of(call[1]), bounds_of(call[2])),
     "Clip": _clip,
     "Max": _each(lambda a, b: (max(a[0], b[0]), max(a[1], b[1]))),
     "Min": _each(lambda a, b: (min(a[0], b[0]), min(a[1], b[1]))),
@@ -141,5 +125,5 @@ _RULES: dict[str, Callable[[Call, int], Bounds]] = {
     "Mod": _remainder,
     **dict.fromkeys(("TopK", "ArgMax", "ArgMin"), _places),
     "Shape": lambda call, index: (0, max(call[0].shape, default=0)),
-    "Range": _range,
+    "Range": lambda call, index: _union(bounds_of(call[0]), bounds_of(call[1])),
 }

@@ -210,14 +210,6 @@ def _space_to_depth(call: Call) -> list[Sized]:
     return [call.made((shape[0], shape[1] * block * block, shape[2] // block, shape[3] // block))]
 
 
-def _quantise(call: Call) -> list[Sized]:
-    return [call.made(call[0].shape, call[2].dtype if call.has(2) else 2)]
-
-
-def _dequantise(call: Call) -> list[Sized]:
-    return [call.made(call[0].shape, call[1].dtype)]
-
-
 def _normalised(call: Call) -> list[Sized]:
     # mean and deviation are further results in some versions
     return [call.made(call[0].shape) for _ in call.node.outputs]
@@ -238,8 +230,8 @@ LAYERS: dict[str, Rule] = {
     "RoiAlign": _regions,
     "DepthToSpace": _depth_to_space,
     "SpaceToDepth": _space_to_depth,
-    "QuantizeLinear": _quantise,
-    "DequantizeLinear": _dequantise,
+    "QuantizeLinear": lambda call: [call.made(call[0].shape, call[2].dtype if call.has(2) else 2)],
+    "DequantizeLinear": lambda call: [call.made(call[0].shape, call[1].dtype)],
     **dict.fromkeys(
         ("BatchNormalization", "InstanceNormalization", "GroupNormalization", "LayerNormalization"), _normalised
     ),

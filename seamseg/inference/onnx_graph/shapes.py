@@ -11,30 +11,12 @@ from seamseg.inference.onnx_graph.bounds import check_indices
 from seamseg.inference.onnx_graph.call import Call, Rule, Sized
 
 _ELEMENTS = (
-    *(
-        "Abs",
-        "Ceil",
-        "Clip",
-        "Cos",
-        "CumSum",
-        "Elu",
-        "Erf",
-        "Exp",
-        "Floor",
-        "Gelu",
-        "HardSigmoid",
-        "HardSwish",
-        "Identity",
-    ),
-    *("LeakyRelu", "Log", "LogSoftmax", "Mish", "Neg", "Not", "Reciprocal", "Relu", "Round", "Sigmoid", "Sign"),
-    *("Sin", "Softmax", "Softplus", "Sqrt", "Tanh", "Trilu"),
+    *("Abs", "Ceil", "Clip", "Cos", "CumSum", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish"),
+    *("Identity", "LeakyRelu", "Log", "LogSoftmax", "Mish", "Neg", "Not", "Reciprocal", "Relu", "Round"),
+    *("Sigmoid", "Sign", "Sin", "Softmax", "Softplus", "Sqrt", "Tanh", "Trilu"),
 )
 """The result has the shape of the first input."""
 _COMPARISONS = ("And", "Or", "Xor", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
-
-
-def _same(call: Call) -> list[Sized]:
-    return [call.made(call[0].shape)]
 
 
 def _elementwise(dtype: int | None = None, of: int = 0) -> Rule:
@@ -84,10 +66,6 @@ def _shape(call: Call) -> list[Sized]:
 def _constant_of_shape(call: Call) -> list[Sized]:
     value = call.node.attributes.get("value")
     return [call.made(call.numbers(0), value.dtype if isinstance(value, Tensor) else 1)]
-
-
-def _expand(call: Call) -> list[Sized]:
-    return [call.made(call.broadcast(call[0].shape, tuple(call.numbers(1))))]
 
 
 def _tile(call: Call) -> list[Sized]:
@@ -213,10 +191,6 @@ def _gather_nd(call: Call) -> list[Sized]:
     return [call.made((*index[:-1], *shape[index[-1] :]))]
 
 
-def _gather_elements(call: Call) -> list[Sized]:
-    return [call.made(call[1].shape)]
-
-
 def _scatter(call: Call) -> list[Sized]:
     check_indices(call)
     # the values may be any
@@ -234,7 +208,7 @@ def _pad(call: Call) -> list[Sized]:
 
 
 SHAPES: dict[str, Rule] = {
-    **dict.fromkeys(_ELEMENTS, _same),
+    **dict.fromkeys(_ELEMENTS, lambda call: [call.made(call[0].shape)]),
     **dict.fromkeys(("Add", "Sub", "Mul", "Pow", "Min", "Max", "PRelu"), _elementwise()),
     **dict.fromkeys(_COMPARISONS, _elementwise(BOOL)),
     **dict.fromkeys(("Div", "Mod"), _divide),
@@ -243,7 +217,7 @@ SHAPES: dict[str, Rule] = {
     "Constant": _constant,
     "Shape": _shape,
     "ConstantOfShape": _constant_of_shape,
-    "Expand": _expand,
+    "Expand": lambda call: [call.made(call.broadcast(call[0].shape, tuple(call.numbers(1))))],
     "Tile": _tile,
     "Range": _range,
     "Reshape": _reshape,
@@ -256,7 +230,7 @@ SHAPES: dict[str, Rule] = {
     "Split": _split,
     "Gather": _gather,
     "GatherND": _gather_nd,
-    "GatherElements": _gather_elements,
+    "GatherElements": lambda call: [call.made(call[1].shape)],
     "ScatterElements": _scatter,
     "Pad": _pad,
 }

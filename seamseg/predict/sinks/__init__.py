@@ -23,15 +23,9 @@ def open_sink(
     shard_photos: int = SHARD_PHOTOS,
     part: Part | None = None,
 ) -> Sink:
-    """Return the sink for a target.
+    """Return the sink for a target, with at most `shard_photos` in a shard.
 
-    Parameters
-    ----------
-    target : OUT
-    make_writers : creates the formats for a folder
-    head : of the manifest
-    shard_photos : photos of a shard at most
-    part : of this run, beside those of other runs; None for all photos
+    Other parameters are those of :class:`seamseg.predict.sinks.remote.StoredSink`.
 
     Raises
     ------

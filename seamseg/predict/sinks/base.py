@@ -69,6 +69,7 @@ class Sink(Protocol):
 
     def check(self, sources: Sequence[Source | Container]) -> None:
         """Raise InputError if the photos cannot be written to this target."""
+        return
 
     def begin(self, sources: Sequence[Source | Container], restart: bool) -> EarlierResults:
         """Tidy up and return the results of earlier runs; called by the main process before the others start.

@@ -12,6 +12,7 @@ from seamseg.predict.manifest import Line, ManifestFolder, ManifestWriter
 from seamseg.predict.part import Part
 from seamseg.predict.sinks.base import (
     EarlierResults,
+    Sink,
     SinkWriter,
     finish_formats,
     output_names,
@@ -25,7 +26,7 @@ from seamseg.predict.writers.base import Writer
 from seamseg.utils.distributed import World
 
 
-class FolderSink:
+class FolderSink(Sink):
     """See `Sink`.
 
     Parameters
@@ -41,9 +42,6 @@ class FolderSink:
         self.part = part
         self.lock = FolderLock(out, part)
         self.manifest = ManifestFolder(out, head, part)
-
-    def check(self, sources: Sequence[Source | Container]) -> None:
-        """See `Sink`."""
 
     def begin(self, sources: Sequence[Source | Container], restart: bool) -> EarlierResults:
         """See `Sink`."""

@@ -19,6 +19,7 @@ from seamseg.predict.manifest import Done, Line, ManifestFolder, ManifestNames, 
 from seamseg.predict.part import Part
 from seamseg.predict.sinks.base import (
     EarlierResults,
+    Sink,
     SinkWriter,
     finish_formats,
     output_names,
@@ -168,7 +169,22 @@ class PartWriter:
         self._store.put_bytes(text.encode(), f"{self._stem}.{number:06}.jsonl")
 
 
-class StoredSink:
+class StoredWriter(SinkWriter):
+    """Base of the writers of :class:`StoredSink`."""
+
+    def __init__(self, store: Store, staging: Staging, parts: PartWriter) -> None:
+        self.names = {}
+        self._store = store
+        self._staging = staging
+        self._parts = parts
+        self._lock = threading.Lock()
+
+    def scratch_dir(self) -> AbstractContextManager[ScratchDir]:
+        """See `SinkWriter`."""
+        return self._staging.scratch_dir()
+
+
+class StoredSink(Sink):
     """See `Sink`; what differs is left to :class:`UrlSink` and :class:`seamseg.predict.sinks.shards.ShardSink`.
 
     Parameters
@@ -199,9 +215,6 @@ class StoredSink:
         self.store: Store = (
             UrlStore(target.folder) if self._scratch_parent is None else FolderStore(self._scratch_parent)
         )
-
-    def check(self, sources: Sequence[Source | Container]) -> None:
-        """See `Sink`."""
 
     def begin(self, sources: Sequence[Source | Container], restart: bool) -> EarlierResults:
         """See `Sink`."""
@@ -269,10 +282,6 @@ class StoredSink:
         """Return the writer of the manifest of a process."""
         return PartWriter(self.store, self.head, ManifestNames(self.part).of_rank(rank))
 
-    def open_writer(self, world: World, earlier: EarlierResults, next_number: Callable[[], int]) -> SinkWriter:
-        """See `Sink`."""
-        raise NotImplementedError
-
 
 class UrlSink(StoredSink):
     """Outputs as files at a URL: those of a photo are uploaded, then its line is added. See `Sink`."""
@@ -305,18 +314,11 @@ class UrlSink(StoredSink):
         return _UrlWriter(self.store, self.staging(), self.part_writer(world.rank))
 
 
-class _UrlWriter:
+class _UrlWriter(StoredWriter):
     def __init__(self, store: Store, staging: Staging, parts: PartWriter) -> None:
-        self.names: dict[str, bool] = {}
-        self._store = store
-        self._staging = staging
-        self._parts = parts
+        super().__init__(store, staging, parts)
         self._lines: list[Line] = []
         self._last = time.monotonic()
-        self._lock = threading.Lock()
-
-    def scratch_dir(self) -> AbstractContextManager[ScratchDir]:
-        return self._staging.scratch_dir()
 
     def commit(self, source: Source, scratch: ScratchDir, line: Line) -> None:
         for name in scratch.files():

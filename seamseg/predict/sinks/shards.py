@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 import tarfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 
@@ -19,7 +18,7 @@ from seamseg.inference.photo_result import COUNTED
 from seamseg.predict.manifest import Done, Line, ManifestFolder
 from seamseg.predict.part import Part
 from seamseg.predict.sinks.base import EarlierResults, SinkWriter
-from seamseg.predict.sinks.remote import ManifestParts, PartWriter, StoredSink
+from seamseg.predict.sinks.remote import ManifestParts, PartWriter, StoredSink, StoredWriter
 from seamseg.predict.sinks.scratch import MakeWriters, ScratchDir, Staging
 from seamseg.predict.sinks.store import Store
 from seamseg.predict.sinks.target import OutputTarget, ShardPattern
@@ -54,12 +53,7 @@ class ShardSink(StoredSink):
     """
 
     def __init__(
-        self,
-        target: OutputTarget,
-        make_writers: MakeWriters,
-        head: Line,
-        part: Part | None = None,
-        photos: int = SHARD_PHOTOS,
+        self, target: OutputTarget, make_writers: MakeWriters, head: Line, part: Part | None, photos: int = SHARD_PHOTOS
     ) -> None:
         super().__init__(target, make_writers, head, part)
         assert target.shards is not None
@@ -210,23 +204,16 @@ class _Shard:
             raise cannot_write(self.path, error) from error
 
 
-class _ShardWriter:
+class _ShardWriter(StoredWriter):
     def __init__(
         self, store: Store, staging: Staging, parts: PartWriter, photos: int, free_name: Callable[[], str]
     ) -> None:
-        self.names: dict[str, bool] = {}
-        self._store = store
-        self._staging = staging
-        self._parts = parts
+        super().__init__(store, staging, parts)
         self._photos = photos
         self._free_name = free_name
         self._open: _Shard | None = None
         self._count = 0
         self._skipped: list[Line] = []
-        self._lock = threading.Lock()
-
-    def scratch_dir(self) -> AbstractContextManager[ScratchDir]:
-        return self._staging.scratch_dir()
 
     def commit(self, source: Source, scratch: ScratchDir, line: Line) -> None:
         key = key_of(source.name)

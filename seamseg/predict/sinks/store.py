@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -59,13 +59,11 @@ class FolderStore:
     def put(self, path: Path, name: str) -> None:
         """See `Store`."""
         target = self.folder / name
-        try:
+        with self._errors(name, "written"):
             _sync(path)
             target.parent.mkdir(parents=True, exist_ok=True)
             os.replace(path, target)
             _sync(target.parent)
-        except OSError as error:
-            raise _failed(str(target), "written", error) from error
 
     def put_bytes(self, data: bytes, name: str) -> None:
         """See `Store`."""
@@ -75,36 +73,35 @@ class FolderStore:
 
     def read(self, name: str) -> bytes:
         """See `Store`."""
-        try:
+        with self._errors(name, "read"):
             return (self.folder / name).read_bytes()
-        except OSError as error:
-            raise _failed(self.address(name), "read", error) from error
 
     def fetch(self, name: str, path: Path) -> None:
         """See `Store`."""
-        try:
+        with self._errors(name, "read"):
             shutil.copyfile(self.folder / name, path)
-        except OSError as error:
-            raise _failed(self.address(name), "read", error) from error
 
     def sizes(self, deep: bool) -> dict[str, int]:
         """See `Store`."""
         paths = self.folder.rglob("*") if deep else self.folder.glob("*")
-        try:
+        with self._errors("", "read"):
             return {p.relative_to(self.folder).as_posix(): p.stat().st_size for p in paths if p.is_file()}
-        except OSError as error:
-            raise _failed(str(self.folder), "read", error) from error
 
     def remove(self, name: str) -> None:
         """See `Store`."""
-        try:
+        with self._errors(name, "removed"):
             (self.folder / name).unlink(missing_ok=True)
-        except OSError as error:
-            raise _failed(self.address(name), "removed", error) from error
 
     def address(self, name: str) -> str:
         """See `Store`."""
         return str(self.folder / name)
+
+    @contextmanager
+    def _errors(self, name: str, action: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise _failed(self.address(name), action, error) from error
 
 
 class UrlStore:

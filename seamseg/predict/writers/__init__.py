@@ -10,16 +10,11 @@ from seamseg.formats.metadata import Metadata
 from seamseg.predict.sources.base import Source
 from seamseg.predict.writers.annotation_tools import CvatWriter, LabelStudioWriter
 from seamseg.predict.writers.base import Writer
-from seamseg.predict.writers.detections import (
-    CocoResultsWriter,
-    DetectionChoice,
-    DetectionOverlayWriter,
-    LegacyOverlayWriter,
-)
-from seamseg.predict.writers.images import AnonymizeWriter, OverlayWriter, ResultOverlayWriter
+from seamseg.predict.writers.detections import CocoResultsWriter, DetectionChoice, LegacyOverlayWriter
+from seamseg.predict.writers.images import AnonymizeWriter, OverlayWriter, PanopticOverlayWriter
 from seamseg.predict.writers.predictions import CityscapesWriter, CocoWriter, VistasWriter
 from seamseg.predict.writers.raw import RawDetectionsWriter, RawWriter
-from seamseg.predict.writers.semantic import IdsWriter, LabelsWriter, ProbabilitiesWriter, SemanticOverlayWriter
+from seamseg.predict.writers.semantic import IdsWriter, LabelsWriter, ProbabilitiesWriter
 from seamseg.utils.errors import InputError
 
 __all__ = ["FORMATS", "AnonymizeWriter", "DetectionChoice", "Writer", "make_writers"]
@@ -27,7 +22,7 @@ __all__ = ["FORMATS", "AnonymizeWriter", "DetectionChoice", "Writer", "make_writ
 _MakeWriter = Callable[[Path, Metadata], Writer[Any]]
 
 _OF_DETECTIONS: dict[str, _MakeWriter] = {
-    "overlay": DetectionOverlayWriter,
+    "overlay": OverlayWriter,
     "overlay-legacy": LegacyOverlayWriter,
     "coco-results": CocoResultsWriter,
     "raw": RawDetectionsWriter,
@@ -35,7 +30,7 @@ _OF_DETECTIONS: dict[str, _MakeWriter] = {
 
 FORMATS: dict[str, dict[str, _MakeWriter]] = {
     "panoptic": {
-        "overlay": OverlayWriter,
+        "overlay": PanopticOverlayWriter,
         "coco": CocoWriter,
         "raw": RawWriter,
         "cityscapes": CityscapesWriter,
@@ -45,9 +40,9 @@ FORMATS: dict[str, dict[str, _MakeWriter]] = {
     },
     "instance_seg": _OF_DETECTIONS,
     "detection": _OF_DETECTIONS,
-    "classification": {"overlay": ResultOverlayWriter},
+    "classification": {"overlay": OverlayWriter},
     "semantic": {
-        "overlay": SemanticOverlayWriter,
+        "overlay": OverlayWriter,
         "labels": LabelsWriter,
         "ids": IdsWriter,
         "probabilities": ProbabilitiesWriter,

@@ -17,7 +17,7 @@ from seamseg.predict.writers.base import Record, Records, Writer
 from seamseg.predict.writers.images import ImageWriter
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.files import replacing
-from seamseg.visualize.detections import draw_detections, draw_legacy
+from seamseg.visualize.detections import draw_legacy
 
 RESULTS_JSON = "coco_results.json"
 
@@ -34,17 +34,6 @@ class DetectionChoice:
 
     least_score: float = 0.0
     classes: Sequence[int] | None = None
-
-
-class DetectionOverlayWriter(ImageWriter[Detections]):
-    """The photo with boxes, masks, class names and scores."""
-
-    member = "overlay.jpg"
-
-    def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: Detections) -> Image.Image:
-        """See :class:`seamseg.predict.writers.images.ImageWriter`."""
-        assert rgb is not None
-        return Image.fromarray(draw_detections(rgb, list(result), result.size, self.metadata.palette))
 
 
 class LegacyOverlayWriter(ImageWriter[Detections]):

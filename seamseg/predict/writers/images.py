@@ -16,14 +16,12 @@ from seamseg.formats.metadata import Metadata
 from seamseg.inference.anonymize import LEAST_SCORE, Style, hide_classes
 from seamseg.inference.class_names import choose_classes
 from seamseg.inference.photo_result import PhotoResult
-from seamseg.inference.result import Panoptic
 from seamseg.panoptic_map import PanopticResult
 from seamseg.predict.sources.base import Source
 from seamseg.predict.writers.base import Writer
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import write_atomically
-from seamseg.visualize.overlay import draw_overlay
 
 R = TypeVar("R", bound=PhotoResult, contravariant=True)
 
@@ -71,25 +69,21 @@ class ImageWriter(Writer[R]):
         """Return the image of a result; `rgb` is given if :attr:`needs_photo`."""
 
 
-class OverlayWriter(ImageWriter[Panoptic]):
-    """The photo blended equally with the colours of its segments, and their contours."""
-
-    member = "overlay.jpg"
-
-    def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: Panoptic) -> Image.Image:
-        """See :class:`ImageWriter`."""
-        assert rgb is not None
-        return Image.fromarray(draw_overlay(rgb, result, self.metadata.palette, self.metadata.categories))
-
-
-class ResultOverlayWriter(ImageWriter[PhotoResult]):
+class OverlayWriter(ImageWriter[PhotoResult]):
     """The photo with the result, as its `draw` shows it."""
 
     member = "overlay.jpg"
+    options: ClassVar[dict[str, Any]] = {}
 
     def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: PhotoResult) -> Image.Image:
         """See :class:`ImageWriter`."""
-        return result.draw(rgb)
+        return result.draw(rgb, **self.options)
+
+
+class PanopticOverlayWriter(OverlayWriter):
+    """The photo blended equally with the colours of its segments, and their contours, without text."""
+
+    options: ClassVar[dict[str, Any]] = {"labels": False}
 
 
 class AnonymizeWriter(ImageWriter[PhotoResult]):

@@ -6,10 +6,9 @@ import numpy as np
 from PIL import Image
 
 from seamseg.inference.semantic import SemanticMap
-from seamseg.panoptic_map import class_map_result
 from seamseg.predict.writers.images import ImageWriter
 from seamseg.predictions import ArrayPrediction
-from seamseg.visualize import draw_overlay, padded_palette
+from seamseg.visualize import padded_palette
 
 
 class LabelsWriter(ImageWriter[SemanticMap]):
@@ -50,14 +49,3 @@ class ProbabilitiesWriter(ImageWriter[SemanticMap]):
         """See :class:`seamseg.predict.writers.images.ImageWriter`."""
         assert result.probability is not None
         return Image.fromarray(result.probability)
-
-
-class SemanticOverlayWriter(ImageWriter[SemanticMap]):
-    """The photo blended equally with the colours of its classes."""
-
-    member = "overlay.jpg"
-
-    def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: SemanticMap) -> Image.Image:
-        """See :class:`seamseg.predict.writers.images.ImageWriter`."""
-        assert rgb is not None
-        return Image.fromarray(draw_overlay(rgb, class_map_result(result.classes), self.metadata.palette))

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seamseg.checkpoints.bundle import check_classes, metadata_header
+from seamseg.checkpoints.bundle import check_classes
 from seamseg.checkpoints.snapshot import NETWORK_MODULES, Snapshot, is_optional, load_into, network_parts, network_state
 from seamseg.data.samplers import ARBatchSampler, EpochSegment
-from seamseg.formats.metadata import Metadata
+from seamseg.formats.metadata import Metadata, metadata_header
 from seamseg.training.checkpointing.rank_state import load_rank_buffers, with_rank_averages
 from seamseg.training.checkpointing.run_folder import SNAPSHOT_FILES, SnapshotFiles
 from seamseg.training.optim.optimizer import load_optimizer_state
@@ -260,11 +260,7 @@ def load_rank_state(point: ResumePoint, net: nn.Module, stepper: Stepper, world:
 
 
 def load_weights(
-    path: str | Path,
-    net: nn.Module,
-    metadata: Metadata,
-    files: SnapshotFiles = SNAPSHOT_FILES,
-    averaged: bool = True,
+    path: str | Path, net: nn.Module, metadata: Metadata, files: SnapshotFiles = SNAPSHOT_FILES, averaged: bool = True
 ) -> Snapshot:
     """Load all weights of a snapshot into a network; errors as :func:`resume`.
 
@@ -298,13 +294,9 @@ def _score(value: Any) -> float:
 def _copied(value: Any, memory_format: torch.memory_format = torch.preserve_format) -> Any:
     """Copy a tree of dicts and lists, with its tensors, to the host."""
     if isinstance(value, Tensor):
-        return _host_copy(value.detach(), memory_format)
+        return torch.empty_like(value.detach(), device="cpu", memory_format=memory_format).copy_(value.detach())
     if isinstance(value, Mapping):
         return {key: _copied(item, memory_format) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return type(value)(_copied(item, memory_format) for item in value)
     return value
-
-
-def _host_copy(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
-    return torch.empty_like(tensor, device="cpu", memory_format=memory_format).copy_(tensor)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from seamseg.checkpoints.snapshot import NETWORK_MODULES, network_parts
+from seamseg.data.workers import seed_generators
 from seamseg.utils.distributed import World, gather_objects
 
 
@@ -20,10 +21,7 @@ def seed_everything(seed: int, epoch: int, rank: int, step: int | None = None) -
     The seed depends on the arguments only, so a resumed run continues exactly as the uninterrupted one.
     """
     words = ["seamseg", seed, epoch, rank, *([] if step is None else [step])]
-    value = random.Random("/".join(map(str, words))).getrandbits(63)
-    random.seed(value)
-    np.random.seed(value % 2**32)
-    torch.manual_seed(value)
+    seed_generators("/".join(map(str, words)))
 
 
 def rng_state(device: torch.device) -> dict[str, Any]:

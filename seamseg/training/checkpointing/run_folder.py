@@ -60,7 +60,7 @@ class SnapshotFiles:
     parse: Callable[[Any, str], Snapshot] = parse_snapshot
 
     def save(self, path: Path, snapshot: Snapshot) -> None:
-        """Write a snapshot atomically, as :func:`seamseg.checkpoints.snapshot.save_snapshot`."""
+        """Write a snapshot, see :func:`seamseg.checkpoints.snapshot.write_tensors`."""
         write_tensors(path, self.content(snapshot))
 
     def load(self, path: str | Path) -> Snapshot:

@@ -14,9 +14,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from seamseg import structures
-from seamseg.checkpoints.bundle import metadata_header
 from seamseg.checkpoints.snapshot import load_tensors, network_state, write_tensors
-from seamseg.formats.metadata import Metadata
+from seamseg.formats.metadata import Metadata, metadata_header
 from seamseg.structures import Batch, PackedSequence
 from seamseg.training.checkpointing.rank_state import rng_state
 from seamseg.training.prefetch import TrainingBatch

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
-from seamseg.checkpoints.bundle import metadata_from_header
 from seamseg.checkpoints.snapshot import Snapshot, load_into
 from seamseg.config import config_from_string
+from seamseg.formats.metadata import metadata_of
 from seamseg.models.build import build_training_module
 from seamseg.training.checkpointing.rank_state import set_rng_state
 from seamseg.training.debugging.dump import Dump, read_dump
@@ -24,6 +24,7 @@ from seamseg.training.options import TrainerOptions
 from seamseg.training.prefetch import prepare_batch
 from seamseg.training.step import Stepper
 from seamseg.utils.distributed import World, choose_device
+from seamseg.utils.errors import one_line
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def replay(path: str | Path, device: str = "cpu") -> Replay:
     world = World(device=choose_device(device))
     # the hooks need the uncompiled modules
     config = config_from_string(dump.config, None, f"config of {path}", ["general.compile=no"])
-    metadata = metadata_from_header(dump.metadata, str(path))
+    metadata = metadata_of(dump.metadata, str(path))
     module = build_training_module(config, metadata.num_stuff, metadata.num_thing)
     load_into(module.net, Snapshot(dump.config, dump.state_dict), name=str(path), check_values=False)
     module.to(world.device).train()
@@ -93,7 +94,7 @@ def replay(path: str | Path, device: str = "cpu") -> Replay:
             result = stepper(batches, [0.0] * len(optimizer.param_groups))
         except RuntimeError as error:
             # values that are not finite can raise almost any error; the modules found before it are the result
-            failure = " ".join(str(error).split())[:300]
+            failure = one_line(error)[:300]
         else:
             losses = {name: float(value) for name, value in {**result.losses, "loss": result.total}.items()}
             norm = float(result.grad_norm)

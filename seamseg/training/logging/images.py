@@ -40,9 +40,11 @@ class SampleImages(Protocol):
 
     def collector(self) -> SampleCollector | None:
         """Return an observer for a validation that keeps what :meth:`validation` draws; None to draw nothing."""
+        return None
 
     def validation(self, net: nn.Module, collector: SampleCollector) -> Iterator[tuple[str, np.ndarray]]:
         """Draw the kept images of a validation of a network in evaluation mode, each with its tag."""
+        yield from ()
 
 
 @dataclass(frozen=True)

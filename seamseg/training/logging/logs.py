@@ -33,12 +33,7 @@ class TextLog:
     """
 
     def __init__(
-        self,
-        folder: Path | None,
-        quiet: bool = False,
-        enabled: bool = True,
-        name: str = LOG_NAME,
-        console: bool = True,
+        self, folder: Path | None, quiet: bool = False, enabled: bool = True, name: str = LOG_NAME, console: bool = True
     ) -> None:
         self._handlers: list[logging.Handler] = []
         self.enabled = enabled
@@ -134,11 +129,11 @@ class TensorBoardWriter:
             for tag, tensor in tensors.items():
                 self._writer.add_histogram(tag, tensor.detach().float().cpu(), step)
 
-    def text(self, tag: str, text: str, step: int = 0) -> None:
+    def text(self, tag: str, text: str) -> None:
         """Write preformatted text."""
         if self._writer is not None:
             indented = "\n".join("    " + line for line in text.splitlines())
-            self._writer.add_text(tag, indented, step)
+            self._writer.add_text(tag, indented, 0)
 
     def close(self) -> None:
         """Flush and close the files."""
