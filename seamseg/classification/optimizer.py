@@ -60,14 +60,12 @@ class ClassifierSchedule(LRSchedule):
     """
 
     def __init__(self, options: ScheduleConfig, base_lrs: Sequence[float], epoch_length: int) -> None:
+        super().__init__(base_lrs, options.epochs, epoch_length, options.mode == "epoch")
         self.kind = options.type
         self.params = dict(options.params)
-        self.base_lrs = list(base_lrs)
-        self.by_epoch = options.mode == "epoch"
-        self.total = options.epochs if self.by_epoch else options.epochs * max(1, epoch_length)
 
     def factor(self, step: int, epoch: int) -> float:
-        """Return the factor of the base rates; arguments as for :meth:`LRSchedule.factor`."""
+        """See :meth:`LRSchedule.factor`."""
         t, params = epoch if self.by_epoch else step - 1, self.params
         gamma = params.get("gamma", _GAMMA)
         if self.kind == "step":

@@ -35,7 +35,7 @@ from seamseg.training.checkpointing.run_folder import SNAPSHOT_FILES, RunFolder,
 from seamseg.training.logging.images import SampleImages, SampleRenderer
 from seamseg.training.logging.logs import TensorBoardWriter, TextLog
 from seamseg.training.optim.optimizer import build_optimizer
-from seamseg.training.optim.schedule import LRSchedule
+from seamseg.training.optim.schedule import CurveSchedule, LRSchedule
 from seamseg.training.options import TrainerOptions
 from seamseg.training.prefetch import TrainingBatch, prepare_batch
 from seamseg.utils.distributed import World, broadcast_buffers
@@ -264,7 +264,7 @@ class SegmentationTask(Task):
     def build_schedule(self, base_lrs: Sequence[float], epoch_length: int) -> LRSchedule:
         """Build the schedule of `[scheduler]`."""
         options = self.config.scheduler
-        return LRSchedule(
+        return CurveSchedule(
             options.type,
             options.params,
             list(base_lrs),

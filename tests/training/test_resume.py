@@ -29,7 +29,7 @@ from seamseg.data.loader import LoaderOptions
 from seamseg.data.samplers import EpochSegment
 from seamseg.training.checkpointing.checkpoint import EpochPosition, ResumePoint, TrainingProgress
 from seamseg.training.checkpointing.run_folder import SnapshotWriter
-from seamseg.training.optim.schedule import LRSchedule
+from seamseg.training.optim.schedule import CurveSchedule
 from seamseg.training.options import TrainerOptions
 from seamseg.training.preemption import Preempted
 from seamseg.training.run import TrainingOptions, continue_schedule, run_training
@@ -231,7 +231,7 @@ def test_schedule_of_a_restarted_epoch(seven):
         point = ResumePoint(
             Path("s"), TrainingProgress(-1, 3), EpochPosition(0, 3, (EpochSegment(1, 1, 3),), (7, seed))
         )
-        schedule = LRSchedule("linear", {"from": 1, "to": 0}, [1.0], 2, 7)
+        schedule = CurveSchedule("linear", {"from": 1, "to": 0}, [1.0], 2, 7)
         loader = open_loader(config, seven.data, seven.config, World())
         continue_schedule(schedule, point, loader, TrainerOptions.from_config(config))
         assert schedule.total == total

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from support.golden_files import array
 
-from seamseg.training.optim.schedule import LRSchedule
+from seamseg.training.optim.schedule import CurveSchedule
 from seamseg.utils.errors import InputError
 
 CONFIGS = json.loads(bytes(array("ops", "scheduler/_configs")))
@@ -16,7 +16,7 @@ CONFIGS = json.loads(bytes(array("ops", "scheduler/_configs")))
 @pytest.mark.parametrize("name", sorted(CONFIGS))
 def test_golden(name):
     config, case = CONFIGS[name]["config"], CONFIGS[name]
-    schedule = LRSchedule(
+    schedule = CurveSchedule(
         config["type"],
         ast.literal_eval(config["params"]),
         case["base_lrs"],
@@ -31,7 +31,7 @@ def test_golden(name):
 
 
 def test_epochs_count_with_update_mode_epoch_and_burn_in_counts_steps():
-    schedule = LRSchedule("step", {"step_size": 1, "gamma": 0.5}, [1.0], 3, 10, "epoch", burn_in_steps=4)
+    schedule = CurveSchedule("step", {"step_size": 1, "gamma": 0.5}, [1.0], 3, 10, "epoch", burn_in_steps=4)
     assert [schedule.factor(4, 0), schedule.factor(5, 0), schedule.factor(15, 1), schedule.factor(30, 2)] == [
         1.0,
         1.0,
@@ -41,7 +41,7 @@ def test_epochs_count_with_update_mode_epoch_and_burn_in_counts_steps():
 
 
 def test_beyond_the_end_poly_stays_zero():
-    assert LRSchedule("poly", {"gamma": 0.9}, [1.0], 1, 10).get_lr(11, 1) == [0.0]
+    assert CurveSchedule("poly", {"gamma": 0.9}, [1.0], 1, 10).get_lr(11, 1) == [0.0]
 
 
 @pytest.mark.parametrize(
@@ -57,4 +57,4 @@ def test_beyond_the_end_poly_stays_zero():
 )
 def test_errors(arguments, message):
     with pytest.raises(InputError, match=message):
-        LRSchedule(*arguments)
+        CurveSchedule(*arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -35,8 +36,40 @@ _CURVES: dict[str, tuple[Callable[[int, int, Mapping[str, Any]], float], tuple[s
 }
 
 
-class LRSchedule:
+class LRSchedule(ABC):
     """Learning rates of all parameter groups at a step, from their base rates.
+
+    Parameters
+    ----------
+    base_lrs : base rate of each parameter group
+    epochs : length of the training
+    epoch_length : steps an epoch
+    by_epoch : whether the rates depend on the epoch, in place of the step
+    """
+
+    def __init__(self, base_lrs: Sequence[float], epochs: int, epoch_length: int, by_epoch: bool) -> None:
+        self.base_lrs = list(base_lrs)
+        self.by_epoch = by_epoch
+        self.total = epochs if by_epoch else epochs * max(1, epoch_length)
+
+    @abstractmethod
+    def factor(self, step: int, epoch: int) -> float:
+        """Return the factor of the base rates.
+
+        Parameters
+        ----------
+        step : number of the step, 1 for the first of the training
+        epoch : epochs finished before this step, 0 for the first; used only with `by_epoch`
+        """
+
+    def get_lr(self, step: int, epoch: int) -> list[float]:
+        """Return the learning rate of each parameter group; see :meth:`factor` for the arguments."""
+        factor = self.factor(step, epoch)
+        return [base * factor for base in self.base_lrs]
+
+
+class CurveSchedule(LRSchedule):
+    """The schedule of `[scheduler]`.
 
     The curve runs over `t`, the step (`update_mode="batch"`) or the epoch (`"epoch"`), out of `total`, the number of
     steps or epochs. While `step <= burn_in_steps` the rate rises linearly from `burn_in_start` to 1 times the base
@@ -81,29 +114,16 @@ class LRSchedule:
             raise InputError(f"[scheduler] params: step_size must be positive, not {params['step_size']}")
         if epochs <= 0:
             raise InputError(f"[scheduler] epochs: must be positive, not {epochs}")
+        super().__init__(base_lrs, epochs, epoch_length, update_mode == "epoch")
         self.params = dict(params)
-        self.base_lrs = list(base_lrs)
-        self.by_epoch = update_mode == "epoch"
-        self.total = epochs if self.by_epoch else epochs * max(1, epoch_length)
         self.burn_in_steps = burn_in_steps
         self.burn_in_start = burn_in_start
 
     def factor(self, step: int, epoch: int) -> float:
-        """Return the factor of the base rates.
-
-        Parameters
-        ----------
-        step : number of the step, 1 for the first of the training
-        epoch : epochs finished before this step, 0 for the first; used only with `update_mode="epoch"`
-        """
+        """See :meth:`LRSchedule.factor`."""
         if step <= self.burn_in_steps:
             return self.burn_in_start + step * (1.0 - self.burn_in_start) / self.burn_in_steps
         factor = self._curve(epoch if self.by_epoch else step, self.total, self.params)
         if not math.isfinite(factor):
             raise InputError(f"[scheduler] params: the schedule is not finite at step {step}: {self.params}")
         return factor
-
-    def get_lr(self, step: int, epoch: int) -> list[float]:
-        """Return the learning rate of each parameter group; see :meth:`factor` for the arguments."""
-        factor = self.factor(step, epoch)
-        return [base * factor for base in self.base_lrs]
