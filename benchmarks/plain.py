@@ -271,7 +271,7 @@ class PlainTrainingModule(nn.Module):
         outputs, semantic = self.net(batch.images, batch), self.criterion.semantic
         assert semantic is not None
         others = copy(self.criterion)
-        others.semantic = None
+        others.semantic, others.names = None, others.names[:-1]
         losses = others(replace(outputs, semantic_logits=None), batch)
         parts = []
         for logits, masks, categories in zip(outputs.semantic_logits, batch.masks, batch.categories):

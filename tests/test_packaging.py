@@ -70,7 +70,7 @@ def test_a_wheel_holds_code_defaults_experiments_and_types(wheel: Path) -> None:
     configs = {f"seamseg/{path.relative_to(ROOT).as_posix()}" for path in packaged}
     assert len(defaults) == 5
     assert len(configs) >= 4 + 9
-    pages = [path for room in ("report", "serve") for path in (ROOT / "seamseg" / room / "assets").iterdir()]
+    pages = [path for room in ("report", "serving") for path in (ROOT / "seamseg" / room / "assets").iterdir()]
     page = {str(path.relative_to(ROOT)) for path in pages}
     assert {Path(name).suffix for name in page} == {".html", ".css", ".js"}
     assert held == code | defaults | configs | page | {

@@ -7,13 +7,14 @@ import difflib
 import errno
 import importlib
 import io
+import logging
 import os
 import re
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -158,15 +159,33 @@ def _run(argv: Sequence[str]) -> int:
     from seamseg.utils.progress import set_quiet
 
     set_quiet(args.quiet)
-    show_warning = warnings.showwarning
-    warnings.showwarning = lambda text, *rest: show_warning(_show_flags(str(text), parser, args), *rest)
     try:
-        return int(command_module(args.command).run(args) or 0)
+        with _flags_in_messages(parser, args):
+            return int(command_module(args.command).run(args) or 0)
+    finally:
+        set_quiet(False)
+
+
+@contextmanager
+def _flags_in_messages(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Iterator[None]:
+    """Show flags in place of parameters in the errors, warnings and log of a `with` block."""
+    show_warning, make_record = warnings.showwarning, logging.getLogRecordFactory()
+
+    def record(*values: Any, **more: Any) -> logging.LogRecord:
+        made = make_record(*values, **more)
+        if made.name == "seamseg":
+            made.msg = _show_flags(made.msg, parser, args)
+        return made
+
+    warnings.showwarning = lambda text, *rest: show_warning(_show_flags(str(text), parser, args), *rest)
+    logging.setLogRecordFactory(record)
+    try:
+        yield
     except (SeamsegError, KeyboardInterrupt) as error:
         error.args = tuple(_show_flags(str(arg), parser, args) for arg in error.args)
         raise
     finally:
-        set_quiet(False)
+        logging.setLogRecordFactory(make_record)
 
 
 def _show_flags(message: str, parser: argparse.ArgumentParser, args: argparse.Namespace) -> str:

@@ -55,13 +55,21 @@ class TorchNetwork:
         self.net = net.to(device).eval()
         self.normalise = copy.copy(normalise).to(device)
         self.kind = net.kind
-        self.precision = str(net.dtype).removeprefix("torch.")
-        self.nms_threshold = None if isinstance(net, SemanticNet) else net.options.selector.config.nms_threshold
         self.device = device
         self.on_gpu = device.type != "cpu"
         self.augmentation = augmentation
         self.tta_fusion = tta_fusion
         self.averaged = averaged
+
+    @property
+    def precision(self) -> str:
+        """Name of the compute dtype."""
+        return str(self.net.dtype).removeprefix("torch.")
+
+    @property
+    def nms_threshold(self) -> float | None:
+        """IoU from which detections suppress others; None for a semantic network."""
+        return None if isinstance(self.net, SemanticNet) else self.net.options.selector.config.nms_threshold
 
     @property
     def graph_cache(self) -> CudaGraphCache | None:

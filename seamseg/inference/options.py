@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from seamseg.config import Config
+from seamseg.config import KINDS, Config
 from seamseg.data.input_size import MAX_MULTIPLE, InputSize
 from seamseg.inference.images import input_size
 from seamseg.inference.tiling.tiles import Tiling
@@ -93,9 +93,9 @@ class Thresholds:
 
     @staticmethod
     def of(config: Config) -> Thresholds:
-        """Return those of a configuration."""
-        general = config.general
-        return Thresholds(general.score_threshold, general.overlap_threshold, general.min_stuff_area)
+        """Return those of a configuration, as far as its kind of network uses them."""
+        used = [spec.name for spec in fields(Thresholds) if KINDS[config.kind].uses("general", spec.name)]
+        return Thresholds(**{name: getattr(config.general, name) for name in used})
 
 
 @dataclass(frozen=True)

@@ -253,7 +253,7 @@ def test_a_dry_run_overwrites_an_earlier_one_only(run: Path, tmp_path: Path) -> 
 
 
 def test_scores_need_a_data_set() -> None:
-    with pytest.raises(InputError, match="name the data set with datasets=NAME"):
+    with pytest.raises(InputError, match="name the data set with `datasets=NAME`"):
         CardOptions("s.json")
 
 

@@ -184,7 +184,7 @@ def test_weights_and_metadata_alone(run: Path, folder: Path, tmp_path: Path) -> 
     assert_same_weights(run, folder / "model.safetensors")
     assert open_model(run / "model_last.pth.tar", meta=folder / "metadata.json").metadata == CLASSES
     (tmp_path / "w.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
-    assert refusal(tmp_path / "w.safetensors").endswith("holds no configuration; give its INI file with config=FILE")
+    assert refusal(tmp_path / "w.safetensors").endswith("holds no configuration; give its INI file with `config=FILE`")
     assert open_model(tmp_path / "w.safetensors", folder / "config.ini", folder / "metadata.json").metadata == CLASSES
 
 
@@ -321,7 +321,7 @@ def test_another_kind(copy: Path, kind: object) -> None:
 
 def test_lacking_files(copy: Path) -> None:
     (copy / "metadata.json").unlink()
-    assert "holds no classes; give metadata.bin with meta=FILE" in refusal(copy)
+    assert "holds no classes; give metadata.bin with `meta=FILE`" in refusal(copy)
     (copy / "config.ini").unlink()
     assert "holds no configuration" in refusal(copy)
     (copy / "model.safetensors").unlink()
@@ -337,7 +337,7 @@ def test_folders_that_are_not_overwritten(run: Path, folder: Path, tmp_path: Pat
     (tmp_path / "notes" / "a.txt").write_text("a")
     with pytest.raises(InputError, match=r"holds other files \(a.txt\)"):
         convert(run, tmp_path / "notes", force=True)
-    with pytest.raises(InputError, match="exists; use force=True to overwrite it"):
+    with pytest.raises(InputError, match="exists; use `force=True` to overwrite it"):
         convert(run, folder)
     with pytest.raises(InputError, match="is a file, the output is a folder"):
         convert(run, tmp_path / "notes" / "a.txt")

@@ -46,7 +46,7 @@ def test_names(names, classes, expected):
     ],
 )
 def test_unknown_names(names, classes, message):
-    with pytest.raises(InputError, match=r"^hide: ") as raised:
+    with pytest.raises(InputError, match=r"^`hide`: ") as raised:
         choose_classes(names, classes, "hide")
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)

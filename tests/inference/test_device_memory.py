@@ -229,7 +229,7 @@ def test_a_cpu_without_enough_memory(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     short = "not enough memory for a network input of 2048 x 1024 pixels"
-    assert found["predict"]["refused"].startswith(f"OutOfMemory: cpu: {short}: set tiles=auto or ")
+    assert found["predict"]["refused"].startswith(f"OutOfMemory: cpu: {short}: set `tiles=auto` or ")
     assert found["predict"]["in_tiles"].startswith(f"cpu: {short} at once: it is processed in tiles of ")
     assert found["predict"]["sizes"] == [[1024, 2048]] * 3
     whole, limited = found["ray"]["errors"]

@@ -196,17 +196,20 @@ def test_tiles(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"device": "cuda"}, "device=cuda: ONNX files run on the CPU"),
-        ({"device": "openvino:TPU"}, "device=openvino:TPU: OpenVINO has openvino:CPU"),
+        ({"device": "cuda"}, "`device=cuda`: ONNX files run on the CPU"),
+        ({"device": "openvino:TPU"}, "`device=openvino:TPU`: OpenVINO has openvino:CPU"),
         (
             {"device": "openvino", "changes": {"precision": "int8"}},
-            "an int8 file, but openvino:CPU computes all of it in float: use device=cpu",
+            "an int8 file, but openvino:CPU computes all of it in float: use `device=cpu`",
         ),
-        ({"config": "own.ini"}, "config has no effect"),
-        ({"tta": "flip"}, "tta cannot be changed after the export"),
-        ({"precision": "bf16"}, "precision cannot be changed"),
-        ({"overrides": ["roi.nms_threshold=.4"]}, "overrides=roi.nms_threshold=.4: cannot be changed after the export"),
-        ({"probabilities": True}, "probabilities has no effect: the model is of kind"),
+        ({"config": "own.ini"}, "`config` has no effect"),
+        ({"tta": "flip"}, "`tta` cannot be changed after the export"),
+        ({"precision": "bf16"}, "`precision` cannot be changed"),
+        (
+            {"overrides": ["roi.nms_threshold=.4"]},
+            "`overrides=roi.nms_threshold=.4`: cannot be changed after the export",
+        ),
+        ({"probabilities": True}, "`probabilities` has no effect: the model is of kind"),
     ],
 )
 def test_options_that_do_not_apply(tmp_path, options, words):

@@ -106,7 +106,7 @@ def test_a_photo_that_the_network_cannot_take_fails_alone(actor, photos, monkeyp
 def test_wrong_use(actor, micro_run, monkeypatch):
     with pytest.raises(InputError, match="columns 'path', none of them is 'bytes' or 'image'"):
         actor({"path": []})
-    with pytest.raises(InputError, match="batch_size=0: must be at least 1"):
+    with pytest.raises(InputError, match="`batch_size=0`: must be at least 1"):
         PanopticActor(micro_run, batch_size=0)
     monkeypatch.setattr(type(actor.model), "kind", "semantic")
     with pytest.raises(InputError, match="a model of kind semantic; PanopticActor needs a panoptic one"):

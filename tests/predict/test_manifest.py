@@ -111,7 +111,7 @@ def test_another_model_or_other_settings_are_refused(tmp_path):
         (header("model.zip", "cd34", {"format": "coco"}), r"the model model\.zip before it changed"),
         (header("other.zip", "cd34", {"format": "coco"}), r"the model model\.zip \(now other\.zip\)"),
     ):
-        with pytest.raises(InputError, match=message + ".*start over with restart=True"):
+        with pytest.raises(InputError, match=message + ".*start over with `restart=True`"):
             ManifestFolder(tmp_path, other).begin()
         assert (tmp_path / MANIFEST).exists()
     # the same file under another name is the same model

@@ -364,12 +364,12 @@ def test_nothing_is_left_behind(network: RedNetwork) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"queue": 0}, "queue=0: must be positive"),
-        ({"batch_size": -1}, "batch_size=-1: must be positive"),
-        ({"batch_wait": -1}, "batch_wait=-1: must be positive"),
-        ({"timeout": float("nan")}, "timeout=nan: must be positive"),
-        ({"max_upload": float("inf")}, "max_upload=inf: must be positive and finite"),
-        ({"max_megapixels": 300}, "max_megapixels=300: no photo above 201 megapixels is decoded"),
+        ({"queue": 0}, "`queue=0`: must be positive"),
+        ({"batch_size": -1}, "`batch_size=-1`: must be positive"),
+        ({"batch_wait": -1}, "`batch_wait=-1`: must be positive"),
+        ({"timeout": float("nan")}, "`timeout=nan`: must be positive"),
+        ({"max_upload": float("inf")}, "`max_upload=inf`: must be positive and finite"),
+        ({"max_megapixels": 300}, "`max_megapixels=300`: no photo above 201 megapixels is decoded"),
     ],
 )
 def test_options(options: dict[str, Any], message: str) -> None:

@@ -141,7 +141,7 @@ def test_simulation_differs_from_float(narrow):
         assert torch.equal(for_inference(net, torch.device("cpu"))(images).logits, rounded)
     difference = (rounded - wanted).abs().mean() / wanted.std()
     assert 1e-4 < difference < 0.2
-    with pytest.raises(InputError, match="precision=bf16: a network trained for int8"):
+    with pytest.raises(InputError, match="`precision=bf16`: a network trained for int8"):
         for_inference(net, torch.device("cpu"), "bf16")
 
 
@@ -155,7 +155,7 @@ def test_layers_without_values_have_no_range(narrow):
 @pytest.mark.parametrize(
     ("changes", "more", "message"),
     [
-        ({"pretrain": ()}, (), r"\[general\] qat starts from a trained network: name its snapshot with pretrain"),
+        ({"pretrain": ()}, (), r"\[general\] qat starts from a trained network: name its snapshot with `pretrain"),
         ({"pretrain": ("body:{run}",)}, (), r"\[general\] qat: pretrain gives no weights for rpn_head"),
         ({}, ("body.normalization_mode=gn",), r"\[general\] qat .* needs batch norm, not normalization_mode gn"),
         ({}, ("fpn.out_channels=8",), r"\[general\] qat pretrain=\S+: does not fill the network"),

@@ -128,7 +128,7 @@ def test_an_error_of_ruined_weights_is_a_failed_step(
         huge = (*huge, "dataloader.val_set=")
     with pytest.raises(RuntimeError, match="level of box 0"):
         run_training(replace(options, overrides=(*HUGE_RATE, *huge)))
-    assert f"{run}: no step has succeeded with its snapshots, resume=auto starts over" in capsys.readouterr().err
+    assert f"{run}: no step has succeeded with its snapshots, `resume=auto` starts over" in capsys.readouterr().err
     assert steps_in(run) == [1]
     assert not (run / "model_last.pth.tar").exists()
     with pytest.raises(InputError, match="no run folder: it holds no snapshot"):

@@ -356,7 +356,9 @@ def test_a_resumed_snapshot_must_fit(micro, micro_config, micro_run, tmp_path):
     other = make_dataset(tmp_path / "data", [1], [1])
     metadata = read_metadata(other / "metadata.bin")
     write_metadata(other / "metadata.bin", replace(metadata, num_stuff=1, num_thing=2))
-    with pytest.raises(InputError, match=r"1 thing classes, the data set has 2; .*pretrain=.* pretrain_classes=TABLE"):
+    with pytest.raises(
+        InputError, match=r"1 thing classes, the data set has 2; .*`pretrain=.*` `pretrain_classes=TABLE`"
+    ):
         train(micro_config, other, tmp_path / "run", resume=last)
 
 

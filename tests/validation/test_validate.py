@@ -135,7 +135,7 @@ def test_models_and_data_that_do_not_fit(micro, micro_run, tmp_path):
     with pytest.raises(InputError, match="no split 'test'"):
         evaluate_model(micro_run, micro, EvaluationOptions("test", device="cpu"))
     without_split = InferenceOptions(overrides=["dataloader.val_set="])
-    with pytest.raises(InputError, match="name a split with split=NAME"):
+    with pytest.raises(InputError, match="name a split with `split=NAME`"):
         evaluate_model(micro_run, micro, EvaluationOptions(device="cpu", inference=without_split))
 
 

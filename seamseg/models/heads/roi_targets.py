@@ -98,7 +98,7 @@ class ProposalMatcher:
             return None
         candidates = torch.cat(parts)
         usable = ~candidates.isnan().any(dim=1)
-        if crowd is not None and self.config.void_threshold > 0:
+        if self.config.void_threshold > 0 and crowd is not None:
             # empty boxes have no overlap (NaN) and stay
             usable = usable & ~(crowd_fraction(candidates, crowd) >= self.config.void_threshold)
         if boxes is None:

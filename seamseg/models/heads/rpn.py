@@ -180,7 +180,7 @@ class AnchorMatcher:
         usable = (anchors[:, :2] >= 0).all(dim=1) & (anchors[:, 2] <= height) & (anchors[:, 3] <= width)
         # an unused anchor becomes an empty box, which overlaps nothing
         anchors = torch.where(usable[:, None], anchors, 0.0)
-        if crowd is not None and self.config.void_threshold > 0:
+        if self.config.void_threshold > 0 and crowd is not None:
             usable = usable & (crowd_fraction(anchors, crowd) < self.config.void_threshold)
             anchors = torch.where(usable[:, None], anchors, 0.0)
         match = torch.where(usable, BACKGROUND, IGNORED)
