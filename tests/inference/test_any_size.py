@@ -208,7 +208,7 @@ def test_memory_for_the_smallest_tiles_does_not_suffice(rgb):
     start, smaller = "cpu: not enough memory for a network input of", "set a smaller shortest_size"
     for photo, tiles, words in (
         (rgb, "auto", f"{start} 400 x 300 pixels, not even in tiles of 128 pixels: {smaller}"),
-        (rgb, "off", f"{start} 400 x 300 pixels: set tiles=auto or {smaller}"),
+        (rgb, "off", f"{start} 400 x 300 pixels: set `tiles=auto` or {smaller}"),
         (rgb[:70, :80], "auto", f"{start} 80 x 70 pixels: {smaller}"),
     ):
         with pytest.raises(SeamsegError) as caught:

@@ -146,7 +146,7 @@ def test_out_of_memory_leads_to_tiles(error, capsys):
     assert result.size == (300, 400)
     assert (result.id_map > 0).all()
     assert "in tiles of 128" in capsys.readouterr().err
-    with pytest.raises(SeamsegError, match="400 x 300 pixels: set tiles=auto"):
+    with pytest.raises(SeamsegError, match="400 x 300 pixels: set `tiles=auto`"):
         model.predict(rgb, tiles="off")
     with pytest.raises(SeamsegError, match="even in tiles of 128 pixels"):
         seer(100, error).predict(rgb)

@@ -156,9 +156,9 @@ def test_layers_without_values_have_no_range(narrow):
     ("changes", "more", "message"),
     [
         ({"pretrain": ()}, (), r"\[general\] qat starts from a trained network: name its snapshot with `pretrain"),
-        ({"pretrain": ("body:{run}",)}, (), r"\[general\] qat: pretrain gives no weights for rpn_head"),
+        ({"pretrain": ("body:{run}",)}, (), r"\[general\] qat: `pretrain` gives no weights for rpn_head"),
         ({}, ("body.normalization_mode=gn",), r"\[general\] qat .* needs batch norm, not normalization_mode gn"),
-        ({}, ("fpn.out_channels=8",), r"\[general\] qat pretrain=\S+: does not fill the network"),
+        ({}, ("fpn.out_channels=8",), r"\[general\] qat `pretrain=\S+`: does not fill the network"),
     ],
 )
 def test_refused(changes, more, message, options, narrow, tmp_path):
