@@ -205,7 +205,7 @@ def test_images_of_a_too_large_batch_are_processed_one_by_one(rgb, capsys):
 
 def test_memory_for_the_smallest_tiles_does_not_suffice(rgb):
     model = predictor(SceneNet(room=5000))
-    start, smaller = "cpu: not enough memory for a network input of", "set a smaller shortest_size"
+    start, smaller = "cpu: not enough memory for a network input of", "set a smaller `shortest_size`"
     for photo, tiles, words in (
         (rgb, "auto", f"{start} 400 x 300 pixels, not even in tiles of 128 pixels: {smaller}"),
         (rgb, "off", f"{start} 400 x 300 pixels: set `tiles=auto` or {smaller}"),
