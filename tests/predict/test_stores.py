@@ -104,8 +104,16 @@ def test_scratch_folders_of_killed_processes_are_removed(tmp_path):
     dead.mkdir(parents=True)
     (dead / "lock").touch()
     (dead / "big.tar").write_bytes(b"x")
+    # killed before the lock was created
+    without_lock, new = (tmp_path / "here" / f".seamseg-predict-{name}" for name in ("old", "new"))
+    without_lock.mkdir()
+    new.mkdir()
+    os.utime(without_lock, (0, 0))
     alive = Staging(tmp_path / "here", lambda folder: [])
     assert not dead.exists()
+    assert not without_lock.exists()
+    assert new.exists()
+    new.rmdir()
     other = Staging(tmp_path / "here", lambda folder: [])
     assert alive.folder.exists()
     with other.scratch_dir() as first, other.scratch_dir() as second:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from seamseg.utils.locks import close_locked, flock, open_locked
 
 _PREFIX = ".seamseg-predict-"
 _LOCK = "lock"
+_UNLOCKED_SECONDS = 60
+"""Longer than a process takes to create the lock of its folder."""
 
 MakeWriters = Callable[[Path], Sequence[Writer[Any]]]
 """Creates the writers of a run for a folder"""
@@ -99,7 +102,13 @@ def _sweep(where: Path) -> None:
     """Remove the folders of processes that have ended, whose locks are free. Without locks they stay."""
     for folder in where.glob(f"{_PREFIX}*"):
         with suppress(OSError):
-            file = os.open(folder / _LOCK, os.O_RDWR)
+            try:
+                file = os.open(folder / _LOCK, os.O_RDWR)
+            except FileNotFoundError:
+                # its process was killed just before it created the lock, or after it removed it
+                if time.time() - folder.stat().st_mtime > _UNLOCKED_SECONDS:
+                    folder.rmdir()
+                continue
             try:
                 if flock(file):
                     shutil.rmtree(folder, ignore_errors=True)
