@@ -40,7 +40,7 @@ from seamseg.doctor.stages import random_predictor
 from seamseg.formats.exported import ExportedMetadata
 from seamseg.inference.onnx_engines import open_onnx
 from seamseg.inference.package import PackageSession
-from seamseg.models.heads.roi import DetectionSelector
+from seamseg.models.heads.detections import DetectionSelector
 from seamseg.models.panoptic import PanopticNet
 from seamseg.ops.fused import FusedConv2d
 from seamseg.ops.winograd import WinogradConv2d

@@ -50,7 +50,7 @@ def predict(
     from seamseg.inference.predictor import Predictor
     from seamseg.inference.tiling.tiles import Tiling
     from seamseg.models.build import build_network
-    from seamseg.models.heads.roi import DetectionSelector
+    from seamseg.models.heads.detections import DetectionSelector
     from seamseg.models.panoptic import PanopticNet
 
     torch.manual_seed(0)

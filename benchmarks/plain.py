@@ -26,7 +26,8 @@ from seamseg.inference.predictor import Predictor
 from seamseg.inference.result import Panoptic
 from seamseg.inplace_abn import to_batchnorm
 from seamseg.models.criterion import Criterion, Losses, TrainingModule
-from seamseg.models.heads.roi import DetectionSelector, ROIExtractor
+from seamseg.models.heads.detections import DetectionSelector
+from seamseg.models.heads.roi import ROIExtractor
 from seamseg.models.heads.rpn import ProposalGenerator
 from seamseg.models.heads.semantic import MiniDeepLab, SemanticHead, semantic_target
 from seamseg.models.panoptic import Features, PanopticNet

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from seamseg.formats.exported import CLASSIFIER_SIDES, DYNAMIC_SIDES
-from seamseg.models.heads.rpn import best_scores
-from seamseg.models.panoptic import DenseOutputs, Features, PanopticNet
+from seamseg.models.heads.select import best_scores
+from seamseg.models.panoptic import Features, PanopticNet
+from seamseg.models.panoptic_inference import DenseOutputs
 from seamseg.models.semantic import SemanticNet
 from seamseg.ops.boxes import decode_boxes
 from seamseg.ops.nms import nms_fixed
@@ -137,7 +138,8 @@ class DetectionExport(ExportNet):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return boxes, classes, scores and number of the detections.
 
-        The result is that of :meth:`PanopticNet.detect` with :class:`seamseg.models.heads.roi.DetectionSelector`.
+        The result is that of :meth:`PanopticNet.detect` with a
+        :class:`seamseg.models.heads.detections.DetectionSelector`.
         """
         selector, rows = self.net.options.selector, self.rows
         index = torch.zeros_like(proposals[:, 0], dtype=torch.int64)
@@ -165,7 +167,7 @@ class DetectionExport(ExportNet):
         )
 
     def _best(self, scores: Tensor, count: int) -> Tensor:
-        """Return what :func:`seamseg.models.heads.rpn.best_scores` does."""
+        """Return what :func:`seamseg.models.heads.select.best_scores` does."""
         if not self.standard_ops:
             return best_scores(scores, count)
         # the TopK of ONNX prefers the lower index among equal scores; that of torch promises nothing

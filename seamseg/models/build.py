@@ -20,7 +20,8 @@ from seamseg.models.backbones.timm_network import TimmBackbone
 from seamseg.models.criterion import Criterion, SemanticCriterion, TrainingModule
 from seamseg.models.folding import fold_layers
 from seamseg.models.heads.deeplab import DeeplabV3
-from seamseg.models.heads.roi import DetectionSelector, ROIExtractor, ROIHead
+from seamseg.models.heads.detections import DetectionSelector
+from seamseg.models.heads.roi import ROIExtractor, ROIHead
 from seamseg.models.heads.roi_targets import ProposalMatcher
 from seamseg.models.heads.rpn import AnchorGenerator, ProposalGenerator, RPNHead
 from seamseg.models.heads.semantic import SemanticHead

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from seamseg.models.backbones.fpn import FPNBody
+from seamseg.models.heads.detections import DetectionSelector
 from seamseg.models.heads.points import PointOutputs, PointSource
-from seamseg.models.heads.roi import DetectionSelector, ROIExtractor, ROIHead
+from seamseg.models.heads.roi import ROIExtractor, ROIHead
 from seamseg.models.heads.roi_targets import ProposalMatcher, ROISample, leading_classes, leading_rows
 from seamseg.models.heads.rpn import AnchorGenerator, ProposalGenerator, RPNHead
 from seamseg.models.heads.select import upload
 from seamseg.models.heads.semantic import SemanticHead
 from seamseg.models.network import BatchOptions, mark_sizes_dynamic
-from seamseg.models.panoptic_inference import DenseOutputs as DenseOutputs  # part of the interface
 from seamseg.models.panoptic_inference import DensePart, PanopticInference, RunDense
 from seamseg.panoptic_map import VOID
 from seamseg.structures import Batch, PackedSequence, TargetInfo

@@ -218,7 +218,7 @@ def test_memory_for_the_smallest_tiles_does_not_suffice(rgb):
     gpu = SimpleNamespace(device=torch.device("cuda:1"), on_gpu=True)
     error = SimpleNamespace(network=gpu, input_size=InputSize())
     said = str(Predictor._out_of_memory(error, np.empty((70, 80, 3))))
-    assert said == f"cuda:1: not enough memory for a network input of 80 x 70 pixels: {smaller} or use device=cpu"
+    assert said == f"cuda:1: not enough memory for a network input of 80 x 70 pixels: {smaller} or use `device=cpu`"
 
 
 @pytest.mark.parametrize(("tiles", "overlap"), [("on", None), (64, None), (256, 200), (None, -1)])

@@ -12,7 +12,7 @@ from support.sections import roi
 import seamseg
 from seamseg.inference.images import network_input
 from seamseg.inference.tta import Augmentation, predict_augmented
-from seamseg.models.heads.roi import DetectionSelector
+from seamseg.models.heads.detections import DetectionSelector
 from seamseg.ops.upsample import upsample_argmax, upsample_mean_argmax
 from seamseg.predictions import Prediction
 from seamseg.structures import PackedSequence

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seamseg.models.heads.roi import DetectionSelector
+from seamseg.models.heads.detections import DetectionSelector
 from seamseg.ops.labels import extract_boxes
 from seamseg.predictions import Prediction
 from seamseg.structures import PackedSequence

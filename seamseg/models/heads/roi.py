@@ -12,7 +12,6 @@ from torch.nn import functional
 
 from seamseg.config.sections import Roi
 from seamseg.models.backbones.base import NormFactory
-from seamseg.models.heads.detections import DetectionSelector as DetectionSelector  # part of the interface
 from seamseg.models.heads.points import PointHead
 from seamseg.models.heads.roi_targets import pixel_loss
 from seamseg.ops.boxes import box_area, smooth_l1

@@ -16,8 +16,7 @@ from seamseg.config.sections import Rpn
 from seamseg.models.backbones.base import NormFactory
 from seamseg.models.heads.crop_aware import consistent_codes, matched_boxes
 from seamseg.models.heads.roi_targets import BACKGROUND, box_targets
-from seamseg.models.heads.select import best_scores as best_scores  # part of the interface
-from seamseg.models.heads.select import first_true, nth_true, rank_samples, rows_of_groups, upload
+from seamseg.models.heads.select import best_scores, first_true, nth_true, rank_samples, rows_of_groups, upload
 from seamseg.ops.boxes import clip_boxes, crowd_fraction, decode_boxes, match_boxes, smooth_l1
 from seamseg.ops.nms import nms_fixed
 from seamseg.ops.norm import run_layers

@@ -11,7 +11,8 @@ from support.golden_files import numpy_permutation, tensor
 from support.sections import roi
 from torch.testing import assert_close
 
-from seamseg.models.heads.roi import DetectionSelector, ROIExtractor, ROIHead, box_loss, class_loss, mask_loss
+from seamseg.models.heads.detections import DetectionSelector
+from seamseg.models.heads.roi import ROIExtractor, ROIHead, box_loss, class_loss, mask_loss
 from seamseg.models.heads.roi_targets import BACKGROUND, IGNORED_PIXEL, ProposalMatcher, box_targets, mask_targets
 from seamseg.ops.boxes import clip_boxes
 from seamseg.ops.norm import ABN, ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
