@@ -22,7 +22,7 @@ from seamseg.predict.writers import Writer
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.distributed import World, broadcast_object, gather_objects, long_timeout_group, shared_counter
 from seamseg.utils.errors import InputError, SeamsegError, UnreadableImage, one_line
-from seamseg.utils.parallel import BackgroundWriter, available_cores
+from seamseg.utils.parallel import BackgroundWriter, available_cores, check_workers
 from seamseg.utils.progress import progress
 from seamseg.utils.signals import graceful_termination
 from seamseg.utils.urls import describe_error
@@ -97,6 +97,7 @@ def predict_all(
     """
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1, not {batch_size}")
+    check_workers(workers)
     _check_names(sources, sink.writers)
     sink.check(sources)
     # processes work independently for hours, and some longer than others

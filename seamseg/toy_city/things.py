@@ -13,7 +13,7 @@ import numpy as np
 
 from seamseg.toy_city import labels
 from seamseg.toy_city.scene import render_scene
-from seamseg.toy_city.writer import check_settings, save_png
+from seamseg.toy_city.writer import MAX_SCENES, check_settings, save_png
 from seamseg.utils.errors import InputError
 from seamseg.utils.parallel import parallel_map
 
@@ -61,10 +61,10 @@ def generate_toy_things(
     Raises
     ------
     InputError
-        if there are no scenes in a split, or `root` has things of other settings
+        if the number of scenes of a split is out of range, or `root` has things of other settings
     """
-    if train < 1 or val < 1:
-        raise InputError(f"toy things: train and val must be 1 or more, got {train} and {val}")
+    if not (1 <= train <= MAX_SCENES and 1 <= val <= MAX_SCENES):
+        raise InputError(f"toy things: train and val must be from 1 to {MAX_SCENES}, got {train} and {val}")
     folder = Path(root)
     settings = {"version": VERSION, "seed": int(seed), "train": int(train), "val": int(val)}
     check_settings(folder, settings, "toy_things.json")

@@ -20,7 +20,13 @@ CITY = "toyville"
 VERSION = 1
 """Incremented when the same seed gives different images."""
 
-_FIRST = {"train": 0, "val": 500_000}
+MAX_SIDE = 8192
+"""Maximum height and width of a scene in pixels."""
+
+MAX_SCENES = 500_000
+"""Maximum number of scenes of a split."""
+
+_FIRST = {"train": 0, "val": MAX_SCENES}
 """Number of the first scene of a split: file names differ between splits, as in Cityscapes."""
 
 
@@ -71,12 +77,12 @@ def generate_toy_city(
     Raises
     ------
     InputError
-        for a negative count, a size below 64 pixels, or a `root` with a toy city of other settings
+        for a count or size out of range, or a `root` with a toy city of other settings
     """
-    if train < 0 or val < 0:
-        raise InputError(f"toy city: train and val must be 0 or more, got {train} and {val}")
-    if min(size) < 64:
-        raise InputError(f"toy city: size must be at least 64 pixels a side, got {size[0]}x{size[1]}")
+    if not (0 <= train <= MAX_SCENES and 0 <= val <= MAX_SCENES):
+        raise InputError(f"toy city: train and val must be from 0 to {MAX_SCENES}, got {train} and {val}")
+    if min(size) < 64 or max(size) > MAX_SIDE:
+        raise InputError(f"toy city: size must be from 64 to {MAX_SIDE} pixels a side, got {size[0]}x{size[1]}")
     folder = Path(root)
     check_settings(folder, {"version": VERSION, "seed": int(seed), "size": [int(s) for s in size]})
     counts = {"train": train, "val": val}

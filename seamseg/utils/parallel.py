@@ -14,7 +14,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
-from seamseg.utils.errors import SeamsegError
+from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.files import cannot_write
 from seamseg.utils.signals import block_stop_signals, ignore_foreign_signals
 
@@ -22,11 +22,20 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 MAX_PENDING_BYTES = 512 << 20
+MAX_WORKERS = 256
+"""Maximum number of worker processes or threads on a machine with fewer cores."""
 
 
 def available_cores() -> int:
     """Return the number of processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def check_workers(workers: int) -> int:
+    """Return the number of workers; raise InputError if it is too high."""
+    if workers > (most := max(MAX_WORKERS, available_cores())):
+        raise InputError(f"`workers={workers}`: must be at most {most}")
+    return workers
 
 
 def parallel_map(function: Callable[[A], B], items: Sequence[A], workers: int | None = None) -> Iterator[B]:
@@ -40,10 +49,11 @@ def parallel_map(function: Callable[[A], B], items: Sequence[A], workers: int | 
     Raises
     ------
     SeamsegError
-        if the workers cannot be started, or one is killed; errors of `function` are raised unchanged. After an error or
-        a dropped iteration, items not yet started are left out; only an error waits for the others.
+        if there are too many workers, they cannot be started, or one is killed; errors of `function` are raised
+        unchanged. After an error or a dropped iteration, items not yet started are left out; only an error waits for
+        the others.
     """
-    count = min(available_cores() if workers is None else workers, len(items))
+    count = min(available_cores() if workers is None else check_workers(workers), len(items))
     if count <= 1:
         yield from map(function, items)
         return
@@ -140,7 +150,7 @@ def threaded_map(
     size_of : memory of a result; None for small ones
     most_bytes : limit of the results that wait, with `size_of`; each thread may hold one result more
     """
-    if workers <= 1:
+    if check_workers(workers) <= 1:
         yield from map(function, items)
         return
     waiting: deque[Future[B]] = deque()

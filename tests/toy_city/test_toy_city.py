@@ -147,10 +147,13 @@ def test_settings_must_match(tmp_path):
     generate_toy_city(tmp_path, train=1, val=0, size=SIZE, workers=1)
     with pytest.raises(InputError, match="choose another folder"):
         generate_toy_city(tmp_path, train=1, val=0, seed=1, size=SIZE)
-    with pytest.raises(InputError, match="0 or more"):
+    with pytest.raises(InputError, match="from 0 to 500000"):
         generate_toy_city(tmp_path / "x", train=-1)
-    with pytest.raises(InputError, match="64 pixels"):
-        generate_toy_city(tmp_path / "x", train=1, size=(10, 512))
+    with pytest.raises(InputError, match="from 0 to 500000"):
+        generate_toy_city(tmp_path / "x", train=2**63)
+    for wrong in ((10, 512), (256, 2**20)):
+        with pytest.raises(InputError, match="from 64 to 8192 pixels"):
+            generate_toy_city(tmp_path / "x", train=1, size=wrong)
 
 
 def test_objects_behind_a_long_car_are_painted_before_it():

@@ -10,10 +10,17 @@ import time
 
 import pytest
 
-from seamseg.utils.errors import SeamsegError
-from seamseg.utils.parallel import parallel_map, threaded_map
+from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.parallel import MAX_WORKERS, available_cores, parallel_map, threaded_map
 
 MINUTE = 60
+
+
+@pytest.mark.parametrize("run", [parallel_map, threaded_map])
+def test_too_many_workers(run):
+    most = max(MAX_WORKERS, available_cores())
+    with pytest.raises(InputError, match=f"^`workers={2**63}`: must be at most {most}$"):
+        next(run(str, range(3), 2**63))
 
 
 def test_a_dropped_iteration_does_not_wait_for_threads():
