@@ -136,7 +136,7 @@ def checkpoint_weights(content: Any, name: str, averaged: bool = False) -> dict[
 
 
 def _progress(content: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the progress that a file of the original states; empty if it holds weights only."""
+    """Return the progress that a file of the original states, in epochs; empty if it holds weights only."""
     if "epoch" not in content:
         return {}
     try:
@@ -145,7 +145,7 @@ def _progress(content: Mapping[str, Any], name: str) -> dict[str, Any]:
         raise InputError(f"{name}: its epoch or best_prec1 is not a number") from None
     if done < 0:
         raise InputError(f"{name}: its epoch is {done}, a number of finished epochs is at least 0")
-    return {"epoch": done - 1, "last_score": best, "best_score": best}
+    return {"epoch": done - 1, "global_step": None, "last_score": best, "best_score": best}
 
 
 def load_checkpoint(net: Classifier, path: str | Path, config: ClassifierConfig) -> list[str]:

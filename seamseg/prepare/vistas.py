@@ -89,7 +89,7 @@ def _find_config(tree: SourceTree, version: str | None, options: ConversionOptio
         names = CONFIGS[version] if version else [name for names in CONFIGS.values() for name in names]
         raise InputError(f"{tree.root}: no {' or '.join(names)}; is this the root of Mapillary Vistas?{tree.hint}")
     if version is None and len(present) > 1:
-        options.log(f"{tree.root}: labels of versions {' and '.join(present)}; using {wanted} (see `version`)")
+        options.log(f"{tree.root}: labels of versions {' and '.join(present)}; using {wanted}, as none is named")
     return wanted, config
 
 

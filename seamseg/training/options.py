@@ -116,7 +116,8 @@ class TrainerOptions:
         general, optimizer = config.general, config.optimizer
         return cls(
             epochs=config.scheduler.epochs,
-            loss_weights=dict(zip(KINDS[config.kind].losses, optimizer.loss_weights, strict=True)),
+            # `train --eval` needs no weights, so their number is checked with the training
+            loss_weights=dict(zip(KINDS[config.kind].losses, optimizer.loss_weights)),
             loss_average=optimizer.loss_average,
             seed=general.seed,
             accumulate=optimizer.accumulate,

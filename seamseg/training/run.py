@@ -119,7 +119,7 @@ def run_training(options: TrainingOptions, task: Task | None = None) -> Scores |
             except KeyboardInterrupt as stop:
                 saved = bool(folder.saved()) or folder.last.exists()
                 auto = f"`resume={AUTO}`"
-                advice = f"re-run the same command (`train`: with {auto}) to resume from the newest snapshot"
+                advice = f"re-run the same command (`seamseg train`: with {auto}) to resume from the newest snapshot"
                 stop.args = (advice if saved else "no snapshot saved yet",)
                 log.failure(f"interrupted; {stop}")
                 raise
@@ -287,7 +287,7 @@ def _find_snapshot(options: TrainingOptions, world: World, folder: RunFolder, lo
         return replace(options, resume=newest, pretrain=())
     if options.evaluate and not options.pretrain:
         raise InputError(f"`evaluate=True` `resume={AUTO}`: {folder.path} holds no snapshot")
-    log.info(f"{folder.path} holds no snapshot, starting a new training")
+    log.info(f"`resume={AUTO}`: {folder.path} holds no snapshot, starting a new training")
     return replace(options, resume=None)
 
 

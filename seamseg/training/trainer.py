@@ -222,7 +222,7 @@ class Trainer:
         """Stop the training, whose snapshot is being written, because of a signal."""
         message = (
             f"{signal.Signals(number).name}: stopped after step {self.progress.global_step}, snapshot saved; "
-            f"re-run the same command (`train`: with `resume=auto`) to continue"
+            f"re-run the same command (`seamseg train`: with `resume=auto`) to continue"
         )
         self.checkpointer.wait()
         if self.world.is_main:

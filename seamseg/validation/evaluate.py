@@ -51,7 +51,7 @@ class EvaluationOptions:
 
     def __post_init__(self) -> None:
         if self.legacy and self.out is not None:
-            raise InputError(f"out: {self.out} cannot hold legacy metrics; an evaluation folder uses the official ones")
+            raise InputError(f"`out={self.out}`: an evaluation folder uses the official metrics, not legacy ones")
         if self.inference.classes is not None:
             raise InputError("`classes` has no effect: all classes of the data set are scored")
 
@@ -95,7 +95,11 @@ def evaluate_model(
             # as in the COCO results of `predict`; by default all detections count
             validator = replace(validator, least_score=options.inference.score_threshold or 0.0)
         check_same_classes(opened.metadata, opened.name, validator.metadata, str(data))
-        predictor = build_predictor(opened, options.inference, size)
+        inference = options.inference
+        if options.legacy and inference.tiles == "auto":
+            # as the original
+            inference = replace(inference, tiles="off")
+        predictor = build_predictor(opened, inference, size)
         if predictor.network.averaged and world.is_main and not options.quiet:
             print(f"{opened.name}: scoring the moving average of its weights", file=sys.stderr)
         writer = None if options.out is None else EvaluationWriter(options.out, validator.dataset.folder, world)
@@ -118,10 +122,10 @@ def _check(opened: OpenedModel, model: str, split: str, options: EvaluationOptio
 
 
 def _input_size(opened: OpenedModel, options: EvaluationOptions) -> InputSize:
-    size = opened.input_size(options.inference)
-    if options.legacy and options.inference.longest_max_size is None:
-        # the original has no limit of the longest side
-        return replace(size, longest_max_size=None)
+    size, given = opened.input_size(options.inference), options.inference
+    if options.legacy and given.size is None and given.longest_max_size is None and not given.preview:
+        # the original knows no other size
+        return InputSize(given.shortest_size or opened.config.dataloader.shortest_size, max_size=size.max_size)
     return size
 
 

@@ -149,8 +149,7 @@ class Validator:
     ) -> Validator:
         """Open a split of a dataset folder; the other arguments are the attributes.
 
-        `size` is that of the network's input; None for that of the configuration, in `legacy` scores without a limit
-        of the longest side, as the original.
+        `size` is that of the network's input; None for that of the configuration.
 
         Raises
         ------
@@ -163,8 +162,7 @@ class Validator:
         scorer = SCORERS[config.kind]
         if scorer is InstanceScorer or (scorer is PanopticScorer and config.general.eval_coco):
             require_pycocotools()
-        if size is None:
-            size = InputSize(config.dataloader.shortest_size) if legacy else input_size(config)
+        size = size or input_size(config)
         dataset = PanopticDataset(root, split, _ValidationTransform(size))
         return Validator(dataset, size, config, world, legacy, quiet)
 

@@ -70,7 +70,7 @@ def test_a_file_of_the_original_resumes(trained: Path, config: ClassifierConfig,
     ours = trained / "run" / "checkpoint.pth.tar"
     theirs = as_of_the_original(ours, tmp_path / "theirs.pth.tar", best_prec1=torch.tensor(12.5))
     snapshot = parse_checkpoint(load_tensors(theirs, "t"), "t", config)
-    assert snapshot.training_meta == {"epoch": 0, "last_score": 0.125, "best_score": 0.125}
+    assert snapshot.training_meta == {"epoch": 0, "global_step": None, "last_score": 0.125, "best_score": 0.125}
 
     for name, source in (("a", ours), ("b", theirs)):
         train(trained / "c.json", trained / "data", tmp_path / name, resume=source)

@@ -125,10 +125,10 @@ def test_crops_of_another_size(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"tiles": 128}, "tiles=128: .*is a classifier, which needs the whole image"),
-        ({"preview": True}, "preview=True: .* is a classifier of one size"),
-        ({"shortest_size": 64}, "shortest_size=64: .* is a classifier of one size"),
-        ({"size": 64}, "size=64: .* is a classifier of one size"),
+        ({"tiles": 128}, "`tiles=128`: .*is a classifier, which needs the whole image"),
+        ({"preview": True}, "`preview=True`: .* is a classifier of one size"),
+        ({"shortest_size": 64}, "`shortest_size=64`: .* is a classifier of one size"),
+        ({"size": 64}, "`size=64`: .* is a classifier of one size"),
     ],
 )
 def test_options_that_a_classifier_cannot_take(tmp_path, changed, message):

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,12 +11,13 @@ from PIL import Image
 from support.micro import make_dataset
 
 from seamseg.config import load_config
+from seamseg.data.input_size import InputSize
 from seamseg.formats.metadata import read_metadata, write_metadata
 from seamseg.inference.options import InferenceOptions
 from seamseg.predictions import Prediction
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
-from seamseg.validation.evaluate import EvaluationOptions, evaluate_model
+from seamseg.validation.evaluate import EvaluationOptions, _input_size, evaluate_model
 from seamseg.validation.validator import Validator
 
 pytestmark = pytest.mark.usefixtures("narrow")
@@ -86,6 +88,16 @@ def test_legacy_scores_are_computed_at_network_size(flat, micro_config):
     assert seen == [(64, 96)] * 3
     assert scores.PQ_stuff == pytest.approx(1.0, abs=0.05)
     assert pytest.approx(2 / 3 * scores.PQ_stuff) == scores.PQ  # cars never occur and count as 0
+
+
+@pytest.mark.parametrize(("legacy", "size"), [(False, InputSize(longest_size=90)), (True, InputSize(64))])
+def test_legacy_scores_use_the_size_of_the_original(micro_config, legacy, size):
+    config = load_config(micro_config, overrides=("dataloader.longest_size=90", "dataloader.shortest_size=64"))
+    opened = SimpleNamespace(config=config, input_size=lambda options: options.input_size(config))
+    assert _input_size(opened, EvaluationOptions(legacy=legacy)) == size
+    for given in (InferenceOptions(size=32), InferenceOptions(shortest_size=32, longest_max_size=40)):
+        asked = EvaluationOptions(legacy=legacy, inference=given)
+        assert _input_size(opened, asked) == given.input_size(config)
 
 
 def test_shards_sum_to_the_whole(flat, micro_config):

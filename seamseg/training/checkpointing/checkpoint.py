@@ -208,7 +208,7 @@ def resume(
     net, optimizer : to restore
     metadata : classes of the data set
     files : layout of the snapshots
-    epoch_length : steps an epoch, for files that count epochs only
+    epoch_length : steps an epoch, for files whose `global_step` is None, which count epochs only
     keys : names for errors
 
     Raises
@@ -220,11 +220,12 @@ def resume(
     _check_same_kind(snapshot, net, str(path))
     meta, more = snapshot.training_meta, snapshot.resume or {}
     try:
+        step = meta["global_step"]
         point = ResumePoint(
             source=Path(path),
             progress=TrainingProgress(
                 epoch=int(meta["epoch"]),
-                global_step=int(meta.get("global_step", (meta["epoch"] + 1) * epoch_length)),
+                global_step=int((meta["epoch"] + 1) * epoch_length if step is None else step),
                 last_score=_score(meta.get("last_score")),
                 best_score=_score(meta.get("best_score")),
             ),
