@@ -351,9 +351,9 @@ def test_cause_of_a_failed_write_is_reported(micro_run, tmp_path, monkeypatch, s
 def test_a_resumed_snapshot_must_fit(micro, micro_config, micro_run, tmp_path):
     last = micro_run / "model_last.pth.tar"
     snapshot = load_snapshot(last)
-    for missing in ("epoch", "global_step"):
-        meta = {key: value for key, value in snapshot.training_meta.items() if key != missing}
-        save_snapshot(tmp_path / "weights.tar", replace(snapshot, training_meta=meta))
+    for missing in ({"epoch"}, {"global_step"}, set(snapshot.training_meta)):
+        meta = {key: value for key, value in snapshot.training_meta.items() if key not in missing}
+        save_snapshot(tmp_path / "weights.tar", Snapshot(snapshot.config, snapshot.state_dict, meta))
         with pytest.raises(InputError, match="training progress is missing or damaged"):
             train(micro_config, micro, tmp_path / "run", resume=tmp_path / "weights.tar")
     with pytest.raises(InputError, match="parameters a group"):

@@ -14,6 +14,7 @@ from seamseg.config import load_config
 from seamseg.data.input_size import InputSize
 from seamseg.formats.metadata import read_metadata, write_metadata
 from seamseg.inference.options import InferenceOptions
+from seamseg.inference.predictor import build_predictor
 from seamseg.predictions import Prediction
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
@@ -98,6 +99,23 @@ def test_legacy_scores_use_the_size_of_the_original(micro_config, legacy, size):
     for given in (InferenceOptions(size=32), InferenceOptions(shortest_size=32, longest_max_size=40)):
         asked = EvaluationOptions(legacy=legacy, inference=given)
         assert _input_size(opened, asked) == given.input_size(config)
+
+
+@pytest.mark.parametrize(
+    ("legacy", "tiles", "used"),
+    [(False, "auto", "auto"), (True, "auto", "off"), (True, 512, 512)],
+)
+def test_legacy_scores_use_no_tiles_unless_asked(micro, micro_run, monkeypatch, legacy, tiles, used):
+    built = []
+
+    def build(opened, options, size):
+        built.append(options.tiles)
+        return build_predictor(opened, options, size)
+
+    monkeypatch.setattr("seamseg.validation.evaluate.build_predictor", build)
+    options = EvaluationOptions(device="cpu", quiet=True, legacy=legacy, inference=InferenceOptions(tiles=tiles))
+    assert evaluate_model(micro_run, micro, options).scores.n_images == 3
+    assert built == [used]
 
 
 def test_shards_sum_to_the_whole(flat, micro_config):
