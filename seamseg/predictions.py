@@ -15,6 +15,25 @@ A = TypeVar("A", "Tensor", np.ndarray)
 
 
 @dataclass(frozen=True)
+class QueryMasks:
+    """Masks of a network that predicts a set of them, one class and one mask a query (MaskFormer, arXiv 2107.06278).
+
+    Only queries whose best class is an object are kept.
+
+    Attributes
+    ----------
+    classes, scores : `K` int64, the best class (stuff first), and `K` float32, its probability
+    mask_logits : `K x h x w` float32, of the whole padded input
+    padded_size : `(height, width)` of the padded input; the image is its upper left part
+    """
+
+    classes: np.ndarray
+    scores: np.ndarray
+    mask_logits: np.ndarray
+    padded_size: tuple[int, int]
+
+
+@dataclass(frozen=True)
 class Prediction(Generic[A]):
     """Outputs of the network for one image, in pixels of its input (the valid, unpadded part).
 
@@ -30,6 +49,8 @@ class Prediction(Generic[A]):
     logits : one a class, of a classifier
     maps : further maps by name, `H x W`. `probability` is that of the class of each pixel: float from the network, from
         a predictor uint8, 255 times the probability rounded down
+    queries : masks that make the panoptic map, in place of detections and class map; None for networks without queries,
+        and for an image that was processed in tiles
     """
 
     boxes: A
@@ -40,6 +61,7 @@ class Prediction(Generic[A]):
     size: tuple[int, int]
     logits: A | None = None
     maps: Mapping[str, A] = field(default_factory=dict)
+    queries: QueryMasks | None = None
 
     def on_cpu(self) -> ArrayPrediction:
         """Return the outputs as numpy arrays with uint8 maps; floats are float32. Arrays are returned as they are."""
@@ -55,6 +77,7 @@ class Prediction(Generic[A]):
             p.size,
             None if p.logits is None else _floats(p.logits),
             {name: _as_bytes(values).cpu().numpy() for name, values in p.maps.items()},
+            p.queries,
         )
 
     def copy(self) -> ArrayPrediction:
@@ -62,7 +85,8 @@ class Prediction(Generic[A]):
         p = self.on_cpu()
         masks, semantic, logits = (None if a is None else a.copy() for a in (p.mask_logits, p.semantic, p.logits))
         maps = {name: values.copy() for name, values in p.maps.items()}
-        return Prediction(p.boxes.copy(), p.classes.copy(), p.scores.copy(), masks, semantic, p.size, logits, maps)
+        boxes, classes, scores = p.boxes.copy(), p.classes.copy(), p.scores.copy()
+        return Prediction(boxes, classes, scores, masks, semantic, p.size, logits, maps, p.queries)
 
 
 ArrayPrediction: TypeAlias = Prediction[np.ndarray]
