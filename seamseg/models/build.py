@@ -25,7 +25,8 @@ from seamseg.models.heads.roi import ROIExtractor, ROIHead
 from seamseg.models.heads.roi_targets import ProposalMatcher
 from seamseg.models.heads.rpn import AnchorGenerator, ProposalGenerator, RPNHead
 from seamseg.models.heads.semantic import SemanticHead
-from seamseg.models.panoptic import NetworkOptions, PanopticNet
+from seamseg.models.panoptic import PanopticNet
+from seamseg.models.panoptic_inference import NetworkOptions
 from seamseg.models.quantised import quantised
 from seamseg.models.semantic import SemanticNet, SemanticOptions, SemanticTrainingModule
 from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
