@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from seamseg.checkpoints.bundle import check_classes
-from seamseg.checkpoints.snapshot import NETWORK_MODULES, Snapshot, is_optional, load_into, network_parts, network_state
+from seamseg.checkpoints.snapshot import NETWORK_MODULES, Snapshot, is_optional, load_into, network_parts
 from seamseg.data.samplers import ARBatchSampler, EpochSegment
 from seamseg.formats.metadata import Metadata, metadata_header
 from seamseg.training.checkpointing.rank_state import load_rank_buffers, with_rank_averages
@@ -276,10 +276,10 @@ def load_weights(
 
 def _check_same_kind(snapshot: Snapshot, net: nn.Module, name: str) -> None:
     """Raise InputError if a snapshot has parts that the network lacks: its weights fit, but not its optimizer state."""
-    own = network_state(net)
+    own = net.state_dict()
     for part in NETWORK_MODULES:
         keys = snapshot.state_dict.get(part, {})
-        unknown = [key for key in keys if key not in own.get(part, {}) and not is_optional(key)]
+        unknown = [key for key in keys if f"{part}.{key}" not in own and not is_optional(key)]
         if unknown:
             raise InputError(
                 f"{name}: is a snapshot of another kind of network, which also has {part}.{unknown[0]}: it cannot be "
