@@ -265,8 +265,9 @@ class PlainTrainingModule(nn.Module):
 
     def __init__(self, module: TrainingModule, separated: bool = False) -> None:
         super().__init__()
+        assert isinstance(module.net, PanopticNet) and isinstance(module.criterion, Criterion)
         self.net = plain_network(module.net, separated)
-        self.criterion: Criterion = module.criterion
+        self.criterion = module.criterion
 
     def forward(self, batch: Batch) -> Losses:
         """Compute the losses of a batch, not weighted."""
