@@ -231,11 +231,11 @@ def _train(
     metrics = MetricsFile(output, (done.global_step, done.epoch) if done else None)
     recorder = StepRecorder(state.config, state.metadata, world, net, folder.path) if task.replayable else None
     images = task.sample_images(state.metadata)
-    reporter = Reporter(trainer, images, world, log, tensorboard, metrics, recorder, validator is not None)
+    reporter = Reporter(trainer, images, world, log, tensorboard, metrics, validator is not None)
     unreadable = count_unreadable(loader, world, trainer.broken_limit, log.warning)
     batches = DevicePrefetcher(loader, world.device, task.prepare, unreadable)
     callback = task.step_callback(net, tensorboard)
-    training = Trainer(state, batches, validator, folder, reporter, resumed, callback)
+    training = Trainer(state, batches, validator, folder, reporter, recorder, resumed, callback)
     tensorboard.text("config", state.config)
     if training.progress.epoch + 1 >= trainer.epochs:
         log.warning(f"all {trainer.epochs} epochs are done already; raise {trainer.keys.epochs} to train on")
