@@ -47,7 +47,8 @@ class Trainer:
     run : folder of the snapshots, written by the main process
     reporter : reports the progress
     recorder : writes a dump of a failed step; None for no dumps
-    resumed : where to begin; weights, momentum and the stepper's state must be restored already; None for a new run
+    resumed : where to begin, in an epoch only if the order of its images is the same; weights, momentum and the
+        stepper's state must be restored already; None for a new run
     callback : called with the number of each finished step
     """
 
@@ -70,7 +71,7 @@ class Trainer:
         self._position: EpochPosition | None = None if resumed is None else resumed.position
         self._preemption = Preemption(self.world)
         if resumed is not None and resumed.rank_states:
-            # a new epoch resets most of it
+            # the beginning of an epoch resets most of it
             own = resumed.rank_state(self.world)
             self.losses.load_state_dict(mean_losses(resumed.rank_states) if own is None else own["losses"])
 
@@ -195,31 +196,22 @@ class Trainer:
 
     def _begin_epoch(self, epoch: int) -> int:
         """Begin an epoch, or resume within it; return the number of its finished steps."""
-        seed, keys, world, loader = self.options.seed, self.options.keys, self.world, self.batches.loader
+        seed, world, loader = self.options.seed, self.world, self.batches.loader
         sampler = index_sampler(loader)
         set_epoch(loader, epoch)
         self.reporter.begin_epoch()
-        self.losses.begin_epoch()
         seed_everything(seed, epoch, world.rank)
-        order = data_order(sampler, seed)
         position, resumed = self._position, self.resumed
-        self._position = EpochPosition(epoch, 0, sampler.segments, order)
-        if resumed is None or position is None or position.epoch != epoch:
-            return 0
-        if position.order != order:
-            self.reporter.log.warning(
-                f"restarting epoch {epoch + 1}: the training images or {keys.seed} differ from those of "
-                f"{resumed.source}"
-            )
+        if resumed is None or position is None:
+            self.losses.begin_epoch()
+            self._position = EpochPosition(epoch, 0, sampler.segments, data_order(sampler, seed))
             return 0
         sampler.continue_from(position.segments)
         self._position = replace(position, segments=sampler.segments)
         own = resumed.rank_state(world)
         if own is not None:
-            self.losses.load_state_dict(own["losses"])
             set_rng_state(own["random"], world.device)
         else:
-            self.losses.load_state_dict(mean_losses(resumed.rank_states))
             seed_everything(seed, epoch, world.rank, self.progress.global_step)
         return position.steps
 
