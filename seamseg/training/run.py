@@ -43,7 +43,6 @@ from seamseg.training.trainer import Trainer, steps_per_epoch
 from seamseg.utils.compiler import compiler_problem
 from seamseg.utils.distributed import World, barrier, distributed, gather_objects, reported_by_main
 from seamseg.utils.errors import InputError, SeamsegError
-from seamseg.utils.progress import is_quiet
 
 AUTO = "auto"
 """The value of `resume` that selects the newest snapshot of the run folder."""
@@ -141,7 +140,7 @@ def _run(options: TrainingOptions, task: Task, world: World, folder: RunFolder, 
     options = _find_snapshot(options, world, folder, log)
     _check_weights(options, task)
     torch.backends.cudnn.benchmark = task.options.cudnn_benchmark
-    validator = task.open_validator(options.data, world, is_quiet())
+    validator = task.open_validator(options.data, world)
     if options.evaluate and validator is None:
         raise InputError(f"{options.config}: `evaluate=True` requires [dataloader] val_set")
     loader = None if options.evaluate else task.open_loader(options.data, world)
