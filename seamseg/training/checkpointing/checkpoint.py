@@ -135,7 +135,7 @@ class ResumePoint:
     ----------
     source : the snapshot
     progress : finished epochs and steps
-    position : in the unfinished epoch; None if the next epoch begins
+    position : in the unfinished epoch, the one after `progress.epoch`; None if that begins
     is_best : the snapshot is that of the best epoch so far
     rank_states : of the processes that wrote it, by rank; empty in snapshots of the original and of early releases
     stepper_state : for :meth:`Stepper.load_state_dict`, of the main process
@@ -237,6 +237,8 @@ def resume(
         )
         if point.position is not None and not point.rank_states:
             raise ValueError("a position without rank states")
+        if point.position is not None and point.position.epoch != point.progress.epoch + 1:
+            raise ValueError("a position in another epoch than the next")
     except (KeyError, TypeError, ValueError):
         raise InputError(
             f"{path}: its training progress is missing or damaged; use `pretrain={path}` to start from its weights"
