@@ -199,7 +199,7 @@ def train(
     """
     from seamseg.training.run import TrainingOptions, run_training
 
-    start = (resume, _several(pretrain), pretrain_classes)
+    start = (resume, tuple(map(str, _several(pretrain))), pretrain_classes)
     return run_training(TrainingOptions(config, data, log_dir, *start, overrides=_key_values(overrides), device=device))
 
 

@@ -1,4 +1,4 @@
-"""Types shared by data, models and inference: PackedSequence, Batch.
+"""Types shared by data, models and inference: PackedSequence, Batch, TargetInfo, DeferredTransform.
 
 Conventions (docs/design/concepts.md): boxes are `(y0, x0, y1, x1)` in pixels with an exclusive lower-right corner;
 images are `C x H x W`; classes are stuff first, then things; 255 is void; id 0 of an id map is void.

@@ -140,7 +140,7 @@ def train_loader(
 
 
 def index_sampler(loader: BatchLoader) -> DistributedARBatchSampler:
-    """Return the sampler that was given to :func:`train_loader`, which decides the order and where an epoch starts."""
+    """Return the sampler of a :func:`train_loader` of a training: it decides the order, and where an epoch starts."""
     wrapped = loader.batch_sampler
     assert isinstance(wrapped, EpochBatchSampler) and isinstance(wrapped.sampler, DistributedARBatchSampler)
     return wrapped.sampler

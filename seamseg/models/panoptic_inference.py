@@ -140,8 +140,8 @@ class NetworkOptions(BatchOptions):
 class PanopticInference(Network):
     """The parts of a :class:`seamseg.models.panoptic.PanopticNet`, and what it does at inference.
 
-    The same class does instance segmentation (no semantic head) and detection (no mask branch either). The names of the
-    four parts and their state-dict keys are those of the published snapshots.
+    Without a semantic head it does instance segmentation, without a mask branch either detection. The names of the four
+    parts and their state-dict keys are those of the published snapshots.
 
     Parameters
     ----------
@@ -198,7 +198,7 @@ class PanopticInference(Network):
             if the network is in training mode
         """
         if self.training:
-            raise RuntimeError("PanopticNet.predict: the network is in training mode, call eval() first")
+            raise RuntimeError(f"{type(self).__name__}.predict: the network is in training mode, call eval() first")
         features, scored = self.features_and_anchors(images)
         proposals = self.options.proposals(*scored, features.valid_sizes, training=False)
         detections = self.detect(features, proposals)

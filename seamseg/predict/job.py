@@ -94,7 +94,7 @@ def predict_all(
         if an output cannot be written
     """
     if batch_size < 1:
-        raise InputError(f"batch_size must be at least 1, not {batch_size}")
+        raise InputError(f"`batch_size={batch_size}`: must be at least 1")
     check_workers(workers)
     _check_names(sources, sink.writers)
     sink.check(sources)

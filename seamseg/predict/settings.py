@@ -91,7 +91,7 @@ class PredictSettings:
         """The formats, each once."""
         if self.formats is None:
             return ["overlay"] if self.hide is None else []
-        names = self.formats.split(",") if isinstance(self.formats, str) else self.formats
+        names = self.formats.split(",") if isinstance(self.formats, str) else map(str, self.formats)
         return list(dict.fromkeys(filter(None, map(str.strip, names))))
 
     def _check_formats(self) -> None:

@@ -136,7 +136,8 @@ class Checkpointer:
             self.log.warning(str(error))
             return
         if good is not None:
-            now = f"and now {self.run.last.name}"
-            self.log.warning(f"{good} is the newest snapshot with which a step has succeeded, {now}")
+            self.log.warning(
+                f"{good} is the newest snapshot with which a step has succeeded, and now {self.run.last.name}"
+            )
         elif self.run.saved():
             self.log.warning(f"{self.run.path}: no step has succeeded with its snapshots, `resume=auto` starts over")

@@ -350,7 +350,8 @@ def restart_changed_epoch(
 def continue_schedule(schedule: LRSchedule, resumed: ResumePoint, loader: BatchLoader, options: TrainerOptions) -> None:
     """Set the length of the schedule of a resumed training to the steps done plus the steps left.
 
-    The length changes only if the number of processes, the batch size or the training images have changed.
+    `resumed` is from :func:`restart_changed_epoch`. The length changes only if the number of processes, the batch size,
+    `accumulate`, the seed or the training images have changed.
     """
     if schedule.by_epoch:
         return

@@ -108,7 +108,8 @@ class Task(ABC):
     def open_loader(self, data: str | Path, world: World) -> BatchLoader:
         """Open the loader of the training batches of this process; InputError if the data set is missing or wrong.
 
-        It is from :func:`seamseg.data.loader.train_loader`, so that a training can resume in the middle of an epoch.
+        It is from :func:`seamseg.data.loader.train_loader`, with a
+        :class:`seamseg.data.samplers.DistributedARBatchSampler`: a training can resume in the middle of an epoch.
         Its batches are of :class:`seamseg.training.prefetch.TrainingBatch`, its data set has `metadata`, the classes.
         """
 

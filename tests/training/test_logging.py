@@ -267,8 +267,8 @@ def test_dump_creates_only_structures(micro, micro_config, tmp_path):
         train(micro_config, micro, tmp_path, "general.loss_limit=0.5")
     path = tmp_path / "dump-step-00000001.pth.tar"
     content = torch.load(path, weights_only=True)
-    content["batches"][0]["fields"]["ids"] = [{"kind": "Segment", "fields": {"id": 1}}]
-    for kind, message in (("Segment", "missing"), ("Any", "unknown kind"), ("os", "unknown kind")):
+    content["batches"][0]["fields"]["ids"] = [{"kind": "Batch", "fields": {"ids": []}}]
+    for kind, message in (("Batch", "missing"), ("Any", "unknown kind"), ("os", "unknown kind")):
         content["batches"][0]["fields"]["ids"][0]["kind"] = kind
         torch.save(content, path)
         with pytest.raises(InputError, match=message):

@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -137,12 +137,15 @@ def limited(sources: Sequence[Source | Container], limit: int | None) -> list[So
     """Return the first `limit` photos and every container, with its own first `limit` photos; None for no limit."""
     if limit is None:
         return list(sources)
-    photos = count()
-    return [
-        source if isinstance(source, Source) else FirstItems(source, limit)
-        for source in sources
-        if not isinstance(source, Source) or next(photos) < limit
-    ]
+    chosen: list[Source | Container] = []
+    photos = 0
+    for source in sources:
+        if not isinstance(source, Source):
+            chosen.append(FirstItems(source, limit))
+        elif photos < limit:
+            chosen.append(source)
+            photos += 1
+    return chosen
 
 
 def of_part(sources: Sequence[Source | Container], part: Part | None) -> list[Source | Container]:

@@ -235,10 +235,11 @@ def resume(
             stepper_state={k: snapshot.state_dict[k] for k in STEPPER_PARTS if k in snapshot.state_dict},
             config=snapshot.config,
         )
-        if point.position is not None and not point.rank_states:
-            raise ValueError("a position without rank states")
-        if point.position is not None and point.position.epoch != point.progress.epoch + 1:
-            raise ValueError("a position in another epoch than the next")
+        if point.position is not None:
+            if not point.rank_states:
+                raise ValueError("a position without rank states")
+            if point.position.epoch != point.progress.epoch + 1:
+                raise ValueError("a position in another epoch than the next")
     except (KeyError, TypeError, ValueError):
         raise InputError(
             f"{path}: its training progress is missing or damaged; use `pretrain={path}` to start from its weights"
