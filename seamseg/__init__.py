@@ -89,10 +89,6 @@ def load(
     config, meta : INI file and `metadata.bin`, if the model does not contain them
     others : see :class:`seamseg.inference.options.InferenceOptions`; those of `seamseg predict`
 
-    Returns
-    -------
-    seamseg.inference.predictor.Predictor
-
     Raises
     ------
     seamseg.utils.errors.InputError
@@ -134,6 +130,8 @@ def evaluate(
 ) -> Scores:
     """Score the results that :func:`load` gives with the same options: `seamseg.evaluate("runs/city", "data").PQ`.
 
+    The kind of the model decides the type of the scores, for example :class:`seamseg.evaluation.scores.PanopticScores`.
+
     Parameters
     ----------
     model, device, config, meta : see :func:`load`
@@ -143,11 +141,6 @@ def evaluate(
     legacy : count as the original
     quiet : show no progress
     others : see :class:`seamseg.inference.options.InferenceOptions`
-
-    Returns
-    -------
-    seamseg.evaluation.scores.Scores
-        of the kind of network, for example :class:`seamseg.evaluation.scores.PanopticScores`
 
     Raises
     ------
@@ -174,7 +167,7 @@ def train(
 ) -> Scores | None:
     """Train a network: `seamseg.train("cityscapes_r50", "data", "runs/city", overrides={"optimizer.lr": 0.01})`.
 
-    Under torchrun each process calls it.
+    Under torchrun each process calls it. The scores are those of the last validation, None if there was none.
 
     Parameters
     ----------
@@ -184,11 +177,6 @@ def train(
     device : auto, cpu, cuda or cuda:N
     resume, pretrain, pretrain_classes : see :class:`seamseg.training.run.TrainingOptions`
     overrides : configuration keys
-
-    Returns
-    -------
-    seamseg.evaluation.scores.Scores
-        of the last validation; None if there was none
 
     Raises
     ------

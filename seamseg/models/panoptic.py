@@ -127,10 +127,6 @@ class PanopticNet(PanopticInference):
         images : `3 x H x W` each
         targets : ground truth, with which the proposals for the ROI head are sampled
 
-        Returns
-        -------
-        TrainingOutputs
-
         Notes
         -----
         With synchronised norms under torch.distributed all ranks must call this together. A rank without anything to

@@ -188,10 +188,6 @@ class PanopticInference(Network):
         images : `3 x H x W` each
         segment : makes the class maps, instead of :meth:`segment`
 
-        Returns
-        -------
-        list of Prediction, one an image
-
         Raises
         ------
         RuntimeError
