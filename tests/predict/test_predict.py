@@ -326,8 +326,3 @@ def test_memory_does_not_grow_with_the_number_of_photos(micro_run, tmp_path, mon
     summary = job.predict_all(model, find_sources(tmp_path / "data" / "img"), sink, World())
     assert summary == job.RunSummary(40, 0, 0)
     assert most <= 8
-
-
-def test_repeated_formats_are_created_once(micro_run, tmp_path):
-    metadata = seamseg.load(micro_run, device="cpu").metadata
-    assert len(writers.make_writers(["raw", "overlay", "raw"], tmp_path, metadata)) == 2
