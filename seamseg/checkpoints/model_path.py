@@ -6,7 +6,13 @@ import hashlib
 import os
 from pathlib import Path
 
-from seamseg.checkpoints.foreign import files_of_identity, files_to_download, is_foreign, is_torchvision
+from seamseg.checkpoints.foreign import (
+    files_of_identity,
+    files_to_download,
+    is_foreign,
+    is_torchvision,
+    torchvision_name,
+)
 from seamseg.checkpoints.hub import fetch, is_hub_uri
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import nearest_path
@@ -85,7 +91,7 @@ def digest(path: str | Path) -> str:
     state = hashlib.sha256()
     if is_foreign(path):
         files = files_of_identity(path)
-        state.update(b"" if path.is_dir() else str(path).encode())
+        state.update(b"" if path.is_dir() else torchvision_name(path)[0].encode())
     else:
         files = [snapshot_in(path) if path.is_dir() else path]
     for file in files:

@@ -10,6 +10,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from seamseg.checkpoints.bundle import read_statement
 from seamseg.formats.cityscapes.labels import cityscapes_classes
 from seamseg.formats.metadata import Metadata, metadata_of, read_metadata
@@ -127,6 +129,15 @@ def identify(
     )
 
 
+def identify_things(labels: Sequence[str]) -> tuple[Metadata, np.ndarray]:
+    """Return the things of COCO, and the class of each label of a detector by its name, -1 for those of no class."""
+    coco = known_lists()["coco_panoptic"].metadata
+    first = coco.num_stuff
+    things = Metadata(0, coco.num_thing, coco.categories[first:], coco.palette[first:], coco.original_ids[first:])
+    found = ClassNames.of(things).match(labels)
+    return things, np.array([-1 if index is None else index for index in found])
+
+
 @cache
 def known_lists() -> dict[str, ClassNames]:
     """Return the classes of well-known data sets by name."""
@@ -190,7 +201,7 @@ def _as_stated(names: Sequence[str], used: Sequence[int], things: Collection[str
 
 def _from_file(names: Sequence[str], used: Sequence[int], source: str, file: str | Path) -> NetworkClasses:
     """Return the classes that a file describes, which must be those of the network."""
-    metadata = _read(Path(file))
+    metadata = read_classes(Path(file))
     if not used:
         ids = metadata.original_ids
         if sorted(ids) != list(range(len(names))):
@@ -206,7 +217,8 @@ def _from_file(names: Sequence[str], used: Sequence[int], source: str, file: str
     return NetworkClasses(metadata, _columns(len(names), used, found))
 
 
-def _read(path: Path) -> Metadata:
+def read_classes(path: Path) -> Metadata:
+    """Read a class list, `metadata.bin`, or the JSON of COCO categories; InputError if it is missing or wrong."""
     if path.suffix == ".bin" or path.is_dir():
         file = path / "metadata.bin" if path.is_dir() else path
         return read_metadata(file, MODEL_METADATA_BYTES).without_images()

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from seamseg.checkpoints.foreign import is_torchvision
 from seamseg.config import Config, config_from_string
+from seamseg.data.input_size import InputSize
+from seamseg.inference.images import input_size
 from seamseg.inference.options import InferenceOptions
 from seamseg.utils.errors import InputError, require_packages
 
@@ -73,3 +75,13 @@ def neutral_config(
         texts.setdefault(section, [f"[{section}]"]).append(f"{option} = {value}")
     ini = "\n".join(line for lines in texts.values() for line in lines)
     return config_from_string(ini, kind, name, options.overrides)
+
+
+def input_size_of_authors(config: Config, options: InferenceOptions) -> InputSize:
+    """Return the size of the network's input: unless options change it, exactly that of the configuration."""
+    loading, longest = config.dataloader, options.longest_max_size
+    if longest is None and options.shortest_size is None and options.size is None and loading.longest_size is None:
+        # the limit of our own networks is larger
+        longest = loading.longest_max_size
+    size = input_size(config, options.shortest_size, longest, options.size)
+    return size.halved() if options.preview else size

@@ -18,9 +18,8 @@ from seamseg.data.input_size import InputSize
 from seamseg.data.transforms import Normalise
 from seamseg.inference.foreign.class_lists import NetworkClasses, identify
 from seamseg.inference.foreign.families import DEFAULT_SIZE, FAMILIES, SIZES, Family
-from seamseg.inference.foreign.opening import neutral_config
+from seamseg.inference.foreign.opening import input_size_of_authors, neutral_config
 from seamseg.inference.foreign.transformers_loading import load_network, task_tokens
-from seamseg.inference.images import input_size
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.queries import prediction_of_queries
 from seamseg.models.folding import choose_precision
@@ -204,13 +203,7 @@ class TransformersModel:
 
     def input_size(self, options: InferenceOptions) -> InputSize:
         """Return the size of the network's input, by default that of its authors."""
-        loading = self.config.dataloader
-        longest = options.longest_max_size
-        if longest is None and options.shortest_size is None and options.size is None and loading.longest_size is None:
-            # for our own networks the limit is larger
-            longest = loading.longest_max_size
-        size = input_size(self.config, options.shortest_size, longest, options.size)
-        return size.halved() if options.preview else size
+        return input_size_of_authors(self.config, options)
 
     def build(self, options: InferenceOptions) -> TransformersNetwork:
         """Build the network and load its weights."""
