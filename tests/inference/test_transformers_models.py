@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from support.fake_hub import FakeHub, fake_hub
 from support.micro import seamseg_main
+from support.serving import png, serving
 from support.tiny_transformers import CITYSCAPES, CONFIGS, SIDE, build, edit, save
 from torch.nn import functional
 
@@ -364,6 +365,22 @@ def test_commands(folders: dict[str, Path], tmp_path: Path, seamseg_main: Any) -
     assert {path.name for path in out.iterdir()} >= {"panoptic.json", "0.jpg", "1.jpg"}
     header = json.loads((out / "predictions.jsonl").read_text().splitlines()[0])
     assert digest(model) in json.dumps(header)
+
+
+def test_bench(folder: Path, seamseg_main: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n")
+    assert seamseg_main("doctor", "--bench", folder, "--size", "32x64", "--rounds", 1, "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert list(report["stages_ms"]) == ["decode", "resize", "network", "fusion", "encode"]
+    assert (report["licence"], report["model"]) == ("mit", str(folder))
+    assert "formats_ms" not in report
+
+
+def test_serve(folders: dict[str, Path]) -> None:
+    with serving(seamseg.load(folders["mask2former"], **SMALL)) as client:
+        answer = client.predict(png(photo(60, 80)))
+    assert answer.status == 200
+    assert answer.json
 
 
 def test_classes_file_on_the_command_line(

@@ -20,7 +20,7 @@ from seamseg.data.transforms import Normalise
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.foreign.class_lists import identify_things, read_classes
 from seamseg.inference.foreign.families import DEFAULT_SIZE
-from seamseg.inference.foreign.opening import input_size_of_authors, neutral_config
+from seamseg.inference.foreign.settings import input_size_of_authors, neutral_config
 from seamseg.inference.options import InferenceOptions
 from seamseg.models.folding import choose_precision
 from seamseg.predictions import ArrayPrediction, Prediction

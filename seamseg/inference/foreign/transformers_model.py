@@ -18,7 +18,7 @@ from seamseg.data.input_size import InputSize
 from seamseg.data.transforms import Normalise
 from seamseg.inference.foreign.class_lists import NetworkClasses, identify
 from seamseg.inference.foreign.families import DEFAULT_SIZE, FAMILIES, SIZES, Family
-from seamseg.inference.foreign.opening import input_size_of_authors, neutral_config
+from seamseg.inference.foreign.settings import input_size_of_authors, neutral_config
 from seamseg.inference.foreign.transformers_loading import load_network, task_tokens
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.queries import prediction_of_queries
