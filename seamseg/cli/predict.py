@@ -10,12 +10,11 @@
 
 MODEL is a published zip, a run folder of `seamseg train`, a folder of `seamseg convert-model`, a snapshot, an exported
 network (.onnx, .pt2), a folder of a panoptic network of transformers, torchvision:NAME of a detector, or
-hf://user/repo[@revision] on the Hugging Face Hub. IN is a photo, a folder (with its
-sub-folders, which are kept in OUT), a quoted glob, LIST.txt or @LIST with one path a line, a video (needs PyAV), tar
-shards in the layout of WebDataset ('part-{000..010}.tar'), or the URL of any of these (needs fsspec). The EXIF
-orientation of a photo is applied, and the output has its size. Photos that cannot be read are reported, counted and
-skipped; the exit code is then 1. Several INs are allowed (photos/*.jpg without quotes); OUT is always
-the last argument.
+hf://user/repo[@revision] on the Hugging Face Hub. IN is a photo, a folder (with its sub-folders, which are kept in
+OUT), a quoted glob, LIST.txt or @LIST with one path a line, a video (needs PyAV), tar shards in the layout of
+WebDataset ('part-{000..010}.tar'), or the URL of any of these (needs fsspec). The EXIF orientation of a photo is
+applied, and the output has its size. Photos that cannot be read are reported, counted and skipped; the exit code is
+then 1. Several INs are allowed (photos/*.jpg without quotes); OUT is always the last argument.
 
 OUT is a folder, a URL (needs fsspec; not https), or tar shards in the layout of WebDataset in either, with a number in
 their name: part-%06d.tar or 'part-{000000..000999}.tar'. The files of a photo are adjacent in a shard:
