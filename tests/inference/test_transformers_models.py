@@ -332,6 +332,11 @@ def test_misspelt_keys(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "transformers refuses it" in refusal(folder)
 
 
+def test_a_configuration_of_a_larger_network(folder: Path) -> None:
+    edit(folder / "config.json", hidden_dim=1 << 15, encoder_layers=4)
+    assert "is it the configuration of another network?" in refusal(folder)
+
+
 def test_missing_tokenizer(tmp_path: Path) -> None:
     folder = save("oneformer", tmp_path / "net")
     (folder / "vocab.json").write_text("{")

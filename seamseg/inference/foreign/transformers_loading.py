@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from seamseg.checkpoints.bundle import SPARE_PARAMETERS
 from seamseg.checkpoints.foreign import TRANSFORMERS_CONFIG_NAME, read_json, transformers_weights
 from seamseg.checkpoints.snapshot import load_tensors
 from seamseg.checkpoints.weights_file import read_weights
@@ -48,6 +49,7 @@ def load_network(folder: Path, family: Family) -> nn.Module:
                 )
         _make_plain(config)
         state = _read_state(folder)
+        _check_size(_built(str(folder), lambda: _on_meta(model_class, config)), state, str(folder))
         net, report = _built(
             str(folder),
             lambda: model_class.from_pretrained(
@@ -102,9 +104,26 @@ def _read_state(folder: Path) -> dict[str, Tensor]:
     return state
 
 
+def _on_meta(model_class: Any, config: Any) -> nn.Module:
+    with torch.device("meta"):
+        net: nn.Module = model_class(config)
+    return net
+
+
+def _check_size(net: nn.Module, state: Mapping[str, Tensor], name: str) -> None:
+    """Raise InputError, before memory is taken, if the configuration makes the network far larger than its weights."""
+    wanted, held = (sum(values.numel() for values in tensors) for tensors in (net.parameters(), state.values()))
+    if wanted > 2 * held + SPARE_PARAMETERS:
+        raise InputError(
+            f"{name}: its configuration needs {wanted} parameters, the weights have {held}: is it the configuration of "
+            "another network?"
+        )
+
+
 def _make_plain(config: Any) -> None:
     """Change what would need a download, or other inputs, at inference."""
-    for part in (config, getattr(config, "backbone_config", None)):
+    parts: list[Any] = [config, getattr(config, "backbone_config", None)]
+    for part in parts:
         if getattr(part, "use_pretrained_backbone", False):
             part.use_pretrained_backbone = False
     if getattr(config, "is_training", False):

@@ -273,7 +273,9 @@ def _square(content: Mapping[str, Any], name: str) -> int:
 def _stored_size(processor: Mapping[str, Any]) -> tuple[int, int]:
     """Return shortest and longest side as stored for a network of unknown classes; never a fixed `384 x 384`."""
     size = processor.get("size")
-    sides = [size.get(name) for name in ("shortest_edge", "longest_edge")] if isinstance(size, Mapping) else []
+    sides: list[Any] = (
+        [size.get(name) for name in ("shortest_edge", "longest_edge")] if isinstance(size, Mapping) else []
+    )
     if len(sides) == 2 and all(isinstance(side, int) and side > 0 for side in sides):
         return sides[0], sides[1]
     return DEFAULT_SIZE
