@@ -187,6 +187,7 @@ setup(
         "seamseg": [
             "py.typed",
             "config/defaults/*.ini",
+            "inference/foreign/classes/*.txt",
             "kernels.json",
             "ops/schemas.inc",
             "report/assets/*",

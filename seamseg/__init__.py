@@ -83,10 +83,12 @@ def load(
 
     Parameters
     ----------
-    model : published zip, run folder, folder of `seamseg convert-model`, snapshot, exported network (.onnx, .pt2), or
+    model : published zip, run folder, folder of `seamseg convert-model`, snapshot, exported network (.onnx, .pt2),
+        folder of a panoptic network of transformers, `torchvision:NAME[?weights=FILE]`, or
         `hf://user/repo[@revision][/FILE]` on the Hugging Face Hub
     device : auto (a GPU if there is one), cpu, cuda or cuda:N; for `.onnx` cpu (ONNX Runtime) or openvino
-    config, meta : INI file and `metadata.bin`, if the model does not contain them
+    config, meta : INI file and `metadata.bin`, if the model does not contain them; for a network of transformers also a
+        class list or COCO categories
     others : see :class:`seamseg.inference.options.InferenceOptions`; those of `seamseg predict`
 
     Raises

@@ -30,7 +30,8 @@ from seamseg.utils.errors import InputError
 from seamseg.utils.files import read_bytes
 from seamseg.utils.limits import CONFIG_BYTES, MODEL_METADATA_BYTES, SNAPSHOT_BYTES, parse_json, read_member
 
-_SPARE_PARAMETERS = 100_000_000
+SPARE_PARAMETERS = 100_000_000
+"""Parameters that a configuration may need beyond twice those of its weights."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ def _check_size(model: ModelFile) -> None:
     counts = head_parameters(model.config)
     parts = (model.snapshot.state_dict.get(part, {}) for part in NETWORK_MODULES)
     held = sum(tensor.numel() for part in parts for tensor in part.values() if isinstance(tensor, Tensor))
-    if (wanted := sum(counts.values())) > 2 * held + _SPARE_PARAMETERS:
+    if (wanted := sum(counts.values())) > 2 * held + SPARE_PARAMETERS:
         most = max(counts, key=counts.__getitem__)
         raise InputError(
             f"{model.name}: its configuration needs {wanted} parameters (most of them for [{most}]), the snapshot "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,9 @@ def check_repo(repo: str) -> None:
         raise InputError(f"{repo}: not the name of a repository: give user/repo")
 
 
-def fetch(uri: str, files: Sequence[str]) -> Path:
+def fetch(
+    uri: str, files: Sequence[str], further: Callable[[Path], Iterable[Sequence[str]]] = lambda folder: ()
+) -> Path:
     """Download a model, or return it from the cache.
 
     Parameters
@@ -41,6 +43,8 @@ def fetch(uri: str, files: Sequence[str]) -> Path:
     uri : `hf://user/repo`, with `@REVISION` (branch, tag or commit), and with `/FILE` for one file
     files : names of the files to download without FILE, or if FILE is the first of them, as far as the repository
         holds them; it must hold the first
+    further : yields lists of patterns of further files of a repository, given the folder with the files so far, each
+        before the next is requested; if there are any, the first of `files` may be missing
 
     Returns
     -------
@@ -68,8 +72,13 @@ def fetch(uri: str, files: Sequence[str]) -> Path:
         wanted = list(files) if file in (None, files[0]) else [file]
         revision = None if revision is None else unquote(revision)
         folder = Path(hub.snapshot_download(repo, revision=revision, allow_patterns=wanted, **_LIBRARY))
+        complete = False
+        for patterns in further(folder) if file is None else ():
+            # the commit of the first files: a branch may move
+            hub.snapshot_download(repo, revision=folder.name, allow_patterns=list(patterns), **_LIBRARY)
+            complete = True
         offline = hub.constants.HF_HUB_OFFLINE
-    if not (folder / wanted[0]).is_file():
+    if not complete and not (folder / wanted[0]).is_file():
         where = " in the cache, and HF_HUB_OFFLINE is set" if offline else ""
         how = "" if file is not None else "; upload a model with `seamseg push`, or name a file: hf://user/repo/FILE"
         raise InputError(f"{uri}: holds no {wanted[0]}{where}{how}")

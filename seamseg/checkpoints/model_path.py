@@ -5,8 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
-from typing import IO
 
+from seamseg.checkpoints.foreign import (
+    files_of_identity,
+    files_to_download,
+    is_foreign,
+    is_torchvision,
+    torchvision_name,
+)
 from seamseg.checkpoints.hub import fetch, is_hub_uri
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import nearest_path
@@ -43,6 +49,8 @@ def is_exported(model: str | Path) -> bool:
 def local_model(model: str | Path) -> Path:
     """Return the path of a model; one of the Hugging Face Hub, `hf://user/repo`, is downloaded.
 
+    The name of a network of torchvision, `torchvision:NAME`, is returned as it is.
+
     Raises
     ------
     InputError
@@ -50,15 +58,15 @@ def local_model(model: str | Path) -> Path:
     SeamsegError
         if it cannot be downloaded
     """
-    path = fetch(str(model), MODEL_FILES) if is_hub_uri(model) else Path(model)
-    if os.path.exists(path):  # no error for a name that no file can have
+    path = fetch(str(model), MODEL_FILES, files_to_download) if is_hub_uri(model) else Path(model)
+    if is_torchvision(model) or os.path.exists(path):  # no error for a name that no file can have
         return path
     if meant := nearest_path(path):
         raise InputError(f"{path}: no such model{meant}")
     text = (
         f"{path}: no such model; MODEL is a published .zip (snapshot, config.ini and metadata.bin inside), a run "
         "folder of `seamseg train`, a folder of `seamseg convert-model`, a snapshot (.pth.tar, .tar), an exported "
-        "network (.onnx, .pt2), or hf://user/repo"
+        "network (.onnx, .pt2), a folder of transformers, torchvision:NAME, or hf://user/repo"
     )
     if "vistas" in path.name.lower() and path.suffix.lower() == ".zip":
         text += (
@@ -72,24 +80,27 @@ def local_model(model: str | Path) -> Path:
 def digest(path: str | Path) -> str:
     """Compute the SHA-256 of a model: of its zip or snapshot, or of the preferred weights of a folder.
 
+    That of a model of another library is of its configuration and weights, or of its name.
+
     Raises
     ------
     InputError
         if it cannot be read
     """
     path = local_model(path)
-    file = snapshot_in(path) if path.is_dir() else path
-    try:
-        with open(file, "rb") as stream:
-            return _sha256(stream)
-    except OSError as error:
-        raise InputError(f"{file}: cannot read the model: {error.strerror or error}") from error
-
-
-def _sha256(stream: IO[bytes]) -> str:
     state = hashlib.sha256()
-    while block := stream.read(1 << 20):
-        state.update(block)
+    if is_foreign(path):
+        files = files_of_identity(path)
+        state.update(b"" if path.is_dir() else torchvision_name(path)[0].encode())
+    else:
+        files = [snapshot_in(path) if path.is_dir() else path]
+    for file in files:
+        try:
+            with open(file, "rb") as stream:
+                while block := stream.read(1 << 20):
+                    state.update(block)
+        except OSError as error:
+            raise InputError(f"{file}: cannot read the model: {error.strerror or error}") from error
     return state.hexdigest()
 
 

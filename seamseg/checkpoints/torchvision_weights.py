@@ -51,7 +51,7 @@ def convert_backbone(net: str, out: str | Path, weights: str | Path | None = Non
     if weights is None:
         state, missing = rename(net, _download(net), f"torchvision's {net}")
     else:
-        state, missing = rename(net, _unwrapped(load_tensors(weights, str(weights)), str(weights)), str(weights))
+        state, missing = rename(net, unwrapped(load_tensors(weights, str(weights)), str(weights)), str(weights))
     write_tensors(Path(out), state)
     norms = [key for key, value in state.items() if key.endswith(".weight") and value.dim() == 1]
     return BackboneReport(len(state), missing, sum(int((state[key] < 0).sum()) for key in norms))
@@ -96,7 +96,7 @@ def body_key(key: str) -> str | None:
     return f"mod{int(layer) + 1}.block{int(block) + 1}.{_PARTS.get(part, f'convs.{part}')}.{rest}"
 
 
-def _unwrapped(content: Any, name: str) -> Mapping[str, Tensor]:
+def unwrapped(content: Any, name: str) -> Mapping[str, Tensor]:
     """Return the state dict in the content of a file, also if a training script wrapped it in a dict."""
     for wrapper in ("state_dict", "model"):
         if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):

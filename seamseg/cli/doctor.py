@@ -44,6 +44,7 @@ _OPTIONAL = {
     "safetensors": "extra hub",
     "huggingface_hub": "extra hub",
     "timm": "extra timm",
+    "transformers": "extra transformers",
     "starlette": "extra serve",
     "av": "extra video",
     "fsspec": "extra urls",
@@ -141,7 +142,8 @@ def _size(text: str) -> tuple[int, int]:
 
 def _print_bench(report: dict[str, Any]) -> None:
     height, width = report["size"]
-    print(f"{report['model']}, {height}x{width}, {report['device']}, {report['precision']}")
+    licence = f", licence of the weights: {report['licence']}" if "licence" in report else ""
+    print(f"{report['model']}, {height}x{width}, {report['device']}, {report['precision']}{licence}")
     counts = ", ".join(f"{number} {name}" for name, number in report["counts"].items())
     print(f"{report['threads']} threads, load {report['load']}, median of {report['rounds']}; {counts}\n")
     total = sum(report["stages_ms"].values())

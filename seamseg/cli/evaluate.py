@@ -48,7 +48,12 @@ _CITYSCAPES_OPTIONS = ("gt", "pred", "protocol", "workers")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     model = parser.add_argument_group("a model on a data set")
-    model.add_argument("model", nargs="?", metavar="MODEL", help="zip, folder, snapshot, .onnx, .pt2 or hf://user/repo")
+    model.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="zip, folder, snapshot, .onnx, .pt2, torchvision:NAME or hf://user/repo",
+    )
     model.add_argument("data", nargs="?", metavar="DATA", help="data set folder, as `seamseg prepare` writes it")
     model.add_argument("--split", help="split of the data set (default: val_set of the configuration)")
     model.add_argument("--ap", action="store_const", const=True, help="also compute COCO box and mask AP")

@@ -27,7 +27,13 @@ def add_model_options(
     """
     opening = parser if group is None else group
     opening.add_argument("--config", metavar="F", help="INI file, if the model does not contain one")
-    opening.add_argument("--meta", metavar="F", help="metadata.bin, if the model does not contain one")
+    opening.add_argument(
+        "--meta",
+        "--classes-file",
+        metavar="F",
+        help="metadata.bin, if the model does not contain one; for a network of transformers also a class list or the "
+        "JSON of COCO categories",
+    )
     opening.add_argument(
         "--device", default="auto", help="auto, cpu, cuda or cuda:N; for .onnx cpu or openvino (default: auto)"
     )
@@ -82,6 +88,7 @@ def check_model(
     ----------
     model, config, meta, overrides, device : as given; a model of the hub is not downloaded
     """
+    from seamseg.checkpoints.foreign import is_foreign, is_torchvision
     from seamseg.checkpoints.hub import is_hub_uri
     from seamseg.checkpoints.model_path import PACKAGE_ENDING, WEIGHTS_ENDING, is_exported, local_model, snapshot_in
     from seamseg.config.loader import check_overrides
@@ -89,6 +96,8 @@ def check_model(
 
     if is_hub_uri(model):
         require_packages("huggingface_hub", what=model)
+    elif is_foreign(model):
+        require_packages("torchvision" if is_torchvision(model) else "transformers", what=model)
     else:
         path = local_model(model)
         path = snapshot_in(path) if path.is_dir() else path

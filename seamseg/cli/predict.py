@@ -9,12 +9,12 @@
     seamseg predict runs/city photos/ out/ --part 3/10
 
 MODEL is a published zip, a run folder of `seamseg train`, a folder of `seamseg convert-model`, a snapshot, an exported
-network (.onnx, .pt2), or hf://user/repo[@revision] on the Hugging Face Hub. IN is a photo, a folder (with its
-sub-folders, which are kept in OUT), a quoted glob, LIST.txt or @LIST with one path a line, a video (needs PyAV), tar
-shards in the layout of WebDataset ('part-{000..010}.tar'), or the URL of any of these (needs fsspec). The EXIF
-orientation of a photo is applied, and the output has its size. Photos that cannot be read are reported, counted and
-skipped; the exit code is then 1. Several INs are allowed (photos/*.jpg without quotes); OUT is always
-the last argument.
+network (.onnx, .pt2), a folder of a panoptic network of transformers, torchvision:NAME of a detector, or
+hf://user/repo[@revision] on the Hugging Face Hub. IN is a photo, a folder (with its sub-folders, which are kept in
+OUT), a quoted glob, LIST.txt or @LIST with one path a line, a video (needs PyAV), tar shards in the layout of
+WebDataset ('part-{000..010}.tar'), or the URL of any of these (needs fsspec). The EXIF orientation of a photo is
+applied, and the output has its size. Photos that cannot be read are reported, counted and skipped; the exit code is
+then 1. Several INs are allowed (photos/*.jpg without quotes); OUT is always the last argument.
 
 OUT is a folder, a URL (needs fsspec; not https), or tar shards in the layout of WebDataset in either, with a number in
 their name: part-%06d.tar or 'part-{000000..000999}.tar'. The files of a photo are adjacent in a shard:
@@ -77,7 +77,9 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("model", metavar="MODEL", help="zip, folder, snapshot, .onnx, .pt2 or hf://user/repo")
+    parser.add_argument(
+        "model", metavar="MODEL", help="zip, folder, snapshot, .onnx, .pt2, torchvision:NAME or hf://user/repo"
+    )
     parser.add_argument(
         "inputs", metavar="IN", nargs="+", help="photo, folder, glob, list, video, shards or URL; one or several"
     )

@@ -34,7 +34,9 @@ from seamseg.utils.errors import require_packages
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("model", metavar="MODEL", help="zip, folder, snapshot, .onnx, .pt2 or hf://user/repo")
+    parser.add_argument(
+        "model", metavar="MODEL", help="zip, folder, snapshot, .onnx, .pt2, torchvision:NAME or hf://user/repo"
+    )
     add_model_options(parser)
     server = parser.add_argument_group("server")
     server.add_argument("--host", default="127.0.0.1", metavar="H", help="address to listen on (default: 127.0.0.1)")

@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 
+from seamseg.checkpoints.foreign import is_foreign
+from seamseg.checkpoints.model_path import local_model
 from seamseg.doctor.backends import Bench, compare, recommendation
-from seamseg.doctor.stages import STAGES, StageProfile, random_predictor
+from seamseg.doctor.stages import StageProfile, WholeProfile, random_predictor
 from seamseg.inference.options import InferenceOptions
-from seamseg.inference.predictor import load_predictor
+from seamseg.inference.predictor import build_predictor, open_for_inference
 from seamseg.ops import kernels
 from seamseg.ops.fused import bf16_is_fast, one_pass_works
 from seamseg.predict.job import MAX_DEFAULT_WORKERS
@@ -24,7 +26,8 @@ from seamseg.utils.errors import InputError
 from seamseg.utils.parallel import available_cores
 from seamseg.utils.synthetic_image import synthetic_image, write_synthetic_image
 
-CONVOLUTIONS = ("body", "FPN", "RPN head", "mask", "semantic")
+CONVOLUTIONS = ("body", "FPN", "RPN head", "mask", "semantic", "network")
+"""Stages that mainly multiply matrices."""
 
 
 def measure(
@@ -43,12 +46,13 @@ def measure(
     size : `(height, width)` of the image and of the network's input in pixels
     rounds : runs after a warm-up run; medians are reported
     device, precision : as for `seamseg predict`
-    backends : names from :func:`seamseg.doctor.backends.parse`; none if empty
+    backends : names from :func:`seamseg.doctor.backends.parse`; none if empty, or for a network of another library
 
     Returns
     -------
     a report that JSON can hold: `stages_ms`, `total_ms`, `counts` (proposals, detections, segments), `hints`, what was
-    measured, and with backends `formats_ms` (milliseconds, or why it was not measured) and `recommendation`
+    measured, `licence` (of weights of another library that state one), and with backends `formats_ms` (milliseconds,
+    or why it was not measured) and `recommendation`
 
     Raises
     ------
@@ -58,21 +62,29 @@ def measure(
     if rounds < 1:
         raise InputError(f"`rounds` must be at least 1, not {rounds}")
     chosen, shortest = choose_device(device), min(size)
+    foreign, licence = False, ""
     if model is None:
         predictor = random_predictor(chosen, shortest, precision)
     else:
         options = InferenceOptions(shortest_size=shortest, precision=precision)
-        predictor = load_predictor(model, chosen, options=options)
+        path = local_model(model)
+        opened = open_for_inference(path, chosen, options=options)
+        predictor = build_predictor(opened, options)
+        foreign, licence = is_foreign(path), getattr(opened, "licence", "")
     with tempfile.TemporaryDirectory(prefix="seamseg-bench-") as folder:
         image = Path(folder, "street.jpg")
         write_synthetic_image(image, size)
-        profile = StageProfile(predictor, image, Path(folder, "out"), random_weights=model is None)
+        profile: StageProfile | WholeProfile
+        if foreign:
+            profile = WholeProfile(predictor, image, Path(folder, "out"))
+        else:
+            profile = StageProfile(predictor, image, Path(folder, "out"), random_weights=model is None)
         profile.run()
         runs, loads = [], []
         for _ in range(rounds):
             runs.append(profile.run())
             loads.append(os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0)
-    medians = {stage: statistics.median(run[stage] for run in runs) for stage in STAGES}
+    medians = {stage: statistics.median(run[stage] for run in runs) for stage in profile.stages}
     total = statistics.median(sum(run.values()) for run in runs)
     report: dict[str, Any] = {
         "model": model or "vistas_r50 with random weights",
@@ -87,7 +99,9 @@ def measure(
         "total_ms": round(total * 1e3, 2),
         "hints": hints(medians, chosen.type, precision, statistics.median(loads)),
     }
-    if backends:
+    if licence:
+        report["licence"] = licence
+    if backends and not foreign:
         found = compare(Bench.of(model, chosen), synthetic_image(size), rounds, backends)
         report |= {"formats_ms": found, "recommendation": recommendation(found)}
     return report
@@ -96,9 +110,11 @@ def measure(
 def hints(stages: dict[str, float], device: str, precision: str, load: float) -> list[str]:
     """List what limits the stages (seconds), the most useful hint first."""
     total = sum(stages.values())
-    share = sum(stages[stage] for stage in CONVOLUTIONS) / total
+    share = sum(stages.get(stage, 0.0) for stage in CONVOLUTIONS) / total
     slowest = max(stages, key=lambda stage: stages[stage])
-    found = [f"{slowest} takes most ({stages[slowest] / total:.0%}); convolutions take {share:.0%} in total"]
+    found = [f"{slowest} takes most ({stages[slowest] / total:.0%})"]
+    if "network" not in stages:
+        found[0] += f"; convolutions take {share:.0%} in total"
     if device == "cpu":
         found += _process_hints(load) + _operator_hints(precision, share)
     elif precision == "fp32":

@@ -32,6 +32,9 @@ from seamseg.visualize.palette import distinct_colors
 STAGES = ("decode", "resize", "body", "FPN", "RPN head", "NMS", "ROI", "mask", "semantic", "fusion", "encode")
 """In order; resize includes normalisation, NMS the selection of proposals, ROI the second NMS, encode the drawing."""
 
+WHOLE_STAGES = ("decode", "resize", "network", "fusion", "encode")
+"""Of a network of another library, whose parts are not timed; the network includes the normalisation."""
+
 RANDOM_DETECTIONS = 100
 """Detections that are assigned to a network of random weights, which finds none."""
 
@@ -68,6 +71,8 @@ class StageProfile:
     InputError
         if the network has other stages
     """
+
+    stages = STAGES
 
     def __init__(self, predictor: Predictor[Any], photo: Path, out: Path, random_weights: bool) -> None:
         network = predictor.network
@@ -137,3 +142,39 @@ class StageProfile:
             "segments": len(result.segments) if isinstance(result, Panoptic) else sum(result.counts().values()),
         }
         return seconds
+
+
+class WholeProfile:
+    """Runs a predictor with a network of another library on one image, stage by stage.
+
+    Parameters
+    ----------
+    predictor, photo, out : see :class:`StageProfile`
+    """
+
+    stages = WHOLE_STAGES
+
+    def __init__(self, predictor: Predictor[Any], photo: Path, out: Path) -> None:
+        self.predictor = predictor
+        self.photo = photo
+        self.out = out
+        self.formats = [name for name in ("overlay", "coco") if name in FORMATS[predictor.kind]]
+        self.counts: dict[str, int] = {}
+
+    def run(self) -> dict[str, float]:
+        """Return the seconds of each of :data:`WHOLE_STAGES`, and set `counts`: detections, segments."""
+        p, times = self.predictor, [time.perf_counter()]
+        source = open_image(self.photo)
+        times.append(time.perf_counter())
+        image = network_input(source, p.input_size)
+        times.append(time.perf_counter())
+        prediction = p.network.run([image])[0]
+        times.append(time.perf_counter())
+        result = p.result(prediction, (source.height, source.width))
+        times.append(time.perf_counter())
+        for writer in make_writers(self.formats, self.out, p.metadata, p.kind):
+            writer.write(Source(self.photo, self.photo.stem, self.photo.name), np.asarray(source), prediction, result)
+        times.append(time.perf_counter())
+        segments = len(result.segments) if isinstance(result, Panoptic) else sum(result.counts().values())
+        self.counts = {"detections": len(prediction.boxes), "segments": segments}
+        return {stage: end - start for stage, start, end in zip(self.stages, times, times[1:])}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, overloa
 
 import numpy as np
 
+from seamseg.checkpoints.foreign import is_foreign
 from seamseg.checkpoints.model_path import is_exported, local_model
 from seamseg.config import Config
 from seamseg.data.input_size import InputSize
@@ -342,10 +343,12 @@ def load_predictor(
 
     Parameters
     ----------
-    model : published zip, run folder, folder of `seamseg convert-model`, snapshot, exported network (.onnx, .pt2), or
+    model : published zip, run folder, folder of `seamseg convert-model`, snapshot, exported network (.onnx, .pt2),
+        folder of a panoptic network of transformers, `torchvision:NAME[?weights=FILE]`, or
         `hf://user/repo[@revision][/FILE]`
     device : auto (a GPU if there is one), cpu, cuda or cuda:N; for `.onnx` cpu (ONNX Runtime) or openvino
-    config, meta : INI file and `metadata.bin`, if the model does not contain them
+    config, meta : INI file and `metadata.bin`, if the model does not contain them; for a network of transformers also a
+        class list or COCO categories
     options : see :class:`seamseg.inference.options.InferenceOptions`
 
     Raises
@@ -374,6 +377,10 @@ def open_for_inference(
         return ExportedModel(model, device, config, meta, options)
     # exported networks need no torch
     try:
+        if is_foreign(model):
+            from seamseg.inference.foreign.opening import open_foreign
+
+            return open_foreign(model, device, config, meta, options)
         from seamseg.inference.network import TrainedModel
     except ModuleNotFoundError as error:
         if error.name != "torch":

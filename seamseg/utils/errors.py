@@ -85,6 +85,7 @@ EXTRAS = {
     "onnxruntime": "onnx",
     "openvino": "openvino",
     "timm": "timm",
+    "transformers": "transformers",
     "av": "video",
     "fsspec": "urls",
     "supervision": "supervision",

@@ -1,0 +1,1 @@
+"""Networks of other libraries, behind the interface of a predictor."""

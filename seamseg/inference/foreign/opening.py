@@ -1,0 +1,45 @@
+"""Open a model of another library."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from seamseg.checkpoints.foreign import is_torchvision
+from seamseg.inference.options import InferenceOptions
+from seamseg.utils.errors import InputError, require_packages
+
+if TYPE_CHECKING:
+    import torch
+
+    from seamseg.inference.foreign.torchvision_model import TorchvisionModel
+    from seamseg.inference.foreign.transformers_model import TransformersModel
+
+_REFUSED = ("tta", "tta_fusion", "compile", "cuda_graphs", "pad_to")
+"""Options that need the parts of our own networks."""
+
+
+def open_foreign(
+    model: str | Path,
+    device: str | torch.device,
+    config: str | Path | None,
+    meta: str | Path | None,
+    options: InferenceOptions,
+) -> TransformersModel | TorchvisionModel:
+    """Open a model of transformers or torchvision; see :func:`seamseg.inference.predictor.open_for_inference`."""
+    if config is not None:
+        raise InputError(f"`config` has no effect: {model} is no network of seamseg")
+    defaults = {field.name: field.default for field in fields(InferenceOptions)}
+    for name in _REFUSED:
+        if (getattr(options, name) or None) != (defaults[name] or None):
+            raise InputError(f"`{name}` is for networks of seamseg only, {model} is none")
+    if is_torchvision(model):
+        require_packages("torchvision", what=str(model))
+        from seamseg.inference.foreign.torchvision_model import TorchvisionModel
+
+        return TorchvisionModel(model, device, meta, options)
+    require_packages("transformers", what=str(model))
+    from seamseg.inference.foreign.transformers_model import TransformersModel
+
+    return TransformersModel(model, device, meta, options)

@@ -1,0 +1,180 @@
+"""Build a network of transformers from its folder: configuration, weights, tokens of its task; never remote code."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from seamseg.checkpoints.bundle import SPARE_PARAMETERS
+from seamseg.checkpoints.foreign import TRANSFORMERS_CONFIG_NAME, read_json, transformers_weights
+from seamseg.checkpoints.snapshot import load_tensors
+from seamseg.checkpoints.weights_file import read_weights
+from seamseg.inference.foreign.families import Family
+from seamseg.utils.errors import InputError, one_line
+from seamseg.utils.launcher import is_main_process
+
+_OF_LOSSES = ("criterion.",)
+"""Tensors that only the training uses."""
+_GENERAL_KEYS = ("architectures", "dtype", "id2label", "label2id", "model_type", "num_labels", "torch_dtype")
+_SIMILAR = 0.85
+"""Similarity from which an unknown key is a misspelt one: keys of earlier versions are unknown, too."""
+
+
+def load_network(folder: Path, family: Family) -> nn.Module:
+    """Build a network and load its weights, on the CPU in float32.
+
+    Raises
+    ------
+    InputError
+        if the configuration is invalid, or the weights are missing, damaged, incomplete or of another network
+    """
+    with _quiet() as transformers:
+        model_class = getattr(transformers, family.model_class)
+        content = read_json(folder / TRANSFORMERS_CONFIG_NAME)
+        config = _built(f"{folder / TRANSFORMERS_CONFIG_NAME}", lambda: model_class.config_class.from_dict(content))
+        for key, meant in _misspelt(content, config):
+            if is_main_process():
+                print(
+                    f"{folder / TRANSFORMERS_CONFIG_NAME}: unknown key {key!r}, which has no effect: is it {meant!r}?",
+                    file=sys.stderr,
+                )
+        _make_plain(config)
+        state = _read_state(folder)
+        _check_size(_built(str(folder), lambda: _on_meta(model_class, config)), state, str(folder))
+        net, report = _built(
+            str(folder),
+            lambda: model_class.from_pretrained(
+                None, config=config, state_dict=state, dtype=torch.float32, output_loading_info=True
+            ),
+        )
+    missing = sorted(key for key in report["missing_keys"] if not key.startswith(_OF_LOSSES))
+    if missing:
+        raise InputError(
+            f"{folder}: the weights lack {len(missing)} tensors of a {family.model_class}, such as {missing[0]}: they "
+            "are those of another network, or incomplete"
+        )
+    built: nn.Module = net.eval()
+    return built
+
+
+def task_tokens(folder: Path, task: str, length: int) -> Tensor:
+    """Return the token ids of a task, `1 x length`, zero after the text.
+
+    Raises
+    ------
+    InputError
+        if the tokenizer is missing or damaged
+    """
+    with _quiet() as transformers:
+        if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
+            raise InputError(
+                f"{folder}: holds no tokenizer (tokenizer.json, or vocab.json and merges.txt), which its network needs "
+                "for the text of its task"
+            )
+        tokenizer = _built(
+            f"{folder}: tokenizer",
+            lambda: transformers.AutoTokenizer.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False
+            ),
+        )
+        ids = tokenizer(task, truncation=True, max_length=length)["input_ids"]
+    return torch.tensor([ids + [0] * (length - len(ids))])
+
+
+def _read_state(folder: Path) -> dict[str, Tensor]:
+    """Read the weights; pickles through `torch.load(weights_only=True)`, after a check of their sizes."""
+    state: dict[str, Tensor] = {}
+    for file in transformers_weights(folder):
+        if file.suffix == ".safetensors":
+            state.update(read_weights(file, str(file)))
+            continue
+        content = load_tensors(file, str(file))
+        if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
+            raise InputError(f"{file}: not a state dict of transformers")
+        state.update(content)
+    return state
+
+
+def _on_meta(model_class: Any, config: Any) -> nn.Module:
+    with torch.device("meta"):
+        net: nn.Module = model_class(config)
+    return net
+
+
+def _check_size(net: nn.Module, state: Mapping[str, Tensor], name: str) -> None:
+    """Raise InputError, before memory is taken, if the configuration makes the network far larger than its weights."""
+    wanted, held = (sum(values.numel() for values in tensors) for tensors in (net.parameters(), state.values()))
+    if wanted > 2 * held + SPARE_PARAMETERS:
+        raise InputError(
+            f"{name}: its configuration needs {wanted} parameters, the weights have {held}: is it the configuration of "
+            "another network?"
+        )
+
+
+def _make_plain(config: Any) -> None:
+    """Change what would need a download, or other inputs, at inference."""
+    parts: list[Any] = [config, getattr(config, "backbone_config", None)]
+    for part in parts:
+        if getattr(part, "use_pretrained_backbone", False):
+            part.use_pretrained_backbone = False
+    if getattr(config, "is_training", False):
+        config.is_training = False
+
+
+def _misspelt(content: Mapping[str, Any], config: Any) -> Iterator[tuple[str, str]]:
+    """Yield the keys of a configuration that are unknown and similar to a known one, with that one."""
+    names = [field.name for field in fields(type(config))] if is_dataclass(type(config)) else []
+    known = [*names, *getattr(type(config), "attribute_map", {}), *_GENERAL_KEYS]
+    for key, value in content.items():
+        if (
+            key not in known
+            and not hasattr(type(config), key)
+            and (meant := difflib.get_close_matches(key, known, 1, _SIMILAR))
+        ):
+            yield key, meant[0]
+        part = getattr(config, key, None)
+        if isinstance(value, Mapping) and hasattr(part, "model_type"):
+            yield from _misspelt(value, part)
+
+
+def _built(name: str, make: Any) -> Any:
+    """Return what a function of transformers returns; InputError, about `name`, for any of its errors."""
+    try:
+        return make()
+    except ImportError as error:
+        package = "timm" if "timm" in str(error) else "transformers"
+        raise InputError(
+            f"{name}: needs a package that is not installed ({one_line(error)[:160]}): pip install 'seamseg[{package}]'"
+        ) from None
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # the library raises nearly any for a wrong configuration or weights
+        raise InputError(f"{name}: transformers refuses it: {one_line(error)[:300]}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[Any]:
+    """Yield the module transformers, without its messages and progress bars: our own errors replace them."""
+    try:
+        transformers = importlib.import_module("transformers")
+    except (ImportError, RuntimeError) as error:
+        raise InputError(f"transformers cannot be imported ({one_line(error)[:200]})") from None
+    logging = transformers.logging
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield transformers
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

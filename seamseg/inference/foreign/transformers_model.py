@@ -1,0 +1,294 @@
+"""A panoptic network of transformers for a predictor; its maps are those of its paper, not of its processor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional
+
+from seamseg.checkpoints.foreign import TRANSFORMERS_CONFIG_NAME, read_json
+from seamseg.config import Config
+from seamseg.data.input_size import InputSize
+from seamseg.data.transforms import Normalise
+from seamseg.inference.foreign.class_lists import NetworkClasses, identify
+from seamseg.inference.foreign.families import DEFAULT_SIZE, FAMILIES, SIZES, Family
+from seamseg.inference.foreign.settings import input_size_of_authors, neutral_config
+from seamseg.inference.foreign.transformers_loading import load_network, task_tokens
+from seamseg.inference.options import InferenceOptions
+from seamseg.inference.queries import prediction_of_queries
+from seamseg.models.folding import choose_precision
+from seamseg.predictions import ArrayPrediction
+from seamseg.utils.distributed import choose_device
+from seamseg.utils.errors import InputError, SeamsegError
+
+_PROCESSOR_NAME = "preprocessor_config.json"
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_NMS_THRESHOLD = 0.5
+"""Of detections in tiles: the masks of queries do not overlap, so that any usual value does."""
+_SCORE = 0.8
+"""Both thresholds of the papers."""
+_LARGEST_SQUARE = 4096
+
+
+class TransformersNetwork:
+    """A network of transformers; see :class:`seamseg.inference.predictor.InferenceNetwork`.
+
+    Parameters
+    ----------
+    net : in evaluation mode
+    family : of the network
+    classes : of its columns
+    normalise : from bytes to the network's input
+    device : to compute on
+    dtype : to compute in
+    side : of its square input; None if its size is free
+    tokens : of its task; None for none
+    """
+
+    kind = "panoptic"
+    uses_torch = True
+    averaged = False
+    tiles_problem = None
+    nms_threshold = _NMS_THRESHOLD
+
+    def __init__(
+        self,
+        net: nn.Module,
+        family: Family,
+        classes: NetworkClasses,
+        normalise: Normalise,
+        device: torch.device,
+        dtype: torch.dtype,
+        side: int | None = None,
+        tokens: Tensor | None = None,
+    ) -> None:
+        self.net = net.to(device)
+        self.family = family
+        self.classes = classes
+        self.normalise = normalise.to(device)
+        self.device = device
+        self.on_gpu = device.type != "cpu"
+        self.dtype = dtype
+        self.side = side
+        self._inputs = {} if tokens is None else {"task_inputs": tokens.to(device)}
+
+    @property
+    def precision(self) -> str:
+        """Name of the compute dtype."""
+        return str(self.dtype).removeprefix("torch.")
+
+    def run(self, images: Sequence[np.ndarray]) -> list[ArrayPrediction]:
+        """Return the outputs for images `H x W x 3` uint8; those of equal size are one batch, so that none is padded.
+
+        Raises
+        ------
+        SeamsegError
+            if the network has other outputs than its configuration states
+        """
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for index, image in enumerate(images):
+            groups.setdefault(image.shape, []).append(index)
+        found: dict[int, ArrayPrediction] = {}
+        for indices in groups.values():
+            found.update(zip(indices, self._run([images[index] for index in indices])))
+        return [found[index] for index in range(len(images))]
+
+    def _run(self, images: Sequence[np.ndarray]) -> list[ArrayPrediction]:
+        size = int(images[0].shape[0]), int(images[0].shape[1])
+        with torch.inference_mode(), torch.autocast(self.device.type, self.dtype, self.dtype != torch.float32):
+            batch, padded_size = self._batch(images)
+            outputs = self.net(pixel_values=batch, **{k: v.expand(len(images), -1) for k, v in self._inputs.items()})
+        scores, masks = (outputs[name].float() for name in (self.family.class_logits, self.family.mask_logits))
+        columns = len(self.classes.columns)
+        if scores.shape[2] != columns + 1:
+            raise SeamsegError(f"the network scores {scores.shape[2] - 1} classes, its configuration names {columns}")
+        scores = _used(scores, self.classes.columns)
+        classes = np.array([index for index in self.classes.columns if index is not None])
+        num_stuff = self.classes.metadata.num_stuff
+        return [
+            prediction_of_queries(s.numpy(), m.numpy(), size, padded_size, classes, num_stuff)
+            for s, m in zip(scores.cpu(), masks.cpu())
+        ]
+
+    def _batch(self, images: Sequence[np.ndarray]) -> tuple[Tensor, tuple[int, int]]:
+        """Return the input for images of one size, and its `(height, width)` in pixels of the images."""
+        height, width = images[0].shape[:2]
+        if self.side is None:
+            pixels = self.normalise(self._pixels(images))
+            padded = tuple(-(-side // self.family.multiple) * self.family.multiple for side in (height, width))
+            return functional.pad(pixels, (0, padded[1] - width, 0, padded[0] - height)), (padded[0], padded[1])
+        scale = self.side / max(height, width, self.side)
+        if scale < 1:  # a tile, or a view of all of a large image
+            size = max(round(width * scale), 1), max(round(height * scale), 1)
+            images = [np.asarray(Image.fromarray(i).resize(size, Image.Resampling.BILINEAR)) for i in images]
+        pixels = self._pixels(images)
+        missing = self.side - pixels.shape[3], self.side - pixels.shape[2]
+        padded_side = round(self.side / scale)
+        return self.normalise(functional.pad(pixels, (0, missing[0], 0, missing[1]))), (padded_side, padded_side)
+
+    def _pixels(self, images: Sequence[np.ndarray]) -> Tensor:
+        return torch.from_numpy(np.stack(images)).to(self.device).permute(0, 3, 1, 2)
+
+
+def _used(scores: Tensor, columns: Sequence[int | None]) -> Tensor:
+    """Return the logits of the columns that are classes; others count as no object."""
+    used = [column for column, index in enumerate(columns) if index is not None]
+    if len(used) == len(columns):
+        return scores
+    unused = [column for column, index in enumerate(columns) if index is None]
+    nothing = scores[..., [*unused, len(columns)]].logsumexp(-1, keepdim=True)
+    return torch.cat((scores[..., used], nothing), -1)
+
+
+class TransformersModel:
+    """A folder of transformers that is opened; see :class:`seamseg.inference.predictor.OpenedModel`.
+
+    Parameters
+    ----------
+    model, device, meta, options : see :func:`seamseg.inference.predictor.load_predictor`
+
+    Attributes
+    ----------
+    licence : of the weights, as the model card states it; empty if it does not
+
+    Raises
+    ------
+    InputError
+        if it is not a panoptic network of a known family, needs code of its own, or its classes are not known
+    """
+
+    kind = "panoptic"
+
+    def __init__(
+        self, model: str | Path, device: str | torch.device, meta: str | Path | None, options: InferenceOptions
+    ) -> None:
+        self._folder = Path(model)
+        self.name = str(model)
+        self._device = device if isinstance(device, torch.device) else choose_device(device)
+        self._dtype = choose_precision(options.precision, self._device)
+        content = read_json(self._folder / TRANSFORMERS_CONFIG_NAME)
+        processor = self._folder / _PROCESSOR_NAME
+        self._processor = read_json(processor) if processor.is_file() else {}
+        self._family = _family(content, self._processor, self.name)
+        self._side = _square(content, self.name) if self._family.square else None
+        self._task_length = content.get("task_seq_len", 77)
+        self._classes = identify(_names(content, self.name), self.name, _things(self._folder, self._processor), meta)
+        self.metadata = self._classes.metadata
+        self.config = self._config(options)
+        self.licence = _licence(self._folder)
+
+    def _config(self, options: InferenceOptions) -> Config:
+        data_set = self._classes.data_set
+        shortest, longest = SIZES[data_set] if data_set else _stored_size(self._processor)
+        keys: dict[str, object] = {
+            "general.score_threshold": _SCORE,
+            "general.overlap_threshold": _SCORE,
+            "dataloader.shortest_size": shortest,
+            "dataloader.longest_max_size": longest,
+            "dataloader.longest_size": "" if self._side is None else self._side,
+        }
+        for name, default in (("mean", _MEAN), ("std", _STD)):
+            values = self._processor.get(f"image_{name}") or default
+            numbers = values if isinstance(values, Sequence) and not isinstance(values, str) else ()
+            if len(numbers) != 3 or not all(isinstance(value, (int, float)) for value in numbers):
+                raise InputError(f"{self._folder / _PROCESSOR_NAME}: image_{name} must be three numbers")
+            keys[f"dataloader.rgb_{name}"] = tuple(numbers)
+        return neutral_config(self.kind, keys, self.name, options, ("general", "dataloader"))
+
+    def input_size(self, options: InferenceOptions) -> InputSize:
+        """Return the size of the network's input, by default that of its authors."""
+        return input_size_of_authors(self.config, options)
+
+    def build(self, options: InferenceOptions) -> TransformersNetwork:
+        """Build the network and load its weights."""
+        tokens = None
+        if self._family.task:
+            tokens = task_tokens(self._folder, self._family.task, self._task_length)
+        net = load_network(self._folder, self._family)
+        loading = self.config.dataloader
+        normalise = Normalise(loading.rgb_mean, loading.rgb_std)
+        return TransformersNetwork(
+            net, self._family, self._classes, normalise, self._device, self._dtype, self._side, tokens
+        )
+
+
+def _family(content: Mapping[str, Any], processor: Mapping[str, Any], name: str) -> Family:
+    """Return the family of a network; InputError if it is none, or does not make panoptic maps."""
+    if "auto_map" in content or "auto_map" in processor:
+        raise InputError(f"{name}: comes with code of its own (auto_map), which is never run: use another model")
+    family = FAMILIES.get(str(content["model_type"]))
+    if family is None:
+        raise InputError(
+            f"{name}: a network of type {content['model_type']!s:.40} makes no panoptic maps; supported types are "
+            f"{', '.join(FAMILIES)}"
+        )
+    stated = content.get("architectures")
+    if isinstance(stated, list) and stated and family.model_class not in stated:
+        raise InputError(f"{name}: is a {stated[0]!s:.80}, which makes no panoptic maps; needed: {family.model_class}")
+    if family.square and processor.get("do_split_image"):
+        raise InputError(f"{name}: was trained for semantic segmentation (do_split_image), it makes no panoptic maps")
+    return family
+
+
+def _names(content: Mapping[str, Any], name: str) -> list[str]:
+    """Return the names of the classes, one a column."""
+    labels = content.get("id2label") or {}
+    if not labels and isinstance(count := content.get("num_labels", 2), int) and 0 < count <= 100_000:
+        return [f"LABEL_{column}" for column in range(count)]
+    try:
+        columns = {int(key): str(value) for key, value in labels.items()}
+    except (AttributeError, ValueError):
+        columns = {}
+    if not columns or sorted(columns) != list(range(len(columns))):
+        raise InputError(f"{name}: its configuration has no valid id2label: the names of classes 0, 1, ...")
+    return [columns[column] for column in range(len(columns))]
+
+
+def _things(folder: Path, processor: Mapping[str, Any]) -> list[str] | None:
+    """Return the names of the classes that are things as OneFormer states them; None if it does not."""
+    metadata, file = processor.get("metadata"), processor.get("class_info_file")
+    if isinstance(metadata, Mapping) and isinstance(metadata.get("thing_ids"), list):
+        return [str(metadata.get(str(number))) for number in metadata["thing_ids"]]
+    if not isinstance(file, str) or Path(file).name != file or not (folder / file).is_file():
+        return None
+    entries = [entry for entry in read_json(folder / file).values() if isinstance(entry, Mapping)]
+    return [str(entry.get("name")) for entry in entries if entry.get("isthing")]
+
+
+def _square(content: Mapping[str, Any], name: str) -> int:
+    """Return the side of the input of a network for squares."""
+    value = content.get("image_size", 640)
+    sides = value if isinstance(value, list) else [value]
+    if len(set(map(str, sides))) != 1 or not isinstance(sides[0], int) or not 0 < sides[0] <= _LARGEST_SQUARE:
+        raise InputError(f"{name}: image_size is {value!s:.40}, not the side of a square up to {_LARGEST_SQUARE}")
+    return sides[0]
+
+
+def _stored_size(processor: Mapping[str, Any]) -> tuple[int, int]:
+    """Return shortest and longest side as stored for a network of unknown classes; never a fixed `384 x 384`."""
+    size = processor.get("size")
+    sides: list[Any] = (
+        [size.get(name) for name in ("shortest_edge", "longest_edge")] if isinstance(size, Mapping) else []
+    )
+    if len(sides) == 2 and all(isinstance(side, int) and side > 0 for side in sides):
+        return sides[0], sides[1]
+    return DEFAULT_SIZE
+
+
+def _licence(folder: Path) -> str:
+    """Return the licence in the header of the model card."""
+    try:
+        with open(folder / "README.md", encoding="utf-8", errors="replace") as file:
+            lines = file.read(1 << 16).splitlines()
+    except OSError:
+        return ""
+    if lines[:1] != ["---"] or "---" not in lines[1:]:
+        return ""
+    header = lines[1 : lines.index("---", 1)]
+    return next((line.partition(":")[2].strip(" '\"") for line in header if line.startswith("license:")), "")

@@ -1,0 +1,118 @@
+"""The classes of networks of other libraries are found by name."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from support.tiny_transformers import CITYSCAPES
+
+from seamseg.formats.cityscapes.labels import cityscapes_classes
+from seamseg.formats.metadata import write_metadata
+from seamseg.formats.vistas import published_classes
+from seamseg.inference.foreign.class_lists import identify, known_lists
+from seamseg.utils.errors import InputError
+
+
+def refusal(names: list[str], **arguments: object) -> str:
+    with pytest.raises(InputError) as error:
+        identify(names, "net", **arguments)  # type: ignore[arg-type]
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_known_lists() -> None:
+    counts = {name: (k.metadata.num_stuff, k.metadata.num_thing) for name, k in known_lists().items()}
+    assert counts == {"cityscapes": (11, 8), "vistas": (28, 37), "coco_panoptic": (53, 80), "ade20k": (50, 100)}
+    assert known_lists()["cityscapes"].metadata == cityscapes_classes()
+    vistas = known_lists()["vistas"].metadata
+    assert sorted(vistas.original_ids) == list(range(65))
+    assert set(vistas.categories) == set(published_classes().categories)
+    coco, ade = known_lists()["coco_panoptic"].metadata, known_lists()["ade20k"].metadata
+    assert (coco.categories[0], coco.original_ids[0], coco.palette[0]) == ("banner", 92, (255, 255, 128))
+    assert (coco.categories[-1], coco.original_ids[-1]) == ("toothbrush", 90)
+    assert (ade.categories[0], ade.original_ids[0], ade.palette[0]) == ("wall", 1, (120, 120, 120))
+    assert ade.is_thing(ade.categories.index("television"))
+    assert not ade.is_thing(ade.categories.index("sky"))
+
+
+@pytest.mark.parametrize("data_set", ["cityscapes", "vistas", "coco_panoptic", "ade20k"])
+def test_any_order(data_set: str) -> None:
+    metadata = known_lists()[data_set].metadata
+    order = list(range(metadata.num_classes))
+    random.Random(0).shuffle(order)
+    found = identify([metadata.categories[k] for k in order], "net")
+    assert (found.data_set, found.metadata, found.columns) == (data_set, metadata, order)
+
+
+def test_other_spellings() -> None:
+    found = identify([name.replace(" ", "-").upper() for name in CITYSCAPES], "net")
+    assert (found.data_set, found.columns) == ("cityscapes", list(range(19)))
+    # the names of detectron2, and of the configuration of Vistas for humans
+    coco = known_lists()["coco_panoptic"].metadata.categories
+    short = [name.replace("-other", "").replace("-merged", "").replace("-stuff", "") for name in coco]
+    assert identify(short, "net").columns == list(range(133))
+    vistas = known_lists()["vistas"].metadata.categories
+    readable = [name.rpartition("--")[2].replace("-", " ").title() for name in vistas]
+    texts = {"Other Barrier": "Barrier", "Crosswalk Zebra": "Lane Marking - Crosswalk", "Back": "Traffic Sign (Back)"}
+    texts |= {"General": "Lane Marking - General", "Front": "Traffic Sign (Front)"}
+    assert identify([texts.get(name, name) for name in readable], "net").columns == list(range(65))
+    # all synonyms of ADE20K, and others than the first
+    ade = known_lists()["ade20k"].metadata.categories
+    renamed = {"windowpane": "window ", "road": "road, route", "television": "tv", "minibike": "minibike, motorbike"}
+    assert identify([renamed.get(name, name) for name in ade], "net").columns == list(range(150))
+
+
+def test_unused_columns() -> None:
+    names = ["N/A", *CITYSCAPES[:10], "LABEL_11", *CITYSCAPES[10:], "LABEL_21"]
+    assert identify(names, "net").columns == [None, *range(10), None, *range(10, 19), None]
+
+
+def test_stated_things() -> None:
+    found = identify(["dog", "lawn", "cat"], "net", things=["Cat", "dog"])
+    assert (found.metadata.categories, found.metadata.num_stuff) == (["lawn", "dog", "cat"], 1)
+    assert (found.columns, found.data_set) == ([1, 0, 2], "")
+    # a known list has colours and ids, too
+    assert identify(CITYSCAPES, "net", things=["car"]).data_set == "cityscapes"
+
+
+def test_files(tmp_path: Path) -> None:
+    ini, binary, coco = tmp_path / "classes.ini", tmp_path / "metadata.bin", tmp_path / "coco.json"
+    ini.write_text("[lawn]\nid = 7\nkind = stuff\n[dog]\nid = 3\nkind = thing\ncolor = 1 2 3\n")
+    found = identify(["Dog", "lawn"], "net", file=ini)
+    assert (found.metadata.categories, found.metadata.original_ids) == (["lawn", "dog"], [7, 3])
+    assert (found.columns, found.metadata.palette[1]) == ([1, 0], (1, 2, 3))
+    write_metadata(binary, found.metadata)
+    assert identify(["Dog", "lawn"], "net", file=binary) == found
+    assert identify(["Dog", "lawn"], "net", file=tmp_path) == found
+    coco.write_text(
+        json.dumps({"categories": [{"id": 1, "name": "dog", "isthing": 1}, {"id": 2, "name": "lawn", "isthing": 0}]})
+    )
+    assert identify(["dog", "lawn"], "net", file=coco).columns == [1, 0]
+    # it wins over a known list
+    assert identify(CITYSCAPES, "net", file=_classes(tmp_path, CITYSCAPES)).metadata.num_thing == 19
+    assert "has other classes than net: the network has 'cat' and 'lawn' is missing" in refusal(
+        ["dog", "cat"], file=ini
+    )
+    # without names, the ids are the columns
+    assert "the ids must be the columns of the network, 0 to 1" in refusal(["LABEL_0", "LABEL_1"], file=ini)
+    ini.write_text(ini.read_text().replace("7", "0").replace("= 3", "= 1"))
+    assert identify(["LABEL_0", "LABEL_1"], "net", file=ini).columns == [0, 1]
+
+
+def _classes(folder: Path, names: list[str]) -> Path:
+    path = folder / "list.json"
+    path.write_text(json.dumps([{"id": k, "name": name, "isthing": 1} for k, name in enumerate(names)]))
+    return path
+
+
+def test_refusals() -> None:
+    assert "its configuration names no class: give a class list" in refusal(["LABEL_0", "LABEL_1"])
+    assert "which of its classes (lawn, dog) are things is not stated" in refusal(["lawn", "dog"])
+    other = [*CITYSCAPES[:-1], "bike"]
+    assert "most are those of cityscapes, but it has 'bike' and 'bicycle' is missing" in refusal(other)
+    assert "'bicycle' is missing" in refusal(CITYSCAPES[:-1])
+    assert "two classes have the name 'car'" in refusal([*CITYSCAPES, "car"])
+    assert "has 300 classes, more than 255" in refusal([f"class {k}" for k in range(300)], things=[])

@@ -1,0 +1,134 @@
+"""Detectors of torchvision: the same detections as there, with dense classes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torchvision.models import detection
+
+import seamseg
+from seamseg.checkpoints.model_path import digest, local_model
+from seamseg.inference.detections import Detections
+from seamseg.utils.errors import InputError, SeamsegError
+
+NAMES = ("maskrcnn_resnet50_fpn", "fasterrcnn_resnet50_fpn_v2")
+SMALL = {"device": "cpu", "shortest_size": 64}
+
+
+def build(name: str, **keys: Any) -> nn.Module:
+    """A network with random weights of a fixed seed that finds something."""
+    torch.manual_seed(0)
+    net = getattr(detection, name)(weights=None, weights_backbone=None, **keys).eval()
+    with torch.no_grad():
+        net.roi_heads.box_predictor.cls_score.weight.normal_(0, 0.05)
+    return net
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("torchvision")
+    for name in NAMES:
+        torch.save(build(name).state_dict(), root / f"{name}.pth")
+    return {name: root / f"{name}.pth" for name in NAMES}
+
+
+def refusal(model: str, kind: type[SeamsegError] = InputError, **options: Any) -> str:
+    with pytest.raises(kind) as error:
+        seamseg.load(model, **{"device": "cpu", **options})
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_detections_are_those_of_torchvision(files: dict[str, Path], name: str) -> None:
+    predictor = seamseg.load(f"torchvision:{name}?weights={files[name]}", **SMALL)
+    assert predictor.kind == ("instance_seg" if name.startswith("mask") else "detection")
+    assert (predictor.metadata.num_stuff, predictor.metadata.num_thing) == (0, 80)
+    image = np.random.default_rng(0).integers(0, 256, (70, 90, 3), np.uint8)
+    found = predictor.raw([image])[0]
+    net = build(name)
+    net.transform.min_size = (70,)  # as it is
+    with torch.inference_mode():
+        expected = {k: v.numpy() for k, v in net([torch.from_numpy(image).permute(2, 0, 1) / 255])[0].items()}
+    categories = detection.MaskRCNN_ResNet50_FPN_Weights.DEFAULT.meta["categories"]
+    named = [categories[label] for label in expected["labels"]]
+    kept = [k for k, label in enumerate(named) if label != "N/A"]
+    assert 0 < len(found.scores) == len(kept)
+    order = sorted(kept, key=lambda k: (predictor.metadata.categories.index(named[k]), -expected["scores"][k]))
+    np.testing.assert_allclose(found.boxes, expected["boxes"][order][:, [1, 0, 3, 2]], atol=1e-4)
+    np.testing.assert_allclose(found.scores, expected["scores"][order], atol=1e-5)
+    assert [predictor.metadata.categories[c] for c in found.classes] == [named[k] for k in order]
+    assert found.semantic is None
+    if name.startswith("mask"):
+        assert found.mask_logits is not None
+        assert found.mask_logits.shape == (len(kept), 28, 28)
+    else:
+        assert found.mask_logits is None
+
+
+def test_results_sizes_and_options(files: dict[str, Path]) -> None:
+    model = f"torchvision:{NAMES[0]}?weights={files[NAMES[0]]}"
+    assert seamseg.load(model, device="cpu").input_size.of((3000, 4000)) == (800, 1066)
+    assert seamseg.load(model, device="cpu").input_size.of((1000, 4000)) == (333, 1333)
+    image = np.random.default_rng(0).integers(0, 256, (100, 300, 3), np.uint8)
+    for options in ({}, {"precision": "bf16"}, {"tiles": 128, "shortest_size": 100}, {"classes": "bus,dog"}):
+        result = seamseg.load(model, **{**SMALL, "score_threshold": 0.05, **options}).predict(image)
+        assert isinstance(result, Detections)
+        assert result.size == (100, 300)
+    assert "`tta` is for networks of seamseg only" in refusal(model, tta="flip")
+
+
+def test_own_classes(tmp_path: Path) -> None:
+    torch.save({"model": build(NAMES[1], num_classes=3).state_dict()}, tmp_path / "own.pth")
+    model = f"torchvision:{NAMES[1]}?weights={tmp_path / 'own.pth'}"
+    assert "the weights have the labels 1 to 2: give a class list with these ids with `meta=FILE`" in refusal(model)
+    classes = tmp_path / "classes.json"
+    classes.write_text(json.dumps([{"id": 2, "name": "cup"}, {"id": 1, "name": "dog"}]))
+    predictor = seamseg.load(model, meta=classes, **SMALL)
+    assert predictor.metadata.categories == ["cup", "dog"]
+    assert predictor.network.classes.tolist() == [-1, 1, 0]
+    classes.write_text(json.dumps([{"id": 1, "name": "dog"}]))
+    assert "must list things with the ids of the network: the weights have the labels 1 to 2" in refusal(
+        model, meta=classes
+    )
+
+
+def test_digest(files: dict[str, Path], tmp_path: Path) -> None:
+    first, second = (f"torchvision:{name}?weights={files[name]}" for name in NAMES)
+    copy = tmp_path / "copy.pth"
+    copy.write_bytes(files[NAMES[0]].read_bytes())
+    assert str(local_model(first)) == first
+    assert digest(first) != digest(second)
+    assert digest(first) == digest(f"torchvision:{NAMES[0]}?weights={copy}")
+
+
+def test_refusals(files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "did you mean 'torchvision:maskrcnn_resnet50_fpn" in refusal("torchvision:maskrcnn_resnet50")
+    assert "malformed: write torchvision:NAME" in refusal("torchvision:a/b")
+    assert "no such file" in refusal(f"torchvision:{NAMES[0]}?weights={tmp_path / 'none.pth'}")
+    (tmp_path / "text.pth").write_text("text")
+    assert "text.pth" in refusal(f"torchvision:{NAMES[0]}?weights={tmp_path / 'text.pth'}")
+    torch.save({"a": torch.zeros(1)}, tmp_path / "other.pth")
+    assert "roi_heads.box_predictor.cls_score.bias is missing" in refusal(
+        f"torchvision:{NAMES[0]}?weights={tmp_path / 'other.pth'}"
+    )
+    assert "the weights are not those of a maskrcnn_resnet50_fpn" in refusal(
+        f"torchvision:{NAMES[0]}?weights={files[NAMES[1]]}"
+    )
+    assert "has no effect" in refusal(f"torchvision:{NAMES[0]}", config="x.ini")
+
+    def offline(*_: object, **__: object) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr("torch.hub.load_state_dict_from_url", offline)
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", offline)
+    text = refusal(f"torchvision:{NAMES[0]}", SeamsegError)
+    assert (
+        "cannot download its weights (no network): name a file, torchvision:maskrcnn_resnet50_fpn?weights=FILE" in text
+    )

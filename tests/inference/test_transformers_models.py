@@ -1,0 +1,444 @@
+"""Panoptic networks of transformers: opened from their folders, run at the sizes of their authors, or refused."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from support.fake_hub import FakeHub, fake_hub
+from support.micro import seamseg_main
+from support.serving import png, serving
+from support.tiny_transformers import CITYSCAPES, CONFIGS, SIDE, build, edit, save
+from torch.nn import functional
+
+import seamseg
+from seamseg.checkpoints.foreign import is_transformers
+from seamseg.checkpoints.model_path import digest
+from seamseg.inference.foreign.class_lists import known_lists
+from seamseg.inference.result import Panoptic
+from seamseg.utils.errors import InputError
+
+__all__ = ["fake_hub", "seamseg_main"]
+pytest.importorskip("transformers")
+FAMILIES = list(CONFIGS)
+SMALL = {"device": "cpu", "shortest_size": 40, "score_threshold": 0.1}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A folder of each family with the classes of Cityscapes; do not write to them."""
+    root = tmp_path_factory.mktemp("transformers")
+    return {name: save(name, root / name) for name in FAMILIES}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of Mask2Former, to write to."""
+    return save("mask2former", tmp_path / "net")
+
+
+def photo(height: int, width: int, seed: int = 0) -> np.ndarray:
+    values = np.random.default_rng(seed).integers(0, 256, (height // 8 + 1, width // 8 + 1, 3), np.uint8)
+    return np.array(Image.fromarray(values).resize((width, height)))
+
+
+def refusal(model: object, **options: Any) -> str:
+    with pytest.raises(InputError) as error:
+        seamseg.load(str(model), **{"device": "cpu", **options})
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def assert_equal(a: Any, b: Any) -> None:
+    """Two predictions are equal but for rounding."""
+    np.testing.assert_allclose(a.queries.scores, b.queries.scores, atol=1e-4)
+    np.testing.assert_allclose(a.queries.mask_logits, b.queries.mask_logits, atol=1e-3)
+    assert a.size == b.size
+    assert (a.semantic == b.semantic).mean() > 0.99
+
+
+# --- what a network computes
+
+
+def test_predicts(folders: dict[str, Path], family: str) -> None:
+    model = seamseg.load(folders[family], **SMALL)
+    assert (model.kind, model.network.precision, model.metadata.num_thing) == ("panoptic", "float32", 8)
+    result = model.predict(photo(100, 150))
+    assert isinstance(result, Panoptic)
+    assert result.size == (100, 150)
+    prediction = model.raw([photo(40, 60)])[0]
+    assert prediction.queries is not None
+    assert prediction.semantic is not None
+    assert (prediction.size, prediction.semantic.shape) == ((40, 60), (40, 60))
+    assert prediction.queries.classes.max(initial=0) < 19
+
+
+def test_input_of_the_network(folders: dict[str, Path], family: str) -> None:
+    """The outputs are those of the library for an image that is normalised and padded as the authors do."""
+    predictor = seamseg.load(folders[family], **SMALL)
+    image = photo(40, 50)
+    prediction = predictor.raw([image])[0]
+    mean, std = (torch.tensor(v)[:, None, None] for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    pixels = torch.from_numpy(image).permute(2, 0, 1) / 255
+    if family.startswith("eomt"):
+        values, padded = (functional.pad(pixels, (0, SIDE - 50, 0, SIDE - 40)) - mean) / std, (SIDE, SIDE)
+    elif family == "detr":
+        values, padded = (pixels - mean) / std, (40, 50)
+    else:
+        values, padded = functional.pad((pixels - mean) / std, (0, 14, 0, 24)), (64, 64)
+    further = {}
+    if family == "oneformer":
+        tokens = predictor.network._inputs["task_inputs"]
+        assert tokens.shape == (1, 8)
+        assert (tokens != 0).sum() == 6  # start, four words, end
+        further["task_inputs"] = tokens
+    with torch.inference_mode():
+        outputs = build(family)(pixel_values=values[None], **further)
+    masks = outputs["pred_masks" if family == "detr" else "masks_queries_logits"][0]
+    scores = outputs["logits" if family == "detr" else "class_queries_logits"][0].softmax(-1)
+    kept = scores.argmax(-1) < 19
+    assert kept.any()
+    assert prediction.queries is not None
+    assert prediction.queries.padded_size == padded
+    np.testing.assert_allclose(prediction.queries.mask_logits, masks[kept], atol=1e-4)
+    np.testing.assert_allclose(prediction.queries.scores, scores[kept].max(-1)[0], atol=1e-5)
+    assert prediction.queries.classes.tolist() == scores[kept].argmax(-1).tolist()
+
+
+def test_mixed_sizes_are_as_one_by_one(folders: dict[str, Path], family: str) -> None:
+    model = seamseg.load(folders[family], **SMALL)
+    images = [photo(40, 60), photo(60, 40, 1), photo(40, 60, 2), photo(33, 41, 3)]
+    for together, image in zip(model.network.run(images), images):
+        assert_equal(together, model.network.run([image])[0])
+
+
+def test_columns_of_another_order(tmp_path: Path) -> None:
+    """The class of a column is that of its name."""
+    save("mask2former", tmp_path / "a")
+    save("mask2former", tmp_path / "b", CITYSCAPES[::-1])
+    first, second = (seamseg.load(tmp_path / name, **SMALL).raw([photo(40, 60)])[0].queries for name in "ab")
+    assert first is not None
+    assert second is not None
+    assert (first.classes == 18 - second.classes).all()
+
+
+def test_tiles_precision_and_classes(folders: dict[str, Path], family: str) -> None:
+    image = photo(160, 300)
+    tiled = seamseg.load(folders[family], device="cpu", shortest_size=160, tiles=128, score_threshold=0.1)
+    prediction = tiled.raw([image])[0]
+    assert prediction.queries is None
+    assert prediction.semantic is not None
+    assert prediction.semantic.shape == (160, 300)
+    assert tiled.predict(image).size == (160, 300)
+    half = seamseg.load(folders[family], precision="bf16", classes="car,road", preview=True, **SMALL)
+    assert half.network.precision == "bfloat16"
+    found = half.predict(image)
+    assert {segment.name for segment in found.segments} <= {"car", "road"}
+
+
+@pytest.mark.parametrize("name", ["eomt", "eomt_dinov3"])
+def test_images_above_the_square(folders: dict[str, Path], name: str) -> None:
+    """They are shrunk into it, and what is found is in their own pixels."""
+    network = seamseg.load(folders[name], device="cpu").network
+    large, small = photo(2 * 40, 2 * SIDE), np.asarray(Image.fromarray(photo(80, 128)).resize((SIDE, 40), 2))
+    found, expected = network.run([large])[0], network.run([small])[0]
+    assert (found.size, found.queries.padded_size) == ((80, 128), (128, 128))
+    np.testing.assert_allclose(found.queries.mask_logits, expected.queries.mask_logits, atol=1e-4)
+
+
+# --- sizes
+
+
+def test_sizes_of_the_authors(tmp_path: Path) -> None:
+    lists = {name: known.metadata.categories for name, known in known_lists().items()}
+    expected = {"cityscapes": (1024, 2048), "vistas": (1536, 2048), "coco_panoptic": (800, 1066), "ade20k": (640, 853)}
+    for name, names in lists.items():
+        folder = save("mask2former", tmp_path / name, names)
+        (folder / "preprocessor_config.json").write_text(json.dumps({"size": {"height": 384, "width": 384}}))
+        model = seamseg.load(folder, device="cpu")
+        assert model.input_size.of((3000, 6000 if name == "cityscapes" else 4000)) == expected[name], name
+        assert (model.thresholds.score_threshold, model.thresholds.overlap_threshold) == (0.8, 0.8)
+    assert model.input_size.of((640, 6400)) == (256, 2560)
+
+
+def test_sizes_by_options(folders: dict[str, Path]) -> None:
+    def size(family: str, **options: Any) -> tuple[int, int]:
+        return seamseg.load(folders[family], device="cpu", **options).input_size.of((300, 400))
+
+    assert size("eomt") == (48, 64)
+    assert size("mask2former", preview=True) == (512, 682)
+    assert size("mask2former", size=100) == (75, 100)
+    assert size("mask2former", shortest_size=60) == (60, 80)
+    assert size("mask2former", longest_max_size=1100) == (825, 1100)
+    assert size("mask2former", overrides=["dataloader.shortest_size=30"]) == (30, 40)
+
+
+def test_size_and_normalisation_of_the_processor(tmp_path: Path) -> None:
+    """For classes of no known data set; never a fixed size."""
+    folder = save("mask2former", tmp_path / "net", ["lawn", "dog"])
+    classes = tmp_path / "classes.json"
+    classes.write_text(json.dumps([{"id": 1, "name": "lawn", "isthing": 0}, {"id": 2, "name": "dog", "isthing": 1}]))
+    content = {
+        "size": {"shortest_edge": 320, "longest_edge": 640},
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [1, 1, 2],
+    }
+    for size, expected in ((content["size"], (320, 426)), ({"height": 384, "width": 384}, (800, 1066))):
+        (folder / "preprocessor_config.json").write_text(json.dumps({**content, "size": size}))
+        model = seamseg.load(folder, device="cpu", meta=classes)
+        assert model.input_size.of((3000, 4000)) == expected
+    values = model.network.normalise(torch.zeros(3, 1, 1, dtype=torch.uint8)).flatten().tolist()
+    assert values == [-0.5, -0.5, -0.25]
+    edit(folder / "preprocessor_config.json", image_mean=[1, 2])
+    assert refusal(folder, meta=classes).endswith("image_mean must be three numbers")
+
+
+# --- classes
+
+
+def test_classes_that_a_network_states(tmp_path: Path) -> None:
+    folder = save("oneformer", tmp_path / "net", ["dog", "lawn"])
+    assert "are things is not stated" in refusal(folder)
+    metadata = {"0": "lawn", "1": "dog", "thing_ids": [1], "class_names": ["lawn", "dog"]}
+    (folder / "preprocessor_config.json").write_text(json.dumps({"metadata": metadata}))
+    assert seamseg.load(folder, device="cpu").metadata.categories == ["lawn", "dog"]
+    (folder / "own_panoptic.json").write_text(
+        json.dumps({"0": {"name": "lawn", "isthing": 1}, "1": {"name": "dog", "isthing": 0}})
+    )
+    (folder / "preprocessor_config.json").write_text(json.dumps({"class_info_file": "own_panoptic.json"}))
+    assert seamseg.load(folder, device="cpu").metadata.categories == ["dog", "lawn"]
+
+
+def test_unused_columns(tmp_path: Path) -> None:
+    """DETR has a column for each id of COCO; those without a class count as no object."""
+    folder = save("detr", tmp_path / "net", ["N/A", *CITYSCAPES, "LABEL_20"])
+    model = seamseg.load(folder, **SMALL)
+    queries = model.raw([photo(40, 60)])[0].queries
+    assert queries is not None
+    assert queries.classes.max(initial=0) < 19
+
+
+def test_missing_and_foreign_classes(folder: Path) -> None:
+    edit(folder / "config.json", id2label=None, label2id=None, num_labels=19)
+    assert "its configuration names no class" in refusal(folder)
+    edit(folder / "config.json", id2label=dict(enumerate([*CITYSCAPES[:-1], "tricycle"])))
+    assert "most are those of cityscapes, but it has 'tricycle'" in refusal(folder)
+    edit(folder / "config.json", id2label={"1": "road", "2": "car"})
+    assert "no valid id2label" in refusal(folder)
+    edit(folder / "config.json", id2label=["road"])
+    assert "no valid id2label" in refusal(folder)
+
+
+# --- weights
+
+
+def test_pickled_weights(folders: dict[str, Path], folder: Path) -> None:
+    net = build("mask2former")
+    (folder / "model.safetensors").unlink()
+    assert "holds no weights: neither model.safetensors nor pytorch_model.bin" in refusal(folder)
+    torch.save(net.state_dict(), folder / "pytorch_model.bin")
+    image = photo(40, 60)
+    found, expected = (seamseg.load(f, **SMALL).raw([image])[0] for f in (folder, folders["mask2former"]))
+    assert_equal(found, expected)
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"a": _Bomb()}))
+    assert "pytorch_model.bin" in refusal(folder)
+    torch.save({"a": _Bomb()}, folder / "pytorch_model.bin")
+    assert "pytorch_model.bin" in refusal(folder)
+    assert not Path("bomb-went-off").exists()
+
+
+class _Bomb:
+    def __reduce__(self) -> Any:
+        return (open, ("bomb-went-off", "w"))
+
+
+def test_shards(folder: Path) -> None:
+    expected = seamseg.load(folder, **SMALL).raw([photo(40, 60)])[0]
+    one = digest(folder)
+    (folder / "model.safetensors").unlink()
+    build("mask2former").save_pretrained(folder, max_shard_size="50KB")
+    assert len(list(folder.glob("model-*-of-*.safetensors"))) > 1
+    assert_equal(seamseg.load(folder, **SMALL).raw([photo(40, 60)])[0], expected)
+    assert digest(folder) != one
+    next(folder.glob("model-00002-of-*.safetensors")).unlink()
+    assert "model-00002-of-" in refusal(folder)
+    index = folder / "model.safetensors.index.json"
+    edit(index, weight_map={"a": "../model.safetensors"})
+    assert "is not a file of weights beside it" in refusal(folder)
+    edit(index, weight_map={})
+    assert "lists no files of weights" in refusal(folder)
+
+
+def test_damaged_and_incomplete_weights(folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    file = folder / "model.safetensors"
+    # clones: the library maps the file into memory
+    state, whole = {key: value.clone() for key, value in load_file(file).items()}, file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    assert "truncated, damaged, or not a safetensors file" in refusal(folder)
+    save_file({key: value for key, value in state.items() if "class_predictor" not in key}, file)
+    message = refusal(folder)
+    assert (
+        "the weights lack 2 tensors of a Mask2FormerForUniversalSegmentation, such as class_predictor.bias" in message
+    )
+    save_file({**state, "class_predictor.weight": torch.zeros(3, 32)}, file)
+    assert "transformers refuses it" in refusal(folder)
+
+
+# --- configurations
+
+
+def test_networks_of_other_kinds(folder: Path) -> None:
+    config = folder / "config.json"
+    edit(config, model_type="segformer")
+    assert "a network of type segformer makes no panoptic maps; supported types are mask2former" in refusal(folder)
+    edit(config, model_type="detr", architectures=["DetrForObjectDetection"])
+    assert "is a DetrForObjectDetection, which makes no panoptic maps; needed: DetrForSegmentation" in refusal(folder)
+    edit(config, model_type="eomt", architectures=None)
+    (folder / "preprocessor_config.json").write_text('{"do_split_image": true}')
+    assert "was trained for semantic segmentation" in refusal(folder)
+    edit(folder / "preprocessor_config.json", do_split_image=False)
+    edit(config, image_size=[64, 128])
+    assert "image_size is [64, 128], not the side of a square" in refusal(folder)
+
+
+def test_remote_code(folder: Path) -> None:
+    edit(folder / "config.json", auto_map={"AutoModel": "evil.Net"})
+    (folder / "evil.py").write_text("raise SystemExit('run')")
+    assert "comes with code of its own (auto_map), which is never run" in refusal(folder)
+
+
+def test_misspelt_keys(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seamseg.load(folder, device="cpu")
+    assert capsys.readouterr().err == ""
+    edit(folder / "config.json", num_querys=5, an_older_key=1)
+    seamseg.load(folder, device="cpu")
+    error = capsys.readouterr().err
+    assert error.endswith("unknown key 'num_querys', which has no effect: is it 'num_queries'?\n")
+    assert error.count("\n") == 1
+    edit(folder / "config.json", num_querys=None, num_queries="many")
+    assert "transformers refuses it" in refusal(folder)
+
+
+def test_a_configuration_of_a_larger_network(folder: Path) -> None:
+    edit(folder / "config.json", hidden_dim=1 << 15, encoder_layers=4)
+    assert "is it the configuration of another network?" in refusal(folder)
+
+
+def test_missing_tokenizer(tmp_path: Path) -> None:
+    folder = save("oneformer", tmp_path / "net")
+    (folder / "vocab.json").write_text("{")
+    assert "tokenizer: transformers refuses it" in refusal(folder)
+    (folder / "vocab.json").unlink()
+    assert "holds no tokenizer" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("tta", "flip"), ("tta_fusion", "max"), ("compile", True), ("cuda_graphs", True), ("pad_to", 32), ("config", "x")],
+)
+def test_options_without_effect(folders: dict[str, Path], option: str, value: object) -> None:
+    assert refusal(folders["detr"], **{option: value}).startswith(f"`{option}` ")
+
+
+def test_overrides(folders: dict[str, Path]) -> None:
+    assert "has no effect on" in refusal(folders["detr"], overrides=["optimizer.lr=1"])
+    assert "has no effect on" in refusal(folders["detr"], overrides=["general.kind=semantic"])
+
+
+# --- commands
+
+
+def test_commands(folders: dict[str, Path], tmp_path: Path, seamseg_main: Any) -> None:
+    for number in range(2):
+        Image.fromarray(photo(60, 80, number)).save(tmp_path / f"{number}.png")
+    images, out, model = [tmp_path / "0.png", tmp_path / "1.png"], tmp_path / "out", folders["mask2former"]
+    arguments = ["--device", "cpu", "--shortest-size", 40, "--score-threshold", 0.1]
+    assert seamseg_main("predict", model, *images, out, "--format", "coco,overlay", *arguments) == 0
+    assert {path.name for path in out.iterdir()} >= {"panoptic.json", "0.jpg", "1.jpg"}
+    header = json.loads((out / "predictions.jsonl").read_text().splitlines()[0])
+    assert digest(model) in json.dumps(header)
+
+
+def test_bench(folder: Path, seamseg_main: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n")
+    assert seamseg_main("doctor", "--bench", folder, "--size", "32x64", "--rounds", 1, "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert list(report["stages_ms"]) == ["decode", "resize", "network", "fusion", "encode"]
+    assert (report["licence"], report["model"]) == ("mit", str(folder))
+    assert "formats_ms" not in report
+
+
+def test_serve(folders: dict[str, Path]) -> None:
+    with serving(seamseg.load(folders["mask2former"], **SMALL)) as client:
+        answer = client.predict(png(photo(60, 80)))
+    assert answer.status == 200
+    assert answer.json
+
+
+def test_classes_file_on_the_command_line(
+    tmp_path: Path, seamseg_main: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = save("detr", tmp_path / "net", ["lawn", "dog"])
+    Image.fromarray(photo(60, 80)).save(tmp_path / "a.png")
+    classes = tmp_path / "classes.ini"
+    classes.write_text("[lawn]\nid = 1\nkind = stuff\n[dog]\nid = 2\nkind = thing\n")
+    words = ["predict", folder, tmp_path / "a.png", tmp_path / "out", "--device", "cpu", "--shortest-size", 40]
+    assert seamseg_main(*words) == 2
+    assert "with --meta FILE" in capsys.readouterr().err
+    assert seamseg_main(*words, "--classes-file", classes) == 0
+
+
+def test_licence(folder: Path) -> None:
+    from seamseg.inference.predictor import open_for_inference
+
+    assert open_for_inference(folder, "cpu").licence == ""  # type: ignore[attr-defined]
+    (folder / "README.md").write_text(
+        "---\nlibrary_name: transformers\nlicense: 'mit'\n---\n# A card\nlicense: other\n"
+    )
+    assert open_for_inference(folder, "cpu").licence == "mit"  # type: ignore[attr-defined]
+
+
+def test_folders_of_ours_are_none(tmp_path: Path) -> None:
+    assert not is_transformers(tmp_path)
+    (tmp_path / "config.json").write_text('{"network": {"arch": "resnet50"}}')
+    assert not is_transformers(tmp_path)
+    (tmp_path / "config.json").write_text("[")
+    assert not is_transformers(tmp_path)
+
+
+# --- the hub
+
+
+def test_hub(fake_hub: FakeHub, folders: dict[str, Path], folder: Path) -> None:
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n")
+    (folder / "modeling.py").write_text("raise SystemExit('run')")
+    (folder / "pytorch_model.bin").write_bytes(b"a pickle" * 1000)
+    (folder / "preprocessor_config.json").write_text("{}")
+    fake_hub.publish("someone/net", folder)
+    model = seamseg.load("hf://someone/net", **SMALL)
+    assert fake_hub.fetched() == {"config.json", "README.md", "preprocessor_config.json", "model.safetensors"}
+    assert_equal(model.raw([photo(40, 60)])[0], seamseg.load(folders["mask2former"], **SMALL).raw([photo(40, 60)])[0])
+    assert digest("hf://someone/net") == digest(folder)
+
+
+def test_hub_without_safetensors(fake_hub: FakeHub, tmp_path: Path) -> None:
+    folder = save("oneformer", tmp_path / "net")
+    (folder / "model.safetensors").unlink()
+    torch.save(build("oneformer").state_dict(), folder / "pytorch_model.bin")
+    fake_hub.publish("someone/net", folder)
+    seamseg.load("hf://someone/net", **SMALL)
+    assert fake_hub.fetched() == {path.name for path in folder.iterdir()}
+    assert "the repository has no such revision" in refusal("hf://someone/net@v2")

@@ -1,0 +1,146 @@
+"""Tiny panoptic networks of transformers with random weights, in the folders that `save_pretrained` writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from seamseg.formats.cityscapes.labels import cityscapes_classes
+
+SIDE = 64
+"""Of the square input of EoMT."""
+SWIN = {
+    "model_type": "swin",
+    "image_size": 64,
+    "embed_dim": 8,
+    "depths": [1, 1, 1, 1],
+    "num_heads": [1, 1, 2, 2],
+    "window_size": 4,
+    "out_features": ["stage1", "stage2", "stage3", "stage4"],
+}
+RESNET = {
+    "model_type": "resnet",
+    "embedding_size": 8,
+    "hidden_sizes": [8, 8, 16, 16],
+    "depths": [1, 1, 1, 1],
+    "layer_type": "basic",
+    "out_features": ["stage1", "stage2", "stage3", "stage4"],
+}
+DETR = {
+    "d_model": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 8,
+    "decoder_attention_heads": 8,
+    "encoder_ffn_dim": 16,
+    "decoder_ffn_dim": 16,
+    "num_queries": 6,
+}
+VIT = {
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "image_size": SIDE,
+    "patch_size": 16,
+    "num_blocks": 1,
+    "num_queries": 6,
+    "num_upscale_blocks": 2,
+    "num_register_tokens": 1,
+}
+_DECODER = {
+    "mask_feature_size": 32,
+    "hidden_dim": 32,
+    "encoder_feedforward_dim": 16,
+    "dim_feedforward": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "num_attention_heads": 2,
+    "num_queries": 6,
+    "feature_size": 32,
+    "backbone_config": SWIN,
+}
+_ONEFORMER = {
+    "conv_dim": 32,
+    "mask_dim": 32,
+    "hidden_dim": 32,
+    "encoder_feedforward_dim": 16,
+    "dim_feedforward": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "num_attention_heads": 2,
+    "num_queries": 6,
+    "text_encoder_width": 32,
+    "text_encoder_num_layers": 1,
+    "text_encoder_vocab_size": 64,
+    "text_encoder_context_length": 8,
+    "text_encoder_n_ctx": 2,
+    "task_seq_len": 8,
+    "backbone_config": SWIN,
+}
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mask2former": ("Mask2FormerForUniversalSegmentation", _DECODER),
+    "maskformer": (
+        "MaskFormerForInstanceSegmentation",
+        {"fpn_feature_size": 32, "mask_feature_size": 32, "backbone_config": SWIN,
+         "decoder_config": {"model_type": "detr", **DETR}},
+    ),
+    "oneformer": ("OneFormerForUniversalSegmentation", _ONEFORMER),
+    "eomt": ("EomtForUniversalSegmentation", VIT),
+    "eomt_dinov3": ("EomtDinov3ForUniversalSegmentation", {**VIT, "intermediate_size": 16}),
+    "detr": ("DetrForSegmentation", {**DETR, "backbone_config": RESNET}),
+}  # fmt: skip
+"""Name of the class and its configuration, by family."""
+CITYSCAPES = cityscapes_classes().categories
+
+
+def build(family: str, names: list[str] | None = None, **keys: Any) -> Any:
+    """Return a network with random weights of a fixed seed."""
+    import transformers
+
+    torch.manual_seed(0)
+    name, config = CONFIGS[family]
+    model_class = getattr(transformers, name)
+    labels = dict(enumerate(CITYSCAPES if names is None else names))
+    net = model_class(model_class.config_class(**{**config, "id2label": labels, **keys})).eval()
+    with torch.no_grad():  # so that queries differ, and some classes are sure
+        for key, value in net.named_parameters():
+            if "class" in key and value.dim() == 2:
+                value.normal_(0, 2)
+    return net
+
+
+def save(family: str, folder: Path, names: list[str] | None = None, **keys: Any) -> Path:
+    """Write a network as its library does, with its tokenizer."""
+    net = build(family, names, **keys)
+    net.save_pretrained(folder)
+    if family == "oneformer":
+        write_tokenizer(folder)
+    return folder
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Write a tokenizer of CLIP that knows single letters only, but for the words of the task."""
+    words = ["the</w>", "task</w>", "is</w>", "panoptic</w>"]
+    letters = [letter + end for letter in "abcdefghiklnopst" for end in ("", "</w>")]
+    merges = []
+    for word in words:
+        parts = [*word.removesuffix("</w>")]
+        parts[-1] += "</w>"
+        while len(parts) > 1:
+            merges.append(f"{parts[0]} {parts[1]}")
+            parts[:2] = ["".join(parts[:2])]
+            letters.append(parts[0])
+    tokens = list(dict.fromkeys([*letters, *words, "<|startoftext|>", "<|endoftext|>"]))
+    (folder / "vocab.json").write_text(json.dumps({token: index for index, token in enumerate(tokens)}))
+    (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(dict.fromkeys(merges)) + "\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "CLIPTokenizer"}))
+    edit(folder / "config.json", text_encoder_vocab_size=64)
+
+
+def edit(file: Path, **changes: Any) -> None:
+    """Change keys of a JSON file; None removes one."""
+    content = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
