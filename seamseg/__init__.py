@@ -113,6 +113,7 @@ def evaluate(
     out: str | Path | None = None,
     legacy: bool = False,
     quiet: bool = False,
+    class_table: str | Path | None = None,
     score_threshold: float | None = None,
     overlap_threshold: float | None = None,
     min_stuff_area: int | None = None,
@@ -142,17 +143,20 @@ def evaluate(
     out : evaluation folder to write; None for none
     legacy : count as the original
     quiet : show no progress
+    class_table : how the classes of the model are mapped to those of the data set, see
+        :class:`seamseg.checkpoints.class_table.ClassTable`; None if they are the same
     others : see :class:`seamseg.inference.options.InferenceOptions`
 
     Raises
     ------
     seamseg.utils.errors.InputError
-        if something is missing or broken, or the classes of model and data set differ
+        if something is missing or broken, or the classes of model and data set differ and no table maps them
     """
     given = locals()
     from seamseg.validation.evaluate import EvaluationOptions, evaluate_model
 
-    options = EvaluationOptions(split, config, meta, device, _inference_options(given), quiet, legacy, out)
+    inference = _inference_options(given)
+    options = EvaluationOptions(split, config, meta, device, inference, quiet, legacy, out, class_table)
     return evaluate_model(model, data, options).scores
 
 

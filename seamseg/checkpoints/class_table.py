@@ -1,4 +1,4 @@
-"""Pre-training on another data set: the rows of classification layers follow the names of the classes."""
+"""Classes of a model and of another data set by name; the rows of classification layers for pre-training follow."""
 
 from __future__ import annotations
 
@@ -34,48 +34,59 @@ PARTS = tuple(_LAYERS)
 
 @dataclass(frozen=True)
 class ClassTable:
-    """Which class of a pre-trained model each class of a data set starts from.
+    """Which classes of a model correspond to each class of a data set.
 
     Attributes
     ----------
-    classes : of the data set, which the network is trained for
+    classes : of the data set
     table : :data:`NAMES`; the name of a packaged table; or an INI file whose section `[classes]` has entries
-        `class = pre-trained class`, or several of those separated by commas, of which the first one counts that the
-        model has. Upper and lower case are equal. Classes without an entry start at random
+        `class = class of the model`, or several of those separated by commas, of which those count that the model has:
+        all of them in an evaluation, the first one in pre-training. Upper and lower case are equal
+    option : parameter that the table was given as, for errors
     """
 
     classes: Metadata
     table: str
+    option: str = "pretrain_classes"
 
-    def sources(self, trained: Metadata, name: str) -> list[int | None]:
-        """Return the index of the pre-trained class of each class, None where there is none.
+    def matches(self, trained: Metadata, name: str) -> list[list[int]]:
+        """Return the indices of the classes of the model for each class, in the order of the table.
 
         Parameters
         ----------
-        trained : the classes of the pre-trained model
+        trained : the classes of the model
         name : of the model, for errors
 
         Raises
         ------
         InputError
-            if the table is missing or damaged, or names unknown classes; or no class has a pre-trained one
+            if the table is missing or damaged, or names unknown classes; or no class has one of the model
         """
         known = {_key(category): index for index, category in enumerate(trained.categories)}
         if self.table == NAMES:
-            found = [known.get(_key(category)) for category in self.classes.categories]
+            keys = [_key(category) for category in self.classes.categories]
+            found = [[known[key]] if key in known else [] for key in keys]
         else:
             entries = self._entries()
-            found = [self._source(entries.get(_key(c)), known, name) for c in self.classes.categories]
-        if all(source is None for source in found):
+            found = [self._match(entries.get(_key(c)), known, name) for c in self.classes.categories]
+        if not any(found):
             raise InputError(
-                f"`pretrain_classes={self.table}`: no class of the data set is one of {name}, whose classes "
+                f"{self.given}: no class of the data set is one of {name}, whose classes "
                 f"are {', '.join(trained.categories[:5])}, ...: give a table of classes"
             )
         return found
 
+    def sources(self, trained: Metadata, name: str) -> list[int | None]:
+        """Return the index of the pre-trained class of each class, None where there is none; see :meth:`matches`."""
+        return [found[0] if found else None for found in self.matches(trained, name)]
+
+    @property
+    def given(self) -> str:
+        """The parameter and its value, for errors."""
+        return f"`{self.option}={self.table}`"
+
     def _entries(self) -> dict[str, str]:
-        """Return the pre-trained classes of each class as written."""
-        source = f"`pretrain_classes={self.table}`"
+        """Return the classes of the model for each class as written."""
         tables = experiments(CLASS_TABLES)
         path = Path(self.table)
         if not path.is_file():
@@ -83,7 +94,7 @@ class ClassTable:
         if not path.is_file():
             known = [NAMES, *tables]
             meant = did_you_mean(self.table, known) or f"; packaged are {', '.join(known)}"
-            raise InputError(f"{source}: no such table of classes{meant}")
+            raise InputError(f"{self.given}: no such table of classes{meant}")
         parser = configparser.ConfigParser(interpolation=None, default_section="\0", delimiters="=")
         parser.optionxform = _key  # type: ignore[assignment,method-assign]
         try:
@@ -99,14 +110,13 @@ class ClassTable:
             raise InputError(f"{path}: the data set has no class {unknown!r}{did_you_mean(unknown, own)}")
         return entries
 
-    def _source(self, names: str | None, known: Mapping[str, int], model: str) -> int | None:
+    def _match(self, names: str | None, known: Mapping[str, int], model: str) -> list[int]:
         if names is None:
-            return None
+            return []
         words = [_key(word) for word in names.split(",")]
-        found = next((known[word] for word in words if word in known), None)
-        if found is None:
-            meant = did_you_mean(words[0], known)
-            raise InputError(f"`pretrain_classes={self.table}`: {model} has no class {words[0]!r}{meant}")
+        found = [known[word] for word in dict.fromkeys(words) if word in known]
+        if not found:
+            raise InputError(f"{self.given}: {model} has no class {words[0]!r}{did_you_mean(words[0], known)}")
         return found
 
     def remap(
@@ -121,7 +131,7 @@ class ClassTable:
         ----------
         state : by part
         net : the network that is to load it, with its random weights
-        trained, name : as for :meth:`sources`
+        trained, name : as for :meth:`matches`
 
         Returns
         -------
@@ -131,7 +141,7 @@ class ClassTable:
         Raises
         ------
         InputError
-            as :meth:`sources`, or if the state does not have the rows that its classes require
+            as :meth:`matches`, or if the state does not have the rows that its classes require
         """
         sources = self.sources(trained, name)
         first, of_things = trained.num_stuff, sources[self.classes.num_stuff :]

@@ -5,6 +5,7 @@
     seamseg evaluate --protocol cityscapes --gt gtFine/val --pred out/cityscapes --json metrics.json
     seamseg evaluate runs/city DATA --out runs/city/evaluation && seamseg report runs/city
     seamseg evaluate runs/city DATA --precision bf16 --tta flip
+    seamseg evaluate vistas.zip cityscapes/ --class-table vistas_cityscapes
     torchrun --nproc-per-node 4 -m seamseg evaluate runs/city DATA
 
 The scores are PQ, SQ and RQ with the official COCO definition, PQ† of the Seamless paper, and mIoU; for all classes,
@@ -22,6 +23,9 @@ The scores of a detection or instance segmentation network are COCO's box and ma
 network mIoU and the fraction of correct pixels. A model is run as by `seamseg predict` with the same options, so that
 the scores are those of its results. `--set general.kind=detection`
 scores the boxes of a panoptic network.
+
+--class-table scores a model on a data set with other classes, whose definition of things and stuff counts. Classes of
+the data set that the model has none for count as missed: PQ, IoU and AP 0 where they occur.
 """
 
 from __future__ import annotations
@@ -57,6 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("data", nargs="?", metavar="DATA", help="data set folder, as `seamseg prepare` writes it")
     model.add_argument("--split", help="split of the data set (default: val_set of the configuration)")
     model.add_argument("--ap", action="store_const", const=True, help="also compute COCO box and mask AP")
+    model.add_argument(
+        "--class-table",
+        metavar="TABLE",
+        help="the data set has other classes than the model: map them by the names of a table: names (equal names), "
+        "vistas_cityscapes, coco_cityscapes, or an INI file",
+    )
     add_model_options(parser, model, classes=False)
 
     files = parser.add_argument_group("files in the COCO panoptic format")
@@ -140,6 +150,7 @@ def _score_model(args: argparse.Namespace) -> Scores:
         legacy=args.legacy_metrics,
         quiet=args.quiet,
         out=args.out,
+        class_table=args.class_table,
     )
     return evaluate_model(args.model, args.data, options).scores
 
@@ -182,7 +193,8 @@ def _model_option(args: argparse.Namespace) -> str | None:
         return "--device"
     options, defaults = inference_options(args), InferenceOptions()
     changed = [f.name for f in fields(options) if getattr(options, f.name) != getattr(defaults, f.name)]
-    return _first_given(args, ("split", "config", "meta", "ap")) or next((f"`{name}`" for name in changed), None)
+    given = _first_given(args, ("split", "config", "meta", "ap", "class_table"))
+    return given or next((f"`{name}`" for name in changed), None)
 
 
 def _first_given(args: argparse.Namespace, names: tuple[str, ...]) -> str | None:

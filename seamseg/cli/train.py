@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--pre-train-classes",
         metavar="TABLE",
         help="the weights of --pre-train were trained on another data set: copy those of its classes to the classes "
-        "here by the names of a table: names (equal names), vistas_cityscapes, or an INI file",
+        "here by the names of a table: names (equal names), vistas_cityscapes, coco_cityscapes, or an INI file",
     )
     parser.add_argument("--eval", action="store_true", help="only score the weights of --resume or --pre-train")
     add_set_and_device(parser)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from seamseg.evaluation.mapped_classes import MappedClasses, ScoresByClass
 from seamseg.panoptic_map import ClassInfo
 
 
@@ -103,6 +104,10 @@ class InstanceScores:
         """The available scores: `box`, and `mask` if not None."""
         return {"box": self.box} if self.mask is None else {"box": self.box, "mask": self.mask}
 
+    def by_class(self) -> ScoresByClass:
+        """Return the AP of each thing class, as `box AP` and `mask AP`."""
+        return {f"{kind} AP": [(c.info, c.AP) for c in ap.per_class] for kind, ap in self.kinds.items()}
+
     def scalars(self) -> dict[str, float]:
         """See :meth:`Scores.scalars`."""
         values: dict[str, float] = {}
@@ -128,10 +133,12 @@ class DetectionScores:
     ----------
     instances : average precision of boxes and, with masks, of masks
     n_images : number of images
+    mapped : which classes of the model were scored; None if it has those of the data set
     """
 
     instances: InstanceScores
     n_images: int
+    mapped: MappedClasses | None = None
 
     @property
     def maps(self) -> dict[str, float]:
@@ -147,7 +154,8 @@ class DetectionScores:
         """Return fractions, None for NaN: `det_map`, `msk_map`, `n_images`, `box` and `mask` (:class:`APScores`)."""
         out: dict[str, Any] = {name: or_none(value) for name, value in self.maps.items()}
         out["n_images"] = self.n_images
-        return {**out, **{kind: ap.to_json() for kind, ap in self.instances.kinds.items()}}
+        out |= {kind: ap.to_json() for kind, ap in self.instances.kinds.items()}
+        return out if self.mapped is None else {**out, "class_table": self.mapped.to_json(self.instances.by_class())}
 
     def scalars(self) -> dict[str, float]:
         """See :meth:`Scores.scalars`."""
@@ -159,7 +167,8 @@ class DetectionScores:
 
     def table(self) -> str:
         """See :meth:`Scores.table`."""
-        return "\n".join([*_instance_lines(self.instances, True), "", _image_count(self.n_images)])
+        lines = [*_instance_lines(self.instances, True), "", _image_count(self.n_images)]
+        return "\n".join(lines if self.mapped is None else [*lines, self.mapped.line(self.instances.by_class())])
 
 
 @dataclass(frozen=True)
@@ -180,12 +189,14 @@ class SemanticScores:
     accuracy : fraction of the pixels, without void, of correct class; NaN without pixels
     per_class : one entry per class
     n_images : number of images
+    mapped : see :class:`DetectionScores`
     """
 
     mIoU: float
     accuracy: float
     per_class: list[ClassIoU]
     n_images: int
+    mapped: MappedClasses | None = None
 
     @property
     def best(self) -> float:
@@ -196,7 +207,8 @@ class SemanticScores:
         """Return fractions, None for NaN: `mIoU`, `accuracy`, `n_images`, and the IoU of each class by name."""
         out: dict[str, Any] = {"mIoU": or_none(self.mIoU), "accuracy": or_none(self.accuracy)}
         classes = [{"id": c.info.id, "isthing": c.info.isthing, "IoU": or_none(c.IoU)} for c in self.per_class]
-        return {**out, "n_images": self.n_images, "per_class": dict(zip(_unique_names(self.per_class), classes))}
+        out |= {"n_images": self.n_images, "per_class": dict(zip(_unique_names(self.per_class), classes))}
+        return out if self.mapped is None else {**out, "class_table": self.mapped.to_json(self.by_class())}
 
     def scalars(self) -> dict[str, float]:
         """See :meth:`Scores.scalars`."""
@@ -214,7 +226,12 @@ class SemanticScores:
         lines = [f"{'':<{width}}{'IoU':>7}", f"{'mean':<{width}}{percent(self.mIoU)}"]
         lines += [f"{'pixels':<{width}}{percent(self.accuracy)}", "", f"{'class':<{width}}{'IoU':>7}"]
         lines += [f"{c.info.name:<{width}}{percent(c.IoU)}" for c in occurring]
-        return "\n".join([*lines, "", _image_count(self.n_images)])
+        lines += ["", _image_count(self.n_images)]
+        return "\n".join(lines if self.mapped is None else [*lines, self.mapped.line(self.by_class())])
+
+    def by_class(self) -> ScoresByClass:
+        """Return the IoU of each class, as `mIoU`."""
+        return {"mIoU": [(c.info, c.IoU) for c in self.per_class]}
 
 
 @dataclass(frozen=True)
@@ -232,6 +249,7 @@ class PanopticScores:
     mIoU_segments : mean pixel IoU of the segments; other pixels are void, as in COCO panoptic files
     instances : average precision of the detections, None if not computed
     selector : name of the score that selects the best snapshot
+    mapped : see :class:`DetectionScores`
     """
 
     PQ: float
@@ -250,6 +268,7 @@ class PanopticScores:
     mIoU_segments: float = math.nan
     instances: InstanceScores | None = None
     selector: str = "PQ"
+    mapped: MappedClasses | None = None
 
     @property
     def best(self) -> float:
@@ -266,7 +285,12 @@ class PanopticScores:
         out["per_class"] = dict(zip(_unique_names(self.per_class), (c.to_json() for c in self.per_class)))
         if self.instances is not None:
             out.update({kind: scores.to_json() for kind, scores in self.instances.kinds.items()})
-        return out
+        return out if self.mapped is None else {**out, "class_table": self.mapped.to_json(self.by_class())}
+
+    def by_class(self) -> ScoresByClass:
+        """Return PQ and IoU of each class, as `PQ` and `mIoU`, and the AP of the detections if computed."""
+        values = {"PQ": [(c.info, c.PQ) for c in self.per_class], "mIoU": [(c.info, c.IoU) for c in self.per_class]}
+        return values if self.instances is None else {**values, **self.instances.by_class()}
 
     def scalars(self) -> dict[str, float]:
         """See :meth:`Scores.scalars`."""
@@ -399,7 +423,7 @@ def format_table(scores: PanopticScores, per_class: bool = True) -> str:
             kind = "thing" if c.info.isthing else "stuff"
             lines.append(f"{c.info.name:<{width}}  {kind:<5}{cells}{c.TP:>8}{c.FP:>8}{c.FN:>8}")
     lines += ["", _image_count(scores.n_images)]
-    return "\n".join(lines)
+    return "\n".join(lines if scores.mapped is None else [*lines, scores.mapped.line(scores.by_class())])
 
 
 def _which_iou(scores: PanopticScores) -> str:

@@ -7,17 +7,19 @@ import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from seamseg.checkpoints.class_table import ClassTable
 from seamseg.checkpoints.model_path import is_exported, local_model
 from seamseg.config.kinds import PANOPTIC
 from seamseg.data.input_size import InputSize
-from seamseg.evaluation.scores import PanopticScores, Scores
+from seamseg.evaluation.scores import DetectionScores, PanopticScores, Scores, SemanticScores
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.predictor import OpenedModel, build_predictor, open_for_inference
 from seamseg.utils.distributed import distributed
 from seamseg.utils.errors import InputError
+from seamseg.validation.class_mapping import ClassMapping
 from seamseg.validation.folder import EvaluationWriter
-from seamseg.validation.validator import SCORERS, Validator
+from seamseg.validation.validator import SCORERS, InstanceScorer, Validator
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,13 @@ class EvaluationOptions:
     quiet : show no progress
     legacy : see :class:`Validator`
     out : evaluation folder to write (:mod:`seamseg.validation.folder`), not with `legacy`
+    class_table : how the classes of the model are mapped to those of the data set, not with `legacy`, see
+        :class:`seamseg.checkpoints.class_table.ClassTable`; None if they are the same
 
     Raises
     ------
     InputError
-        if `out` and `legacy` are both given, or the classes of the results are restricted
+        if `out` or `class_table` are given with `legacy`, or the classes of the results are restricted
     """
 
     split: str | None = None
@@ -48,10 +52,15 @@ class EvaluationOptions:
     quiet: bool = False
     legacy: bool = False
     out: str | Path | None = None
+    class_table: str | Path | None = None
 
     def __post_init__(self) -> None:
         if self.legacy and self.out is not None:
             raise InputError(f"`out={self.out}`: an evaluation folder uses the official metrics, not legacy ones")
+        if self.legacy and self.class_table is not None:
+            raise InputError(
+                f"`class_table={self.class_table}` and `legacy` are mutually exclusive: the original mapped no classes"
+            )
         if self.inference.classes is not None:
             raise InputError("`classes` has no effect: all classes of the data set are scored")
 
@@ -80,7 +89,7 @@ def evaluate_model(
     Raises
     ------
     InputError
-        if something is missing or broken, or the classes of model and data set differ
+        if something is missing or broken, or the classes of model and data set differ and no table maps them
     """
     path = local_model(model)
     # exported networks take arrays, and choose their devices themselves
@@ -94,7 +103,13 @@ def evaluate_model(
         if opened.kind != PANOPTIC:
             # as in the COCO results of `predict`; by default all detections count
             validator = replace(validator, least_score=options.inference.score_threshold or 0.0)
-        check_same_classes(opened.metadata, opened.name, validator.metadata, str(data))
+        mapping = _class_mapping(opened, validator.metadata, str(data), options.class_table)
+        mapped = None if mapping is None else mapping.mapped_classes(SCORERS[opened.kind] is InstanceScorer)
+        if mapped is not None and mapped.missing and world.is_main:
+            missing = f"{len(mapped.missing)} of {len(mapped.sources)} classes: {', '.join(mapped.missing)}"
+            text = f"{data}: {opened.name} has no class for {missing}; they count as missed where they occur"
+            warnings.warn(text, stacklevel=2)
+        validator = replace(validator, mapping=mapping)
         inference = options.inference
         if options.legacy and inference.tiles == "auto":
             # as the original
@@ -104,9 +119,13 @@ def evaluate_model(
             print(f"{opened.name}: scoring the moving average of its weights", file=sys.stderr)
         writer = None if options.out is None else EvaluationWriter(options.out, validator.dataset.folder, world)
         scores = validator.score(predictor, writer, f"evaluate {split}")
+        if mapped is not None:
+            assert isinstance(scores, (PanopticScores, DetectionScores, SemanticScores))
+            scores = replace(scores, mapped=mapped)
         if writer is not None:
             assert isinstance(scores, PanopticScores)
-            writer.finish(world, f"{Path(model).name} on {split} of {Path(data).name}", scores)
+            by_table = "" if mapped is None else f", classes mapped by {Path(mapped.table).name}"
+            writer.finish(world, f"{Path(model).name} on {split} of {Path(data).name}{by_table}", scores)
         return ModelScores(scores, opened.name, split, validator.metadata)
 
 
@@ -129,13 +148,21 @@ def _input_size(opened: OpenedModel, options: EvaluationOptions) -> InputSize:
     return size
 
 
+def _class_mapping(opened: OpenedModel, classes: Metadata, data: str, table: str | Path | None) -> ClassMapping | None:
+    """Return the mapping of a table to the classes of a data set; None without a table, after checking the classes."""
+    if table is not None:
+        return ClassMapping.of(ClassTable(classes, str(table), "class_table"), opened.metadata, opened.name)
+    check_same_classes(opened.metadata, opened.name, classes, data)
+    return None
+
+
 def check_same_classes(of_model: Metadata, model: str, of_data: Metadata, data: str) -> None:
     """Raise InputError if number or order of the classes of a model and a data set differ; warn if names differ."""
     have, want = (of_model.num_stuff, of_model.num_thing), (of_data.num_stuff, of_data.num_thing)
     if have != want:
         raise InputError(
             f"{data}: the data set has {want[0]} stuff and {want[1]} thing classes, but {model} was trained on "
-            f"{have[0]} and {have[1]}; use the data set it was made for"
+            f"{have[0]} and {have[1]}; use the data set it was made for, or map them with `class_table=TABLE`"
         )
     names = list(zip(of_model.categories, of_data.categories))
     other = next(((i, *pair) for i, pair in enumerate(names) if pair[0] != pair[1]), None)
@@ -143,5 +170,5 @@ def check_same_classes(of_model: Metadata, model: str, of_data: Metadata, data: 
         return
     where = f"class {other[0]} is {other[1]!r} in {model} and {other[2]!r} in {data}"
     if other[1] in of_data.categories or other[2] in of_model.categories:
-        raise InputError(f"{where}: the classes are in another order; use the data set the model was made for")
+        raise InputError(f"{where}: the classes are in another order; map them by name with `class_table=names`")
     warnings.warn(f"{where}; they are treated as the same class", stacklevel=2)

@@ -41,6 +41,7 @@ from seamseg.utils.distributed import World, broadcast_object, gather_to_main, s
 from seamseg.utils.errors import InputError
 from seamseg.utils.parallel import available_cores
 from seamseg.utils.progress import progress
+from seamseg.validation.class_mapping import ClassMapping
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,10 @@ class _ValidationTransform:
 
 @dataclass(frozen=True)
 class ValidationResult:
-    """An image with its prediction and its ground truth, as a validation passes it to an :data:`Observer`."""
+    """An image with its prediction and its ground truth, as a validation passes it to an :data:`Observer`.
+
+    The prediction is the network's own, in its classes.
+    """
 
     item: ValidationItem
     prediction: ArrayPrediction
@@ -127,6 +131,7 @@ class Validator:
     legacy : count as the original
     quiet : show no progress
     least_score : AP is that of the detections that score above
+    mapping : of the predicted classes to those of the data set; None if they are the same
     """
 
     dataset: PanopticDataset
@@ -136,6 +141,7 @@ class Validator:
     legacy: bool = False
     quiet: bool = False
     least_score: float = 0.0
+    mapping: ClassMapping | None = None
 
     @staticmethod
     def open(
@@ -188,7 +194,7 @@ class Validator:
 
         Parameters
         ----------
-        predictor : of the classes of the data set
+        predictor : of the classes of the data set, or those that `mapping` maps to them
         observer : see :data:`Observer`
         desc : label of the progress bar
 
@@ -262,7 +268,9 @@ class PanopticScorer:
         if self._validator.legacy:
             size = prediction.size
             mask = resize_nearest(mask, size)
-        result = self._predictor.result(prediction, size)
+        result: PanopticResult = self._predictor.result(prediction, size)
+        if self._validator.mapping is not None:
+            result = self._validator.mapping.panoptic(result)
         counts = PanopticEvaluator(self._evaluator.classes, self._validator.legacy)
         comparison = counts.add_result(mask, item.cat, item.iscrowd, result, item.id)
         self._evaluator.merge(counts)
@@ -298,6 +306,8 @@ class InstanceScorer:
     def add(self, item: ValidationItem, prediction: ArrayPrediction) -> ValidationResult:
         """See :class:`Scorer`."""
         chosen = choose_detections(prediction, self._validator.dataset.num_stuff, self._validator.least_score)
+        if self._validator.mapping is not None:
+            chosen = self._validator.mapping.detections(chosen)
         self._evaluator.add(item.mask, item.cat, item.iscrowd, chosen, item.id)
         return ValidationResult(item, prediction)
 
@@ -334,8 +344,10 @@ class SemanticScorer:
     def add(self, item: ValidationItem, prediction: ArrayPrediction) -> ValidationResult:
         """See :class:`Scorer`."""
         truth = semantic_target(item.mask.long(), torch.as_tensor(item.cat))
-        result = self._predictor.result(prediction, item.native_size)
-        self._confusion.add(truth.to(torch.uint8).numpy(), result.classes)
+        classes = self._predictor.result(prediction, item.native_size).classes
+        if self._validator.mapping is not None:
+            classes = self._validator.mapping.class_map(classes)
+        self._confusion.add(truth.to(torch.uint8).numpy(), classes)
         return ValidationResult(item, prediction)
 
     def scores(self) -> SemanticScores:

@@ -1,0 +1,125 @@
+"""Results of a model in the classes of another data set, which they are scored on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from seamseg.checkpoints.class_table import ClassTable
+from seamseg.evaluation.mapped_classes import MappedClasses
+from seamseg.formats.label_png import look_up
+from seamseg.formats.metadata import Metadata
+from seamseg.panoptic_map import VOID, PanopticResult, Segment, class_infos
+from seamseg.predictions import ArrayPrediction
+from seamseg.utils.errors import InputError
+
+
+@dataclass(frozen=True)
+class ClassMapping:
+    """Maps the classes of a model to those of a data set; the data set decides which are things.
+
+    Attributes
+    ----------
+    trained : classes of the model
+    classes : of the data set
+    targets : class of the data set for each class of the model, 255 (void) for none
+    table : of the classes, as given
+    """
+
+    trained: Metadata
+    classes: Metadata
+    targets: Sequence[int]
+    table: str
+
+    @staticmethod
+    def of(table: ClassTable, trained: Metadata, name: str) -> ClassMapping:
+        """Return the mapping of a table.
+
+        Parameters
+        ----------
+        table : for the classes of the data set
+        trained, name : classes and name of the model
+
+        Raises
+        ------
+        InputError
+            as :meth:`ClassTable.matches`, or if two classes of the data set have the same class of the model
+        """
+        targets = [VOID] * trained.num_classes
+        for target, found in enumerate(table.matches(trained, name)):
+            for source in found:
+                if targets[source] != VOID:
+                    first, second = (table.classes.categories[c] for c in (targets[source], target))
+                    raise InputError(
+                        f"{table.given}: {trained.categories[source]!r} of {name} is given for both {first!r} and "
+                        f"{second!r}: a prediction counts for one class"
+                    )
+                targets[source] = target
+        return ClassMapping(trained, table.classes, targets, table.table)
+
+    def panoptic(self, result: PanopticResult) -> PanopticResult:
+        """Return a panoptic map in the classes of the data set.
+
+        Segments whose class is stuff there become one segment. Stuff whose class is a thing there has no instances: it
+        becomes a crowd, as do the pixels of a thing class that no detection covers.
+        """
+        segments: dict[int, Segment] = {}
+        first_of: dict[int, int] = {}
+        ids = []
+        for segment in result.segments:
+            target = self.targets[segment.category]
+            if target == VOID:
+                continue
+            isthing = self.classes.is_thing(target)
+            is_instance = isthing and segment.isthing and not segment.iscrowd
+            first = segment.id if is_instance else first_of.setdefault(target, segment.id)
+            ids.append((segment.id, first))
+            if first in segments:
+                segments[first] = _union(segments[first], segment)
+            else:
+                score, crowd = (segment.score, False) if is_instance else (None, isthing)
+                segments[first] = Segment(segment.id, target, isthing, score, segment.area, segment.box, crowd)
+        return PanopticResult(look_up(result.id_map, ids, result.id_map.dtype), list(segments.values()))
+
+    def detections(self, prediction: ArrayPrediction) -> ArrayPrediction:
+        """Return the detections whose class is a thing of the data set, in its classes; class maps are unchanged."""
+        of_things = np.array(self.targets[self.trained.num_stuff :], np.int64)
+        targets = of_things[prediction.classes]
+        kept = (targets >= self.classes.num_stuff) & (targets != VOID)
+        masks = prediction.mask_logits
+        return replace(
+            prediction,
+            boxes=prediction.boxes[kept],
+            classes=targets[kept] - self.classes.num_stuff,
+            scores=prediction.scores[kept],
+            mask_logits=None if masks is None else masks[kept],
+        )
+
+    def class_map(self, classes: np.ndarray) -> np.ndarray:
+        """Return a class map `H x W` uint8 in the classes of the data set, 255 for void."""
+        table = np.full(VOID + 1, VOID, np.uint8)
+        table[: len(self.targets)] = self.targets
+        mapped: np.ndarray = table[classes]
+        return mapped
+
+    def mapped_classes(self, only_things: bool = False) -> MappedClasses:
+        """Return what is stated with the scores; `only_things`: of things of the data set by those of the model."""
+        infos = class_infos(self.classes)
+        sources: dict[int, list[str]] = {c: [] for c, info in enumerate(infos) if info.isthing or not only_things}
+        void = []
+        for index, (name, target) in enumerate(zip(self.trained.categories, self.targets)):
+            if only_things and not self.trained.is_thing(index):
+                continue
+            if target in sources:
+                sources[target].append(name)
+            else:
+                void.append(name)
+        return MappedClasses(self.table, {infos[c]: names for c, names in sources.items()}, void)
+
+
+def _union(first: Segment, other: Segment) -> Segment:
+    (top, left, bottom, right), (y0, x0, y1, x1) = first.box, other.box
+    box = (min(top, y0), min(left, x0), max(bottom, y1), max(right, x1))
+    return replace(first, area=first.area + other.area, box=box)
