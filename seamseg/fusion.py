@@ -1,7 +1,7 @@
 """Outputs of a network as masks and panoptic map of the image (docs/contract.md, section 4 "Fusion"); no torch.
 
 :func:`paste_detections` resizes each detection to the image. :func:`fuse` and :func:`to_result` merge detections and
-semantic classes, so that each pixel belongs to one segment.
+semantic classes, so that each pixel belongs to one segment; :func:`merge_queries` does so for masks of queries.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import numpy as np
 
 from seamseg.idmaps.resize import nearest_index, resize_nearest
 from seamseg.idmaps.segments import areas_and_boxes, count_classes, fill_free, paste_mask, paste_masks, sigmoid
+from seamseg.idmaps.upsampled import best_masks
 from seamseg.panoptic_map import VOID, PanopticResult, Segment
-from seamseg.predictions import Prediction
+from seamseg.predictions import Prediction, QueryMasks
 
 
 @dataclass(frozen=True)
 class FusedMap:
-    """A panoptic map at the size of the network's input.
+    """A panoptic map at the size of the network's input, or of queries at that of the image.
 
     ids: int32 `H x W`, 0 void. The lists are indexed by id, entry 0 is void: categories (255 for void), scores (0 for
     void, 1 for stuff), iscrowd (regions of thing classes in the semantic map that no detection covers).
@@ -88,8 +89,55 @@ def fuse(
     return FusedMap(ids, categories, scores, iscrowd)
 
 
+def merge_queries(
+    queries: QueryMasks,
+    size: tuple[int, int],
+    native_size: tuple[int, int],
+    num_stuff: int,
+    score_threshold: float = 0.8,
+    overlap_threshold: float = 0.8,
+) -> FusedMap:
+    """Merge masks of queries as the paper does: every pixel belongs to at most one segment, at the size of the image.
+
+    Masks are resized as logits: to the padded input, whose valid part is resized to the image. A pixel belongs to the
+    query with the best score x probability, the first of equals, and is void if that probability is below .5. All
+    queries of a stuff class are one segment. Segments are in the order of the queries.
+
+    Parameters
+    ----------
+    queries : of one image
+    size : `(height, width)` of the valid part of the network's input
+    native_size : `(height, width)` of the image
+    num_stuff : stuff classes, which come before the things
+    score_threshold : queries must score above
+    overlap_threshold : a query is dropped, and its pixels are void, if the pixels where it is the best are less than
+        this fraction of those where its probability is at least .5
+
+    Returns
+    -------
+    FusedMap
+    """
+    kept = np.flatnonzero(queries.scores > score_threshold)
+    found = best_masks(queries.mask_logits[kept], queries.scores[kept], queries.padded_size, size, native_size)
+    id_of_owner, categories, scores = np.zeros(len(kept) + 1, np.int32), [VOID], [0.0]
+    id_of_stuff: dict[int, int] = {}
+    for k, category in enumerate(queries.classes[kept].tolist()):
+        if found.claimed[k] == 0 or found.owned[k] / found.inside[k] < overlap_threshold:
+            continue
+        if category not in id_of_stuff:
+            categories.append(category)
+            scores.append(float(queries.scores[kept[k]]) if category >= num_stuff else 1.0)
+            if category < num_stuff:
+                id_of_stuff[category] = len(categories) - 1
+        id_of_owner[k + 1] = id_of_stuff.get(category, len(categories) - 1)
+    ids = np.empty(found.owners.shape, np.int32)
+    for row, owners in zip(ids, found.owners):  # at once the index would take 8 bytes a pixel
+        row[:] = id_of_owner[owners]
+    return FusedMap(ids, categories, scores, [False] * len(categories))
+
+
 def to_result(fused: FusedMap, native_size: tuple[int, int], num_stuff: int) -> PanopticResult:
-    """Resize a map to the size of the image.
+    """Resize a map to the size of the image, if it has another one.
 
     Ids are resized by nearest neighbour, with the rounding of Pillow; segments that vanish are dropped; areas and boxes
     are those at the new size.

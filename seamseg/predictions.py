@@ -42,8 +42,8 @@ class Prediction(Generic[A]):
 
     Attributes
     ----------
-    boxes, classes, scores, mask_logits : `K x 4`, `K` (int64, 0 = first thing), `K`, `K x 28 x 28`, in the order of
-        docs/contract.md, section 4 "Detections"
+    boxes, classes, scores, mask_logits : `K x 4`, `K` (int64, 0 = first thing), `K`, `K x 28 x 28` (of queries
+        `K x 112 x 112`), in the order of docs/contract.md, section 4 "Detections"
     semantic : `H x W` class map, int64 from the network, uint8 from a predictor
     size : `(height, width)`
     logits : one a class, of a classifier

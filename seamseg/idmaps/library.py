@@ -9,13 +9,16 @@ import ctypes
 import operator
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from seamseg.idmaps.inflate import row_bands
 from seamseg.utils.native import disabled_reason, find, load_failure, warn_missing
+
+if TYPE_CHECKING:
+    from seamseg.idmaps.upsampled import Axis
 
 _MESSAGE_SIZE = 200  # kMessageSize in csrc/maps/answer.h
 _INT64, _POINTER, _INT32 = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int32
@@ -44,6 +47,7 @@ class Library:
         for function in (self._begin, self._add_rows, self._pairs, self._pairs_of_runs):
             function.restype = _POINTER
         self._segments = _segment_functions(c)
+        self._upsampled = _upsampling_functions(c)
         self._take_runs, self._take_pairs = c.seamseg_take_runs, c.seamseg_take_pairs
         for take in (self._take_runs, self._take_pairs):
             take.argtypes, take.restype = [_POINTER] * 3, None
@@ -144,6 +148,37 @@ class Library:
         _checked("areas_and_boxes", result, message)
         return areas, boxes
 
+    def best_masks(
+        self, logits: np.ndarray, scores: np.ndarray, rows: Axis, columns: Axis
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return owners and `3 x K` counts, see :class:`seamseg.idmaps.upsampled.BestMasks`."""
+        weights = np.ascontiguousarray(scores)
+        owners = np.empty((rows.first.size, columns.first.size), np.int16)
+        counts = np.zeros((3, len(logits)), np.int64)
+        self._upsample("best_masks", logits, rows, columns, (weights, owners, counts))
+        return owners, counts
+
+    def best_classes(self, logits: np.ndarray, rows: Axis, columns: Axis) -> np.ndarray:
+        """See :func:`seamseg.idmaps.upsampled.best_classes`."""
+        classes = np.empty((rows.first.size, columns.first.size), np.uint8)
+        self._upsample("best_classes", logits, rows, columns, (classes,))
+        return classes
+
+    def mask_boxes(self, logits: np.ndarray, rows: Axis, columns: Axis) -> np.ndarray:
+        """See :func:`seamseg.idmaps.upsampled.mask_boxes`."""
+        boxes = np.empty((len(logits), 4), np.float32)
+        self._upsample("mask_boxes", logits, rows, columns, (boxes,))
+        return boxes
+
+    def _upsample(
+        self, name: str, logits: np.ndarray, rows: Axis, columns: Axis, arrays: tuple[np.ndarray, ...]
+    ) -> None:
+        cells, message = np.ascontiguousarray(logits), ctypes.create_string_buffer(_MESSAGE_SIZE)
+        axes = [_Axis.of(axis) for axis in (rows, columns)]
+        others = (array.ctypes.data for array in arrays)
+        result = self._upsampled[name](cells.ctypes.data, *cells.shape, *map(ctypes.byref, axes), *others, message)
+        _checked(name, result, message)
+
     def _take(self, result: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         pairs, counts = _copy_and_free(self._take_pairs, result, ((count, 2), np.int64), ((count,), np.int64))
         return pairs, counts
@@ -167,6 +202,27 @@ def _segment_functions(c: ctypes.CDLL) -> dict[str, Callable[..., Any]]:
         function = found[name] = getattr(c, f"seamseg_{name}")
         function.argtypes = list(arguments)
         function.restype = None if name in ("paste_region", "count_classes", "fill_free") else _POINTER
+    return found
+
+
+class _Axis(ctypes.Structure):
+    """`Axis` of `csrc/maps/upsampled.cpp`."""
+
+    _fields_ = [("first", _POINTER), ("weights", _POINTER), ("taps", _INT64), ("pixels", _INT64)]
+
+    @classmethod
+    def of(cls, axis: Axis) -> _Axis:
+        """Return the structure, which reads the arrays of `axis`."""
+        return cls(axis.first.ctypes.data, axis.weights.ctypes.data, *axis.weights.shape)
+
+
+def _upsampling_functions(c: ctypes.CDLL) -> dict[str, Callable[..., Any]]:
+    """Return the functions of `csrc/maps/upsampled.cpp` by name."""
+    found = {}
+    for name, arrays in (("best_masks", 3), ("best_classes", 1), ("mask_boxes", 1)):
+        function = found[name] = getattr(c, f"seamseg_{name}")
+        function.argtypes = [_POINTER, _INT64, _INT64, _INT64, *[_POINTER] * (arrays + 3)]
+        function.restype = _POINTER
     return found
 
 

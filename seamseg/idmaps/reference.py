@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from seamseg.idmaps.inflate import row_bands
+
+if TYPE_CHECKING:
+    from seamseg.idmaps.upsampled import Axis
+
+
+_BAND = 32
+"""Rows of an image computed at a time, which bounds the temporary memory."""
 
 
 def decode_id_runs(stream: bytes, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
@@ -134,6 +144,92 @@ def areas_and_boxes(ids: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
     present = areas > 0
     boxes[present] = np.concatenate((low, high), 1)[present]
     return areas, boxes
+
+
+def best_masks(logits: np.ndarray, scores: np.ndarray, rows: Axis, columns: Axis) -> tuple[np.ndarray, np.ndarray]:
+    """Return owners and `3 x K` counts, see :class:`seamseg.idmaps.upsampled.BestMasks`."""
+    owners = np.empty((rows.first.size, columns.first.size), np.int16)
+    counts = np.zeros((3, len(logits)), np.int64)
+    for band, masks in _bands(logits, rows, columns):
+        best, claims = np.full(owners[band].shape, -1, np.float32), np.zeros(owners[band].shape, bool)
+        winners = np.zeros(owners[band].shape, np.int16)
+        for k, x in enumerate(masks):
+            value = scores[k] / (1 + _exp(np.minimum(-x, np.float32(87))))
+            better, inside = value > best, x >= 0
+            best[better] = value[better]
+            winners[better] = k + 1
+            claims[better] = inside[better]
+            counts[1, k] += np.count_nonzero(inside)
+        owners[band] = winners * claims
+        for row, found in ((0, winners), (2, owners[band])):
+            counts[row] += np.bincount(found.ravel(), minlength=len(logits) + 1)[1:]
+    return owners, counts
+
+
+def best_classes(logits: np.ndarray, rows: Axis, columns: Axis) -> np.ndarray:
+    """See :func:`seamseg.idmaps.upsampled.best_classes`."""
+    classes = np.zeros((rows.first.size, columns.first.size), np.uint8)
+    for band, scores in _bands(logits, rows, columns):
+        best = np.full(classes[band].shape, -np.inf, np.float32)
+        for k, x in enumerate(scores):
+            better = x > best
+            best[better] = x[better]
+            classes[band][better] = k
+    return classes
+
+
+def mask_boxes(logits: np.ndarray, rows: Axis, columns: Axis) -> np.ndarray:
+    """See :func:`seamseg.idmaps.upsampled.mask_boxes`."""
+    low = np.full((len(logits), 2), np.inf, np.float32)
+    high = np.full((len(logits), 2), -1, np.float32)
+    for band, masks in _bands(logits, rows, columns):
+        for k, x in enumerate(masks):
+            inside = x >= 0
+            for axis, start in ((0, band.start), (1, 0)):
+                found = np.flatnonzero(inside.any(1 - axis)) + start
+                if found.size:
+                    low[k, axis] = min(low[k, axis], found[0])
+                    high[k, axis] = max(high[k, axis], found[-1] + 1)
+    return np.concatenate((np.where(high < 0, -1, low), high), 1).astype(np.float32)
+
+
+def _bands(logits: np.ndarray, rows: Axis, columns: Axis) -> Iterator[tuple[slice, Iterator[np.ndarray]]]:
+    """Iterate over bands of rows of an image, and within each over the logits of the masks there."""
+    height = rows.first.size
+
+    def blended(band: slice) -> Iterator[np.ndarray]:
+        first, weights = rows.first[band], rows.weights[:, band, None]
+        start, stop = first.min(), first.max() + len(weights)
+        for cells in logits[:, start:stop]:
+            yield _weighted(_weighted(cells, columns.first, columns.weights, 1), first - start, weights, 0)
+
+    for start in range(0, height, _BAND):
+        band = slice(start, min(start + _BAND, height))
+        yield band, blended(band)
+
+
+def _weighted(cells: np.ndarray, first: np.ndarray, weights: np.ndarray, axis: int) -> np.ndarray:
+    """Return weighted sums of consecutive cells along an axis; every step is rounded to float32."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        total: np.ndarray = weights[0] * cells.take(first, axis)
+        for t in range(1, len(weights)):
+            total += weights[t] * cells.take(first + t, axis)
+    return total
+
+
+def _exp(x: np.ndarray) -> np.ndarray:
+    """Return `fast_exp` of `csrc/fast_exp.h` to the bit, for float32 up to 88."""
+    with np.errstate(invalid="ignore"):
+        x = np.where(x < -87, np.float32(-87), x)
+        shifted = x * np.float32(1.44269504) + np.float32(12582912)
+        n = shifted - np.float32(12582912)
+        r = (x - n * np.float32(0.693359375)) + n * np.float32(2.12194440e-4)
+        total = np.full_like(r, np.float32(1) / np.float32(5040))
+        for term in (720, 120, 24, 6, 2, 1, 1):
+            total = total * r + np.float32(1) / np.float32(term)
+        power = ((shifted.view(np.int32) + np.int32(127)) << 23).view(np.float32)
+        result: np.ndarray = total * power
+    return result
 
 
 def _undo_filter(kind: int, filtered: np.ndarray, above: np.ndarray, out: np.ndarray) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 from seamseg.formats.metadata import Metadata
-from seamseg.fusion import fuse, to_result
+from seamseg.fusion import fuse, merge_queries, to_result
 from seamseg.inference.classification import Classification
 from seamseg.inference.detections import Detections
 from seamseg.inference.options import InferenceOptions, Thresholds
@@ -62,7 +62,12 @@ class InferenceKind:
 
 def _panoptic(prediction: ArrayPrediction, size: tuple[int, int], settings: ResultSettings) -> Panoptic:
     t, num_stuff = settings.thresholds, settings.metadata.num_stuff
-    fused = fuse(prediction, num_stuff, t.score_threshold, t.overlap_threshold, t.min_stuff_area)
+    if prediction.queries is None:
+        fused = fuse(prediction, num_stuff, t.score_threshold, t.overlap_threshold, t.min_stuff_area)
+    else:
+        fused = merge_queries(
+            prediction.queries, prediction.size, size, num_stuff, t.score_threshold, t.overlap_threshold
+        )
     result = to_result(fused, size, num_stuff)
     return Panoptic.of(
         result if settings.classes is None else only_classes(result, settings.classes), settings.metadata

@@ -52,6 +52,7 @@ SMALLEST: dict[str, tuple[str, str]] = {
     "loading": ("item --rounds 1 --size 128 --json OUT", r"images/s, peer \d"),
     "malloc": ("--rounds 1", r"ratio \d"),
     "memory": ("--size 64 128 --json OUT", r"in-place ABN +\d"),
+    "merge_queries": ("1024x2048 --rounds 1 --json OUT", r"C library +\d.*\nnumpy +\d"),
     "network": ("--rounds 1 --side 64 --config toy_city_r18 --json OUT", r"separated( +\d+\.\d+){6}"),
     "one_card": ("--device cpu --steps 2 --json OUT", r"all agree"),
     "operators": ("--device cpu --seconds 0 --no-cases --seed 7 --json OUT", r"nothing differs"),
@@ -99,7 +100,7 @@ OBSTACLES: dict[str, Callable[[], str | None]] = {"two_nodes": _no_namespaces, "
 """Scripts with further requirements, and functions that return a part of their error message if these are missing."""
 
 
-LEFT_OUT = {"abn": "inplace_abn", "panoptic_quality": "panopticapi"}
+LEFT_OUT = {"abn": "inplace_abn", "merge_queries": "transformers", "panoptic_quality": "panopticapi"}
 """Scripts with a peer that is seldom installed, and its module: a line of the output names it then."""
 
 

@@ -37,7 +37,27 @@ def _runs(draw, rng):
     return [array for runs in maps for array in (runs.starts, runs.ids)] + [height * width]
 
 
-MADE = {"decode_id_runs": _stream, "joint_histogram": _labels, "joint_histogram_of_runs": _runs}
+def _masks(draw, rng):
+    logits = rng.normal(0, 9, (draw.randint(0, 5), draw.randint(1, 20), draw.randint(1, 20))).astype(np.float32)
+    logits.flat[: draw.choice((0, 0, 3))] = draw.choice((np.nan, np.inf, -np.inf))
+    padded = draw.randint(1, 90), draw.randint(1, 90)
+    return [logits, *padded, *(draw.randint(1, side) for side in padded)]
+
+
+def _scored_masks(draw, rng):
+    logits, *sides = _masks(draw, rng)
+    scores = rng.random(len(logits), np.float32)
+    return [logits, scores, *sides, draw.randint(1, 200), draw.randint(1, 900)]
+
+
+MADE = {
+    "decode_id_runs": _stream,
+    "joint_histogram": _labels,
+    "joint_histogram_of_runs": _runs,
+    "best_masks": _scored_masks,
+    "best_classes": _masks,
+    "mask_boxes": _masks,
+}
 
 
 def _mistaken(draw, value):
@@ -52,10 +72,12 @@ def _mistaken(draw, value):
     flat = value.copy()
     if flat.size:
         flat.flat[draw.randrange(flat.size)] = (
-            draw.choice((0, 1, np.iinfo(flat.dtype).max)) if flat.dtype.kind != "b" else 1
+            draw.choice((0, 1, np.iinfo(flat.dtype).max)) if flat.dtype.kind in "iu" else 1
         )
     odd = np.frombuffer(b"x" + flat.tobytes(), flat.dtype, offset=1).reshape(flat.shape)
-    wrong = (odd, value[: len(value) // 2], value[::-1], value.astype(draw.choice((*INTEGERS, np.float32, ">i4", "O"))))
+    with np.errstate(invalid="ignore"):  # NaN as an integer
+        other = value.astype(draw.choice((*INTEGERS, np.float32, ">i4", "O")))
+    wrong = (odd, value[: len(value) // 2], value[::-1], other)
     return draw.choice((flat, flat, value.T, np.append(value, value), *wrong))
 
 
@@ -67,7 +89,7 @@ def throw(worker, name, seeds):
         arguments = MADE[name](draw, rng)
         for _ in range(draw.randint(0, 3)):
             i = draw.randrange(len(arguments))
-            if isinstance(arguments[i], (int, bytes)) or getattr(arguments[i], "dtype", np.dtype("O")).kind in "iub":
+            if isinstance(arguments[i], (int, bytes)) or getattr(arguments[i], "dtype", np.dtype("O")).kind in "iubf":
                 arguments[i] = _mistaken(draw, arguments[i])
         try:
             worker.call("tests.support.idmap_calls", name, arguments, seed, wanted=False)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from seamseg.idmaps import library
+from seamseg.idmaps import library, upsampled
 
 
 def _functions() -> library.Library:
@@ -23,3 +23,24 @@ def joint_histogram(*arguments: Any) -> Any:
 def joint_histogram_of_runs(*arguments: Any) -> Any:
     """Compare two maps as runs."""
     return _functions().joint_histogram_of_runs(*arguments)
+
+
+def best_masks(*arguments: Any) -> Any:
+    """Find the best mask of each pixel; sizes are single numbers."""
+    _functions()
+    logits, scores, *sides = arguments
+    return upsampled.best_masks(logits, scores, *zip(sides[::2], sides[1::2]))
+
+
+def best_classes(*arguments: Any) -> Any:
+    """Find the best class of each pixel; sizes are single numbers."""
+    _functions()
+    logits, *sides = arguments
+    return upsampled.best_classes(logits, *zip(sides[::2], sides[1::2]))
+
+
+def mask_boxes(*arguments: Any) -> Any:
+    """Find the boxes of masks; sizes are single numbers."""
+    _functions()
+    logits, *sides = arguments
+    return upsampled.mask_boxes(logits, *zip(sides[::2], sides[1::2]))

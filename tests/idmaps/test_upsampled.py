@@ -1,0 +1,149 @@
+"""Masks and classes upsampled to an image: the C library and numpy give the same bits, and torch the same values."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+from torch.testing import assert_close
+
+from seamseg.idmaps import library, reference, upsampled
+from seamseg.idmaps.upsampled import Axis
+
+FORMS = [library.functions, reference]
+
+
+@st.composite
+def images(draw):
+    """Generate the sizes of logits, padded input, its valid part, and the photo."""
+    padded = draw(st.tuples(st.integers(1, 90), st.integers(1, 90)))
+    size = tuple(draw(st.integers(1, p)) for p in padded)
+    native = draw(st.just(size) | st.tuples(st.integers(1, 300), st.integers(1, 700)))
+    return draw(st.tuples(st.integers(1, 30), st.integers(1, 30))), padded, size, native
+
+
+def random_logits(seed, count, cells):
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(0, rng.choice([1, 5, 60]), (count, *cells)).astype(np.float32)
+    if seed % 3 == 0 and count:
+        logits.flat[rng.integers(0, logits.size, 5)] = rng.choice([np.nan, np.inf, -np.inf], 5)
+    return logits, rng.uniform(0.1, 1, count).astype(np.float32)
+
+
+@settings(max_examples=100)
+@given(st.integers(0, 10**6), st.integers(0, 7), images())
+def test_the_same_bits(seed, count, sizes):
+    cells, padded, size, native = sizes
+    logits, scores = random_logits(seed, count, cells)
+    axes = [Axis.of(*lengths) for lengths in zip(cells, padded, size, native)]
+    (owners, counts), (other, other_counts) = (form.best_masks(logits, scores, *axes) for form in FORMS)
+    assert owners.dtype == other.dtype == np.int16
+    assert np.array_equal(owners, other)
+    assert np.array_equal(counts, other_counts)
+    assert np.array_equal(counts[2], np.bincount(owners.ravel(), minlength=count + 1)[1:])
+    assert (counts[0] >= counts[2]).all()
+    assert (counts[1] >= counts[2]).all()
+    assert np.array_equal(*(form.mask_boxes(logits, *axes) for form in FORMS))
+    if count:
+        classes = [form.best_classes(logits, *axes) for form in FORMS]
+        assert np.array_equal(*classes)
+        assert classes[0].dtype == classes[1].dtype == np.uint8
+
+
+@given(images())
+def test_an_axis_is_two_steps_of_torch(sizes):
+    (cells, _), (padded, _), (valid, _), (pixels, _) = sizes
+    identity = torch.eye(cells)[None]
+    wanted = functional.interpolate(identity, padded, mode="linear", align_corners=False)[..., :valid]
+    wanted = functional.interpolate(wanted, pixels, mode="linear", align_corners=False)[0].T
+    axis = Axis.of(cells, padded, valid, pixels)
+    dense = np.zeros((pixels, cells), np.float32)
+    for t, weights in enumerate(axis.weights):
+        dense[np.arange(pixels), axis.first + t] += weights
+    assert_close(torch.from_numpy(dense), wanted, rtol=0, atol=2e-5)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 10**6), st.integers(1, 6), images())
+def test_classes_and_boxes_are_those_of_torch(seed, count, sizes):
+    cells, padded, size, _ = sizes
+    logits = np.random.default_rng(seed).normal(0, 3, (count, *cells)).astype(np.float32)
+    wanted = functional.interpolate(torch.from_numpy(logits)[None], padded, mode="bilinear", align_corners=False)
+    wanted = wanted[0, :, : size[0], : size[1]]
+    best = wanted.topk(min(2, count), dim=0).values
+    sure = (best[0] - best[-1] > 1e-3) | (count == 1)
+    found = torch.from_numpy(upsampled.best_classes(logits, padded, size))
+    assert torch.equal(found[sure], wanted.argmax(0)[sure].byte())
+
+    boxes = upsampled.mask_boxes(logits, padded, size)
+    for mask, box in zip(wanted, boxes):
+        if mask.abs().min() > 1e-3:
+            y, x = torch.nonzero(mask >= 0, as_tuple=True)
+            inside = [int(y.min()), int(x.min()), int(y.max()) + 1, int(x.max()) + 1] if len(y) else [-1] * 4
+            assert box.tolist() == inside
+
+
+def test_wide_images_and_many_masks():
+    """Strips of columns, and more labels than a byte has."""
+    logits, scores = random_logits(1, 300, (3, 40))
+    axes = [Axis.of(3, 12, 12, 5), Axis.of(40, 160, 150, 1700)]
+    one, other = (form.best_masks(logits, scores, *axes) for form in FORMS)
+    assert np.array_equal(one[0], other[0])
+    assert np.array_equal(one[1], other[1])
+    assert one[0].max() > 256
+
+
+def test_not_a_number_belongs_to_no_mask():
+    logits = np.full((2, 2, 2), np.nan, np.float32)
+    found = upsampled.best_masks(logits, np.ones(2, np.float32), (4, 4), (4, 4), (4, 4))
+    assert not found.owners.any()
+    assert not found.owned.any()
+    assert not found.inside.any()
+    assert not upsampled.best_classes(logits, (4, 4), (4, 4)).any()
+    assert (upsampled.mask_boxes(logits, (4, 4), (4, 4)) == -1).all()
+    logits[1] = 3
+    found = upsampled.best_masks(logits, np.ones(2, np.float32), (4, 4), (4, 4), (4, 4))
+    assert (found.owners == 2).all()
+
+
+def test_parts_of_larger_arrays():
+    """Arrays need not be contiguous."""
+    logits, scores = random_logits(1, 6, (8, 9))
+    part, few = logits[::2, 1:, ::3], scores[::2]
+    one, other = (upsampled.best_masks(a, s, (28, 12), (25, 11), (50, 40)) for a, s in
+                  ((part, few), (part.copy(), few.copy())))  # fmt: skip
+    assert np.array_equal(one.owners, other.owners)
+
+
+def test_exponential():
+    """That of the C library, on which the equality of all bits depends, is exact to two units in the last place."""
+    x = np.linspace(-87, 87, 100_001, dtype=np.float32)
+    assert_close(reference._exp(x), np.exp(x.astype(np.float64)).astype(np.float32), rtol=3e-7, atol=0)
+
+
+LOGITS, SCORES, SIZE = np.zeros((2, 3, 4), np.float32), np.ones(2, np.float32), (12, 16)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: upsampled.best_masks(LOGITS[0], SCORES, SIZE, SIZE, SIZE), "3 dimensions"),
+        (lambda: upsampled.best_masks(LOGITS.astype(np.float64), SCORES, SIZE, SIZE, SIZE), "must be float32"),
+        (lambda: upsampled.best_masks(LOGITS, SCORES[:1], SIZE, SIZE, SIZE), "scores must be 2 float32"),
+        (lambda: upsampled.best_masks(LOGITS, SCORES.astype(float), SIZE, SIZE, SIZE), "scores must be 2 float32"),
+        (lambda: upsampled.best_masks(LOGITS[:, :0], SCORES, SIZE, SIZE, SIZE), "must not be empty"),
+        (lambda: upsampled.best_masks(LOGITS, SCORES, SIZE, (13, 16), SIZE), "inside the padded one"),
+        (lambda: upsampled.best_masks(LOGITS, SCORES, SIZE, (0, 16), SIZE), "inside the padded one"),
+        (lambda: upsampled.best_masks(LOGITS, SCORES, SIZE, SIZE, (5, 0)), "sizes must be 1 to"),
+        (lambda: upsampled.best_masks(LOGITS, SCORES, (1 << 25, 16), SIZE, SIZE), "sizes must be 1 to"),
+        (lambda: upsampled.best_masks(np.zeros((40_000, 1, 1), np.float32), np.ones(40_000, np.float32), SIZE, SIZE,
+                                      SIZE), "at most 32767 masks"),
+        (lambda: upsampled.best_classes(LOGITS[:0], SIZE, SIZE), "1 to 256 classes"),
+        (lambda: upsampled.best_classes(np.zeros((257, 1, 1), np.float32), SIZE, SIZE), "1 to 256 classes"),
+        (lambda: upsampled.mask_boxes(LOGITS[0], SIZE, SIZE), "mask_boxes: logits"),
+    ],
+)  # fmt: skip
+def test_refused(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()

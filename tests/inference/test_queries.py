@@ -1,0 +1,217 @@
+"""Predictions of networks of queries: both forms of one image, as results and in tiles."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+from torch.testing import assert_close
+
+from seamseg.data.input_size import InputSize
+from seamseg.formats.metadata import Metadata
+from seamseg.fusion import fuse, merge_queries, to_result
+from seamseg.idmaps.resize import resize_nearest
+from seamseg.inference import queries as module
+from seamseg.inference.options import Thresholds
+from seamseg.inference.predictor import Predictor
+from seamseg.inference.queries import prediction_of_queries
+from seamseg.inference.tiling.predict import predict_in_tiles
+from seamseg.panoptic_map import VOID
+
+CLASSES = np.array([3, 0, 4, 1, 2])
+"""The class of each column: the network has another order."""
+STUFF = 2
+
+
+def outputs(seed, count=12, cells=(12, 20)):
+    rng = np.random.default_rng(seed)
+    coarse = torch.from_numpy(rng.normal(-1, 5, (count, 1, 4, 5)).astype(np.float32))
+    masks = functional.interpolate(coarse, cells, mode="bicubic")[:, 0].numpy()
+    return rng.normal(0, 3, (count, 6)).astype(np.float32), masks
+
+
+def predict(classes, masks, size, padded):
+    return prediction_of_queries(classes, masks, size, padded, CLASSES, STUFF)
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 10**6), st.sampled_from([(48, 80), (47, 73), (20, 80)]))
+def test_both_forms(seed, size):
+    classes, masks = outputs(seed)
+    found = predict(classes, masks, size, (48, 80))
+    probabilities = torch.from_numpy(classes).softmax(1)
+    sigmoid = torch.from_numpy(masks).sigmoid()
+
+    best = probabilities.argmax(1)
+    kept = best < 5
+    assert found.queries.padded_size == (48, 80)
+    assert found.queries.classes.dtype == np.int64
+    assert found.queries.classes.tolist() == CLASSES[best[kept]].tolist()
+    assert found.queries.scores.dtype == np.float32
+    assert_close(torch.from_numpy(found.queries.scores), probabilities.amax(1)[kept])
+    assert np.array_equal(found.queries.mask_logits, masks[kept.numpy()])
+
+    sums = torch.einsum("qc,qhw->chw", probabilities[:, :-1], sigmoid)[None]
+    sums = functional.interpolate(sums, (48, 80), mode="bilinear")[0, :, : size[0], : size[1]]
+    first, second = sums.topk(2, dim=0).values
+    certain = (first - second > 1e-4).numpy()
+    assert found.semantic.dtype == np.uint8
+    assert np.array_equal(found.semantic[certain], CLASSES[sums.argmax(0)][certain])
+
+    upsampled = functional.interpolate(torch.from_numpy(masks)[None], (48, 80), mode="bilinear")[0]
+    wanted = set()
+    for q, mask in enumerate(upsampled[:, : size[0], : size[1]].numpy() >= 0):
+        if mask.any():
+            y, x = np.nonzero(mask)
+            box = (y.min(), x.min(), y.max() + 1, x.max() + 1)
+            wanted |= {
+                (CLASSES[c] - STUFF, *box, f"{probabilities[q, c]:.4f}")
+                for c in range(5)
+                if CLASSES[c] >= STUFF and probabilities[q, c] >= 0.05
+            }
+    assert found.size == size
+    rows = zip(found.classes, found.boxes, found.scores)
+    assert {(c, *(int(v) for v in box), f"{score:.4f}") for c, box, score in rows} == wanted
+    order = list(zip(found.classes, -found.scores))
+    assert order == sorted(order)
+    assert found.mask_logits.shape == (len(order), 112, 112)
+    assert (found.classes.dtype, found.scores.dtype, found.mask_logits.dtype) == (np.int64, np.float32, np.float32)
+
+
+def test_masks_of_detections_are_those_of_the_queries():
+    """Pasted, they cover the pixels of the upsampled mask but for its edge."""
+    y, x = np.mgrid[:64, :96] + 0.5
+    mask = (12 - np.hypot(y - 30, x - 50)).astype(np.float32)
+    classes = np.full((1, 6), -9, np.float32)
+    classes[0, 0] = 9
+    found = predict(classes, mask[None], (250, 380), (256, 384))
+    assert found.boxes.round().tolist() == [[72, 152, 168, 248]]
+    fused = fuse(found, STUFF, 0.5, 0.5, 10**6)
+    disc = np.hypot(*(np.mgrid[:250, :380] + 0.5 - np.array([120, 200])[:, None, None])) < 48
+    assert fused.categories == [VOID, 3]
+    assert ((fused.ids == 1) & disc).sum() / ((fused.ids == 1) | disc).sum() > 0.98
+
+
+def test_the_best_detections(monkeypatch):
+    monkeypatch.setattr(module, "MOST_DETECTIONS", 5)
+    classes, masks = outputs(4, 30)
+    probabilities = torch.from_numpy(classes).softmax(1)[:, [0, 2, 4]]
+    found = predict(classes, np.abs(masks), (48, 80), (48, 80))
+    assert_close(torch.from_numpy(found.scores).sort().values, probabilities.ravel().topk(5).values.sort().values)
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_nothing(count):
+    """No query at all, and masks without a pixel."""
+    classes, masks = outputs(0, count)
+    found = predict(classes, -np.abs(masks) - 1, (47, 75), (48, 80))
+    assert found.boxes.shape == (0, 4)
+    assert found.mask_logits.shape == (0, 112, 112)
+    assert found.semantic.shape == (47, 75)
+    assert not merge_queries(found.queries, found.size, (90, 90), STUFF).ids.any()
+    assert len(fuse(found, STUFF, min_stuff_area=10**6).categories) == 1
+
+
+def test_not_a_number():
+    classes, masks = outputs(1)
+    masks[3:] = np.nan
+    classes[2] = np.nan
+    found = predict(classes, masks, (48, 80), (48, 80))
+    assert np.isfinite(found.scores).all()
+    merge_queries(found.queries, found.size, (90, 90), STUFF, 0.1, 0.1)
+
+
+@pytest.mark.parametrize("wrong", ["queries", "columns"])
+def test_shapes_that_do_not_match(wrong):
+    classes, masks = outputs(0)
+    classes = classes[1:] if wrong == "queries" else classes[:, 1:]
+    with pytest.raises(ValueError, match="do not match"):
+        predict(classes, masks, (48, 80), (48, 80))
+
+
+DISCS = 25
+METADATA = Metadata(2, 2, ["road", "sky", "car", "bus"], [(0, 0, 0)] * 4, [0, 1, 2, 3])
+
+
+def street():
+    """A picture of 25 discs over two stuff classes, 512 x 1024, and its map of ids; blue marks discs, green is which
+    one, as a part of blue; red is the stuff."""
+    rng = np.random.default_rng(3)
+    y, x = np.mgrid[:512, :1024] + 0.5
+    ids = np.where(y < 200 + 60 * np.sin(x / 150), 1, 2)
+    places = [(cell // 7, cell % 7) for cell in rng.permutation(28)[:DISCS]]
+    for number, (row, column) in enumerate(places):
+        centre = 64 + 128 * row + rng.uniform(-12, 12), 73 + 146 * column + rng.uniform(-12, 12)
+        ids[np.hypot(y - centre[0], x - centre[1]) < rng.uniform(14, 46)] = 3 + number
+    disc = ids > 2
+    return np.stack((np.where(ids == 1, 200, 0), (ids - 2) * 9 * disc, 240 * disc), 2).astype(np.uint8), ids
+
+
+class Ideal:
+    """Finds what :func:`street` drew, on inputs padded to multiples of 32, with masks of a quarter of their size."""
+
+    kind, precision, device, on_gpu, uses_torch, averaged = "panoptic", "float32", "cpu", False, False, False
+    nms_threshold, tiles_problem = 0.5, None
+
+    def run(self, images):
+        """See :class:`seamseg.inference.predictor.InferenceNetwork`."""
+        return [self.see(image) for image in images]
+
+    def see(self, image):
+        """Return the prediction of one image."""
+        height, width = image.shape[:2]
+        padded = math.ceil(height / 32) * 32, math.ceil(width / 32) * 32
+        red, green, blue = image.transpose(2, 0, 1).astype(float)
+        numbers = np.where(blue > 120, np.round(green / np.maximum(blue, 1) * 240 / 9) + 2, np.where(red > 100, 1, 2))
+        masks, classes = [], []
+        for number in [*np.unique(numbers), 0]:
+            mask = np.pad((numbers == number).astype(np.float32), [(0, p - s) for p, s in zip(padded, image.shape)])
+            masks.append(mask.reshape(padded[0] // 4, 4, padded[1] // 4, 4).mean((1, 3)) * 16 - 8)
+            column = 4 if number == 0 else int(number) - 1 if number < 3 else 2 + int(number) % 2
+            classes.append(np.where(np.arange(5) == column, 8, 0))
+        return prediction_of_queries(
+            np.array(classes, np.float32), np.array(masks), (height, width), padded, np.arange(4), 2
+        )
+
+
+def check_street(result, ids, least):
+    assert len(result.segments) == DISCS + 2
+    ious = []
+    for number in range(1, DISCS + 3):
+        true = ids == number
+        candidates, counts = np.unique(result.id_map[true], return_counts=True)
+        best = candidates[counts.argmax()]
+        ious.append((true & (result.id_map == best)).sum() / (true | (result.id_map == best)).sum())
+        category = number - 1 if number < 3 else 2 + number % 2
+        assert [s.category for s in result.segments if s.id == best] == [category]
+    assert min(ious[:2]) > least[0]
+    assert np.mean(ious[2:]) > least[1]
+
+
+@pytest.mark.parametrize("photo_size", [(512, 1024), (900, 1700)])
+def test_a_whole_photo_is_merged_at_its_own_size(photo_size):
+    image, ids = street()
+    predictor = Predictor(Ideal(), METADATA, InputSize(), Thresholds(0.8, 0.8))
+    prediction = predictor.raw([image])[0]
+    result = predictor.result(prediction, photo_size)
+    assert result.size == photo_size
+    check_street(result, resize_nearest(ids, photo_size), (0.995, 0.975))
+    merged = merge_queries(prediction.queries, ids.shape, photo_size, 2)
+    assert np.array_equal(result.id_map, merged.ids)
+
+
+def test_as_detections_and_classes():
+    image, ids = street()
+    check_street(to_result(fuse(Ideal().see(image), 2, 0.8, 0.8), ids.shape, 2), ids, (0.99, 0.98))
+
+
+def test_in_tiles():
+    image, ids = street()
+    found = predict_in_tiles(Ideal().see, image, 320, 80, Ideal.nms_threshold)
+    assert found.queries is None
+    check_street(to_result(fuse(found, 2, 0.8, 0.8), ids.shape, 2), ids, (0.99, 0.975))
+    predictor = Predictor(Ideal(), METADATA, InputSize(), Thresholds(0.8, 0.8))
+    check_street(predictor.predict(image, tiles=320), ids, (0.99, 0.975))
