@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from seamseg.config import load_config
 from seamseg.models.build import build_training_module
 from seamseg.models.criterion import TrainingModule
+from seamseg.models.panoptic import PanopticNet
 from seamseg.ops.abn_recompute import checkpointed
 from seamseg.structures import Batch
 
@@ -42,26 +43,26 @@ class Again(nn.Module):
         return checkpointed(self.part, x) if x.requires_grad else self.part(x)
 
 
-def blocks(module: TrainingModule) -> None:
+def blocks(net: PanopticNet) -> None:
     """Checkpoint the body by residual block."""
-    for stage in (module.net.body.backbone.get_submodule(f"mod{i}") for i in range(2, 6)):
+    for stage in (net.body.backbone.get_submodule(f"mod{i}") for i in range(2, 6)):
         for name, block in list(stage.named_children()):
             setattr(stage, name, Again(block))
 
 
-def stages(module: TrainingModule) -> None:
+def stages(net: PanopticNet) -> None:
     """Checkpoint the body by stage."""
-    module.net.body.backbone.checkpoint = True
+    net.body.backbone.checkpoint = True
 
 
-def body_and_pyramid(module: TrainingModule) -> None:
+def body_and_pyramid(net: PanopticNet) -> None:
     """Checkpoint body and pyramid, as `checkpoint_body`."""
-    stages(module)
-    module.net.body.checkpoint = True
+    stages(net)
+    net.body.checkpoint = True
 
 
-SIDES: dict[str, Callable[[TrainingModule], None]] = {
-    "everything kept": lambda module: None,
+SIDES: dict[str, Callable[[PanopticNet], None]] = {
+    "everything kept": lambda net: None,
     "blocks": blocks,
     "stages": stages,
     "body + pyramid": body_and_pyramid,
@@ -111,9 +112,9 @@ def main() -> None:
     for name, change in SIDES.items():
         torch.manual_seed(0)
         module = build_training_module(config, VISTAS.num_stuff, VISTAS.num_thing)
-        assert isinstance(module, TrainingModule)
         modules[name] = module.to(device).train()
-        change(modules[name])
+        assert isinstance(module.net, PanopticNet)
+        change(module.net)
     kept = {name: kept_bytes(module, batch) / 2**20 for name, module in modules.items()}
     peaks = {name: peak_bytes(partial(step, m, batch), arguments.device) / 2**20 for name, m in modules.items()}
     seconds: dict[str, list[float]] = {name: [] for name in SIDES}

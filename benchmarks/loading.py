@@ -34,7 +34,7 @@ from seamseg.data.loader import LoaderOptions, set_epoch, train_loader
 from seamseg.data.transforms import AugmentationOptions, TrainTransform
 from seamseg.formats.metadata import ImageInfo, Metadata, write_metadata
 from seamseg.ops.labels import extract_boxes
-from seamseg.structures import VOID
+from seamseg.panoptic_map import VOID
 
 IMAGES = 6
 SCALE = (0.8, 1.0)

@@ -30,7 +30,8 @@ from seamseg.models.heads.detections import DetectionSelector
 from seamseg.models.heads.roi import ROIExtractor
 from seamseg.models.heads.rpn import ProposalGenerator
 from seamseg.models.heads.semantic import MiniDeepLab, SemanticHead, semantic_target
-from seamseg.models.panoptic import Features, PanopticNet
+from seamseg.models.panoptic import PanopticNet
+from seamseg.models.panoptic_inference import Features
 from seamseg.ops import pooling
 from seamseg.ops.boxes import clip_boxes, decode_boxes
 from seamseg.ops.reference.nms import nms
@@ -264,8 +265,9 @@ class PlainTrainingModule(nn.Module):
 
     def __init__(self, module: TrainingModule, separated: bool = False) -> None:
         super().__init__()
+        assert isinstance(module.net, PanopticNet) and isinstance(module.criterion, Criterion)
         self.net = plain_network(module.net, separated)
-        self.criterion: Criterion = module.criterion
+        self.criterion = module.criterion
 
     def forward(self, batch: Batch) -> Losses:
         """Compute the losses of a batch, not weighted."""

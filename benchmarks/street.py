@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from seamseg.ops.labels import extract_boxes
-from seamseg.structures import VOID, Batch, PackedSequence
+from seamseg.panoptic_map import VOID
+from seamseg.structures import Batch, PackedSequence
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .version import __version__
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["__version__", "classifier", "evaluate", "export", "load", "serve", "train"]
 
-Overrides: TypeAlias = "Mapping[str, object] | Sequence[str]"
-"""Configuration keys: `{"section.key": value}` or `["section.key=value"]`."""
+Overrides: TypeAlias = "Mapping[str, object] | str | Sequence[str]"
+"""Configuration keys: `{"section.key": value}`, `"section.key=value"` or several of these texts."""
 
 
 def classifier(config: Any, checkpoint: Any = None, device: Any = "auto") -> nn.Module:
@@ -90,10 +91,6 @@ def load(
         class list or COCO categories
     others : see :class:`seamseg.inference.options.InferenceOptions`; those of `seamseg predict`
 
-    Returns
-    -------
-    seamseg.inference.predictor.Predictor
-
     Raises
     ------
     seamseg.utils.errors.InputError
@@ -135,6 +132,8 @@ def evaluate(
 ) -> Scores:
     """Score the results that :func:`load` gives with the same options: `seamseg.evaluate("runs/city", "data").PQ`.
 
+    The kind of the model decides the type of the scores, for example :class:`seamseg.evaluation.scores.PanopticScores`.
+
     Parameters
     ----------
     model, device, config, meta : see :func:`load`
@@ -144,11 +143,6 @@ def evaluate(
     legacy : count as the original
     quiet : show no progress
     others : see :class:`seamseg.inference.options.InferenceOptions`
-
-    Returns
-    -------
-    seamseg.evaluation.scores.Scores
-        of the kind of network, for example :class:`seamseg.evaluation.scores.PanopticScores`
 
     Raises
     ------
@@ -169,13 +163,13 @@ def train(
     device: str = "auto",
     *,
     resume: str | Path | None = None,
-    pretrain: Sequence[str] = (),
+    pretrain: str | Sequence[str] = (),
     pretrain_classes: str | None = None,
     overrides: Overrides = (),
 ) -> Scores | None:
     """Train a network: `seamseg.train("cityscapes_r50", "data", "runs/city", overrides={"optimizer.lr": 0.01})`.
 
-    Under torchrun each process calls it.
+    Under torchrun each process calls it. The scores are those of the last validation, None if there was none.
 
     Parameters
     ----------
@@ -186,11 +180,6 @@ def train(
     resume, pretrain, pretrain_classes : see :class:`seamseg.training.run.TrainingOptions`
     overrides : configuration keys
 
-    Returns
-    -------
-    seamseg.evaluation.scores.Scores
-        of the last validation; None if there was none
-
     Raises
     ------
     seamseg.utils.errors.InputError
@@ -200,7 +189,7 @@ def train(
     """
     from seamseg.training.run import TrainingOptions, run_training
 
-    start = (resume, pretrain, pretrain_classes)
+    start = (resume, tuple(map(str, _several(pretrain))), pretrain_classes)
     return run_training(TrainingOptions(config, data, log_dir, *start, overrides=_key_values(overrides), device=device))
 
 
@@ -217,7 +206,7 @@ def export(
     int8: str | Path | None = None,
     calibrate: int = 64,
     opset: int | None = None,
-    check: Sequence[str | Path] = (),
+    check: str | Path | Sequence[str | Path] = (),
     force: bool = False,
     licence: str = "",
     overrides: Overrides = (),
@@ -240,7 +229,9 @@ def export(
     given = {name: value for name, value in locals().items() if name not in ("model", "out")}
     from seamseg.deploy.export import ExportOptions, export_model
 
-    return export_model(model, out, ExportOptions(**{**given, "overrides": _key_values(overrides)}))
+    return export_model(
+        model, out, ExportOptions(**{**given, "check": _several(check), "overrides": _key_values(overrides)})
+    )
 
 
 def serve(
@@ -319,4 +310,9 @@ def _inference_options(given: Mapping[str, Any]) -> InferenceOptions:
 def _key_values(overrides: Overrides) -> tuple[str, ...]:
     if isinstance(overrides, Mapping):
         return tuple(f"{key}={value}" for key, value in overrides.items())
-    return tuple(overrides)
+    return _several(overrides)
+
+
+def _several(values: Any) -> tuple[Any, ...]:
+    """Return one or several texts or paths as several."""
+    return (values,) if isinstance(values, (str, PathLike)) else tuple(values)

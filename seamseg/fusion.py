@@ -52,10 +52,6 @@ def fuse(
     min_stuff_area : semantic segments with fewer free pixels become void
     keep_empty : give ids to segments without a pixel, as the original does
 
-    Returns
-    -------
-    FusedMap
-
     Raises
     ------
     ValueError

@@ -1,4 +1,4 @@
-"""Panoptic maps, their segments and classes; no torch. `seamseg.structures` exports them, too."""
+"""Panoptic maps, their segments and classes; no torch."""
 
 from __future__ import annotations
 

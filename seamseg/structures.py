@@ -1,4 +1,4 @@
-"""Types shared by data, models and inference: PackedSequence, Batch, Prediction, panoptic results.
+"""Types shared by data, models and inference: PackedSequence, Batch, TargetInfo, DeferredTransform.
 
 Conventions (docs/design/concepts.md): boxes are `(y0, x0, y1, x1)` in pixels with an exclusive lower-right corner;
 images are `C x H x W`; classes are stuff first, then things; 255 is void; id 0 of an id map is void.
@@ -14,20 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.utils import _pytree
-
-from seamseg.panoptic_map import VOID, PanopticResult, Segment
-from seamseg.predictions import Prediction
-
-__all__ = [
-    "VOID",
-    "Batch",
-    "DeferredTransform",
-    "PackedSequence",
-    "PanopticResult",
-    "Prediction",
-    "Segment",
-    "TargetInfo",
-]
 
 
 class PackedSequence:
@@ -75,11 +61,6 @@ class PackedSequence:
     def device(self) -> torch.device | None:
         """Device of the entries, None if all of them are absent."""
         return None if self._first is None else self._first.device
-
-    @property
-    def all_none(self) -> bool:
-        """Whether no entry is present."""
-        return self._first is None
 
     def __len__(self) -> int:
         return len(self._tensors)

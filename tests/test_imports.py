@@ -25,8 +25,8 @@ ROOMS = (
 """The parts of `seamseg` from the top down: each imports only from itself and from parts below it."""
 
 TRAINING = (
-    "run", "trainer", "checkpointer", "task", "logging", "debugging", "checkpointing", "preemption", "step", "ddp",
-    "averaging", "prefetch", "optim", "options",
+    "run", "trainer", "checkpointer", "task", "logging", "losses", "debugging", "checkpointing", "preemption", "step",
+    "ddp", "averaging", "prefetch", "optim", "options",
 )  # fmt: skip
 """The parts of `seamseg.training` from the top down, under the same rule."""
 

@@ -9,6 +9,7 @@ import signal
 import threading
 import urllib.request
 from dataclasses import MISSING, fields
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from seamseg.deploy.export import ExportOptions
 from seamseg.inference.options import InferenceOptions
 from seamseg.serving.app import ServeOptions
 from seamseg.training.run import TrainingOptions
+from seamseg.utils.errors import InputError
 from seamseg.validation.evaluate import EvaluationOptions
 
 OPTIONS = {
@@ -41,6 +43,30 @@ def test_keywords_are_those_of_the_options(name):
             found = parameters.pop(field.name)
             assert found.default == (inspect.Parameter.empty if field.default is MISSING else field.default), field.name
     assert set(parameters) <= {"model", "data", "out", "device", "config", "meta", "host", "port"}
+
+
+@pytest.mark.usefixtures("narrow")
+def test_one_text_is_one_item(micro, tmp_path):
+    config, run = write_config(tmp_path / "micro.ini"), tmp_path / "run"
+    with pytest.raises(InputError, match=r"^`overrides=scheduler.epochz=1`: unknown key 'epochz'"):
+        seamseg.train(config, micro, run, "cpu", overrides="scheduler.epochz=1")
+    with pytest.raises(InputError, match=r"none\.pth\.tar"):
+        seamseg.train(config, micro, run, "cpu", pretrain="none.pth.tar", overrides="scheduler.epochs=1")
+
+
+@pytest.mark.parametrize("call", [seamseg.load, partial(seamseg.evaluate, data="none")])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tiles": None}, "^`tiles` must be auto, off or a side in pixels, not None$"),
+        ({"tiles": 512.5}, "^`tiles` must be auto, off or a side in pixels, not 512.5$"),
+        ({"tta": 3}, "^`tta=3`: must be a text of `flip` and scales between 0.1 and 4, such as"),
+        ({"tta": ["flip"]}, r"^`tta=\['flip'\]`: must be a text of `flip` and scales"),
+    ],
+)
+def test_values_of_another_type(call, options, message):
+    with pytest.raises(InputError, match=message):
+        call("none.zip", **options)
 
 
 @pytest.mark.usefixtures("narrow")

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 
-from seamseg.structures import Batch, PackedSequence, PanopticResult, Segment
+from seamseg.panoptic_map import PanopticResult, Segment
+from seamseg.structures import Batch, PackedSequence
 
 sizes = st.lists(st.one_of(st.none(), st.tuples(st.integers(1, 9), st.integers(1, 9))), min_size=1, max_size=5)
 
@@ -25,7 +26,6 @@ def test_typed_list_with_absent_entries():
     assert isinstance(packed[1:], PackedSequence)
     assert len(packed[1:]) == 2
     assert packed.sizes() == [(2, 3), (0, 0), (4, 3)]
-    assert PackedSequence([None, None]).all_none
     assert PackedSequence([None]).dtype is None
 
 
@@ -45,7 +45,7 @@ def test_refuses_what_is_no_tensor():
 @given(sizes, st.integers(1, 8))
 def test_padding_keeps_values_and_sizes(shapes, multiple):
     packed = PackedSequence([None if s is None else torch.rand(2, *s) for s in shapes])
-    if packed.all_none:
+    if packed.dtype is None:
         with pytest.raises(ValueError, match="every entry is None"):
             packed.as_padded()
         return
@@ -76,7 +76,7 @@ def test_concatenated_rows_know_their_image(counts):
     packed = PackedSequence([torch.rand(n, 4) if n else None for n in counts])
     values, index = packed.concatenated()
     if values is None:
-        assert packed.all_none
+        assert packed.dtype is None
         assert index is None
         return
     assert index.dtype == torch.int64

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ class ClassifierTask(Task):
     quantised = False
     replayable = False
 
-    @property
+    @cached_property
     def options(self) -> TrainerOptions:
         """The options of the trainer."""
         training, optimizer = self.settings.training, self.settings.optimizer
@@ -126,9 +127,9 @@ class ClassifierTask(Task):
         dataset.check_classes(self.settings, class_names(data, VAL))
         return open_train_loader(dataset, self.settings, world)
 
-    def open_validator(self, data: str | Path, world: World, quiet: bool) -> ClassifierValidator:
+    def open_validator(self, data: str | Path, world: World) -> ClassifierValidator:
         """Open the validator of `DATA/val`."""
-        return open_validator(data, self.settings, world, quiet)
+        return open_validator(data, self.settings, world)
 
     def build(self, metadata: Metadata) -> ClassifierLoss:
         """Build the network with its loss."""

@@ -24,7 +24,7 @@ from seamseg.formats.metadata import Metadata
 from seamseg.training.step import autocast
 from seamseg.utils.distributed import World, distributed, sum_over_processes
 from seamseg.utils.errors import InputError, SeamsegError
-from seamseg.utils.progress import is_quiet, progress
+from seamseg.utils.progress import progress
 
 
 @dataclass(frozen=True)
@@ -83,14 +83,12 @@ class ClassifierValidator:
     batch_size : images per batch of each process
     config : precision, workers
     world : the processes, among which the images are divided; :meth:`__call__` is a collective call
-    quiet : show no progress
     """
 
     dataset: ClassFolders
     batch_size: int
     config: ClassifierConfig
     world: World
-    quiet: bool = False
 
     @property
     def metadata(self) -> Metadata:
@@ -108,7 +106,7 @@ class ClassifierValidator:
         """
         start = time.perf_counter()
         loader = open_val_loader(self.dataset, self.batch_size, self.config.training.num_workers, self.world)
-        shown = progress(loader, len(loader), desc) if self.world.is_main and not self.quiet else loader
+        shown = progress(loader, len(loader), desc) if self.world.is_main else loader
         sums = torch.zeros(len(TOP) + 2, dtype=torch.float64, device=self.world.device)
         was_training = net.training
         net.eval()
@@ -187,7 +185,7 @@ def validate_classifier(options: ValidationOptions) -> ClassifierScores:
         size = config.batch_per_process(world.size)
         # as many crops at a time as images otherwise
         size = max(1, size // TEN_CROPS) if options.ten_crops else size
-        validator = ClassifierValidator(dataset, size, config, world, is_quiet())
+        validator = ClassifierValidator(dataset, size, config, world)
         scores = validator(net.to(world.device))
     if not math.isfinite(scores.loss):
         raise SeamsegError(
@@ -196,8 +194,8 @@ def validate_classifier(options: ValidationOptions) -> ClassifierScores:
     return scores
 
 
-def open_validator(data: str | Path, config: ClassifierConfig, world: World, quiet: bool) -> ClassifierValidator:
+def open_validator(data: str | Path, config: ClassifierConfig, world: World) -> ClassifierValidator:
     """Open the validator of a training; InputError if the data is missing or wrong."""
     dataset = ClassFolders(data, VAL, test_transform(config.input), config.training.seed, config.training.upright)
     dataset.check_classes(config)
-    return ClassifierValidator(dataset, config.batch_per_process(world.size), config, world, quiet)
+    return ClassifierValidator(dataset, config.batch_per_process(world.size), config, world)

@@ -36,7 +36,7 @@ from seamseg.data.folder import find_metadata
 from seamseg.inference.options import InferenceOptions
 from seamseg.utils.errors import InputError
 from seamseg.utils.launcher import is_main_process
-from seamseg.utils.parallel import available_cores
+from seamseg.utils.parallel import available_cores, check_workers
 
 if TYPE_CHECKING:
     from seamseg.evaluation.scores import PanopticScores, Scores
@@ -115,10 +115,7 @@ def _score_files(args: argparse.Namespace) -> PanopticScores:
 
 def _worker_count(args: argparse.Namespace) -> int:
     """Return the number of threads that read and compare files."""
-    workers: int = min(available_cores(), 8) if args.workers is None else args.workers
-    if workers < 1:
-        raise InputError(f"--workers must be at least 1, got {workers}")
-    return workers
+    return min(available_cores(), 8) if args.workers is None else check_workers(args.workers, least=1)
 
 
 def _score_model(args: argparse.Namespace) -> Scores:

@@ -114,7 +114,9 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         metavar="k/n",
         help="only part k of n, such as 3/10, or `slurm`: that of the task of a Slurm job array",
     )
-    group.add_argument("--limit", type=int, metavar="N", help="only the first N photos (of each video or shard)")
+    group.add_argument(
+        "--limit", type=int, metavar="N", help="only the first N photos, and the first N of each video or shard"
+    )
     group.add_argument(
         "--shard-photos", type=int, default=1000, metavar="N", help="photos of a shard at most (default: 1000)"
     )
@@ -131,6 +133,7 @@ def run(args: argparse.Namespace) -> int:
     from seamseg.checkpoints.model_path import is_exported
     from seamseg.predict.job import default_workers, predict_all
     from seamseg.predict.sinks import parse_target
+    from seamseg.predict.sources.base import limited
     from seamseg.predict.sources.find import find_sources
     from seamseg.utils.distributed import distributed
     from seamseg.utils.errors import InputError
@@ -139,12 +142,12 @@ def run(args: argparse.Namespace) -> int:
     target = parse_target(args.out)
     if target.path is not None and target.path.exists() and not target.path.is_dir():
         raise InputError(f"{target.folder}: the output must be a folder, this is a file; OUT is the last argument")
-    sources = find_sources(args.inputs, target.path, target.owns)[: args.limit]
+    sources = limited(find_sources(args.inputs, target.path, target.owns), args.limit)
     with distributed(None if exported else args.device) as world:
         predictor = settings.load(world.device or args.device)
         sink = settings.open_sink(target, predictor, sources, args.shard_photos, part)
         workers = default_workers(sources, world) if args.workers is None else args.workers
-        summary = predict_all(predictor, sources, sink, world, args.batch_size, workers, args.restart, args.limit)
+        summary = predict_all(predictor, sources, sink, world, args.batch_size, workers, args.restart)
         if world.is_main and not args.quiet:
             _print(args.out, summary, predictor.network.averaged)
             if part is not None:
@@ -162,17 +165,19 @@ def _print(out: str, summary: RunSummary, averaged: bool) -> None:
 def _settings(args: argparse.Namespace) -> PredictSettings:
     """Return the settings; raise InputError if an argument is wrong, as far as can be checked without the model."""
     from seamseg.utils.errors import InputError
+    from seamseg.utils.parallel import check_workers
 
-    for name in ("limit", "workers", "batch_size", "shard_photos"):
-        value, least = getattr(args, name), 0 if name == "workers" else 1
-        if value is not None and value < least:
-            raise InputError(f"--{name.replace('_', '-')} {value}: must be at least {least}")
-    formats = None if args.format is None else _formats(args.format)
+    for name in ("limit", "batch_size", "shard_photos"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise InputError(f"--{name.replace('_', '-')} {value}: must be at least 1")
+    if args.workers is not None:
+        check_workers(args.workers)
     from seamseg.predict.settings import PredictSettings
 
     settings = PredictSettings(
         args.model,
-        formats,
+        args.format,
         args.config,
         args.meta,
         inference_options(args),
@@ -182,17 +187,3 @@ def _settings(args: argparse.Namespace) -> PredictSettings:
     )
     check_model(args.model, args.config, args.meta, args.set, args.device)
     return settings
-
-
-def _formats(text: str) -> list[str]:
-    """Return the formats of a list; raise InputError if no kind of network has one of them."""
-    from seamseg.predict.writers import FORMATS
-    from seamseg.utils.errors import InputError, did_you_mean
-
-    formats = [f.strip() for f in text.split(",") if f.strip()]
-    known = dict.fromkeys(name for kind in FORMATS.values() for name in kind)
-    unknown = next((f for f in formats if f not in known), None)
-    if unknown is not None:
-        meant = did_you_mean(unknown, known) or f"; choose among {', '.join(known)}"
-        raise InputError(f"--format {text}: there is no format {unknown!r}{meant}")
-    return formats or [text]

@@ -32,6 +32,7 @@ from seamseg.cli import prepare_texts as texts
 from seamseg.cli.main import add_action
 from seamseg.cli.prepare_check import add_check_arguments, run_check
 from seamseg.utils.errors import InputError
+from seamseg.utils.parallel import check_workers
 from seamseg.utils.progress import counter, is_quiet, progress
 
 if TYPE_CHECKING:
@@ -155,8 +156,8 @@ def _add_toy_city(sources: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> int:
     """Convert, check or generate."""
     workers = getattr(args, "workers", None)
-    if workers is not None and workers < 1:
-        raise InputError(f"--workers must be at least 1, got {workers}")
+    if workers is not None:
+        check_workers(workers, least=1)
     if args.source is None:
         if args.check is None:
             raise InputError("nothing to do: name a SOURCE or --check DATA; see seamseg prepare --help")

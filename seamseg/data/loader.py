@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from seamseg.data.dataset import PanopticDataset
-from seamseg.data.samplers import ClassUniformSampling, EpochBatchSampler
+from seamseg.data.samplers import ClassUniformSampling, DistributedARBatchSampler, EpochBatchSampler
 from seamseg.data.workers import WorkerSeed, failed_workers, recording_context, starting_workers, worker_failure
 from seamseg.structures import Batch, PackedSequence
 from seamseg.utils.distributed import World
@@ -139,9 +139,11 @@ def train_loader(
     )
 
 
-def index_sampler(loader: DataLoader[Any]) -> Any:
-    """Return the sampler that was given to :func:`train_loader`, which decides the order and where an epoch starts."""
-    return loader.batch_sampler.sampler if isinstance(loader.batch_sampler, EpochBatchSampler) else loader.batch_sampler
+def index_sampler(loader: BatchLoader) -> DistributedARBatchSampler:
+    """Return the sampler of a :func:`train_loader` of a training: it decides the order, and where an epoch starts."""
+    wrapped = loader.batch_sampler
+    assert isinstance(wrapped, EpochBatchSampler) and isinstance(wrapped.sampler, DistributedARBatchSampler)
+    return wrapped.sampler
 
 
 def set_epoch(loader: DataLoader[Any], epoch: int) -> None:

@@ -18,8 +18,8 @@ from torch.nn import functional
 
 from seamseg.formats.exported import CLASSIFIER_SIDES, DYNAMIC_SIDES
 from seamseg.models.heads.select import best_scores
-from seamseg.models.panoptic import Features, PanopticNet
-from seamseg.models.panoptic_inference import DenseOutputs
+from seamseg.models.panoptic import PanopticNet
+from seamseg.models.panoptic_inference import DenseOutputs, Features
 from seamseg.models.semantic import SemanticNet
 from seamseg.ops.boxes import decode_boxes
 from seamseg.ops.nms import nms_fixed

@@ -20,7 +20,8 @@ from seamseg.inference.predictor import Predictor
 from seamseg.inference.result import Panoptic
 from seamseg.models.build import build_network
 from seamseg.models.folding import for_inference
-from seamseg.models.panoptic import Features, PanopticNet
+from seamseg.models.panoptic import PanopticNet
+from seamseg.models.panoptic_inference import Features
 from seamseg.predict.sources.base import Source
 from seamseg.predict.writers import FORMATS, make_writers
 from seamseg.predictions import Prediction

@@ -247,8 +247,7 @@ def begin_evaluation(folder: Path, own_maps: bool) -> bool:
 
     Returns
     -------
-    bool
-        whether existing maps in the folder were written by an evaluation and may be replaced
+    whether existing maps in the folder were written by an evaluation and may be replaced
     """
     path = folder / SUMMARY
     try:

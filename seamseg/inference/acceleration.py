@@ -70,8 +70,8 @@ class Acceleration:
 class CompiledDense:
     """The dense part of a network, compiled once for all heights and widths.
 
-    See :class:`seamseg.models.panoptic.DensePart`. The compiler runs at the first call, and again for another number of
-    images; each time a line is printed to stderr.
+    See :class:`seamseg.models.panoptic_inference.DensePart`. The compiler runs at the first call, and again for another
+    number of images; each time a line is printed to stderr.
 
     Parameters
     ----------

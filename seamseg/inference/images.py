@@ -151,7 +151,7 @@ def network_input(image: Image.Image, size: InputSize) -> np.ndarray:
 def _too_large(width: int, height: int, size: InputSize) -> str:
     return (
         f"the network's input would have {width} x {height} pixels or more, above the limit of {MAX_INPUT / 1e6:.0f} "
-        f"million: choose a smaller {'longest' if size.longest_size is not None else 'shortest'} size"
+        f"million: choose a smaller {size_options(size)}"
     )
 
 

@@ -43,13 +43,16 @@ class Augmentation:
         Raises
         ------
         InputError
-            if a word is neither flip nor a scale between 0.1 and 4
+            if it is no text, or a word is neither flip nor a scale between 0.1 and 4
         """
         if text is None:
             return None
         if isinstance(text, Augmentation):
             return None if text == Augmentation() else text
         scales, flip, given = [], False, f"`tta={text}`"
+        if not isinstance(text, str):
+            known = f"`flip` and scales between {MIN_SCALE} and {MAX_SCALE:g}"
+            raise InputError(f"{given}: must be a text of {known}, such as 'flip,0.75,1.0,1.25'")
         for word in (w.strip() for w in text.split(",") if w.strip()):
             if word.lower() == "flip":
                 flip = True

@@ -226,7 +226,7 @@ class Predictor(Generic[R]):
         if batch_size is None:
             batch_size = 4 if self.network.on_gpu else 1
         if batch_size < 1:
-            raise InputError(f"batch_size must be at least 1, not {batch_size}")
+            raise InputError(f"`batch_size={batch_size}`: must be at least 1")
         tiling = self.tiling if tiles is None else self._possible(Tiling(tiles))
         if tile_overlap is not None:
             tiling = replace(tiling, overlap=tile_overlap)

@@ -10,7 +10,8 @@ from torch.nn import functional
 
 from seamseg.inference.options import Augmentation
 from seamseg.models.heads.select import upload
-from seamseg.models.panoptic import Features, PanopticNet
+from seamseg.models.panoptic import PanopticNet
+from seamseg.models.panoptic_inference import Features
 from seamseg.models.semantic import SemanticNet, class_map_prediction
 from seamseg.ops.nms import nms
 from seamseg.ops.upsample import upsample_fusion, upsample_mean_argmax

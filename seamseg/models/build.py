@@ -25,9 +25,10 @@ from seamseg.models.heads.roi import ROIExtractor, ROIHead
 from seamseg.models.heads.roi_targets import ProposalMatcher
 from seamseg.models.heads.rpn import AnchorGenerator, ProposalGenerator, RPNHead
 from seamseg.models.heads.semantic import SemanticHead
-from seamseg.models.panoptic import NetworkOptions, PanopticNet
+from seamseg.models.panoptic import PanopticNet
+from seamseg.models.panoptic_inference import NetworkOptions
 from seamseg.models.quantised import quantised
-from seamseg.models.semantic import SemanticNet, SemanticOptions, SemanticTrainingModule
+from seamseg.models.semantic import SemanticNet, SemanticOptions
 from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
 from seamseg.utils.errors import InputError
 
@@ -69,17 +70,10 @@ def without_quantisation(config: Config) -> Config:
     return replace(config, general=replace(config.general, qat=False))
 
 
-def build_training_module(config: Config, num_stuff: int, num_thing: int) -> TrainingModule | SemanticTrainingModule:
-    """Build network and losses as one module, whose `net` is that of :func:`build_network`.
-
-    Returns
-    -------
-    TrainingModule; SemanticTrainingModule for kind semantic
-    """
+def build_training_module(config: Config, num_stuff: int, num_thing: int) -> TrainingModule:
+    """Build network and losses as one module, whose `net` is that of :func:`build_network`."""
     net = build_network(config, num_stuff, num_thing)
-    if isinstance(net, SemanticNet):
-        return SemanticTrainingModule(net, SemanticCriterion(config.sem))
-    return TrainingModule(net, Criterion(config))
+    return TrainingModule(net, SemanticCriterion(config.sem) if config.kind == "semantic" else Criterion(config))
 
 
 def _build_panoptic_net(config: Config, num_stuff: int, num_thing: int) -> PanopticNet:

@@ -1,8 +1,8 @@
-"""The losses of the network, and the network with its losses as one module."""
+"""The losses of networks, and a network with its losses as one module."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
@@ -18,8 +18,8 @@ from seamseg.models.heads.roi import box_loss, class_loss, mask_loss, of_class
 from seamseg.models.heads.roi_targets import box_targets, labels_of, mask_targets
 from seamseg.models.heads.rpn import AnchorMatcher, rpn_losses
 from seamseg.models.heads.semantic import semantic_loss, semantic_target
-from seamseg.models.network import SemanticLogits
-from seamseg.models.panoptic import PanopticNet, TrainingOutputs
+from seamseg.models.network import Network, SemanticLogits
+from seamseg.models.panoptic import TrainingOutputs
 from seamseg.structures import Batch
 
 _Term = tuple[Tensor, "Tensor | int"]
@@ -186,7 +186,7 @@ class Criterion:
 
 
 class TrainingModule(nn.Module):
-    """The network and its losses as one module, which DistributedDataParallel wraps.
+    """A network and its losses as one module, which DistributedDataParallel wraps.
 
     The parameters of all heads get a gradient in every step, so that DistributedDataParallel needs no
     `find_unused_parameters`: a rank whose images have nothing for the ROI head runs it on zero rows, with losses and
@@ -194,19 +194,18 @@ class TrainingModule(nn.Module):
 
     Parameters
     ----------
-    net : the network
-    criterion : its losses
+    net : the network, called with the images of a batch and the batch
+    criterion : its losses, called with the outputs of the network and the batch
     """
 
-    def __init__(self, net: PanopticNet, criterion: Criterion) -> None:
+    def __init__(self, net: Network, criterion: Callable[..., Losses]) -> None:
         super().__init__()
         self.net = net
         self.criterion = criterion
 
     def forward(self, batch: Batch) -> Losses:
         """Compute the losses of a batch, not weighted."""
-        outputs = self.net(batch.images, batch)
-        return self.criterion(outputs, batch)
+        return self.criterion(self.net(batch.images, batch), batch)
 
 
 class _ROITargets(NamedTuple):

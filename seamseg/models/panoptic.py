@@ -1,4 +1,4 @@
-"""The network: body, region proposals, ROI head and semantic head, its outputs and the ground truth of things."""
+"""The network with its training: outputs for the losses, and the ground truth of things."""
 
 from __future__ import annotations
 
@@ -7,41 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seamseg.models.backbones.fpn import FPNBody
-from seamseg.models.heads.detections import DetectionSelector
 from seamseg.models.heads.points import PointOutputs, PointSource
-from seamseg.models.heads.roi import ROIExtractor, ROIHead
-from seamseg.models.heads.roi_targets import ProposalMatcher, ROISample, leading_classes, leading_rows
-from seamseg.models.heads.rpn import AnchorGenerator, ProposalGenerator, RPNHead
+from seamseg.models.heads.roi_targets import ROISample, leading_classes, leading_rows
 from seamseg.models.heads.select import upload
-from seamseg.models.heads.semantic import SemanticHead
-from seamseg.models.network import BatchOptions, mark_sizes_dynamic
-from seamseg.models.panoptic_inference import DensePart, PanopticInference, RunDense
+from seamseg.models.panoptic_inference import Features, PanopticInference
 from seamseg.panoptic_map import VOID
 from seamseg.structures import Batch, PackedSequence, TargetInfo
-
-
-@dataclass(frozen=True)
-class Features:
-    """A batch after the body.
-
-    levels `N x C x h x w` from fine to coarse; `padded_size` the `(height, width)` of the padded batch, `valid_sizes`
-    those of each image without its padding; `semantic_logits` `N x classes x h x w` if they were computed together with
-    the body.
-    """
-
-    levels: list[Tensor]
-    padded_size: tuple[int, int]
-    valid_sizes: list[tuple[int, int]]
-    semantic_logits: Tensor | None = None
-
-    def rows(self, boxes: PackedSequence) -> tuple[Tensor, Tensor]:
-        """Return all boxes of the batch, `K x 4`, and the image of each, int64 `K`; K is 0 where no image has any."""
-        rows, index = boxes.concatenated()
-        if rows is None or index is None:
-            like = self.levels[0]
-            return like.new_zeros((0, 4), dtype=torch.float32), like.new_zeros(0, dtype=torch.long)
-        return rows, index
 
 
 @dataclass(frozen=True)
@@ -135,83 +106,13 @@ def _things(info: TargetInfo, num_stuff: int, crowd: bool) -> list[int]:
     ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class NetworkOptions(BatchOptions):
-    """What a :class:`PanopticNet` is besides its layers.
-
-    Parameters
-    ----------
-    num_stuff : stuff classes, which come before the things
-    anchors, rpn_levels : anchors, and the (first, number) of levels of the pyramid they live on
-    proposals : makes proposals from the outputs of the RPN head
-    matcher : samples proposals for training
-    rois : extracts the features of regions
-    selector : selects detections among the scored boxes
-    bbx_reg_weights : factors of the box codes of the ROI head
-    channels_last, pad_to : see :class:`seamseg.models.network.BatchOptions`
-    crowd_boxes : training excludes the boxes of crowds, as for detection; otherwise the masks of crowds
-    run_dense : runs the :class:`DensePart` at inference, for example compiled; None runs its modules in turn
-
-    Raises
-    ------
-    ValueError
-        if `bbx_reg_weights` are not four, or `pad_to` is not positive
-    """
-
-    num_stuff: int
-    anchors: AnchorGenerator
-    rpn_levels: tuple[int, int]
-    proposals: ProposalGenerator
-    matcher: ProposalMatcher
-    rois: ROIExtractor
-    selector: DetectionSelector
-    bbx_reg_weights: tuple[float, ...]
-    crowd_boxes: bool = False
-    run_dense: RunDense | None = None
-
-    def __post_init__(self) -> None:
-        """Check the options."""
-        super().__post_init__()
-        if len(self.bbx_reg_weights) != 4:
-            raise ValueError(f"NetworkOptions: bbx_reg_weights must be 4 numbers, got {self.bbx_reg_weights}")
-
-
 class PanopticNet(PanopticInference):
     """Seamless Scene Segmentation (Porzi et al. 2019; docs/contract.md, sections 3 and 4).
 
-    The same class does instance segmentation (no semantic head) and detection (no mask branch either). The names of the
-    four parts and their state-dict keys are those of the published snapshots.
-
-    Parameters
-    ----------
-    body : images to pyramid levels
-    rpn_head, roi_head, sem_head : the heads; sem_head None for the other tasks
-    options : everything else; :meth:`with_options` changes them
+    The parts, which are the parameters, and prediction are those of the base class,
+    :class:`seamseg.models.panoptic_inference.PanopticInference`. This class adds the forward pass of training, which
+    samples proposals and returns what the losses need.
     """
-
-    compiled_parts = ("body", "sem_head")
-    body: FPNBody
-    rpn_head: RPNHead
-    roi_head: ROIHead
-    sem_head: SemanticHead | None
-    options: NetworkOptions
-
-    def __init__(
-        self,
-        body: FPNBody,
-        rpn_head: RPNHead,
-        roi_head: ROIHead,
-        sem_head: SemanticHead | None,
-        options: NetworkOptions,
-    ) -> None:
-        super().__init__({"body": body, "rpn_head": rpn_head, "roi_head": roi_head, "sem_head": sem_head}, options)
-
-    @property
-    def kind(self) -> str:
-        """What the network does with its parts: panoptic, instance_seg or detection."""
-        if self.sem_head is not None:
-            return "panoptic"
-        return "instance_seg" if self.roi_head.with_masks else "detection"
 
     @property
     def fixed(self) -> bool:
@@ -225,10 +126,6 @@ class PanopticNet(PanopticInference):
         ----------
         images : `3 x H x W` each
         targets : ground truth, with which the proposals for the ROI head are sampled
-
-        Returns
-        -------
-        TrainingOutputs
 
         Notes
         -----
@@ -267,41 +164,3 @@ class PanopticNet(PanopticInference):
             source = (features.levels[0], features.padded_size, boxes[rows], index[rows], classes, coarse)
             points = self.roi_head.roi_pts.in_training(PointSource(*source))
         return ROIOutputs(sampled, cls_logits, bbx_logits, msk_logits, points)
-
-    def encode(self, images: PackedSequence) -> Features:
-        """Pad the images to one size and run the body."""
-        padded, sizes = self.padded(images)
-        return Features(self.body(padded), (int(padded.shape[-2]), int(padded.shape[-1])), sizes)
-
-    def dense_part(self) -> DensePart:
-        """Return body, RPN head and semantic head as one module, to be compiled or captured in a CUDA graph."""
-        return DensePart(self.body, self.rpn_head, self.sem_head, self.options.rpn_levels)
-
-    def features_and_anchors(self, images: PackedSequence) -> tuple[Features, tuple[Tensor, Tensor, Tensor]]:
-        """Compute the features of images, and objectness logits, box codes and anchors."""
-        if self.options.run_dense is None:
-            features = self.encode(images)
-            anchors, obj_logits, bbx_logits = self.score_anchors(features)
-            return features, (obj_logits, bbx_logits, anchors)
-        padded, sizes = self.padded(images)
-        outputs = self.options.run_dense(padded)
-        size = int(padded.shape[-2]), int(padded.shape[-1])
-        features = Features(list(outputs.levels), size, sizes, outputs.semantic_logits)
-        shapes = [(int(height), int(width)) for height, width in outputs.shapes]
-        anchors = self.options.anchors(shapes, outputs.obj_logits.device)
-        return features, (outputs.obj_logits, outputs.bbx_logits, anchors)
-
-    def score_anchors(self, features: Features) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the anchors `A x 4`, their objectness logits `N x A` and box codes `N x A x 4`."""
-        first, number = self.options.rpn_levels
-        obj_logits, bbx_logits, shapes = self.rpn_head(features.levels[first : first + number])
-        return self.options.anchors(shapes, obj_logits.device), obj_logits, bbx_logits
-
-    def classify(self, features: Features) -> Tensor | None:
-        """Return semantic logits at the finest level's size; None without a semantic head."""
-        if self.sem_head is None or features.semantic_logits is not None:
-            return features.semantic_logits
-        if self.compiled:
-            mark_sizes_dynamic(features.levels)
-        logits: Tensor = self.sem_head(features.levels)
-        return logits

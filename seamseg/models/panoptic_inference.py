@@ -1,23 +1,26 @@
-"""Inference of the network: detections, masks and class maps from the features of images."""
+"""The network and its inference: body, region proposals, ROI head and semantic head; from images to predictions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from seamseg.models.backbones.fpn import FPNBody
+from seamseg.models.heads.detections import DetectionSelector
 from seamseg.models.heads.points import PointSource
-from seamseg.models.heads.roi import ROIHead
-from seamseg.models.network import Network
+from seamseg.models.heads.roi import ROIExtractor, ROIHead
+from seamseg.models.heads.roi_targets import ProposalMatcher
+from seamseg.models.heads.rpn import AnchorGenerator, ProposalGenerator, RPNHead
+from seamseg.models.heads.semantic import SemanticHead
+from seamseg.models.network import BatchOptions, Network, mark_sizes_dynamic
 from seamseg.ops.boxes import clip_boxes, decode_boxes
 from seamseg.ops.upsample import upsample_argmax
 from seamseg.predictions import Prediction
 from seamseg.structures import PackedSequence
-
-if TYPE_CHECKING:
-    from seamseg.models.panoptic import Features, NetworkOptions
 
 _ROI_CHUNK = 256
 """Regions that the ROI head processes together; bounds its memory."""
@@ -70,23 +73,107 @@ class DensePart(nn.Module):
         return DenseOutputs(levels, obj_logits, bbx_logits, shapes, semantic)
 
 
-class PanopticInference(Network):
-    """What a :class:`seamseg.models.panoptic.PanopticNet` does at inference; it has the parts and computes features."""
+@dataclass(frozen=True)
+class Features:
+    """A batch after the body.
 
+    levels `N x C x h x w` from fine to coarse; `padded_size` the `(height, width)` of the padded batch, `valid_sizes`
+    those of each image without its padding; `semantic_logits` `N x classes x h x w` if they were computed together with
+    the body.
+    """
+
+    levels: list[Tensor]
+    padded_size: tuple[int, int]
+    valid_sizes: list[tuple[int, int]]
+    semantic_logits: Tensor | None = None
+
+    def rows(self, boxes: PackedSequence) -> tuple[Tensor, Tensor]:
+        """Return all boxes of the batch, `K x 4`, and the image of each, int64 `K`; K is 0 where no image has any."""
+        rows, index = boxes.concatenated()
+        if rows is None or index is None:
+            like = self.levels[0]
+            return like.new_zeros((0, 4), dtype=torch.float32), like.new_zeros(0, dtype=torch.long)
+        return rows, index
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkOptions(BatchOptions):
+    """What the network is besides its layers.
+
+    Parameters
+    ----------
+    num_stuff : stuff classes, which come before the things
+    anchors, rpn_levels : anchors, and the (first, number) of levels of the pyramid they live on
+    proposals : makes proposals from the outputs of the RPN head
+    matcher : samples proposals for training
+    rois : extracts the features of regions
+    selector : selects detections among the scored boxes
+    bbx_reg_weights : factors of the box codes of the ROI head
+    channels_last, pad_to : see :class:`seamseg.models.network.BatchOptions`
+    crowd_boxes : training excludes the boxes of crowds, as for detection; otherwise the masks of crowds
+    run_dense : runs the :class:`DensePart` at inference, for example compiled; None runs its modules in turn
+
+    Raises
+    ------
+    ValueError
+        if `bbx_reg_weights` are not four, or `pad_to` is not positive
+    """
+
+    num_stuff: int
+    anchors: AnchorGenerator
+    rpn_levels: tuple[int, int]
+    proposals: ProposalGenerator
+    matcher: ProposalMatcher
+    rois: ROIExtractor
+    selector: DetectionSelector
+    bbx_reg_weights: tuple[float, ...]
+    crowd_boxes: bool = False
+    run_dense: RunDense | None = None
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        super().__post_init__()
+        if len(self.bbx_reg_weights) != 4:
+            raise ValueError(f"NetworkOptions: bbx_reg_weights must be 4 numbers, got {self.bbx_reg_weights}")
+
+
+class PanopticInference(Network):
+    """The parts of a :class:`seamseg.models.panoptic.PanopticNet`, and what it does at inference.
+
+    Without a semantic head it does instance segmentation, without a mask branch either detection. The names of the four
+    parts and their state-dict keys are those of the published snapshots.
+
+    Parameters
+    ----------
+    body : images to pyramid levels
+    rpn_head, roi_head, sem_head : the heads; sem_head None for the other tasks
+    options : everything else; :meth:`with_options` changes them
+    """
+
+    compiled_parts = ("body", "sem_head")
+    body: FPNBody
+    rpn_head: RPNHead
     roi_head: ROIHead
+    sem_head: SemanticHead | None
     options: NetworkOptions
 
-    def __init__(self, parts: dict[str, nn.Module | None], options: NetworkOptions) -> None:
-        super().__init__(parts, options)
+    def __init__(
+        self,
+        body: FPNBody,
+        rpn_head: RPNHead,
+        roi_head: ROIHead,
+        sem_head: SemanticHead | None,
+        options: NetworkOptions,
+    ) -> None:
+        super().__init__({"body": body, "rpn_head": rpn_head, "roi_head": roi_head, "sem_head": sem_head}, options)
         self._code_weights: dict[torch.device, Tensor] = {}
 
-    def features_and_anchors(self, images: PackedSequence) -> tuple[Features, tuple[Tensor, Tensor, Tensor]]:
-        """Compute the features of images, and objectness logits, box codes and anchors."""
-        raise NotImplementedError
-
-    def classify(self, features: Features) -> Tensor | None:
-        """Return semantic logits at the finest level's size; None without a semantic head."""
-        raise NotImplementedError
+    @property
+    def kind(self) -> str:
+        """What the network does with its parts: panoptic, instance_seg or detection."""
+        if self.sem_head is not None:
+            return "panoptic"
+        return "instance_seg" if self.roi_head.with_masks else "detection"
 
     @torch.no_grad()
     def predict(
@@ -101,17 +188,13 @@ class PanopticInference(Network):
         images : `3 x H x W` each
         segment : makes the class maps, instead of :meth:`segment`
 
-        Returns
-        -------
-        list of Prediction, one an image
-
         Raises
         ------
         RuntimeError
             if the network is in training mode
         """
         if self.training:
-            raise RuntimeError("PanopticNet.predict: the network is in training mode, call eval() first")
+            raise RuntimeError(f"{type(self).__name__}.predict: the network is in training mode, call eval() first")
         features, scored = self.features_and_anchors(images)
         proposals = self.options.proposals(*scored, features.valid_sizes, training=False)
         detections = self.detect(features, proposals)
@@ -121,6 +204,35 @@ class PanopticInference(Network):
             Prediction(boxes, classes, scores, mask, classmap, size)
             for (boxes, classes, scores), mask, classmap, size in zip(detections, masks, semantic, features.valid_sizes)
         ]
+
+    def features_and_anchors(self, images: PackedSequence) -> tuple[Features, tuple[Tensor, Tensor, Tensor]]:
+        """Compute the features of images, and objectness logits, box codes and anchors."""
+        if self.options.run_dense is None:
+            features = self.encode(images)
+            anchors, obj_logits, bbx_logits = self.score_anchors(features)
+            return features, (obj_logits, bbx_logits, anchors)
+        padded, sizes = self.padded(images)
+        outputs = self.options.run_dense(padded)
+        size = int(padded.shape[-2]), int(padded.shape[-1])
+        features = Features(list(outputs.levels), size, sizes, outputs.semantic_logits)
+        shapes = [(int(height), int(width)) for height, width in outputs.shapes]
+        anchors = self.options.anchors(shapes, outputs.obj_logits.device)
+        return features, (outputs.obj_logits, outputs.bbx_logits, anchors)
+
+    def encode(self, images: PackedSequence) -> Features:
+        """Pad the images to one size and run the body."""
+        padded, sizes = self.padded(images)
+        return Features(self.body(padded), (int(padded.shape[-2]), int(padded.shape[-1])), sizes)
+
+    def score_anchors(self, features: Features) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the anchors `A x 4`, their objectness logits `N x A` and box codes `N x A x 4`."""
+        first, number = self.options.rpn_levels
+        obj_logits, bbx_logits, shapes = self.rpn_head(features.levels[first : first + number])
+        return self.options.anchors(shapes, obj_logits.device), obj_logits, bbx_logits
+
+    def dense_part(self) -> DensePart:
+        """Return body, RPN head and semantic head as one module, to be compiled or captured in a CUDA graph."""
+        return DensePart(self.body, self.rpn_head, self.sem_head, self.options.rpn_levels)
 
     def detect(self, features: Features, proposals: PackedSequence) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Return boxes, classes and scores of the detections of each image, from its proposals."""
@@ -177,3 +289,12 @@ class PanopticInference(Network):
         if logits is None:
             return [None] * len(features.valid_sizes)
         return [upsample_argmax(x, features.padded_size, size) for x, size in zip(logits, features.valid_sizes)]
+
+    def classify(self, features: Features) -> Tensor | None:
+        """Return semantic logits at the finest level's size; None without a semantic head."""
+        if self.sem_head is None or features.semantic_logits is not None:
+            return features.semantic_logits
+        if self.compiled:
+            mark_sizes_dynamic(features.levels)
+        logits: Tensor = self.sem_head(features.levels)
+        return logits

@@ -1,4 +1,4 @@
-"""Semantic segmentation: a backbone with the head of DeepLabV3, and its loss."""
+"""Semantic segmentation: a backbone with the head of DeepLabV3."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from seamseg.models.criterion import Losses, SemanticCriterion
 from seamseg.models.heads.deeplab import DeeplabV3
 from seamseg.models.network import BatchOptions, Network, SemanticLogits
 from seamseg.ops.upsample import upsample_argmax, upsample_fusion
@@ -86,10 +85,11 @@ class SemanticNet(Network):
         """Return all layers as one module, to be compiled or captured in a CUDA graph."""
         return DenseSegmentation(self.body, self.head, self.cls)
 
-    def forward(self, images: PackedSequence) -> SemanticLogits:
+    def forward(self, images: PackedSequence, targets: Batch | None = None) -> SemanticLogits:
         """Compute the class logits of images `3 x H x W`, padded to one size.
 
-        With synchronised norms under torch.distributed all ranks must call this together.
+        The targets are not used: training calls networks of all kinds with them. With synchronised norms under
+        torch.distributed all ranks must call this together.
         """
         padded, sizes = self.padded(images)
         run = self.options.run_dense
@@ -130,23 +130,3 @@ def class_map_prediction(classes: Tensor, probabilities: Tensor | None = None) -
     nothing = torch.zeros(0, device=classes.device)
     maps = {} if probabilities is None else {"probability": probabilities}
     return Prediction(nothing.view(0, 4), nothing.long(), nothing, None, classes, size, maps=maps)
-
-
-class SemanticTrainingModule(nn.Module):
-    """The network and its loss as one module, which DistributedDataParallel wraps.
-
-    Parameters
-    ----------
-    net : the network
-    criterion : its loss
-    """
-
-    def __init__(self, net: SemanticNet, criterion: SemanticCriterion) -> None:
-        super().__init__()
-        self.net = net
-        self.criterion = criterion
-
-    def forward(self, batch: Batch) -> Losses:
-        """Compute the loss of a batch, not weighted."""
-        outputs = self.net(batch.images)
-        return self.criterion(outputs, batch)

@@ -69,7 +69,6 @@ def predict_all(
     batch_size: int = 1,
     workers: int = 0,
     restart: bool = False,
-    limit: int | None = None,
 ) -> RunSummary:
     """Write the outputs of all photos that are not done according to the manifest.
 
@@ -86,7 +85,6 @@ def predict_all(
     batch_size : photos of equal network size that the network processes together
     workers : processes that decode (threads for exported networks); 0 decodes in this one
     restart : process all photos again
-    limit : photos of each container at most
 
     Raises
     ------
@@ -96,7 +94,7 @@ def predict_all(
         if an output cannot be written
     """
     if batch_size < 1:
-        raise InputError(f"batch_size must be at least 1, not {batch_size}")
+        raise InputError(f"`batch_size={batch_size}`: must be at least 1")
     check_workers(workers)
     _check_names(sources, sink.writers)
     sink.check(sources)
@@ -107,7 +105,7 @@ def predict_all(
         sink.lock.acquire_shared()
         keep_rgb = any(w.needs_photo for w in sink.writers)
         prepare = ImagePreparation(predictor.input_size, keep_rgb)
-        share = DecoderShare(sources, prepare, earlier.done, world.rank, world.size, limit, sink.part)
+        share = DecoderShare(sources, prepare, earlier.done, world.rank, world.size, sink.part)
         decoders = _decoders(predictor, share, workers)
         loop = _PredictionLoop(predictor, sink.open_writer(world, earlier, shared_counter(world)))
         with graceful_termination(RESUME):

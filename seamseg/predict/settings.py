@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from seamseg.checkpoints.model_path import CLASSES_NAME, CONFIG_NAME, METADATA_NAME, digest, local_model
 from seamseg.inference.anonymize import LEAST_SCORE, NOT_LOCATED, Style
@@ -16,8 +16,8 @@ from seamseg.predict.manifest import Line, header
 from seamseg.predict.part import Part
 from seamseg.predict.sinks import SHARD_PHOTOS, OutputTarget, Sink, open_sink
 from seamseg.predict.sources.base import Container, Source
-from seamseg.predict.writers import AnonymizeWriter, DetectionChoice, Writer, make_writers
-from seamseg.utils.errors import InputError
+from seamseg.predict.writers import FORMATS, AnonymizeWriter, DetectionChoice, Writer, make_writers
+from seamseg.utils.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +39,8 @@ class PredictSettings:
     Attributes
     ----------
     model : as for :func:`seamseg.load`
-    formats : keys of :data:`seamseg.predict.writers.FORMATS`; None for overlay, or with `hide` for none
+    formats : names in :data:`seamseg.predict.writers.FORMATS`, as a list or separated by commas; None for overlay, or
+        with `hide` for none
     config, meta : INI file and `metadata.bin`, if the model does not contain them
     inference : options of the predictor
     hide : classes to hide in a copy of each image, names as a list or separated by commas; None for no copy
@@ -49,11 +50,12 @@ class PredictSettings:
     Raises
     ------
     InputError
-        if formats conflict with hidden or chosen classes, or an option has no effect
+        if no kind of network has a format, formats conflict with hidden or chosen classes, the style is unknown, or an
+        option has no effect
     """
 
     model: str | Path
-    formats: Sequence[str] | None = None
+    formats: str | Sequence[str] | None = None
     config: str | Path | None = None
     meta: str | Path | None = None
     inference: InferenceOptions = InferenceOptions()
@@ -62,6 +64,9 @@ class PredictSettings:
     least_score: float | None = None
 
     def __post_init__(self) -> None:
+        self._check_formats()
+        if self.style not in (None, *get_args(Style)):
+            raise InputError(f"`style={self.style}`: choose one of {', '.join(get_args(Style))}")
         if self.hide is None:
             for name in ("style", "least_score"):
                 if getattr(self, name) is not None:
@@ -86,7 +91,18 @@ class PredictSettings:
         """The formats, each once."""
         if self.formats is None:
             return ["overlay"] if self.hide is None else []
-        return list(dict.fromkeys(self.formats))
+        names = self.formats.split(",") if isinstance(self.formats, str) else map(str, self.formats)
+        return list(dict.fromkeys(filter(None, map(str.strip, names))))
+
+    def _check_formats(self) -> None:
+        """Raise InputError if a list of formats is empty, or no kind of network has one of them."""
+        known = dict.fromkeys(name for kind in FORMATS.values() for name in kind)
+        unknown = next((name for name in self.format_names if name not in known), None)
+        if unknown is None and (self.format_names or self.formats is None):
+            return
+        problem = "no format is given" if unknown is None else f"there is no format {unknown!r}"
+        meant = did_you_mean(unknown or "", known) or f"; choose among {', '.join(known)}"
+        raise InputError(f"`formats={_joined(self.formats)}`: {problem}{meant}")
 
     def load(self, device: str | torch.device = "auto") -> Predictor[Any]:
         """Load the model for these formats, see :func:`seamseg.inference.predictor.load_predictor`."""

@@ -15,7 +15,8 @@ from seamseg.training.checkpointing.checkpoint import (
 )
 from seamseg.training.checkpointing.rank_state import gather_rank_states
 from seamseg.training.checkpointing.run_folder import Failure, RunFolder, SnapshotWriter
-from seamseg.training.logging.reporter import Reporter
+from seamseg.training.logging.logs import TextLog
+from seamseg.training.losses import LossCheck
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.distributed import is_peer_failure
 from seamseg.utils.errors import SeamsegError, one_line
@@ -28,14 +29,18 @@ class Checkpointer:
     ----------
     state : of the training
     run : folder of the snapshots, written by the main process
-    reporter : of the training; knows the newest step that has updated the weights
+    losses : of the training; knows the newest step that has updated the weights
+    log : for messages
     resumed : where the training begins; None for a new one
     """
 
-    def __init__(self, state: TrainState, run: RunFolder, reporter: Reporter, resumed: ResumePoint | None) -> None:
+    def __init__(
+        self, state: TrainState, run: RunFolder, losses: LossCheck, log: TextLog, resumed: ResumePoint | None
+    ) -> None:
         self.state = state
         self.run = run
-        self.reporter = reporter
+        self.losses = losses
+        self.log = log
         self._resumed = resumed is not None
         self._start = 0 if resumed is None else resumed.progress.global_step
         # the best snapshot of an earlier run in this folder does not count
@@ -46,7 +51,7 @@ class Checkpointer:
 
     @property
     def _last_update(self) -> int:
-        return max(self._start, self.reporter.last_update)
+        return max(self._start, self.losses.last_update)
 
     def save(self, progress: TrainingProgress, position: EpochPosition | None, is_best: bool = False) -> None:
         """Copy the state of the training, and write it in the background; a collective call.
@@ -64,7 +69,7 @@ class Checkpointer:
         """
         state = self.state
         # first, as it raises if a loss was not finite
-        losses = self.reporter.state_dict()
+        losses = self.losses.state_dict()
         self._has_saved = True
         if self._writer is not None:
             # before the others go on, which may note a failure
@@ -77,11 +82,11 @@ class Checkpointer:
             return
         more = resume_state(position, ranks, is_best, state.schedule.total)
         self.has_best = self.has_best or is_best
-        meters = {name: meter.state_dict() for name, meter in self.reporter.meters.items()}
+        meters = {name: meter.state_dict() for name, meter in self.losses.meters.items()}
         snapshot = make_snapshot(state, progress, meters, more)
         self._writer.save(snapshot, progress.global_step, is_best, not self.has_best)
         if is_best:
-            self.reporter.log.info(f"best so far: {100 * progress.best_score:.2f}, in {self.run.best}")
+            self.log.info(f"best so far: {100 * progress.best_score:.2f}, in {self.run.best}")
 
     def after_step(self) -> None:
         """Raise the SeamsegError of a failed write, and remove a snapshot that is not needed any more; do not wait."""
@@ -110,9 +115,9 @@ class Checkpointer:
                 # nothing can be read from a device after some errors
                 with suppress(RuntimeError):
                     # report a loss that is not finite instead
-                    self.reporter.failed()
+                    self.losses.failed()
                 # before the first update of a resumed training, the cause is rather the machine, as for a missing file
-                if not (lost or isinstance(error, OSError)) and self.reporter.last_update > self._start:
+                if not (lost or isinstance(error, OSError)) and self.losses.last_update > self._start:
                     self.fail(progress.global_step, f"{type(error).__name__}: {error}")
             raise
 
@@ -122,16 +127,17 @@ class Checkpointer:
         if not self._resumed and not self._has_saved and self.run.saved():
             # those of an earlier run
             return
-        log = self.reporter.log
         try:
-            if self.reporter.last_update <= self._start and self.run.failure() is not None:
+            if self.losses.last_update <= self._start and self.run.failure() is not None:
                 # with the snapshot that it began with, a step has succeeded before
                 return
             good = self.run.fail(Failure(step, self._last_update, one_line(problem)))
         except SeamsegError as error:
-            log.warning(str(error))
+            self.log.warning(str(error))
             return
         if good is not None:
-            log.warning(f"{good} is the newest snapshot with which a step has succeeded, and now {self.run.last.name}")
+            self.log.warning(
+                f"{good} is the newest snapshot with which a step has succeeded, and now {self.run.last.name}"
+            )
         elif self.run.saved():
-            log.warning(f"{self.run.path}: no step has succeeded with its snapshots, `resume=auto` starts over")
+            self.log.warning(f"{self.run.path}: no step has succeeded with its snapshots, `resume=auto` starts over")

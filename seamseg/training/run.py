@@ -43,7 +43,6 @@ from seamseg.training.trainer import Trainer, steps_per_epoch
 from seamseg.utils.compiler import compiler_problem
 from seamseg.utils.distributed import World, barrier, distributed, gather_objects, reported_by_main
 from seamseg.utils.errors import InputError, SeamsegError
-from seamseg.utils.progress import is_quiet
 
 AUTO = "auto"
 """The value of `resume` that selects the newest snapshot of the run folder."""
@@ -141,7 +140,7 @@ def _run(options: TrainingOptions, task: Task, world: World, folder: RunFolder, 
     options = _find_snapshot(options, world, folder, log)
     _check_weights(options, task)
     torch.backends.cudnn.benchmark = task.options.cudnn_benchmark
-    validator = task.open_validator(options.data, world, is_quiet())
+    validator = task.open_validator(options.data, world)
     if options.evaluate and validator is None:
         raise InputError(f"{options.config}: `evaluate=True` requires [dataloader] val_set")
     loader = None if options.evaluate else task.open_loader(options.data, world)
@@ -186,25 +185,26 @@ def _prepare(
     log: TextLog,
 ) -> tuple[TrainState, ResumePoint | None]:
     """Build optimizer, schedule and stepper, restored from a snapshot if the run is resumed."""
-    net, trainer = module.get_submodule("net"), task.options
+    net, settings = module.get_submodule("net"), task.options
     optimizer = task.build_optimizer(net)
     base_lrs = [group["lr"] for group in optimizer.param_groups]
-    length = steps_per_epoch(len(loader), trainer.accumulate)
+    length = steps_per_epoch(len(loader), settings.accumulate)
     resumed = None
     if options.resume is not None:
-        resumed = resume(options.resume, net, optimizer, metadata, task.files, length, trainer.keys)
+        resumed = resume(options.resume, net, optimizer, metadata, task.files, length, settings.keys)
     schedule = task.build_schedule(base_lrs, length)
-    if trainer.compile:
+    if settings.compile:
         assert isinstance(net, Network)
         compile_network(net, world, log)
-    stepper = Stepper(trainer, wrap_distributed(module, world, trainer.unused_parameters), optimizer, world)
+    stepper = Stepper(settings, wrap_distributed(module, world, settings.unused_parameters), optimizer, world)
     if resumed is not None:
         load_rank_state(resumed, net, stepper, world)
-        continue_schedule(schedule, resumed, loader, trainer)
         log.info(f"resumed from {resumed.source}, {_describe_position(resumed)}, step {resumed.progress.global_step}")
         # such as a forgotten override
         if changed := task.changes(resumed.config):
             log.warning(f"configuration differs from the snapshot's: {', '.join(changed)}")
+        resumed = restart_changed_epoch(resumed, loader, settings, log)
+        continue_schedule(schedule, resumed, loader, settings)
     return TrainState(stepper, schedule, metadata, task.config_text), resumed
 
 
@@ -217,7 +217,7 @@ def _train(
     folder: RunFolder,
     log: TextLog,
 ) -> Scores | None:
-    world, net, trainer = state.world, state.net, state.options
+    world, net, settings = state.world, state.net, state.options
     if world.is_main:
         log_earlier_runs(folder, log, resumed is not None)
         task.write_model(folder, state.metadata)
@@ -231,16 +231,16 @@ def _train(
     metrics = MetricsFile(output, (done.global_step, done.epoch) if done else None)
     recorder = StepRecorder(state.config, state.metadata, world, net, folder.path) if task.replayable else None
     images = task.sample_images(state.metadata)
-    reporter = Reporter(trainer, images, world, log, tensorboard, metrics, recorder, validator is not None)
-    unreadable = count_unreadable(loader, world, trainer.broken_limit, log.warning)
+    reporter = Reporter(settings, images, world, log, tensorboard, metrics, validator is not None)
+    unreadable = count_unreadable(loader, world, settings.broken_limit, log.warning)
     batches = DevicePrefetcher(loader, world.device, task.prepare, unreadable)
     callback = task.step_callback(net, tensorboard)
-    training = Trainer(state, batches, validator, folder, reporter, resumed, callback)
+    trainer = Trainer(state, batches, validator, folder, reporter, recorder, resumed, callback)
     tensorboard.text("config", state.config)
-    if training.progress.epoch + 1 >= trainer.epochs:
-        log.warning(f"all {trainer.epochs} epochs are done already; raise {trainer.keys.epochs} to train on")
+    if trainer.progress.epoch + 1 >= settings.epochs:
+        log.warning(f"all {settings.epochs} epochs are done already; raise {settings.keys.epochs} to train on")
     try:
-        return training.train()
+        return trainer.train()
     finally:
         tensorboard.close()
         metrics.close()
@@ -332,18 +332,33 @@ def _load_initial_weights(
             raise InputError(f"{why}: `pretrain` gives no weights for {', '.join(missing)}")
 
 
+def restart_changed_epoch(
+    resumed: ResumePoint, loader: BatchLoader, options: TrainerOptions, log: TextLog
+) -> ResumePoint:
+    """Return a point whose position, if it has one, can be continued: drop that of images in another order."""
+    position = resumed.position
+    if position is None or position.order == data_order(index_sampler(loader), options.seed):
+        return resumed
+    if position.epoch < options.epochs:
+        log.warning(
+            f"restarting epoch {position.epoch + 1}: the training images or {options.keys.seed} differ from those of "
+            f"{resumed.source}"
+        )
+    return replace(resumed, position=None)
+
+
 def continue_schedule(schedule: LRSchedule, resumed: ResumePoint, loader: BatchLoader, options: TrainerOptions) -> None:
     """Set the length of the schedule of a resumed training to the steps done plus the steps left.
 
-    The length changes only if the number of processes, the batch size or the training images have changed.
+    `resumed` is from :func:`restart_changed_epoch`. The length changes only if the number of processes, the batch size,
+    `accumulate`, the seed or the training images have changed.
     """
     if schedule.by_epoch:
         return
     accumulate, sampler = options.accumulate, index_sampler(loader)
     epochs, left = options.epochs - resumed.progress.epoch - 1, 0
     whole, position = steps_per_epoch(len(sampler), accumulate), resumed.position
-    # in another order the epoch is restarted
-    if position is not None and epochs > 0 and position.order == data_order(sampler, options.seed):
+    if position is not None and epochs > 0:
         sampler.set_epoch(position.epoch)
         sampler.continue_from(position.segments)
         left, epochs = steps_per_epoch(len(sampler), accumulate), epochs - 1

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -61,56 +63,69 @@ class Validate(Protocol):
         """Score a network on the device of this process; a collective call."""
 
 
-class Task(Protocol):
+class Task(ABC):
     """What differs between trainings of different kinds of networks. Its methods may be called in any order."""
 
     @property
+    @abstractmethod
     def options(self) -> TrainerOptions:
         """Options of the trainer."""
 
     @property
+    @abstractmethod
     def files(self) -> SnapshotFiles:
         """Names and layout of the snapshots."""
 
     @property
+    @abstractmethod
     def parts(self) -> tuple[str, ...]:
         """Parts of the network, which `PART:FILE` of `pretrain` fills."""
 
     @property
+    @abstractmethod
     def config_text(self) -> str:
         """The configuration as text, for snapshots and TensorBoard."""
 
     @property
+    @abstractmethod
     def quantised(self) -> bool:
         """Whether the network is one for int8, which starts from a trained one of :meth:`build_float`."""
 
     @property
+    @abstractmethod
     def replayable(self) -> bool:
         """Whether a failed step leaves a dump for `seamseg doctor --replay`."""
 
+    @abstractmethod
     def changes(self, text: str) -> list[str]:
         """Return the keys whose values differ from those of the configuration in a snapshot."""
 
+    @abstractmethod
     def open_log(self, folder: RunFolder, world: World) -> TextLog:
         """Open the text log of this process."""
 
+    @abstractmethod
     def open_loader(self, data: str | Path, world: World) -> BatchLoader:
         """Open the loader of the training batches of this process; InputError if the data set is missing or wrong.
 
-        It is from :func:`seamseg.data.loader.train_loader`, so that a training can resume in the middle of an epoch.
+        It is from :func:`seamseg.data.loader.train_loader`, with a
+        :class:`seamseg.data.samplers.DistributedARBatchSampler`: a training can resume in the middle of an epoch.
         Its batches are of :class:`seamseg.training.prefetch.TrainingBatch`, its data set has `metadata`, the classes.
         """
 
-    def open_validator(self, data: str | Path, world: World, quiet: bool) -> Validate | None:
+    @abstractmethod
+    def open_validator(self, data: str | Path, world: World) -> Validate | None:
         """Open the validator; None if no split is configured. InputError if the data set is missing or wrong."""
 
     def prepare(self, batch: TrainingBatch) -> TrainingBatch:
         """Apply the transforms of a batch that run on its device."""
         return batch
 
+    @abstractmethod
     def describe(self, metadata: Metadata) -> list[str]:
         """Return lines for the log: first the classes, then what the configuration ignores."""
 
+    @abstractmethod
     def build(self, metadata: Metadata) -> nn.Module:
         """Build the training module for a data set's classes, with random weights, in training mode.
 
@@ -131,18 +146,23 @@ class Task(Protocol):
         """Load the weights of the backbone that the configuration names, if any."""
         return
 
+    @abstractmethod
     def load_pretrained(self, net: nn.Module, specification: str, classes: ClassTable | None = None) -> LoadReport:
         """Load a file of `pretrain`, `[PART:]FILE`, of the classes of the data set, or of others with their table."""
 
+    @abstractmethod
     def build_optimizer(self, net: nn.Module) -> torch.optim.Optimizer:
         """Build the optimizer of a network on its device."""
 
+    @abstractmethod
     def build_schedule(self, base_lrs: Sequence[float], epoch_length: int) -> LRSchedule:
         """Build the schedule of the learning rates of the optimizer's groups, for so many steps per epoch."""
 
+    @abstractmethod
     def write_model(self, folder: RunFolder, metadata: Metadata) -> None:
         """Write what makes the run folder usable as a model, besides the snapshots."""
 
+    @abstractmethod
     def sample_images(self, metadata: Metadata) -> SampleImages:
         """Return what draws the sample images for TensorBoard."""
 
@@ -167,7 +187,7 @@ class SegmentationTask(Task):
     files = SNAPSHOT_FILES
     replayable = True
 
-    @property
+    @cached_property
     def options(self) -> TrainerOptions:
         """The options of the trainer."""
         return TrainerOptions.from_config(self.config)
@@ -202,10 +222,10 @@ class SegmentationTask(Task):
         """Open the loader of `[dataloader] train_set`."""
         return open_loader(self.config, data, self.source, world)
 
-    def open_validator(self, data: str | Path, world: World, quiet: bool) -> Validate | None:
+    def open_validator(self, data: str | Path, world: World) -> Validate | None:
         """Open the validator of `[dataloader] val_set`."""
         split = self.config.dataloader.val_set
-        return Validator.open(data, split, self.config, world, quiet=quiet) if split else None
+        return Validator.open(data, split, self.config, world) if split else None
 
     def prepare(self, batch: TrainingBatch) -> TrainingBatch:
         """Apply the transforms of `[dataloader] device_transforms`."""

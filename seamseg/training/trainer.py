@@ -21,7 +21,9 @@ from seamseg.training.checkpointing.checkpoint import (
 )
 from seamseg.training.checkpointing.rank_state import mean_losses, seed_everything, set_rng_state
 from seamseg.training.checkpointing.run_folder import RunFolder
-from seamseg.training.logging.reporter import Diverged, Reporter, StepPosition
+from seamseg.training.debugging.dump import StepRecorder
+from seamseg.training.logging.reporter import Reporter, StepPosition
+from seamseg.training.losses import Diverged, LossCheck
 from seamseg.training.preemption import Preempted, Preemption
 from seamseg.training.prefetch import DeviceBatch, DevicePrefetcher
 from seamseg.training.step import StepResult
@@ -44,7 +46,9 @@ class Trainer:
     validator : scores the network; None for no validation
     run : folder of the snapshots, written by the main process
     reporter : reports the progress
-    resumed : where to begin; weights, momentum and the stepper's state must be restored already; None for a new run
+    recorder : writes a dump of a failed step; None for no dumps
+    resumed : where to begin, in an epoch only if the order of its images is the same; weights, momentum and the
+        stepper's state must be restored already; None for a new run
     callback : called with the number of each finished step
     """
 
@@ -53,6 +57,7 @@ class Trainer:
     validator: Validate | None
     run: RunFolder
     reporter: Reporter
+    recorder: StepRecorder | None = None
     resumed: ResumePoint | None = None
     callback: StepCallback | None = None
 
@@ -60,14 +65,15 @@ class Trainer:
         resumed, state = self.resumed, self.state
         self.options, self.world = state.options, state.world
         self.stepper, self.schedule = state.stepper, state.schedule
-        self.checkpointer = Checkpointer(state, self.run, self.reporter, resumed)
+        self.losses = LossCheck(self.options, self.world, self.recorder)
+        self.checkpointer = Checkpointer(state, self.run, self.losses, self.reporter.log, resumed)
         self.progress = TrainingProgress() if resumed is None else replace(resumed.progress)
         self._position: EpochPosition | None = None if resumed is None else resumed.position
         self._preemption = Preemption(self.world)
         if resumed is not None and resumed.rank_states:
-            # a new epoch resets most of it
+            # the beginning of an epoch resets most of it
             own = resumed.rank_state(self.world)
-            self.reporter.load_state_dict(mean_losses(resumed.rank_states) if own is None else own["losses"])
+            self.losses.load_state_dict(mean_losses(resumed.rank_states) if own is None else own["losses"])
 
     def train(self) -> Scores | None:
         """Train to the last epoch and return the scores of the last validation, if there was one.
@@ -152,7 +158,9 @@ class Trainer:
             result = self._step(epoch, group)
             self.reporter.broken = self.batches.broken_images
             now = time.perf_counter()
-            self.reporter.step(StepPosition(epoch, index, length, step), result, loaded - last, now - last)
+            self.losses.add(step, result)
+            self.reporter.add(loaded - last, now - last, len(result.ids))
+            self._report(StepPosition(epoch, index, length, step))
             if self.callback is not None:
                 self.callback(step)
             assert self._position is not None
@@ -163,7 +171,8 @@ class Trainer:
     def _step(self, epoch: int, group: list[DeviceBatch]) -> StepResult:
         step = self.progress.global_step
         rates = self.schedule.get_lr(step, epoch)
-        self.reporter.begin_step(step, rates, [uploaded.source for uploaded in group])
+        self.reporter.begin_step(step, rates)
+        self.losses.begin_step(step, [uploaded.source for uploaded in group])
         batches = [uploaded.batch for uploaded in group]
         try:
             with self.checkpointer.failures(self.progress):
@@ -177,32 +186,32 @@ class Trainer:
                 ) from error
             raise
 
+    def _report(self, position: StepPosition) -> None:
+        """Check the losses and report them, each when it is due."""
+        due = self.reporter.is_due(position)
+        if due or self.losses.full:
+            self.losses.check()
+        if due:
+            self.reporter.report(position, self.losses.pop_means())
+
     def _begin_epoch(self, epoch: int) -> int:
         """Begin an epoch, or resume within it; return the number of its finished steps."""
-        seed, keys, world, loader = self.options.seed, self.options.keys, self.world, self.batches.loader
+        seed, world, loader = self.options.seed, self.world, self.batches.loader
         sampler = index_sampler(loader)
         set_epoch(loader, epoch)
         self.reporter.begin_epoch()
         seed_everything(seed, epoch, world.rank)
-        order = data_order(sampler, seed)
         position, resumed = self._position, self.resumed
-        self._position = EpochPosition(epoch, 0, sampler.segments, order)
-        if resumed is None or position is None or position.epoch != epoch:
-            return 0
-        if position.order != order:
-            self.reporter.log.warning(
-                f"restarting epoch {epoch + 1}: the training images or {keys.seed} differ from those of "
-                f"{resumed.source}"
-            )
+        if resumed is None or position is None:
+            self.losses.begin_epoch()
+            self._position = EpochPosition(epoch, 0, sampler.segments, data_order(sampler, seed))
             return 0
         sampler.continue_from(position.segments)
         self._position = replace(position, segments=sampler.segments)
         own = resumed.rank_state(world)
         if own is not None:
-            self.reporter.load_state_dict(own["losses"])
             set_rng_state(own["random"], world.device)
         else:
-            self.reporter.load_state_dict(mean_losses(resumed.rank_states))
             seed_everything(seed, epoch, world.rank, self.progress.global_step)
         return position.steps
 

@@ -31,8 +31,10 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def check_workers(workers: int) -> int:
-    """Return the number of workers; raise InputError if it is too high."""
+def check_workers(workers: int, least: int = 0) -> int:
+    """Return the number of workers; raise InputError if it is too low or too high."""
+    if workers < least:
+        raise InputError(f"`workers={workers}`: must be at least {least}")
     if workers > (most := max(MAX_WORKERS, available_cores())):
         raise InputError(f"`workers={workers}`: must be at most {most}")
     return workers
@@ -49,7 +51,7 @@ def parallel_map(function: Callable[[A], B], items: Sequence[A], workers: int | 
     Raises
     ------
     SeamsegError
-        if there are too many workers, they cannot be started, or one is killed; errors of `function` are raised
+        if the number of workers is wrong, they cannot be started, or one is killed; errors of `function` are raised
         unchanged. After an error or a dropped iteration, items not yet started are left out; only an error waits for
         the others.
     """

@@ -40,7 +40,7 @@ def root(tmp_path: Path) -> Path:
 def validator(root: Path, ten_crops: bool = False, batch_size: int = 2) -> ClassifierValidator:
     config = load_classifier_config(write_config(root.parent / "c.json"))
     transform = validation_transform(InputConfig(scale_val=36, crop_val=32), ten_crops=ten_crops)
-    return ClassifierValidator(ClassFolders(root, "val", transform), batch_size, config, World(), quiet=True)
+    return ClassifierValidator(ClassFolders(root, "val", transform), batch_size, config, World())
 
 
 @pytest.mark.parametrize("ten_crops", [False, True])

@@ -139,7 +139,7 @@ def fingerprint(value: Any, seen: dict[int, Any]) -> Any:
 def built(config: Config, data: Path) -> Iterator[Any]:
     """Yield the fingerprints of the data, the options of inference and the schedule, then of network and optimizer."""
     task = SegmentationTask(config)
-    yield fingerprint([task.open_loader(data, World()), task.open_validator(data, World(), True), task.options], {})
+    yield fingerprint([task.open_loader(data, World()), task.open_validator(data, World()), task.options], {})
     yield fingerprint([InferenceOptions().input_size(config), task.build_schedule([1.0, 1.0], 10)], {})
     module = build_training_module(config, 2, 1)
     optimizer = build_optimizer(module.net, config)

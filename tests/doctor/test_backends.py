@@ -35,7 +35,6 @@ def test_backends_that_do_not_run_are_named(bench, monkeypatch, capsys):
         raise SeamsegError("no compiler\nwas found")
 
     monkeypatch.setattr(backends, "_exported", fail)
-    monkeypatch.setattr(backends, "is_quiet", bool)  # a command of another test may have set it
     found = compare(bench, IMAGE, 2, ["pt2", "fp32"])
     assert found["pt2"] == "no compiler was found"
     assert found["fp32"] > 0

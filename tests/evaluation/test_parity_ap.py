@@ -18,7 +18,7 @@ from pycocotools.cocoeval import COCOeval
 from seamseg.evaluation import ClassInfo, average_precision
 from seamseg.evaluation.coco_ap import ImageInstances, Instance, encode_crop, instances_of_map
 from seamseg.evaluation.scores import AP_NUMBERS
-from seamseg.structures import VOID
+from seamseg.panoptic_map import VOID
 
 # no image has a bus
 CLASSES = [ClassInfo(n, i, i > 0) for i, n in enumerate(("road", "car", "person", "bus"))]

@@ -11,7 +11,7 @@ import torch
 from seamseg.evaluation import ClassInfo, PanopticEvaluator, SegmentInfo, gt_segments_from_instances
 from seamseg.evaluation.segments import flatten_layers, gt_segments_from_pairs
 from seamseg.idmaps.histogram import joint_histogram
-from seamseg.structures import PanopticResult, Segment
+from seamseg.panoptic_map import PanopticResult, Segment
 from seamseg.utils.errors import InputError
 
 # classes: 0 road, 1 sky (stuff), 2 car, 3 person (things)

@@ -15,8 +15,8 @@ from seamseg.evaluation.record import MapFiles
 from seamseg.formats.coco_panoptic import read_coco_panoptic
 from seamseg.formats.coco_writer import CocoPanopticWriter
 from seamseg.formats.id_png import read_id_png, write_id_png
+from seamseg.panoptic_map import PanopticResult, Segment
 from seamseg.prepare.export import dataset_to_coco_panoptic
-from seamseg.structures import PanopticResult, Segment
 from seamseg.utils.errors import InputError, SeamsegError
 
 

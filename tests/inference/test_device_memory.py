@@ -202,12 +202,13 @@ def test_out_of_memory_in_a_training_step(error):
         raise error
 
     fed = SimpleNamespace(source="", batch=SimpleNamespace(ids=["a", "b"]))
-    reporter = SimpleNamespace(begin_step=lambda *_: None, failed=lambda: None)
+    begins = SimpleNamespace(begin_step=lambda *_: None)
     schedule = SimpleNamespace(get_lr=lambda *_: [0.1])
     trainer = SimpleNamespace(
         progress=SimpleNamespace(global_step=7),
         schedule=schedule,
-        reporter=reporter,
+        reporter=begins,
+        losses=begins,
         stepper=stepper,
         checkpointer=SimpleNamespace(failures=nullcontext),
         options=TrainerOptions(1, {}),

@@ -15,7 +15,7 @@ from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
 from seamseg.formats.id_png import read_id_png
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.result import NamedSegment, Panoptic
-from seamseg.structures import VOID, PanopticResult, Segment
+from seamseg.panoptic_map import VOID, PanopticResult, Segment
 from seamseg.utils.errors import InputError, SeamsegError
 
 CITY = Metadata(

@@ -28,7 +28,8 @@ from torch.nn import functional
 from seamseg.fusion import fuse
 from seamseg.models.folding import for_inference
 from seamseg.ops.winograd import WinogradConv2d
-from seamseg.structures import VOID, PackedSequence
+from seamseg.panoptic_map import VOID
+from seamseg.structures import PackedSequence
 
 CASES = {"single0": ["flower"], "single1": ["china"], "single2": ["astronaut"], "batch01": ["flower", "china"]}
 

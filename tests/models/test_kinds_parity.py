@@ -15,7 +15,8 @@ from seamseg.config import config_from_string, default_config
 from seamseg.models.build import build_network, build_training_module
 from seamseg.models.panoptic import Things
 from seamseg.ops.boxes import crowd_fraction
-from seamseg.structures import VOID, PackedSequence
+from seamseg.panoptic_map import VOID
+from seamseg.structures import PackedSequence
 
 FILE = "train_instance_seg"
 VARIANTS = json.loads(bytes(array(FILE, "variants")))

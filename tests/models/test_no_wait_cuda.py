@@ -11,7 +11,7 @@ from seamseg.models.build import build_training_module
 from seamseg.structures import DeferredTransform
 from seamseg.training.optim.optimizer import build_optimizer
 from seamseg.training.options import TrainerOptions
-from seamseg.training.prefetch import prepare_batch
+from seamseg.training.prefetch import prefetched, prepare_batch
 from seamseg.training.step import Stepper
 from seamseg.utils.distributed import World
 
@@ -27,7 +27,7 @@ def no_debugging_afterwards():
 
 
 def steady(*overrides, precision="fp32", mode="bn"):
-    """A step that has run before; it takes the numbers of the batch to use."""
+    """A step that has run before, with the upload of its batch; it takes the number of the batch to use."""
     torch.manual_seed(0)
     config = tiny_config(mode=mode, overrides=(*overrides, f"general.precision={precision}", "rpn.min_size=4"))
     module = build_training_module(config, 2, 3).cuda()
@@ -35,7 +35,7 @@ def steady(*overrides, precision="fp32", mode="bn"):
     stepper = Stepper(TrainerOptions.from_config(config), module, optimizer, World(device=torch.device("cuda")))
     rates = [0.01] * len(optimizer.param_groups)
     batches = [
-        batch.with_target_info().to("cuda")
+        batch.with_target_info().pin_memory()
         for batch in (
             toy_batch((64, 96), (80, 64), (48, 48), empty=(2,), crowd=(0,)),
             toy_batch((64, 64), (64, 64), empty=(0, 1)),
@@ -43,7 +43,8 @@ def steady(*overrides, precision="fp32", mode="bn"):
     ]
 
     def step(number):
-        return stepper([batches[number]], rates)
+        (uploaded,) = prefetched([batches[number]], torch.device("cuda"))
+        return stepper([uploaded.batch], rates)
 
     for _ in range(WARM_UP):
         for number in range(len(batches)):

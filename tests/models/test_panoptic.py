@@ -115,7 +115,7 @@ def test_no_detection_at_all():
 def test_no_proposal_at_all():
     net = training_module(overrides=("rpn.min_size=1000",)).net
     outputs = net(*(lambda b: (b.images, b))(toy_batch((64, 64), empty=(0,))))
-    assert outputs.proposals.all_none
+    assert list(outputs.proposals) == [None]
     assert outputs.rois.samples == [None]
     assert outputs.rois.cls_logits.shape[0] == 0
     (prediction,) = net.eval().predict(toy_batch((64, 64)).images)

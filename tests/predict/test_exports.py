@@ -225,7 +225,7 @@ def test_classes_that_a_format_cannot_hold(tmp_path, format_, classes, message):
 
 
 def test_too_many_instances_are_an_error(tmp_path):
-    from seamseg.structures import PanopticResult, Segment
+    from seamseg.panoptic_map import PanopticResult, Segment
 
     ids = np.arange(1, 301, dtype=np.int32).reshape(15, 20)
     segments = [Segment(i, 3, True, 0.9, 1, (0, 0, 1, 1)) for i in range(1, 301)]

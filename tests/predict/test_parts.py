@@ -16,7 +16,7 @@ from seamseg.predict.sinks import lock as lock_module
 from seamseg.predict.sinks.lock import FolderLock
 from seamseg.predict.sinks.remote import ManifestParts
 from seamseg.predict.sinks.store import FolderStore
-from seamseg.predict.sources.base import of_part
+from seamseg.predict.sources.base import limited, of_part
 from seamseg.predict.sources.find import find_sources
 from seamseg.predict.sources.share import DecoderShare
 from seamseg.utils.errors import InputError, SeamsegError
@@ -98,10 +98,10 @@ def tar_of(path, names):
 def test_every_photo_of_containers_is_of_one_part(tmp_path, shards, count, decoders):
     for number in range(shards):
         tar_of(tmp_path / "in" / f"{number}.tar", range(5))
-    sources = find_sources([str(tmp_path / "in" / "*.tar")])
+    sources = limited(find_sources([str(tmp_path / "in" / "*.tar")]), 4)
     names, touched = [], []
     for number in range(1, count + 1):
-        share = DecoderShare(sources, None, {}, limit=4, part=Part(number, count))
+        share = DecoderShare(sources, None, {}, part=Part(number, count))
         mine = [item.source.name for worker in range(decoders) for _, item in share.items(worker, decoders)]
         names += mine
         touched.append({name.split("/")[0] for name in mine})

@@ -12,8 +12,8 @@ from support.micro import make_dataset
 import seamseg
 from seamseg.data.folder import DatasetFolder
 from seamseg.formats.coco_panoptic import read_id_png
+from seamseg.panoptic_map import PanopticResult
 from seamseg.predict import job, writers
-from seamseg.structures import PanopticResult
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.parallel import BackgroundWriter
 
@@ -178,6 +178,18 @@ def test_a_snapshot_with_config_and_metadata(micro_run, photos, tmp_path, seamse
 def test_limit(micro_run, micro, tmp_path, seamseg_main):
     assert predict(seamseg_main, micro_run, micro / "img", tmp_path, "--limit", "2") == 0
     assert written(tmp_path) == ["predictions.jsonl", "train0.jpg", "train1.jpg"]
+
+
+def test_limit_of_each_shard_and_of_the_photos_beside_them(micro_run, micro, tmp_path, seamseg_main):
+    for number in range(3):
+        with tarfile.open(tmp_path / f"s{number}.tar", "w") as archive:
+            for name in ("val0.png", "val1.png", "val2.png"):
+                archive.add(micro / "img" / name, name)
+    inputs = (tmp_path / "s0.tar", micro / "img", tmp_path / "s1.tar", tmp_path / "s2.tar")
+    assert seamseg_main("predict", micro_run, *inputs, tmp_path / "out", *CPU, "--limit", "2") == 0
+    names = ["/".join(name.split("/")[-2:]) for name in written(tmp_path / "out") if name.endswith(".jpg")]
+    in_shards = [f"s{shard}/val{photo}.jpg" for shard in range(3) for photo in range(2)]
+    assert sorted(names) == ["img/train0.jpg", "img/train1.jpg", *in_shards]
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,7 @@ def test_python_has_the_header_of_the_command(model: Path) -> None:
     inference = InferenceOptions(tiles=512, tta=Augmentation((0.5, 1.0), True), classes=["car"])
     settings = PredictSettings(str(model), ["coco", "labels", "coco"], inference=inference, hide=["car", "bus"])
     assert settings.header(predictor())["settings"] == of_command(str(model), "in", "out", *flags)
+    assert PredictSettings("model", " coco,labels ,coco,").format_names == ["coco", "labels"]
     assert settings.header(predictor(), "part-*.tar")["settings"]["shards"] == "part-*.tar"
 
 
@@ -95,6 +96,14 @@ def test_classes_that_only_the_whole_map_contains_are_hidden_too(model: Path) ->
     ("options", "message"),
     [
         ({"style": "blur"}, "`style` has no effect without `hide`"),
+        ({"style": "cubes", "hide": "car"}, "^`style=cubes`: choose one of blur, pixels$"),
+        (
+            {"formats": ["coco", "svg"]},
+            "^`formats=coco,svg`: there is no format 'svg'; choose among overlay, coco, raw",
+        ),
+        ({"formats": "coco, ovrlay"}, "^`formats=coco, ovrlay`: there is no format 'ovrlay'; did you mean 'overlay'"),
+        ({"formats": ","}, "^`formats=,`: no format is given; choose among overlay, coco"),
+        ({"formats": []}, "^`formats=`: no format is given; choose among overlay, coco"),
         ({"formats": ["overlay"], "hide": "car"}, "`formats=overlay` shows what `hide` hides"),
         ({"formats": ["raw"], "inference": InferenceOptions(classes="car")}, "`formats=raw` contains all classes"),
     ],

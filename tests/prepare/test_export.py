@@ -16,13 +16,13 @@ from seamseg.data.folder import DatasetFolder
 from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
 from seamseg.evaluation.record import MapFiles
 from seamseg.formats.metadata import ImageInfo, Metadata, read_metadata, write_metadata
+from seamseg.panoptic_map import VOID
 from seamseg.prepare.check import check_dataset
 from seamseg.prepare.cityscapes import prepare_cityscapes
 from seamseg.prepare.convert import ConversionOptions
 from seamseg.prepare.export import export_dataset
 from seamseg.prepare.panoptic import prepare_panoptic
 from seamseg.prepare.vistas import prepare_vistas
-from seamseg.structures import VOID
 from seamseg.utils.errors import InputError
 
 ONE = ConversionOptions(workers=1)
@@ -200,7 +200,7 @@ def test_the_command(tmp_path, seamseg_main, capsys):
         (("--split", "test"), "no split 'test'"),
         (("--format", "voc"), "choose among coco, cityscapes, vistas"),
         (("--format", ""), "choose among"),
-        (("--workers", "0"), "--workers must be at least 1"),
+        (("--workers", "0"), "--workers 0: must be at least 1"),
     ):
         capsys.readouterr()
         assert seamseg_main("prepare", "export", data, tmp_path / "o", *more) == 2

@@ -15,7 +15,8 @@ from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.inference.package import _stated
 from seamseg.models.build import build_network
 from seamseg.models.folding import fold_abn, fold_layers, for_inference
-from seamseg.models.panoptic import Features, PanopticNet
+from seamseg.models.panoptic import PanopticNet
+from seamseg.models.panoptic_inference import Features
 from seamseg.ops.norm import InPlaceABN
 from seamseg.ops.winograd import WinogradConv2d
 from support.narrow_backbones import build_narrow

@@ -15,7 +15,7 @@ from PIL import Image
 from seamseg.config import Config, load_config
 from seamseg.formats.metadata import ImageInfo, Metadata, write_metadata
 from seamseg.models.backbones.resnet import RESNETS, Architecture
-from seamseg.structures import VOID
+from seamseg.panoptic_map import VOID
 
 if TYPE_CHECKING:
     from seamseg.evaluation.scores import PanopticScores

@@ -19,8 +19,8 @@ from seamseg.training.logging.images import SampleRenderer
 from seamseg.training.logging.logs import TensorBoardWriter, TextLog
 from seamseg.training.logging.metrics import read_metrics
 from seamseg.training.logging.reporter import Reporter, StepPosition, peak_memory
+from seamseg.training.losses import LossMeans
 from seamseg.training.options import TrainerOptions
-from seamseg.training.step import StepResult
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.validation.evaluate import EvaluationOptions, evaluate_model
@@ -211,10 +211,16 @@ def test_remaining_time_includes_validations(micro, micro_config, micro_run):
     lines = log.info = Lines()
     images = SampleRenderer(read_metadata(micro / "metadata.bin"), config)
     reporter = Reporter(TrainerOptions.from_config(config), images, World(), log, TensorBoardWriter(None))
-    one = torch.ones(())
-    result = StepResult({"obj_loss": one}, one, ["a", "b"], 3 * one, torch.tensor(False))
-    for index in range(5):
-        reporter.step(StepPosition(5, index, 10, 51 + index), result, 0.5, 2.0)
+    means = LossMeans({"obj_loss": 1.0, "loss": 1.0}, {"grad_norm": 3.0}, 0)
+
+    def report(epoch, first):
+        for index in range(5):
+            position = StepPosition(epoch, index, 10, first + index)
+            reporter.add(0.5, 2.0, 2)
+            assert reporter.is_due(position) == (index == 4)
+        reporter.report(position, means)
+
+    report(5, 51)
     # 5 steps of this epoch and 40 of the others
     assert lines[-1] == (
         "epoch 6/10 [5/10]  obj 1.0000  loss 1.0000  grad 3  2.00 s/step (data 0.50)  1.0 images/s  "
@@ -223,8 +229,7 @@ def test_remaining_time_includes_validations(micro, micro_config, micro_run):
     scores = evaluate_model(micro_run, micro, EvaluationOptions(device="cpu", quiet=True)).scores
     reporter.validated(3, 40, scores, 40.0)
     reporter.validated(7, 80, scores, 80.0)
-    for index in range(5):
-        reporter.step(StepPosition(7, index, 10, 71 + index), result, 0.5, 2.0)
+    report(7, 71)
     # 25 steps, and the validations after epochs 8 and 10
     assert lines[-1].endswith("0:02:50 left")
     assert reporter.notes == {"ema_decay": 0.9}
@@ -262,8 +267,8 @@ def test_dump_creates_only_structures(micro, micro_config, tmp_path):
         train(micro_config, micro, tmp_path, "general.loss_limit=0.5")
     path = tmp_path / "dump-step-00000001.pth.tar"
     content = torch.load(path, weights_only=True)
-    content["batches"][0]["fields"]["ids"] = [{"kind": "Segment", "fields": {"id": 1}}]
-    for kind, message in (("Segment", "missing"), ("Any", "unknown kind"), ("os", "unknown kind")):
+    content["batches"][0]["fields"]["ids"] = [{"kind": "Batch", "fields": {"ids": []}}]
+    for kind, message in (("Batch", "missing"), ("Any", "unknown kind"), ("os", "unknown kind")):
         content["batches"][0]["fields"]["ids"][0]["kind"] = kind
         torch.save(content, path)
         with pytest.raises(InputError, match=message):

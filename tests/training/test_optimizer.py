@@ -11,13 +11,8 @@ from torch import nn
 from seamseg.config import default_config
 from seamseg.models.build import build_network
 from seamseg.ops.norm import ABN, ActivatedGroupNorm, InPlaceABN
-from seamseg.training.optim.optimizer import (
-    build_optimizer,
-    load_optimizer_state,
-    set_learning_rates,
-    split_parameters,
-    step_unless,
-)
+from seamseg.training.optim.optimizer import build_optimizer, load_optimizer_state, split_parameters
+from seamseg.training.optim.update import set_learning_rates, step_unless
 from seamseg.utils.errors import InputError
 
 # the groups of the original for its two published configurations: (tensors, numbers, weight decay) of norm and others

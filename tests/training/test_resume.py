@@ -29,10 +29,11 @@ from seamseg.data.loader import LoaderOptions
 from seamseg.data.samplers import EpochSegment
 from seamseg.training.checkpointing.checkpoint import EpochPosition, ResumePoint, TrainingProgress
 from seamseg.training.checkpointing.run_folder import SnapshotWriter
+from seamseg.training.logging.logs import TextLog
 from seamseg.training.optim.schedule import CurveSchedule
 from seamseg.training.options import TrainerOptions
 from seamseg.training.preemption import Preempted
-from seamseg.training.run import TrainingOptions, continue_schedule, run_training
+from seamseg.training.run import TrainingOptions, continue_schedule, restart_changed_epoch, run_training
 from seamseg.training.task import SegmentationTask, open_loader
 from seamseg.training.trainer import Trainer
 from seamseg.utils.distributed import World
@@ -233,7 +234,10 @@ def test_schedule_of_a_restarted_epoch(seven):
         )
         schedule = CurveSchedule("linear", {"from": 1, "to": 0}, [1.0], 2, 7)
         loader = open_loader(config, seven.data, seven.config, World())
-        continue_schedule(schedule, point, loader, TrainerOptions.from_config(config))
+        options, log = TrainerOptions.from_config(config), TextLog(None, enabled=False)
+        kept = restart_changed_epoch(point, loader, options, log)
+        assert kept == (point if seed == config.general.seed else replace(point, position=None))
+        continue_schedule(schedule, kept, loader, options)
         assert schedule.total == total
         assert schedule.factor(total, 1) == 0
 

@@ -20,7 +20,7 @@ from seamseg.formats.metadata import Metadata
 from seamseg.training.checkpointing.run_folder import Failure, RunFolder, SnapshotFiles, SnapshotWriter
 from seamseg.training.debugging.dump import dump_path
 from seamseg.training.logging.logs import TextLog
-from seamseg.training.logging.reporter import Diverged, Reporter
+from seamseg.training.losses import Diverged, LossCheck
 from seamseg.training.preemption import Preempted
 from seamseg.training.run import TrainingOptions, log_earlier_runs, run_training
 from seamseg.training.step import Stepper, StepResult
@@ -192,12 +192,12 @@ def test_an_error_after_which_a_device_cannot_be_read_is_a_failed_step(
             raise RuntimeError("CUDA error: device-side assert triggered")
         return compute(self, batches, rates)
 
-    def unread(self: Reporter) -> None:
+    def unread(self: LossCheck) -> None:
         raise RuntimeError("CUDA error: also for the losses")
 
     run = Path(options.log_dir)
     monkeypatch.setattr(Stepper, "__call__", fail)
-    monkeypatch.setattr(Reporter, "failed", unread)
+    monkeypatch.setattr(LossCheck, "failed", unread)
     with pytest.raises(RuntimeError, match="device-side assert"):
         run_training(options)
     failure = RunFolder(run).failure()

@@ -356,6 +356,10 @@ def test_a_resumed_snapshot_must_fit(micro, micro_config, micro_run, tmp_path):
         save_snapshot(tmp_path / "weights.tar", Snapshot(snapshot.config, snapshot.state_dict, meta))
         with pytest.raises(InputError, match="training progress is missing or damaged"):
             train(micro_config, micro, tmp_path / "run", resume=tmp_path / "weights.tar")
+    position = {"epoch": 1, "steps": 1, "segments": [[1, 2, 1]], "order": [4, 0]}
+    save_snapshot(tmp_path / "other.tar", replace(snapshot, resume={**snapshot.resume, "position": position}))
+    with pytest.raises(InputError, match="training progress is missing or damaged"):
+        train(micro_config, micro, tmp_path / "run", resume=tmp_path / "other.tar")
     with pytest.raises(InputError, match="parameters a group"):
         train(micro_config, micro, tmp_path / "run", "body.num_frozen=2", resume=last)
     other = make_dataset(tmp_path / "data", [1], [1])

@@ -9,7 +9,8 @@ from support.small_updates import Worker, images, optimizer_like, same, small_ne
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from seamseg.training.optim.optimizer import build_optimizer, fill_state, step_unless
+from seamseg.training.optim.optimizer import build_optimizer, fill_state
+from seamseg.training.optim.update import step_unless
 from seamseg.training.options import TrainerOptions
 from seamseg.training.step import Stepper
 from seamseg.utils.errors import InputError

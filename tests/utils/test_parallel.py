@@ -17,7 +17,9 @@ MINUTE = 60
 
 
 @pytest.mark.parametrize("run", [parallel_map, threaded_map])
-def test_too_many_workers(run):
+def test_a_wrong_number_of_workers(run):
+    with pytest.raises(InputError, match=r"^`workers=-1`: must be at least 0$"):
+        next(run(str, range(3), -1))
     most = max(MAX_WORKERS, available_cores())
     with pytest.raises(InputError, match=f"^`workers={2**63}`: must be at most {most}$"):
         next(run(str, range(3), 2**63))

@@ -8,7 +8,7 @@ from PIL import Image
 from support.onnx_scenes import BOXES, CLASSES, record, write_network
 
 from seamseg.formats.metadata import ImageInfo, Metadata, write_metadata
-from seamseg.structures import VOID
+from seamseg.panoptic_map import VOID
 
 SIZE = (64, 128)
 

@@ -10,7 +10,7 @@ import pytest
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.classification import Classification
 from seamseg.inference.detections import Detection
-from seamseg.structures import PanopticResult, Segment
+from seamseg.panoptic_map import PanopticResult, Segment
 from seamseg.visualize import compose_overlay, distinct_colors, draw_boxes, draw_overlay, outlines, padded_palette
 from seamseg.visualize.detections import draw_detections
 from seamseg.visualize.palette import text_color

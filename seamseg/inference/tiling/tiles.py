@@ -36,7 +36,7 @@ class Tiling:
     overlap: int | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.tiles, str) and self.tiles not in ("auto", "off"):
+        if not isinstance(self.tiles, int) and self.tiles not in ("auto", "off"):
             raise InputError(f"`tiles` must be auto, off or a side in pixels, not {self.tiles!r}")
         side = AUTO_SIDE if isinstance(self.tiles, str) else self.tiles
         if side < LEAST_SIDE:

@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -104,6 +105,47 @@ class Container(Protocol):
 
     def stamp(self) -> str:
         """See :meth:`Source.stamp`."""
+
+
+@dataclass(frozen=True)
+class FirstItems:
+    """A container of which only the first `limit` photos are used."""
+
+    container: Container
+    limit: int
+
+    @property
+    def name(self) -> str:
+        """See :attr:`Container.name`."""
+        return self.container.name
+
+    @property
+    def relative(self) -> str:
+        """See :attr:`Container.relative`."""
+        return self.container.relative
+
+    def items(self) -> Iterator[SourceItem]:
+        """See :meth:`Container.items`."""
+        return islice(self.container.items(), self.limit)
+
+    def stamp(self) -> str:
+        """See :meth:`Source.stamp`."""
+        return self.container.stamp()
+
+
+def limited(sources: Sequence[Source | Container], limit: int | None) -> list[Source | Container]:
+    """Return the first `limit` photos and every container, with its own first `limit` photos; None for no limit."""
+    if limit is None:
+        return list(sources)
+    chosen: list[Source | Container] = []
+    photos = 0
+    for source in sources:
+        if not isinstance(source, Source):
+            chosen.append(FirstItems(source, limit))
+        elif photos < limit:
+            chosen.append(source)
+            photos += 1
+    return chosen
 
 
 def of_part(sources: Sequence[Source | Container], part: Part | None) -> list[Source | Container]:

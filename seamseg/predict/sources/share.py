@@ -47,7 +47,6 @@ class DecoderShare:
     prepare : makes network inputs of decoded photos
     done : photos that earlier runs have done, the same in every process
     rank, size : of the processes
-    limit : photos of each container at most
     part : of this run
     """
 
@@ -58,7 +57,6 @@ class DecoderShare:
         done: Mapping[str, Done],
         rank: int = 0,
         size: int = 1,
-        limit: int | None = None,
         part: Part | None = None,
     ) -> None:
         mine = of_part(sources, part)
@@ -70,7 +68,6 @@ class DecoderShare:
         self.done = done
         self.rank = rank
         self.size = size
-        self.limit = limit
         self.skip: Collection[str] = ()
 
     def items(self, worker: int = 0, workers: int = 1) -> Iterator[tuple[str, SourceItem]]:
@@ -89,10 +86,8 @@ class DecoderShare:
                     yield stamp, item
 
     def _missing(self, container: Container, stamp: str) -> Iterator[SourceItem]:
-        """Iterate over the photos of a container that are not done, up to the limit."""
+        """Iterate over the photos of a container that are not done."""
         for count, item in enumerate(container.items()):
-            if self.limit is not None and count >= self.limit:
-                return
             if self.divided_by is not None and not self.divided_by.has(count):
                 continue
             if not _is_done(item.source, lambda: stamp, self.done):

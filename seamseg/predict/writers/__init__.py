@@ -62,7 +62,7 @@ def make_writers(
 
     Parameters
     ----------
-    formats : names, keys of :data:`FORMATS` for the kind
+    formats : names, keys of :data:`FORMATS` for the kind, each once
     out : folder
     metadata : the classes of the model
     kind : of the network
@@ -71,18 +71,18 @@ def make_writers(
     Raises
     ------
     InputError
-        if the kind of network does not have one, the list is empty, two would write the same file, or a format cannot
-        hold the classes
+        if the kind of network does not have one, two would write the same file, or a format cannot hold the classes
     """
     known = FORMATS[kind]
     unknown = next((name for name in formats if name not in known), None)
-    if unknown is not None or not formats:
-        what = f"a model of kind {kind} has no format {unknown!r}: " if unknown else ""
-        given = f"`formats={','.join(formats)}`"
-        raise InputError(f"{given}: {what}choose among {', '.join(known)}, separated by commas")
+    if unknown is not None:
+        raise InputError(
+            f"`formats={','.join(formats)}`: a model of kind {kind} has no format {unknown!r}: choose among "
+            f"{', '.join(known)}, separated by commas"
+        )
     made: list[Writer[Any]] = []
     owners: dict[Path, str] = {}
-    for name in dict.fromkeys(formats):
+    for name in formats:
         make = known[name]
         made.append(make(out, metadata, choice) if make is CocoResultsWriter else make(out, metadata))
         for path in made[-1].paths(Source(Path("NAME"), "NAME", "NAME")):

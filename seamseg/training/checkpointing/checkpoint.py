@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from seamseg.checkpoints.bundle import check_classes
-from seamseg.checkpoints.snapshot import NETWORK_MODULES, Snapshot, is_optional, load_into, network_parts, network_state
+from seamseg.checkpoints.snapshot import NETWORK_MODULES, Snapshot, is_optional, load_into, network_parts
 from seamseg.data.samplers import ARBatchSampler, EpochSegment
 from seamseg.formats.metadata import Metadata, metadata_header
 from seamseg.training.checkpointing.rank_state import load_rank_buffers, with_rank_averages
@@ -135,7 +135,7 @@ class ResumePoint:
     ----------
     source : the snapshot
     progress : finished epochs and steps
-    position : in the unfinished epoch; None if the next epoch begins
+    position : in the unfinished epoch, the one after `progress.epoch`; None if that begins
     is_best : the snapshot is that of the best epoch so far
     rank_states : of the processes that wrote it, by rank; empty in snapshots of the original and of early releases
     stepper_state : for :meth:`Stepper.load_state_dict`, of the main process
@@ -235,8 +235,11 @@ def resume(
             stepper_state={k: snapshot.state_dict[k] for k in STEPPER_PARTS if k in snapshot.state_dict},
             config=snapshot.config,
         )
-        if point.position is not None and not point.rank_states:
-            raise ValueError("a position without rank states")
+        if point.position is not None:
+            if not point.rank_states:
+                raise ValueError("a position without rank states")
+            if point.position.epoch != point.progress.epoch + 1:
+                raise ValueError("a position in another epoch than the next")
     except (KeyError, TypeError, ValueError):
         raise InputError(
             f"{path}: its training progress is missing or damaged; use `pretrain={path}` to start from its weights"
@@ -276,10 +279,10 @@ def load_weights(
 
 def _check_same_kind(snapshot: Snapshot, net: nn.Module, name: str) -> None:
     """Raise InputError if a snapshot has parts that the network lacks: its weights fit, but not its optimizer state."""
-    own = network_state(net)
+    own = net.state_dict()
     for part in NETWORK_MODULES:
         keys = snapshot.state_dict.get(part, {})
-        unknown = [key for key in keys if key not in own.get(part, {}) and not is_optional(key)]
+        unknown = [key for key in keys if f"{part}.{key}" not in own and not is_optional(key)]
         if unknown:
             raise InputError(
                 f"{name}: is a snapshot of another kind of network, which also has {part}.{unknown[0]}: it cannot be "

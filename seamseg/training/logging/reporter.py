@@ -1,40 +1,22 @@
-"""Reports of a running training: log lines, metrics and images, and the error for an invalid loss."""
+"""Reports of a running training: log lines, metrics and images."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
 
 from seamseg.evaluation.scores import Scores
-from seamseg.training.debugging.dump import StepRecorder
 from seamseg.training.logging.images import SampleCollector, SampleImages
 from seamseg.training.logging.logs import TensorBoardWriter, TextLog, duration, remaining, train_tag
-from seamseg.training.logging.meters import AverageMeter, Averages, LossLog, LossReport
 from seamseg.training.logging.metrics import MetricsFile
+from seamseg.training.losses import AverageMeter, Averages, LossMeans
 from seamseg.training.options import TrainerOptions
 from seamseg.training.prefetch import TrainingBatch
-from seamseg.training.step import StepResult
-from seamseg.utils.distributed import World, gather_objects, max_over_processes, mean_over_processes
-from seamseg.utils.errors import SeamsegError
-
-
-class Diverged(SeamsegError):
-    """A loss or gradient is not finite, or a loss is over its limit.
-
-    Attributes
-    ----------
-    step, problem : which and what, in a few words
-    """
-
-    def __init__(self, message: str, step: int, problem: str) -> None:
-        super().__init__(message)
-        self.step = step
-        self.problem = problem
+from seamseg.utils.distributed import World, max_over_processes, mean_over_processes
 
 
 @dataclass(frozen=True)
@@ -56,7 +38,6 @@ class Reporter:
     images : draws sample images
     world : the processes; all of them must report the same steps
     log, tensorboard, metrics : outputs
-    recorder : writes a dump of a failed step; None for no dumps
     validates : the training has validations, whose time is unknown before the first
 
     Attributes
@@ -73,7 +54,6 @@ class Reporter:
         log: TextLog,
         tensorboard: TensorBoardWriter,
         metrics: MetricsFile | None = None,
-        recorder: StepRecorder | None = None,
         validates: bool = True,
     ) -> None:
         self.options = options
@@ -84,134 +64,38 @@ class Reporter:
         self.notes: dict[str, float] = {"ema_decay": options.ema} if options.ema else {}
         self.broken = 0
         self._validates = validates
-        self._recorder = recorder
         self._images = images
         self._pace = _Pace()
         self._validations = AverageMeter()
-        # on the CPU reading the losses is free
-        read_interval = 1 if world.device.type == "cpu" else options.log_interval
-        overflows = options.precision == "fp16"
-        self._losses = LossLog(read_interval, options.loss_limit, overflows, options.keys.loss_limit)
         self._times = Averages()
         self._rates: dict[str, float] = {}
 
-    @property
-    def last_update(self) -> int:
-        """Number of the newest step known to have updated the weights, the same in all processes."""
-        return self._losses.last_update
-
-    @property
-    def meters(self) -> dict[str, AverageMeter]:
-        """Averages of the losses over the epoch so far, by name."""
-        return self._losses.epoch.meters
-
     def begin_epoch(self) -> None:
-        """Reset the averages."""
-        self._losses.begin_epoch()
+        """Reset the times."""
         self._times = Averages()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return averages of the losses up to the last step, as plain numbers; a collective call.
-
-        Errors as :meth:`step`.
-        """
-        self.check_losses()
-        return self._losses.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state from :meth:`state_dict` within an epoch; call it after :meth:`begin_epoch`."""
-        self._losses.load_state_dict(state)
 
     def targets(self, batch: TrainingBatch, step: int) -> None:
         """Draw the targets of a batch as it was loaded, on the host."""
         if self.world.is_main and self.tensorboard.active:
             self.tensorboard.image("train/targets", self._images.targets(batch), step)
 
-    def begin_step(self, step: int, rates: list[float], batches: Sequence[TrainingBatch]) -> None:
-        """Record the learning rates of a step, and what a dump of it needs."""
+    def begin_step(self, step: int, rates: list[float]) -> None:
+        """Record the learning rates of a step."""
         # a single group of parameters has the first name
         self._rates = dict(zip(self.options.rate_names, (rates[0], *rates[1:][-1:])))
         self.tensorboard.scalars({train_tag(name): value for name, value in self._rates.items()}, step)
-        if self._recorder is not None:
-            self._recorder.begin(step, batches)
 
-    def step(self, position: StepPosition, result: StepResult, data_seconds: float, seconds: float) -> None:
-        """Add the result of a step, the time it waited for data, and its total time.
+    def add(self, data_seconds: float, seconds: float, images: int) -> None:
+        """Add the time that a step waited for data, its total time, and its number of images in this process."""
+        self._times.update({"data_seconds": data_seconds, "step_seconds": seconds, "images": float(images)})
 
-        Raises
-        ------
-        Diverged
-            if a loss of any process, or the gradient, is not finite, or a loss is over `general.loss_limit`
-        """
-        self._losses.add(position.step, result)
-        times = {"data_seconds": data_seconds, "step_seconds": seconds, "images": float(len(result.ids))}
-        self._times.update(times)
-        due = (position.index + 1) % self.options.log_interval == 0 or position.index + 1 == position.length
-        if due or self._losses.full:
-            self.check_losses()
-        if due:
-            self._report(position)
+    def is_due(self, position: StepPosition) -> bool:
+        """Return whether a :meth:`report` is due after a step."""
+        return (position.index + 1) % self.options.log_interval == 0 or position.index + 1 == position.length
 
-    def check_losses(self) -> None:
-        """Read and check the losses of all steps so far; a collective call. Errors as :meth:`step`."""
-        report = self._losses.flush()
-        if self._in_any_process(report):
-            self._stop(gather_objects(self.world, report))
-        if self._recorder is not None:
-            self._recorder.clear()
-
-    def failed(self) -> None:
-        """After an exception in a step of this process, check whether its losses explain it; errors as :meth:`step`.
-
-        No collective call, since the other processes may be at any point.
-        """
-        report = self._losses.flush()
-        if report is not None:
-            self._stop([report])
-
-    def _in_any_process(self, report: LossReport | None) -> bool:
-        if not self.world.is_distributed:
-            return report is not None
-        return max_over_processes(self.world, {"found": float(report is not None)})["found"] > 0
-
-    def _stop(self, reports: Sequence[LossReport | None]) -> None:
-        """Write the dump of this process if it is affected, and raise an error with the reports of all.
-
-        Parameters
-        ----------
-        reports : by rank
-        """
-        step = min(r.step for r in reports if r is not None)
-        first = {rank: r for rank, r in enumerate(reports) if r is not None and r.step == step}
-        if any(r.of_loss for r in first.values()):
-            # these also invalidate the gradient of the other processes
-            first = {rank: r for rank, r in first.items() if r.of_loss}
-        shared = len(reports) > 1
-        problems = "; ".join(
-            f"{r.problem} ({f'process {rank}, ' if shared else ''}images {', '.join(r.ids)})"
-            for rank, r in first.items()
-        )
-        own = first.get(self.world.rank if shared else 0)
-        raise Diverged(
-            f"training stopped at step {step}: {problems}; {self.options.keys.smaller_rate}, or check "
-            f"these images{'' if own is None else self._dump(own)}",
-            step,
-            problems,
-        )
-
-    def _dump(self, report: LossReport) -> str:
-        if self._recorder is None:
-            return ""
-        try:
-            path = self._recorder.write(report.step, report.losses, report.problem)
-        except SeamsegError as error:
-            return f" (no dump of the step: {error})"
-        return "" if path is None else f"; `seamseg doctor --replay {path}` repeats the step"
-
-    def _report(self, position: StepPosition) -> None:
-        """Write a line to all outputs; a collective call."""
-        losses, gradients = self._losses.recent.pop_means(), self._losses.gradients.pop_means()
-        skipped, self._losses.skipped = self._losses.skipped, 0
+    def report(self, position: StepPosition, recent: LossMeans) -> None:
+        """Write a line to all outputs, with the averages since the last one; a collective call."""
+        losses, gradients, skipped = recent
         means = mean_over_processes(
             self.world, {**losses, **gradients, **self._times.pop_means(), "broken": float(self.broken)}
         )

@@ -13,6 +13,7 @@ from seamseg.config import Config
 from seamseg.models.backbones import Backbone
 from seamseg.models.backbones.timm_network import TimmBackbone
 from seamseg.ops.norm import ABN
+from seamseg.training.optim.update import has_known_state
 from seamseg.training.options import INI_KEYS, KeyNames
 from seamseg.utils.errors import InputError
 
@@ -131,44 +132,6 @@ def fill_state(optimizer: torch.optim.Optimizer) -> None:
                 state["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
 
 
-@torch.no_grad()
-def step_unless(optimizer: torch.optim.Optimizer, skipped: Tensor) -> None:
-    """Take a step that, where `skipped`, changes neither parameters nor state; the host does not read the flag.
-
-    It does read it for other optimizers than those of :func:`build_optimizer` as long as parameters have no state.
-
-    Parameters
-    ----------
-    optimizer : fused or not
-    skipped : bool scalar on the device of the parameters
-    """
-    if all(group.get("fused") for group in optimizer.param_groups):
-        # the flag by which torch's GradScaler skips steps of fused optimizers; it is compared with exactly 1
-        optimizer.found_inf = skipped.to(torch.float32)  # type: ignore[attr-defined]
-        try:
-            optimizer.step()
-        finally:
-            del optimizer.found_inf  # type: ignore[attr-defined]
-        return
-    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    # what a step has made cannot be undone
-    if not _has_known_state(optimizer) and any(not optimizer.state.get(p) for p in parameters) and bool(skipped):
-        return
-    states = [value for p in parameters for value in optimizer.state[p].values() if isinstance(value, Tensor)]
-    tensors = [p.detach() for p in parameters] + states
-    before = [tensor.clone() for tensor in tensors]
-    optimizer.step()
-    for tensor, old in zip(tensors, before):
-        # the step counts of AdamW may be on the CPU
-        tensor.copy_(torch.where(skipped.to(tensor.device), old, tensor))
-
-
-def set_learning_rates(optimizer: torch.optim.Optimizer, rates: list[float]) -> None:
-    """Set the learning rate of each parameter group."""
-    for group, rate in zip(optimizer.param_groups, rates):
-        group["lr"] = rate
-
-
 def load_optimizer_state(
     optimizer: torch.optim.Optimizer,
     state: Mapping[str, Any],
@@ -241,16 +204,11 @@ def _check_type(
         )
 
 
-def _has_known_state(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether :func:`fill_state` knows the state of this type of optimizer."""
-    return isinstance(optimizer, (torch.optim.SGD, torch.optim.Adam))
-
-
 def _configured(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return a saved group of parameters with the options of the configuration."""
-    own = {key: value for key, value in group.items() if _has_known_state(optimizer) or key in _CONFIGURED}
+    own = {key: value for key, value in group.items() if has_known_state(optimizer) or key in _CONFIGURED}
     # groups of other optimizers may hold state, too, such as a number of steps
-    rest = {} if _has_known_state(optimizer) else {**group, **saved}
+    rest = {} if has_known_state(optimizer) else {**group, **saved}
     return {**rest, **own, "params": saved["params"]}
 
 

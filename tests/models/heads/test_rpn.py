@@ -150,7 +150,7 @@ def test_proposals_equal_the_original(min_size, training):
 
 def test_an_image_without_proposals_has_none():
     anchors, obj, bbx = torch.tensor([[0.0, 0, 4, 4]]), torch.zeros(1, 1), torch.zeros(1, 1, 4)
-    assert ProposalGenerator(rpn(min_size=16))(obj, bbx, anchors, [(9, 9)], training=True).all_none
+    assert list(ProposalGenerator(rpn(min_size=16))(obj, bbx, anchors, [(9, 9)], training=True)) == [None]
 
 
 def test_proposals_are_clipped_to_the_valid_size():

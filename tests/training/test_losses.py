@@ -1,11 +1,13 @@
-"""Averages and the log of losses."""
+"""Averages, the log of losses, and the check that stops a training."""
 
 import pytest
 import torch
 from support.golden_files import array
 
-from seamseg.training.logging.meters import MAX_OVERFLOWS, AverageMeter, Averages, LossLog
+from seamseg.training.losses import MAX_OVERFLOWS, AverageMeter, Averages, Diverged, LossCheck, LossLog, LossMeans
+from seamseg.training.options import TrainerOptions
 from seamseg.training.step import StepResult
+from seamseg.utils.distributed import World
 
 
 def test_average_meter_golden():
@@ -93,8 +95,8 @@ def test_steps_skipped_by_float16_are_counted():
     assert log.flush() is None
     assert log.skipped == 2
     assert log.last_update == 1
-    assert log.gradients.pop_means() == {"grad_norm": 2.0}
-    assert log.gradients.pop_means() == {}
+    assert log.pop_means() == LossMeans({"obj_loss": 1.0, "sem_loss": 2.0, "loss": 3.0}, {"grad_norm": 2.0}, 2)
+    assert log.pop_means() == LossMeans({}, {}, 0)
 
 
 def test_consecutive_overflows_are_counted_across_epochs():
@@ -130,3 +132,24 @@ def test_states_of_early_releases_are_read():
     del state["skipped"]["steps"]["in_a_row"]
     log.load_state_dict(state)
     assert log.state_dict()["skipped"]["steps"] == {"count": 0, "in_a_row": 0}
+
+
+def test_the_first_bad_step_stops_the_training():
+    checked = LossCheck(TrainerOptions(1, {}, loss_limit=100), World())
+    add(checked, 1, ["a"], (1.0, 2.0), 3.0)
+    assert checked.full
+    checked.check()
+    add(checked, 2, ["b", "c"], (1.0, 100.0), 101.0)
+    with pytest.raises(
+        Diverged, match=r"^training stopped at step 2: loss = 101 is above .* \(images b, c\); lower "
+    ) as found:
+        checked.state_dict()
+    assert (found.value.step, checked.last_update) == (2, 1)
+
+
+def test_after_an_exception_no_other_process_is_asked():
+    checked = LossCheck(TrainerOptions(1, {}), World(1, 2))
+    checked.failed()
+    add(checked, 1, ["a"], (1.0, 2.0), float("nan"))
+    with pytest.raises(Diverged, match=r"loss = nan \(images a\)"):
+        checked.failed()

@@ -1,15 +1,21 @@
-"""Running averages of training quantities, and the losses of the steps since the host last read them."""
+"""The losses of a training: read from the device now and then, averaged, and checked: an invalid one stops it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from seamseg.training.debugging.dump import StepRecorder
+from seamseg.training.options import TrainerOptions
+from seamseg.training.prefetch import TrainingBatch
 from seamseg.training.step import StepResult
+from seamseg.utils.distributed import World, gather_objects, max_over_processes
+from seamseg.utils.errors import SeamsegError
 
 
 @dataclass
@@ -75,6 +81,19 @@ class Averages:
         self.meters = {name: AverageMeter(**values) for name, values in state.items()}
 
 
+class LossMeans(NamedTuple):
+    """Averages over the steps since the last report.
+
+    losses : by name; `loss` is the weighted sum, further ones are only reported
+    gradients : `grad_norm`, if a step had a finite one
+    skipped : number of skipped updates
+    """
+
+    losses: dict[str, float]
+    gradients: dict[str, float]
+    skipped: int
+
+
 @dataclass(frozen=True)
 class LossReport:
     """A step with an invalid loss or gradient.
@@ -123,7 +142,7 @@ class LossLog:
     recent : averages since they were last reset
     epoch : averages of the epoch
     gradients : `grad_norm` since it was last reset, without the steps whose gradient is not finite
-    skipped : number of skipped updates, since it was last set to 0
+    skipped : number of skipped updates since it was last reset
     last_update : number of the newest step that has updated the weights: its losses and gradient were finite
     """
 
@@ -155,6 +174,11 @@ class LossLog:
         self._names = list(values)
         scalars = (*values.values(), result.grad_norm, result.skipped)
         self._unread.append(_UnreadStep(step, result.ids, torch.stack([x.detach().float() for x in scalars])))
+
+    def pop_means(self) -> LossMeans:
+        """Return `recent`, `gradients` and `skipped`, and reset them."""
+        skipped, self.skipped = self.skipped, 0
+        return LossMeans(self.recent.pop_means(), self.gradients.pop_means(), skipped)
 
     def flush(self) -> LossReport | None:
         """Update the averages with the stored steps before the first invalid one, and return a report of that one."""
@@ -210,3 +234,142 @@ class LossLog:
         steps = state["skipped"]["steps"]
         # early releases did not save the number of consecutive overflows
         self.skipped, self._in_a_row = int(steps["count"]), int(steps.get("in_a_row", 0))
+
+
+class Diverged(SeamsegError):
+    """A loss or gradient is not finite, or a loss is over its limit.
+
+    Attributes
+    ----------
+    step, problem : which and what, in a few words
+    """
+
+    def __init__(self, message: str, step: int, problem: str) -> None:
+        super().__init__(message)
+        self.step = step
+        self.problem = problem
+
+
+class LossCheck:
+    """Stops the training in all processes when a loss or gradient of one is invalid, and dumps the step.
+
+    Parameters
+    ----------
+    options : of the trainer
+    world : the processes; all of them must add the same steps
+    recorder : writes a dump of a failed step; None for no dumps
+    """
+
+    def __init__(self, options: TrainerOptions, world: World, recorder: StepRecorder | None = None) -> None:
+        self.world = world
+        self._keys = options.keys
+        self._recorder = recorder
+        # on the CPU reading the losses is free
+        read_interval = 1 if world.device.type == "cpu" else options.log_interval
+        self._log = LossLog(read_interval, options.loss_limit, options.precision == "fp16", options.keys.loss_limit)
+
+    @property
+    def last_update(self) -> int:
+        """Number of the newest step known to have updated the weights, the same in all processes."""
+        return self._log.last_update
+
+    @property
+    def meters(self) -> dict[str, AverageMeter]:
+        """Averages of the losses over the epoch so far, by name."""
+        return self._log.epoch.meters
+
+    @property
+    def full(self) -> bool:
+        """Whether a :meth:`check` is due, the same in all processes."""
+        return self._log.full
+
+    def begin_epoch(self) -> None:
+        """Reset the averages."""
+        self._log.begin_epoch()
+
+    def begin_step(self, step: int, batches: Sequence[TrainingBatch]) -> None:
+        """Record what a dump of a step needs."""
+        if self._recorder is not None:
+            self._recorder.begin(step, batches)
+
+    def add(self, step: int, result: StepResult) -> None:
+        """Store the result of a step; the host does not wait for it."""
+        self._log.add(step, result)
+
+    def check(self) -> None:
+        """Read and check the losses of all steps so far; a collective call.
+
+        Raises
+        ------
+        Diverged
+            if a loss of any process, or the gradient, is not finite, or a loss is over `general.loss_limit`
+        """
+        report = self._log.flush()
+        if self._in_any_process(report):
+            self._stop(gather_objects(self.world, report))
+        if self._recorder is not None:
+            self._recorder.clear()
+
+    def failed(self) -> None:
+        """After an exception in a step of this process, check whether its losses explain it; errors as :meth:`check`.
+
+        No collective call, since the other processes may be at any point.
+        """
+        report = self._log.flush()
+        if report is not None:
+            self._stop([report])
+
+    def pop_means(self) -> LossMeans:
+        """Return the averages of this process over the checked steps since the last call."""
+        return self._log.pop_means()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return averages of the losses up to the last step, as plain numbers; a collective call.
+
+        Errors as :meth:`check`.
+        """
+        self.check()
+        return self._log.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state from :meth:`state_dict`."""
+        self._log.load_state_dict(state)
+
+    def _in_any_process(self, report: LossReport | None) -> bool:
+        if not self.world.is_distributed:
+            return report is not None
+        return max_over_processes(self.world, {"found": float(report is not None)})["found"] > 0
+
+    def _stop(self, reports: Sequence[LossReport | None]) -> None:
+        """Write the dump of this process if it is affected, and raise an error with the reports of all.
+
+        Parameters
+        ----------
+        reports : by rank
+        """
+        step = min(r.step for r in reports if r is not None)
+        first = {rank: r for rank, r in enumerate(reports) if r is not None and r.step == step}
+        if any(r.of_loss for r in first.values()):
+            # these also invalidate the gradient of the other processes
+            first = {rank: r for rank, r in first.items() if r.of_loss}
+        shared = len(reports) > 1
+        problems = "; ".join(
+            f"{r.problem} ({f'process {rank}, ' if shared else ''}images {', '.join(r.ids)})"
+            for rank, r in first.items()
+        )
+        own = first.get(self.world.rank if shared else 0)
+        raise Diverged(
+            f"training stopped at step {step}: {problems}; {self._keys.smaller_rate}, or check "
+            f"these images{'' if own is None else self._dump(own)}",
+            step,
+            problems,
+        )
+
+    def _dump(self, report: LossReport) -> str:
+        if self._recorder is None:
+            return ""
+        try:
+            path = self._recorder.write(report.step, report.losses, report.problem)
+        except SeamsegError as error:
+            return f" (no dump of the step: {error})"
+        return "" if path is None else f"; `seamseg doctor --replay {path}` repeats the step"

@@ -1,0 +1,49 @@
+"""The update of an optimizer: a step that the device may skip, and its learning rates."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+@torch.no_grad()
+def step_unless(optimizer: torch.optim.Optimizer, skipped: Tensor) -> None:
+    """Take a step that, where `skipped`, changes neither parameters nor state; the host does not read the flag.
+
+    It does read it for optimizers without :func:`has_known_state` as long as parameters have no state.
+
+    Parameters
+    ----------
+    optimizer : fused or not
+    skipped : bool scalar on the device of the parameters
+    """
+    if all(group.get("fused") for group in optimizer.param_groups):
+        # the flag by which torch's GradScaler skips steps of fused optimizers; it is compared with exactly 1
+        optimizer.found_inf = skipped.to(torch.float32)  # type: ignore[attr-defined]
+        try:
+            optimizer.step()
+        finally:
+            del optimizer.found_inf  # type: ignore[attr-defined]
+        return
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    # what a step has made cannot be undone
+    if not has_known_state(optimizer) and any(not optimizer.state.get(p) for p in parameters) and bool(skipped):
+        return
+    states = [value for p in parameters for value in optimizer.state[p].values() if isinstance(value, Tensor)]
+    tensors = [p.detach() for p in parameters] + states
+    before = [tensor.clone() for tensor in tensors]
+    optimizer.step()
+    for tensor, old in zip(tensors, before):
+        # the step counts of AdamW may be on the CPU
+        tensor.copy_(torch.where(skipped.to(tensor.device), old, tensor))
+
+
+def set_learning_rates(optimizer: torch.optim.Optimizer, rates: list[float]) -> None:
+    """Set the learning rate of each parameter group."""
+    for group, rate in zip(optimizer.param_groups, rates):
+        group["lr"] = rate
+
+
+def has_known_state(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether :func:`seamseg.training.optim.optimizer.fill_state` knows the state of this type of optimizer."""
+    return isinstance(optimizer, (torch.optim.SGD, torch.optim.Adam))
