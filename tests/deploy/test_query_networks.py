@@ -151,7 +151,7 @@ def test_networks_that_cannot_be_exported(tmp_path: Path) -> None:
     wanted = "cannot be exported: attn_mask_probs is not 0, the masked attention of its training is still on"
     assert refusal(trained, out) == f"{trained}: {wanted}"
     oneformer = save("oneformer", tmp_path / "oneformer")
-    wanted = "cannot be exported: its decoder has the operator _is_all_true, which ONNX lacks"
+    wanted = "cannot be exported: it has the operator _is_all_true, which ONNX lacks"
     assert refusal(oneformer, out) == f"{oneformer}: {wanted}"
 
 

@@ -38,7 +38,7 @@ FAMILIES = {
     "oneformer": Family(
         "OneFormerForUniversalSegmentation",
         task="the task is panoptic",
-        export_problem="its decoder has the operator _is_all_true, which ONNX lacks",
+        export_problem="it has the operator _is_all_true, which ONNX lacks",
     ),
     "eomt": Family("EomtForUniversalSegmentation", square=True, annealed="attn_mask_probs"),
     "eomt_dinov3": Family("EomtDinov3ForUniversalSegmentation", square=True, annealed="attn_mask_probs"),
