@@ -7,6 +7,7 @@
     seamseg export runs/city_qat int8.onnx
     seamseg export runs/city dense.onnx --part dense
     seamseg export runs/things classifier.onnx
+    seamseg export hf://tue-mps/coco_panoptic_eomt_large_640 eomt.onnx
     seamseg predict city.onnx photos/ out/
 
 The ending of the file decides the format: .onnx runs in ONNX Runtime, OpenVINO and others, and in `seamseg predict`
@@ -28,7 +29,9 @@ from seamseg.utils.errors import InputError, require_packages
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument("model", metavar="MODEL", help="zip, folder, snapshot or hf://user/repo; also of a classifier")
+    parser.add_argument(
+        "model", metavar="MODEL", help="zip, folder, snapshot or hf://user/repo; also of a classifier or transformers"
+    )
     parser.add_argument("out", metavar="OUT", help="file to write, *.onnx or *.pt2")
     parser.add_argument(
         "--size",
@@ -53,7 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--data", metavar="DATA", help="data set folder: also score the network and the file on it")
     parser.add_argument("--split", help="split of --data (default: val_set of the configuration)")
-    parser.add_argument("--licence", default="", metavar="TEXT", help="licence of the weights, stated in the file")
+    parser.add_argument(
+        "--licence",
+        default="",
+        metavar="TEXT",
+        help="licence of the weights, stated in the file (default: that of the model card of a network of transformers)",
+    )
     parser.add_argument("--force", action="store_true", help="overwrite an existing file")
     add_foreign_model_options(parser)
 

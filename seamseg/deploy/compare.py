@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from seamseg.inference.queries import prediction_of_queries
+
 _SAME_BOX = 1.0
 """Detections of a class whose corners differ by at most this many pixels are the same."""
 
@@ -64,6 +66,8 @@ def compare(
     found : of the file
     inputs : of both; `size` is the valid part of the image
     """
+    if "class_logits" in wanted:
+        return _queries(wanted, found, inputs)
     if "size" not in inputs or not {"count", "classmap"} & wanted.keys():
         return Agreement(values=max(_relative(wanted[name], found[name]) for name in wanted))
     height, width = (int(side) for side in inputs["size"])
@@ -75,6 +79,24 @@ def compare(
         ours, theirs = (values["probability"][:height, :width].astype(np.int64) for values in (wanted, found))
         differences["probability"] = int(np.abs(ours - theirs).max())
     return Agreement(**(_detections(wanted, found) if "count" in wanted else {}), **differences)  # type: ignore[arg-type]
+
+
+def _queries(
+    wanted: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray], inputs: Mapping[str, np.ndarray]
+) -> Agreement:
+    """Return the differences of a network of queries, with those of its class map."""
+    height, width = (int(side) for side in inputs["size"])
+    padded_size = int(inputs["image"].shape[2]), int(inputs["image"].shape[3])
+    # the numbers of the classes do not matter
+    classes = np.arange(wanted["class_logits"].shape[1] - 1)
+    ours, theirs = (
+        prediction_of_queries(
+            outputs["class_logits"], outputs["mask_logits"], (height, width), padded_size, classes, len(classes)
+        ).semantic
+        for outputs in (wanted, found)
+    )
+    values = max(_relative(wanted[name], found[name]) for name in wanted)
+    return Agreement(equal_pixels=float(np.mean(ours == theirs)), values=values)
 
 
 def _relative(wanted: np.ndarray, found: np.ndarray) -> float:

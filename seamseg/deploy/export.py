@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from seamseg.checkpoints.foreign import is_foreign, is_torchvision
 from seamseg.checkpoints.model_path import is_exported, local_model, snapshot_in
 from seamseg.classification.checkpoint import class_names, classifier_config, load_classifier
 from seamseg.classification.config import load_classifier_config
@@ -28,6 +29,9 @@ from seamseg.deploy.network import ExportNet, example_inputs, export_net, output
 from seamseg.deploy.quantize import calibration_photos, quantise_file
 from seamseg.formats.exported import CLASSIFIER_SIDES, DYNAMIC_SIDES, OPSETS, PARTS, ExportedMetadata
 from seamseg.formats.metadata import Metadata
+from seamseg.inference.foreign.opening import open_foreign
+from seamseg.inference.foreign.query_net import QueryNet
+from seamseg.inference.foreign.transformers_model import TransformersModel
 from seamseg.inference.images import as_image, network_input
 from seamseg.inference.network import TrainedModel
 from seamseg.inference.onnx_engines import open_onnx
@@ -108,9 +112,10 @@ class ExportOptions:
     opset : version of the operators of ONNX, by default 20; for ONNX files only
     check : photos to compare the file with the network on; a generated picture by default
     force : overwrite an existing file
-    config, meta : INI file (of a classifier the JSON file) and `metadata.bin`, if the model does not contain them
+    config, meta : INI file (of a classifier the JSON file) and `metadata.bin`, if the model does not contain them; of a
+        network of transformers the class list
     overrides : configuration keys as `section.key=value`
-    licence : of the weights, stated in the file
+    licence : of the weights, stated in the file; by default that of the model card of a network of transformers
 
     Raises
     ------
@@ -188,7 +193,8 @@ def export_model(model: str | Path, out: str | Path, options: ExportOptions = Ex
 
     Parameters
     ----------
-    model : as for :func:`seamseg.checkpoints.bundle.open_model`; for a classifier its checkpoint or folder
+    model : as for :func:`seamseg.checkpoints.bundle.open_model`; for a classifier its checkpoint or folder; or a folder
+        of a panoptic network of transformers
     out : file to write; its ending decides the format, see :data:`FORMATS`
     options : size, precision and so on
 
@@ -206,6 +212,8 @@ def export_model(model: str | Path, out: str | Path, options: ExportOptions = Ex
     source = open_source(model, options)
     if is_quantised(source.net) and options.int8 is not None:
         raise InputError(f"`int8={options.int8}`: {model} was trained for int8 and has its ranges: leave it out")
+    if source.metadata.columns is not None and path.suffix != ".onnx":
+        raise InputError(f"{path}: networks of transformers are exported to .onnx files only")
     try:
         return _export(source, path, chosen, options)
     except Exception as error:
@@ -239,6 +247,8 @@ def open_source(model: str | Path, options: ExportOptions) -> ExportSource:
     path = local_model(model)
     if is_exported(path):
         raise InputError(f"{path}: is an exported network: give the model that it was exported from")
+    if is_foreign(path):
+        return _open_foreign(path, options)
     classifier = classifier_config(path, options.config)
     if classifier is not None:
         return _open_classifier(path, classifier, options)
@@ -298,6 +308,41 @@ def _open_classifier(path: Path, config: Path | str, options: ExportOptions) -> 
     )
     side = settings.input.crop_val
     return ExportSource(fold_layers(net).to(PRECISIONS[options.precision]), metadata, (side, side), None)
+
+
+def _open_foreign(path: Path, options: ExportOptions) -> ExportSource:
+    """Open a network of transformers."""
+    for name, default in (("dynamic", False), ("part", "all"), ("int8", None)):
+        if (value := getattr(options, name)) != default:
+            raise InputError(f"`{name}={value}`: does not apply to {path}, which is no network of seamseg")
+    inference = InferenceOptions(overrides=options.overrides)
+    if is_torchvision(path):
+        raise InputError(f"{path}: networks of torchvision are not exported")
+    opened = open_foreign(path, "cpu", options.config, options.meta, inference)
+    assert isinstance(opened, TransformersModel)
+    family, input_size = opened.family, opened.input_size(inference)
+    if family.export_problem:
+        raise InputError(f"{path}: cannot be exported: {family.export_problem}")
+    size = _default_size(input_size) if opened.side is None else (opened.side, opened.side)
+    chosen = options.size or size
+    if opened.side is not None and chosen != size:
+        raise InputError(f"`size={chosen}`: the input of {path} is {opened.side} x {opened.side}")
+    if any(side % family.multiple for side in chosen):
+        raise InputError(f"`size={chosen}`: height and width must be multiples of {family.multiple} for {path}")
+    net = QueryNet(opened.build(inference), opened.name)
+    loading = opened.config.dataloader
+    metadata = ExportedMetadata(
+        kind=opened.kind,
+        config=config_to_string(opened.config),
+        metadata=opened.metadata,
+        size=None,
+        mean=_three(loading.rgb_mean, 0.0),
+        std=_three(loading.rgb_std, 1.0),
+        thresholds=vars(inference.thresholds(opened.config)),
+        licence=options.licence or opened.licence,
+        columns=tuple(index for index in net.columns if index is not None),
+    )
+    return ExportSource(net, metadata, size, input_size)
 
 
 def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOptions) -> ExportReport:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seamseg.formats.exported import CLASSIFIER_SIDES, DYNAMIC_SIDES
+from seamseg.formats.exported import CLASSIFIER_SIDES, DYNAMIC_SIDES, QUERY_OUTPUTS
+from seamseg.inference.foreign.query_net import QueryNet
 from seamseg.models.heads.select import best_scores
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.panoptic_inference import DenseOutputs, Features
@@ -61,11 +62,11 @@ class ExportNet(nn.Module):
         image : `1 x 3 x H x W` uint8, RGB
         size : int64 `2`, valid (height, width)
         """
-        values = (image.float() / self.white - self.mean) / self.std
-        rows, columns = (torch.arange(side, device=image.device) for side in image.shape[2:])
-        valid = (rows < size[0])[:, None] & (columns < size[1])
-        values = torch.where(valid, values, 0.0)
+        values = torch.where(_valid(image, size), self._standardise(image), 0.0)
         return values.to(next(self.net.parameters()).dtype, memory_format=torch.channels_last)
+
+    def _standardise(self, image: Tensor) -> Tensor:
+        return (image.float() / self.white - self.mean) / self.std
 
 
 class DetectionExport(ExportNet):
@@ -209,6 +210,28 @@ class SemanticExport(ExportNet):
         return classes.to(torch.uint8), (probability * 255).to(torch.uint8)
 
 
+class QueryExport(ExportNet):
+    """Panoptic networks of queries, one class and one mask each.
+
+    `forward` maps `image` and `size`, see :meth:`ExportNet.normalise`, to
+
+    class_logits : float32 `Q x (C + 1)`, the last one of "no object"
+    mask_logits : float32 `Q x h x w`, of the whole input
+    """
+
+    net: QueryNet
+
+    def forward(self, image: Tensor, size: Tensor) -> tuple[Tensor, ...]:
+        """Map a padded image and its valid size to the outputs of the class."""
+        valid = _valid(image, size)
+        if self.net.family.square:  # trained with a black border
+            pixels = self._standardise(torch.where(valid, image, 0))
+        else:
+            pixels = torch.where(valid, self._standardise(image), 0.0)
+        found: tuple[Tensor, Tensor] = self.net(pixels, valid)
+        return found
+
+
 class DenseExport(ExportNet):
     """Pyramid, RPN outputs and semantic logits of a network, for engines without the operators of the rest.
 
@@ -248,14 +271,16 @@ def export_net(
 
     Parameters
     ----------
-    net : folded network of any kind: panoptic, semantic, or a classifier, which maps images to logits
+    net : folded network of any kind: panoptic, semantic, of queries, or a classifier, which maps images to logits
     mean, std : None for no subtraction, or no division
     part : "all" or "dense", see :class:`DenseExport`
     standard_ops : see :class:`ExportNet`
     """
     normalisation = (mean or (0.0, 0.0, 0.0), std or (1.0, 1.0, 1.0), standard_ops)
     made: ExportNet
-    if not isinstance(net, (PanopticNet, SemanticNet)):
+    if isinstance(net, QueryNet):
+        made = QueryExport(net, *normalisation)
+    elif not isinstance(net, (PanopticNet, SemanticNet)):
         made = ClassifierExport(net, *normalisation)
     elif part == "dense":
         made = DenseExport(net, *normalisation)
@@ -271,6 +296,8 @@ def output_names(net: ExportNet) -> tuple[str, ...]:
     """Return the names of the outputs of a module from :func:`export_net`, in order."""
     if isinstance(net, ClassifierExport):
         return ("logits",)
+    if isinstance(net, QueryExport):
+        return QUERY_OUTPUTS
     if isinstance(net, SemanticExport):
         return ("classmap", "probability")
     if isinstance(net.net, SemanticNet):
@@ -341,6 +368,12 @@ def dynamic_shapes(net: ExportNet, multiple: int | None) -> dict[str, Any] | Non
     if classifier:
         return {"image": {0: torch.export.Dim("batch", max=1024), 2: height, 3: width}}
     return {"image": {2: height, 3: width}, "size": None}
+
+
+def _valid(image: Tensor, size: Tensor) -> Tensor:
+    """Return which pixels `H x W` of a padded image are within its size."""
+    rows, columns = (torch.arange(side, device=image.device) for side in image.shape[2:])
+    return (rows < size[0])[:, None] & (columns < size[1])
 
 
 def _clip(boxes: Tensor, limit: Tensor) -> Tensor:

@@ -13,16 +13,22 @@ from seamseg.checkpoints.model_path import PACKAGE_ENDING, local_model
 from seamseg.config import Config, config_from_string, default_config
 from seamseg.data.input_size import InputSize
 from seamseg.formats.exported import MAX_SIDE, ExportedMetadata
+from seamseg.inference.foreign.settings import input_size_of_authors
 from seamseg.inference.onnx_engines import OnnxSession, open_onnx
 from seamseg.inference.options import InferenceOptions
+from seamseg.inference.queries import prediction_of_queries
 from seamseg.predictions import ArrayPrediction, Prediction
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, OutOfMemory, SeamsegError, one_line
 from seamseg.utils.limits import parse_json
 
-_KINDS = {"boxes": "f", "scores": "f", "mask_logits": "f", "logits": "f", "classes": "i", "count": "i"}
+_KINDS = {
+    **dict.fromkeys(("boxes", "scores", "mask_logits", "class_logits", "logits"), "f"),
+    **dict.fromkeys(("classes", "count"), "i"),
+}
 """Kinds of the types of outputs in numpy; those of maps are `u`."""
 _LARGEST_MASK = 1024
+_MOST_QUERIES = 1000
 _BUILT_IN = ("tta", "tta_fusion", "precision", "compile", "cuda_graphs", "pad_to")
 """Options that decide what the graph computes, which cannot be changed after the export."""
 
@@ -96,7 +102,14 @@ class ExportedNetwork:
                 f"{self._name}: was exported for inputs of {most[1]} x {most[0]} pixels, this one has {width} x "
                 f"{height}: choose a smaller `shortest_size`{ways}"
             )
-        found = self._outputs(self.exported.inputs(image))
+        inputs = self.exported.inputs(image)
+        found = self._outputs(inputs)
+        if self.exported.columns is not None:
+            padded_size = int(inputs["image"].shape[2]), int(inputs["image"].shape[3])
+            classes, num_stuff = np.array(self.exported.columns), self.exported.metadata.num_stuff
+            return prediction_of_queries(
+                found["class_logits"], found["mask_logits"], size, padded_size, classes, num_stuff
+            )
         count = int(found.get("count", 0))
         nothing = np.zeros(0, np.float32)
         classmap, masks = found.get("classmap"), found.get("mask_logits")
@@ -199,7 +212,9 @@ class ExportedModel:
     def input_size(self, options: InferenceOptions) -> InputSize:
         """Return the size of the network's input; InputError if an option is to change that of a classifier."""
         if self.kind != "classification":
-            return options.input_size(self.config).within(self.max_size)
+            of_queries = self._exported.columns is not None
+            size = input_size_of_authors(self.config, options) if of_queries else options.input_size(self.config)
+            return size.within(self.max_size)
         for name in ("shortest_size", "longest_max_size", "size", "preview"):
             if getattr(options, name):
                 raise InputError(f"`{name}={getattr(options, name)}`: {self.name} is a classifier of one size")
@@ -221,7 +236,7 @@ def _shape_problem(
         return f"{missing[0]} is no array"
     rows = found["boxes"][1][:1] if "boxes" in found else ()
     masks = found["mask_logits"][1][1:2] if "mask_logits" in found else ()
-    wanted = {
+    wanted: dict[str, tuple[int, ...]] = {
         "boxes": (*rows, 4),
         "classes": rows,
         "scores": rows,
@@ -229,12 +244,18 @@ def _shape_problem(
         "count": (),
         "logits": (1, exported.metadata.num_classes),
     }
+    if exported.columns is not None:
+        queries, sides = found["class_logits"][1][:1], found["mask_logits"][1][1:3]
+        wanted = {"class_logits": (*queries, len(exported.columns) + 1), "mask_logits": (*queries, *sides)}
     for name in exported.outputs:
         (dtype, shape), shape_wanted = found[name], wanted.get(name, size)
         if dtype.kind != _KINDS.get(name, "u"):
             return f"{name} has values of type {dtype}"
         if shape != shape_wanted:
             return f"{name} has the shape {shape}, not {shape_wanted}"
+    if exported.columns is not None:
+        inside = len(sides) == 2 and all(0 < side <= most for side, most in zip(sides, size))
+        return None if inside and 0 < queries[0] <= _MOST_QUERIES else f"mask_logits has the shape {(*queries, *sides)}"
     if masks and not 0 < masks[0] <= _LARGEST_MASK:
         return f"mask_logits has sides of {masks[0]}"
     return None
@@ -253,8 +274,10 @@ def _value_problem(exported: ExportedMetadata, found: Mapping[str, np.ndarray]) 
         things = found["classes"][:count]
         if count and not 0 <= things.min() <= things.max() < classes.num_thing:
             return f"classes are {things.min()} to {things.max()}, of {classes.num_thing} classes of things"
-    if "logits" in found and not np.isfinite(found["logits"]).all():
-        return "logits are not finite"
+    logits = ("logits",) if exported.columns is None else exported.outputs
+    for name in logits:
+        if name in found and not np.isfinite(found[name]).all():
+            return f"{name} are not finite"
     most = int(found["classmap"].max()) if "classmap" in found else 0
     if most and most >= classes.num_classes:
         return f"classmap has class {most}, of {classes.num_classes} classes"

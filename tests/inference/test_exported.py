@@ -11,16 +11,29 @@ from unittest import mock
 import numpy as np
 import pytest
 from PIL import Image
-from support.onnx_scenes import BOXES, CLASSES, SCORES, THINGS, masks, record, scene, write_classifier, write_network
+from support.onnx_scenes import (
+    BOXES,
+    CLASSES,
+    COLUMNS,
+    SCORES,
+    THINGS,
+    masks,
+    queries,
+    record,
+    scene,
+    write_classifier,
+    write_network,
+)
 
 import seamseg
 from seamseg.classification.config import InputConfig
 from seamseg.classification.data import ClassFolders
 from seamseg.classification.transforms import test_transform as transform_of
-from seamseg.fusion import fuse, to_result
+from seamseg.fusion import fuse, merge_queries, to_result
 from seamseg.inference.classification import Classification
 from seamseg.inference.detections import Detections
 from seamseg.inference.images import network_input
+from seamseg.inference.queries import prediction_of_queries
 from seamseg.inference.result import Panoptic
 from seamseg.inference.semantic import SemanticMap
 from seamseg.predictions import Prediction
@@ -52,6 +65,23 @@ def test_panoptic_maps_are_those_of_the_fusion(tmp_path, room, device):
     assert result.prediction.semantic.shape == SIZE, "without the padding"
     assert result.only("car").counts() == {"car": 1}
     assert np.array_equal(model.predict([scene(SIZE)] * 2)[1].id_map, result.id_map)
+
+
+@pytest.mark.parametrize("device", ["auto", "openvino"])
+def test_masks_of_queries_are_merged_at_the_size_of_the_photo(tmp_path, device):
+    room = (96, 160)
+    model = load(tmp_path, size=room, changes={"columns": COLUMNS}, device=device, shortest_size=90)
+    found = prediction_of_queries(*queries(), SIZE, room, np.array(COLUMNS), CLASSES.num_stuff)
+    for scale in (1, 2):
+        size = (SIZE[0] * scale, SIZE[1] * scale)
+        result = model.predict(scene(size))
+        wanted = to_result(merge_queries(found.queries, SIZE, size, CLASSES.num_stuff, 0.5, 0.5), size, 2)
+        assert np.array_equal(result.id_map, wanted.id_map)
+        assert result.counts() == {"car": 1, "road": 1, "sky": 1}
+    assert np.array_equal(result.prediction.boxes, found.boxes)
+    assert np.array_equal(result.prediction.semantic, found.semantic)
+    with pytest.raises(InputError, match=r"`tiles=256`: .*was exported for inputs of 160 x 96 pixels"):
+        load(tmp_path, size=room, changes={"columns": COLUMNS}, tiles=256)
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])
@@ -304,6 +334,36 @@ def test_outputs_that_are_not_those_of_a_network(tmp_path, seamseg_main, capfd, 
     assert "\n" not in said
 
 
+WRONG_QUERIES = {
+    "other classes": (
+        "class_logits",
+        np.zeros((4, 4), np.float32),
+        r"class_logits has the shape \(4, 4\), not \(4, 5\)",
+    ),
+    "one query": ("class_logits", np.zeros(5, np.float32), r"class_logits has the shape \(5,\)"),
+    "classes of whole numbers": ("class_logits", np.zeros((4, 5), np.int64), "class_logits has values of type int64"),
+    "classes that are not finite": ("class_logits", np.full((4, 5), np.nan, np.float32), "class_logits are not finite"),
+    "fewer masks": ("mask_logits", np.zeros((3, 24, 40), np.float32), r"mask_logits has the shape \(3, 24, 40\), not"),
+    "flat masks": ("mask_logits", np.zeros((4, 24), np.float32), r"mask_logits has the shape \(4, 24\)"),
+    "large masks": ("mask_logits", np.zeros((4, 97, 160), np.float32), r"mask_logits has the shape \(4, 97, 160\)"),
+    "no masks": ("mask_logits", np.zeros((4, 0, 0), np.float32), r"mask_logits has the shape \(4, 0, 0\)"),
+    "masks that are not finite": (
+        "mask_logits",
+        np.full((4, 24, 40), np.inf, np.float32),
+        "mask_logits are not finite",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", WRONG_QUERIES)
+def test_outputs_that_are_not_those_of_a_network_of_queries(tmp_path, how):
+    name, value, words = WRONG_QUERIES[how]
+    exported = record(size=(96, 160), columns=COLUMNS)
+    path = with_output(write_network(tmp_path / "net.onnx", exported), name, value)
+    with pytest.raises(InputError, match=rf"net.onnx: its outputs are not those of an exported network: {words}"):
+        seamseg.load(path).predict(scene(SIZE))
+
+
 def with_output(path, name, value):
     """Replace an output of a network by a constant."""
     import onnx
@@ -388,7 +448,12 @@ for words in [line.split() for line in sys.stdin]:
 assert "torch" not in sys.modules
 """
 
-FORMATS = {"panoptic": "overlay,coco", "instance_seg": "overlay,coco-results", "semantic": "labels,probabilities"}
+FORMATS = {
+    "panoptic": "overlay,coco",
+    "instance_seg": "overlay,coco-results",
+    "semantic": "labels,probabilities",
+    "queries": "overlay,coco",
+}
 
 
 def test_without_torch(tmp_path):
@@ -397,7 +462,8 @@ def test_without_torch(tmp_path):
     for name, size in (("a", SIZE), ("b", (60, 60)), ("c", (120, 90))):
         Image.fromarray(scene(size)).save(tmp_path / "photos" / f"{name}.png")
     for kind in FORMATS:
-        write_network(tmp_path / f"{kind}.onnx", record(kind))
+        exported = record("panoptic", (96, 160), columns=COLUMNS) if kind == "queries" else record(kind)
+        write_network(tmp_path / f"{kind}.onnx", exported)
     commands = [f"predict {k}.onnx photos out/{k} --format {f} --workers 2" for k, f in FORMATS.items()]
     commands += ["predict panoptic.onnx photos out/private --anonymize person --quiet"]
     commands += [f"{commands[0]} --quiet", "predict panoptic.onnx photos out/raw --format raw --quiet"]
@@ -407,12 +473,12 @@ def test_without_torch(tmp_path):
         command, cwd=tmp_path, env=environment, input="\n".join(commands), capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    *results, _, _, _, _, _, raw = done.stdout.split("\n")[:-1]
+    *results, _, _, _, _, _, _, raw = done.stdout.split("\n")[:-1]
     assert results[0].startswith("panoptic {'road': 1")
-    assert done.stdout.split("\n")[3:-1] == ["0", "0", "0", "0", "0", "2"], done.stderr
+    assert done.stdout.split("\n")[4:-1] == [*"0000002"], done.stderr
     assert raw == "2"
     assert "format raw holds tensors" in done.stderr
-    assert done.stderr.count("3 photos in out/") == 3
+    assert done.stderr.count("3 photos in out/") == 4
     assert len(list((tmp_path / "out/panoptic/panoptic").glob("*.png"))) == 3
     assert len(json.loads((tmp_path / "out/panoptic/panoptic.json").read_text())["annotations"]) == 3
     assert np.array_equal(np.asarray(Image.open(tmp_path / "out/semantic/a.png")), scene(SIZE)[..., 0])

@@ -98,12 +98,18 @@ def test_sizes_are_those_that_the_engine_makes(tmp_path):
         node("Reshape", "floats rows", "h"),
         node("Conv", "h kernel", "along", pads=[2, 1], strides=[2]),
         node("Sin", "along", "sine"),
+        node("Einsum", "floats kernel", "sum", equation="abcd,ebf->aef"),
+        node("GridSample", "floats grid", "samples", align_corners=0),
+        node("ReduceLogSumExp", "floats axes", "likeliest"),
         node("Identity", "dark"),
     )
     made[13].output.append("places")
     numbers = {"begin": [3], "end": [4], "one": [1], "two": [2], "start": 3, "step": 2, "half_and_one": [79, 1]}
     places = {"ends": [-2], "starts": [-200], "axes": [3], "steps": [-3], "flat": [0, -1], "rows": [1, 3, -1]}
-    change = nodes(*made, **numbers, **places, dark=[0.0], scales=[1.0, 1.0, 1.5, 0.7], kernel=np.ones((2, 3, 5)))
+    grid = {"grid": np.array([[[[0, 0.5], [-2, 9]]]], np.float32)}
+    change = nodes(
+        *made, **numbers, **places, dark=[0.0], scales=[1.0, 1.0, 1.5, 0.7], kernel=np.ones((2, 3, 5)), **grid
+    )
     checked = CheckedGraph(write_attack(tmp_path / "net.onnx", change))
     names = [name for made_here in made for name in made_here.output]
     known = checked.tensors(SHAPES)

@@ -181,6 +181,22 @@ ATTACKS: dict[str, tuple[Change, str]] = {
     ),
     "product": (nodes(*COLUMN, node("MatMul", "a b"), **ENDS), "needs tensors of"),
     "sum of a row and a column": (nodes(*COLUMN, node("Add", "a b"), **ENDS), "needs tensors of"),
+    "product of all pixels": (
+        nodes(*COLUMN, node("Einsum", "a b", equation="ij,jk->ik"), **ENDS),
+        "needs tensors of",
+    ),
+    "equation of several tensors": (
+        nodes(FLOATS, node("Einsum", "floats floats floats", equation="abcd,abce,abcf->def")),
+        "has another equation",
+    ),
+    "equation of other sides": (
+        nodes(FLOATS, node("Einsum", "floats few", equation="abcd,be->abcde"), few=np.zeros((2, 2), np.float32)),
+        "combines other sides than its equation",
+    ),
+    "sampling anywhere": (
+        nodes(FLOATS, node("GridSample", "floats grid", padding_mode="border"), grid=[[[[0.0, 0.5]]]]),
+        "samples with another padding",
+    ),
     "linear layer": (nodes(*COLUMN, node("Gemm", "a b"), **ENDS), "needs tensors of"),
     "doubling": (
         nodes(

@@ -24,6 +24,8 @@ SCORES = np.array([0.9, 0.7], np.float32)
 THINGS = np.array([1, 0], np.int64)
 ROWS = 5
 """Detections of the graph, of which two exist."""
+COLUMNS = (3, 0, 2, 1)
+"""Of networks of queries: car, road, person, sky."""
 
 
 def scene(size: tuple[int, int]) -> np.ndarray:
@@ -39,6 +41,19 @@ def masks() -> np.ndarray:
     logits = np.full((2, 28, 28), 5, np.float32)
     logits[1, :, :14] = -5
     return logits
+
+
+def queries() -> tuple[np.ndarray, np.ndarray]:
+    """Class and mask logits of a network of queries: a car on a road below the sky, and a query of nothing."""
+    class_logits = np.zeros((4, len(COLUMNS) + 1), np.float32)
+    for query, column in enumerate((0, 1, 3, 4)):
+        class_logits[query, column] = 9
+    mask_logits = np.full((4, 24, 40), -9, np.float32)
+    mask_logits[0, 10:18, 5:20] = 9
+    mask_logits[1, 8:] = 5
+    mask_logits[1, 10:18, 5:20] = -9
+    mask_logits[2, :8] = 9
+    return class_logits, mask_logits
 
 
 def record(kind: str = "panoptic", size: tuple[int, int] | None = None, **changes: Any) -> ExportedMetadata:
@@ -60,6 +75,8 @@ def write_network(path: Path, exported: ExportedMetadata, text: str | None = Non
         "mask_logits": np.pad(masks(), padded),
         "count": np.array(2, np.int64),
     }
+    if exported.columns is not None:
+        constants = dict(zip(exported.outputs, queries(), strict=True))
     nodes = []
     outputs = []
     for name in exported.outputs:
@@ -78,7 +95,10 @@ def write_network(path: Path, exported: ExportedMetadata, text: str | None = Non
         nodes.append(helper.make_node("Gather", ["image", f"i_{name}"], [f"g_{name}"], axis=1))
         nodes.append(helper.make_node("Squeeze", [f"g_{name}", "zero"], [name]))
         outputs.append(helper.make_tensor_value_info(name, TensorProto.UINT8, sides))
-    # the size is used, so that it stays an input
+    # the inputs are used, so that they stay inputs
+    if exported.columns is not None:
+        nodes.append(helper.make_node("Identity", ["image"], ["image_out"]))
+        outputs.append(helper.make_tensor_value_info("image_out", TensorProto.UINT8, [1, 3, *sides]))
     nodes.append(helper.make_node("Identity", ["size"], ["size_out"]))
     outputs.append(helper.make_tensor_value_info("size_out", TensorProto.INT64, [2]))
     graph = helper.make_graph(

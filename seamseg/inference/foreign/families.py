@@ -16,6 +16,9 @@ class Family:
     square : the input has the side `image_size` of its configuration: images are scaled to fit, and padded with black
     task : text whose tokens are a further input; empty for none
     class_logits, mask_logits : names of the outputs
+    pixel_mask : which pixels are no padding has an effect; it is stated for a padded image
+    annealed : buffer of the probabilities of masked attention by layer, which a training reduces to 0; empty for none
+    export_problem : why a network cannot be exported; empty if it can
     """
 
     model_class: str
@@ -24,15 +27,22 @@ class Family:
     task: str = ""
     class_logits: str = "class_queries_logits"
     mask_logits: str = "masks_queries_logits"
+    pixel_mask: bool = False
+    annealed: str = ""
+    export_problem: str = ""
 
 
 FAMILIES = {
     "mask2former": Family("Mask2FormerForUniversalSegmentation"),
     "maskformer": Family("MaskFormerForInstanceSegmentation"),
-    "oneformer": Family("OneFormerForUniversalSegmentation", task="the task is panoptic"),
-    "eomt": Family("EomtForUniversalSegmentation", square=True),
-    "eomt_dinov3": Family("EomtDinov3ForUniversalSegmentation", square=True),
-    "detr": Family("DetrForSegmentation", multiple=1, class_logits="logits", mask_logits="pred_masks"),
+    "oneformer": Family(
+        "OneFormerForUniversalSegmentation",
+        task="the task is panoptic",
+        export_problem="it has the operator _is_all_true, which ONNX lacks",
+    ),
+    "eomt": Family("EomtForUniversalSegmentation", square=True, annealed="attn_mask_probs"),
+    "eomt_dinov3": Family("EomtDinov3ForUniversalSegmentation", square=True, annealed="attn_mask_probs"),
+    "detr": Family("DetrForSegmentation", multiple=1, class_logits="logits", mask_logits="pred_masks", pixel_mask=True),
 }
 """By `model_type` in `config.json`."""
 

@@ -108,7 +108,7 @@ class TransformersNetwork:
         columns = len(self.classes.columns)
         if scores.shape[2] != columns + 1:
             raise SeamsegError(f"the network scores {scores.shape[2] - 1} classes, its configuration names {columns}")
-        scores = _used(scores, self.classes.columns)
+        scores = used_logits(scores, self.classes.columns)
         classes = np.array([index for index in self.classes.columns if index is not None])
         num_stuff = self.classes.metadata.num_stuff
         return [
@@ -136,7 +136,7 @@ class TransformersNetwork:
         return torch.from_numpy(np.stack(images)).to(self.device).permute(0, 3, 1, 2)
 
 
-def _used(scores: Tensor, columns: Sequence[int | None]) -> Tensor:
+def used_logits(scores: Tensor, columns: Sequence[int | None]) -> Tensor:
     """Return the logits of the columns that are classes; others count as no object."""
     used = [column for column, index in enumerate(columns) if index is not None]
     if len(used) == len(columns):
@@ -155,6 +155,8 @@ class TransformersModel:
 
     Attributes
     ----------
+    family : of the network
+    side : of its square input; None if its size is free
     licence : of the weights, as the model card states it; empty if it does not
 
     Raises
@@ -175,8 +177,8 @@ class TransformersModel:
         content = read_json(self._folder / TRANSFORMERS_CONFIG_NAME)
         processor = self._folder / _PROCESSOR_NAME
         self._processor = read_json(processor) if processor.is_file() else {}
-        self._family = _family(content, self._processor, self.name)
-        self._side = _square(content, self.name) if self._family.square else None
+        self.family = _family(content, self._processor, self.name)
+        self.side = _square(content, self.name) if self.family.square else None
         self._task_length = content.get("task_seq_len", 77)
         self._classes = identify(_names(content, self.name), self.name, _things(self._folder, self._processor), meta)
         self.metadata = self._classes.metadata
@@ -191,7 +193,7 @@ class TransformersModel:
             "general.overlap_threshold": _SCORE,
             "dataloader.shortest_size": shortest,
             "dataloader.longest_max_size": longest,
-            "dataloader.longest_size": "" if self._side is None else self._side,
+            "dataloader.longest_size": "" if self.side is None else self.side,
         }
         for name, default in (("mean", _MEAN), ("std", _STD)):
             values = self._processor.get(f"image_{name}") or default
@@ -208,13 +210,13 @@ class TransformersModel:
     def build(self, options: InferenceOptions) -> TransformersNetwork:
         """Build the network and load its weights."""
         tokens = None
-        if self._family.task:
-            tokens = task_tokens(self._folder, self._family.task, self._task_length)
-        net = load_network(self._folder, self._family)
+        if self.family.task:
+            tokens = task_tokens(self._folder, self.family.task, self._task_length)
+        net = load_network(self._folder, self.family)
         loading = self.config.dataloader
         normalise = Normalise(loading.rgb_mean, loading.rgb_std)
         return TransformersNetwork(
-            net, self._family, self._classes, normalise, self._device, self._dtype, self._side, tokens
+            net, self.family, self._classes, normalise, self._device, self._dtype, self.side, tokens
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -126,6 +127,25 @@ def _product(call: Call) -> list[Sized]:
     return [made]
 
 
+def _einsum(call: Call) -> list[Sized]:
+    """Return the result of sums of products of two tensors, such as `ij,jk->ik`."""
+    match = re.fullmatch(r"([a-zA-Z]+),([a-zA-Z]+)->([a-zA-Z]*)", call.attribute("equation", "").replace(" ", ""))
+    if match is None or len(call.inputs) != 2 or any(len(set(term)) != len(term) for term in match.groups()):
+        raise call.wrong("has another equation than of the axes of two tensors")
+    sides: dict[str, int] = {}
+    for index, term in enumerate(match.groups()[:2]):
+        shape = call[index].shape
+        if len(shape) != len(term) or any(sides.setdefault(name, side) != side for name, side in zip(term, shape)):
+            raise call.wrong("combines other sides than its equation")
+    if not sides.keys() >= set(match[3]) or not (call[0].exact and call[1].exact):
+        raise call.wrong("has axes of unknown sides")
+    made = call.made([sides[name] for name in match[3]])
+    call.work = math.prod(sides.values())
+    # engines transpose the inputs and the result for a product of matrices
+    call.scratch = call[0].nbytes + call[1].nbytes + made.nbytes
+    return [made]
+
+
 def _linear(call: Call) -> list[Sized]:
     if len(call[0].shape) != 2 or len(call[1].shape) != 2:
         raise call.wrong("multiplies other than matrices")
@@ -196,6 +216,19 @@ def _regions(call: Call) -> list[Sized]:
     return [made]
 
 
+def _grid_sample(call: Call) -> list[Sized]:
+    x, grid = call[0].shape, call[1].shape
+    if len(x) != 4 or len(grid) != 4 or grid[0] != x[0] or grid[3] != 2:
+        raise call.wrong("samples a map at places of another shape")
+    modes = call.attribute("mode", "linear"), call.attribute("padding_mode", "zeros")
+    if modes not in (("linear", "zeros"), ("bilinear", "zeros")):
+        # engines check each place for zeros, and need not for other paddings
+        raise call.wrong("samples with another padding or interpolation")
+    made = call.made((*x[:2], *grid[1:3]))
+    call.work = 16 * made.count
+    return [made]
+
+
 def _depth_to_space(call: Call) -> list[Sized]:
     block, shape = call.attribute("blocksize", 1), call[0].shape
     if len(shape) != 4 or block < 1 or shape[1] % (block * block):
@@ -222,12 +255,16 @@ LAYERS: dict[str, Rule] = {
     **dict.fromkeys(("MaxPool", "AveragePool"), _pool),
     **dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool"), _global_pool),
     "MatMul": _product,
+    "Einsum": _einsum,
     "Gemm": _linear,
-    **dict.fromkeys(("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL2"), _reduce()),
+    **dict.fromkeys(
+        ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL2", "ReduceLogSumExp"), _reduce()
+    ),
     **dict.fromkeys(("ArgMax", "ArgMin"), _reduce(INT64)),
     "TopK": _top,
     "NonMaxSuppression": _suppression,
     "RoiAlign": _regions,
+    "GridSample": _grid_sample,
     "DepthToSpace": _depth_to_space,
     "SpaceToDepth": _space_to_depth,
     "QuantizeLinear": lambda call: [call.made(call[0].shape, call[2].dtype if call.has(2) else 2)],
