@@ -7,7 +7,6 @@ import difflib
 import errno
 import importlib
 import io
-import logging
 import os
 import re
 import sys
@@ -169,6 +168,8 @@ def _run(argv: Sequence[str]) -> int:
 @contextmanager
 def _flags_in_messages(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Iterator[None]:
     """Show flags in place of parameters in the errors, warnings and log of a `with` block."""
+    import logging  # not for --help
+
     show_warning, make_record = warnings.showwarning, logging.getLogRecordFactory()
 
     def record(*values: Any, **more: Any) -> logging.LogRecord:

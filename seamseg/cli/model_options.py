@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,6 +64,8 @@ def add_foreign_model_options(parser: argparse.ArgumentParser) -> None:
 
 def inference_options(args: argparse.Namespace) -> InferenceOptions:
     """Return the options of a predictor."""
+    from dataclasses import fields  # not for --help
+
     from seamseg.inference.options import InferenceOptions
 
     names = {field.name for field in fields(InferenceOptions)}

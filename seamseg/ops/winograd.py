@@ -32,6 +32,9 @@ _CHUNK = 1 << 23
 _TRANSFORMS = 1.3
 """Time of the products with the transforms, of many channels, relative to the products alone."""
 
+_LEAST_WORK = 3 << 19
+"""Tiles x input channels x output channels from which the time saved is more than that of starting 36 products."""
+
 _LANES = 16
 """The kernels work on this many channels together."""
 
@@ -132,9 +135,13 @@ class WinogradConv2d(FusedConv2d):
 
     def _saves_time(self, x: Tensor) -> bool:
         """Return whether the tiles take less time than the direct sum, which leaves out the zeros around the map."""
-        d, ratio = self.dilation[0], 1.0
+        d, ratio, work = self.dilation[0], 1.0, x.shape[0] * self.weight.shape[0] * self.weight.shape[1]
         for side in x.shape[2:]:
-            ratio *= 4 * d * tile_count(side, d) / (side - min(d, side) * 2 / 3)
+            tiles = d * tile_count(side, d)
+            work *= tiles
+            ratio *= 4 * tiles / (side - min(d, side) * 2 / 3)
+        if work < _LEAST_WORK:
+            return False
         # a quarter of the products, and the transforms
         return ratio < 4 / _TRANSFORMS
 
