@@ -213,6 +213,10 @@ def test_classes_that_a_network_states(tmp_path: Path) -> None:
     metadata = {"0": "lawn", "1": "dog", "thing_ids": [1], "class_names": ["lawn", "dog"]}
     (folder / "preprocessor_config.json").write_text(json.dumps({"metadata": metadata}))
     assert seamseg.load(folder, device="cpu").metadata.categories == ["lawn", "dog"]
+    # a processor with a tokenizer has one file since release 5
+    (folder / "preprocessor_config.json").unlink()
+    (folder / "processor_config.json").write_text(json.dumps({"image_processor": {"metadata": metadata}}))
+    assert seamseg.load(folder, device="cpu").metadata.categories == ["lawn", "dog"]
     (folder / "own_panoptic.json").write_text(
         json.dumps({"0": {"name": "lawn", "isthing": 1}, "1": {"name": "dog", "isthing": 0}})
     )
@@ -261,6 +265,16 @@ def test_pickled_weights(folders: dict[str, Path], folder: Path) -> None:
 class _Bomb:
     def __reduce__(self) -> Any:
         return (open, ("bomb-went-off", "w"))
+
+
+def test_digest_is_of_all_that_decides_a_result(folder: Path) -> None:
+    found = [digest(folder)]
+    for name in ("config.json", "preprocessor_config.json", "own_panoptic.json", "tokenizer.json"):
+        with open(folder / name, "a") as file:
+            file.write(" ")
+        found.append(digest(folder))
+    (folder / "README.md").write_text("# A card\n")
+    assert len({*found, digest(folder)}) == len(found)
 
 
 def test_shards(folder: Path) -> None:
