@@ -308,7 +308,8 @@ def test_damaged_and_incomplete_weights(folder: Path) -> None:
         "the weights lack 2 tensors of a Mask2FormerForUniversalSegmentation, such as class_predictor.bias" in message
     )
     save_file({**state, "class_predictor.weight": torch.zeros(3, 32)}, file)
-    assert "transformers refuses it" in refusal(folder)
+    wanted = "class_predictor.weight of the weights has the shape (3, 32), by the configuration it is (20, 32)"
+    assert wanted in refusal(folder)
 
 
 # --- configurations
@@ -357,6 +358,9 @@ def test_missing_tokenizer(tmp_path: Path) -> None:
     assert "tokenizer: transformers refuses it" in refusal(folder)
     (folder / "vocab.json").unlink()
     assert "holds no tokenizer" in refusal(folder)
+    for length in (-3, 10**9, "many"):
+        edit(folder / "config.json", task_seq_len=length)
+        assert refusal(folder).endswith(f"task_seq_len is {length}, not a number of tokens up to 1024")
 
 
 @pytest.mark.parametrize(
