@@ -17,11 +17,13 @@ TORCHVISION = "torchvision:"
 
 _SAFETENSORS = ("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors")
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin")
-_BESIDE = (
+_PROCESSOR_NAME = "preprocessor_config.json"
+_PROCESSOR_WITH_TOKENIZER_NAME = "processor_config.json"
+_SETTINGS = (
     TRANSFORMERS_CONFIG_NAME,
-    "preprocessor_config.json",
+    _PROCESSOR_NAME,
+    _PROCESSOR_WITH_TOKENIZER_NAME,
     "*_panoptic.json",
-    "README.md",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -29,7 +31,8 @@ _BESIDE = (
     "vocab.json",
     "merges.txt",
 )
-"""Configuration, classes (of OneFormer), model card and tokenizer; never code."""
+"""Configuration, classes (of OneFormer) and tokenizer; never code."""
+CARD_NAME = "README.md"
 
 
 def is_torchvision(model: object) -> bool:
@@ -65,13 +68,28 @@ def read_json(file: Path) -> dict[str, Any]:
     return content
 
 
+def read_processor(folder: Path) -> dict[str, Any]:
+    """Read the settings of the image processor of a model of transformers; empty if it has none.
+
+    Raises
+    ------
+    InputError
+        if they are damaged
+    """
+    if (file := folder / _PROCESSOR_NAME).is_file():
+        return read_json(file)
+    file = folder / _PROCESSOR_WITH_TOKENIZER_NAME
+    found = read_json(file).get("image_processor") if file.is_file() else None
+    return found if isinstance(found, dict) else {}
+
+
 def files_to_download(folder: Path) -> Iterator[Sequence[str]]:
     """Yield patterns of the files to download to the folder of a model of transformers, which holds its `config.json`.
 
     Pickles follow only if there are no safetensors. Nothing is yielded for other models.
     """
     if is_transformers(folder):
-        yield (*_BESIDE, *_SAFETENSORS)
+        yield (*_SETTINGS, CARD_NAME, *_SAFETENSORS)
         if not any(folder.glob("model*.safetensors")):
             yield _PICKLES
 
@@ -133,4 +151,5 @@ def files_of_identity(model: Path) -> list[Path]:
     if is_torchvision(model):
         _, file = torchvision_name(model)
         return [] if file is None else [file]
-    return [model / TRANSFORMERS_CONFIG_NAME, *transformers_weights(model)]
+    settings = {file for pattern in _SETTINGS for file in model.glob(pattern)}
+    return [*sorted(settings), *transformers_weights(model)]

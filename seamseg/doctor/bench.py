@@ -26,8 +26,7 @@ from seamseg.utils.errors import InputError
 from seamseg.utils.parallel import available_cores
 from seamseg.utils.synthetic_image import synthetic_image, write_synthetic_image
 
-CONVOLUTIONS = ("body", "FPN", "RPN head", "mask", "semantic", "network")
-"""Stages that mainly multiply matrices."""
+CONVOLUTIONS = ("body", "FPN", "RPN head", "mask", "semantic")
 
 
 def measure(
@@ -113,10 +112,12 @@ def hints(stages: dict[str, float], device: str, precision: str, load: float) ->
     share = sum(stages.get(stage, 0.0) for stage in CONVOLUTIONS) / total
     slowest = max(stages, key=lambda stage: stages[stage])
     found = [f"{slowest} takes most ({stages[slowest] / total:.0%})"]
-    if "network" not in stages:
+    if share:
         found[0] += f"; convolutions take {share:.0%} in total"
     if device == "cpu":
-        found += _process_hints(load) + _operator_hints(precision, share)
+        found += _process_hints(load)
+        # a network of another library has its own operators
+        found += _operator_hints(precision, share) if share else []
     elif precision == "fp32":
         found.append("--precision fp16 or bf16 uses the tensor cores of the GPU; results differ slightly")
     found.append(_file_hint(stages, device))

@@ -98,9 +98,10 @@ def _detections(
     best = np.argsort(-probabilities[query, column], kind="stable")[:MOST_DETECTIONS]
     query, column = query[best], column[best]
     found, row = np.unique(query, return_inverse=True)
-    boxes = mask_boxes(masks[found], padded_size, size)
+    masks = masks[found]
+    boxes = mask_boxes(masks, padded_size, size)
     crops = np.zeros((len(found), MASK_SIDE, MASK_SIDE), np.float32)
-    for crop, mask, box in zip(crops, masks[found], boxes):
+    for crop, mask, box in zip(crops, masks, boxes):
         crop[:] = _cropped(mask, box, padded_size)
     order = np.argsort(things[column], kind="stable")
     order = order[boxes[row[order], 2] > 0]

@@ -213,6 +213,10 @@ def test_classes_that_a_network_states(tmp_path: Path) -> None:
     metadata = {"0": "lawn", "1": "dog", "thing_ids": [1], "class_names": ["lawn", "dog"]}
     (folder / "preprocessor_config.json").write_text(json.dumps({"metadata": metadata}))
     assert seamseg.load(folder, device="cpu").metadata.categories == ["lawn", "dog"]
+    # a processor with a tokenizer has one file since release 5
+    (folder / "preprocessor_config.json").unlink()
+    (folder / "processor_config.json").write_text(json.dumps({"image_processor": {"metadata": metadata}}))
+    assert seamseg.load(folder, device="cpu").metadata.categories == ["lawn", "dog"]
     (folder / "own_panoptic.json").write_text(
         json.dumps({"0": {"name": "lawn", "isthing": 1}, "1": {"name": "dog", "isthing": 0}})
     )
@@ -263,6 +267,16 @@ class _Bomb:
         return (open, ("bomb-went-off", "w"))
 
 
+def test_digest_is_of_all_that_decides_a_result(folder: Path) -> None:
+    found = [digest(folder)]
+    for name in ("config.json", "preprocessor_config.json", "own_panoptic.json", "tokenizer.json"):
+        with open(folder / name, "a") as file:
+            file.write(" ")
+        found.append(digest(folder))
+    (folder / "README.md").write_text("# A card\n")
+    assert len({*found, digest(folder)}) == len(found)
+
+
 def test_shards(folder: Path) -> None:
     expected = seamseg.load(folder, **SMALL).raw([photo(40, 60)])[0]
     one = digest(folder)
@@ -294,7 +308,8 @@ def test_damaged_and_incomplete_weights(folder: Path) -> None:
         "the weights lack 2 tensors of a Mask2FormerForUniversalSegmentation, such as class_predictor.bias" in message
     )
     save_file({**state, "class_predictor.weight": torch.zeros(3, 32)}, file)
-    assert "transformers refuses it" in refusal(folder)
+    wanted = "class_predictor.weight of the weights has the shape (3, 32), by the configuration it is (20, 32)"
+    assert wanted in refusal(folder)
 
 
 # --- configurations
@@ -343,6 +358,9 @@ def test_missing_tokenizer(tmp_path: Path) -> None:
     assert "tokenizer: transformers refuses it" in refusal(folder)
     (folder / "vocab.json").unlink()
     assert "holds no tokenizer" in refusal(folder)
+    for length in (-3, 10**9, "many"):
+        edit(folder / "config.json", task_seq_len=length)
+        assert refusal(folder).endswith(f"task_seq_len is {length}, not a number of tokens up to 1024")
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,10 @@ import json
 import shutil
 
 import pytest
+from support.tiny_transformers import save
 
 from seamseg.cli.main import main
+from seamseg.formats.metadata import read_metadata
 
 OPTIONS = {
     "default": [],
@@ -56,6 +58,14 @@ def test_of_an_exported_network(micro, micro_run, photos, tmp_path):
     file = tmp_path / "net.onnx"
     assert main(["export", str(micro_run), str(file), "--size", "64x96", "--quiet"]) == 0
     check_equal(*both(file, micro, photos, tmp_path, ["--min-area", "10"]))
+
+
+@pytest.mark.parametrize("options", [[], ["--tiles", "128"], ["--precision", "bf16"]], ids=["whole", "tiles", "bf16"])
+def test_of_a_network_of_queries(micro, photos, tmp_path, options):
+    pytest.importorskip("transformers")
+    folder = save("mask2former", tmp_path / "net", read_metadata(micro / "metadata.bin").categories)
+    words = ["--meta", str(micro / "metadata.bin"), "--shortest-size", "160", "--score-threshold", "0.1"]
+    check_equal(*both(folder, micro, photos, tmp_path, [*words, "--overlap-threshold", "0", *options]))
 
 
 @pytest.mark.usefixtures("narrow")

@@ -96,10 +96,13 @@ def identify(
     Raises
     ------
     InputError
-        if a class has no name, two have the same, the file has other ones, or it is unknown which are things
+        if there are too many, one has no name, two have the same, the file has other ones, or it is unknown which are
+        things
     """
     used = [column for column, name in enumerate(names) if not _UNUSED.fullmatch(name.strip())]
     named = [names[column] for column in used]
+    if len(named) > VOID:
+        raise InputError(f"{source}: has {len(named)} classes, more than {VOID}")
     if file is not None:
         return _from_file(names, used, source, file)
     if not named:
@@ -118,7 +121,7 @@ def identify(
             return NetworkClasses(known.metadata, _columns(len(names), used, found), data_set)
         problems[data_set] = (sum(index is not None for index in found), problem)
     if things is not None:
-        return _as_stated(names, used, things, source)
+        return _as_stated(names, used, things)
     nearest = max(problems, key=lambda name: problems[name][0])
     count, problem = problems[nearest]
     like = f"; most are those of {nearest}, but {problem}" if 2 * count > len(named) else ""
@@ -187,14 +190,12 @@ def _difference(named: Sequence[str], known: ClassNames, found: Sequence[int | N
     return " and ".join(filter(None, texts))
 
 
-def _as_stated(names: Sequence[str], used: Sequence[int], things: Collection[str], source: str) -> NetworkClasses:
+def _as_stated(names: Sequence[str], used: Sequence[int], things: Collection[str]) -> NetworkClasses:
     """Return the classes of a model that states which are things."""
     keys = set(_keys(list(things)))
     rows: list[dict[str, Any]] = [
         {"id": column, "name": names[column], "thing": _keys([names[column]])[0] in keys} for column in used
     ]
-    if len(rows) > VOID:
-        raise InputError(f"{source}: has {len(rows)} classes, more than {VOID}")
     metadata, class_of = ordered_classes(rows)
     return NetworkClasses(metadata, [class_of.get(column) for column in range(len(names))])
 

@@ -25,6 +25,7 @@ from seamseg.utils.launcher import is_main_process
 _OF_LOSSES = ("criterion.",)
 """Tensors that only the training uses."""
 _GENERAL_KEYS = ("architectures", "dtype", "id2label", "label2id", "model_type", "num_labels", "torch_dtype")
+_MOST_TOKENS = 1024
 _SIMILAR = 0.85
 """Similarity from which an unknown key is a misspelt one: keys of earlier versions are unknown, too."""
 
@@ -53,8 +54,19 @@ def load_network(folder: Path, family: Family) -> nn.Module:
         net, report = _built(
             str(folder),
             lambda: model_class.from_pretrained(
-                None, config=config, state_dict=state, dtype=torch.float32, output_loading_info=True
+                None,
+                config=config,
+                state_dict=state,
+                dtype=torch.float32,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
             ),
+        )
+    if report["mismatched_keys"]:
+        key, held, wanted = min(report["mismatched_keys"])
+        raise InputError(
+            f"{folder}: {key} of the weights has the shape {tuple(held)}, by the configuration it is {tuple(wanted)}: "
+            "is it the configuration of another network?"
         )
     missing = sorted(key for key in report["missing_keys"] if not key.startswith(_OF_LOSSES))
     if missing:
@@ -72,8 +84,10 @@ def task_tokens(folder: Path, task: str, length: int) -> Tensor:
     Raises
     ------
     InputError
-        if the tokenizer is missing or damaged
+        if the tokenizer is missing or damaged, or the length is out of range
     """
+    if not isinstance(length, int) or not 0 < length <= _MOST_TOKENS:
+        raise InputError(f"{folder}: task_seq_len is {length!s:.40}, not a number of tokens up to {_MOST_TOKENS}")
     with _quiet() as transformers:
         if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
             raise InputError(

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seamseg.checkpoints.foreign import TRANSFORMERS_CONFIG_NAME, read_json
+from seamseg.checkpoints.foreign import CARD_NAME, TRANSFORMERS_CONFIG_NAME, read_json, read_processor
 from seamseg.config import Config
 from seamseg.data.input_size import InputSize
 from seamseg.data.transforms import Normalise
@@ -27,7 +27,6 @@ from seamseg.predictions import ArrayPrediction
 from seamseg.utils.distributed import choose_device
 from seamseg.utils.errors import InputError, SeamsegError
 
-_PROCESSOR_NAME = "preprocessor_config.json"
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _NMS_THRESHOLD = 0.5
 """Of detections in tiles: the masks of queries do not overlap, so that any usual value does."""
@@ -175,8 +174,7 @@ class TransformersModel:
         self._device = device if isinstance(device, torch.device) else choose_device(device)
         self._dtype = choose_precision(options.precision, self._device)
         content = read_json(self._folder / TRANSFORMERS_CONFIG_NAME)
-        processor = self._folder / _PROCESSOR_NAME
-        self._processor = read_json(processor) if processor.is_file() else {}
+        self._processor = read_processor(self._folder)
         self.family = _family(content, self._processor, self.name)
         self.side = _square(content, self.name) if self.family.square else None
         self._task_length = content.get("task_seq_len", 77)
@@ -199,7 +197,7 @@ class TransformersModel:
             values = self._processor.get(f"image_{name}") or default
             numbers = values if isinstance(values, Sequence) and not isinstance(values, str) else ()
             if len(numbers) != 3 or not all(isinstance(value, (int, float)) for value in numbers):
-                raise InputError(f"{self._folder / _PROCESSOR_NAME}: image_{name} must be three numbers")
+                raise InputError(f"{self.name}: in the settings of its processor, image_{name} must be three numbers")
             keys[f"dataloader.rgb_{name}"] = tuple(numbers)
         return neutral_config(self.kind, keys, self.name, options, ("general", "dataloader"))
 
@@ -286,7 +284,7 @@ def _stored_size(processor: Mapping[str, Any]) -> tuple[int, int]:
 def _licence(folder: Path) -> str:
     """Return the licence in the header of the model card."""
     try:
-        with open(folder / "README.md", encoding="utf-8", errors="replace") as file:
+        with open(folder / CARD_NAME, encoding="utf-8", errors="replace") as file:
             lines = file.read(1 << 16).splitlines()
     except OSError:
         return ""

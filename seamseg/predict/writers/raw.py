@@ -20,7 +20,7 @@ class RawWriter(Writer[PhotoResult]):
     """The outputs of a panoptic network: `<name>.pth.tar`, a dict of tensors in pixels of its input.
 
     sem_pred `H x W` uint8 classes, bbx_pred `K x 4`, cls_pred `K` int64 (0 is the first thing), obj_pred `K` scores,
-    msk_pred `K x 28 x 28` logits (docs/contract.md, section 1 "Commands").
+    msk_pred `K x 28 x 28` logits, of queries `K x 112 x 112` (docs/contract.md, section 1 "Commands").
     """
 
     needs_photo = False
