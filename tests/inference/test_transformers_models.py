@@ -162,7 +162,8 @@ def test_images_above_the_square(folders: dict[str, Path], name: str) -> None:
 
 def test_sizes_of_the_authors(tmp_path: Path) -> None:
     lists = {name: known.metadata.categories for name, known in known_lists().items()}
-    expected = {"cityscapes": (1024, 2048), "vistas": (1536, 2048), "coco_panoptic": (800, 1066), "ade20k": (640, 853)}
+    expected = {"cityscapes": (1024, 2048), "vistas": (1536, 2048), "vistas_v2": (1536, 2048)}
+    expected |= {"coco_panoptic": (800, 1066), "ade20k": (640, 853)}
     for name, names in lists.items():
         folder = save("mask2former", tmp_path / name, names)
         (folder / "preprocessor_config.json").write_text(json.dumps({"size": {"height": 384, "width": 384}}))
