@@ -17,7 +17,7 @@ from seamseg.idmaps.resize import resize_nearest
 from seamseg.inference import queries as module
 from seamseg.inference.options import Thresholds
 from seamseg.inference.predictor import Predictor
-from seamseg.inference.queries import prediction_of_queries
+from seamseg.inference.queries import prediction_of_queries, ranked_by_masks
 from seamseg.inference.tiling.predict import predict_in_tiles
 from seamseg.panoptic_map import VOID
 
@@ -101,6 +101,25 @@ def test_the_best_detections(monkeypatch):
     probabilities = torch.from_numpy(classes).softmax(1)[:, [0, 2, 4]]
     found = predict(classes, np.abs(masks), (48, 80), (48, 80))
     assert_close(torch.from_numpy(found.scores).sort().values, probabilities.ravel().topk(5).values.sort().values)
+
+
+def test_the_ranking_of_average_precision():
+    """By class probability x mean probability of the pixels of the mask; other outputs are as before."""
+    classes, masks = outputs(2, 30)
+    found = predict(classes, masks, (48, 80), (48, 80))
+    ranked = ranked_by_masks(found)
+    upsampled = functional.interpolate(torch.from_numpy(masks)[None], (48, 80), mode="bilinear")[0]
+    means = [mask.sigmoid()[mask >= 0].mean() for mask in upsampled]
+    probabilities = torch.from_numpy(classes).softmax(1)
+    pairs = {f"{p:.5f}": float(p * means[q]) for q, row in enumerate(probabilities) for p in row[:-1]}
+    assert len(ranked.scores) > 10
+    wanted = [pairs[f"{score:.5f}"] for score in found.scores]
+    assert ranked.scores.dtype == np.float32
+    # the mask is sampled within its box
+    np.testing.assert_allclose(ranked.scores, wanted, atol=0.02)
+    assert (ranked.scores < found.scores).all()
+    assert ranked.boxes is found.boxes
+    assert ranked_by_masks(predict(classes, -np.abs(masks) - 1, (48, 80), (48, 80))).scores.shape == (0,)
 
 
 @pytest.mark.parametrize("count", [0, 3])
