@@ -132,9 +132,15 @@ def queries_of(logits, classes, scores=None, padded=None):
     return QueryMasks(np.array(classes, np.int64), np.array(scores, np.float32), logits, padded)
 
 
-def merged(queries, *thresholds) -> FusedMap:
-    size = queries.padded_size
-    return merge_queries(queries, size, size, STUFF, *thresholds)
+def merged(queries, *thresholds, size=None, native=None) -> FusedMap:
+    """Merge, by default at the size of the input, and compare with the paper's map."""
+    size = size or queries.padded_size
+    native = native or size
+    fused = merge_queries(queries, size, native, STUFF, *thresholds)
+    ids, categories, certain, _ = papers_map(queries, size, native, *thresholds)
+    assert fused.categories == categories
+    assert np.array_equal(fused.ids[certain], ids[certain])
+    return fused
 
 
 def test_ids_of_interrupted_stuff_do_not_collide():
@@ -203,7 +209,7 @@ def test_equal_queries_are_one_segment():
 def test_padding_is_no_part_of_the_photo():
     """The input of 64 x 128 holds an image of 48 x 96 whose left half is road."""
     queries = queries_of(squares((16, 32), (0, 0, 16, 12)), [0], padded=(64, 128))
-    fused = merge_queries(queries, (48, 96), (240, 480), STUFF)
+    fused = merged(queries, size=(48, 96), native=(240, 480))
     assert (fused.ids[:, :240] == 1).all()
     assert (fused.ids[:, 240:] == 0).all()
 
@@ -211,7 +217,7 @@ def test_padding_is_no_part_of_the_photo():
 @pytest.mark.parametrize("scores", [[], [0.8, 0.3]])
 def test_no_query_is_kept(scores):
     logits = squares((16, 16), *[(0, 0, 16, 16)] * len(scores))
-    fused = merge_queries(queries_of(logits, [4] * len(scores), scores), (16, 16), (30, 50), STUFF)
+    fused = merged(queries_of(logits, [4] * len(scores), scores), size=(16, 16), native=(30, 50))
     assert fused.ids.dtype == np.int32
     assert fused.ids.shape == (30, 50)
     assert not fused.ids.any()

@@ -73,7 +73,7 @@ def test_a_wheel_holds_code_defaults_experiments_and_types(wheel: Path) -> None:
     pages = [path for room in ("report", "serving") for path in (ROOT / "seamseg" / room / "assets").iterdir()]
     page = {str(path.relative_to(ROOT)) for path in pages}
     assert {Path(name).suffix for name in page} == {".html", ".css", ".js"}
-    classes = {f"seamseg/inference/foreign/classes/{name}.txt" for name in ("ade20k", "coco_panoptic")}
+    classes = {f"seamseg/inference/foreign/classes/{name}.txt" for name in ("ade20k", "coco_panoptic", "vistas_v2")}
     assert held == code | defaults | configs | page | classes | {
         "seamseg/py.typed",
         "seamseg/kernels.json",

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from seamseg.checkpoints.bundle import STATEMENT_FORMAT, load_network, open_model, read_statement
+from seamseg.checkpoints.foreign import is_foreign
 from seamseg.checkpoints.model_path import (
     CLASSES_NAME,
     CLASSIFIER_CLASSES_NAME,
@@ -109,6 +110,8 @@ def convert_model(
     folder, path = Path(out), local_model(model)
     if is_exported(path):
         raise InputError(f"{path}: is an exported network: give the model that it was exported from")
+    if is_foreign(path):
+        raise InputError(f"{path}: is no network of seamseg: share it as it is, with its own model card")
     check_folder(folder, options.force)
     weights_library(str(folder / WEIGHTS_NAME))
     config = classifier_config(path, options.config)

@@ -7,8 +7,11 @@ and formats of single objects.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from seamseg.idmaps.segments import sigmoid
 from seamseg.idmaps.upsampled import Size, best_classes, mask_boxes
 from seamseg.predictions import ArrayPrediction, Prediction, QueryMasks
 
@@ -69,6 +72,20 @@ def prediction_of_queries(
     columns_of_pixels = best_classes(_class_map(probabilities[:, :-1], masks), padded_size, size)
     semantic = classes.astype(np.uint8)[columns_of_pixels]
     return Prediction(boxes, things, scores, crops, semantic, size, queries=queries)
+
+
+def ranked_by_masks(prediction: ArrayPrediction) -> ArrayPrediction:
+    """Multiply the scores of detections by the mean probability within their masks: the ranking of the paper's AP.
+
+    Elsewhere the score is the probability of the class: thresholds are those of the paper's map, and objects with an
+    uncertain mask are anonymised, too.
+    """
+    masks = prediction.mask_logits
+    assert masks is not None
+    inside = masks >= 0
+    sums = (sigmoid(masks) * inside).sum((1, 2), dtype=np.float64)
+    factors = sums / np.maximum(inside.sum((1, 2)), 1)
+    return replace(prediction, scores=(prediction.scores * factors).astype(np.float32))
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:

@@ -31,6 +31,7 @@ from seamseg.inference.images import equal_size_batches, input_size, network_inp
 from seamseg.inference.network import TorchNetwork
 from seamseg.inference.options import Thresholds
 from seamseg.inference.predictor import Predictor
+from seamseg.inference.queries import ranked_by_masks
 from seamseg.inference.result import Panoptic
 from seamseg.inference.semantic import SemanticMap
 from seamseg.models.build import SegmentationNet
@@ -306,6 +307,8 @@ class InstanceScorer:
     def add(self, item: ValidationItem, prediction: ArrayPrediction) -> ValidationResult:
         """See :class:`Scorer`."""
         chosen = choose_detections(prediction, self._validator.dataset.num_stuff, self._validator.least_score)
+        if prediction.queries is not None:
+            chosen = ranked_by_masks(chosen)
         if self._validator.mapping is not None:
             chosen = self._validator.mapping.detections(chosen)
         self._evaluator.add(item.mask, item.cat, item.iscrowd, chosen, item.id)

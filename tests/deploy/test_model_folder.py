@@ -371,6 +371,16 @@ def test_exported_networks_are_not_converted(tmp_path: Path) -> None:
         convert(tmp_path / "a.onnx", tmp_path / "out")
 
 
+def test_networks_of_other_libraries_are_not_converted(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "eomt"}')
+    for model in (str(tmp_path), "torchvision:maskrcnn_resnet50_fpn"):
+        message = f"^{re.escape(model)}: is no network of seamseg: share it as it is, with its own model card"
+        with pytest.raises(InputError, match=message):
+            convert_model(model, tmp_path / "out")
+        with pytest.raises(InputError, match=message):
+            push_model(model, "a/b", folder=tmp_path / "card")
+
+
 def test_without_safetensors(folder: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "safetensors.torch", None)
     monkeypatch.setitem(__import__("sys").modules, "safetensors", None)

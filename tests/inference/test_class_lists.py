@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from pathlib import Path
 
@@ -25,6 +26,7 @@ def refusal(names: list[str], **arguments: object) -> str:
 
 def test_known_lists() -> None:
     counts = {name: (k.metadata.num_stuff, k.metadata.num_thing) for name, k in known_lists().items()}
+    assert counts.pop("vistas_v2") == (46, 70)
     assert counts == {"cityscapes": (11, 8), "vistas": (28, 37), "coco_panoptic": (53, 80), "ade20k": (50, 100)}
     assert known_lists()["cityscapes"].metadata == cityscapes_classes()
     vistas = known_lists()["vistas"].metadata
@@ -36,9 +38,58 @@ def test_known_lists() -> None:
     assert (ade.categories[0], ade.original_ids[0], ade.palette[0]) == ("wall", 1, (120, 120, 120))
     assert ade.is_thing(ade.categories.index("television"))
     assert not ade.is_thing(ade.categories.index("sky"))
+    second = known_lists()["vistas_v2"].metadata
+    assert (second.categories[-1], second.original_ids[-1]) == ("object--water-valve", 117)
+    assert set(range(124)) - set(second.original_ids) == {2, 31, 38, 79, 86, 96, 115, 123}  # not evaluated
 
 
-@pytest.mark.parametrize("data_set", ["cityscapes", "vistas", "coco_panoptic", "ade20k"])
+def test_cityscapes_is_that_of_its_tools() -> None:
+    labels = pytest.importorskip("cityscapesscripts.helpers.labels").labels
+    expected = {(x.id, x.name, x.hasInstances, x.color) for x in labels if not x.ignoreInEval and x.id >= 0}
+    assert rows("cityscapes") == expected
+
+
+def test_things_of_coco_are_those_of_torchvision() -> None:
+    """The label of a detector of torchvision is the id of its class."""
+    models = pytest.importorskip("torchvision.models")
+    labels = models.get_model_weights("maskrcnn_resnet50_fpn").DEFAULT.meta["categories"]
+    expected = {(label, name) for label, name in enumerate(labels) if name not in ("N/A", "__background__")}
+    assert {row[:2] for row in rows("coco_panoptic") if row[2]} == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("data_set", "file", "key"),
+    [
+        ("vistas", "vistas_sample/v1.2/config.json", "labels"),
+        ("vistas_v2", "vistas_sample/v2.0/config_v2.0_labels.json", "labels"),
+        ("coco_panoptic", "coco_panoptic_sample/panoptic_examples.json", "categories"),
+    ],
+)
+def test_files_of_the_data_sets(data_set: str, file: str, key: str) -> None:
+    """Names for programs and for humans, things, ids and colours."""
+    path = Path(os.environ.get("SEAMSEG_REAL_DATA", "/nonexistent"), file)
+    if not path.is_file():
+        pytest.skip(f"no {file} in SEAMSEG_REAL_DATA")
+    entries = dict(enumerate(json.loads(path.read_text())[key]))
+    if key == "categories":
+        entries = {e["id"]: {**e, "instances": e["isthing"], "readable": e["name"]} for e in entries.values()}
+    entries = {number: e for number, e in entries.items() if e.get("evaluate", True)}
+    assert rows(data_set) == {(n, e["name"], bool(e["instances"]), tuple(e["color"])) for n, e in entries.items()}
+    found = identify([e["readable"] for e in entries.values()], "net")
+    assert found.data_set == data_set
+    assert [found.metadata.original_ids[index or 0] for index in found.columns] == list(entries)
+
+
+def rows(data_set: str) -> set[tuple[int, str, bool, tuple[int, ...]]]:
+    m = known_lists()[data_set].metadata
+    return {
+        (number, name, m.is_thing(index), color)
+        for index, (number, name, color) in enumerate(zip(m.original_ids, m.categories, m.palette))
+    }
+
+
+@pytest.mark.parametrize("data_set", ["cityscapes", "vistas", "vistas_v2", "coco_panoptic", "ade20k"])
 def test_any_order(data_set: str) -> None:
     metadata = known_lists()[data_set].metadata
     order = list(range(metadata.num_classes))

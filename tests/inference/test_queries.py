@@ -1,6 +1,8 @@
 """Predictions of networks of queries: both forms of one image, as results and in tiles."""
 
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,9 +19,10 @@ from seamseg.idmaps.resize import resize_nearest
 from seamseg.inference import queries as module
 from seamseg.inference.options import Thresholds
 from seamseg.inference.predictor import Predictor
-from seamseg.inference.queries import prediction_of_queries
+from seamseg.inference.queries import prediction_of_queries, ranked_by_masks
 from seamseg.inference.tiling.predict import predict_in_tiles
-from seamseg.panoptic_map import VOID
+from seamseg.panoptic_map import VOID, class_infos
+from seamseg.validation.validator import InstanceScorer, ValidationItem
 
 CLASSES = np.array([3, 0, 4, 1, 2])
 """The class of each column: the network has another order."""
@@ -101,6 +104,25 @@ def test_the_best_detections(monkeypatch):
     probabilities = torch.from_numpy(classes).softmax(1)[:, [0, 2, 4]]
     found = predict(classes, np.abs(masks), (48, 80), (48, 80))
     assert_close(torch.from_numpy(found.scores).sort().values, probabilities.ravel().topk(5).values.sort().values)
+
+
+def test_the_ranking_of_average_precision():
+    """By class probability x mean probability of the pixels of the mask; other outputs are as before."""
+    classes, masks = outputs(2, 30)
+    found = predict(classes, masks, (48, 80), (48, 80))
+    ranked = ranked_by_masks(found)
+    upsampled = functional.interpolate(torch.from_numpy(masks)[None], (48, 80), mode="bilinear")[0]
+    means = [mask.sigmoid()[mask >= 0].mean() for mask in upsampled]
+    probabilities = torch.from_numpy(classes).softmax(1)
+    pairs = {f"{p:.5f}": float(p * means[q]) for q, row in enumerate(probabilities) for p in row[:-1]}
+    assert len(ranked.scores) > 10
+    wanted = [pairs[f"{score:.5f}"] for score in found.scores]
+    assert ranked.scores.dtype == np.float32
+    # the mask is sampled within its box
+    np.testing.assert_allclose(ranked.scores, wanted, atol=0.02)
+    assert (ranked.scores < found.scores).all()
+    assert ranked.boxes is found.boxes
+    assert ranked_by_masks(predict(classes, -np.abs(masks) - 1, (48, 80), (48, 80))).scores.shape == (0,)
 
 
 @pytest.mark.parametrize("count", [0, 3])
@@ -206,6 +228,25 @@ def test_a_whole_photo_is_merged_at_its_own_size(photo_size):
 def test_as_detections_and_classes():
     image, ids = street()
     check_street(to_result(fuse(Ideal().see(image), 2, 0.8, 0.8), ids.shape, 2), ids, (0.99, 0.98))
+
+
+@pytest.mark.parametrize("tiled", [False, True])
+def test_average_precision_is_that_of_the_ranking(tiled):
+    """Not in tiles, which have no queries."""
+    image, ids = street()
+    prediction = Ideal().see(image)
+    if tiled:
+        prediction = replace(prediction, queries=None)
+    dataset = SimpleNamespace(num_stuff=2)
+    validator = SimpleNamespace(
+        dataset=dataset, classes=class_infos(METADATA), legacy=False, least_score=0.0, mapping=None
+    )
+    scorer = InstanceScorer(validator, None)
+    scorer.add(ValidationItem("a", image, torch.from_numpy(ids)[None], [VOID] * (DISCS + 3), [0] * 28), prediction)
+    found = [detection.score for detection in scorer._evaluator.images[0].detections]
+    wanted = prediction if tiled else ranked_by_masks(prediction)
+    assert found == wanted.scores.tolist()
+    assert len(found) == DISCS
 
 
 def test_in_tiles():

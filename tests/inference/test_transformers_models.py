@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from torch.nn import functional
 import seamseg
 from seamseg.checkpoints.foreign import is_transformers
 from seamseg.checkpoints.model_path import digest
+from seamseg.cli.doctor import _print_bench
 from seamseg.inference.foreign.class_lists import known_lists
 from seamseg.inference.result import Panoptic
 from seamseg.utils.errors import InputError
@@ -84,6 +87,14 @@ def test_predicts(folders: dict[str, Path], family: str) -> None:
     assert prediction.queries.classes.max(initial=0) < 19
 
 
+def test_thresholds(folders: dict[str, Path], family: str) -> None:
+    """Those of the papers, for all families, unless options change them."""
+    t = seamseg.load(folders[family], device="cpu").thresholds
+    assert (t.score_threshold, t.overlap_threshold) == (0.8, 0.8)
+    t = seamseg.load(folders[family], device="cpu", score_threshold=0.3, overlap_threshold=0.6).thresholds
+    assert (t.score_threshold, t.overlap_threshold) == (0.3, 0.6)
+
+
 def test_input_of_the_network(folders: dict[str, Path], family: str) -> None:
     """The outputs are those of the library for an image that is normalised and padded as the authors do."""
     predictor = seamseg.load(folders[family], **SMALL)
@@ -121,6 +132,19 @@ def test_mixed_sizes_are_as_one_by_one(folders: dict[str, Path], family: str) ->
     images = [photo(40, 60), photo(60, 40, 1), photo(40, 60, 2), photo(33, 41, 3)]
     for together, image in zip(model.network.run(images), images):
         assert_equal(together, model.network.run([image])[0])
+
+
+def test_without_torchvision(folders: dict[str, Path]) -> None:
+    """The processors of transformers, which fail without it, have no part in a result."""
+    program = (
+        "import sys; sys.modules['torchvision'] = None; import numpy as np, seamseg; "
+        "model = seamseg.load(sys.argv[1], device='cpu', shortest_size=40, score_threshold=0.1); "
+        "print(model.predict(np.zeros((40, 60, 3), np.uint8)).size, "
+        "any('image_processing_oneformer' in name for name in sys.modules))"
+    )
+    words = [sys.executable, "-c", program, str(folders["oneformer"])]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout == "(40, 60) False\n"
 
 
 def test_columns_of_another_order(tmp_path: Path) -> None:
@@ -162,7 +186,8 @@ def test_images_above_the_square(folders: dict[str, Path], name: str) -> None:
 
 def test_sizes_of_the_authors(tmp_path: Path) -> None:
     lists = {name: known.metadata.categories for name, known in known_lists().items()}
-    expected = {"cityscapes": (1024, 2048), "vistas": (1536, 2048), "coco_panoptic": (800, 1066), "ade20k": (640, 853)}
+    expected = {"cityscapes": (1024, 2048), "vistas": (1536, 2048), "vistas_v2": (1536, 2048)}
+    expected |= {"coco_panoptic": (800, 1066), "ade20k": (640, 853)}
     for name, names in lists.items():
         folder = save("mask2former", tmp_path / name, names)
         (folder / "preprocessor_config.json").write_text(json.dumps({"size": {"height": 384, "width": 384}}))
@@ -397,6 +422,8 @@ def test_bench(folder: Path, seamseg_main: Any, capsys: pytest.CaptureFixture[st
     assert list(report["stages_ms"]) == ["decode", "resize", "network", "fusion", "encode"]
     assert (report["licence"], report["model"]) == ("mit", str(folder))
     assert "formats_ms" not in report
+    _print_bench(report)
+    assert capsys.readouterr().out.splitlines()[0].endswith(", licence of the weights: mit")
 
 
 def test_serve(folders: dict[str, Path]) -> None:

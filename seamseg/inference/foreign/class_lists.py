@@ -153,6 +153,7 @@ def known_lists() -> dict[str, ClassNames]:
     return {
         "cityscapes": ClassNames.of(cityscapes_classes()),
         "vistas": ClassNames.of(ordered_classes(rows)[0], readable),
+        "vistas_v2": _packaged("vistas_v2"),
         "coco_panoptic": _packaged("coco_panoptic"),
         "ade20k": _packaged("ade20k"),
     }

@@ -49,6 +49,7 @@ FAMILIES = {
 SIZES = {
     "cityscapes": (1024, 2048),
     "vistas": (2048, 2048),
+    "vistas_v2": (2048, 2048),
     "coco_panoptic": (800, 1333),
     "ade20k": (640, 2560),
 }
