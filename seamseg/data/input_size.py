@@ -85,8 +85,9 @@ class InputSize:
         """Return the `(height, width)` to which an image of `(height, width)` is scaled, before the crop."""
         found = size
         if self.longest_size is not None:
-            scale = self.longest_size / max(size)
-            found = max(int(size[0] * scale), 1), max(int(size[1] * scale), 1)
+            # int(side * (longest / most)) would be a pixel less for some sizes
+            most = max(size)
+            found = max(size[0] * self.longest_size // most, 1), max(size[1] * self.longest_size // most, 1)
         elif self.shortest_size is not None and self.crop is not None:
             found = resized(size, self.shortest_size)
         elif self.shortest_size is not None:
