@@ -17,6 +17,8 @@ TORCHVISION = "torchvision:"
 
 _SAFETENSORS = ("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors")
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin")
+_OURS = ("config.ini", "metadata.json", "classes.json")
+"""Files of which a model of ours has one, see :mod:`seamseg.checkpoints.model_path`."""
 _PROCESSOR_NAME = "preprocessor_config.json"
 _PROCESSOR_WITH_TOKENIZER_NAME = "processor_config.json"
 _SETTINGS = (
@@ -48,13 +50,16 @@ def is_foreign(model: str | Path) -> bool:
 def is_transformers(path: Path) -> bool:
     """Return whether a path is a folder of `save_pretrained`: its `config.json` names a type of model.
 
-    Those of our classifiers do not.
+    Those of our classifiers do not. A damaged one counts beside weights without a file of ours, for a fitting error.
     """
     file = path / TRANSFORMERS_CONFIG_NAME
     try:
         return file.is_file() and "model_type" in read_json(file)
-    except (InputError, OSError):
+    except OSError:
         return False
+    except InputError:
+        ours = any((path / name).is_file() for name in _OURS)
+        return not ours and any((path / name).is_file() for name in (*_SAFETENSORS[:2], *_PICKLES[:2]))
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -27,9 +27,14 @@ def is_hub_uri(model: object) -> bool:
     return str(model).startswith(_SCHEME)
 
 
+def is_repo_name(text: str) -> bool:
+    """Return whether a text has the form `user/repo`."""
+    return re.fullmatch(_NAME, text) is not None
+
+
 def check_repo(repo: str) -> None:
     """Raise InputError if the name of a repository is not `user/repo`."""
-    if re.fullmatch(_NAME, repo) is None:
+    if not is_repo_name(repo):
         raise InputError(f"{repo}: not the name of a repository: give user/repo")
 
 

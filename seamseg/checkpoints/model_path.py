@@ -13,7 +13,7 @@ from seamseg.checkpoints.foreign import (
     is_torchvision,
     torchvision_name,
 )
-from seamseg.checkpoints.hub import fetch, is_hub_uri
+from seamseg.checkpoints.hub import fetch, is_hub_uri, is_repo_name
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import nearest_path
 
@@ -63,6 +63,8 @@ def local_model(model: str | Path) -> Path:
         return path
     if meant := nearest_path(path):
         raise InputError(f"{path}: no such model{meant}")
+    if is_repo_name(str(model)) and not path.suffix and not os.path.exists(path.parent):
+        raise InputError(f"{model}: no such model; did you mean hf://{model}, on the Hugging Face Hub?")
     text = (
         f"{path}: no such model; MODEL is a published .zip (snapshot, config.ini and metadata.bin inside), a run "
         "folder of `seamseg train`, a folder of `seamseg convert-model`, a snapshot (.pth.tar, .tar), an exported "

@@ -197,7 +197,10 @@ def parse_snapshot(content: Any, name: str) -> Snapshot:
     state = content.get("state_dict") if isinstance(content, Mapping) else None
     if not isinstance(state, Mapping) or not any(part in state for part in NETWORK_MODULES):
         if name.endswith(WEIGHTS_ENDING):
-            raise InputError(f"{name}: not the weights of a network of seamseg, whose tensors are named `body.*` etc.")
+            raise InputError(
+                f"{name}: not the weights of a network of seamseg, whose tensors are named `body.*` etc.; a network of "
+                "transformers is a folder with config.json beside them"
+            )
         raise InputError(
             f"{name}: not a snapshot of this network: "
             f"it must hold 'config' and a 'state_dict' with {', '.join(NETWORK_MODULES)}"

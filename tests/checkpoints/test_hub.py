@@ -239,6 +239,12 @@ def test_paths_need_no_hub(tmp_path: Path) -> None:
         local_model(tmp_path / "hf")
 
 
+def test_the_name_of_a_repository_is_no_path() -> None:
+    """As users know it from transformers."""
+    with pytest.raises(InputError, match=r"^a/model: no such model; did you mean hf://a/model"):
+        local_model("a/model")
+
+
 def test_the_command_line_with_environment_variables(tmp_path: Path) -> None:
     """As a user sets the endpoint; a missing model is reported before torch is loaded."""
     with serve() as hub:

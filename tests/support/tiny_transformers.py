@@ -6,9 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
+from PIL import Image
 
+import seamseg
 from seamseg.formats.cityscapes.labels import cityscapes_classes
+from seamseg.utils.errors import InputError
 
 SIDE = 64
 """Of the square input of EoMT."""
@@ -94,6 +99,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 """Name of the class and its configuration, by family."""
 CITYSCAPES = cityscapes_classes().categories
+SMALL = {"device": "cpu", "shortest_size": 40, "score_threshold": 0.1}
 
 
 def build(family: str, names: list[str] | None = None, **keys: Any) -> Any:
@@ -144,3 +150,25 @@ def edit(file: Path, **changes: Any) -> None:
     """Change keys of a JSON file; None removes one."""
     content = json.loads(file.read_text()) | changes
     file.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+
+def photo(height: int, width: int, seed: int = 0) -> np.ndarray:
+    """A smooth picture of random colours."""
+    values = np.random.default_rng(seed).integers(0, 256, (height // 8 + 1, width // 8 + 1, 3), np.uint8)
+    return np.array(Image.fromarray(values).resize((width, height)))
+
+
+def refusal(model: object, **options: Any) -> str:
+    """The message with which a model is refused."""
+    with pytest.raises(InputError) as error:
+        seamseg.load(str(model), **{"device": "cpu", **options})
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def assert_equal(a: Any, b: Any) -> None:
+    """Two predictions are equal but for rounding."""
+    np.testing.assert_allclose(a.queries.scores, b.queries.scores, atol=1e-4)
+    np.testing.assert_allclose(a.queries.mask_logits, b.queries.mask_logits, atol=1e-3)
+    assert a.size == b.size
+    assert (a.semantic == b.semantic).mean() > 0.99

@@ -14,7 +14,7 @@ from seamseg.utils.errors import InputError
 def neutral_config(
     kind: str, keys: Mapping[str, object], name: str, options: InferenceOptions, sections: tuple[str, ...]
 ) -> Config:
-    """Return a configuration that carries the settings of a network of another library.
+    """Return a configuration that carries the settings of a network of another library; it is scored on the split val.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ def neutral_config(
         if override.partition(".")[0].strip() not in sections or "general.kind" in override:
             raise InputError(f"`overrides={override}`: has no effect on {name}, which is no network of seamseg")
     texts: dict[str, list[str]] = {}
-    for key, value in keys.items():
+    for key, value in {**keys, "dataloader.val_set": "val"}.items():
         section, _, option = key.partition(".")
         texts.setdefault(section, [f"[{section}]"]).append(f"{option} = {value}")
     ini = "\n".join(line for lines in texts.values() for line in lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from seamseg.utils.launcher import is_main_process
 _OF_LOSSES = ("criterion.",)
 """Tensors that only the training uses."""
 _GENERAL_KEYS = ("architectures", "dtype", "id2label", "label2id", "model_type", "num_labels", "torch_dtype")
-_MOST_TOKENS = 1024
+_OF_LAYERS = re.compile(r"(_layers|depths|_blocks)$")
 _SIMILAR = 0.85
 """Similarity from which an unknown key is a misspelt one: keys of earlier versions are unknown, too."""
 
@@ -50,6 +51,7 @@ def load_network(folder: Path, family: Family) -> nn.Module:
                 )
         _make_plain(config)
         state = _read_state(folder)
+        _check_layers(content, len(state), str(folder))
         _check_size(_built(str(folder), lambda: _on_meta(model_class, config)), state, str(folder))
         net, report = _built(
             str(folder),
@@ -58,7 +60,7 @@ def load_network(folder: Path, family: Family) -> nn.Module:
                 config=config,
                 state_dict=state,
                 dtype=torch.float32,
-                ignore_mismatched_sizes=True,
+                ignore_mismatched_sizes=True,  # its own error shows none of them
                 output_loading_info=True,
             ),
         )
@@ -84,10 +86,8 @@ def task_tokens(folder: Path, task: str, length: int) -> Tensor:
     Raises
     ------
     InputError
-        if the tokenizer is missing or damaged, or the length is out of range
+        if the tokenizer is missing or damaged
     """
-    if not isinstance(length, int) or not 0 < length <= _MOST_TOKENS:
-        raise InputError(f"{folder}: task_seq_len is {length!s:.40}, not a number of tokens up to {_MOST_TOKENS}")
     with _quiet() as transformers:
         if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
             raise InputError(
@@ -134,6 +134,20 @@ def _check_size(net: nn.Module, state: Mapping[str, Tensor], name: str) -> None:
         )
 
 
+def _check_layers(content: Mapping[str, Any], tensors: int, name: str) -> None:
+    """Raise InputError, before any is built, if a network has more layers than its weights have tensors."""
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            _check_layers(value, tensors, name)
+        elif _OF_LAYERS.search(key):
+            counts = [count for count in (value if isinstance(value, list) else [value]) if isinstance(count, int)]
+            if sum(counts) > tensors:
+                raise InputError(
+                    f"{name}: {key} of its configuration is {value!s:.40}, the weights have {tensors} tensors: is it "
+                    "the configuration of another network?"
+                )
+
+
 def _make_plain(config: Any) -> None:
     """Change what would need a download, or other inputs, at inference."""
     parts: list[Any] = [config, getattr(config, "backbone_config", None)]
@@ -172,23 +186,30 @@ def _built(name: str, make: Any) -> Any:
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # the library raises nearly any for a wrong configuration or weights
-        raise InputError(f"{name}: transformers refuses it: {one_line(error)[:300]}") from error
+        reason = f"unknown {error}" if isinstance(error, KeyError) else one_line(error)[:300]
+        raise InputError(f"{name}: transformers refuses it: {reason}") from error
 
 
 @contextmanager
 def _quiet() -> Iterator[Any]:
-    """Yield the module transformers, without its messages and progress bars: our own errors replace them."""
+    """Yield the module transformers, without its messages and progress bars: our own errors replace them.
+
+    It is offline: a configuration may name a backbone that it would look for on the hub.
+    """
     try:
         transformers = importlib.import_module("transformers")
+        hub = importlib.import_module("huggingface_hub.constants")
     except (ImportError, RuntimeError) as error:
         raise InputError(f"transformers cannot be imported ({one_line(error)[:200]})") from None
     logging = transformers.logging
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()
+    offline, hub.HF_HUB_OFFLINE = hub.HF_HUB_OFFLINE, True
     try:
         yield transformers
     finally:
+        hub.HF_HUB_OFFLINE = offline
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()

@@ -33,6 +33,8 @@ _NMS_THRESHOLD = 0.5
 _SCORE = 0.8
 """Both thresholds of the papers."""
 _LARGEST_SQUARE = 4096
+_MOST_TOKENS = 4096
+_LARGEST_MEAN = 1e6
 
 
 class TransformersNetwork:
@@ -88,7 +90,7 @@ class TransformersNetwork:
         Raises
         ------
         SeamsegError
-            if the network has other outputs than its configuration states
+            if the network has other outputs than its configuration states, or they are not finite
         """
         groups: dict[tuple[int, ...], list[int]] = {}
         for index, image in enumerate(images):
@@ -107,6 +109,10 @@ class TransformersNetwork:
         columns = len(self.classes.columns)
         if scores.shape[2] != columns + 1:
             raise SeamsegError(f"the network scores {scores.shape[2] - 1} classes, its configuration names {columns}")
+        for values, name in ((scores, self.family.class_logits), (masks, self.family.mask_logits)):
+            if not torch.isfinite(values).all():
+                advice = "are its weights damaged?" if self.precision == "float32" else "use `precision=fp32`"
+                raise SeamsegError(f"the network's {name} are not finite: {advice}")
         scores = used_logits(scores, self.classes.columns)
         classes = np.array([index for index in self.classes.columns if index is not None])
         num_stuff = self.classes.metadata.num_stuff
@@ -177,7 +183,7 @@ class TransformersModel:
         self._processor = read_processor(self._folder)
         self.family = _family(content, self._processor, self.name)
         self.side = _square(content, self.name) if self.family.square else None
-        self._task_length = content.get("task_seq_len", 77)
+        self._task_length = _task_length(content, self.name) if self.family.task else 0
         self._classes = identify(_names(content, self.name), self.name, _things(self._folder, self._processor), meta)
         self.metadata = self._classes.metadata
         self.config = self._config(options)
@@ -196,8 +202,10 @@ class TransformersModel:
         for name, default in (("mean", _MEAN), ("std", _STD)):
             values = self._processor.get(f"image_{name}") or default
             numbers = values if isinstance(values, Sequence) and not isinstance(values, str) else ()
-            if len(numbers) != 3 or not all(isinstance(value, (int, float)) for value in numbers):
+            if len(numbers) != 3 or not all(isinstance(v, (int, float)) and abs(v) < _LARGEST_MEAN for v in numbers):
                 raise InputError(f"{self.name}: in the settings of its processor, image_{name} must be three numbers")
+            if name == "std" and min(numbers) <= 0:
+                raise InputError(f"{self.name}: in the settings of its processor, image_std must be positive")
             keys[f"dataloader.rgb_{name}"] = tuple(numbers)
         return neutral_config(self.kind, keys, self.name, options, ("general", "dataloader"))
 
@@ -268,6 +276,14 @@ def _square(content: Mapping[str, Any], name: str) -> int:
     if len(set(map(str, sides))) != 1 or not isinstance(sides[0], int) or not 0 < sides[0] <= _LARGEST_SQUARE:
         raise InputError(f"{name}: image_size is {value!s:.40}, not the side of a square up to {_LARGEST_SQUARE}")
     return sides[0]
+
+
+def _task_length(content: Mapping[str, Any], name: str) -> int:
+    """Return the number of tokens of the task that a network reads."""
+    value = content.get("task_seq_len", 77)
+    if not isinstance(value, int) or not 0 < value <= _MOST_TOKENS:
+        raise InputError(f"{name}: task_seq_len is {value!s:.40}, not a number of tokens from 1 to {_MOST_TOKENS}")
+    return value
 
 
 def _stored_size(processor: Mapping[str, Any]) -> tuple[int, int]:

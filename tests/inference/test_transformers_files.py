@@ -1,0 +1,235 @@
+"""Weights and configurations of networks of transformers: read safely, or refused in one line."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.fake_hub import FakeHub, fake_hub
+from support.tiny_transformers import (
+    CITYSCAPES,
+    SMALL,
+    SWIN,
+    assert_equal,
+    build,
+    edit,
+    photo,
+    refusal,
+    save,
+)
+
+import seamseg
+from seamseg.checkpoints.model_path import digest
+from seamseg.utils.errors import SeamsegError
+
+__all__ = ["fake_hub"]
+pytest.importorskip("transformers")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of Mask2Former, to write to."""
+    return save("mask2former", tmp_path / "net")
+
+
+# --- weights
+
+
+def test_pickled_weights(folder: Path) -> None:
+    image, net = photo(40, 60), build("mask2former")
+    expected = seamseg.load(folder, **SMALL).raw([image])[0]
+    (folder / "model.safetensors").unlink()
+    assert "holds no weights: neither model.safetensors nor pytorch_model.bin" in refusal(folder)
+    torch.save(net.state_dict(), folder / "pytorch_model.bin")
+    assert_equal(seamseg.load(folder, **SMALL).raw([image])[0], expected)
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"a": _Bomb()}))
+    assert "pytorch_model.bin" in refusal(folder)
+    torch.save({"a": _Bomb()}, folder / "pytorch_model.bin")
+    assert "pytorch_model.bin" in refusal(folder)
+    assert not Path("bomb-went-off").exists()
+
+
+class _Bomb:
+    def __reduce__(self) -> Any:
+        return (open, ("bomb-went-off", "w"))
+
+
+def test_digest_is_of_all_that_decides_a_result(folder: Path) -> None:
+    found = [digest(folder)]
+    for name in ("config.json", "preprocessor_config.json", "own_panoptic.json", "tokenizer.json"):
+        with open(folder / name, "a") as file:
+            file.write(" ")
+        found.append(digest(folder))
+    (folder / "README.md").write_text("# A card\n")
+    assert len({*found, digest(folder)}) == len(found)
+
+
+def test_shards(folder: Path) -> None:
+    expected = seamseg.load(folder, **SMALL).raw([photo(40, 60)])[0]
+    one = digest(folder)
+    (folder / "model.safetensors").unlink()
+    build("mask2former").save_pretrained(folder, max_shard_size="50KB")
+    assert len(list(folder.glob("model-*-of-*.safetensors"))) > 1
+    assert_equal(seamseg.load(folder, **SMALL).raw([photo(40, 60)])[0], expected)
+    assert digest(folder) != one
+    next(folder.glob("model-00002-of-*.safetensors")).unlink()
+    assert "model-00002-of-" in refusal(folder)
+    index = folder / "model.safetensors.index.json"
+    edit(index, weight_map={"a": "../model.safetensors"})
+    assert "is not a file of weights beside it" in refusal(folder)
+    edit(index, weight_map={})
+    assert "lists no files of weights" in refusal(folder)
+
+
+def test_damaged_and_incomplete_weights(folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    file = folder / "model.safetensors"
+    # clones: the library maps the file into memory
+    state, whole = {key: value.clone() for key, value in load_file(file).items()}, file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    assert "truncated, damaged, or not a safetensors file" in refusal(folder)
+    save_file({key: value for key, value in state.items() if "class_predictor" not in key}, file)
+    message = refusal(folder)
+    assert (
+        "the weights lack 2 tensors of a Mask2FormerForUniversalSegmentation, such as class_predictor.bias" in message
+    )
+    save_file({**state, "class_predictor.weight": torch.zeros(3, 32)}, file)
+    wanted = "class_predictor.weight of the weights has the shape (3, 32), by the configuration it is (20, 32)"
+    assert wanted in refusal(folder)
+
+
+def test_outputs_that_are_not_finite(folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    file = folder / "model.safetensors"
+    state = {key: value.clone() for key, value in load_file(file).items()}
+    state["class_predictor.bias"][0] = float("nan")
+    save_file(state, file)
+    for precision, advice in (("fp32", "are its weights damaged?"), ("bf16", "use `precision=fp32`")):
+        model = seamseg.load(folder, precision=precision, **SMALL)
+        with pytest.raises(SeamsegError, match=f"class_queries_logits are not finite: {re.escape(advice)}"):
+            model.predict(photo(40, 60))
+
+
+# --- configurations
+
+
+def test_networks_of_other_kinds(folder: Path) -> None:
+    config = folder / "config.json"
+    edit(config, model_type="segformer")
+    assert "a network of type segformer makes no panoptic maps; supported types are mask2former" in refusal(folder)
+    edit(config, model_type="detr", architectures=["DetrForObjectDetection"])
+    assert "is a DetrForObjectDetection, which makes no panoptic maps; needed: DetrForSegmentation" in refusal(folder)
+    edit(config, model_type="eomt", architectures=None)
+    (folder / "preprocessor_config.json").write_text('{"do_split_image": true}')
+    assert "was trained for semantic segmentation" in refusal(folder)
+    edit(folder / "preprocessor_config.json", do_split_image=False)
+    edit(config, image_size=[64, 128])
+    assert "image_size is [64, 128], not the side of a square" in refusal(folder)
+
+
+def test_damaged_configuration(folder: Path) -> None:
+    config = folder / "config.json"
+    for text in (config.read_text()[:100], "[]", ""):
+        config.write_text(text)
+        assert str(config) in refusal(folder)
+    config.unlink()
+    assert "a network of transformers is a folder with config.json beside them" in refusal(folder)
+
+
+def test_remote_code(folder: Path) -> None:
+    edit(folder / "config.json", auto_map={"AutoModel": "evil.Net"})
+    (folder / "evil.py").write_text("raise SystemExit('run')")
+    assert "comes with code of its own (auto_map), which is never run" in refusal(folder)
+
+
+def test_misspelt_keys(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seamseg.load(folder, device="cpu")
+    assert capsys.readouterr().err == ""
+    edit(folder / "config.json", num_querys=5, an_older_key=1)
+    seamseg.load(folder, device="cpu")
+    error = capsys.readouterr().err
+    assert error.endswith("unknown key 'num_querys', which has no effect: is it 'num_queries'?\n")
+    assert error.count("\n") == 1
+    edit(folder / "config.json", num_querys=None, num_queries="many")
+    assert "transformers refuses it" in refusal(folder)
+    edit(folder / "config.json", num_queries=6, backbone_config={"model_type": "unheard_of"})
+    assert refusal(folder).endswith("transformers refuses it: unknown 'unheard_of'")
+
+
+def test_a_configuration_of_a_larger_network(folder: Path) -> None:
+    edit(folder / "config.json", hidden_dim=1 << 15, encoder_layers=4)
+    assert "is it the configuration of another network?" in refusal(folder)
+
+
+def test_a_configuration_of_more_layers(tmp_path: Path) -> None:
+    """Not one is built: a network of so many would take all memory and hours."""
+    for family, changes in (
+        ("mask2former", {"encoder_layers": 10**9}),
+        ("mask2former", {"backbone_config": {**SWIN, "depths": [1, 1, 10**9, 1]}}),
+        ("eomt", {"num_hidden_layers": 10**9}),
+        ("eomt", {"num_upscale_blocks": 10**9}),
+        ("detr", {"decoder_layers": 10**9}),
+    ):
+        folder = save(family, tmp_path / "net")
+        edit(folder / "config.json", **changes)
+        assert "is it the configuration of another network?" in refusal(folder)
+
+
+def test_length_of_the_task(tmp_path: Path) -> None:
+    folder = save("oneformer", tmp_path / "net")
+    for value in (10**10, "many", 0, -3):
+        edit(folder / "config.json", task_seq_len=value)
+        assert f"task_seq_len is {value}, not a number of tokens" in refusal(folder)
+
+
+def test_missing_tokenizer(tmp_path: Path) -> None:
+    folder = save("oneformer", tmp_path / "net")
+    (folder / "vocab.json").write_text("{")
+    assert "tokenizer: transformers refuses it" in refusal(folder)
+    (folder / "vocab.json").unlink()
+    assert "holds no tokenizer" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("tta", "flip"), ("tta_fusion", "max"), ("compile", True), ("cuda_graphs", True), ("pad_to", 32), ("config", "x")],
+)
+def test_options_without_effect(folder: Path, option: str, value: object) -> None:
+    assert refusal(folder, **{option: value}).startswith(f"`{option}` ")
+
+
+def test_overrides(folder: Path) -> None:
+    assert "has no effect on" in refusal(folder, overrides=["optimizer.lr=1"])
+    assert "has no effect on" in refusal(folder, overrides=["general.kind=semantic"])
+
+
+# --- classes
+
+
+def test_missing_and_foreign_classes(folder: Path) -> None:
+    edit(folder / "config.json", id2label=None, label2id=None, num_labels=19)
+    assert "its configuration names no class" in refusal(folder)
+    edit(folder / "config.json", id2label=dict(enumerate([*CITYSCAPES[:-1], "tricycle"])))
+    assert "most are those of cityscapes, but it has 'tricycle'" in refusal(folder)
+    edit(folder / "config.json", id2label={"1": "road", "2": "car"})
+    assert "no valid id2label" in refusal(folder)
+    edit(folder / "config.json", id2label=["road"])
+    assert "no valid id2label" in refusal(folder)
+
+
+# --- the hub
+
+
+@pytest.mark.parametrize("family", ["mask2former", "detr"])
+def test_a_backbone_of_the_hub_is_not_looked_for(fake_hub: FakeHub, tmp_path: Path, family: str) -> None:
+    folder = save(family, tmp_path / "net")
+    for name in ("someone/backbone", "hf-hub:someone/backbone"):
+        edit(folder / "config.json", backbone=name, backbone_config=None, use_timm_backbone="hub:" in name)
+        assert "transformers refuses it" in refusal(folder)
+    assert fake_hub.requests == []
