@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--licence",
         default="",
         metavar="TEXT",
-        help="licence of the weights, stated in the file (default: that of the model card of a network of transformers)",
+        help="licence of the weights, stated in the file (default: that of the model card, of transformers)",
     )
     parser.add_argument("--force", action="store_true", help="overwrite an existing file")
     add_foreign_model_options(parser)
