@@ -187,7 +187,17 @@ def _built(name: str, make: Any) -> Any:
         raise
     except Exception as error:  # the library raises nearly any for a wrong configuration or weights
         reason = f"unknown {error}" if isinstance(error, KeyError) else one_line(error)[:300]
+        if _is_of_the_hub(error):
+            reason = "it names a backbone that is not in the folder, which is not downloaded"
         raise InputError(f"{name}: transformers refuses it: {reason}") from error
+
+
+def _is_of_the_hub(error: BaseException | None) -> bool:
+    """Return whether an error, or a cause of it, is that of a file that is neither local nor downloaded."""
+    if error is None:
+        return False
+    own = type(error).__name__ in ("OfflineModeIsEnabled", "LocalEntryNotFoundError")
+    return own or _is_of_the_hub(error.__cause__ or error.__context__)
 
 
 @contextmanager
