@@ -10,6 +10,7 @@ import torch
 from support.dead_workers import oom_kills
 
 
+@pytest.mark.slow
 def test_tests_set_their_threads_themselves():
     done = subprocess.run(
         [sys.executable, "-c", "import torch; print(torch.get_num_threads())"], capture_output=True, text=True
@@ -17,6 +18,7 @@ def test_tests_set_their_threads_themselves():
     assert (torch.get_num_threads(), done.stdout) == (1, "1\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("death", "how"), [("os.kill(os.getpid(), 9)", "killed by SIGKILL"), ("os._exit(3)", "exit code 3")]
 )

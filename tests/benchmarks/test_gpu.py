@@ -98,6 +98,7 @@ def test_the_next_run_reads_the_copy(bench):
     assert gpu.Session(bench.machine, bench.out).records == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "limit", "status", "reason"),
     [

@@ -169,6 +169,7 @@ def evil(path: Path, content: Any, old: bool = False) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("old", [False, True], ids=["zip", "old"])
 @pytest.mark.parametrize(
     ("content", "expected"),

@@ -107,6 +107,7 @@ def test_a_signal_ends_it_after_the_requests_in_progress(model: Path, number: in
         assert (process.returncode, out.replace("computing\n", ""), err) == (0, "False\n", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_signal_ends_it_while_the_network_computes(model: Path, times: int) -> None:
     # the first request of the two, and after the signal the other one, would keep the network busy for ten minutes
@@ -133,6 +134,7 @@ def test_a_signal_ends_it_while_the_network_computes(model: Path, times: int) ->
     assert (process.returncode, err) == (times - 1, said)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts threads in /proc")
 def test_openmp_has_threads_for_one_thread_only(tmp_path: Path) -> None:
     # with two teams there are more threads than cores, none spins, and small networks are slow

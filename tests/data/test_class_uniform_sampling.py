@@ -23,6 +23,7 @@ def images(count: int = 400) -> list[ImageInfo]:
     ]
 
 
+@pytest.mark.slow
 def test_classes_are_drawn_equally_often():
     every = images()
     replace = ClassUniformSampling(every, 1.0)

@@ -140,6 +140,7 @@ def test_error_of_a_killed_worker(make_folder, kind, name, advice):
     assert not isinstance(error.value, InputError)
 
 
+@pytest.mark.slow
 def test_error_of_a_worker_killed_during_a_step(make_folder):
     """The error is raised while the main process works on a batch."""
     data = dataset(make_folder(SIZES), Dying)

@@ -75,6 +75,7 @@ def test_an_invalid_category(score, content, key, value):
         score(content)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["segments_info", "categories", "images", "annotations"])
 def test_ids_of_equal_hash_are_refused_in_time(score, content, what):
     """A table of them takes time that grows with the square of their number: half an hour for a file of some MB."""

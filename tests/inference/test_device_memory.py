@@ -218,6 +218,7 @@ def test_out_of_memory_in_a_training_step(error):
         Trainer._step(trainer, 0, [fed])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the address space of a process")
 def test_a_cpu_without_enough_memory(tmp_path):
     """A large photo fails alone, or is processed in tiles; nothing is slower afterwards."""

@@ -366,6 +366,7 @@ def test_classifiers_and_metadata_are_read(tmp_path):
     assert re.fullmatch(r"\d+", str(checked.memory_limit))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("what", "count"), [("bytes", 140), ("graphs", 60)])
 def test_random_mutations_end_in_one_line(tmp_path, what, count):
     """Each in a process with limits of memory and time, which none of them may crash."""

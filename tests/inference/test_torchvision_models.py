@@ -72,6 +72,7 @@ def test_detections_are_those_of_torchvision(files: dict[str, Path], name: str) 
         assert found.mask_logits is None
 
 
+@pytest.mark.slow
 def test_results_sizes_and_options(files: dict[str, Path]) -> None:
     model = f"torchvision:{NAMES[0]}?weights={files[NAMES[0]]}"
     assert seamseg.load(model, device="cpu").input_size.of((3000, 4000)) == (800, 1066)

@@ -122,6 +122,7 @@ def test_mixed_sizes_are_as_one_by_one(folders: dict[str, Path], family: str) ->
         assert_equal(together, model.network.run([image])[0])
 
 
+@pytest.mark.slow
 def test_without_torchvision(folders: dict[str, Path]) -> None:
     """The processors of transformers, which fail without it, have no part in a result."""
     program = (

@@ -187,9 +187,8 @@ def test_detections(case):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    "name", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("single0", "single1")), "single2"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["single0", "single1", "single2"])
 def test_detections_in_float64(name, golden_net, cityscapes):
     """Nearly all are within 0.01 pixels and 1e-4; the rest is the rounding of the original."""
     net = copy.deepcopy(golden_net).double()

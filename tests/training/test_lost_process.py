@@ -38,6 +38,7 @@ def check(folder, codes, killed, size):
         assert "Traceback" not in text, text
 
 
+@pytest.mark.slow
 def test_the_other_process_ends_when_one_is_killed(folder):
     launch(run_forked, 1, folder, "forward", signal.SIGKILL, 2, seconds=240)
     check(folder, json.loads((folder / "codes.json").read_text()), True, 2)

@@ -276,6 +276,7 @@ def _objects(folder: Path, name: str, count: int, segmentation: list) -> str:
     return f"'{folder / name}', {{'train': ('{folder / 'photos'}', '{folder / name}.json')}}"
 
 
+@pytest.mark.slow
 @linux
 def test_objects_that_take_memory_and_time(tmp_path: Path) -> None:
     corners = np.random.default_rng(0).integers(-60_000, 60_000, 80_000).tolist()

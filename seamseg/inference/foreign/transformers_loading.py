@@ -208,7 +208,7 @@ def _quiet() -> Iterator[Any]:
     """
     try:
         transformers = importlib.import_module("transformers")
-        hub = importlib.import_module("huggingface_hub.constants")
+        hub: Any = importlib.import_module("huggingface_hub.constants")
     except (ImportError, RuntimeError) as error:
         raise InputError(f"transformers cannot be imported ({one_line(error)[:200]})") from None
     logging = transformers.logging
