@@ -278,7 +278,7 @@ def test_a_pickle_under_another_name_is_not_loaded(run: Path, copy: Path) -> Non
 def test_foreign_weights(copy: Path) -> None:
     path = copy / "model.safetensors"
     save_file({"conv1.weight": torch.zeros(2), "fc.weight": torch.zeros(3)}, path)
-    assert refusal(copy).startswith(f"{path}: not the weights of a network of seamseg, whose tensors are named `body.*`")
+    assert refusal(copy).startswith(f"{path}: not the weights of a network of seamseg, whose tensors are named `body")
     save_file({"body.conv1.weight": torch.zeros(2)}, path)
     assert refusal(copy).endswith("has no rpn_head, roi_head: pre-trained weights, not a whole network")
 
