@@ -81,6 +81,7 @@ def figures() -> list[Figure]:
         _bodies,
         _memory,
         _cases,
+        _queries,
         _pairs,
         _training,
         _large_runs,
@@ -235,6 +236,21 @@ def _cases() -> Iterator[Figure]:
         text = f"| {words} | `{name}.py` | {{}} {unit} | {row['peer'].removesuffix('_')} {{}} {unit} | {{}} |"
         page, factor = INPLACE_ABN if name == "abn" else PERFORMANCE, 1e-3 if unit == "s" else 1.0
         yield Figure(page, text, (factor * row["ours_ms"], factor * row["peer_ms"], row["ratio"]))
+
+
+def _queries() -> Iterator[Figure]:
+    for size, words in (("1024x2048", "2 megapixels"), ("3000x4000", "12 megapixels")):
+        rows = load("merge_queries")["rows"][size]
+        ours, peer = rows["C library"], rows["transformers"]
+        text = f"| merging 40 masks of queries at {words} | `merge_queries.py` | {{}} s | transformers {{}} s | {{}} |"
+        yield Figure(PERFORMANCE, text, (ours["seconds"], peer["seconds"], peer["seconds"] / ours["seconds"]))
+        text = "| the same, peak memory | `merge_queries.py` | {} MB | transformers {} MB | {} |"
+        if size == "3000x4000":
+            memory = ours["peak_mb"], peer["peak_mb"]
+            yield Figure(PERFORMANCE, text, (*memory, memory[0] / memory[1]))
+            text = "12 megapixels takes {} s and {} MB, that of the processor of transformers {} s and {} MB"
+            both = ours["seconds"], memory[0], peer["seconds"], memory[1]
+            yield Figure("docs/how-to/foreign_networks.md", text, both)
 
 
 def _pairs() -> Iterator[Figure]:
