@@ -67,6 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="time each stage of a prediction (default: with random weights)",
     )
+    measured.add_argument(
+        "--meta", "--classes-file", metavar="F", help="classes of a model of transformers, if they are not well known"
+    )
     measured.add_argument("--size", default="1024x2048", metavar="HxW", help="image size (default: 1024x2048)")
     measured.add_argument("--rounds", type=int, default=5, metavar="N", help="number of runs (default: 5)")
     measured.add_argument("--precision", default="fp32", metavar="P", help="fp32, bf16, fp16 or auto (default: fp32)")
@@ -128,7 +131,8 @@ def _bench(args: argparse.Namespace) -> int:
     from seamseg.doctor.backends import parse
     from seamseg.doctor.bench import measure
 
-    report = measure(args.bench or None, size, args.rounds, args.device, args.precision, parse(args.formats))
+    formats = parse(args.formats)
+    report = measure(args.bench or None, size, args.rounds, args.device, args.precision, formats, args.meta)
     print(json.dumps(report, indent=1)) if args.json else _print_bench(report)
     return 0
 

@@ -80,6 +80,7 @@ def _convert(net: ExportNet, size: tuple[int, int], opset: int, multiple: int | 
     model = made.model_proto
     _strip(model)
     _pool_samples(model.graph)
+    _gather_from_lines(model.graph)
     return model
 
 
@@ -142,6 +143,22 @@ def _pool_samples(graph: onnx.GraphProto) -> None:
         graph.node.remove(pool)
     for value in [value for value in graph.value_info if value.name in merged]:
         graph.value_info.remove(value)
+
+
+def _gather_from_lines(graph: onnx.GraphProto) -> None:
+    """Make Gather of each GatherND whose indices are constant: a reader of the file cannot check many of the latter."""
+    weights = {weight.name: weight for weight in graph.initializer}
+    shapes = {value.name: [side.dim_value for side in value.type.tensor_type.shape.dim] for value in graph.value_info}
+    for place, node in reversed(list(enumerate(graph.node))):
+        shape = shapes.get(node.input[0], []) if node.op_type == "GatherND" else []
+        index = onnx.numpy_helper.to_array(weights[node.input[1]]) if shape and node.input[1] in weights else None
+        if index is None or index.shape[-1] != len(shape) or index.min() < 0 or not all(shape):
+            continue
+        line, flat = (f"{node.output[0]}_{part}" for part in ("line", "flat"))
+        for name, values in ((f"{line}_shape", np.array([-1])), (flat, np.ravel_multi_index([*index.T], shape).T)):
+            graph.initializer.append(onnx.numpy_helper.from_array(values.astype(np.int64), name))
+        graph.node.insert(place, onnx.helper.make_node("Reshape", [node.input[0], f"{line}_shape"], [line]))
+        node.CopyFrom(onnx.helper.make_node("Gather", [line, flat], [*node.output], axis=0))
 
 
 def _ints(*values: int) -> Any:

@@ -36,6 +36,7 @@ def measure(
     device: str = "cpu",
     precision: str = "fp32",
     backends: Sequence[str] = (),
+    meta: str | Path | None = None,
 ) -> dict[str, Any]:
     """Measure the duration of each stage of a prediction, and of the network in each backend.
 
@@ -46,6 +47,7 @@ def measure(
     rounds : runs after a warm-up run; medians are reported
     device, precision : as for `seamseg predict`
     backends : names from :func:`seamseg.doctor.backends.parse`; none if empty, or for a network of another library
+    meta : classes of a network of another library, as for `seamseg predict`
 
     Returns
     -------
@@ -61,13 +63,15 @@ def measure(
     if rounds < 1:
         raise InputError(f"`rounds` must be at least 1, not {rounds}")
     chosen, shortest = choose_device(device), min(size)
+    if meta is not None and (model is None or not is_foreign(local_model(model))):
+        raise InputError("`meta` is for networks of transformers and torchvision")
     foreign, licence = False, ""
     if model is None:
         predictor = random_predictor(chosen, shortest, precision)
     else:
         options = InferenceOptions(shortest_size=shortest, precision=precision)
         path = local_model(model)
-        opened = open_for_inference(path, chosen, options=options)
+        opened = open_for_inference(path, chosen, meta=meta, options=options)
         predictor = build_predictor(opened, options)
         foreign, licence = is_foreign(path), getattr(opened, "licence", "")
     with tempfile.TemporaryDirectory(prefix="seamseg-bench-") as folder:

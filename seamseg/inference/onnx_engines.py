@@ -157,7 +157,14 @@ def _open_openvino(path: Path, part: str) -> OnnxSession:
         settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
         if part == "CPU":
             settings["INFERENCE_NUM_THREADS"] = _threads()
-        compiled = core.compile_model(model, part, settings)
+        try:
+            compiled = core.compile_model(model, part, settings)
+        except RuntimeError as error:
+            if "snippets" not in str(error):
+                raise
+            # its fusion of small operators fails on some graphs, such as that of Mask2Former
+            settings["SNIPPETS_MODE"] = "DISABLE"
+            compiled = core.compile_model(model, part, settings)
     except Exception as error:  # RuntimeError and types of its own
         raise _unreadable(path, error) from None
     run = OpenvinoRun(compiled, lambda: core.compile_model(model, part, settings))

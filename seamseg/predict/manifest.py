@@ -347,11 +347,16 @@ class ManifestFolder:
         return True
 
     def _is_complete(self, line: Line) -> bool:
-        # a power failure can leave an empty file
         try:
-            return all(os.stat(self.out / output).st_size > 0 for output in line["outputs"])
+            return is_whole(line, lambda output: os.stat(self.out / output).st_size)
         except OSError:
             return False
+
+
+def is_whole(line: Line, size: Callable[[str], int]) -> bool:
+    """Return whether the outputs of a photo are there; `size` gives the bytes of one, -1 if it is missing."""
+    # a power failure can leave an empty file
+    return all(size(output) >= (output not in line.get("empty", ())) for output in line["outputs"])
 
 
 def without_part(part: Part | None) -> str:

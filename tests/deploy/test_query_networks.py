@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
+from onnx import helper
 from PIL import Image
 from support.micro import micro, seamseg_main
 from support.serving import png, serving
@@ -15,6 +18,7 @@ from support.tiny_transformers import CITYSCAPES, SIDE, build, save
 import seamseg
 from seamseg.deploy.compare import compare
 from seamseg.deploy.export import ExportOptions, export_model
+from seamseg.deploy.onnx import _gather_from_lines
 from seamseg.formats.metadata import read_metadata
 from seamseg.inference.exported import ExportedModel
 from seamseg.inference.options import InferenceOptions
@@ -119,7 +123,7 @@ def test_commands_take_the_file(
     assert seamseg_main("predict", file, tmp_path / "a.png", tmp_path / "out", "--format", "coco", *words) == 0
     assert (tmp_path / "out" / "panoptic" / "a.png").exists()
     with serving(seamseg.load(file, **SURE)) as client:
-        assert client.post("/predict", content=png(photo(40, 60))).status_code == 200
+        assert client.predict(png(photo(40, 60))).status == 200
 
 
 def refusal(model: object, out: Path, **options: Any) -> str:
@@ -153,6 +157,26 @@ def test_networks_that_cannot_be_exported(tmp_path: Path) -> None:
     oneformer = save("oneformer", tmp_path / "oneformer")
     wanted = "cannot be exported: it has the operator _is_all_true, which ONNX lacks"
     assert refusal(oneformer, out) == f"{oneformer}: {wanted}"
+
+
+def test_constant_indices_are_gathered_from_a_line() -> None:
+    """As of the padding of DETR: a file with GatherND of many indices would be refused."""
+    index = np.random.default_rng(0).integers(0, 3, (2, 1100, 2))
+    graph = helper.make_graph(
+        [helper.make_node("Neg", ["x"], ["y"]), helper.make_node("GatherND", ["y", "index"], ["found"])],
+        "graph",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, (3, 4))],
+        [helper.make_tensor_value_info("found", onnx.TensorProto.FLOAT, (2, 1100))],
+        [onnx.numpy_helper.from_array(index, "index")],
+        value_info=[helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, (3, 4))],
+    )
+    _gather_from_lines(graph)
+    assert [node.op_type for node in graph.node] == ["Neg", "Reshape", "Gather"]
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    (found,) = session.run(None, {"x": x})
+    np.testing.assert_array_equal(found, -x[index[..., 0], index[..., 1]])
 
 
 def test_comparison() -> None:

@@ -293,6 +293,11 @@ def test_classes_file_on_the_command_line(
     assert seamseg_main(*words) == 2
     assert "with --meta FILE" in capsys.readouterr().err
     assert seamseg_main(*words, "--classes-file", classes) == 0
+    bench = ("doctor", "--size", "32x64", "--rounds", 1, "--classes-file", classes, "--bench")
+    assert seamseg_main(*bench, folder) == 0
+    capsys.readouterr()
+    assert seamseg_main(*bench) == 2
+    assert "--meta is for networks of transformers and torchvision" in capsys.readouterr().err
 
 
 def test_licence(folder: Path) -> None:

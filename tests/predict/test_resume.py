@@ -33,6 +33,22 @@ def written(monkeypatch):
     return names
 
 
+@pytest.mark.parametrize("remote", [False, True])
+def test_photos_without_instances_are_done(micro_run, photos, tmp_path, seamseg_main, capsys, remote):
+    """The lists of their instances are empty files; another empty file is a lost one."""
+    out = tmp_path / "out"
+    words = ("predict", micro_run, photos, f"file://{out}" if remote else out, "--device", "cpu", "--workers", "0")
+    options = ("--format", "vistas", "--set", "roi.score_threshold=1")
+    assert seamseg_main(*words, *options) == 0
+    assert (out / "vistas" / "instances" / "a.txt").read_bytes() == b""
+    assert seamseg_main(*words, *options) == 0
+    assert "0 photos in" in (text := capsys.readouterr().err)
+    assert "3 were there already" in text
+    (out / "vistas" / "labels" / "b.png").write_bytes(b"")
+    assert seamseg_main(*words, *options) == 0
+    assert "2 were there already" in capsys.readouterr().err
+
+
 def test_missing_new_or_changed_photos_are_processed(micro_run, photos, tmp_path, seamseg_main, written, capsys):
     out = tmp_path / "out"
 

@@ -117,9 +117,15 @@ def planned_outputs(writers: Sequence[Writer[Any]], sources: Sequence[Source | C
                 yield from writer.paths(source)
 
 
-def output_names(scratch: ScratchDir, source: Source) -> list[str]:
-    """Return the planned files of a photo, relative to the folder of the writers."""
-    return [path.relative_to(scratch.folder).as_posix() for writer in scratch.writers for path in writer.paths(source)]
+def outputs_of(scratch: ScratchDir, source: Source) -> Line:
+    """Return the entries of a line about the planned files of a photo, relative to the folder of the writers.
+
+    `empty` has those without a byte, such as a list of no instances.
+    """
+    paths = [path for writer in scratch.writers for path in writer.paths(source)]
+    names = [path.relative_to(scratch.folder).as_posix() for path in paths]
+    empty = [name for name, path in zip(names, paths) if path.stat().st_size == 0]
+    return {"outputs": names, "empty": empty} if empty else {"outputs": names}
 
 
 def unknown_outputs(address: str) -> InputError:

@@ -15,7 +15,7 @@ from seamseg.predict.sinks.base import (
     Sink,
     SinkWriter,
     finish_formats,
-    output_names,
+    outputs_of,
     planned_outputs,
     unknown_outputs,
 )
@@ -76,7 +76,7 @@ class _FolderWriter:
         yield self._out
 
     def commit(self, source: Source, scratch: ScratchDir, line: Line) -> None:
-        self._manifest.add({**line, "outputs": output_names(scratch, source)})
+        self._manifest.add({**line, **outputs_of(scratch, source)})
 
     def skip(self, line: Line) -> None:
         self._manifest.add(line)

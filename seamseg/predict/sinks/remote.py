@@ -15,14 +15,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from seamseg.predict.manifest import Done, Line, ManifestFolder, ManifestNames, differences, parsed, without_part
+from seamseg.predict.manifest import (
+    Done,
+    Line,
+    ManifestFolder,
+    ManifestNames,
+    differences,
+    is_whole,
+    parsed,
+    without_part,
+)
 from seamseg.predict.part import Part
 from seamseg.predict.sinks.base import (
     EarlierResults,
     Sink,
     SinkWriter,
     finish_formats,
-    output_names,
+    outputs_of,
     planned_outputs,
     unknown_outputs,
 )
@@ -230,7 +239,7 @@ class StoredSink(Sink):
             self.check_existing(local, sources, names)
 
             def is_complete(line: Line) -> bool:
-                return line["status"] != "ok" or all(names.get(output, 0) > 0 for output in line["outputs"])
+                return line["status"] != "ok" or is_whole(line, lambda name: names.get(name, -1))
 
             # lines without outputs must go: a later shard may get the same number
             local.merge(keep=is_complete)
@@ -323,7 +332,7 @@ class _UrlWriter(StoredWriter):
     def commit(self, source: Source, scratch: ScratchDir, line: Line) -> None:
         for name in scratch.files():
             self._store.put(scratch.folder / name, name)
-        self._add({**line, "outputs": output_names(scratch, source)})
+        self._add({**line, **outputs_of(scratch, source)})
 
     def skip(self, line: Line) -> None:
         self._add(line)
