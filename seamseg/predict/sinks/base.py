@@ -124,7 +124,7 @@ def outputs_of(scratch: ScratchDir, source: Source) -> Line:
     """
     paths = [path for writer in scratch.writers for path in writer.paths(source)]
     names = [path.relative_to(scratch.folder).as_posix() for path in paths]
-    empty = [name for name, path in zip(names, paths) if path.stat().st_size == 0]
+    empty = [name for name, path in zip(names, paths) if path.is_file() and path.stat().st_size == 0]
     return {"outputs": names, "empty": empty} if empty else {"outputs": names}
 
 
