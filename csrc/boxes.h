@@ -2,6 +2,7 @@
 // processors, the GPU and plain torch give the same bits. CPU sources that include this switch contraction off.
 #pragma once
 
+#include "rounding.h"
 #include "types.h"
 
 namespace seamseg {
@@ -10,15 +11,6 @@ template <class T>
 struct Box {
   T y0, x0, y1, x1;
 };
-
-// A product that no sum is fused with.
-#if defined(__CUDA_ARCH__) || defined(SEAMSEG_EMULATED)
-SEAMSEG_HD float product(float a, float b) { return __fmul_rn(a, b); }
-SEAMSEG_HD double product(double a, double b) { return __dmul_rn(a, b); }
-#else
-SEAMSEG_HD float product(float a, float b) { return a * b; }
-SEAMSEG_HD double product(double a, double b) { return a * b; }
-#endif
 
 template <class T>
 SEAMSEG_HD T smaller(T a, T b) {

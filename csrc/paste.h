@@ -1,16 +1,13 @@
 // Which cells of an instance's mask a pixel reads, for both sides. The order of operations is that of the plain form,
-// and a product is never left to be fused with a sum: float products are exact in double.
+// and a product is never left to be fused with a sum.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 
-#include "compilers.h"
+#include "rounding.h"
 
 namespace seamseg {
-
-// A product that is rounded to float before anything else happens to it.
-SEAMSEG_HD float paste_product(float a, float b) { return static_cast<float>(static_cast<double>(a) * b); }
 
 // The pixels start .. stop along one axis that a box can reach; centre c of the axis (0 .. 1) reads begin + c * extent.
 struct PasteAxis {
@@ -30,8 +27,8 @@ SEAMSEG_HD PasteAxis paste_axis(float low, float high, int64_t size, int64_t cel
   axis.start = start > 0 ? static_cast<int64_t>(start) : 0;
   axis.stop = stop < static_cast<double>(size) ? static_cast<int64_t>(stop) : size;
   const float span = high - low;
-  axis.begin = paste_product(-low / span, static_cast<float>(cells));
-  axis.extent = paste_product((static_cast<float>(size) - low) / span, static_cast<float>(cells)) - axis.begin;
+  axis.begin = rounded_product(-low / span, static_cast<float>(cells));
+  axis.extent = rounded_product((static_cast<float>(size) - low) / span, static_cast<float>(cells)) - axis.begin;
   return axis;
 }
 
@@ -44,7 +41,7 @@ struct PasteTap {
 SEAMSEG_HD PasteTap paste_tap(const PasteAxis& axis, int64_t pixel) {
   const float centre = (static_cast<float>(pixel) + 0.5f) / static_cast<float>(axis.size);
   const float low = -2.0f, high = static_cast<float>(axis.cells) + 2.0f;
-  float s = axis.begin + paste_product(centre, axis.extent);
+  float s = axis.begin + rounded_product(centre, axis.extent);
   s = s > low ? (s < high ? s : high) : low;  // NaN too
   const float k = floorf(s - 0.5f);
   const float fraction = s - 0.5f - k;

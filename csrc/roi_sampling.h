@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "rounding.h"
 #include "types.h"
 
 namespace seamseg {
@@ -29,28 +30,16 @@ struct RoiTap {
   B weight_first, weight_second;
 };
 
-// A product that is rounded by itself: the compiler must not fuse it with the sum that follows, as torch does not.
-template <class B>
-SEAMSEG_HD B rounded_product(B a, B b) {
-#if defined(__CUDA_ARCH__)
-  if constexpr (sizeof(B) == sizeof(double)) return __dmul_rn(a, b);
-  return __fmul_rn(a, b);
-#else
-  volatile B product = a * b;
-  return product;
-#endif
-}
-
 template <class B>
 SEAMSEG_HD B roi_corner(B corner, double scale, bool mapped) {
   const B half = static_cast<B>(0.5);
-  return mapped ? rounded_product<B>(corner - half, static_cast<B>(scale)) + half : corner;
+  return mapped ? rounded_product(corner - half, static_cast<B>(scale)) + half : corner;
 }
 
 template <class B>
 SEAMSEG_HD B roi_centre(B low, B high, int64_t bin, int64_t bins) {
   const B step = (static_cast<B>(bin) + static_cast<B>(0.5)) / static_cast<B>(bins);
-  return low + rounded_product<B>(step, high - low);
+  return low + rounded_product(step, high - low);
 }
 
 SEAMSEG_HD int64_t roi_clamp(int64_t k, int64_t size) { return k < 0 ? 0 : (k >= size ? size - 1 : k); }

@@ -1,6 +1,7 @@
 // Bilinear upsampling (align_corners off): where an output pixel lies among the source pixels of an axis.
 #pragma once
 
+#include "rounding.h"
 #include "types.h"
 
 namespace seamseg::upsampling {
@@ -20,11 +21,9 @@ inline float source_scale(int64_t size, int64_t padded) {
   return static_cast<float>(static_cast<double>(size) / static_cast<double>(padded));
 }
 
-// The product of two floats is exact in double, so it is rounded once and no compiler can fuse it with the sum: taps are
-// the same to the bit on every processor, and in plain torch.
+// Taps are the same to the bit on every processor, and in plain torch.
 SEAMSEG_HD Tap source_tap(int64_t i, int64_t size, float scale) {
-  const double product = static_cast<double>(static_cast<float>(i) + 0.5f) * static_cast<double>(scale);
-  float position = static_cast<float>(product) - 0.5f;
+  float position = rounded_product(static_cast<float>(i) + 0.5f, scale) - 0.5f;
   if (position < 0.0f) position = 0.0f;
   auto first = static_cast<int64_t>(position);
   if (first > size - 1) first = size - 1;
@@ -32,20 +31,10 @@ SEAMSEG_HD Tap source_tap(int64_t i, int64_t size, float scale) {
   return {first, second, position - static_cast<float>(first)};
 }
 
-// wa * a + wb * b, products rounded before they are added. The host compiler gets a flag for this.
-SEAMSEG_HD float mix(float wa, float a, float wb, float b) {
-#if defined(__CUDA_ARCH__)
-  return __fadd_rn(__fmul_rn(wa, a), __fmul_rn(wb, b));
-#else
-  return wa * a + wb * b;
-#endif
-}
-SEAMSEG_HD double mix(double wa, double a, double wb, double b) {
-#if defined(__CUDA_ARCH__)
-  return __dadd_rn(__dmul_rn(wa, a), __dmul_rn(wb, b));
-#else
-  return wa * a + wb * b;
-#endif
+// wa * a + wb * b, products rounded before they are added: on the host in files that include no_contraction.h.
+template <class W>
+SEAMSEG_HD W mix(W wa, W a, W wb, W b) {
+  return product(wa, a) + product(wb, b);
 }
 
 }  // namespace seamseg::upsampling

@@ -9,12 +9,7 @@
 
 #include "common.h"
 
-// before the functions that it is for
-#if defined(__clang__)
-#pragma clang fp contract(off)
-#elif defined(__GNUC__)
-#pragma GCC optimize("fp-contract=off")
-#endif
+#include "../no_contraction.h"
 #include "../boxes.h"
 
 namespace seamseg {

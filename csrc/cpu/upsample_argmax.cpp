@@ -4,13 +4,7 @@
 
 #include "common.h"
 
-// Products are rounded before they are added, also where the processor could fuse the two: ties fall as in plain torch.
-#if defined(__clang__)
-#pragma STDC FP_CONTRACT OFF
-#elif defined(__GNUC__)
-#pragma GCC optimize("fp-contract=off")
-#endif
-
+#include "../no_contraction.h"  // ties fall as in plain torch
 #include "upsample.h"
 
 namespace seamseg {

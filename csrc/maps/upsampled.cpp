@@ -10,13 +10,7 @@
 #include "../label_rows.h"
 #include "answer.h"
 
-// Products are rounded before they are added, also where the processor could fuse the two: the same bits as in numpy.
-#if defined(__clang__)
-#pragma STDC FP_CONTRACT OFF
-#elif defined(__GNUC__)
-#pragma GCC optimize("fp-contract=off")
-#endif
-
+#include "../no_contraction.h"
 #include "../fast_exp.h"
 
 namespace seamseg {
