@@ -64,7 +64,7 @@ class Session:
     def __init__(self, machine: Machine, out: Path) -> None:
         self.machine = machine
         self.out = out
-        self.name = f"{machine.device}{'_small' if machine.small else ''}"
+        self.name = ("gpu" if machine.device == "cuda" else "cpu") + ("_small" if machine.small else "")
         self.records: Records = {}
         for folder in dict.fromkeys((RESULTS, STATE, out)):
             for key, record in read(folder / f"{self.name}.json").items():

@@ -101,7 +101,9 @@ def state(results: Results) -> str:
         place = f"{record['date'][:10]}, {record['device']}"
         if record["status"] == "done":
             return place
-        return f"**{record['status']}** ({place}): {str(record['results'].get('reason', ''))[:120]}"
+        found = record["results"]
+        reason = f"{found['failed']} failed, {found['passed']} passed" if "passed" in found else found.get("reason", "")
+        return f"**{record['status']}** ({place}): {reason[:120]}"
 
     rows = [(code, compiled, emulated, outcome(step)) for code, compiled, emulated, step in STATE]
     return table(("code", "compiled (nvcc 13, sm_80, sm_90)", "without a GPU", "ran on a GPU"), rows)
@@ -214,7 +216,7 @@ def memory_figures(found: dict[str, Any]) -> Iterator[Figure]:
 def parity_figures(found: dict[str, Any]) -> Iterator[Figure]:
     """Yield the figures of the parity with the original."""
     for row in found["rows"]:
-        result = f"pyramid within {row['pyramid']:.0e}, {row['semantic']:.2%} of the pixels, PQ {row['PQ']:.3f}"
+        result = f"pyramid within {row['pyramid']:.0e}, {row['semantic']:.3%} of the pixels, PQ {row['PQ']:.3f}"
         yield "golden.py", f"seeded network against the original's numbers, {row['precision']}", result
 
 

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "compile": {"compile": True},
     "graphs": {"cuda_graphs": True},
+    "compile": {"compile": True},
     "both": {"compile": True, "cuda_graphs": True},
 }
 """What each is, as arguments of :class:`seamseg.inference.acceleration.Acceleration`."""
