@@ -13,10 +13,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from seamseg.config import components
 from seamseg.config.bodies import TIMM, layout_of
 from seamseg.config.experiments import near_files, packaged
 from seamseg.config.kinds import KINDS, PANOPTIC
-from seamseg.config.sections import CHANNELS, SECTIONS, Config
+from seamseg.config.sections import CHANNELS, SECTIONS, Config, NotLoaded
 from seamseg.config.values import ValueProblem, format_value, parse_value
 from seamseg.utils.errors import InputError, did_you_mean
 from seamseg.utils.files import read_bytes
@@ -25,8 +26,10 @@ from seamseg.utils.limits import CONFIG_BYTES
 _Texts = dict[str, dict[str, str]]
 
 
-def load_config(path: str | Path, kind: str | None = None, overrides: Sequence[str] = ()) -> Config:
-    """Read a configuration file (docs/contract.md, section 2).
+def load_config(
+    path: str | Path, kind: str | None = None, overrides: Sequence[str] = (), parts: Sequence[str] = ()
+) -> Config:
+    """Read a configuration file of the user (docs/contract.md, section 2), and import the components that it names.
 
     The kind of network is that of the override `general.kind=`, else of the file's `[general] kind`, else `kind`.
     Missing keys have the defaults of the kind, and so have keys that it ignores.
@@ -36,6 +39,7 @@ def load_config(path: str | Path, kind: str | None = None, overrides: Sequence[s
     path : the INI file, or the bare name of a packaged experiment
     kind : of a file that does not name one; panoptic if None
     overrides : `section.key=value` each
+    parts : modules and files of further components, see :func:`seamseg.config.components.load`
 
     Raises
     ------
@@ -55,21 +59,32 @@ def load_config(path: str | Path, kind: str | None = None, overrides: Sequence[s
         text = read_bytes(path, "config file", CONFIG_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InputError(f"{path}: not a config file: it is not UTF-8 text") from None
-    return config_from_string(text, kind, str(path), overrides)
+    return config_from_string(text, kind, str(path), overrides, parts, trusted=path.parent)
 
 
 def config_from_string(
-    text: str, kind: str | None = None, source: str = "config", overrides: Sequence[str] = ()
+    text: str,
+    kind: str | None = None,
+    source: str = "config",
+    overrides: Sequence[str] = (),
+    parts: Sequence[str] = (),
+    trusted: Path | None = None,
 ) -> Config:
-    """Read a configuration from INI text; `source` is its name in errors, other arguments as :func:`load_config`."""
+    """Read a configuration from INI text; `source` is its name in errors, other arguments as :func:`load_config`.
+
+    The components that it names are imported only if it is `trusted`, the folder of a file of the user. Those of a
+    model are not: its sections of components that are not registered stay as they are, see :class:`NotLoaded`.
+    """
     given = _read_ini(text, source)
     changes = [(override, *_split_override(override)) for override in overrides]
+    loaded = _load_components(given, changes, parts, trusted)
+    strict = trusted is not None
     own = given.get("general", {}).get("kind", kind or PANOPTIC)
     asked = [value for _, section, key, value in changes if (section, key) == ("general", "kind")]
     kind_is_from = "`overrides`" if asked else source
     texts = {section: dict(values) for section, values in _defaults(asked[-1] if asked else own, kind_is_from).items()}
     for section, values in given.items():
-        _merge(texts, section, values, source)
+        _merge(texts, section, values, source, strict)
     texts["general"]["kind"] = own
     if asked:
         _convert_weights(texts, own, asked[-1])
@@ -77,16 +92,32 @@ def config_from_string(
     for override, section, key, value in changes:
         _merge(texts, section, {key: value}, f"`overrides={override}`")
         origins[section, key] = "`overrides`"
+    for component in components.added_by(loaded):
+        if strict or components.KINDS[component.kind].evaluated:
+            texts.setdefault(component.section, {})
+    if loaded:
+        texts["general"]["components"] = ", ".join(loaded)
     _describe_body(texts, given, origins)
     _reset_ignored(texts, given, origins, source)
-    return _typed(texts, source, origins)
+    return _typed(texts, source, origins, strict)
+
+
+def _load_components(
+    given: _Texts, changes: Sequence[tuple[str, str, str, str]], parts: Sequence[str], trusted: Path | None
+) -> list[str]:
+    """Import the components that the user names; return their modules and files."""
+    of_file = given.get("general", {}).get("components", "") if trusted is not None else ""
+    asked = [value for _, section, key, value in changes if (section, key) == ("general", "components")]
+    names = (asked[-1] if asked else of_file).split(",")
+    return list(dict.fromkeys(components.load([*names, *parts], None if asked else trusted)))
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
     """Raise InputError for an override of an unknown section or key, before the configuration is at hand."""
     for override in overrides:
         section, key, value = _split_override(override)
-        _merge({name: {} for name in SECTIONS}, section, {key: value}, f"`overrides={override}`")
+        if components.parse_section(section) is None:
+            _merge({name: {} for name in SECTIONS}, section, {key: value}, f"`overrides={override}`")
 
 
 def default_config(kind: str = PANOPTIC) -> Config:
@@ -114,9 +145,15 @@ def config_to_string(config: Config) -> str:
             text = config.texts[section][spec.name]
             same = value == parse_value(text, hints[spec.name], {})
             parser[section][spec.name] = text if same else format_value(value)
+    for section, keys in config.parts.items():
+        parser[section] = keys.texts if isinstance(keys, NotLoaded) else _formatted(keys)
     out = io.StringIO()
     parser.write(out)
     return out.getvalue()
+
+
+def _formatted(keys: Any) -> dict[str, str]:
+    return {name: format_value(getattr(keys, name)) for name in components.declared(type(keys))}
 
 
 def _parser() -> configparser.ConfigParser:
@@ -160,10 +197,17 @@ def _read_defaults(kind: str) -> _Texts:
     return texts
 
 
-def _merge(texts: _Texts, section: str, values: Mapping[str, str], source: str) -> None:
-    if section not in SECTIONS:
+def _merge(texts: _Texts, section: str, values: Mapping[str, str], source: str, strict: bool = True) -> None:
+    part = components.parse_section(section)
+    if part is not None:
+        section = " ".join(part)
+        texts.setdefault(section, {})
+        if not strict and not components.is_registered(*part):
+            texts[section] |= values
+            return
+    elif section not in SECTIONS:
         raise InputError(f"{source}: unknown section [{section:.80}]{_nearest(section, SECTIONS)}")
-    known = {f.name for f in fields(SECTIONS[section])}
+    known = {f.name for f in fields(_section_class(section, source))}
     for key, value in values.items():
         if key not in known:
             raise InputError(f"{source}: unknown key {key!r:.80} in [{section}]{_nearest(key, known, section)}")
@@ -241,17 +285,63 @@ def _split_override(override: str) -> tuple[str, str, str]:
     return section, key.lower(), value.strip()
 
 
-def _typed(texts: _Texts, source: str, origins: Mapping[tuple[str, str], str]) -> Config:
-    sections = {}
+def _typed(texts: _Texts, source: str, origins: Mapping[tuple[str, str], str], strict: bool) -> Config:
+    sections, parts = {}, {}
     for name, cls in SECTIONS.items():
         values = {}
         for spec in fields(cls):
             origin = origins.get((name, spec.name), source)
-            values[spec.name] = _parsed(name, spec, texts[name][spec.name], origin)
+            text = texts[name][spec.name]
+            if (kind := spec.metadata["component"]) is not None and text not in spec.metadata["choices"]:
+                values[spec.name] = _component_name(kind, name, spec.name, text, origin, strict)
+                if components.is_registered(kind, text):
+                    texts.setdefault(f"{kind} {text}", {})
+            else:
+                values[spec.name] = _parsed(name, spec, text, origin)
         sections[name] = cls(**values)
-    config = Config(texts=texts, **sections)
-    check(config, f"{source} with `overrides`" if origins else source)
+    for name in [section for section in texts if section not in SECTIONS]:
+        kind, part = components.parse_section(name) or ("", "")
+        if not components.is_registered(kind, part):
+            parts[name] = NotLoaded(texts[name])
+            continue
+        cls = components.find(kind, part).keys
+        given = {key: spec for key, spec in components.declared(cls).items() if key in texts[name]}
+        parts[name] = cls(
+            **{key: _parsed(name, spec, texts[name][key], origins.get((name, key), source)) for key, spec in given.items()}
+        )
+    config = Config(texts=texts, parts=parts, **sections)
+    whole = f"{source} with `overrides`" if origins else source
+    if strict:
+        _raise_first(whole, [_unused_parts(config)])
+    check(config, whole)
     return config
+
+
+def _component_name(kind: str, section: str, key: str, text: str, origin: str, strict: bool) -> str:
+    if strict:
+        try:
+            components.find(kind, text)
+        except InputError as error:
+            raise InputError(f"{origin}: [{section}] {key} = {text:.80}: {error}") from None
+    return text
+
+
+def _unused_parts(config: Config) -> str | None:
+    for section in config.parts:
+        kind, name = components.parse_section(section) or ("", "")
+        if (key := components.KINDS[kind].key) and name != config.component(kind)[0].name:
+            return f"[{section}] has no effect: [{key.replace('.', '] ')} is {config.component(kind)[0].name}"
+    return None
+
+
+def _section_class(section: str, source: str) -> type:
+    part = components.parse_section(section)
+    if part is None:
+        return SECTIONS[section]
+    try:
+        return components.find(*part).keys
+    except InputError as error:
+        raise InputError(f"{source}: [{section:.80}]: {error}") from None
 
 
 @cache
@@ -266,7 +356,7 @@ def _keys() -> Iterator[tuple[str, Field[typing.Any]]]:
 
 def _parsed(section: str, spec: Field[typing.Any], text: str, origin: str) -> typing.Any:
     try:
-        return parse_value(text, _hints(SECTIONS[section])[spec.name], spec.metadata)
+        return parse_value(text, _hints(_section_class(section, origin))[spec.name], spec.metadata)
     except ValueProblem as problem:
         shown = " ".join(text.split())
         shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
@@ -436,11 +526,18 @@ def _crops(config: Config) -> str | None:
 
 def differences(old: Config, new: Config) -> list[str]:
     """Return each key whose values differ, as `section.key: old -> new`."""
+    befores, afters = ({**{name: getattr(c, name) for name in SECTIONS}, **c.parts} for c in (old, new))
     found = []
-    for section, kind in SECTIONS.items():
-        for spec in fields(kind):
-            before, after = (getattr(getattr(config, section), spec.name) for config in (old, new))
-            if before != after:
-                was, now = (format_value(value) or "empty" for value in (before, after))
-                found.append(f"{section}.{spec.name}: {was} -> {now}")
+    for section in dict.fromkeys([*befores, *afters]):
+        before, after = (_texts_of(sections.get(section)) for sections in (befores, afters))
+        if before is None or after is None:
+            found.append(f"[{section}] {'added' if before is None else 'removed'}")
+            continue
+        for key in dict.fromkeys([*before, *after]):
+            if (was := before.get(key, "")) != (now := after.get(key, "")):
+                found.append(f"{section}.{key}: {was or 'empty'} -> {now or 'empty'}")
     return found
+
+
+def _texts_of(keys: Any) -> Mapping[str, str] | None:
+    return keys.texts if isinstance(keys, NotLoaded) else _formatted(keys) if keys is not None else None

@@ -283,17 +283,8 @@ class SegmentationTask(Task):
 
     def build_schedule(self, base_lrs: Sequence[float], epoch_length: int) -> LRSchedule:
         """Build the schedule of `[scheduler]`."""
-        options = self.config.scheduler
-        return CurveSchedule(
-            options.type,
-            options.params,
-            list(base_lrs),
-            options.epochs,
-            epoch_length,
-            options.update_mode,
-            options.burn_in_steps,
-            options.burn_in_start,
-        )
+        curve, keys = self.config.component("scheduler")
+        return CurveSchedule(curve.make, keys, self.config.scheduler, base_lrs, epoch_length)
 
     def write_model(self, folder: RunFolder, metadata: Metadata) -> None:
         """Write `config.ini` and `metadata.bin`."""

@@ -67,6 +67,7 @@ NEEDS = {
     "roi.mask_subdivisions": ("roi.mask_points=4",),
     "sem.loss_power": ("sem.loss=loss_max_pooling",),
     "optimizer.beta2": ("optimizer.type=adamw",),
+    "scheduler.params": ("scheduler.burn_in_steps=0",),
     "dataloader.instance_scale_uniform": CROPS,
     "dataloader.persistent_workers": ("dataloader.num_workers=1",),
     "dataloader.prefetch": ("dataloader.num_workers=1",),
@@ -140,7 +141,8 @@ def built(config: Config, data: Path) -> Iterator[Any]:
     """Yield the fingerprints of the data, the options of inference and the schedule, then of network and optimizer."""
     task = SegmentationTask(config)
     yield fingerprint([task.open_loader(data, World()), task.open_validator(data, World()), task.options], {})
-    yield fingerprint([InferenceOptions().input_size(config), task.build_schedule([1.0, 1.0], 10)], {})
+    schedule = task.build_schedule([1.0, 1.0], 10)
+    yield fingerprint([InferenceOptions().input_size(config), schedule, schedule.get_lr(3, 1)], {})
     module = build_training_module(config, 2, 1)
     optimizer = build_optimizer(module.net, config)
     yield fingerprint([module, type(optimizer).__name__, optimizer.param_groups], {})

@@ -1,0 +1,30 @@
+"""What a component is made of: decorators that register it, and the declaration of its keys.
+
+A component is one class or function in a module or file of the user, see docs/how-to/extend.md::
+
+    from seamseg.components import key, optimizer
+
+    @dataclass(frozen=True)
+    class LionKeys:
+        beta1: float = key("weight of the momentum in an update", 0.9, minimum=0, maximum=1)
+
+    @optimizer("lion", keys=LionKeys)
+    def lion(groups, keys): ...
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from seamseg.config.components import API, register
+from seamseg.config.sections import key
+
+optimizer = partial(register, "optimizer")
+"""Registers a function of the parameter groups, dicts with `params`, `lr` and `weight_decay`, and the keys; it returns
+a :class:`torch.optim.Optimizer`. Its state is saved and restored by `state_dict` and `load_state_dict`."""
+
+scheduler = partial(register, "scheduler")
+"""Registers a function of `t` (steps or epochs done), their total number and the keys; it returns the factor of the
+learning rates."""
+
+__all__ = ["API", "key", "optimizer", "scheduler"]

@@ -1,0 +1,212 @@
+"""Components of a user: imported because the user names them, their keys in sections of their own."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+
+from seamseg.config import components, config_from_string, config_to_string, load_config
+from seamseg.config.components import Record
+from seamseg.config.loader import differences
+from seamseg.config.sections import NotLoaded
+from seamseg.utils.errors import InputError
+
+LION = '''
+from dataclasses import dataclass
+
+import torch
+
+from seamseg.components import key, optimizer, scheduler
+
+
+@dataclass(frozen=True)
+class LionKeys:
+    """Keys of Lion."""
+
+    beta1: float = key("weight of the momentum in an update", 0.9, minimum=0, maximum=1)
+    beta2: float = key("decay of the momentum", 0.99, minimum=0, maximum=1)
+
+
+@optimizer("lion", keys=LionKeys)
+class Lion(torch.optim.Optimizer):
+    """Lion (arXiv 2302.06675)."""
+
+    def __init__(self, groups, keys):
+        super().__init__(groups, {})
+        self.keys = keys
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """Update the parameters."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    momentum = self.state[p].setdefault("momentum", torch.zeros_like(p))
+                    update = torch.lerp(p.grad, momentum, self.keys.beta1).sign_()
+                    p.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-group["lr"])
+                    momentum.lerp_(p.grad, 1 - self.keys.beta2)
+
+
+@scheduler("halving")
+def halving(t, total, keys):
+    """Half the rate in each tenth of the training."""
+    return 0.5 ** (10 * t // total)
+'''
+
+
+@pytest.fixture
+def imported(monkeypatch):
+    """Undo what a test imports."""
+    monkeypatch.setattr(components, "_REGISTERED", dict(components._REGISTERED))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if not name.startswith("seamseg"):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def lion(tmp_path, imported):
+    """A file with two components."""
+    file = tmp_path / "my_lion.py"
+    file.write_text(LION)
+    return file
+
+
+def ini(folder, text):
+    """Write a configuration."""
+    file = folder / "my.ini"
+    file.write_text(text)
+    return file
+
+
+def refusal(*arguments, **options):
+    """Return the one line of the error."""
+    with pytest.raises(InputError) as error:
+        load_config(*arguments, **options)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_configuration_chooses_a_component_with_keys(lion, tmp_path):
+    """Named beside the configuration, by an override or by a parameter."""
+    named = "[general]\ncomponents = my_lion.py\n"
+    text = "[optimizer]\ntype = lion\n[optimizer lion]\nbeta1 = .8\n"
+    changed = ["optimizer lion.beta2=.9"]
+    for config in (
+        load_config(ini(tmp_path, named + text), None, changed),
+        load_config(ini(tmp_path, text), None, [f"general.components={lion}", *changed]),
+        load_config(ini(tmp_path, text), None, changed, [str(lion)]),
+    ):
+        component, keys = config.component("optimizer")
+        assert (component.name, component.file, component.built_in) == ("lion", lion, False)
+        assert (keys.beta1, keys.beta2) == (0.8, 0.9)
+        assert config.general.components == str(lion)
+
+
+def test_the_text_of_a_configuration_holds_all_keys(lion, tmp_path):
+    config = load_config(ini(tmp_path, "[optimizer]\ntype = lion\n"), None, (), [str(lion)])
+    text = config_to_string(config)
+    assert "[optimizer lion]\nbeta1 = 0.9\nbeta2 = 0.99\n" in text
+    again = config_from_string(text)
+    assert again == config
+    other = load_config(ini(tmp_path, "[optimizer]\ntype = lion\n[optimizer lion]\nbeta1 = 0\n"), None, (), [str(lion)])
+    assert differences(config, other) == ["optimizer lion.beta1: 0.9 -> 0.0"]
+    assert differences(load_config(ini(tmp_path, "")), config)[-1] == "[optimizer lion] added"
+
+
+def test_components_without_keys_get_the_section_that_chooses_them(lion, tmp_path):
+    config = load_config(ini(tmp_path, "[scheduler]\ntype = halving\nepochs = 7"), None, (), [str(lion)])
+    component, keys = config.component("scheduler")
+    assert keys is config.scheduler
+    assert component.make(5, 10, keys) == 0.5**5
+    sgd, keys = config.component("optimizer")
+    assert (sgd.built_in, keys) == (True, config.optimizer)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[optimizer]\ntype = lino", "[optimizer] type = lino: no optimizer 'lino'; did you mean 'lion'?"),
+        ("[scheduler]\ntype = cosine", "no scheduler 'cosine'; known are halving, linear, multistep, poly, step; name"),
+        ("[optimizer lion]\nbeta = 1", "unknown key 'beta' in [optimizer lion]; did you mean 'beta2'?"),
+        ("[optimizer lion]\nbeta1 = 2", "[optimizer lion] beta1 = 2: expected a value from 0 to 1"),
+        ("[optimizer lion]\nbeta1 = .5", "[optimizer lion] has no effect: [optimizer] type is sgd"),
+        ("[optimizer tiger]\nbeta1 = .5", "[optimizer tiger]: no optimizer 'tiger'"),
+        ("[optimiser lion]\nbeta1 = .5", "unknown section [optimiser lion]"),
+    ],
+)
+def test_mistakes(lion, tmp_path, text, message):
+    assert message in refusal(ini(tmp_path, text), parts=[str(lion)])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1 / 0", "my_part.py, line 1: ZeroDivisionError: division by zero"),
+        ("x = 1\nimport no_such_module", "my_part.py, line 2: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("raise SystemExit", "my_part.py, line 1: SystemExit"),
+        ("def f(:", "SyntaxError: invalid syntax"),
+        (
+            "from seamseg.components import scheduler\n@scheduler('Mine')\ndef f(): ...",
+            "scheduler 'Mine': a name has lower-case letters, digits and underscores",
+        ),
+        ("from seamseg.components import scheduler\n@scheduler('poly')\ndef f(): ...", "rename one"),
+        (
+            "from seamseg.components import scheduler\nclass K: ...\n@scheduler('k', keys=K)\ndef f(): ...",
+            "scheduler k: its keys K must be a dataclass with frozen=True",
+        ),
+        (
+            "from dataclasses import dataclass\nfrom seamseg.components import scheduler\n"
+            "@dataclass(frozen=True)\nclass K:\n  x: int = 1\n@scheduler('k', keys=K)\ndef f(): ...",
+            "scheduler k: declare x of K with key(), in lower case",
+        ),
+    ],
+)
+def test_files_that_fail(tmp_path, imported, text, message):
+    """The error has file and line; nothing remains registered, so that the corrected file can be imported."""
+    file = tmp_path / "my_part.py"
+    file.write_text(text)
+    before = dict(components._REGISTERED)
+    assert message in refusal(ini(tmp_path, ""), parts=[str(file)])
+    file.write_text("")
+    load_config(ini(tmp_path, ""), parts=[str(file)])
+    assert before.items() <= components._REGISTERED.items()
+
+
+def test_missing_files_and_names_of_other_modules(tmp_path, imported):
+    assert refusal(ini(tmp_path, ""), parts=["none.py"]) == "components: none.py: no such file"
+    assert "no_such_package" in refusal(ini(tmp_path, ""), parts=["no_such_package"])
+    (tmp_path / "random.py").write_text("")
+    assert "another module is named random: rename the file" in refusal(
+        ini(tmp_path, ""), parts=[str(tmp_path / "random.py")]
+    )
+
+
+def test_a_text_that_is_not_the_users_imports_nothing(tmp_path, imported, monkeypatch):
+    """Its components stay as text, and so does what it chooses."""
+    monkeypatch.chdir(tmp_path)
+    marker = tmp_path / "imported"
+    (tmp_path / "evil.py").write_text(f"open({str(marker)!r}, 'w')")
+    text = "[general]\ncomponents = evil.py\n[optimizer]\ntype = evil\n[optimizer evil]\nx = 1\n"
+    config = config_from_string(text)
+    assert not marker.exists()
+    assert config.not_loaded == ["optimizer evil"]
+    assert config.parts["optimizer evil"] == NotLoaded({"x": "1"})
+    assert "[optimizer evil]\nx = 1\n" in config_to_string(config)
+    with pytest.raises(InputError, match=r"no optimizer 'evil'.*name the file"):
+        config.component("optimizer")
+
+
+def test_records_tell_changed_files(lion, tmp_path):
+    config = load_config(ini(tmp_path, "[optimizer]\ntype = lion\n"), None, (), [str(lion)])
+    record = Record.of(config.component("optimizer")[0])
+    assert record.change() is None
+    assert re.fullmatch("[0-9a-f]{64}", record.sha256)
+    assert Record(**record.content()) == record
+    lion.write_text(LION + "\n")
+    assert record.change() == f"optimizer lion: {lion} has changed since the training"
+    assert Record("optimizer", "unknown", "", "", "").change() is None
