@@ -15,9 +15,16 @@ A component is one class or function in a module or file of the user, see docs/h
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from seamseg.config.components import API, register
 from seamseg.config.sections import key
+
+if TYPE_CHECKING:
+    from seamseg.models.heads.semantic import SemanticImage
+
+loss = partial(register, "loss")
+"""Registers a function of a :class:`SemanticImage` and the keys; it returns the loss of the image, a scalar."""
 
 optimizer = partial(register, "optimizer")
 """Registers a function of the parameter groups, dicts with `params`, `lr` and `weight_decay`, and the keys; it returns
@@ -27,4 +34,15 @@ scheduler = partial(register, "scheduler")
 """Registers a function of `t` (steps or epochs done), their total number and the keys; it returns the factor of the
 learning rates."""
 
-__all__ = ["API", "key", "optimizer", "scheduler"]
+__all__ = ["API", "SemanticImage", "key", "loss", "optimizer", "scheduler"]
+
+_MODULES = {"SemanticImage": "seamseg.models.heads.semantic"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs torch when it is used."""
+    if name in _MODULES:
+        from importlib import import_module
+
+        return getattr(import_module(_MODULES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

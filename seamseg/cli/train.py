@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 
 from seamseg.checkpoints.hub import is_hub_uri
 from seamseg.checkpoints.model_path import WEIGHTS_ENDING
+from seamseg.cli.model_options import add_components
 from seamseg.config.bodies import TIMM
 from seamseg.config.kinds import KINDS
 from seamseg.config.loader import load_config
@@ -77,6 +78,7 @@ def add_set_and_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", metavar="SECTION.KEY=VALUE", action="append", default=[], help="override a configuration key"
     )
+    add_components(parser)
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
 
 

@@ -46,6 +46,9 @@ class ComponentKind:
 
 
 KINDS: dict[str, ComponentKind] = {
+    "loss": ComponentKind(
+        "loss of the semantic head", "sem.loss", ("seamseg.models.heads.semantic", "seamseg.recipes.max_pooling")
+    ),
     "optimizer": ComponentKind("updates the weights", "optimizer.type", ("seamseg.training.optim.optimizer",)),
     "scheduler": ComponentKind("learning rate over time", "scheduler.type", ("seamseg.training.optim.schedule",)),
 }
@@ -235,7 +238,7 @@ def find(kind: str, name: str) -> Component:
 
 
 def added_by(names: Iterable[str]) -> Iterator[Component]:
-    """Yield the components that modules and files of :func:`load` register, of kinds that need no key to choose them."""
+    """Yield the components of modules and files of :func:`load`, of kinds that no key chooses."""
     modules = {Path(name).stem if name.endswith(".py") else name for name in names}
     for component in registered():
         if not KINDS[component.kind].key and component.module in modules:
@@ -288,3 +291,15 @@ class Record:
         if component is None or Record.of(component).sha256 == self.sha256:
             return None
         return f"{self.kind} {self.name}: {component.file} has changed since the training"
+
+
+def parse_records(content: Any, source: str) -> tuple[Record, ...]:
+    """Return the records that a snapshot holds; InputError, with its name `source`, if they are damaged."""
+    names = [spec.name for spec in fields(Record)]
+    try:
+        found = [Record(*(record[name] for name in names)) for record in content or ()]
+        if all(isinstance(text, str) for record in found for text in asdict(record).values()):
+            return tuple(found)
+    except (KeyError, TypeError, IndexError):
+        pass
+    raise InputError(f"{source}: its list of components is damaged")

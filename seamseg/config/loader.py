@@ -26,9 +26,7 @@ from seamseg.utils.limits import CONFIG_BYTES
 _Texts = dict[str, dict[str, str]]
 
 
-def load_config(
-    path: str | Path, kind: str | None = None, overrides: Sequence[str] = (), parts: Sequence[str] = ()
-) -> Config:
+def load_config(path: str | Path, kind: str | None = None, overrides: Sequence[str] = ()) -> Config:
     """Read a configuration file of the user (docs/contract.md, section 2), and import the components that it names.
 
     The kind of network is that of the override `general.kind=`, else of the file's `[general] kind`, else `kind`.
@@ -38,8 +36,7 @@ def load_config(
     ----------
     path : the INI file, or the bare name of a packaged experiment
     kind : of a file that does not name one; panoptic if None
-    overrides : `section.key=value` each
-    parts : modules and files of further components, see :func:`seamseg.config.components.load`
+    overrides : `section.key=value` each; those of `general.components` add to the components of the file
 
     Raises
     ------
@@ -59,7 +56,7 @@ def load_config(
         text = read_bytes(path, "config file", CONFIG_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InputError(f"{path}: not a config file: it is not UTF-8 text") from None
-    return config_from_string(text, kind, str(path), overrides, parts, trusted=path.parent)
+    return config_from_string(text, kind, str(path), overrides, trusted=path.parent)
 
 
 def config_from_string(
@@ -67,17 +64,17 @@ def config_from_string(
     kind: str | None = None,
     source: str = "config",
     overrides: Sequence[str] = (),
-    parts: Sequence[str] = (),
     trusted: Path | None = None,
 ) -> Config:
     """Read a configuration from INI text; `source` is its name in errors, other arguments as :func:`load_config`.
 
-    The components that it names are imported only if it is `trusted`, the folder of a file of the user. Those of a
-    model are not: its sections of components that are not registered stay as they are, see :class:`NotLoaded`.
+    The components that it names are imported only with `trusted`, the folder of a file of the user; those of overrides
+    always are. A model is not trusted: its sections of components that are not registered stay as they are, see
+    :class:`NotLoaded`.
     """
     given = _read_ini(text, source)
     changes = [(override, *_split_override(override)) for override in overrides]
-    loaded = _load_components(given, changes, parts, trusted)
+    loaded = _load_components(given, changes, trusted)
     strict = trusted is not None
     own = given.get("general", {}).get("kind", kind or PANOPTIC)
     asked = [value for _, section, key, value in changes if (section, key) == ("general", "kind")]
@@ -102,14 +99,13 @@ def config_from_string(
     return _typed(texts, source, origins, strict)
 
 
-def _load_components(
-    given: _Texts, changes: Sequence[tuple[str, str, str, str]], parts: Sequence[str], trusted: Path | None
-) -> list[str]:
+def _load_components(given: _Texts, changes: Sequence[tuple[str, str, str, str]], trusted: Path | None) -> list[str]:
     """Import the components that the user names; return their modules and files."""
-    of_file = given.get("general", {}).get("components", "") if trusted is not None else ""
     asked = [value for _, section, key, value in changes if (section, key) == ("general", "components")]
-    names = (asked[-1] if asked else of_file).split(",")
-    return list(dict.fromkeys(components.load([*names, *parts], None if asked else trusted)))
+    loaded = components.load(",".join(asked).split(","))
+    if trusted is not None:
+        loaded = [*components.load(given.get("general", {}).get("components", "").split(","), trusted), *loaded]
+    return list(dict.fromkeys(loaded))
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
@@ -307,7 +303,10 @@ def _typed(texts: _Texts, source: str, origins: Mapping[tuple[str, str], str], s
         cls = components.find(kind, part).keys
         given = {key: spec for key, spec in components.declared(cls).items() if key in texts[name]}
         parts[name] = cls(
-            **{key: _parsed(name, spec, texts[name][key], origins.get((name, key), source)) for key, spec in given.items()}
+            **{
+                key: _parsed(name, spec, texts[name][key], origins.get((name, key), source))
+                for key, spec in given.items()
+            }
         )
     config = Config(texts=texts, parts=parts, **sections)
     whole = f"{source} with `overrides`" if origins else source

@@ -12,7 +12,7 @@ from typing import Any
 
 from seamseg.config import components
 from seamseg.config.bodies import BODIES, TIMM
-from seamseg.config.components import Component, NoKeys
+from seamseg.config.components import Component, NoKeys, Record
 from seamseg.config.kinds import KINDS
 
 CHANNELS = 16_384
@@ -38,10 +38,11 @@ def key(
 
     Keys of components have a `default`; those of the sections below are in packaged files.
 
-    Keys whose type allows None may be empty, which is read as None. Values that begin with `prefix` are allowed besides
-    `choices`. `minimum` and `maximum` are allowed values, `above` is not; `most` is the largest number of values. The name of a `component` of this kind is allowed, too.
-    Maxima of sizes are far above those of any experiment: they protect from a configuration that comes with an
-    untrusted model. `ours` marks keys that the original does not have, see :data:`our_key`.
+    Keys whose type allows None may be empty, which is read as None. Values that begin with `prefix`, and names of the
+    kind of `component`, are allowed besides `choices`. `minimum` and `maximum` are allowed values, `above` is not;
+    `most` is the largest number of values. Maxima of sizes are far above those of any experiment: they protect from a
+    configuration that comes with an untrusted model. `ours` marks keys that the original does not have, see
+    :data:`our_key`.
     """
     limits = {"minimum": minimum, "maximum": maximum, "above": above, "most": most}
     metadata = {"doc": doc, "ours": ours, "choices": choices, "prefix": prefix, "component": component, **limits}
@@ -66,8 +67,8 @@ class General:
 
     kind: str = our_key("kind of network: what it predicts", choices=tuple(KINDS))
     components: str = our_key(
-        "modules and files (`*.py`) of components, separated by commas, which are imported and used: "
-        "docs/how-to/extend.md; files are searched beside this one, then in the working directory"
+        "modules and files (`*.py`) of components, separated by commas, which are imported; files are searched beside "
+        "the configuration, then in the working directory"
     )
     val_interval: int = key("number of epochs between validations", minimum=1)
     log_interval: int = key("number of steps between log lines", minimum=1)
@@ -269,15 +270,10 @@ class Sem:
     out_channels: int = our_key("channels before the classifier", minimum=1, maximum=CHANNELS)
     dilations: tuple[int, ...] = our_key("dilations of the 3x3 convolutions", minimum=1, maximum=1024, most=16)
     loss: str = our_key(
-        "average of the loss over the pixels of an image: the mean of those that ohem selects (cross_entropy), or "
-        "loss max-pooling, arXiv 1704.02966, which weights pixels by their loss, at least the fraction ohem of them",
-        choices=("cross_entropy", "loss_max_pooling"),
-    )
-    loss_power: float = our_key(
-        "power p of loss_max_pooling: with 1, all pixels with the largest losses count equally; with a large p, the "
-        "loss is the mean of all",
-        minimum=1,
-        maximum=1000,
+        "loss of an image: the mean cross-entropy of the pixels that ohem selects (cross_entropy), or max_pooling, "
+        "loss max-pooling of arXiv 1704.02966, which weights pixels by their loss",
+        choices=("cross_entropy", "max_pooling"),
+        component="loss",
     )
 
 
@@ -454,7 +450,13 @@ class Config:
         section, name = components.KINDS[kind].key.split(".")
         options = getattr(self, section)
         found = components.find(kind, getattr(options, name))
-        return found, options if found.keys is NoKeys else self.parts[found.section]
+        return found, options if found.keys is NoKeys else self.parts.get(found.section, found.keys())
+
+    def records(self) -> tuple[Record, ...]:
+        """Return what a snapshot states about the components of the user."""
+        found = [components.parse_section(section) for section in self.parts]
+        used = [components.find(*part) for part in found if part is not None and components.is_registered(*part)]
+        return tuple(Record.of(component) for component in used if not component.built_in)
 
     @property
     def not_loaded(self) -> list[str]:

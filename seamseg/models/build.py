@@ -73,7 +73,7 @@ def without_quantisation(config: Config) -> Config:
 def build_training_module(config: Config, num_stuff: int, num_thing: int) -> TrainingModule:
     """Build network and losses as one module, whose `net` is that of :func:`build_network`."""
     net = build_network(config, num_stuff, num_thing)
-    return TrainingModule(net, SemanticCriterion(config.sem) if config.kind == "semantic" else Criterion(config))
+    return TrainingModule(net, SemanticCriterion.of(config) if config.kind == "semantic" else Criterion(config))
 
 
 def _build_panoptic_net(config: Config, num_stuff: int, num_thing: int) -> PanopticNet:

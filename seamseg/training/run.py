@@ -205,7 +205,7 @@ def _prepare(
             log.warning(f"configuration differs from the snapshot's: {', '.join(changed)}")
         resumed = restart_changed_epoch(resumed, loader, settings, log)
         continue_schedule(schedule, resumed, loader, settings)
-    return TrainState(stepper, schedule, metadata, task.config_text), resumed
+    return TrainState(stepper, schedule, metadata, task.config_text, task.components), resumed
 
 
 def _train(

@@ -17,6 +17,7 @@ from seamseg.checkpoints.class_table import ClassTable
 from seamseg.checkpoints.pretrained import load_body_weights, load_pretrained, normalisation_problem
 from seamseg.checkpoints.snapshot import LoadReport
 from seamseg.config import Config, config_from_string, config_to_string
+from seamseg.config.components import Record
 from seamseg.config.kinds import KINDS, PANOPTIC
 from seamseg.config.loader import differences
 from seamseg.data.dataset import PanopticDataset
@@ -85,6 +86,11 @@ class Task(ABC):
     @abstractmethod
     def config_text(self) -> str:
         """The configuration as text, for snapshots and TensorBoard."""
+
+    @property
+    def components(self) -> tuple[Record, ...]:
+        """The components of the user that the configuration names."""
+        return ()
 
     @property
     @abstractmethod
@@ -206,6 +212,11 @@ class SegmentationTask(Task):
     def config_text(self) -> str:
         """The configuration as an INI file."""
         return config_to_string(self.config)
+
+    @property
+    def components(self) -> tuple[Record, ...]:
+        """The components of the user that the configuration names."""
+        return self.config.records()
 
     def changes(self, text: str) -> list[str]:
         """Return the changed keys; none if the configuration is that of another release."""

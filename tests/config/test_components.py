@@ -3,69 +3,15 @@
 from __future__ import annotations
 
 import re
-import sys
 
 import pytest
+from support.components import LION
 
 from seamseg.config import components, config_from_string, config_to_string, load_config
 from seamseg.config.components import Record
 from seamseg.config.loader import differences
 from seamseg.config.sections import NotLoaded
 from seamseg.utils.errors import InputError
-
-LION = '''
-from dataclasses import dataclass
-
-import torch
-
-from seamseg.components import key, optimizer, scheduler
-
-
-@dataclass(frozen=True)
-class LionKeys:
-    """Keys of Lion."""
-
-    beta1: float = key("weight of the momentum in an update", 0.9, minimum=0, maximum=1)
-    beta2: float = key("decay of the momentum", 0.99, minimum=0, maximum=1)
-
-
-@optimizer("lion", keys=LionKeys)
-class Lion(torch.optim.Optimizer):
-    """Lion (arXiv 2302.06675)."""
-
-    def __init__(self, groups, keys):
-        super().__init__(groups, {})
-        self.keys = keys
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        """Update the parameters."""
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    momentum = self.state[p].setdefault("momentum", torch.zeros_like(p))
-                    update = torch.lerp(p.grad, momentum, self.keys.beta1).sign_()
-                    p.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-group["lr"])
-                    momentum.lerp_(p.grad, 1 - self.keys.beta2)
-
-
-@scheduler("halving")
-def halving(t, total, keys):
-    """Half the rate in each tenth of the training."""
-    return 0.5 ** (10 * t // total)
-'''
-
-
-@pytest.fixture
-def imported(monkeypatch):
-    """Undo what a test imports."""
-    monkeypatch.setattr(components, "_REGISTERED", dict(components._REGISTERED))
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    before = set(sys.modules)
-    yield
-    for name in set(sys.modules) - before:
-        if not name.startswith("seamseg"):
-            del sys.modules[name]
 
 
 @pytest.fixture
@@ -83,6 +29,11 @@ def ini(folder, text):
     return file
 
 
+def named(file):
+    """Return the overrides of `--components`."""
+    return [f"general.components={file}"]
+
+
 def refusal(*arguments, **options):
     """Return the one line of the error."""
     with pytest.raises(InputError) as error:
@@ -92,14 +43,13 @@ def refusal(*arguments, **options):
 
 
 def test_a_configuration_chooses_a_component_with_keys(lion, tmp_path):
-    """Named beside the configuration, by an override or by a parameter."""
-    named = "[general]\ncomponents = my_lion.py\n"
+    """Named beside the configuration, or by an override."""
+    naming = "[general]\ncomponents = my_lion.py\n"
     text = "[optimizer]\ntype = lion\n[optimizer lion]\nbeta1 = .8\n"
     changed = ["optimizer lion.beta2=.9"]
     for config in (
-        load_config(ini(tmp_path, named + text), None, changed),
+        load_config(ini(tmp_path, naming + text), None, changed),
         load_config(ini(tmp_path, text), None, [f"general.components={lion}", *changed]),
-        load_config(ini(tmp_path, text), None, changed, [str(lion)]),
     ):
         component, keys = config.component("optimizer")
         assert (component.name, component.file, component.built_in) == ("lion", lion, False)
@@ -108,18 +58,18 @@ def test_a_configuration_chooses_a_component_with_keys(lion, tmp_path):
 
 
 def test_the_text_of_a_configuration_holds_all_keys(lion, tmp_path):
-    config = load_config(ini(tmp_path, "[optimizer]\ntype = lion\n"), None, (), [str(lion)])
+    config = load_config(ini(tmp_path, "[optimizer]\ntype = lion\n"), None, named(lion))
     text = config_to_string(config)
     assert "[optimizer lion]\nbeta1 = 0.9\nbeta2 = 0.99\n" in text
     again = config_from_string(text)
     assert again == config
-    other = load_config(ini(tmp_path, "[optimizer]\ntype = lion\n[optimizer lion]\nbeta1 = 0\n"), None, (), [str(lion)])
+    other = load_config(ini(tmp_path, "[optimizer]\ntype = lion\n[optimizer lion]\nbeta1 = 0\n"), None, named(lion))
     assert differences(config, other) == ["optimizer lion.beta1: 0.9 -> 0.0"]
     assert differences(load_config(ini(tmp_path, "")), config)[-1] == "[optimizer lion] added"
 
 
 def test_components_without_keys_get_the_section_that_chooses_them(lion, tmp_path):
-    config = load_config(ini(tmp_path, "[scheduler]\ntype = halving\nepochs = 7"), None, (), [str(lion)])
+    config = load_config(ini(tmp_path, "[scheduler]\ntype = halving\nepochs = 7"), None, named(lion))
     component, keys = config.component("scheduler")
     assert keys is config.scheduler
     assert component.make(5, 10, keys) == 0.5**5
@@ -140,7 +90,7 @@ def test_components_without_keys_get_the_section_that_chooses_them(lion, tmp_pat
     ],
 )
 def test_mistakes(lion, tmp_path, text, message):
-    assert message in refusal(ini(tmp_path, text), parts=[str(lion)])
+    assert message in refusal(ini(tmp_path, text), overrides=named(lion))
 
 
 @pytest.mark.parametrize(
@@ -171,18 +121,18 @@ def test_files_that_fail(tmp_path, imported, text, message):
     file = tmp_path / "my_part.py"
     file.write_text(text)
     before = dict(components._REGISTERED)
-    assert message in refusal(ini(tmp_path, ""), parts=[str(file)])
+    assert message in refusal(ini(tmp_path, ""), overrides=named(file))
     file.write_text("")
-    load_config(ini(tmp_path, ""), parts=[str(file)])
+    load_config(ini(tmp_path, ""), overrides=named(file))
     assert before.items() <= components._REGISTERED.items()
 
 
 def test_missing_files_and_names_of_other_modules(tmp_path, imported):
-    assert refusal(ini(tmp_path, ""), parts=["none.py"]) == "components: none.py: no such file"
-    assert "no_such_package" in refusal(ini(tmp_path, ""), parts=["no_such_package"])
+    assert refusal(ini(tmp_path, ""), overrides=named("none.py")) == "components: none.py: no such file"
+    assert "no_such_package" in refusal(ini(tmp_path, ""), overrides=named("no_such_package"))
     (tmp_path / "random.py").write_text("")
     assert "another module is named random: rename the file" in refusal(
-        ini(tmp_path, ""), parts=[str(tmp_path / "random.py")]
+        ini(tmp_path, ""), overrides=named(tmp_path / "random.py")
     )
 
 
@@ -202,7 +152,7 @@ def test_a_text_that_is_not_the_users_imports_nothing(tmp_path, imported, monkey
 
 
 def test_records_tell_changed_files(lion, tmp_path):
-    config = load_config(ini(tmp_path, "[optimizer]\ntype = lion\n"), None, (), [str(lion)])
+    config = load_config(ini(tmp_path, "[optimizer]\ntype = lion\n"), None, named(lion))
     record = Record.of(config.component("optimizer")[0])
     assert record.change() is None
     assert re.fullmatch("[0-9a-f]{64}", record.sha256)

@@ -65,7 +65,6 @@ NEEDS = {
     "roi.bbx_loss": CROPS,
     "roi.conv_channels": ("roi.box_convs=1",),
     "roi.mask_subdivisions": ("roi.mask_points=4",),
-    "sem.loss_power": ("sem.loss=loss_max_pooling",),
     "optimizer.beta2": ("optimizer.type=adamw",),
     "scheduler.params": ("scheduler.burn_in_steps=0",),
     "dataloader.instance_scale_uniform": CROPS,
@@ -183,8 +182,7 @@ def test_every_key_has_an_effect_or_is_ignored(kind: str, micro: Path, tmp_path:
     with recorded(SECTIONS) as of_builders:
         list(built(config, micro))
     with recorded({**SECTIONS, TRAINER: TrainerOptions}) as reads, redirect_stdout(StringIO()):
-        pooled = ("sem.loss=loss_max_pooling",) if KINDS[kind].uses("sem", "loss") else ()
-        task = SegmentationTask(config_of(kind, *pooled))
+        task = SegmentationTask(config)
         run_training(TrainingOptions("micro.ini", micro, tmp_path, device="cpu"), task)
     # keys are copied to these options, which are read in turn
     assert all(reads.pop(f"{TRAINER}.{spec.name}", None) for spec in fields(TrainerOptions))

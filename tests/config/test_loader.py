@@ -133,7 +133,7 @@ def test_keys_of_a_head_that_the_task_lacks_are_ignored() -> None:
     ("kind", "text", "key"),
     [
         ("panoptic", "[sem]\ndilations = (1, 2)", "[sem] dilations"),
-        ("instance_seg", "[sem]\nloss = loss_max_pooling", "[sem] loss"),
+        ("instance_seg", "[sem]\nloss = max_pooling", "[sem] loss"),
         ("detection", "[roi]\nmask_points = 196", "[roi] mask_points"),
         ("semantic", "[rpn]\nbbx_loss = cabb", "[rpn] bbx_loss"),
     ],

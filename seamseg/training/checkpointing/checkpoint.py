@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from seamseg.checkpoints.bundle import check_classes
 from seamseg.checkpoints.snapshot import NETWORK_MODULES, Snapshot, is_optional, load_into, network_parts
+from seamseg.config.components import Record
 from seamseg.data.samplers import ARBatchSampler, EpochSegment
 from seamseg.formats.metadata import Metadata, metadata_header
 from seamseg.training.checkpointing.rank_state import load_rank_buffers, with_rank_averages
@@ -37,12 +38,14 @@ class TrainState:
     schedule : learning rates
     metadata : classes
     config : text of the configuration
+    components : of the user that it names
     """
 
     stepper: Stepper
     schedule: LRSchedule
     metadata: Metadata
     config: str
+    components: tuple[Record, ...] = ()
 
     @property
     def options(self) -> TrainerOptions:
@@ -172,7 +175,8 @@ def make_snapshot(
     content.update(_copied(state.stepper.state_dict(), torch.contiguous_format))
     content.update({f"{name}_meter": dict(meter) for name, meter in meters.items()})
     more = {**resume, "optimizer": type(state.stepper.optimizer).__name__}
-    return Snapshot(state.config, content, asdict(progress), metadata_header(state.metadata), more)
+    header = metadata_header(state.metadata)
+    return Snapshot(state.config, content, asdict(progress), header, more, state.components)
 
 
 def resume_state(
