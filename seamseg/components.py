@@ -22,6 +22,10 @@ from seamseg.config.sections import key
 
 if TYPE_CHECKING:
     from seamseg.models.heads.semantic import SemanticImage
+    from seamseg.training.callbacks import Callback, Run
+
+callback = partial(register, "callback")
+"""Registers a class derived from :class:`Callback`."""
 
 loss = partial(register, "loss")
 """Registers a function of a :class:`SemanticImage` and the keys; it returns the loss of the image, a scalar."""
@@ -34,9 +38,12 @@ scheduler = partial(register, "scheduler")
 """Registers a function of `t` (steps or epochs done), their total number and the keys; it returns the factor of the
 learning rates."""
 
-__all__ = ["API", "SemanticImage", "key", "loss", "optimizer", "scheduler"]
+__all__ = ["API", "Callback", "Run", "SemanticImage", "callback", "key", "loss", "optimizer", "scheduler"]
 
-_MODULES = {"SemanticImage": "seamseg.models.heads.semantic"}
+_MODULES = {
+    **dict.fromkeys(("Callback", "Run"), "seamseg.training.callbacks"),
+    "SemanticImage": "seamseg.models.heads.semantic",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -46,6 +46,7 @@ class ComponentKind:
 
 
 KINDS: dict[str, ComponentKind] = {
+    "callback": ComponentKind("follows a training, such as a logger, and may end it"),
     "loss": ComponentKind(
         "loss of the semantic head", "sem.loss", ("seamseg.models.heads.semantic", "seamseg.recipes.max_pooling")
     ),

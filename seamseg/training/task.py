@@ -34,6 +34,7 @@ from seamseg.models.panoptic import PanopticNet
 from seamseg.models.quantised import choosing_ranges
 from seamseg.models.semantic import SemanticNet
 from seamseg.structures import Batch
+from seamseg.training.callbacks import Callback
 from seamseg.training.checkpointing.run_folder import SNAPSHOT_FILES, RunFolder, SnapshotFiles
 from seamseg.training.logging.images import SampleImages, SampleRenderer
 from seamseg.training.logging.logs import TensorBoardWriter, TextLog
@@ -176,6 +177,10 @@ class Task(ABC):
         """Return a function that is called after each step; None for none."""
         return None
 
+    def build_callbacks(self) -> dict[str, Callback]:
+        """Make the callbacks of the configuration, by name."""
+        return {}
+
 
 @dataclass(frozen=True)
 class SegmentationTask(Task):
@@ -296,6 +301,10 @@ class SegmentationTask(Task):
         """Build the schedule of `[scheduler]`."""
         curve, keys = self.config.component("scheduler")
         return CurveSchedule(curve.make, keys, self.config.scheduler, base_lrs, epoch_length)
+
+    def build_callbacks(self) -> dict[str, Callback]:
+        """Make the callbacks of the configuration, by name."""
+        return {component.name: component.make(keys) for component, keys in self.config.components("callback")}
 
     def write_model(self, folder: RunFolder, metadata: Metadata) -> None:
         """Write `config.ini` and `metadata.bin`."""

@@ -143,6 +143,7 @@ class ResumePoint:
     rank_states : of the processes that wrote it, by rank; empty in snapshots of the original and of early releases
     stepper_state : for :meth:`Stepper.load_state_dict`, of the main process
     config : INI text it was trained with
+    callbacks : their states by name
     """
 
     source: Path
@@ -152,6 +153,7 @@ class ResumePoint:
     rank_states: list[dict[str, Any]] = field(default_factory=list)
     stepper_state: dict[str, Any] = field(default_factory=dict)
     config: str = ""
+    callbacks: dict[str, Any] = field(default_factory=dict)
 
     def rank_state(self, world: World) -> dict[str, Any] | None:
         """Return the state of this process; None if another number of processes wrote the snapshot."""
@@ -238,6 +240,7 @@ def resume(
             rank_states=list(more.get("ranks", [])),
             stepper_state={k: snapshot.state_dict[k] for k in STEPPER_PARTS if k in snapshot.state_dict},
             config=snapshot.config,
+            callbacks=dict(more.get("callbacks", {})),
         )
         if point.position is not None:
             if not point.rank_states:
