@@ -22,10 +22,14 @@ from seamseg.config.sections import key
 
 if TYPE_CHECKING:
     from seamseg.models.heads.semantic import SemanticImage
+    from seamseg.predict.writers.images import ImageWriter as ImageFormat
     from seamseg.training.callbacks import Callback, Run
 
 callback = partial(register, "callback")
 """Registers a class derived from :class:`Callback`."""
+
+output_format = partial(register, "format")
+"""Registers a class derived from :class:`ImageFormat`, or one with its methods."""
 
 loss = partial(register, "loss")
 """Registers a function of a :class:`SemanticImage` and the keys; it returns the loss of the image, a scalar."""
@@ -38,9 +42,22 @@ scheduler = partial(register, "scheduler")
 """Registers a function of `t` (steps or epochs done), their total number and the keys; it returns the factor of the
 learning rates."""
 
-__all__ = ["API", "Callback", "Run", "SemanticImage", "callback", "key", "loss", "optimizer", "scheduler"]
+__all__ = [
+    "API",
+    "Callback",
+    "ImageFormat",
+    "Run",
+    "SemanticImage",
+    "callback",
+    "key",
+    "loss",
+    "optimizer",
+    "output_format",
+    "scheduler",
+]
 
 _MODULES = {
+    "ImageFormat": "seamseg.predict.writers.images:ImageWriter",
     **dict.fromkeys(("Callback", "Run"), "seamseg.training.callbacks"),
     "SemanticImage": "seamseg.models.heads.semantic",
 }
@@ -51,5 +68,6 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         from importlib import import_module
 
-        return getattr(import_module(_MODULES[name]), name)
+        module, _, attribute = _MODULES[name].partition(":")
+        return getattr(import_module(module), attribute or name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -37,16 +37,19 @@ class ComponentKind:
         section `[KIND NAME]` of the configuration
     modules : modules of this package that register the built-in ones
     evaluated : used by an evaluation although the configuration of the model does not name it
+    chosen : used where an option names it, not because of its section
     """
 
     what: str
     key: str = ""
     modules: tuple[str, ...] = ()
     evaluated: bool = False
+    chosen: bool = False
 
 
 KINDS: dict[str, ComponentKind] = {
     "callback": ComponentKind("follows a training, such as a logger, and may end it"),
+    "format": ComponentKind("output format of predict, which --format chooses", chosen=True),
     "loss": ComponentKind(
         "loss of the semantic head", "sem.loss", ("seamseg.models.heads.semantic", "seamseg.recipes.max_pooling")
     ),
@@ -239,10 +242,11 @@ def find(kind: str, name: str) -> Component:
 
 
 def added_by(names: Iterable[str]) -> Iterator[Component]:
-    """Yield the components of modules and files of :func:`load`, of kinds that no key chooses."""
+    """Yield the components of modules and files of :func:`load` that nothing has to choose."""
     modules = {Path(name).stem if name.endswith(".py") else name for name in names}
     for component in registered():
-        if not KINDS[component.kind].key and component.module in modules:
+        kind = KINDS[component.kind]
+        if not (kind.key or kind.chosen) and component.module in modules:
             yield component
 
 

@@ -108,6 +108,18 @@ def _load_components(given: _Texts, changes: Sequence[tuple[str, str, str, str]]
     return list(dict.fromkeys(loaded))
 
 
+def keys_of(kind: str, name: str, overrides: Sequence[str]) -> Any:
+    """Return the keys of an imported component that the overrides set, else its defaults."""
+    component = components.find(kind, name)
+    of_section = [override for override in overrides if override.strip().startswith(f"{component.section}.")]
+    return config_from_string("", None, "", of_section).parts.get(component.section, component.keys())
+
+
+def load_components(overrides: Sequence[str]) -> None:
+    """Import the components that overrides of `general.components` name."""
+    _load_components({}, [(text, *_split_override(text)) for text in overrides], None)
+
+
 def check_overrides(overrides: Sequence[str]) -> None:
     """Raise InputError for an override of an unknown section or key, before the configuration is at hand."""
     for override in overrides:
