@@ -21,12 +21,16 @@ from seamseg.config.components import API, register
 from seamseg.config.sections import key
 
 if TYPE_CHECKING:
+    from seamseg.models.heads.custom import Head, Map
     from seamseg.models.heads.semantic import SemanticImage
     from seamseg.predict.writers.images import ImageWriter as ImageFormat
     from seamseg.training.callbacks import Callback, Run
 
 callback = partial(register, "callback")
 """Registers a class derived from :class:`Callback`."""
+
+head = partial(register, "head")
+"""Registers a class derived from :class:`Head`."""
 
 output_format = partial(register, "format")
 """Registers a class derived from :class:`ImageFormat`, or one with its methods."""
@@ -45,10 +49,13 @@ learning rates."""
 __all__ = [
     "API",
     "Callback",
+    "Head",
     "ImageFormat",
+    "Map",
     "Run",
     "SemanticImage",
     "callback",
+    "head",
     "key",
     "loss",
     "optimizer",
@@ -59,6 +66,7 @@ __all__ = [
 _MODULES = {
     "ImageFormat": "seamseg.predict.writers.images:ImageWriter",
     **dict.fromkeys(("Callback", "Run"), "seamseg.training.callbacks"),
+    **dict.fromkeys(("Head", "Map"), "seamseg.models.heads.custom"),
     "SemanticImage": "seamseg.models.heads.semantic",
 }
 

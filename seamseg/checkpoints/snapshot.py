@@ -26,8 +26,8 @@ from seamseg.config.kinds import KINDS
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import nearest_path, replacing
 
-NETWORK_MODULES = tuple(dict.fromkeys(module for kind in KINDS.values() for module in kind.modules))
-"""The parts of the networks of all kinds, each with its own state dict in a snapshot."""
+NETWORK_MODULES = (*dict.fromkeys(module for kind in KINDS.values() for module in kind.modules), "heads")
+"""The parts of the networks of all kinds, each with its own state dict in a snapshot; `heads` are those of the user."""
 
 _OPTIONAL_KEYS = ("num_batches_tracked",)
 _OLD_MULTIARRAY = "numpy.core.multiarray"

@@ -49,6 +49,7 @@ class ComponentKind:
 
 KINDS: dict[str, ComponentKind] = {
     "callback": ComponentKind("follows a training, such as a logger, and may end it"),
+    "head": ComponentKind("head of the network, with losses and output maps"),
     "format": ComponentKind("output format of predict, which --format chooses", chosen=True),
     "loss": ComponentKind(
         "loss of the semantic head", "sem.loss", ("seamseg.models.heads.semantic", "seamseg.recipes.max_pooling")

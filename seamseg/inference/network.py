@@ -19,7 +19,7 @@ from seamseg.inference.tta import predict_augmented, segment_augmented
 from seamseg.models.folding import for_inference
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.semantic import SemanticNet
-from seamseg.predictions import ArrayPrediction
+from seamseg.predictions import ArrayPrediction, MapFormat
 from seamseg.structures import PackedSequence
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.distributed import choose_device
@@ -70,6 +70,11 @@ class TorchNetwork:
     def nms_threshold(self) -> float | None:
         """IoU from which detections suppress others; None for a semantic network."""
         return None if isinstance(self.net, SemanticNet) else self.net.options.selector.config.nms_threshold
+
+    @property
+    def map_formats(self) -> dict[str, MapFormat]:
+        """The output maps of heads of the user by name."""
+        return {} if isinstance(self.net, SemanticNet) else self.net.map_formats
 
     @property
     def graph_cache(self) -> CudaGraphCache | None:
@@ -144,6 +149,7 @@ class TrainedModel:
             print(
                 f"{opened.name}: a model for {trained} is used for {net.kind}, without its other parts", file=sys.stderr
             )
+        self._state_components()
         net = for_inference(net, device, options.precision)
         if options.probabilities:
             net = net.with_options(probabilities=True)
@@ -151,3 +157,13 @@ class TrainedModel:
         loading = opened.config.dataloader
         normalise = Normalise(loading.rgb_mean, loading.rgb_std)
         return TorchNetwork(net, normalise, device, options.augmentation, options.tta_fusion, report.averaged)
+
+    def _state_components(self) -> None:
+        """Print which components of the training are not imported, or have changed since."""
+        if not is_main_process() or is_quiet():
+            return
+        heads = [section for section in self.config.not_loaded if section.startswith("head ")]
+        if heads:
+            print(f"{self.name}: without {', '.join(heads)}: name its file with `components=[FILE]`", file=sys.stderr)
+        for line in filter(None, (record.change() for record in self._opened.snapshot.components)):
+            print(f"{self.name}: {line}", file=sys.stderr)

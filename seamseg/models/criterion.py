@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from seamseg.config import KINDS, Config
 from seamseg.models.heads.crop_aware import consistent_codes, cut_sides, matched_boxes
+from seamseg.models.heads.custom import head_losses
 from seamseg.models.heads.points import point_loss
 from seamseg.models.heads.roi import box_loss, class_loss, mask_loss, of_class
 from seamseg.models.heads.roi_targets import box_targets, labels_of, mask_targets
@@ -102,9 +103,10 @@ class Criterion:
         if outputs.semantic_logits is not None and self.semantic is not None:
             terms.append(self.semantic.term(outputs.semantic_logits, outputs.padded_size, targets))
         device = outputs.obj_logits.device
+        named = dict(zip(self.names, terms, strict=True)) | head_losses(outputs.heads, targets)
         return Losses(
-            {name: loss for name, (loss, _) in zip(self.names, terms, strict=True)},
-            {name: _as_count(count, device) for name, (_, count) in zip(self.names, terms, strict=True)},
+            {name: loss for name, (loss, _) in named.items()},
+            {name: _as_count(count, device) for name, (_, count) in named.items()},
         )
 
     def _rpn(self, outputs: TrainingOutputs, targets: Batch) -> list[_Term]:

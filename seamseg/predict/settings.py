@@ -157,7 +157,7 @@ class PredictSettings:
         if self.format_names:
             choice = DetectionChoice(self.inference.score_threshold or 0.0, predictor.classes)
             given = (folder, predictor.metadata, predictor.kind, choice, self.inference.overrides)
-            made = make_writers(self.format_names, *given)
+            made = make_writers(self.format_names, *given, predictor.map_formats)
         if self.hide is not None:
             score = LEAST_SCORE if self.least_score is None else self.least_score
             # the map without a choice of classes would contain detections above this score: they are hidden, too

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from seamseg.config import components
@@ -14,14 +15,18 @@ from seamseg.predict.writers.annotation_tools import CvatWriter, LabelStudioWrit
 from seamseg.predict.writers.base import Writer
 from seamseg.predict.writers.detections import CocoResultsWriter, DetectionChoice, LegacyOverlayWriter
 from seamseg.predict.writers.images import AnonymizeWriter, OverlayWriter, PanopticOverlayWriter
+from seamseg.predict.writers.maps import MapWriter
 from seamseg.predict.writers.predictions import CityscapesWriter, CocoWriter, VistasWriter
 from seamseg.predict.writers.raw import RawDetectionsWriter, RawWriter
 from seamseg.predict.writers.semantic import IdsWriter, LabelsWriter, ProbabilitiesWriter
+from seamseg.predictions import MapFormat
 from seamseg.utils.errors import InputError
 
 __all__ = ["FORMATS", "AnonymizeWriter", "DetectionChoice", "Writer", "formats_of", "make_writers"]
 
 _MakeWriter = Callable[[Path, Metadata], Writer[Any]]
+
+_DETECTORS = ("instance_seg", "detection")
 
 _OF_DETECTIONS: dict[str, _MakeWriter] = {
     "overlay": OverlayWriter,
@@ -40,8 +45,7 @@ FORMATS: dict[str, dict[str, _MakeWriter]] = {
         "cvat": CvatWriter,
         "labelstudio": LabelStudioWriter,
     },
-    "instance_seg": _OF_DETECTIONS,
-    "detection": _OF_DETECTIONS,
+    **dict.fromkeys(_DETECTORS, _OF_DETECTIONS),
     "classification": {"overlay": OverlayWriter},
     "semantic": {
         "overlay": OverlayWriter,
@@ -55,7 +59,9 @@ FORMATS: dict[str, dict[str, _MakeWriter]] = {
 
 def formats_of(kind: str) -> list[str]:
     """Return the names of the formats of a kind of network, those of imported components included."""
-    return [*FORMATS[kind], *(c.name for c in components.registered("format") if kind in c.make.kinds)]  # type: ignore[attr-defined]
+    of_heads = [name for head in components.registered("head") for name in head.make.outputs]  # type: ignore[attr-defined]
+    others = [c.name for c in components.registered("format") if kind in c.make.kinds]  # type: ignore[attr-defined]
+    return [*FORMATS[kind], *others, *(of_heads if kind in ("panoptic", *_DETECTORS) else [])]
 
 
 def make_writers(
@@ -65,6 +71,7 @@ def make_writers(
     kind: str = "panoptic",
     choice: DetectionChoice = DetectionChoice(),  # noqa: B008  # frozen
     overrides: Sequence[str] = (),
+    maps: Mapping[str, MapFormat] = MappingProxyType({}),
 ) -> list[Writer[Any]]:
     """Create the writers of a list of formats.
 
@@ -76,6 +83,7 @@ def make_writers(
     kind : of the network
     choice : detections that `coco-results` holds
     overrides : configuration keys, of which formats of the user have sections
+    maps : output maps of heads of the user, each a format
 
     Raises
     ------
@@ -93,7 +101,11 @@ def make_writers(
     owners: dict[Path, str] = {}
     for name in formats:
         make = FORMATS[kind].get(name)
-        if make is None:
+        if name in maps:
+            made.append(MapWriter(out, metadata, name, maps[name]))
+        elif make is None:
+            if not components.is_registered("format", name):
+                raise InputError(f"`formats={','.join(formats)}`: the model has no head with the output {name}")
             made.append(components.find("format", name).make(out, metadata, keys_of("format", name, overrides)))
         else:
             made.append(make(out, metadata, choice) if make is CocoResultsWriter else make(out, metadata))
