@@ -82,8 +82,8 @@ class Prediction(Generic[A]):
     semantic : `H x W` class map, int64 from the network, uint8 from a predictor
     size : `(height, width)`
     logits : one a class, of a classifier
-    maps : further maps by name, `H x W` or `channels x H x W`: those of heads of the user, and `probability`, uint8,
-        255 times that of the class of each pixel, rounded down
+    maps : further maps by name, `H x W` or `channels x H x W`: those of heads of the user, and `probability`, that of
+        the class of each pixel: float from the network, from a predictor uint8, 255 times it, rounded down
     queries : masks that make the panoptic map, in place of detections and class map; None for networks without queries,
         and for an image that was processed in tiles
     """
@@ -111,7 +111,7 @@ class Prediction(Generic[A]):
             None if p.semantic is None else p.semantic.byte().cpu().numpy(),
             p.size,
             None if p.logits is None else _floats(p.logits),
-            {name: values.cpu().numpy() for name, values in p.maps.items()},
+            {name: (_as_bytes(x) if name == "probability" else x).cpu().numpy() for name, x in p.maps.items()},
             p.queries,
         )
 
@@ -130,3 +130,7 @@ ArrayPrediction: TypeAlias = Prediction[np.ndarray]
 
 def _floats(values: Tensor) -> Any:
     return values.detach().float().cpu().numpy()
+
+
+def _as_bytes(values: Tensor) -> Tensor:
+    return (values * 255).byte() if values.is_floating_point() else values

@@ -245,7 +245,7 @@ def find(kind: str, name: str) -> Component:
 def added_by(names: Iterable[str]) -> Iterator[Component]:
     """Yield the components of modules and files of :func:`load` that nothing has to choose."""
     modules = {Path(name).stem if name.endswith(".py") else name for name in names}
-    for component in registered():
+    for component in list(_REGISTERED.values()):
         kind = KINDS[component.kind]
         if not (kind.key or kind.chosen) and component.module in modules:
             yield component

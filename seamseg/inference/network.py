@@ -74,7 +74,7 @@ class TorchNetwork:
     @property
     def map_formats(self) -> dict[str, MapFormat]:
         """The output maps of heads of the user by name."""
-        return {} if isinstance(self.net, SemanticNet) else self.net.map_formats
+        return self.net.map_formats if isinstance(self.net, PanopticNet) else {}
 
     @property
     def graph_cache(self) -> CudaGraphCache | None:

@@ -52,8 +52,9 @@ def predict_augmented(
         factors = (height / size[0], width / size[1])
         for k, prediction in enumerate(predictions):
             back = _map_back(prediction, (height, width), factors, mirrored)
-            maps_back = _maps_back(net.map_formats, prediction.maps, (height, width), mirrored)
-            found[k].append(replace(back, maps=maps_back))
+            if prediction.maps:
+                back = replace(back, maps=_maps_back(net.map_formats, prediction.maps, (height, width), mirrored))
+            found[k].append(back)
             if maps is not None:
                 logits[k].append(maps[k].flip(-1) if mirrored else maps[k])
     merged = [_merge(net, parts, views, (height, width)) for parts, views in zip(found, logits)]

@@ -128,5 +128,5 @@ def class_map_prediction(classes: Tensor, probabilities: Tensor | None = None) -
     """Return a prediction without detections: a class map `H x W` int64 and the probability of each pixel, if known."""
     size = int(classes.shape[0]), int(classes.shape[1])
     nothing = torch.zeros(0, device=classes.device)
-    maps = {} if probabilities is None else {"probability": (probabilities * 255).byte()}
+    maps = {} if probabilities is None else {"probability": probabilities}
     return Prediction(nothing.view(0, 4), nothing.long(), nothing, None, classes, size, maps=maps)
