@@ -53,7 +53,8 @@ def plain_network(net: PanopticNet, separated: bool = False) -> PlainNet:
         rois=PlainROIs(**vars(old.rois)),
         selector=PlainSelector(**vars(old.selector)),
     )
-    made = PlainNet(converted.body, converted.rpn_head, converted.roi_head, head, options)  # type: ignore[arg-type]
+    parts = converted.body, converted.rpn_head, converted.roi_head
+    made = PlainNet(*parts, head, None, options)  # type: ignore[arg-type]
     return made.train(net.training)
 
 

@@ -71,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--eval", action="store_true", help="only score the weights of --resume or --pre-train")
     add_set_and_device(parser)
+    add_components(parser)
 
 
 def add_set_and_device(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +79,6 @@ def add_set_and_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", metavar="SECTION.KEY=VALUE", action="append", default=[], help="override a configuration key"
     )
-    add_components(parser)
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
 
 

@@ -1,7 +1,7 @@
 """Components: named parts of a network, a training or an evaluation, built in or from a module or file of the user.
 
 A component is a class or function that one of the decorators of :mod:`seamseg.components` registers under a kind and a
-name, with a frozen dataclass of its keys (docs/reference/components.md). Modules and files are imported only if the
+name, with a frozen dataclass of its keys (docs/how-to/extend.md). Modules and files are imported only if the
 user names them, in `[general] components` of a configuration or with `--components`: never because they are
 installed, and never because a model names them.
 """
@@ -239,7 +239,7 @@ def find(kind: str, name: str) -> Component:
         return _REGISTERED[kind, name]
     names = [component.name for component in registered(kind)]
     meant = did_you_mean(name, names) or f"; known are {', '.join(names) or 'none'}"
-    raise InputError(f"no {kind} {name!r:.80}{meant}; name the file of another with `components=[FILE]`")
+    raise InputError(f"no {kind} {name!r:.80}{meant}; name the file of another with `components=FILE`")
 
 
 def added_by(names: Iterable[str]) -> Iterator[Component]:

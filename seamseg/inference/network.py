@@ -164,6 +164,6 @@ class TrainedModel:
             return
         heads = [section for section in self.config.not_loaded if section.startswith("head ")]
         if heads:
-            print(f"{self.name}: without {', '.join(heads)}: name its file with `components=[FILE]`", file=sys.stderr)
+            print(f"{self.name}: without {', '.join(heads)}: name its file with --components FILE", file=sys.stderr)
         for line in filter(None, (record.change() for record in self._opened.snapshot.components)):
             print(f"{self.name}: {line}", file=sys.stderr)

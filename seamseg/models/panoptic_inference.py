@@ -169,7 +169,8 @@ class PanopticInference(Network):
         heads: nn.ModuleDict | None,
         options: NetworkOptions,
     ) -> None:
-        parts = {"body": body, "rpn_head": rpn_head, "roi_head": roi_head, "sem_head": sem_head, "heads": heads}
+        parts: dict[str, nn.Module | None] = {"body": body, "rpn_head": rpn_head, "roi_head": roi_head}
+        parts |= {"sem_head": sem_head, "heads": heads}
         super().__init__(parts, options)
         self._code_weights: dict[torch.device, Tensor] = {}
 

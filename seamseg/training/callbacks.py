@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ class Callbacks:
         """Begin a training, with the states of a snapshot."""
         for name, callback in list(self.active.items()):
             if name in states:
-                self._call(name, lambda callback=callback, state=states[name]: callback.load_state_dict(state))
+                self._call(name, partial(callback.load_state_dict, states[name]))
         self._call_all(lambda callback: callback.begin(self.run))
 
     def train(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
@@ -119,12 +120,12 @@ class Callbacks:
         """Return the states of all callbacks that have one."""
         states: dict[str, Any] = {}
         for name, callback in list(self.active.items()):
-            self._call(name, lambda name=name, callback=callback: states.__setitem__(name, callback.state_dict()))
+            self._call(name, partial(_store, states, name, callback))
         return {name: state for name, state in states.items() if state}
 
     def _call_all(self, call: Callable[[Callback], None]) -> None:
         for name, callback in list(self.active.items()):
-            self._call(name, lambda callback=callback: call(callback))
+            self._call(name, partial(call, callback))
 
     def _call(self, name: str, call: Callable[[], None]) -> None:
         try:
@@ -132,3 +133,7 @@ class Callbacks:
         except Exception as error:
             del self.active[name]
             self.warn(f"callback {name} is not called again: {type(error).__name__}: {one_line(error)}")
+
+
+def _store(states: dict[str, Any], name: str, callback: Callback) -> None:
+    states[name] = callback.state_dict()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -184,7 +185,7 @@ def test_a_model_opens_without_its_head(edge_run, micro, tmp_path, seamseg_main,
     photo = micro / "img" / "val0.png"
     words = ("--device", "cpu", "--workers", "0", "--format", "coco")
     assert seamseg_main("predict", run, photo, tmp_path / "out", *words) == 0
-    assert "without head edge: name its file with --components=[FILE]" in capsys.readouterr().err.replace("`", "--", 1)
+    assert "without head edge: name its file with --components FILE" in capsys.readouterr().err
     assert seamseg_main("predict", run, photo, tmp_path / "out2", *words[:-1], "edge") == 2
     assert "there is no format 'edge'" in capsys.readouterr().err
 
@@ -235,3 +236,38 @@ def test_refused_heads(name, file, options):
     file.write_text(EDGES.replace(old, new))
     with pytest.raises(InputError, match=message):
         run_training(options("run"))
+
+
+def train_in_two(rank, join, options):
+    from support.micro import narrow_body
+
+    join()
+    with narrow_body():
+        run_training(options)
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+@pytest.mark.parametrize("unused", ["fake", "find"])
+def test_two_processes(options, tmp_path, unused):
+    """Both have the same head after an epoch, one that was trained."""
+    from support.processes import launch
+
+    launch(train_in_two, 2, options("run", f"general.unused_parameters={unused}", "optimizer.ema=.9"))
+    snapshot = load_snapshot(tmp_path / "run" / "model_last.pth.tar")
+    assert snapshot.resume is not None
+    assert len(snapshot.resume["ranks"]) == 2
+    trained, averaged = snapshot.state_dict["heads"], snapshot.state_dict["ema"]["heads"]
+    assert not torch.equal(trained["edge.output.bias"], torch.zeros(1))
+    assert not torch.equal(trained["edge.output.weight"], averaged["edge.output.weight"])
+    assert all("  edge " in line for line in loss_lines(tmp_path / "run"))
+
+
+def test_the_head_of_the_page(tmp_path, micro, micro_config):
+    """That of docs/how-to/extend.md is trained."""
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "extend.md").read_text()
+    file = tmp_path / "edges_of_the_page.py"
+    file.write_text(page.split("```python\n")[1].split("```")[0])
+    overrides = (f"general.components={file}", "head edge.channels=4", "scheduler.epochs=1")
+    run_training(TrainingOptions(micro_config, micro, tmp_path / "run", overrides=overrides, device="cpu"))
+    assert all("  edge " in line for line in loss_lines(tmp_path / "run"))
