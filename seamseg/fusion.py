@@ -115,20 +115,20 @@ def merge_queries(
     """
     kept = np.flatnonzero(queries.scores > score_threshold)
     found = best_masks(queries.mask_logits[kept], queries.scores[kept], queries.padded_size, size, native_size)
-    id_of_owner, categories, scores = np.zeros(len(kept) + 1, np.int32), [VOID], [0.0]
+    id_of_number, categories, scores = np.zeros(len(kept) + 1, np.int32), [VOID], [0.0]
     id_of_stuff: dict[int, int] = {}
     for k, category in enumerate(queries.classes[kept].tolist()):
-        if found.claimed[k] == 0 or found.owned[k] / found.inside[k] < overlap_threshold:
+        if found.segment_areas[k] == 0 or found.mask_areas[k] / found.original_areas[k] < overlap_threshold:
             continue
         if category not in id_of_stuff:
             categories.append(category)
             scores.append(float(queries.scores[kept[k]]) if category >= num_stuff else 1.0)
             if category < num_stuff:
                 id_of_stuff[category] = len(categories) - 1
-        id_of_owner[k + 1] = id_of_stuff.get(category, len(categories) - 1)
-    ids = np.empty(found.owners.shape, np.int32)
-    for row, owners in zip(ids, found.owners):  # at once the index would take 8 bytes a pixel
-        row[:] = id_of_owner[owners]
+        id_of_number[k + 1] = id_of_stuff.get(category, len(categories) - 1)
+    ids = np.empty(found.numbers.shape, np.int32)
+    for row, numbers in zip(ids, found.numbers):  # at once the index would take 8 bytes a pixel
+        row[:] = id_of_number[numbers]
     return FusedMap(ids, categories, scores, [False] * len(categories))
 
 

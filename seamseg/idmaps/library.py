@@ -151,12 +151,12 @@ class Library:
     def best_masks(
         self, logits: np.ndarray, scores: np.ndarray, rows: Axis, columns: Axis
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return owners and `3 x K` counts, see :class:`seamseg.idmaps.upsampled.BestMasks`."""
+        """Return the numbers and `3 x K` areas, see :class:`seamseg.idmaps.upsampled.BestMasks`."""
         weights = np.ascontiguousarray(scores)
-        owners = np.empty((rows.first.size, columns.first.size), np.int16)
-        counts = np.zeros((3, len(logits)), np.int64)
-        self._upsample("best_masks", logits, rows, columns, (weights, owners, counts))
-        return owners, counts
+        numbers = np.empty((rows.first.size, columns.first.size), np.int16)
+        areas = np.zeros((3, len(logits)), np.int64)
+        self._upsample("best_masks", logits, rows, columns, (weights, numbers, areas))
+        return numbers, areas
 
     def best_classes(self, logits: np.ndarray, rows: Axis, columns: Axis) -> np.ndarray:
         """See :func:`seamseg.idmaps.upsampled.best_classes`."""

@@ -147,23 +147,23 @@ def areas_and_boxes(ids: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def best_masks(logits: np.ndarray, scores: np.ndarray, rows: Axis, columns: Axis) -> tuple[np.ndarray, np.ndarray]:
-    """Return owners and `3 x K` counts, see :class:`seamseg.idmaps.upsampled.BestMasks`."""
-    owners = np.empty((rows.first.size, columns.first.size), np.int16)
-    counts = np.zeros((3, len(logits)), np.int64)
+    """Return the numbers and `3 x K` areas, see :class:`seamseg.idmaps.upsampled.BestMasks`."""
+    numbers = np.empty((rows.first.size, columns.first.size), np.int16)
+    areas = np.zeros((3, len(logits)), np.int64)
     for band, masks in _bands(logits, rows, columns):
-        best, claims = np.full(owners[band].shape, -1, np.float32), np.zeros(owners[band].shape, bool)
-        winners = np.zeros(owners[band].shape, np.int16)
+        best, likely = np.full(numbers[band].shape, -1, np.float32), np.zeros(numbers[band].shape, bool)
+        number_of_best = np.zeros(numbers[band].shape, np.int16)
         for k, x in enumerate(masks):
             value = scores[k] / (1 + _exp(np.minimum(-x, np.float32(87))))
-            better, inside = value > best, x >= 0
+            better, original = value > best, x >= 0
             best[better] = value[better]
-            winners[better] = k + 1
-            claims[better] = inside[better]
-            counts[1, k] += np.count_nonzero(inside)
-        owners[band] = winners * claims
-        for row, found in ((0, winners), (2, owners[band])):
-            counts[row] += np.bincount(found.ravel(), minlength=len(logits) + 1)[1:]
-    return owners, counts
+            number_of_best[better] = k + 1
+            likely[better] = original[better]
+            areas[1, k] += np.count_nonzero(original)
+        numbers[band] = number_of_best * likely
+        for row, found in ((0, number_of_best), (2, numbers[band])):
+            areas[row] += np.bincount(found.ravel(), minlength=len(logits) + 1)[1:]
+    return numbers, areas
 
 
 def best_classes(logits: np.ndarray, rows: Axis, columns: Axis) -> np.ndarray:

@@ -62,20 +62,20 @@ def _bilinear(cells: int, pixels: int) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class BestMasks:
-    """The best mask of each pixel.
+    """The best mask of each pixel, and areas in pixels; with `p` for the probability of mask k.
 
     Attributes
     ----------
-    owners : `H x W` int16, k + 1 for mask k, 0 where the probability of the best mask is below .5
-    owned : `K` int64, pixels where the mask is the best, whatever its probability
-    inside : `K` int64, pixels where its probability is at least .5
-    claimed : `K` int64, pixels of its number in `owners`
+    numbers : `H x W` int16, k + 1 where mask k is the best and p >= .5, else 0
+    mask_areas : `K` int64, pixels where mask k is the best, whatever p: detectron2's `mask_area`
+    original_areas : `K` int64, pixels where p >= .5: detectron2's `original_area`
+    segment_areas : `K` int64, pixels where both hold, those of k + 1 in `numbers`
     """
 
-    owners: np.ndarray
-    owned: np.ndarray
-    inside: np.ndarray
-    claimed: np.ndarray
+    numbers: np.ndarray
+    mask_areas: np.ndarray
+    original_areas: np.ndarray
+    segment_areas: np.ndarray
 
 
 def best_masks(logits: np.ndarray, scores: np.ndarray, padded_size: Size, size: Size, native_size: Size) -> BestMasks:
@@ -98,8 +98,8 @@ def best_masks(logits: np.ndarray, scores: np.ndarray, padded_size: Size, size: 
         raise ValueError(f"best_masks: scores must be {len(logits)} float32, got {scores.shape} {scores.dtype}")
     if len(logits) > np.iinfo(np.int16).max:
         raise ValueError(f"best_masks: at most {np.iinfo(np.int16).max} masks, got {len(logits)}")
-    owners, counts = (library.functions or reference).best_masks(logits, scores, rows, columns)
-    return BestMasks(owners, *counts)
+    numbers, areas = (library.functions or reference).best_masks(logits, scores, rows, columns)
+    return BestMasks(numbers, *areas)
 
 
 def best_classes(logits: np.ndarray, padded_size: Size, size: Size) -> np.ndarray:

@@ -128,7 +128,7 @@ class TrainedModel:
         meta: str | Path | None,
         options: InferenceOptions,
     ) -> None:
-        self._device = device if isinstance(device, torch.device) else choose_device(device)
+        self._device = choose_device(device)
         options.check(self._device)
         self._opened = open_model(model, config, meta, list(options.overrides))
         self.name = self._opened.name

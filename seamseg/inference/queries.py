@@ -13,11 +13,13 @@ import numpy as np
 
 from seamseg.idmaps.segments import sigmoid
 from seamseg.idmaps.upsampled import Size, best_classes, mask_boxes
+from seamseg.inference.anonymize import LEAST_SCORE as LEAST_HIDDEN_SCORE
 from seamseg.predictions import ArrayPrediction, Prediction, QueryMasks
 
 LEAST_SCORE = 0.05
 """Objects of a smaller probability are no detections."""
 MOST_DETECTIONS = 100
+"""As in the paper's average precision; more only if all of them score at least what anonymising needs."""
 MASK_SIDE = 112
 """Cells of the mask of a detection; with 28 objects lose about 1 % of PQ."""
 _ROWS = 16
@@ -47,8 +49,9 @@ def prediction_of_queries(
     -------
     Prediction
         with `queries`. Detections are the pairs of a query and a thing of a probability of at least
-        :data:`LEAST_SCORE`, the best :data:`MOST_DETECTIONS`, without those that have no pixel. The class of a pixel is
-        that with the highest sum of class x mask probability over all queries
+        :data:`LEAST_SCORE`, without those that have no pixel: all of at least
+        :data:`seamseg.inference.anonymize.LEAST_SCORE`, and others up to :data:`MOST_DETECTIONS` in total. The class of
+        a pixel is that with the highest sum of class x mask probability over all queries
 
     Raises
     ------
@@ -77,15 +80,23 @@ def prediction_of_queries(
 def ranked_by_masks(prediction: ArrayPrediction) -> ArrayPrediction:
     """Multiply the scores of detections by the mean probability within their masks: the ranking of the paper's AP.
 
-    Elsewhere the score is the probability of the class: thresholds are those of the paper's map, and objects with an
-    uncertain mask are anonymised, too.
+    Detections are the :data:`MOST_DETECTIONS` of the highest scores before that, as in the paper. Elsewhere the score
+    is the probability of the class: thresholds are those of the paper's map, and objects with an uncertain mask are
+    anonymised, too.
     """
-    masks = prediction.mask_logits
-    assert masks is not None
-    inside = masks >= 0
-    sums = (sigmoid(masks) * inside).sum((1, 2), dtype=np.float64)
-    factors = sums / np.maximum(inside.sum((1, 2)), 1)
-    return replace(prediction, scores=(prediction.scores * factors).astype(np.float32))
+    assert prediction.mask_logits is not None
+    best = np.sort(np.argsort(-prediction.scores, kind="stable")[:MOST_DETECTIONS])
+    masks = prediction.mask_logits[best]
+    mask_pixels = masks >= 0
+    sums = (sigmoid(masks) * mask_pixels).sum((1, 2), dtype=np.float64)
+    factors = sums / np.maximum(mask_pixels.sum((1, 2)), 1)
+    return replace(
+        prediction,
+        boxes=prediction.boxes[best],
+        classes=prediction.classes[best],
+        scores=(prediction.scores[best] * factors).astype(np.float32),
+        mask_logits=masks,
+    )
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:
@@ -112,7 +123,10 @@ def _detections(
     `things` is the class of each column, from the first thing; negative for stuff.
     """
     query, column = np.nonzero((probabilities >= LEAST_SCORE) & (things >= 0))
-    best = np.argsort(-probabilities[query, column], kind="stable")[:MOST_DETECTIONS]
+    scores = probabilities[query, column]
+    # those that are hidden must not depend on how many there are
+    count = max(MOST_DETECTIONS, np.count_nonzero(scores >= LEAST_HIDDEN_SCORE))
+    best = np.argsort(-scores, kind="stable")[:count]
     query, column = query[best], column[best]
     found, row = np.unique(query, return_inverse=True)
     masks = masks[found]

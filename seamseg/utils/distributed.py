@@ -76,8 +76,8 @@ class World:
         return items[self.rank :: self.size]
 
 
-def choose_device(name: str = "auto", local_rank: int = 0) -> torch.device:
-    """Return the device of a name: auto (a GPU if there is one), cpu, cuda or cuda:N.
+def choose_device(name: str | torch.device = "auto", local_rank: int = 0) -> torch.device:
+    """Return the device of a name: auto (a GPU if there is one), cpu, cuda or cuda:N; a device is returned as it is.
 
     Raises
     ------
@@ -86,6 +86,8 @@ def choose_device(name: str = "auto", local_rank: int = 0) -> torch.device:
     """
     import torch
 
+    if isinstance(name, torch.device):
+        return name
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -37,13 +37,13 @@ def test_the_same_bits(seed, count, sizes):
     cells, padded, size, native = sizes
     logits, scores = random_logits(seed, count, cells)
     axes = [Axis.of(*lengths) for lengths in zip(cells, padded, size, native)]
-    (owners, counts), (other, other_counts) = (form.best_masks(logits, scores, *axes) for form in FORMS)
-    assert owners.dtype == other.dtype == np.int16
-    assert np.array_equal(owners, other)
-    assert np.array_equal(counts, other_counts)
-    assert np.array_equal(counts[2], np.bincount(owners.ravel(), minlength=count + 1)[1:])
-    assert (counts[0] >= counts[2]).all()
-    assert (counts[1] >= counts[2]).all()
+    (numbers, areas), (other, other_areas) = (form.best_masks(logits, scores, *axes) for form in FORMS)
+    assert numbers.dtype == other.dtype == np.int16
+    assert np.array_equal(numbers, other)
+    assert np.array_equal(areas, other_areas)
+    assert np.array_equal(areas[2], np.bincount(numbers.ravel(), minlength=count + 1)[1:])
+    assert (areas[0] >= areas[2]).all()
+    assert (areas[1] >= areas[2]).all()
     assert np.array_equal(*(form.mask_boxes(logits, *axes) for form in FORMS))
     if count:
         classes = [form.best_classes(logits, *axes) for form in FORMS]
@@ -97,14 +97,14 @@ def test_wide_images_and_many_masks():
 def test_not_a_number_belongs_to_no_mask():
     logits = np.full((2, 2, 2), np.nan, np.float32)
     found = upsampled.best_masks(logits, np.ones(2, np.float32), (4, 4), (4, 4), (4, 4))
-    assert not found.owners.any()
-    assert not found.owned.any()
-    assert not found.inside.any()
+    assert not found.numbers.any()
+    assert not found.mask_areas.any()
+    assert not found.original_areas.any()
     assert not upsampled.best_classes(logits, (4, 4), (4, 4)).any()
     assert (upsampled.mask_boxes(logits, (4, 4), (4, 4)) == -1).all()
     logits[1] = 3
     found = upsampled.best_masks(logits, np.ones(2, np.float32), (4, 4), (4, 4), (4, 4))
-    assert (found.owners == 2).all()
+    assert (found.numbers == 2).all()
 
 
 def test_parts_of_larger_arrays():
@@ -113,7 +113,7 @@ def test_parts_of_larger_arrays():
     part, few = logits[::2, 1:, ::3], scores[::2]
     one, other = (upsampled.best_masks(a, s, (28, 12), (25, 11), (50, 40)) for a, s in
                   ((part, few), (part.copy(), few.copy())))  # fmt: skip
-    assert np.array_equal(one.owners, other.owners)
+    assert np.array_equal(one.numbers, other.numbers)
 
 
 def test_exponential():

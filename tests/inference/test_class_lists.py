@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
 from support.tiny_transformers import CITYSCAPES
 
 from seamseg.formats.cityscapes.labels import cityscapes_classes
@@ -119,6 +120,14 @@ def test_other_spellings() -> None:
 def test_unused_columns() -> None:
     names = ["N/A", *CITYSCAPES[:10], "LABEL_11", *CITYSCAPES[10:], "LABEL_21"]
     assert identify(names, "net").columns == [None, *range(10), None, *range(10, 19), None]
+    found = identify(names, "net")
+    assert found.used.tolist() == list(range(19))
+    scores = torch.randn(2, len(names) + 1)
+    probabilities, merged = scores.softmax(-1), found.used_logits(scores).softmax(-1)
+    used = [*range(1, 11), *range(12, 21)]
+    torch.testing.assert_close(merged[:, :-1], probabilities[:, used])
+    torch.testing.assert_close(merged[:, -1], probabilities[:, [0, 11, 21, 22]].sum(-1))
+    assert identify(CITYSCAPES, "net").used_logits(scores[:, :20]).shape == (2, 20)
 
 
 def test_stated_things() -> None:
@@ -166,5 +175,7 @@ def test_refusals() -> None:
     assert "most are those of cityscapes, but it has 'bike' and 'bicycle' is missing" in refusal(other)
     assert "'bicycle' is missing" in refusal(CITYSCAPES[:-1])
     assert "two classes have the name 'car'" in refusal([*CITYSCAPES, "car"])
+    stated = refusal(["lawn", "dog"], things=["Dog", "Cat"])
+    assert stated.startswith("net: states that 'Cat' is a thing, which is none of its classes: give a class list")
     many = [f"class {k}" for k in range(50_000)]
     assert refusal(many) == refusal(many, things=[]) == "net: has 50000 classes, more than 255"

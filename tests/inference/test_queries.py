@@ -17,11 +17,12 @@ from seamseg.formats.metadata import Metadata
 from seamseg.fusion import fuse, merge_queries, to_result
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.inference import queries as module
+from seamseg.inference.anonymize import private_regions
 from seamseg.inference.options import Thresholds
 from seamseg.inference.predictor import Predictor
 from seamseg.inference.queries import prediction_of_queries, ranked_by_masks
 from seamseg.inference.tiling.predict import predict_in_tiles
-from seamseg.panoptic_map import VOID, class_infos
+from seamseg.panoptic_map import VOID, PanopticResult, class_infos
 from seamseg.validation.validator import InstanceScorer, ValidationItem
 
 CLASSES = np.array([3, 0, 4, 1, 2])
@@ -99,11 +100,38 @@ def test_masks_of_detections_are_those_of_the_queries():
 
 
 def test_the_best_detections(monkeypatch):
-    monkeypatch.setattr(module, "MOST_DETECTIONS", 5)
+    """All that anonymising needs, and as many below that as there is room for."""
     classes, masks = outputs(4, 30)
-    probabilities = torch.from_numpy(classes).softmax(1)[:, [0, 2, 4]]
-    found = predict(classes, np.abs(masks), (48, 80), (48, 80))
-    assert_close(torch.from_numpy(found.scores).sort().values, probabilities.ravel().topk(5).values.sort().values)
+    probabilities = torch.from_numpy(classes).softmax(1)[:, [0, 2, 4]].ravel()
+    needed = int((probabilities >= 0.2).sum())
+    for most in (needed - 5, needed + 5):
+        monkeypatch.setattr(module, "MOST_DETECTIONS", most)
+        found = predict(classes, np.abs(masks), (48, 80), (48, 80))
+        best = probabilities.topk(max(most, needed)).values
+        assert_close(torch.from_numpy(found.scores).sort().values, best.sort().values)
+        ranked = ranked_by_masks(found)
+        assert len(ranked.scores) == len(ranked.boxes) == len(ranked.classes) == len(ranked.mask_logits) == most
+
+
+def test_every_person_is_hidden():
+    """180 persons of score .5, more than average precision takes, and none of them in the map."""
+    masks = np.full((180, 36, 80), -9, np.float32)
+    hidden = np.zeros((36, 80), bool)
+    for number, mask in enumerate(masks):
+        y, x = divmod(number, 20)
+        mask[4 * y + 1 : 4 * y + 3, 4 * x + 1 : 4 * x + 3] = 9
+        hidden |= mask > 0
+    classes = np.zeros((180, 3), np.float32)  # stuff, person, no object
+    classes[:, 0] = -9
+    found = prediction_of_queries(classes, masks, hidden.shape, hidden.shape, np.arange(2), 1)
+    assert len(found.scores) == 180
+    assert len(ranked_by_masks(found).scores) == 100
+    nothing = PanopticResult(np.zeros(hidden.shape, np.int32), [])
+    shown = np.ones(hidden.shape, bool)
+    for region in private_regions(nothing, replace(found, semantic=None), [1], 1):
+        (y, x), (height, width) = region.corner, region.mask.shape
+        shown[y : y + height, x : x + width] &= ~region.mask
+    assert np.array_equal(~shown, hidden)
 
 
 def test_the_ranking_of_average_precision():
@@ -121,7 +149,7 @@ def test_the_ranking_of_average_precision():
     # the mask is sampled within its box
     np.testing.assert_allclose(ranked.scores, wanted, atol=0.02)
     assert (ranked.scores < found.scores).all()
-    assert ranked.boxes is found.boxes
+    assert np.array_equal(ranked.boxes, found.boxes)
     assert ranked_by_masks(predict(classes, -np.abs(masks) - 1, (48, 80), (48, 80))).scores.shape == (0,)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from support.tiny_transformers import (
     assert_equal,
     build,
     edit,
+    folder,
     photo,
     refusal,
     save,
@@ -26,14 +28,8 @@ import seamseg
 from seamseg.checkpoints.model_path import digest
 from seamseg.utils.errors import SeamsegError
 
-__all__ = ["fake_hub"]
+__all__ = ["fake_hub", "folder"]
 pytest.importorskip("transformers")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder of Mask2Former, to write to."""
-    return save("mask2former", tmp_path / "net")
 
 
 # --- weights
@@ -167,6 +163,53 @@ def test_a_configuration_of_a_larger_network(folder: Path) -> None:
     assert "is it the configuration of another network?" in refusal(folder)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the address space of the process")
+@pytest.mark.parametrize("window", [90, 130])
+@pytest.mark.parametrize("fitting", [False, True], ids=["other tables", "fitting tables"])
+def test_buffers_of_large_windows(folder: Path, window: int, fitting: bool) -> None:
+    """They grow with the fourth power of the window and are not in the weights."""
+    from safetensors.torch import load_file, save_file
+    from support.limited_memory import limited
+
+    edit(folder / "config.json", backbone_config={**SWIN, "window_size": window})
+    state = {key: value.clone() for key, value in load_file(folder / "model.safetensors").items()}
+    for key in [key for key in state if fitting and "relative_position_bias_table" in key]:
+        state[key] = torch.zeros((2 * window - 1) ** 2, state[key].shape[1])
+    save_file(state, folder / "model.safetensors")
+    with limited(1 << 30):
+        assert "is it the configuration of another network?" in refusal(folder)
+
+
+def test_shapes_are_compared_before_the_network_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers
+
+    folder = save("maskformer", tmp_path / "net")
+    edit(folder / "config.json", backbone_config={**SWIN, "window_size": 8})
+    monkeypatch.setattr(transformers.PreTrainedModel, "from_pretrained", None)
+    shapes = "relative_position_bias_table of the weights has the shape (49, 1), by the configuration it is (225, 1)"
+    assert shapes in refusal(folder)
+
+
+def test_names_of_other_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A warning: semantic and instance networks have the configuration of panoptic ones."""
+    for name, base, warned in (
+        ("net-semantic", None, "net-semantic"),
+        ("my_instance_v2", None, "my_instance_v2"),
+        ("net", "someone/swin-semantic-large", "swin-semantic-large"),
+        ("net", "someone/net-panoptic", ""),
+        ("net-panoptic", "someone/net-semantic", ""),
+        ("net-semantics", None, ""),
+        ("semantic-photos/net", None, ""),
+    ):
+        folder = save("mask2former", tmp_path / name)
+        edit(folder / "config.json", _name_or_path=base)
+        capsys.readouterr()
+        seamseg.load(folder, device="cpu")
+        error = capsys.readouterr().err
+        assert error.count("\n") == bool(warned), name
+        assert not warned or f" segmentation by the name '{warned}': its panoptic maps will be poor" in error
+
+
 def test_a_configuration_of_more_layers(tmp_path: Path) -> None:
     """Not one is built: a network of so many would take all memory and hours."""
     for family, changes in (
@@ -232,3 +275,31 @@ def test_a_backbone_of_the_hub_is_not_looked_for(fake_hub: FakeHub, tmp_path: Pa
     edit(folder / "config.json", backbone=name, backbone_config=None, use_timm_backbone="hub:" in name)
     assert refusal(folder).endswith("it names a backbone that is not in the folder, which is not downloaded")
     assert fake_hub.requests == []
+
+
+def test_hub(fake_hub: FakeHub, folder: Path) -> None:
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n")
+    (folder / "modeling.py").write_text("raise SystemExit('run')")
+    (folder / "pytorch_model.bin").write_bytes(b"a pickle" * 1000)  # not read beside safetensors
+    (folder / "preprocessor_config.json").write_text("{}")
+    fake_hub.publish("someone/net", folder)
+    model = seamseg.load("hf://someone/net", **SMALL)
+    assert fake_hub.fetched() == {"config.json", "README.md", "preprocessor_config.json", "model.safetensors"}
+    assert_equal(model.raw([photo(40, 60)])[0], seamseg.load(folder, **SMALL).raw([photo(40, 60)])[0])
+    assert digest("hf://someone/net") == digest(folder)
+
+
+def test_name_of_a_repository(fake_hub: FakeHub, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fake_hub.publish("someone/net-instance", folder)
+    seamseg.load("hf://someone/net-instance", **SMALL)
+    assert "is for instance segmentation by the name 'models--someone--net-instance'" in capsys.readouterr().err
+
+
+def test_hub_without_safetensors(fake_hub: FakeHub, tmp_path: Path) -> None:
+    folder = save("oneformer", tmp_path / "net")
+    (folder / "model.safetensors").unlink()
+    torch.save(build("oneformer").state_dict(), folder / "pytorch_model.bin")
+    fake_hub.publish("someone/net", folder)
+    seamseg.load("hf://someone/net", **SMALL)
+    assert fake_hub.fetched() == {path.name for path in folder.iterdir()}
+    assert "the repository has no such revision" in refusal("hf://someone/net@v2")

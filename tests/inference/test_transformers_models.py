@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.fake_hub import FakeHub, fake_hub
 from support.micro import seamseg_main
 from support.serving import png, serving
 from support.tiny_transformers import (
@@ -23,6 +22,7 @@ from support.tiny_transformers import (
     assert_equal,
     build,
     edit,
+    folder,
     photo,
     refusal,
     save,
@@ -36,7 +36,7 @@ from seamseg.cli.doctor import _print_bench
 from seamseg.inference.foreign.class_lists import known_lists
 from seamseg.inference.result import Panoptic
 
-__all__ = ["fake_hub", "seamseg_main"]
+__all__ = ["folder", "seamseg_main"]
 pytest.importorskip("transformers")
 FAMILIES = list(CONFIGS)
 
@@ -51,12 +51,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A folder of each family with the classes of Cityscapes; do not write to them."""
     root = tmp_path_factory.mktemp("transformers")
     return {name: save(name, root / name) for name in FAMILIES}
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder of Mask2Former, to write to."""
-    return save("mask2former", tmp_path / "net")
 
 
 # --- what a network computes
@@ -76,11 +70,18 @@ def test_predicts(folders: dict[str, Path], family: str) -> None:
 
 
 def test_thresholds(folders: dict[str, Path], family: str) -> None:
-    """Those of the papers, for all families, unless options change them."""
+    """Those of the authors, unless options change them."""
     t = seamseg.load(folders[family], device="cpu").thresholds
-    assert (t.score_threshold, t.overlap_threshold) == (0.8, 0.8)
+    assert (t.score_threshold, t.overlap_threshold) == (0.85 if family == "detr" else 0.8, 0.8)
     t = seamseg.load(folders[family], device="cpu", score_threshold=0.3, overlap_threshold=0.6).thresholds
     assert (t.score_threshold, t.overlap_threshold) == (0.3, 0.6)
+
+
+def test_threshold_of_a_data_set(tmp_path: Path) -> None:
+    names = known_lists()["ade20k"].metadata.categories
+    for family, expected in (("maskformer", 0.7), ("mask2former", 0.8)):
+        folder = save(family, tmp_path / family, names)
+        assert seamseg.load(folder, device="cpu").thresholds.score_threshold == expected
 
 
 def test_input_of_the_network(folders: dict[str, Path], family: str) -> None:
@@ -241,6 +242,16 @@ def test_classes_that_a_network_states(tmp_path: Path) -> None:
     assert seamseg.load(folder, device="cpu").metadata.categories == ["dog", "lawn"]
 
 
+def test_a_stated_thing_that_is_no_class(tmp_path: Path) -> None:
+    folder = save("oneformer", tmp_path / "net", ["dog", "lawn"])
+    metadata = {"0": "lawn", "1": "dog", "thing_ids": [1, 2]}
+    (folder / "preprocessor_config.json").write_text(json.dumps({"metadata": metadata}))
+    assert "states that 'id 2' is a thing, which is none of its classes" in refusal(folder)
+    edit(folder / "preprocessor_config.json", metadata=None, class_info_file="own_panoptic.json")
+    (folder / "own_panoptic.json").write_text(json.dumps({"0": {"name": "cat", "isthing": 1}}))
+    assert "states that 'cat' is a thing, which is none of its classes" in refusal(folder)
+
+
 def test_unused_columns(tmp_path: Path) -> None:
     """DETR has a column for each id of COCO; those without a class count as no object."""
     folder = save("detr", tmp_path / "net", ["N/A", *CITYSCAPES, "LABEL_20"])
@@ -316,28 +327,3 @@ def test_folders_of_ours_are_none(tmp_path: Path) -> None:
     assert not is_transformers(tmp_path)
     (tmp_path / "config.json").write_text("[")
     assert not is_transformers(tmp_path)
-
-
-# --- the hub
-
-
-def test_hub(fake_hub: FakeHub, folders: dict[str, Path], folder: Path) -> None:
-    (folder / "README.md").write_text("---\nlicense: mit\n---\n")
-    (folder / "modeling.py").write_text("raise SystemExit('run')")
-    (folder / "pytorch_model.bin").write_bytes(b"a pickle" * 1000)
-    (folder / "preprocessor_config.json").write_text("{}")
-    fake_hub.publish("someone/net", folder)
-    model = seamseg.load("hf://someone/net", **SMALL)
-    assert fake_hub.fetched() == {"config.json", "README.md", "preprocessor_config.json", "model.safetensors"}
-    assert_equal(model.raw([photo(40, 60)])[0], seamseg.load(folders["mask2former"], **SMALL).raw([photo(40, 60)])[0])
-    assert digest("hf://someone/net") == digest(folder)
-
-
-def test_hub_without_safetensors(fake_hub: FakeHub, tmp_path: Path) -> None:
-    folder = save("oneformer", tmp_path / "net")
-    (folder / "model.safetensors").unlink()
-    torch.save(build("oneformer").state_dict(), folder / "pytorch_model.bin")
-    fake_hub.publish("someone/net", folder)
-    seamseg.load("hf://someone/net", **SMALL)
-    assert fake_hub.fetched() == {path.name for path in folder.iterdir()}
-    assert "the repository has no such revision" in refusal("hf://someone/net@v2")

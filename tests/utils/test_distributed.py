@@ -73,6 +73,7 @@ def test_a_broken_environment(monkeypatch, environment, message):
 
 def test_devices():
     assert choose_device("cpu") == torch.device("cpu")
+    assert choose_device(torch.device("meta")) == torch.device("meta")
     assert choose_device("auto").type in ("cpu", "cuda")
     with pytest.raises(InputError, match="not a device"):
         choose_device("gpu0")

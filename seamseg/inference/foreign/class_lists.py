@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from seamseg.checkpoints.bundle import read_statement
 from seamseg.formats.cityscapes.labels import cityscapes_classes
@@ -50,6 +52,34 @@ class NetworkClasses:
     metadata: Metadata
     columns: list[int | None]
     data_set: str = ""
+
+    @cached_property
+    def used(self) -> np.ndarray:
+        """Class of each column that has one, int64."""
+        return np.array([index for index in self.columns if index is not None], np.int64)
+
+    def used_logits(self, scores: Tensor) -> Tensor:
+        """Return the logits of the columns that are classes; others count as no object.
+
+        Parameters
+        ----------
+        scores : `... x (columns + 1)`, the last one of "no object"
+
+        Returns
+        -------
+        `... x (C + 1)`, the first ones of the classes :attr:`used`
+        """
+        return used_logits(scores, self.columns)
+
+
+def used_logits(scores: Tensor, columns: Sequence[int | None]) -> Tensor:
+    """See :meth:`NetworkClasses.used_logits`."""
+    used = [column for column, index in enumerate(columns) if index is not None]
+    if len(used) == len(columns):
+        return scores
+    unused = [column for column, index in enumerate(columns) if index is None]
+    nothing = scores[..., [*unused, len(columns)]].logsumexp(-1, keepdim=True)
+    return torch.cat((scores[..., used], nothing), -1)
 
 
 @dataclass(frozen=True)
@@ -96,8 +126,8 @@ def identify(
     Raises
     ------
     InputError
-        if there are too many, one has no name, two have the same, the file has other ones, or it is unknown which are
-        things
+        if there are too many, one has no name, two have the same, the file has other ones, it is unknown which are
+        things, or a stated thing is none of them
     """
     used = [column for column, name in enumerate(names) if not _UNUSED.fullmatch(name.strip())]
     named = [names[column] for column in used]
@@ -121,7 +151,7 @@ def identify(
             return NetworkClasses(known.metadata, _columns(len(names), used, found), data_set)
         problems[data_set] = (sum(index is not None for index in found), problem)
     if things is not None:
-        return _as_stated(names, used, things)
+        return _as_stated(names, used, things, source)
     nearest = max(problems, key=lambda name: problems[name][0])
     count, problem = problems[nearest]
     like = f"; most are those of {nearest}, but {problem}" if 2 * count > len(named) else ""
@@ -191,9 +221,16 @@ def _difference(named: Sequence[str], known: ClassNames, found: Sequence[int | N
     return " and ".join(filter(None, texts))
 
 
-def _as_stated(names: Sequence[str], used: Sequence[int], things: Collection[str]) -> NetworkClasses:
-    """Return the classes of a model that states which are things."""
+def _as_stated(names: Sequence[str], used: Sequence[int], things: Collection[str], source: str) -> NetworkClasses:
+    """Return the classes of a model that states which are things; InputError if one of these is no class."""
     keys = set(_keys(list(things)))
+    known = {_keys([names[column]])[0] for column in used}
+    unknown = [name for name in things if not known.issuperset(_keys([name]))]
+    if unknown:
+        raise InputError(
+            f"{source}: states that {unknown[0]!r:.80} is a thing, which is none of its classes: give a class list, "
+            "metadata.bin or COCO categories with `meta=FILE`"
+        )
     rows: list[dict[str, Any]] = [
         {"id": column, "name": names[column], "thing": _keys([names[column]])[0] in keys} for column in used
     ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -12,13 +13,17 @@ class Family:
     Attributes
     ----------
     model_class : name of the class
-    multiple : the input is padded at the bottom and right to multiples of this, with zeros after the normalisation
+    multiple : size divisibility: height and width of the input are multiples of it. An image is padded to such a size
+        at the bottom and right, with zeros after the normalisation
     square : the input has the side `image_size` of its configuration: images are scaled to fit, and padded with black
     task : text whose tokens are a further input; empty for none
     class_logits, mask_logits : names of the outputs
-    pixel_mask : which pixels are no padding has an effect; it is stated for a padded image
-    annealed : buffer of the probabilities of masked attention by layer, which a training reduces to 0; empty for none
+    pixel_mask : the network takes `pixel_mask`, `1 x H x W`, 1 for pixels that are not padding
+    annealed : name of the buffer with the probability, for each layer, that its attention is masked; the training
+        lowers it to 0. Empty if the network has none
     export_problem : why a network cannot be exported; empty if it can
+    score_threshold : that of the authors for the panoptic map
+    score_thresholds : theirs for data sets where it is another one
     """
 
     model_class: str
@@ -30,11 +35,17 @@ class Family:
     pixel_mask: bool = False
     annealed: str = ""
     export_problem: str = ""
+    score_threshold: float = 0.8
+    score_thresholds: Mapping[str, float] = field(default_factory=dict)
+
+    def score_threshold_of(self, data_set: str) -> float:
+        """Return the score threshold of the authors for a key of :data:`SIZES`, or another data set."""
+        return self.score_thresholds.get(data_set, self.score_threshold)
 
 
 FAMILIES = {
     "mask2former": Family("Mask2FormerForUniversalSegmentation"),
-    "maskformer": Family("MaskFormerForInstanceSegmentation"),
+    "maskformer": Family("MaskFormerForInstanceSegmentation", score_thresholds={"ade20k": 0.7}),
     "oneformer": Family(
         "OneFormerForUniversalSegmentation",
         task="the task is panoptic",
@@ -42,7 +53,14 @@ FAMILIES = {
     ),
     "eomt": Family("EomtForUniversalSegmentation", square=True, annealed="attn_mask_probs"),
     "eomt_dinov3": Family("EomtDinov3ForUniversalSegmentation", square=True, annealed="attn_mask_probs"),
-    "detr": Family("DetrForSegmentation", multiple=1, class_logits="logits", mask_logits="pred_masks", pixel_mask=True),
+    "detr": Family(
+        "DetrForSegmentation",
+        multiple=1,
+        class_logits="logits",
+        mask_logits="pred_masks",
+        pixel_mask=True,
+        score_threshold=0.85,
+    ),
 }
 """By `model_type` in `config.json`."""
 
@@ -56,3 +74,6 @@ SIZES = {
 """Shortest side and limit of the longest side with which the authors evaluate, by data set."""
 
 DEFAULT_SIZE = SIZES["coco_panoptic"]
+
+OVERLAP_THRESHOLD = 0.8
+"""Of MaskFormer, Mask2Former, OneFormer and EoMT; DETR's own merge has none."""

@@ -20,6 +20,7 @@ from seamseg.data.transforms import Normalise
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.foreign.class_lists import identify_things, read_classes
 from seamseg.inference.foreign.families import DEFAULT_SIZE
+from seamseg.inference.foreign.foreign_network import ForeignNetwork
 from seamseg.inference.foreign.settings import input_size_of_authors, neutral_config
 from seamseg.inference.options import InferenceOptions
 from seamseg.models.folding import choose_precision
@@ -38,7 +39,7 @@ _MULTIPLE = 32
 _LAST_LAYER = "roi_heads.box_predictor.cls_score.bias"
 
 
-class TorchvisionNetwork:
+class TorchvisionNetwork(ForeignNetwork):
     """A detector of torchvision; see :class:`seamseg.inference.predictor.InferenceNetwork`.
 
     Parameters
@@ -51,9 +52,7 @@ class TorchvisionNetwork:
     dtype : to compute in
     """
 
-    uses_torch = True
-    averaged = False
-    tiles_problem = None
+    net: Any  # its members are those of torchvision
 
     def __init__(
         self,
@@ -64,18 +63,9 @@ class TorchvisionNetwork:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        self.net: Any = net.to(device)
+        super().__init__(net, normalise, device, dtype)
         self.kind = kind
         self.classes = classes
-        self.normalise = normalise.to(device)
-        self.device = device
-        self.on_gpu = device.type != "cpu"
-        self.dtype = dtype
-
-    @property
-    def precision(self) -> str:
-        """Name of the compute dtype."""
-        return str(self.dtype).removeprefix("torch.")
 
     @property
     def nms_threshold(self) -> float:
@@ -92,7 +82,7 @@ class TorchvisionNetwork:
         # torch warns about arrays that are read-only
         pixels = torch.from_numpy(image if image.flags.writeable else image.copy()).to(self.device).permute(2, 0, 1)
         right, bottom = -width % _MULTIPLE, -height % _MULTIPLE
-        with torch.inference_mode(), torch.autocast(self.device.type, self.dtype, self.dtype != torch.float32):
+        with self.computing():
             batch = functional.pad(self.normalise(pixels), (0, right, 0, bottom))[None]
             features = self.net.backbone(batch)
             proposals, _ = self.net.rpn(image_list.ImageList(batch, [size]), features)
@@ -139,7 +129,7 @@ class TorchvisionModel:
             meant = did_you_mean(TORCHVISION + self._network, known) or f"; supported are {', '.join(known)}"
             raise InputError(f"{self.name}: no such network{meant}")
         self.kind = KINDS[self._network]
-        self._device = device if isinstance(device, torch.device) else choose_device(device)
+        self._device = choose_device(device)
         self._dtype = choose_precision(options.precision, self._device)
         self._models = _library(self.name)
         self._state = self._download() if file is None else _read_state(file)

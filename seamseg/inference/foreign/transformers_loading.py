@@ -6,7 +6,7 @@ import difflib
 import importlib
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -26,6 +26,9 @@ from seamseg.utils.launcher import is_main_process
 _OF_LOSSES = ("criterion.",)
 """Tensors that only the training uses."""
 _GENERAL_KEYS = ("architectures", "dtype", "id2label", "label2id", "model_type", "num_labels", "torch_dtype")
+_FLOAT_BYTES = 4
+_BUFFER_COPIES = 4
+"""Memory of the computation of a buffer, relative to its size."""
 _OF_LAYERS = re.compile(r"(_layers|depths|_blocks)$")
 _SIMILAR = 0.85
 """Similarity from which an unknown key is a misspelt one: keys of earlier versions are unknown, too."""
@@ -52,7 +55,10 @@ def load_network(folder: Path, family: Family) -> nn.Module:
         _make_plain(config)
         state = _read_state(folder)
         _check_layers(content, len(state), str(folder))
-        _check_size(_built(str(folder), lambda: _on_meta(model_class, config)), state, str(folder))
+        empty = _built(str(folder), lambda: _on_meta(model_class, config))
+        _check_size(empty, state, str(folder))
+        shapes = {key: values.shape for key, values in empty.state_dict().items()}
+        _check_shapes([(key, v.shape, shapes[key]) for key, v in state.items() if key in shapes], str(folder))
         net, report = _built(
             str(folder),
             lambda: model_class.from_pretrained(
@@ -64,12 +70,7 @@ def load_network(folder: Path, family: Family) -> nn.Module:
                 output_loading_info=True,
             ),
         )
-    if report["mismatched_keys"]:
-        key, held, wanted = min(report["mismatched_keys"])
-        raise InputError(
-            f"{folder}: {key} of the weights has the shape {tuple(held)}, by the configuration it is {tuple(wanted)}: "
-            "is it the configuration of another network?"
-        )
+    _check_shapes(report["mismatched_keys"], str(folder))  # of tensors that the library renames, too
     missing = sorted(key for key in report["missing_keys"] if not key.startswith(_OF_LOSSES))
     if missing:
         raise InputError(
@@ -125,12 +126,28 @@ def _on_meta(model_class: Any, config: Any) -> nn.Module:
 
 
 def _check_size(net: nn.Module, state: Mapping[str, Tensor], name: str) -> None:
-    """Raise InputError, before memory is taken, if the configuration makes the network far larger than its weights."""
-    wanted, held = (sum(values.numel() for values in tensors) for tensors in (net.parameters(), state.values()))
-    if wanted > 2 * held + SPARE_PARAMETERS:
+    """Raise InputError, before memory is taken, if the configuration makes the network far larger than its weights.
+
+    Buffers count, too: those of positions grow with the fourth power of a window, and need not be in the weights.
+    """
+    buffers = _BUFFER_COPIES * sum(values.nbytes for values in net.buffers())
+    wanted = buffers + sum(values.nbytes for values in net.parameters())
+    held = sum(values.numel() for values in state.values())
+    if wanted > _FLOAT_BYTES * (2 * held + SPARE_PARAMETERS):
         raise InputError(
-            f"{name}: its configuration needs {wanted} parameters, the weights have {held}: is it the configuration of "
-            "another network?"
+            f"{name}: its configuration needs up to {wanted / 1e6:.0f} MB, its weights have {held} numbers: is it the "
+            "configuration of another network?"
+        )
+
+
+def _check_shapes(tensors: Iterable[tuple[str, Sequence[int], Sequence[int]]], name: str) -> None:
+    """Raise InputError if a shape of the weights is not that of the network; `tensors` are `(name, held, wanted)`."""
+    wrong = [(key, tuple(held), tuple(wanted)) for key, held, wanted in tensors if tuple(held) != tuple(wanted)]
+    if wrong:
+        key, held, wanted = min(wrong)
+        raise InputError(
+            f"{name}: {key} of the weights has the shape {held}, by the configuration it is {wanted}: is it the "
+            "configuration of another network?"
         )
 
 

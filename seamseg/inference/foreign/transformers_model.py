@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,9 @@ from seamseg.config import Config
 from seamseg.data.input_size import InputSize
 from seamseg.data.transforms import Normalise
 from seamseg.inference.foreign.class_lists import NetworkClasses, identify
-from seamseg.inference.foreign.families import DEFAULT_SIZE, FAMILIES, SIZES, Family
+from seamseg.inference.foreign.class_lists import used_logits as used_logits  # query_net takes it from here
+from seamseg.inference.foreign.families import DEFAULT_SIZE, FAMILIES, OVERLAP_THRESHOLD, SIZES, Family
+from seamseg.inference.foreign.foreign_network import ForeignNetwork
 from seamseg.inference.foreign.settings import input_size_of_authors, neutral_config
 from seamseg.inference.foreign.transformers_loading import load_network, task_tokens
 from seamseg.inference.options import InferenceOptions
@@ -26,18 +30,18 @@ from seamseg.models.folding import choose_precision
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.distributed import choose_device
 from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.launcher import is_main_process
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _NMS_THRESHOLD = 0.5
-"""Of detections in tiles: the masks of queries do not overlap, so that any usual value does."""
-_SCORE = 0.8
-"""Both thresholds of the papers."""
+"""Of detections in tiles: duplicates at tile borders overlap more; boxes of one class rarely overlap this much."""
+_OTHER_TASK = re.compile(r"[-_](semantic|instance)(?![^-_])")
 _LARGEST_SQUARE = 4096
 _MOST_TOKENS = 4096
 _LARGEST_MEAN = 1e6
 
 
-class TransformersNetwork:
+class TransformersNetwork(ForeignNetwork):
     """A network of transformers; see :class:`seamseg.inference.predictor.InferenceNetwork`.
 
     Parameters
@@ -53,9 +57,6 @@ class TransformersNetwork:
     """
 
     kind = "panoptic"
-    uses_torch = True
-    averaged = False
-    tiles_problem = None
     nms_threshold = _NMS_THRESHOLD
 
     def __init__(
@@ -69,20 +70,11 @@ class TransformersNetwork:
         side: int | None = None,
         tokens: Tensor | None = None,
     ) -> None:
-        self.net = net.to(device)
+        super().__init__(net, normalise, device, dtype)
         self.family = family
         self.classes = classes
-        self.normalise = normalise.to(device)
-        self.device = device
-        self.on_gpu = device.type != "cpu"
-        self.dtype = dtype
         self.side = side
         self._inputs = {} if tokens is None else {"task_inputs": tokens.to(device)}
-
-    @property
-    def precision(self) -> str:
-        """Name of the compute dtype."""
-        return str(self.dtype).removeprefix("torch.")
 
     def run(self, images: Sequence[np.ndarray]) -> list[ArrayPrediction]:
         """Return the outputs for images `H x W x 3` uint8; those of equal size are one batch, so that none is padded.
@@ -102,7 +94,7 @@ class TransformersNetwork:
 
     def _run(self, images: Sequence[np.ndarray]) -> list[ArrayPrediction]:
         size = int(images[0].shape[0]), int(images[0].shape[1])
-        with torch.inference_mode(), torch.autocast(self.device.type, self.dtype, self.dtype != torch.float32):
+        with self.computing():
             batch, padded_size = self._batch(images)
             outputs = self.net(pixel_values=batch, **{k: v.expand(len(images), -1) for k, v in self._inputs.items()})
         scores, masks = (outputs[name].float() for name in (self.family.class_logits, self.family.mask_logits))
@@ -113,9 +105,8 @@ class TransformersNetwork:
             if not torch.isfinite(values).all():
                 advice = "are its weights damaged?" if self.precision == "float32" else "use `precision=fp32`"
                 raise SeamsegError(f"the network's {name} are not finite: {advice}")
-        scores = used_logits(scores, self.classes.columns)
-        classes = np.array([index for index in self.classes.columns if index is not None])
-        num_stuff = self.classes.metadata.num_stuff
+        scores = self.classes.used_logits(scores)
+        classes, num_stuff = self.classes.used, self.classes.metadata.num_stuff
         return [
             prediction_of_queries(s.numpy(), m.numpy(), size, padded_size, classes, num_stuff)
             for s, m in zip(scores.cpu(), masks.cpu())
@@ -139,16 +130,6 @@ class TransformersNetwork:
 
     def _pixels(self, images: Sequence[np.ndarray]) -> Tensor:
         return torch.from_numpy(np.stack(images)).to(self.device).permute(0, 3, 1, 2)
-
-
-def used_logits(scores: Tensor, columns: Sequence[int | None]) -> Tensor:
-    """Return the logits of the columns that are classes; others count as no object."""
-    used = [column for column, index in enumerate(columns) if index is not None]
-    if len(used) == len(columns):
-        return scores
-    unused = [column for column, index in enumerate(columns) if index is None]
-    nothing = scores[..., [*unused, len(columns)]].logsumexp(-1, keepdim=True)
-    return torch.cat((scores[..., used], nothing), -1)
 
 
 class TransformersModel:
@@ -177,11 +158,12 @@ class TransformersModel:
     ) -> None:
         self._folder = Path(model)
         self.name = str(model)
-        self._device = device if isinstance(device, torch.device) else choose_device(device)
+        self._device = choose_device(device)
         self._dtype = choose_precision(options.precision, self._device)
         content = read_json(self._folder / TRANSFORMERS_CONFIG_NAME)
         self._processor = read_processor(self._folder)
         self.family = _family(content, self._processor, self.name)
+        _warn_of_other_tasks(content, self._folder)
         self.side = _square(content, self.name) if self.family.square else None
         self._task_length = _task_length(content, self.name) if self.family.task else 0
         self._classes = identify(_names(content, self.name), self.name, _things(self._folder, self._processor), meta)
@@ -193,8 +175,8 @@ class TransformersModel:
         data_set = self._classes.data_set
         shortest, longest = SIZES[data_set] if data_set else _stored_size(self._processor)
         keys: dict[str, object] = {
-            "general.score_threshold": _SCORE,
-            "general.overlap_threshold": _SCORE,
+            "general.score_threshold": self.family.score_threshold_of(data_set),
+            "general.overlap_threshold": OVERLAP_THRESHOLD,
             "dataloader.shortest_size": shortest,
             "dataloader.longest_max_size": longest,
             "dataloader.longest_size": "" if self.side is None else self.side,
@@ -244,6 +226,23 @@ def _family(content: Mapping[str, Any], processor: Mapping[str, Any], name: str)
     return family
 
 
+def _warn_of_other_tasks(content: Mapping[str, Any], folder: Path) -> None:
+    """Print a line if a name says that a network was trained for another task: its configuration does not."""
+    # the hub's cache: models--USER--REPO/snapshots/REVISION
+    path = folder.absolute()
+    own = path.parents[1].name if path.parent.name == "snapshots" else path.name
+    base = Path(str(content.get("_name_or_path") or "")).name
+    # one that was trained further from a semantic one may be named after itself
+    names = (own,) if "panoptic" in own else (own, base)
+    for name in names:
+        if is_main_process() and (found := _OTHER_TASK.search(name)):
+            print(
+                f"{folder}: is for {found[1]} segmentation by the name {name!r:.80}: its panoptic maps will be poor",
+                file=sys.stderr,
+            )
+            break
+
+
 def _names(content: Mapping[str, Any], name: str) -> list[str]:
     """Return the names of the classes, one a column."""
     labels = content.get("id2label") or {}
@@ -262,7 +261,7 @@ def _things(folder: Path, processor: Mapping[str, Any]) -> list[str] | None:
     """Return the names of the classes that are things as OneFormer states them; None if it does not."""
     metadata, file = processor.get("metadata"), processor.get("class_info_file")
     if isinstance(metadata, Mapping) and isinstance(metadata.get("thing_ids"), list):
-        return [str(metadata.get(str(number))) for number in metadata["thing_ids"]]
+        return [str(metadata.get(str(number), f"id {number}")) for number in metadata["thing_ids"]]
     if not isinstance(file, str) or Path(file).name != file or not (folder / file).is_file():
         return None
     entries = [entry for entry in read_json(folder / file).values() if isinstance(entry, Mapping)]

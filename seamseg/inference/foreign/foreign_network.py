@@ -1,0 +1,45 @@
+"""What the networks of other libraries have in common, for a predictor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from seamseg.data.transforms import Normalise
+
+
+class ForeignNetwork:
+    """A network on a device; see :class:`seamseg.inference.predictor.InferenceNetwork`.
+
+    Parameters
+    ----------
+    net : in evaluation mode; is moved to `device`
+    normalise : from bytes to the network's input
+    device : to compute on
+    dtype : to compute in
+    """
+
+    uses_torch = True
+    averaged = False
+    tiles_problem = None
+
+    def __init__(self, net: nn.Module, normalise: Normalise, device: torch.device, dtype: torch.dtype) -> None:
+        self.net = net.to(device)
+        self.normalise = normalise.to(device)
+        self.device = device
+        self.on_gpu = device.type != "cpu"
+        self.dtype = dtype
+
+    @property
+    def precision(self) -> str:
+        """Name of the compute dtype."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Compute without gradients, in the compute dtype."""
+        with torch.inference_mode(), torch.autocast(self.device.type, self.dtype, self.dtype != torch.float32):
+            yield
