@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from seamseg.predict.writers.images import ImageWriter as ImageFormat
     from seamseg.training.callbacks import Callback, Run
 
+augmentation = partial(register, "augmentation")
+"""Registers a function of the pixels of a training image, uint8 `H x W x 3`, an RNG (:class:`random.Random`) and the
+keys; it returns pixels of the same size."""
+
 callback = partial(register, "callback")
 """Registers a class derived from :class:`Callback`."""
 
@@ -54,6 +58,7 @@ __all__ = [
     "Map",
     "Run",
     "SemanticImage",
+    "augmentation",
     "callback",
     "head",
     "key",

@@ -48,6 +48,7 @@ class ComponentKind:
 
 
 KINDS: dict[str, ComponentKind] = {
+    "augmentation": ComponentKind("changes the colours of a training image"),
     "callback": ComponentKind("follows a training, such as a logger, and may end it"),
     "head": ComponentKind("head of the network, with losses and output maps"),
     "format": ComponentKind("output format of predict, which --format chooses", chosen=True),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Protocol
 
@@ -351,6 +351,7 @@ def open_loader(config: Config, data: str | Path, source: str | Path, world: Wor
         loading.fast_decode,
         replace_unreadable=loading.broken_limit > 0,
         instances=InstanceOptions(loading.instance_scale_uniform, loading.copy_paste),
+        augmentations={c.name: partial(c.make, keys=keys) for c, keys in config.components("augmentation")},
     )
     sampler = DistributedARBatchSampler(
         dataset.img_sizes, loading.train_batch_size, world.size, world.rank, loading.drop_last, seed=seed
