@@ -21,6 +21,7 @@ from seamseg.config.components import API, register
 from seamseg.config.sections import key
 
 if TYPE_CHECKING:
+    from seamseg.evaluation.metric import Metric
     from seamseg.models.heads.custom import Head, Map
     from seamseg.models.heads.semantic import SemanticImage
     from seamseg.predict.writers.images import ImageWriter as ImageFormat
@@ -35,6 +36,9 @@ callback = partial(register, "callback")
 
 head = partial(register, "head")
 """Registers a class derived from :class:`Head`."""
+
+metric = partial(register, "metric")
+"""Registers a class derived from :class:`Metric`."""
 
 output_format = partial(register, "format")
 """Registers a class derived from :class:`ImageFormat`, or one with its methods."""
@@ -56,6 +60,7 @@ __all__ = [
     "Head",
     "ImageFormat",
     "Map",
+    "Metric",
     "Run",
     "SemanticImage",
     "augmentation",
@@ -63,6 +68,7 @@ __all__ = [
     "head",
     "key",
     "loss",
+    "metric",
     "optimizer",
     "output_format",
     "scheduler",
@@ -71,6 +77,7 @@ __all__ = [
 _MODULES = {
     "ImageFormat": "seamseg.predict.writers.images:ImageWriter",
     **dict.fromkeys(("Callback", "Run"), "seamseg.training.callbacks"),
+    "Metric": "seamseg.evaluation.metric",
     **dict.fromkeys(("Head", "Map"), "seamseg.models.heads.custom"),
     "SemanticImage": "seamseg.models.heads.semantic",
 }

@@ -1,9 +1,8 @@
 """Components: named parts of a network, a training or an evaluation, built in or from a module or file of the user.
 
-A component is a class or function that one of the decorators of :mod:`seamseg.components` registers under a kind and a
-name, with a frozen dataclass of its keys (docs/how-to/extend.md). Modules and files are imported only if the
-user names them, in `[general] components` of a configuration or with `--components`: never because they are
-installed, and never because a model names them.
+A component is a class or function that a decorator of :mod:`seamseg.components` registers under a kind and a name, with
+a frozen dataclass of its keys (docs/how-to/extend.md). Modules and files are imported only if the user names them,
+never because they are installed or a model names them.
 """
 
 from __future__ import annotations
@@ -14,13 +13,14 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import Field, asdict, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from seamseg.utils.errors import InputError, did_you_mean, one_line
+from seamseg.utils.component_errors import described
+from seamseg.utils.errors import InputError, did_you_mean
 
 API = 1
 """Version of the interface; one that breaks components gets another number."""
@@ -55,6 +55,7 @@ KINDS: dict[str, ComponentKind] = {
     "loss": ComponentKind(
         "loss of the semantic head", "sem.loss", ("seamseg.models.heads.semantic", "seamseg.recipes.max_pooling")
     ),
+    "metric": ComponentKind("metric of a validation, which may select the best snapshot", evaluated=True),
     "optimizer": ComponentKind("updates the weights", "optimizer.type", ("seamseg.training.optim.optimizer",)),
     "scheduler": ComponentKind("learning rate over time", "scheduler.type", ("seamseg.training.optim.schedule",)),
 }
@@ -123,8 +124,10 @@ def register(kind: str, name: str, keys: type = NoKeys) -> Callable[[_Made], _Ma
     if not (is_dataclass(keys) and keys.__dataclass_params__.frozen):  # type: ignore[attr-defined]
         raise InputError(f"{kind} {name}: its keys {keys.__name__} must be a dataclass with frozen=True")
     for spec in fields(keys):
-        if "doc" not in spec.metadata or spec.name != spec.name.lower():
-            raise InputError(f"{kind} {name}: declare {spec.name} of {keys.__name__} with key(), in lower case")
+        if "doc" not in spec.metadata or spec.name != spec.name.lower() or spec.default is MISSING:
+            raise InputError(
+                f"{kind} {name}: declare {spec.name} of {keys.__name__} as key(DOC, DEFAULT), in lower case"
+            )
 
     def decorate(made: _Made) -> _Made:
         component = Component(kind, name, made, keys, made.__module__)
@@ -167,7 +170,7 @@ def load(names: Iterable[str], folder: Path | None = None) -> list[str]:
         except InputError:
             raise
         except (Exception, SystemExit) as error:
-            raise InputError(f"components: {name}{_line_of(error, path)}: {_said(error)}") from error
+            raise InputError(f"components: {name}{described(error, str(path))}") from error
         loaded.append(str(path or name))
     return loaded
 
@@ -180,8 +183,7 @@ def _import_file(path: Path) -> None:
             return
         raise InputError(f"components: {path}: another module is named {path.stem}: rename the file")
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
+    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
@@ -193,19 +195,6 @@ def _import_file(path: Path) -> None:
         for key in [key for key, component in _REGISTERED.items() if component.module == path.stem]:
             del _REGISTERED[key]
         raise
-
-
-def _line_of(error: BaseException, path: Path | None) -> str:
-    trace, line = error.__traceback__, ""
-    while trace is not None:
-        if path is not None and trace.tb_frame.f_code.co_filename == str(path):
-            line = f", line {trace.tb_lineno}"
-        trace = trace.tb_next
-    return line
-
-
-def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {one_line(error)}" if str(error) else type(error).__name__
 
 
 def registered(kind: str | None = None) -> list[Component]:
@@ -248,7 +237,8 @@ def added_by(names: Iterable[str]) -> Iterator[Component]:
     modules = {Path(name).stem if name.endswith(".py") else name for name in names}
     for component in list(_REGISTERED.values()):
         kind = KINDS[component.kind]
-        if not (kind.key or kind.chosen) and component.module in modules:
+        own = any(component.module == name or component.module.startswith(f"{name}.") for name in modules)
+        if own and not (kind.key or kind.chosen):
             yield component
 
 

@@ -84,6 +84,7 @@ class General:
     eval_mode: str = key(
         "metric that selects the best snapshot: PQ (panoptic) or mIoU of the class map (separate)",
         choices=("panoptic", "separate"),
+        component="metric",
     )
     eval_coco: bool = key("also compute box and mask AP of COCO for the detections")
     cudnn_benchmark: bool = key("have cuDNN benchmark its algorithms for each input size")

@@ -22,7 +22,8 @@ from seamseg.data.samplers import SampleIndex, is_wide
 from seamseg.data.transforms import AugmentationParams, AugmentedImage, TrainTransform, augment
 from seamseg.formats.metadata import ImageInfo, Metadata
 from seamseg.panoptic_map import VOID
-from seamseg.utils.errors import InputError, SeamsegError, one_line
+from seamseg.utils.component_errors import named_errors
+from seamseg.utils.errors import InputError, SeamsegError
 
 MAX_ATTEMPTS = 10
 """This many unreadable images in a row are an error, whatever fraction of all images may be unreadable."""
@@ -283,10 +284,8 @@ class PanopticDataset(Dataset[dict[str, Any]]):
 
 def _changed(name: str, change: ChangePixels, pixels: np.ndarray, rng: Random) -> np.ndarray:
     """Change the colours of an image; SeamsegError, naming the augmentation, if that fails or changes more."""
-    try:
+    with named_errors(f"augmentation {name}", change.__module__):
         changed = change(pixels, rng)
-    except Exception as error:
-        raise SeamsegError(f"augmentation {name}: {type(error).__name__}: {one_line(error)}") from error
     shape, dtype = getattr(changed, "shape", None), getattr(changed, "dtype", None)
     if shape != pixels.shape or dtype != np.uint8:
         raise SeamsegError(

@@ -31,7 +31,8 @@ from seamseg.models.panoptic_inference import NetworkOptions
 from seamseg.models.quantised import quantised
 from seamseg.models.semantic import SemanticNet, SemanticOptions
 from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
-from seamseg.utils.errors import InputError, one_line
+from seamseg.utils.component_errors import described
+from seamseg.utils.errors import InputError
 
 SegmentationNet: TypeAlias = PanopticNet | SemanticNet
 """A network of a configuration."""
@@ -119,7 +120,7 @@ def build_heads(config: Config, context: HeadContext) -> nn.ModuleDict:
         except (InputError, KeyboardInterrupt):
             raise
         except Exception as error:
-            raise InputError(f"{where}: {type(error).__name__}: {one_line(error)}") from error
+            raise InputError(f"head {component.name}{described(error, str(component.file))}") from error
         if not isinstance(head, Head):
             raise InputError(f"{where}: must be a class derived from seamseg.components.Head")
         for name, weight in head.losses.items():

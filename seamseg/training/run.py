@@ -13,7 +13,7 @@ from torch import nn
 
 from seamseg.checkpoints.class_table import ClassTable
 from seamseg.config import load_config
-from seamseg.config.loader import check_training
+from seamseg.config.checks import check_training
 from seamseg.data.loader import BatchLoader, index_sampler
 from seamseg.evaluation.scores import Scores
 from seamseg.formats.metadata import Metadata

@@ -96,9 +96,9 @@ def test_mistakes(lion, tmp_path, text, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("1 / 0", "my_part.py, line 1: ZeroDivisionError: division by zero"),
-        ("x = 1\nimport no_such_module", "my_part.py, line 2: ModuleNotFoundError: No module named 'no_such_module'"),
-        ("raise SystemExit", "my_part.py, line 1: SystemExit"),
+        ("1 / 0", "my_part.py line 1: ZeroDivisionError: division by zero"),
+        ("x = 1\nimport no_such_module", "my_part.py line 2: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("raise SystemExit", "my_part.py line 1: SystemExit"),
         ("def f(:", "SyntaxError: invalid syntax"),
         (
             "from seamseg.components import scheduler\n@scheduler('Mine')\ndef f(): ...",
@@ -112,7 +112,7 @@ def test_mistakes(lion, tmp_path, text, message):
         (
             "from dataclasses import dataclass\nfrom seamseg.components import scheduler\n"
             "@dataclass(frozen=True)\nclass K:\n  x: int = 1\n@scheduler('k', keys=K)\ndef f(): ...",
-            "scheduler k: declare x of K with key(), in lower case",
+            "scheduler k: declare x of K as key(DOC, DEFAULT), in lower case",
         ),
     ],
 )

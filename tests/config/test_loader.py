@@ -16,7 +16,8 @@ from seamseg.config import (
     find_experiment,
     load_config,
 )
-from seamseg.config.loader import check_training, differences
+from seamseg.config.checks import check_training
+from seamseg.config.loader import differences
 from seamseg.utils.errors import InputError
 
 

@@ -7,9 +7,7 @@ snapshots, prediction in tiles and of several views, files (docs/how-to/extend.m
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -19,8 +17,8 @@ from torch.nn import functional
 
 from seamseg.models.backbones.base import NormFactory
 from seamseg.predictions import MapFormat
-from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.errors import SeamsegError, one_line
+from seamseg.utils.component_errors import named_errors
+from seamseg.utils.errors import SeamsegError
 
 if TYPE_CHECKING:
     from seamseg.models.panoptic_inference import Features
@@ -109,33 +107,11 @@ class HeadOutputs(NamedTuple):
     maps: dict[str, Tensor]
 
 
-@contextmanager
-def named_errors(name: str, head: Head) -> Iterator[None]:
-    """Name the head, and the line of its file, in errors of its code inside a `with` block.
-
-    Raises
-    ------
-    SeamsegError
-        for any exception but a lack of memory
-    """
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, SeamsegError) or lacks_memory(error):
-            raise
-        file, trace, line = getattr(sys.modules.get(type(head).__module__), "__file__", None), error.__traceback__, ""
-        while trace is not None:
-            if trace.tb_frame.f_code.co_filename == file:
-                line = f", {file} line {trace.tb_lineno}"
-            trace = trace.tb_next
-        raise SeamsegError(f"head {name}{line}: {type(error).__name__}: {one_line(error)}") from error
-
-
 def run_heads(heads: Mapping[str, Head], features: Features) -> list[HeadOutputs]:
     """Run all heads on a batch."""
     found = []
     for name, head in heads.items():
-        with named_errors(name, head):
+        with named_errors(f"head {name}", type(head).__module__):
             found.append(HeadOutputs(name, head, head(features)))
     return found
 
@@ -150,7 +126,7 @@ def head_losses(outputs: list[HeadOutputs], batch: Batch) -> dict[str, tuple[Ten
     """
     losses: dict[str, tuple[Tensor, Tensor | int]] = {}
     for name, head, maps in outputs:
-        with named_errors(name, head):
+        with named_errors(f"head {name}", type(head).__module__):
             with torch.no_grad():
                 targets = head.targets(batch)
             found = head.loss(maps, targets)
@@ -165,7 +141,7 @@ def predicted_maps(heads: Mapping[str, Head], features: Features) -> list[dict[s
     """Return the output maps of all heads for each image, `H x W`, or `channels x H x W` of several channels."""
     images: list[dict[str, Tensor]] = [{} for _ in features.valid_sizes]
     for name, head, maps in run_heads(heads, features):
-        with named_errors(name, head):
+        with named_errors(f"head {name}", type(head).__module__):
             found = head.predict(maps)
             missing = [output for output in head.outputs if output not in found]
             if missing:
