@@ -212,7 +212,7 @@ def export_model(model: str | Path, out: str | Path, options: ExportOptions = Ex
     source = open_source(model, options)
     if is_quantised(source.net) and options.int8 is not None:
         raise InputError(f"`int8={options.int8}`: {model} was trained for int8 and has its ranges: leave it out")
-    if source.metadata.columns is not None and path.suffix != ".onnx":
+    if source.metadata.of_queries and path.suffix != ".onnx":
         raise InputError(f"{path}: networks of transformers are exported to .onnx files only")
     try:
         return _export(source, path, chosen, options)
@@ -340,7 +340,7 @@ def _open_foreign(path: Path, options: ExportOptions) -> ExportSource:
         std=_three(loading.rgb_std, 1.0),
         thresholds=vars(inference.thresholds(opened.config)),
         licence=options.licence or opened.licence,
-        columns=tuple(index for index in net.columns if index is not None),
+        query_classes=tuple(index for index in net.columns if index is not None),
     )
     return ExportSource(net, metadata, size, input_size)
 

@@ -18,7 +18,7 @@ from seamseg.data.input_size import InputSize
 from seamseg.data.transforms import Normalise
 from seamseg.inference.foreign.class_lists import NetworkClasses, identify
 from seamseg.inference.foreign.families import DEFAULT_SIZE, FAMILIES, SIZES, Family
-from seamseg.inference.foreign.settings import input_size_of_authors, neutral_config
+from seamseg.inference.foreign.settings import neutral_config
 from seamseg.inference.foreign.transformers_loading import load_network, task_tokens
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.queries import prediction_of_queries
@@ -211,7 +211,7 @@ class TransformersModel:
 
     def input_size(self, options: InferenceOptions) -> InputSize:
         """Return the size of the network's input, by default that of its authors."""
-        return input_size_of_authors(self.config, options)
+        return options.input_size_of_authors(self.config)
 
     def build(self, options: InferenceOptions) -> TransformersNetwork:
         """Build the network and load its weights."""
