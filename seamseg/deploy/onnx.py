@@ -20,7 +20,7 @@ import onnx
 import torch
 from onnxscript.onnx_opset import opset20
 
-from seamseg.deploy.network import ExportNet, example_inputs, failures_in_one_line, output_names, trace
+from seamseg.deploy.network import ExportNet, example_inputs, failures_in_one_line, trace
 from seamseg.deploy.quantize import users_of
 from seamseg.formats.exported import METADATA_KEY, OPSETS, ExportedMetadata
 from seamseg.utils.errors import SeamsegError
@@ -69,7 +69,7 @@ def _convert(net: ExportNet, size: tuple[int, int], opset: int, multiple: int | 
         made = torch.onnx.export(
             program,
             input_names=list(example_inputs(net, size)),
-            output_names=list(output_names(net)),
+            output_names=list(net.output_names),
             opset_version=opset,
             custom_translation_table=translations(),
             external_data=False,

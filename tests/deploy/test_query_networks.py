@@ -13,12 +13,13 @@ from onnx import helper
 from PIL import Image
 from support.micro import micro, seamseg_main
 from support.serving import png, serving
-from support.tiny_transformers import CITYSCAPES, SIDE, build, save
+from support.tiny_transformers import CITYSCAPES, SIDE, photo, save
 
 import seamseg
 from seamseg.deploy.compare import compare
-from seamseg.deploy.export import ExportOptions, export_model
+from seamseg.deploy.export import export_model
 from seamseg.deploy.onnx import _gather_from_lines
+from seamseg.deploy.source import ExportOptions
 from seamseg.formats.metadata import read_metadata
 from seamseg.inference.exported import ExportedModel
 from seamseg.inference.options import InferenceOptions
@@ -33,18 +34,10 @@ SURE = {"score_threshold": 0.1}
 
 
 def annealed(family: str, folder: Path, **options: Any) -> Path:
-    """Write a network as at the end of its training, without masked attention, with a model card."""
-    net = build(family, **options)
-    if family.startswith("eomt"):
-        net.attn_mask_probs.zero_()
-    net.save_pretrained(folder)
+    """Write a network as at the end of its training, with a model card."""
+    save(family, folder, annealed=family.startswith("eomt"), **options)
     (folder / "README.md").write_text("---\nlicense: mit\n---\n# A network\n")
     return folder
-
-
-def photo(height: int, width: int) -> np.ndarray:
-    values = np.random.default_rng(0).integers(0, 256, (height // 8 + 1, width // 8 + 1, 3), np.uint8)
-    return np.array(Image.fromarray(values).resize((width, height)))
 
 
 @pytest.mark.slow
@@ -141,12 +134,18 @@ def test_what_does_not_apply_is_refused(tmp_path: Path) -> None:
         wanted = f"`{name}={value}`: does not apply to {folder}, which is no network of seamseg"
         assert refusal(folder, out, **options) == wanted
     assert refusal(folder, out, size=(64, 128)) == f"`size=(64, 128)`: the input of {folder} is {SIDE} x {SIDE}"
-    package = tmp_path / "net.pt2"
-    assert refusal(folder, package) == f"{package}: networks of transformers are exported to .onnx files only"
     assert "`config` has no effect" in refusal(folder, out, config="a.ini")
-    other = save("maskformer", tmp_path / "other")
-    assert "height and width must be multiples of 32" in refusal(other, out, size=(64, 100))
-    assert "networks of torchvision are not exported" in refusal("torchvision:fasterrcnn_resnet50_fpn", out)
+
+
+def test_refused_before_weights_are_read(tmp_path: Path) -> None:
+    folder, package, out = save("maskformer", tmp_path / "net"), tmp_path / "net.pt2", tmp_path / "net.onnx"
+    (folder / "model.safetensors").unlink()
+    assert "holds no weights" in refusal(folder, out)
+    assert refusal(folder, package) == f"{package}: networks of transformers are exported to .onnx files only"
+    assert "height and width must be multiples of 32" in refusal(folder, out, size=(64, 100))
+    detector = "torchvision:fasterrcnn_resnet50_fpn"
+    for target, options in ((out, {}), (out, {"dynamic": True}), (package, {})):
+        assert refusal(detector, target, **options) == f"{detector}: networks of torchvision are not exported"
 
 
 def test_networks_that_cannot_be_exported(tmp_path: Path) -> None:
