@@ -252,7 +252,8 @@ def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOpt
     session, names = chosen.open(path), list(net.output_names)
     differences, times = {}, []
     for name, inputs in pictures.items():
-        differences[name] = compare(_run(eager, inputs), dict(zip(names, session.run(names, inputs))), inputs)
+        found = dict(zip(names, session.run(names, inputs)))
+        differences[name] = compare(_run(eager, inputs), found, inputs, metadata)
         times += _times(eager, session, inputs)
     eager_seconds, seconds = (statistics.median(column) for column in zip(*times))
     return ExportReport(path, path.stat().st_size, chosen.name, metadata, seconds, eager_seconds, differences)

@@ -20,7 +20,8 @@ from seamseg.deploy.compare import compare
 from seamseg.deploy.export import export_model
 from seamseg.deploy.onnx import _gather_from_lines
 from seamseg.deploy.source import ExportOptions
-from seamseg.formats.metadata import read_metadata
+from seamseg.formats.exported import ExportedMetadata
+from seamseg.formats.metadata import Metadata, read_metadata
 from seamseg.inference.exported import ExportedModel
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.queries import prediction_of_queries
@@ -52,6 +53,8 @@ def test_maps_are_those_of_the_network(tmp_path: Path, family: str) -> None:
     (difference,) = report.differences.values()
     assert difference.equal_pixels is not None
     assert difference.equal_pixels > 0.999
+    assert difference.equal_segments is not None
+    assert difference.equal_segments > 0.999
     assert difference.values is not None
     assert difference.values < 1e-3
     options = SURE if square else {**SURE, "shortest_size": SIZE[0]}
@@ -178,6 +181,16 @@ def test_constant_indices_are_gathered_from_a_line() -> None:
     np.testing.assert_array_equal(found, -x[index[..., 0], index[..., 1]])
 
 
+def exported(num_stuff: int) -> ExportedMetadata:
+    """What a file of a network of five classes states, which are in order."""
+    classes = Metadata(num_stuff, 5 - num_stuff, list("abcde"), [(i, i, i) for i in range(5)], [*range(5)])
+    thresholds = {"score_threshold": 0.8, "overlap_threshold": 0.8, "min_stuff_area": 0}
+    return ExportedMetadata("panoptic", "", classes, (32, 48), thresholds=thresholds, query_classes=(0, 1, 2, 3, 4))
+
+
+INPUTS = {"image": np.zeros((1, 3, 32, 48), np.uint8), "size": np.array([24, 48])}
+
+
 def test_comparison() -> None:
     """Of the class map within the photo, and of all values."""
     generator = np.random.default_rng(0)
@@ -185,16 +198,54 @@ def test_comparison() -> None:
         "class_logits": generator.normal(0, 3, (4, 6)).astype(np.float32),
         "mask_logits": generator.normal(0, 3, (4, 8, 12)).astype(np.float32),
     }
-    inputs = {"image": np.zeros((1, 3, 32, 48), np.uint8), "size": np.array([24, 48])}
-    same = compare(outputs, outputs, inputs)
-    assert (same.equal_pixels, same.values) == (1.0, 0.0)
-    assert str(same) == "classes of 100 % of pixels equal, values 0 of the largest"
+    same = compare(outputs, outputs, INPUTS, exported(5))
+    assert (same.equal_pixels, same.equal_segments, same.values) == (1.0, 1.0, 0.0)
+    assert str(same) == "classes of 100 % of pixels equal, segments of 100 %, values 0 of the largest"
     changed = {**outputs, "mask_logits": outputs["mask_logits"][::-1]}
     maps = [
         prediction_of_queries(o["class_logits"], o["mask_logits"], (24, 48), (32, 48), np.arange(5), 5).semantic
         for o in (outputs, changed)
     ]
-    found = compare(outputs, changed, inputs)
+    found = compare(outputs, changed, INPUTS, exported(5))
     assert found.equal_pixels == np.mean(maps[0] == maps[1])
     assert found.values is not None
     assert found.values > 0.1
+
+
+def halves(*queries: tuple[int, float, int]) -> dict[str, np.ndarray]:
+    """Outputs with a class, its probability, and a half of the picture (0 or 1) by query."""
+    class_logits = np.full((len(queries), 6), -30, np.float32)
+    mask_logits = np.full((len(queries), 8, 12), -9, np.float32)
+    for row, (category, probability, half) in enumerate(queries):
+        class_logits[row, [category, 5]] = np.log([probability, 1 - probability])
+        mask_logits[row, :, 6 * half : 6 * half + 6] = 9
+    return {"class_logits": class_logits, "mask_logits": mask_logits}
+
+
+@pytest.mark.parametrize(
+    ("queries", "classes", "segments"),
+    [
+        (((4, 0.99, 1), (3, 0.9, 0)), 1.0, 1.0),  # the order does not matter
+        (((3, 0.99, 0), (4, 0.75, 1)), 1.0, 0.5),  # the second is too unsure
+        (((3, 0.9, 0), (2, 0.99, 1)), 0.5, 0.5),
+        (((3, 0.75, 0), (2, 0.75, 1)), 0.5, 0.0),
+    ],
+)
+def test_comparison_of_panoptic_maps(
+    queries: tuple[tuple[int, float, int], ...], classes: float, segments: float
+) -> None:
+    difference = compare(halves((3, 0.9, 0), (4, 0.99, 1)), halves(*queries), INPUTS, exported(2))
+    assert (difference.equal_pixels, difference.equal_segments) == (classes, segments)
+
+
+def test_things_of_swapped_scores_are_another_map() -> None:
+    wanted, found = halves((3, 0.99, 0), (4, 0.75, 1)), halves((3, 0.75, 0), (4, 0.99, 1))
+    difference = compare(wanted, found, INPUTS, exported(2))
+    assert (difference.equal_pixels, difference.equal_segments) == (1.0, 0.0)
+
+
+def test_objects_of_one_class_that_are_one_in_the_file() -> None:
+    wanted, found = halves((3, 0.9, 0), (3, 0.9, 1)), halves((3, 0.9, 0), (3, 0.9, 0))
+    found["mask_logits"][:] = 9
+    difference = compare(wanted, found, INPUTS, exported(2))
+    assert (difference.equal_pixels, difference.equal_segments) == (1.0, 0.0)
