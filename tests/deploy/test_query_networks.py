@@ -18,7 +18,7 @@ from support.tiny_transformers import CITYSCAPES, SIDE, photo, save
 import seamseg
 from seamseg.deploy.compare import compare
 from seamseg.deploy.export import export_model
-from seamseg.deploy.onnx import _gather_from_lines
+from seamseg.deploy.onnx import _flatten_constant_gathers
 from seamseg.deploy.source import ExportOptions
 from seamseg.formats.exported import ExportedMetadata
 from seamseg.formats.metadata import Metadata, read_metadata
@@ -78,6 +78,8 @@ def test_padding_is_masked(tmp_path: Path) -> None:
     """What the padding contains does not matter; DETR attends to the photo only."""
     folder, file = annealed("detr", tmp_path / "net"), tmp_path / "net.onnx"
     export_model(folder, file, ExportOptions(SIZE))
+    graph = onnx.load(file).graph
+    assert {weight.name for weight in graph.initializer} <= {name for node in graph.node for name in node.input}
     opened = ExportedModel(file, "cpu", None, None, InferenceOptions())
     run = opened.build(InferenceOptions())._session.run
     inputs = opened._exported.inputs(photo(SIZE[0], 64))
@@ -161,24 +163,47 @@ def test_networks_that_cannot_be_exported(tmp_path: Path) -> None:
     assert refusal(oneformer, out) == f"{oneformer}: {wanted}"
 
 
-def test_constant_indices_are_gathered_from_a_line() -> None:
-    """As of the padding of DETR: a file with GatherND of many indices would be refused."""
-    index = np.random.default_rng(0).integers(0, 3, (2, 1100, 2))
-    graph = helper.make_graph(
+def gathering(index: np.ndarray) -> onnx.GraphProto:
+    """A graph that gathers numbers of `-x`, float32 `3 x 4`, at constant indices."""
+    return helper.make_graph(
         [helper.make_node("Neg", ["x"], ["y"]), helper.make_node("GatherND", ["y", "index"], ["found"])],
         "graph",
         [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, (3, 4))],
-        [helper.make_tensor_value_info("found", onnx.TensorProto.FLOAT, (2, 1100))],
+        [helper.make_tensor_value_info("found", onnx.TensorProto.FLOAT, index.shape[:-1])],
         [onnx.numpy_helper.from_array(index, "index")],
         value_info=[helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, (3, 4))],
     )
-    _gather_from_lines(graph)
+
+
+def test_constant_indices_are_those_of_a_line() -> None:
+    """As of the padding of DETR: a file with GatherND of many indices would be refused."""
+    index = np.random.default_rng(0).integers(0, 3, (2, 1100, 2))
+    graph = gathering(index)
+    _flatten_constant_gathers(graph)
     assert [node.op_type for node in graph.node] == ["Neg", "Reshape", "Gather"]
+    assert "index" not in [weight.name for weight in graph.initializer]
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     x = np.arange(12, dtype=np.float32).reshape(3, 4)
     (found,) = session.run(None, {"x": x})
     np.testing.assert_array_equal(found, -x[index[..., 0], index[..., 1]])
+
+
+def test_indices_that_are_used_elsewhere_stay() -> None:
+    graph = gathering(np.array([[0, 1], [2, 3]]))
+    graph.node.append(helper.make_node("Neg", ["index"], ["other"]))
+    graph.output.append(helper.make_tensor_value_info("other", onnx.TensorProto.INT64, (2, 2)))
+    _flatten_constant_gathers(graph)
+    assert "index" in [weight.name for weight in graph.initializer]
+
+
+@pytest.mark.parametrize("index", [np.zeros((0, 2), np.int64), np.array([[0, -1]]), np.array([[1]])])
+def test_other_indices_stay(index: np.ndarray) -> None:
+    """There are none, they count from the end, or they are of rows."""
+    graph = gathering(index)
+    before = graph.SerializeToString()
+    _flatten_constant_gathers(graph)
+    assert graph.SerializeToString() == before
 
 
 def exported(num_stuff: int) -> ExportedMetadata:
