@@ -91,12 +91,12 @@ def test_padding_is_masked(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_columns_that_are_no_class_count_as_no_object(tmp_path: Path) -> None:
+def test_logits_of_no_class_count_as_no_object(tmp_path: Path) -> None:
     names = [*CITYSCAPES[:5], "N/A", *CITYSCAPES[5:]]
     folder, file = annealed("eomt", tmp_path / "net", names=names), tmp_path / "net.onnx"
-    columns = export_model(folder, file).metadata.columns
-    assert columns is not None
-    assert sorted(columns) == list(range(19))
+    classes = export_model(folder, file).metadata.query_classes
+    assert classes is not None
+    assert sorted(classes) == list(range(19))
     wanted, found = (seamseg.load(path, device="cpu", **SURE).raw([photo(SIDE, SIDE)])[0] for path in (folder, file))
     np.testing.assert_allclose(found.queries.scores, wanted.queries.scores, atol=1e-4)
 
