@@ -33,7 +33,7 @@ from torch import nn
 from seamseg.data.transforms import Normalise
 from seamseg.deploy.aoti import write_package
 from seamseg.deploy.integers import calibrated
-from seamseg.deploy.network import example_inputs, export_net, output_names
+from seamseg.deploy.network import example_inputs, export_net
 from seamseg.deploy.onnx import write_onnx
 from seamseg.deploy.quantize import quantise_file
 from seamseg.doctor.stages import random_predictor
@@ -132,7 +132,7 @@ class Network:
 
     def _eager(self, net: nn.Module) -> Run:
         module = export_net(net, MEAN, STD)
-        assert output_names(module) == self.metadata.outputs
+        assert module.output_names == self.metadata.outputs
 
         def run(inputs: Inputs) -> object:
             with torch.inference_mode():

@@ -97,7 +97,8 @@ def compare(args: argparse.Namespace, files: dict[str, Path]) -> dict[str, dict[
 
 def export(args: argparse.Namespace, folder: Path) -> dict[str, Path]:
     """Return the exported files by format."""
-    from seamseg.deploy.export import ExportOptions, export_model
+    from seamseg.deploy.export import export_model
+    from seamseg.deploy.source import ExportOptions
 
     match = re.fullmatch(r"(\d+)x(\d+)", args.size or "")
     size = None if match is None else (int(match[1]), int(match[2]))

@@ -229,7 +229,7 @@ def export(
     ----------
     model, config, meta : see :func:`load`
     out : file to write
-    others : see :class:`seamseg.deploy.export.ExportOptions`
+    others : see :class:`seamseg.deploy.source.ExportOptions`
 
     Raises
     ------
@@ -239,7 +239,8 @@ def export(
         if the export fails, or the file computes something else than the network
     """
     given = {name: value for name, value in locals().items() if name not in ("model", "out")}
-    from seamseg.deploy.export import ExportOptions, export_model
+    from seamseg.deploy.export import export_model
+    from seamseg.deploy.source import ExportOptions
 
     return export_model(
         model, out, ExportOptions(**{**given, "check": _several(check), "overrides": _key_values(overrides)})

@@ -16,7 +16,7 @@ import pytest
 from support.micro import write_config
 
 import seamseg
-from seamseg.deploy.export import ExportOptions
+from seamseg.deploy.source import ExportOptions
 from seamseg.inference.options import InferenceOptions
 from seamseg.serving.app import ServeOptions
 from seamseg.training.run import TrainingOptions

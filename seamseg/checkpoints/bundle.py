@@ -12,14 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from seamseg.checkpoints.model_path import (
-    CLASSES_NAME,
-    CONFIG_NAME,
-    METADATA_NAME,
-    WEIGHTS_ENDING,
-    local_model,
-    snapshot_in,
-)
+from seamseg.checkpoints.model_path import local_model, snapshot_in
+from seamseg.checkpoints.names import CLASSES_NAME, CONFIG_NAME, METADATA_NAME, WEIGHTS_ENDING
 from seamseg.checkpoints.snapshot import NETWORK_MODULES, LoadReport, Snapshot, load_into, load_snapshot
 from seamseg.config import KINDS, Config, config_from_string, find_experiment, load_config
 from seamseg.config.checks import head_parameters

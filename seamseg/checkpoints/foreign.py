@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from seamseg.checkpoints.names import CLASSES_NAME, CLASSIFIER_CLASSES_NAME, CONFIG_NAME
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import join_inside, read_bytes
 from seamseg.utils.limits import CONFIG_BYTES, parse_json
@@ -17,8 +18,8 @@ TORCHVISION = "torchvision:"
 
 _SAFETENSORS = ("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors")
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin")
-_OURS = ("config.ini", "metadata.json", "classes.json")
-"""Files of which a model of ours has one, see :mod:`seamseg.checkpoints.model_path`."""
+_OURS = (CONFIG_NAME, CLASSES_NAME, CLASSIFIER_CLASSES_NAME)
+"""Files of which a model of ours has one."""
 _PROCESSOR_NAME = "preprocessor_config.json"
 _PROCESSOR_WITH_TOKENIZER_NAME = "processor_config.json"
 _SETTINGS = (

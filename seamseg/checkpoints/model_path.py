@@ -14,28 +14,12 @@ from seamseg.checkpoints.foreign import (
     torchvision_name,
 )
 from seamseg.checkpoints.hub import fetch, is_hub_uri, is_repo_name
+from seamseg.checkpoints.names import MODEL_FILES, SNAPSHOT_NAMES, WEIGHTS_NAME
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import nearest_path
 
 VISTAS_MD5 = "7046e54e54e9dcc38060b150e97f4a5a"
 """MD5 of the published zip according to the README of the original project; not verified."""
-
-
-SNAPSHOT_NAMES = ("model_best.pth.tar", "model_last.pth.tar")
-"""Snapshots of a run folder, in order of preference."""
-
-CONFIG_NAME = "config.ini"
-METADATA_NAME = "metadata.bin"
-
-WEIGHTS_NAME = "model.safetensors"
-WEIGHTS_ENDING = ".safetensors"
-CLASSES_NAME = "metadata.json"
-"""Classes, kind and licence beside the weights, see :mod:`seamseg.deploy.model_folder`."""
-
-CLASSIFIER_CONFIG_NAME = "config.json"
-CLASSIFIER_CLASSES_NAME = "classes.json"
-MODEL_FILES = (WEIGHTS_NAME, CONFIG_NAME, CLASSES_NAME, CLASSIFIER_CONFIG_NAME, CLASSIFIER_CLASSES_NAME)
-"""Files of a model without pickles, a classifier's included."""
 
 PACKAGE_ENDING = ".pt2"
 EXPORTED_ENDINGS = (".onnx", PACKAGE_ENDING)
@@ -82,7 +66,8 @@ def local_model(model: str | Path) -> Path:
 def digest(path: str | Path) -> str:
     """Compute the SHA-256 of a model: of its zip or snapshot, or of the preferred weights of a folder.
 
-    That of a model of another library is of its configuration and weights, or of its name.
+    That of a model of another library is of its settings (configuration, processor, tokenizer) and weights; that of a
+    network of torchvision of its name and, if it names one, the file of its weights.
 
     Raises
     ------

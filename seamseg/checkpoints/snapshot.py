@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from seamseg.checkpoints.model_path import WEIGHTS_ENDING
+from seamseg.checkpoints.names import WEIGHTS_ENDING
 from seamseg.checkpoints.pickle_check import CodeInPickle, RefusedPickle
 from seamseg.checkpoints.snapshot_check import check_snapshot, is_plain
 from seamseg.checkpoints.weights_file import read_weights

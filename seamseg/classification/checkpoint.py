@@ -18,14 +18,8 @@ from torch import Tensor, nn
 from seamseg.checkpoints.bundle import read_statement
 from seamseg.checkpoints.hub import is_hub_uri
 from seamseg.checkpoints.imagenet import check_network, published_name, without_prefix
-from seamseg.checkpoints.model_path import (
-    CLASSES_NAME,
-    CLASSIFIER_CLASSES_NAME,
-    CLASSIFIER_CONFIG_NAME,
-    WEIGHTS_ENDING,
-    local_model,
-    weights_at,
-)
+from seamseg.checkpoints.model_path import local_model, weights_at
+from seamseg.checkpoints.names import CLASSES_NAME, CLASSIFIER_CLASSES_NAME, CLASSIFIER_CONFIG_NAME, WEIGHTS_ENDING
 from seamseg.checkpoints.snapshot import Snapshot, load_into, load_tensors
 from seamseg.classification.config import ClassifierConfig, load_classifier_config
 from seamseg.classification.network import Classifier, build_classifier

@@ -15,7 +15,8 @@ from torch import nn
 
 from seamseg.checkpoints.class_table import ClassTable
 from seamseg.checkpoints.imagenet import published_name
-from seamseg.checkpoints.model_path import CLASSIFIER_CLASSES_NAME, CLASSIFIER_CONFIG_NAME, weights_at
+from seamseg.checkpoints.model_path import weights_at
+from seamseg.checkpoints.names import CLASSIFIER_CLASSES_NAME, CLASSIFIER_CONFIG_NAME
 from seamseg.checkpoints.snapshot import LoadReport, check_finite, load_module, load_tensors
 from seamseg.classification.checkpoint import checkpoint_files, checkpoint_weights
 from seamseg.classification.config import ClassifierConfig, InputConfig, load_classifier_config, parse_classifier_config

@@ -80,7 +80,8 @@ def run(args: argparse.Namespace) -> int:
     check_model(args.model, args.config, args.meta)
     if args.out.endswith(".onnx"):
         require_packages("onnx", "onnxscript", "onnxruntime", what=args.out, extra="export")
-    from seamseg.deploy.export import ExportOptions, export_model
+    from seamseg.deploy.export import export_model
+    from seamseg.deploy.source import ExportOptions
     from seamseg.utils.limits import format_bytes
 
     names = {field.name for field in fields(ExportOptions)} - {"size"}

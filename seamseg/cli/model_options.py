@@ -104,7 +104,8 @@ def check_model(
     """
     from seamseg.checkpoints.foreign import is_foreign, is_torchvision
     from seamseg.checkpoints.hub import is_hub_uri
-    from seamseg.checkpoints.model_path import PACKAGE_ENDING, WEIGHTS_ENDING, is_exported, local_model, snapshot_in
+    from seamseg.checkpoints.model_path import PACKAGE_ENDING, is_exported, local_model, snapshot_in
+    from seamseg.checkpoints.names import WEIGHTS_ENDING
     from seamseg.config.loader import check_overrides
     from seamseg.utils.files import nearest_path
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seamseg.checkpoints.hub import is_hub_uri
-from seamseg.checkpoints.model_path import WEIGHTS_ENDING
+from seamseg.checkpoints.names import WEIGHTS_ENDING
 from seamseg.cli.model_options import add_components
 from seamseg.config.bodies import TIMM
 from seamseg.config.kinds import KINDS

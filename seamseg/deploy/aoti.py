@@ -18,7 +18,7 @@ import torch
 
 from seamseg.config import config_from_string
 from seamseg.deploy.integers import check_kernels, fuse_pooling, integer_form
-from seamseg.deploy.network import ExportNet, failures_in_one_line, output_names, trace
+from seamseg.deploy.network import ExportNet, failures_in_one_line, trace
 from seamseg.formats.exported import CLASSIFIER_SIDES, DYNAMIC_SIDES, METADATA_KEY, ExportedMetadata
 from seamseg.inference.package import ONEDNN_BF16, cpu_features, requirements
 from seamseg.models.quantised import is_quantised
@@ -59,7 +59,7 @@ def write_package(net: ExportNet, target: Path, metadata: ExportedMetadata, size
         raise SeamsegError(f"{target}: a package is compiled, but the compiler does not work here ({problem})")
     sides = CLASSIFIER_SIDES if metadata.kind == "classification" else DYNAMIC_SIDES
     needed = requirements(device.type, _used_features(metadata.precision))
-    extra = {**metadata.extra, "outputs": list(output_names(net)), **needed}
+    extra = {**metadata.extra, "outputs": list(net.output_names), **needed}
     stated = replace(metadata, sides=None if metadata.size is not None else sides, extra=extra)
     target.parent.mkdir(parents=True, exist_ok=True)
     # beside the target, so that renaming is atomic

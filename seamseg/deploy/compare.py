@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from seamseg.formats.exported import QUERY_OUTPUTS, ExportedMetadata
+from seamseg.fusion import FusedMap, merge_queries
 from seamseg.inference.queries import prediction_of_queries
 
 _SAME_BOX = 1.0
@@ -22,6 +24,8 @@ class Agreement:
     detections : of the network, of the file, and of both
     box, score, mask_logit : largest difference of the detections of both: pixels, score, logit
     equal_pixels : fraction of the pixels whose class is equal
+    equal_segments : fraction of the pixels of the panoptic map that are void in both, or of the same segment: those of
+        one class that have more than half of their union in common
     probability : largest difference, of 255
     values : largest difference of logits and features, as a fraction of the largest value of the output
     """
@@ -31,6 +35,7 @@ class Agreement:
     score: float | None = None
     mask_logit: float | None = None
     equal_pixels: float | None = None
+    equal_segments: float | None = None
     probability: int | None = None
     values: float | None = None
 
@@ -48,6 +53,8 @@ class Agreement:
                 parts.append(f"{name} {value:.2g}{unit}")
         if self.equal_pixels is not None:
             parts.append(f"classes of {100 * self.equal_pixels:.4g} % of pixels equal")
+        if self.equal_segments is not None:
+            parts.append(f"segments of {100 * self.equal_segments:.4g} %")
         if self.probability is not None:
             parts.append(f"probability {self.probability}/255")
         if self.values is not None:
@@ -56,7 +63,10 @@ class Agreement:
 
 
 def compare(
-    wanted: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray], inputs: Mapping[str, np.ndarray]
+    wanted: Mapping[str, np.ndarray],
+    found: Mapping[str, np.ndarray],
+    inputs: Mapping[str, np.ndarray],
+    exported: ExportedMetadata | None = None,
 ) -> Agreement:
     """Compare outputs, by name.
 
@@ -65,9 +75,10 @@ def compare(
     wanted : of the network
     found : of the file
     inputs : of both; `size` is the valid part of the image
+    exported : what the file states; None for a network without queries
     """
-    if "class_logits" in wanted:
-        return _queries(wanted, found, inputs)
+    if exported is not None and exported.of_queries:
+        return _queries(wanted, found, inputs, exported)
     if "size" not in inputs or not {"count", "classmap"} & wanted.keys():
         return Agreement(values=max(_relative(wanted[name], found[name]) for name in wanted))
     height, width = (int(side) for side in inputs["size"])
@@ -82,21 +93,39 @@ def compare(
 
 
 def _queries(
-    wanted: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray], inputs: Mapping[str, np.ndarray]
+    wanted: Mapping[str, np.ndarray],
+    found: Mapping[str, np.ndarray],
+    inputs: Mapping[str, np.ndarray],
+    exported: ExportedMetadata,
 ) -> Agreement:
-    """Return the differences of a network of queries, with those of its class map."""
-    height, width = (int(side) for side in inputs["size"])
+    """Return the differences of a network of queries, with those of its maps, as a predictor makes them."""
+    size = int(inputs["size"][0]), int(inputs["size"][1])
     padded_size = int(inputs["image"].shape[2]), int(inputs["image"].shape[3])
-    # the numbers of the classes do not matter
-    classes = np.arange(wanted["class_logits"].shape[1] - 1)
-    ours, theirs = (
-        prediction_of_queries(
-            outputs["class_logits"], outputs["mask_logits"], (height, width), padded_size, classes, len(classes)
-        ).semantic
-        for outputs in (wanted, found)
+    classes, num_stuff = np.array(exported.query_classes), exported.metadata.num_stuff
+    thresholds = {name: exported.thresholds[name] for name in ("score_threshold", "overlap_threshold")}
+    class_maps, panoptic_maps = [], []
+    for outputs in (wanted, found):
+        class_logits, mask_logits = (outputs[name] for name in QUERY_OUTPUTS)
+        prediction = prediction_of_queries(class_logits, mask_logits, size, padded_size, classes, num_stuff)
+        assert prediction.queries is not None
+        class_maps.append(prediction.semantic)
+        panoptic_maps.append(merge_queries(prediction.queries, size, size, num_stuff, **thresholds))
+    return Agreement(
+        equal_pixels=float(np.mean(class_maps[0] == class_maps[1])),
+        equal_segments=_equal_segments(*panoptic_maps),
+        values=max(_relative(wanted[name], found[name]) for name in wanted),
     )
-    values = max(_relative(wanted[name], found[name]) for name in wanted)
-    return Agreement(equal_pixels=float(np.mean(ours == theirs)), values=values)
+
+
+def _equal_segments(ours: FusedMap, theirs: FusedMap) -> float:
+    """Return the fraction :attr:`Agreement.equal_segments` of two maps of one size; ids may differ."""
+    shape = len(ours.categories), len(theirs.categories)
+    pairs = np.ravel_multi_index((ours.ids, theirs.ids), shape)
+    common = np.bincount(pairs.ravel(), minlength=shape[0] * shape[1]).reshape(shape)
+    union = common.sum(1, keepdims=True) + common.sum(0) - common
+    equal = np.equal.outer(ours.categories, theirs.categories) & (2 * common > union)
+    equal[0, 0] = True  # void is no segment, which needs no overlap
+    return float(common[equal].sum() / common.sum())
 
 
 def _relative(wanted: np.ndarray, found: np.ndarray) -> float:

@@ -7,31 +7,28 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
-from seamseg.checkpoints.foreign import is_foreign, is_torchvision
+from seamseg.checkpoints.foreign import is_foreign
 from seamseg.checkpoints.model_path import is_exported, local_model, snapshot_in
 from seamseg.classification.checkpoint import class_names, classifier_config, load_classifier
 from seamseg.classification.config import load_classifier_config
 from seamseg.config import config_from_string, config_to_string
-from seamseg.data.input_size import InputSize
 from seamseg.data.transforms import Normalise
 from seamseg.deploy.compare import Agreement, compare
 from seamseg.deploy.integers import calibrated
-from seamseg.deploy.network import ExportNet, example_inputs, export_net, output_names
+from seamseg.deploy.network import ExportNet, example_inputs, export_net
 from seamseg.deploy.quantize import calibration_photos, quantise_file
-from seamseg.formats.exported import CLASSIFIER_SIDES, DYNAMIC_SIDES, OPSETS, PARTS, ExportedMetadata
+from seamseg.deploy.query_network import check_queries, open_queries
+from seamseg.deploy.source import ExportOptions, ExportSource, default_size, three
+from seamseg.formats.exported import CLASSIFIER_SIDES, DYNAMIC_SIDES, OPSETS, ExportedMetadata
 from seamseg.formats.metadata import Metadata
-from seamseg.inference.foreign.opening import open_foreign
-from seamseg.inference.foreign.query_net import QueryNet
-from seamseg.inference.foreign.transformers_model import TransformersModel
 from seamseg.inference.images import as_image, network_input
 from seamseg.inference.network import TrainedModel
 from seamseg.inference.onnx_engines import open_onnx
@@ -93,78 +90,7 @@ FORMATS = {
 }
 """By the ending of the file."""
 
-_SIDES = (32, 8192)
 _ROUNDS = 5
-
-
-@dataclass(frozen=True)
-class ExportOptions:
-    """Options of :func:`export_model`; None for the value of the configuration.
-
-    Attributes
-    ----------
-    size : `(height, width)` of the input; larger photos are shrunk to it and smaller ones padded. By default that of a
-        photo twice as wide as high
-    dynamic : height and width of the input are free, instead of a size
-    part : "all", or "dense": pyramid levels, RPN outputs and semantic logits
-    precision : compute type of the file
-    int8, calibrate : dataset folder, with whose pictures, at most so many, the network is quantised to int8
-    opset : version of the operators of ONNX, by default 20; for ONNX files only
-    check : photos to compare the file with the network on; a generated picture by default
-    force : overwrite an existing file
-    config, meta : INI file (of a classifier the JSON file) and `metadata.bin`, if the model does not contain them; of a
-        network of transformers the class list
-    overrides : configuration keys as `section.key=value`
-    licence : of the weights, stated in the file; by default that of the model card of a network of transformers
-
-    Raises
-    ------
-    InputError
-        if a value is out of range or two exclude each other
-    """
-
-    size: tuple[int, int] | None = None
-    dynamic: bool = False
-    part: str = "all"
-    precision: str = "fp32"
-    int8: str | Path | None = None
-    calibrate: int = 64
-    opset: int | None = None
-    check: Sequence[str | Path] = ()
-    force: bool = False
-    config: str | Path | None = None
-    meta: str | Path | None = None
-    overrides: Sequence[str] = ()
-    licence: str = ""
-
-    def __post_init__(self) -> None:
-        if self.size is not None and self.dynamic:
-            raise InputError("`size` and `dynamic` are mutually exclusive")
-        if self.size is not None and not all(_SIDES[0] <= side <= _SIDES[1] for side in self.size):
-            raise InputError(f"`size`: height and width must be {_SIDES[0]} to {_SIDES[1]}, not {self.size}")
-        for name, known in (("part", PARTS), ("precision", tuple(PRECISIONS))):
-            if getattr(self, name) not in known:
-                raise InputError(f"`{name}={getattr(self, name)}`: choose one of {', '.join(known)}")
-        if self.int8 is not None and self.precision != "fp32":
-            raise InputError(f"`int8={self.int8}` and `precision={self.precision}` exclude each other")
-
-
-@dataclass(frozen=True)
-class ExportSource:
-    """A trained network that is exported.
-
-    Attributes
-    ----------
-    net : folded, in evaluation mode
-    metadata : of the exported file; its size is None
-    size : `(height, width)` of the input by default
-    input_size : from photos to the network's input; None for a classifier
-    """
-
-    net: nn.Module
-    metadata: ExportedMetadata
-    size: tuple[int, int]
-    input_size: InputSize | None
 
 
 @dataclass(frozen=True)
@@ -188,7 +114,11 @@ class ExportReport:
     differences: Mapping[str, Agreement] = field(default_factory=dict)
 
 
-def export_model(model: str | Path, out: str | Path, options: ExportOptions = ExportOptions()) -> ExportReport:
+def export_model(
+    model: str | Path,
+    out: str | Path,
+    options: ExportOptions = ExportOptions(),  # noqa: B008  # frozen
+) -> ExportReport:
     """Export a trained model, and compare the file with the network.
 
     Parameters
@@ -208,12 +138,12 @@ def export_model(model: str | Path, out: str | Path, options: ExportOptions = Ex
     """
     path = Path(out)
     chosen = check_target(path, options)
+    if is_foreign(found := local_model(model)):
+        check_queries(found, path, options)
     _say(f"reading {model}")
-    source = open_source(model, options)
+    source = open_source(found, options)
     if is_quantised(source.net) and options.int8 is not None:
         raise InputError(f"`int8={options.int8}`: {model} was trained for int8 and has its ranges: leave it out")
-    if source.metadata.columns is not None and path.suffix != ".onnx":
-        raise InputError(f"{path}: networks of transformers are exported to .onnx files only")
     try:
         return _export(source, path, chosen, options)
     except Exception as error:
@@ -248,7 +178,7 @@ def open_source(model: str | Path, options: ExportOptions) -> ExportSource:
     if is_exported(path):
         raise InputError(f"{path}: is an exported network: give the model that it was exported from")
     if is_foreign(path):
-        return _open_foreign(path, options)
+        return open_queries(path, options)
     classifier = classifier_config(path, options.config)
     if classifier is not None:
         return _open_classifier(path, classifier, options)
@@ -264,27 +194,12 @@ def open_source(model: str | Path, options: ExportOptions) -> ExportSource:
         multiple=32 if opened.kind == "semantic" else max(config.fpn.out_strides) * config.rpn.stride,
         part=options.part,
         precision=options.precision,
-        mean=_three(config.dataloader.rgb_mean, 0.0),
-        std=_three(config.dataloader.rgb_std, 1.0),
+        mean=three(config.dataloader.rgb_mean, 0.0),
+        std=three(config.dataloader.rgb_std, 1.0),
         thresholds=thresholds,
         licence=options.licence,
     )
-    return ExportSource(opened.build(inference).net, metadata, _default_size(size), size)
-
-
-def _three(values: Sequence[float] | None, default: float) -> tuple[float, float, float]:
-    red, green, blue = (default,) * 3 if values is None else values
-    return red, green, blue
-
-
-def _default_size(size: InputSize) -> tuple[int, int]:
-    """Return `(height, width)` for photos twice as wide as high, or as the limits of the size are; multiples of 32."""
-    if size.longest_size is not None:
-        height, width = size.longest_size * 3 // 4, size.longest_size
-    else:
-        height = size.shortest_size or 1024
-        width = min(2 * height, size.longest_max_size or 2 * height)
-    return -(-height // 32) * 32, -(-width // 32) * 32
+    return ExportSource(opened.build(inference).net, metadata, default_size(size), size)
 
 
 def _open_classifier(path: Path, config: Path | str, options: ExportOptions) -> ExportSource:
@@ -310,41 +225,6 @@ def _open_classifier(path: Path, config: Path | str, options: ExportOptions) -> 
     return ExportSource(fold_layers(net).to(PRECISIONS[options.precision]), metadata, (side, side), None)
 
 
-def _open_foreign(path: Path, options: ExportOptions) -> ExportSource:
-    """Open a network of transformers."""
-    for name, default in (("dynamic", False), ("part", "all"), ("int8", None)):
-        if (value := getattr(options, name)) != default:
-            raise InputError(f"`{name}={value}`: does not apply to {path}, which is no network of seamseg")
-    inference = InferenceOptions(overrides=options.overrides)
-    if is_torchvision(path):
-        raise InputError(f"{path}: networks of torchvision are not exported")
-    opened = open_foreign(path, "cpu", options.config, options.meta, inference)
-    assert isinstance(opened, TransformersModel)
-    family, input_size = opened.family, opened.input_size(inference)
-    if family.export_problem:
-        raise InputError(f"{path}: cannot be exported: {family.export_problem}")
-    size = _default_size(input_size) if opened.side is None else (opened.side, opened.side)
-    chosen = options.size or size
-    if opened.side is not None and chosen != size:
-        raise InputError(f"`size={chosen}`: the input of {path} is {opened.side} x {opened.side}")
-    if any(side % family.multiple for side in chosen):
-        raise InputError(f"`size={chosen}`: height and width must be multiples of {family.multiple} for {path}")
-    net = QueryNet(opened.build(inference), opened.name)
-    loading = opened.config.dataloader
-    metadata = ExportedMetadata(
-        kind=opened.kind,
-        config=config_to_string(opened.config),
-        metadata=opened.metadata,
-        size=None,
-        mean=_three(loading.rgb_mean, 0.0),
-        std=_three(loading.rgb_std, 1.0),
-        thresholds=vars(inference.thresholds(opened.config)),
-        licence=options.licence or opened.licence,
-        columns=tuple(index for index in net.columns if index is not None),
-    )
-    return ExportSource(net, metadata, size, input_size)
-
-
 def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOptions) -> ExportReport:
     size, stated = options.size or source.size, source.metadata
     if options.dynamic:
@@ -352,8 +232,8 @@ def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOpt
         most = DYNAMIC_SIDES[1] // stated.multiple * stated.multiple
         size = stated.padded_size((min(size[0], most), min(size[1], most)))
     metadata = stated if options.dynamic else replace(stated, size=size, multiple=1)
-    net = export_net(source.net, stated.mean, stated.std, options.part, chosen.standard_ops)
-    eager = export_net(source.net, stated.mean, stated.std, options.part) if chosen.standard_ops else net
+    net = source.export_net(chosen.standard_ops)
+    eager = source.export_net(False) if chosen.standard_ops else net
     # before the work: a photo may be unreadable
     pictures = _pictures(source, net, size, options, metadata)
     photos = None if options.int8 is None else _calibration_photos(source, options)
@@ -369,10 +249,11 @@ def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOpt
             metadata = replace(metadata, precision="int8", extra={**metadata.extra, **origin})
             _write_int8_package(source.net, net, images, path, metadata, size)
     _say("comparing the file with the network")
-    session, names = chosen.open(path), list(output_names(net))
+    session, names = chosen.open(path), list(net.output_names)
     differences, times = {}, []
     for name, inputs in pictures.items():
-        differences[name] = compare(_run(eager, inputs), dict(zip(names, session.run(names, inputs))), inputs)
+        found = dict(zip(names, session.run(names, inputs)))
+        differences[name] = compare(_run(eager, inputs), found, inputs, metadata)
         times += _times(eager, session, inputs)
     eager_seconds, seconds = (statistics.median(column) for column in zip(*times))
     return ExportReport(path, path.stat().st_size, chosen.name, metadata, seconds, eager_seconds, differences)
@@ -462,7 +343,7 @@ def _run(net: ExportNet, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarr
     outputs = net(*(torch.from_numpy(value) for value in inputs.values()))
     return {
         name: value.float().numpy() if value.is_floating_point() else value.numpy()
-        for name, value in zip(output_names(net), outputs)
+        for name, value in zip(net.output_names, outputs)
     }
 
 
@@ -473,7 +354,7 @@ def _times(eager: ExportNet, session: Session, inputs: Mapping[str, np.ndarray])
         start = time.perf_counter()
         _run(eager, inputs)
         middle = time.perf_counter()
-        session.run(list(output_names(eager)), dict(inputs))
+        session.run(list(eager.output_names), dict(inputs))
         rounds.append((middle - start, time.perf_counter() - middle))
     return rounds
 

@@ -14,16 +14,14 @@ from torch import Tensor
 
 from seamseg.checkpoints.bundle import STATEMENT_FORMAT, load_network, open_model, read_statement
 from seamseg.checkpoints.foreign import is_foreign
-from seamseg.checkpoints.model_path import (
+from seamseg.checkpoints.model_path import is_exported, local_model, weights_at
+from seamseg.checkpoints.names import (
     CLASSES_NAME,
     CLASSIFIER_CLASSES_NAME,
     CLASSIFIER_CONFIG_NAME,
     CONFIG_NAME,
     SNAPSHOT_NAMES,
     WEIGHTS_NAME,
-    is_exported,
-    local_model,
-    weights_at,
 )
 from seamseg.checkpoints.snapshot import network_state
 from seamseg.checkpoints.weights_file import weights_library, write_weights

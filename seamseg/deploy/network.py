@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seamseg.formats.exported import CLASSIFIER_SIDES, DYNAMIC_SIDES, QUERY_OUTPUTS
-from seamseg.inference.foreign.query_net import QueryNet
+from seamseg.formats.exported import CLASSIFIER_SIDES, DYNAMIC_SIDES
 from seamseg.models.heads.select import best_scores
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.panoptic_inference import DenseOutputs, Features
@@ -54,6 +53,11 @@ class ExportNet(nn.Module):
         # divided by a tensor, as in the eager path, not multiplied by the inverse
         self.register_buffer("white", torch.tensor(255.0))
 
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the outputs, in order."""
+        raise NotImplementedError
+
     def normalise(self, image: Tensor, size: Tensor) -> Tensor:
         """Return the network's input of a padded `uint8` image; the padding is 0 after the normalisation.
 
@@ -62,10 +66,11 @@ class ExportNet(nn.Module):
         image : `1 x 3 x H x W` uint8, RGB
         size : int64 `2`, valid (height, width)
         """
-        values = torch.where(_valid(image, size), self._standardise(image), 0.0)
+        values = torch.where(valid_pixels(image, size), self.standardise(image), 0.0)
         return values.to(next(self.net.parameters()).dtype, memory_format=torch.channels_last)
 
-    def _standardise(self, image: Tensor) -> Tensor:
+    def standardise(self, image: Tensor) -> Tensor:
+        """Return the normalised values, float32, of a `uint8` image `1 x 3 x H x W`; also of its padding."""
         return (image.float() / self.white - self.mean) / self.std
 
 
@@ -92,6 +97,13 @@ class DetectionExport(ExportNet):
         self.register_buffer("code_weights", torch.tensor(net.options.bbx_reg_weights, dtype=torch.float32))
         for i, stride in enumerate(net.options.anchors.strides):
             self.register_buffer(f"cell{i}", net.options.anchors.cell_anchors(stride).float())
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the outputs, in order."""
+        masks = ("mask_logits",) * self.net.roi_head.with_masks
+        classmap = ("classmap",) * (self.net.sem_head is not None)
+        return ("boxes", "classes", "scores", *masks, "count", *classmap)
 
     def forward(self, image: Tensor, size: Tensor) -> tuple[Tensor, ...]:
         """Map a padded image and its valid size to the outputs of the class."""
@@ -199,6 +211,7 @@ class SemanticExport(ExportNet):
     """
 
     net: SemanticNet
+    output_names = ("classmap", "probability")
 
     def forward(self, image: Tensor, size: Tensor) -> tuple[Tensor, ...]:
         """Map a padded image and its valid size to the outputs of the class."""
@@ -210,28 +223,6 @@ class SemanticExport(ExportNet):
         return classes.to(torch.uint8), (probability * 255).to(torch.uint8)
 
 
-class QueryExport(ExportNet):
-    """Panoptic networks of queries, one class and one mask each.
-
-    `forward` maps `image` and `size`, see :meth:`ExportNet.normalise`, to
-
-    class_logits : float32 `Q x (C + 1)`, the last one of "no object"
-    mask_logits : float32 `Q x h x w`, of the whole input
-    """
-
-    net: QueryNet
-
-    def forward(self, image: Tensor, size: Tensor) -> tuple[Tensor, ...]:
-        """Map a padded image and its valid size to the outputs of the class."""
-        valid = _valid(image, size)
-        if self.net.family.square:  # trained with a black border
-            pixels = self._standardise(torch.where(valid, image, 0))
-        else:
-            pixels = torch.where(valid, self._standardise(image), 0.0)
-        found: tuple[Tensor, Tensor] = self.net(pixels, valid)
-        return found
-
-
 class DenseExport(ExportNet):
     """Pyramid, RPN outputs and semantic logits of a network, for engines without the operators of the rest.
 
@@ -239,6 +230,16 @@ class DenseExport(ExportNet):
     coarse), `obj_logits` `1 x A`, `bbx_logits` `1 x A x 4` and, for kind panoptic, `semantic_logits`
     `1 x classes x h x w`; for kind semantic to `semantic_logits` alone.
     """
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the outputs, in order."""
+        if isinstance(self.net, SemanticNet):
+            return ("semantic_logits",)
+        assert isinstance(self.net, PanopticNet)
+        fpn, semantic = self.net.body.fpn, ("semantic_logits",) * (self.net.sem_head is not None)
+        levels = (f"level{i}" for i in range(len(fpn.output) + fpn.extra_scales))
+        return (*levels, "obj_logits", "bbx_logits", *semantic)
 
     def forward(self, image: Tensor, size: Tensor) -> tuple[Tensor, ...]:
         """Map a padded image and its valid size to the outputs of the class."""
@@ -253,6 +254,8 @@ class DenseExport(ExportNet):
 
 class ClassifierExport(ExportNet):
     """Classifiers: `forward` maps `image`, normalised float32 `N x 3 x H x W`, to `logits`, float32 `N x classes`."""
+
+    output_names = ("logits",)
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
         """Map normalised images to the logits."""
@@ -271,16 +274,14 @@ def export_net(
 
     Parameters
     ----------
-    net : folded network of any kind: panoptic, semantic, of queries, or a classifier, which maps images to logits
+    net : folded network of any kind: panoptic, semantic, or a classifier, which maps images to logits
     mean, std : None for no subtraction, or no division
     part : "all" or "dense", see :class:`DenseExport`
     standard_ops : see :class:`ExportNet`
     """
     normalisation = (mean or (0.0, 0.0, 0.0), std or (1.0, 1.0, 1.0), standard_ops)
     made: ExportNet
-    if isinstance(net, QueryNet):
-        made = QueryExport(net, *normalisation)
-    elif not isinstance(net, (PanopticNet, SemanticNet)):
+    if not isinstance(net, (PanopticNet, SemanticNet)):
         made = ClassifierExport(net, *normalisation)
     elif part == "dense":
         made = DenseExport(net, *normalisation)
@@ -290,25 +291,6 @@ def export_net(
         made = DetectionExport(net, *normalisation)
     # also the constants that were made here
     return made.eval().to(next(net.parameters()).device)
-
-
-def output_names(net: ExportNet) -> tuple[str, ...]:
-    """Return the names of the outputs of a module from :func:`export_net`, in order."""
-    if isinstance(net, ClassifierExport):
-        return ("logits",)
-    if isinstance(net, QueryExport):
-        return QUERY_OUTPUTS
-    if isinstance(net, SemanticExport):
-        return ("classmap", "probability")
-    if isinstance(net.net, SemanticNet):
-        return ("semantic_logits",)
-    assert isinstance(net.net, PanopticNet)
-    has_semantic = net.net.sem_head is not None
-    if isinstance(net, DenseExport):
-        levels = len(net.net.body.fpn.output) + net.net.body.fpn.extra_scales
-        return (*(f"level{i}" for i in range(levels)), "obj_logits", "bbx_logits", *("semantic_logits",) * has_semantic)
-    masks = ("mask_logits",) * net.net.roi_head.with_masks
-    return ("boxes", "classes", "scores", *masks, "count", *("classmap",) * has_semantic)
 
 
 def example_inputs(net: ExportNet, size: tuple[int, int]) -> dict[str, Tensor]:
@@ -370,7 +352,7 @@ def dynamic_shapes(net: ExportNet, multiple: int | None) -> dict[str, Any] | Non
     return {"image": {2: height, 3: width}, "size": None}
 
 
-def _valid(image: Tensor, size: Tensor) -> Tensor:
+def valid_pixels(image: Tensor, size: Tensor) -> Tensor:
     """Return which pixels `H x W` of a padded image are within its size."""
     rows, columns = (torch.arange(side, device=image.device) for side in image.shape[2:])
     return (rows < size[0])[:, None] & (columns < size[1])

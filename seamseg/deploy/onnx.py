@@ -20,7 +20,7 @@ import onnx
 import torch
 from onnxscript.onnx_opset import opset20
 
-from seamseg.deploy.network import ExportNet, example_inputs, failures_in_one_line, output_names, trace
+from seamseg.deploy.network import ExportNet, example_inputs, failures_in_one_line, trace
 from seamseg.deploy.quantize import users_of
 from seamseg.formats.exported import METADATA_KEY, OPSETS, ExportedMetadata
 from seamseg.utils.errors import SeamsegError
@@ -69,7 +69,7 @@ def _convert(net: ExportNet, size: tuple[int, int], opset: int, multiple: int | 
         made = torch.onnx.export(
             program,
             input_names=list(example_inputs(net, size)),
-            output_names=list(output_names(net)),
+            output_names=list(net.output_names),
             opset_version=opset,
             custom_translation_table=translations(),
             external_data=False,
@@ -80,7 +80,7 @@ def _convert(net: ExportNet, size: tuple[int, int], opset: int, multiple: int | 
     model = made.model_proto
     _strip(model)
     _pool_samples(model.graph)
-    _gather_from_lines(model.graph)
+    _flatten_constant_gathers(model.graph)
     return model
 
 
@@ -145,20 +145,33 @@ def _pool_samples(graph: onnx.GraphProto) -> None:
         graph.value_info.remove(value)
 
 
-def _gather_from_lines(graph: onnx.GraphProto) -> None:
-    """Make Gather of each GatherND whose indices are constant: a reader of the file cannot check many of the latter."""
+def _flatten_constant_gathers(graph: onnx.GraphProto) -> None:
+    """Make Gather, of the numbers of a tensor in a line, of each GatherND of single numbers at constant indices.
+
+    The check of :mod:`seamseg.inference.onnx_graph` refuses GatherND unless it knows that the indices are in range, and
+    knows the values of at most :data:`seamseg.inference.onnx_graph.call.VALUES` numbers. The engines check those of
+    Gather themselves.
+    """
     weights = {weight.name: weight for weight in graph.initializer}
     shapes = {value.name: [side.dim_value for side in value.type.tensor_type.shape.dim] for value in graph.value_info}
+    replaced = set()
+    # backwards, as nodes are inserted
     for place, node in reversed(list(enumerate(graph.node))):
-        shape = shapes.get(node.input[0], []) if node.op_type == "GatherND" else []
-        index = onnx.numpy_helper.to_array(weights[node.input[1]]) if shape and node.input[1] in weights else None
-        if index is None or index.shape[-1] != len(shape) or index.min() < 0 or not all(shape):
+        if node.op_type != "GatherND" or node.input[0] not in shapes or node.input[1] not in weights:
             continue
-        line, flat = (f"{node.output[0]}_{part}" for part in ("line", "flat"))
-        for name, values in ((f"{line}_shape", np.array([-1])), (flat, np.ravel_multi_index([*index.T], shape).T)):
-            graph.initializer.append(onnx.numpy_helper.from_array(values.astype(np.int64), name))
-        graph.node.insert(place, onnx.helper.make_node("Reshape", [node.input[0], f"{line}_shape"], [line]))
-        node.CopyFrom(onnx.helper.make_node("Gather", [line, flat], [*node.output], axis=0))
+        data, shape = node.input[0], shapes[node.input[0]]
+        index = onnx.numpy_helper.to_array(weights[node.input[1]])
+        if not all(shape) or index.shape[-1] != len(shape) or not index.size or index.min() < 0:
+            continue
+        replaced.add(node.input[1])
+        line, line_shape, places = (f"{node.output[0]}_{part}" for part in ("line", "line_shape", "places"))
+        flat = np.ravel_multi_index(tuple(np.moveaxis(index, -1, 0)), shape)
+        graph.initializer.append(onnx.numpy_helper.from_array(np.array([-1]), line_shape))
+        graph.initializer.append(onnx.numpy_helper.from_array(flat.astype(np.int64), places))
+        graph.node.insert(place, onnx.helper.make_node("Reshape", [data, line_shape], [line]))
+        node.CopyFrom(onnx.helper.make_node("Gather", [line, places], [*node.output], axis=0))
+    for name in replaced - users_of(graph).keys():
+        graph.initializer.remove(weights[name])
 
 
 def _ints(*values: int) -> Any:

@@ -18,8 +18,9 @@ import torch
 
 from seamseg.checkpoints.model_path import is_exported
 from seamseg.data.transforms import Normalise
-from seamseg.deploy.export import ExportOptions, check_target, open_source
+from seamseg.deploy.export import check_target, open_source
 from seamseg.deploy.network import export_net
+from seamseg.deploy.source import ExportOptions
 from seamseg.doctor.stages import random_predictor
 from seamseg.formats.exported import ExportedMetadata
 from seamseg.formats.metadata import Metadata

@@ -27,6 +27,7 @@ from seamseg.utils.parallel import available_cores
 from seamseg.utils.synthetic_image import synthetic_image, write_synthetic_image
 
 CONVOLUTIONS = ("body", "FPN", "RPN head", "mask", "semantic")
+"""Stages that mainly multiply matrices; a network of another library has none of them."""
 
 
 def measure(
@@ -114,14 +115,15 @@ def hints(stages: dict[str, float], device: str, precision: str, load: float) ->
     """List what limits the stages (seconds), the most useful hint first."""
     total = sum(stages.values())
     share = sum(stages.get(stage, 0.0) for stage in CONVOLUTIONS) / total
+    ours = bool(share)
     slowest = max(stages, key=lambda stage: stages[stage])
     found = [f"{slowest} takes most ({stages[slowest] / total:.0%})"]
-    if share:
+    if ours:
         found[0] += f"; convolutions take {share:.0%} in total"
     if device == "cpu":
         found += _process_hints(load)
         # a network of another library has its own operators
-        found += _operator_hints(precision, share) if share else []
+        found += _operator_hints(precision, share) if ours else []
     elif precision == "fp32":
         found.append("--precision fp16 or bf16 uses the tensor cores of the GPU; results differ slightly")
     found.append(_file_hint(stages, device))

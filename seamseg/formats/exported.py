@@ -33,7 +33,7 @@ OUTPUTS = {
 }
 """Names of the outputs of each kind of network, in order."""
 QUERY_OUTPUTS = ("class_logits", "mask_logits")
-"""Names of the outputs of panoptic networks of queries, see :attr:`ExportedMetadata.columns`."""
+"""Names of the outputs of panoptic networks of queries, see :attr:`ExportedMetadata.query_classes`."""
 PARTS = ("all", "dense")
 PRECISIONS = ("fp32", "bf16", "fp16", "int8")
 OPSETS = (20, 21)
@@ -69,8 +69,8 @@ class ExportedMetadata:
         classifiers must be normalised with them
     thresholds : of the fusion, see :data:`THRESHOLDS`; empty for kinds that have none
     licence : of the weights, free text; empty if unknown
-    columns : of a network of queries, one class and one mask each: the class (stuff first) of each column of its class
-        logits, without the last one, of "no object"; None for other networks
+    query_classes : of a network of queries, one class and one mask each: the class (stuff first) of each of its class
+        logits but the last one, of "no object"; None for other networks
     version : of seamseg that wrote the file
     extra : further keys, for example `quantization`; JSON values
 
@@ -92,7 +92,7 @@ class ExportedMetadata:
     std: tuple[float, float, float] = (1.0, 1.0, 1.0)
     thresholds: Mapping[str, float] = field(default_factory=dict)
     licence: str = ""
-    columns: tuple[int, ...] | None = None
+    query_classes: tuple[int, ...] | None = None
     version: str = __version__
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -116,18 +116,24 @@ class ExportedMetadata:
             raise InputError(f"thresholds: {wrong[0]!r:.40} is unknown or not a number")
         if not all(isinstance(getattr(self, name), str) for name in ("config", "licence", "version")):
             raise InputError("config, licence and version must be text")
-        if self.columns is not None and (self.kind != "panoptic" or not self._are_classes(self.columns)):
-            raise InputError(f"columns must be different classes of a panoptic network, not {self.columns!r:.60}")
+        found = self.query_classes
+        if found is not None and (self.kind != "panoptic" or not self._are_classes(found)):
+            raise InputError(f"query_classes must be different classes of a panoptic network, not {found!r:.60}")
 
-    def _are_classes(self, columns: tuple[int, ...]) -> bool:
+    def _are_classes(self, numbers: tuple[int, ...]) -> bool:
         classes = range(self.metadata.num_classes)
-        known = all(type(column) is int and column in classes for column in columns)
-        return known and 0 < len(columns) == len(set(columns))
+        known = all(type(number) is int and number in classes for number in numbers)
+        return known and 0 < len(numbers) == len(set(numbers))
+
+    @property
+    def of_queries(self) -> bool:
+        """Whether the network has queries, one class and one mask each."""
+        return self.query_classes is not None
 
     @property
     def outputs(self) -> tuple[str, ...]:
         """Names of the outputs of part "all", in order."""
-        return OUTPUTS[self.kind] if self.columns is None else QUERY_OUTPUTS
+        return QUERY_OUTPUTS if self.of_queries else OUTPUTS[self.kind]
 
     @property
     def max_size(self) -> tuple[int, int] | None:
@@ -179,7 +185,7 @@ class ExportedMetadata:
         extra = {name: value for name, value in content.items() if name not in own}
         given = {name: value for name, value in content.items() if name in own}
         try:
-            for name in ("mean", "std", "size", "sides", "columns"):
+            for name in ("mean", "std", "size", "sides", "query_classes"):
                 if given.get(name) is not None:
                     given[name] = tuple(given[name])
             if not isinstance(given.get("thresholds", {}), dict):

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from seamseg.checkpoints.model_path import PACKAGE_ENDING, local_model
 from seamseg.config import Config, config_from_string, default_config
 from seamseg.data.input_size import InputSize
-from seamseg.formats.exported import MAX_SIDE, ExportedMetadata
-from seamseg.inference.foreign.settings import input_size_of_authors
+from seamseg.formats.exported import MAX_SIDE, QUERY_OUTPUTS, ExportedMetadata
 from seamseg.inference.onnx_engines import OnnxSession, open_onnx
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.queries import prediction_of_queries
@@ -31,6 +29,8 @@ _LARGEST_MASK = 1024
 _MOST_QUERIES = 1000
 _BUILT_IN = ("tta", "tta_fusion", "precision", "compile", "cuda_graphs", "pad_to")
 """Options that decide what the graph computes, which cannot be changed after the export."""
+_Arrays: TypeAlias = Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
+"""Type and shape of outputs, by name."""
 
 
 class ExportedNetwork:
@@ -104,12 +104,11 @@ class ExportedNetwork:
             )
         inputs = self.exported.inputs(image)
         found = self._outputs(inputs)
-        if self.exported.columns is not None:
+        if self.exported.of_queries:
             padded_size = int(inputs["image"].shape[2]), int(inputs["image"].shape[3])
-            classes, num_stuff = np.array(self.exported.columns), self.exported.metadata.num_stuff
-            return prediction_of_queries(
-                found["class_logits"], found["mask_logits"], size, padded_size, classes, num_stuff
-            )
+            class_logits, mask_logits = (found[name] for name in QUERY_OUTPUTS)
+            classes, num_stuff = np.array(self.exported.query_classes), self.exported.metadata.num_stuff
+            return prediction_of_queries(class_logits, mask_logits, size, padded_size, classes, num_stuff)
         count = int(found.get("count", 0))
         nothing = np.zeros(0, np.float32)
         classmap, masks = found.get("classmap"), found.get("mask_logits")
@@ -187,11 +186,7 @@ class ExportedModel:
         for name, value in (("config", config), ("meta", meta)):
             if value is not None:
                 raise InputError(f"`{name}` has no effect: {model} contains its configuration and classes")
-        defaults = {field.name: field.default for field in fields(InferenceOptions)}
-        changed = next(
-            (name for name in _BUILT_IN if (getattr(options, name) or None) != (defaults[name] or None)), None
-        )
-        if changed is not None:
+        if changed := options.changed(_BUILT_IN):
             raise InputError(f"`{changed}` cannot be changed after the export: use the model that {model} is of")
         self._session, self._exported = _open(path, str(device))
         self.kind = self._exported.kind
@@ -202,9 +197,7 @@ class ExportedModel:
     def _config(self, options: InferenceOptions) -> Config:
         """Return the configuration of the network; that of a classifier has no other keys than the default one."""
         sections = () if self.kind == "classification" else ("general", "dataloader")
-        for override in options.overrides:
-            if override.partition(".")[0].strip() not in sections or "general.kind" in override:
-                raise InputError(f"`overrides={override}`: cannot be changed after the export of {self.name}")
+        options.check_overrides(sections, f"cannot be changed after the export of {self.name}")
         if self.kind == "classification":
             return default_config()
         return config_from_string(self._exported.config, source=self.name, overrides=options.overrides)
@@ -212,9 +205,8 @@ class ExportedModel:
     def input_size(self, options: InferenceOptions) -> InputSize:
         """Return the size of the network's input; InputError if an option is to change that of a classifier."""
         if self.kind != "classification":
-            of_queries = self._exported.columns is not None
-            size = input_size_of_authors(self.config, options) if of_queries else options.input_size(self.config)
-            return size.within(self.max_size)
+            size_for = options.input_size_of_authors if self._exported.of_queries else options.input_size
+            return size_for(self.config).within(self.max_size)
         for name in ("shortest_size", "longest_max_size", "size", "preview"):
             if getattr(options, name):
                 raise InputError(f"`{name}={getattr(options, name)}`: {self.name} is a classifier of one size")
@@ -227,16 +219,16 @@ class ExportedModel:
         return ExportedNetwork(self._session, self.name, self._exported, threshold, options.probabilities)
 
 
-def _shape_problem(
-    exported: ExportedMetadata, found: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]], size: tuple[int, int]
-) -> str | None:
+def _shape_problem(exported: ExportedMetadata, found: _Arrays, size: tuple[int, int]) -> str | None:
     """Return what is wrong with types and shapes of the outputs for an input of `(height, width)`; None if nothing."""
     missing = [name for name in exported.outputs if name not in found]
     if missing:
         return f"{missing[0]} is no array"
+    if exported.of_queries:
+        return _query_shape_problem(exported, found, size)
     rows = found["boxes"][1][:1] if "boxes" in found else ()
     masks = found["mask_logits"][1][1:2] if "mask_logits" in found else ()
-    wanted: dict[str, tuple[int, ...]] = {
+    shapes: dict[str, tuple[int, ...]] = {
         "boxes": (*rows, 4),
         "classes": rows,
         "scores": rows,
@@ -244,20 +236,35 @@ def _shape_problem(
         "count": (),
         "logits": (1, exported.metadata.num_classes),
     }
-    if exported.columns is not None:
-        queries, sides = found["class_logits"][1][:1], found["mask_logits"][1][1:3]
-        wanted = {"class_logits": (*queries, len(exported.columns) + 1), "mask_logits": (*queries, *sides)}
-    for name in exported.outputs:
-        (dtype, shape), shape_wanted = found[name], wanted.get(name, size)
-        if dtype.kind != _KINDS.get(name, "u"):
-            return f"{name} has values of type {dtype}"
-        if shape != shape_wanted:
-            return f"{name} has the shape {shape}, not {shape_wanted}"
-    if exported.columns is not None:
-        inside = len(sides) == 2 and all(0 < side <= most for side, most in zip(sides, size))
-        return None if inside and 0 < queries[0] <= _MOST_QUERIES else f"mask_logits has the shape {(*queries, *sides)}"
+    if problem := _difference({name: shapes.get(name, size) for name in exported.outputs}, found):
+        return problem
     if masks and not 0 < masks[0] <= _LARGEST_MASK:
         return f"mask_logits has sides of {masks[0]}"
+    return None
+
+
+def _query_shape_problem(exported: ExportedMetadata, found: _Arrays, size: tuple[int, int]) -> str | None:
+    """Return what :func:`_shape_problem` does for a network of queries."""
+    assert exported.query_classes is not None
+    (_, class_shape), (_, mask_shape) = (found[name] for name in QUERY_OUTPUTS)
+    queries, sides = class_shape[:1], mask_shape[1:3]
+    shapes = ((*queries, len(exported.query_classes) + 1), (*queries, *sides))
+    if problem := _difference(dict(zip(QUERY_OUTPUTS, shapes)), found):
+        return problem
+    inside = len(sides) == 2 and all(0 < side <= most for side, most in zip(sides, size))
+    if not inside or not 0 < queries[0] <= _MOST_QUERIES:
+        return f"mask_logits has the shape {mask_shape}"
+    return None
+
+
+def _difference(shapes: Mapping[str, tuple[int, ...]], found: _Arrays) -> str | None:
+    """Return the first output of another type or shape, in words; None if there is none."""
+    for name, wanted in shapes.items():
+        dtype, shape = found[name]
+        if dtype.kind != _KINDS.get(name, "u"):
+            return f"{name} has values of type {dtype}"
+        if shape != wanted:
+            return f"{name} has the shape {shape}, not {wanted}"
     return None
 
 
@@ -274,7 +281,7 @@ def _value_problem(exported: ExportedMetadata, found: Mapping[str, np.ndarray]) 
         things = found["classes"][:count]
         if count and not 0 <= things.min() <= things.max() < classes.num_thing:
             return f"classes are {things.min()} to {things.max()}, of {classes.num_thing} classes of things"
-    logits = ("logits",) if exported.columns is None else exported.outputs
+    logits = QUERY_OUTPUTS if exported.of_queries else ("logits",)
     for name in logits:
         if name in found and not np.isfinite(found[name]).all():
             return f"{name} are not finite"

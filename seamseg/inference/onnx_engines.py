@@ -162,7 +162,7 @@ def _open_openvino(path: Path, part: str) -> OnnxSession:
         except RuntimeError as error:
             if "snippets" not in str(error):
                 raise
-            # its fusion of small operators fails on some graphs, such as that of Mask2Former
+            # its fusion of small operators fails on some graphs: it takes reductions of the last axis only
             settings["SNIPPETS_MODE"] = "DISABLE"
             compiled = core.compile_model(model, part, settings)
     except Exception as error:  # RuntimeError and types of its own

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -182,6 +182,20 @@ class InferenceOptions:
         choose_precision(self.precision, device)
         self.acceleration.check(device, self.augmentation is not None)
 
+    def changed(self, names: Iterable[str]) -> str | None:
+        """Return the first of some options that has another value than by default; None if all have it."""
+        defaults = {field.name: field.default for field in fields(InferenceOptions)}
+        # an empty text is none, too
+        return next((name for name in names if (getattr(self, name) or None) != (defaults[name] or None)), None)
+
+    def check_overrides(self, sections: Sequence[str], problem: str) -> None:
+        """Raise InputError, with a text, for an override of the kind or outside of some sections, but for components."""
+        for override in self.overrides:
+            section, key = (text.strip() for text in override.partition("=")[0].split(".", 1))
+            of_components = parse_section(section) is not None or (section, key) == ("general", "components")
+            if not of_components and (section not in sections or (section, key) == ("general", "kind")):
+                raise InputError(f"`overrides={override}`: {problem}")
+
     def thresholds(self, config: Config) -> Thresholds:
         """Return the thresholds for a model with a configuration."""
         names = ("score_threshold", "overlap_threshold", "min_stuff_area")
@@ -194,3 +208,11 @@ class InferenceOptions:
         """Return the size of the network's input for a model with a configuration."""
         size = input_size(config, self.shortest_size, self.longest_max_size, self.size)
         return size.halved() if self.preview else size
+
+    def input_size_of_authors(self, config: Config) -> InputSize:
+        """Return the input size of a network of another library: without other options, that of its configuration."""
+        loading, longest = config.dataloader, self.longest_max_size
+        if longest is None and self.shortest_size is None and self.size is None and loading.longest_size is None:
+            # the limit of our own networks is larger
+            longest = loading.longest_max_size
+        return replace(self, longest_max_size=longest).input_size(config)

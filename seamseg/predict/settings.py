@@ -8,7 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from seamseg.checkpoints.model_path import CLASSES_NAME, CONFIG_NAME, METADATA_NAME, digest, local_model
+from seamseg.checkpoints.model_path import digest, local_model
+from seamseg.checkpoints.names import CLASSES_NAME, CONFIG_NAME, METADATA_NAME
 from seamseg.config.loader import load_components
 from seamseg.inference.anonymize import LEAST_SCORE, NOT_LOCATED, Style
 from seamseg.inference.options import Augmentation, InferenceOptions

@@ -14,7 +14,7 @@ from support.exported import (
     winograd_net,
 )
 
-from seamseg.deploy.network import dynamic_shapes, export_net, output_names, trace
+from seamseg.deploy.network import dynamic_shapes, export_net, trace
 from seamseg.formats.exported import ExportedMetadata
 from seamseg.formats.metadata import Metadata
 from seamseg.ops import winograd
@@ -22,7 +22,7 @@ from seamseg.ops import winograd
 
 @torch.no_grad()
 def run(net, image, size):
-    return dict(zip(output_names(net), net(image, size), strict=True))
+    return dict(zip(net.output_names, net(image, size), strict=True))
 
 
 @pytest.mark.parametrize("standard_ops", [False, True])
@@ -100,7 +100,7 @@ def test_dense_part(kind):
 @pytest.mark.parametrize("kind", [*DETECTORS, "semantic", "classification"])
 def test_names_of_the_outputs_are_those_of_the_metadata(kind):
     classes = Metadata(0, 1, ["car"], [(0, 0, 0)], [0])
-    assert output_names(exported_net(kind)) == ExportedMetadata(kind, "", classes, None).outputs
+    assert exported_net(kind).output_names == ExportedMetadata(kind, "", classes, None).outputs
 
 
 @pytest.mark.slow
@@ -109,7 +109,7 @@ def test_a_traced_network_of_fixed_size():
     program = trace(net, SIZE)
     with torch.no_grad():
         found = program.module()(*picture())
-    assert_same(dict(zip(output_names(net), found, strict=True)), eager(net, *picture()))
+    assert_same(dict(zip(net.output_names, found, strict=True)), eager(net, *picture()))
     operators = {str(node.target) for node in program.graph.nodes if "seamseg" in str(node.target)}
     assert operators == {f"seamseg.{name}.default" for name in OPERATORS}
 
@@ -124,7 +124,7 @@ def test_a_traced_network_of_free_size():
     larger = picture((320, 384), (300, 384))
     with torch.no_grad():
         found = program.module()(*larger)
-    assert_same(dict(zip(output_names(net), found, strict=True)), eager(net, *larger))
+    assert_same(dict(zip(net.output_names, found, strict=True)), eager(net, *larger))
 
 
 @pytest.mark.slow
@@ -138,7 +138,7 @@ def test_a_traced_network_with_winograd_convolutions(monkeypatch):
         "seamseg.ops.winograd._input", lambda *arguments, op=winograd._input: calls.append(1) or op(*arguments)
     )
     inputs = picture((320, 352), (320, 340))
-    found = dict(zip(output_names(net), program.module()(*inputs), strict=True))
+    found = dict(zip(net.output_names, program.module()(*inputs), strict=True))
     assert not calls
     assert_same(found, run(net, *inputs))
     assert calls

@@ -9,7 +9,7 @@ from support.exported import DETECTORS, MEAN, SIZE, STD, assert_same, classifier
 from support.golden_files import tensor
 
 from seamseg.deploy.compare import compare
-from seamseg.deploy.network import export_net, output_names
+from seamseg.deploy.network import export_net
 from seamseg.deploy.onnx import write_onnx
 from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.formats.metadata import Metadata
@@ -50,7 +50,7 @@ def run(engine, path, inputs):
 def check(engine, path, net, image, size):
     """The file computes what the eager network does; returns the number of detections."""
     found = run(engine, path, {"image": image.numpy(), "size": size.numpy()})
-    assert tuple(found) == output_names(net)
+    assert tuple(found) == net.output_names
     assert_same(found, eager(net, image, size))
     return int(found.get("count", 0))
 
@@ -209,7 +209,7 @@ def test_dense_part(tmp_path):
     path, _ = write(tmp_path, "panoptic", net, part="dense")
     image, size = picture()
     with torch.no_grad():
-        wanted = dict(zip(output_names(net), net(image, size)))
+        wanted = dict(zip(net.output_names, net(image, size)))
     for engine in ENGINES:
         found = run(engine, path, {"image": image.numpy(), "size": size.numpy()})
         assert found.keys() == wanted.keys()

@@ -13,13 +13,15 @@ from onnx import helper
 from PIL import Image
 from support.micro import micro, seamseg_main
 from support.serving import png, serving
-from support.tiny_transformers import CITYSCAPES, SIDE, build, save
+from support.tiny_transformers import CITYSCAPES, SIDE, photo, save
 
 import seamseg
 from seamseg.deploy.compare import compare
-from seamseg.deploy.export import ExportOptions, export_model
-from seamseg.deploy.onnx import _gather_from_lines
-from seamseg.formats.metadata import read_metadata
+from seamseg.deploy.export import export_model
+from seamseg.deploy.onnx import _flatten_constant_gathers
+from seamseg.deploy.source import ExportOptions
+from seamseg.formats.exported import ExportedMetadata
+from seamseg.formats.metadata import Metadata, read_metadata
 from seamseg.inference.exported import ExportedModel
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.queries import prediction_of_queries
@@ -33,18 +35,10 @@ SURE = {"score_threshold": 0.1}
 
 
 def annealed(family: str, folder: Path, **options: Any) -> Path:
-    """Write a network as at the end of its training, without masked attention, with a model card."""
-    net = build(family, **options)
-    if family.startswith("eomt"):
-        net.attn_mask_probs.zero_()
-    net.save_pretrained(folder)
+    """Write a network as at the end of its training, with a model card."""
+    save(family, folder, annealed=family.startswith("eomt"), **options)
     (folder / "README.md").write_text("---\nlicense: mit\n---\n# A network\n")
     return folder
-
-
-def photo(height: int, width: int) -> np.ndarray:
-    values = np.random.default_rng(0).integers(0, 256, (height // 8 + 1, width // 8 + 1, 3), np.uint8)
-    return np.array(Image.fromarray(values).resize((width, height)))
 
 
 @pytest.mark.slow
@@ -59,6 +53,8 @@ def test_maps_are_those_of_the_network(tmp_path: Path, family: str) -> None:
     (difference,) = report.differences.values()
     assert difference.equal_pixels is not None
     assert difference.equal_pixels > 0.999
+    assert difference.equal_segments is not None
+    assert difference.equal_segments > 0.999
     assert difference.values is not None
     assert difference.values < 1e-3
     options = SURE if square else {**SURE, "shortest_size": SIZE[0]}
@@ -82,6 +78,8 @@ def test_padding_is_masked(tmp_path: Path) -> None:
     """What the padding contains does not matter; DETR attends to the photo only."""
     folder, file = annealed("detr", tmp_path / "net"), tmp_path / "net.onnx"
     export_model(folder, file, ExportOptions(SIZE))
+    graph = onnx.load(file).graph
+    assert {weight.name for weight in graph.initializer} <= {name for node in graph.node for name in node.input}
     opened = ExportedModel(file, "cpu", None, None, InferenceOptions())
     run = opened.build(InferenceOptions())._session.run
     inputs = opened._exported.inputs(photo(SIZE[0], 64))
@@ -93,12 +91,12 @@ def test_padding_is_masked(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_columns_that_are_no_class_count_as_no_object(tmp_path: Path) -> None:
+def test_logits_of_no_class_count_as_no_object(tmp_path: Path) -> None:
     names = [*CITYSCAPES[:5], "N/A", *CITYSCAPES[5:]]
     folder, file = annealed("eomt", tmp_path / "net", names=names), tmp_path / "net.onnx"
-    columns = export_model(folder, file).metadata.columns
-    assert columns is not None
-    assert sorted(columns) == list(range(19))
+    classes = export_model(folder, file).metadata.query_classes
+    assert classes is not None
+    assert sorted(classes) == list(range(19))
     wanted, found = (seamseg.load(path, device="cpu", **SURE).raw([photo(SIDE, SIDE)])[0] for path in (folder, file))
     np.testing.assert_allclose(found.queries.scores, wanted.queries.scores, atol=1e-4)
 
@@ -141,12 +139,18 @@ def test_what_does_not_apply_is_refused(tmp_path: Path) -> None:
         wanted = f"`{name}={value}`: does not apply to {folder}, which is no network of seamseg"
         assert refusal(folder, out, **options) == wanted
     assert refusal(folder, out, size=(64, 128)) == f"`size=(64, 128)`: the input of {folder} is {SIDE} x {SIDE}"
-    package = tmp_path / "net.pt2"
-    assert refusal(folder, package) == f"{package}: networks of transformers are exported to .onnx files only"
     assert "`config` has no effect" in refusal(folder, out, config="a.ini")
-    other = save("maskformer", tmp_path / "other")
-    assert "height and width must be multiples of 32" in refusal(other, out, size=(64, 100))
-    assert "networks of torchvision are not exported" in refusal("torchvision:fasterrcnn_resnet50_fpn", out)
+
+
+def test_refused_before_weights_are_read(tmp_path: Path) -> None:
+    folder, package, out = save("maskformer", tmp_path / "net"), tmp_path / "net.pt2", tmp_path / "net.onnx"
+    (folder / "model.safetensors").unlink()
+    assert "holds no weights" in refusal(folder, out)
+    assert refusal(folder, package) == f"{package}: networks of transformers are exported to .onnx files only"
+    assert "height and width must be multiples of 32" in refusal(folder, out, size=(64, 100))
+    detector = "torchvision:fasterrcnn_resnet50_fpn"
+    for target, options in ((out, {}), (out, {"dynamic": True}), (package, {})):
+        assert refusal(detector, target, **options) == f"{detector}: networks of torchvision are not exported"
 
 
 def test_networks_that_cannot_be_exported(tmp_path: Path) -> None:
@@ -159,24 +163,57 @@ def test_networks_that_cannot_be_exported(tmp_path: Path) -> None:
     assert refusal(oneformer, out) == f"{oneformer}: {wanted}"
 
 
-def test_constant_indices_are_gathered_from_a_line() -> None:
-    """As of the padding of DETR: a file with GatherND of many indices would be refused."""
-    index = np.random.default_rng(0).integers(0, 3, (2, 1100, 2))
-    graph = helper.make_graph(
+def gathering(index: np.ndarray) -> onnx.GraphProto:
+    """A graph that gathers numbers of `-x`, float32 `3 x 4`, at constant indices."""
+    return helper.make_graph(
         [helper.make_node("Neg", ["x"], ["y"]), helper.make_node("GatherND", ["y", "index"], ["found"])],
         "graph",
         [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, (3, 4))],
-        [helper.make_tensor_value_info("found", onnx.TensorProto.FLOAT, (2, 1100))],
+        [helper.make_tensor_value_info("found", onnx.TensorProto.FLOAT, index.shape[:-1])],
         [onnx.numpy_helper.from_array(index, "index")],
         value_info=[helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, (3, 4))],
     )
-    _gather_from_lines(graph)
+
+
+def test_constant_indices_are_those_of_a_line() -> None:
+    """As of the padding of DETR: a file with GatherND of many indices would be refused."""
+    index = np.random.default_rng(0).integers(0, 3, (2, 1100, 2))
+    graph = gathering(index)
+    _flatten_constant_gathers(graph)
     assert [node.op_type for node in graph.node] == ["Neg", "Reshape", "Gather"]
+    assert "index" not in [weight.name for weight in graph.initializer]
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     x = np.arange(12, dtype=np.float32).reshape(3, 4)
     (found,) = session.run(None, {"x": x})
     np.testing.assert_array_equal(found, -x[index[..., 0], index[..., 1]])
+
+
+def test_indices_that_are_used_elsewhere_stay() -> None:
+    graph = gathering(np.array([[0, 1], [2, 3]]))
+    graph.node.append(helper.make_node("Neg", ["index"], ["other"]))
+    graph.output.append(helper.make_tensor_value_info("other", onnx.TensorProto.INT64, (2, 2)))
+    _flatten_constant_gathers(graph)
+    assert "index" in [weight.name for weight in graph.initializer]
+
+
+@pytest.mark.parametrize("index", [np.zeros((0, 2), np.int64), np.array([[0, -1]]), np.array([[1]])])
+def test_other_indices_stay(index: np.ndarray) -> None:
+    """There are none, they count from the end, or they are of rows."""
+    graph = gathering(index)
+    before = graph.SerializeToString()
+    _flatten_constant_gathers(graph)
+    assert graph.SerializeToString() == before
+
+
+def exported(num_stuff: int) -> ExportedMetadata:
+    """What a file of a network of five classes states, which are in order."""
+    classes = Metadata(num_stuff, 5 - num_stuff, list("abcde"), [(i, i, i) for i in range(5)], [*range(5)])
+    thresholds = {"score_threshold": 0.8, "overlap_threshold": 0.8, "min_stuff_area": 0}
+    return ExportedMetadata("panoptic", "", classes, (32, 48), thresholds=thresholds, query_classes=(0, 1, 2, 3, 4))
+
+
+INPUTS = {"image": np.zeros((1, 3, 32, 48), np.uint8), "size": np.array([24, 48])}
 
 
 def test_comparison() -> None:
@@ -186,16 +223,54 @@ def test_comparison() -> None:
         "class_logits": generator.normal(0, 3, (4, 6)).astype(np.float32),
         "mask_logits": generator.normal(0, 3, (4, 8, 12)).astype(np.float32),
     }
-    inputs = {"image": np.zeros((1, 3, 32, 48), np.uint8), "size": np.array([24, 48])}
-    same = compare(outputs, outputs, inputs)
-    assert (same.equal_pixels, same.values) == (1.0, 0.0)
-    assert str(same) == "classes of 100 % of pixels equal, values 0 of the largest"
+    same = compare(outputs, outputs, INPUTS, exported(5))
+    assert (same.equal_pixels, same.equal_segments, same.values) == (1.0, 1.0, 0.0)
+    assert str(same) == "classes of 100 % of pixels equal, segments of 100 %, values 0 of the largest"
     changed = {**outputs, "mask_logits": outputs["mask_logits"][::-1]}
     maps = [
         prediction_of_queries(o["class_logits"], o["mask_logits"], (24, 48), (32, 48), np.arange(5), 5).semantic
         for o in (outputs, changed)
     ]
-    found = compare(outputs, changed, inputs)
+    found = compare(outputs, changed, INPUTS, exported(5))
     assert found.equal_pixels == np.mean(maps[0] == maps[1])
     assert found.values is not None
     assert found.values > 0.1
+
+
+def halves(*queries: tuple[int, float, int]) -> dict[str, np.ndarray]:
+    """Outputs with a class, its probability, and a half of the picture (0 or 1) by query."""
+    class_logits = np.full((len(queries), 6), -30, np.float32)
+    mask_logits = np.full((len(queries), 8, 12), -9, np.float32)
+    for row, (category, probability, half) in enumerate(queries):
+        class_logits[row, [category, 5]] = np.log([probability, 1 - probability])
+        mask_logits[row, :, 6 * half : 6 * half + 6] = 9
+    return {"class_logits": class_logits, "mask_logits": mask_logits}
+
+
+@pytest.mark.parametrize(
+    ("queries", "classes", "segments"),
+    [
+        (((4, 0.99, 1), (3, 0.9, 0)), 1.0, 1.0),  # the order does not matter
+        (((3, 0.99, 0), (4, 0.75, 1)), 1.0, 0.5),  # the second is too unsure
+        (((3, 0.9, 0), (2, 0.99, 1)), 0.5, 0.5),
+        (((3, 0.75, 0), (2, 0.75, 1)), 0.5, 0.0),
+    ],
+)
+def test_comparison_of_panoptic_maps(
+    queries: tuple[tuple[int, float, int], ...], classes: float, segments: float
+) -> None:
+    difference = compare(halves((3, 0.9, 0), (4, 0.99, 1)), halves(*queries), INPUTS, exported(2))
+    assert (difference.equal_pixels, difference.equal_segments) == (classes, segments)
+
+
+def test_things_of_swapped_scores_are_another_map() -> None:
+    wanted, found = halves((3, 0.99, 0), (4, 0.75, 1)), halves((3, 0.75, 0), (4, 0.99, 1))
+    difference = compare(wanted, found, INPUTS, exported(2))
+    assert (difference.equal_pixels, difference.equal_segments) == (1.0, 0.0)
+
+
+def test_objects_of_one_class_that_are_one_in_the_file() -> None:
+    wanted, found = halves((3, 0.9, 0), (3, 0.9, 1)), halves((3, 0.9, 0), (3, 0.9, 0))
+    found["mask_logits"][:] = 9
+    difference = compare(wanted, found, INPUTS, exported(2))
+    assert (difference.equal_pixels, difference.equal_segments) == (1.0, 0.0)

@@ -9,7 +9,7 @@ from support.networks import randomise
 from support.semantic_networks import semantic_net
 from torch import nn
 
-from seamseg.deploy.network import export_net, output_names
+from seamseg.deploy.network import export_net
 from seamseg.deploy.onnx import write_onnx
 from seamseg.deploy.quantize import executed_operators, quantise_file
 from seamseg.formats.exported import ExportedMetadata
@@ -150,7 +150,7 @@ def test_optional_layers_are_trained():
     assert head.box_conv[0].before is not None
     assert head.fc.first.after is not None
     assert not any(isinstance(layer, FakeQuantise) for layer in head.roi_pts.modules())
-    outputs = dict(zip(output_names(module), module(*picture(valid=SIZE)), strict=True))
+    outputs = dict(zip(module.output_names, module(*picture(valid=SIZE)), strict=True))
     assert outputs["count"] > 2
     sum(outputs[name].sum() for name in ("boxes", "scores", "mask_logits")).backward()
     for name, parameter in head.named_parameters():

@@ -27,9 +27,9 @@ def exported(**changes):
     return ExportedMetadata(**{**values, **changes})
 
 
-@pytest.mark.parametrize(("size", "columns"), [((512, 1024), None), (None, None), ((512, 1024), (2, 0))])
-def test_a_text_is_read_back(size, columns):
-    written = exported(size=size, columns=columns, multiple=32, extra={"quantization": {"scheme": "static"}})
+@pytest.mark.parametrize(("size", "classes"), [((512, 1024), None), (None, None), ((512, 1024), (2, 0))])
+def test_a_text_is_read_back(size, classes):
+    written = exported(size=size, query_classes=classes, multiple=32, extra={"quantization": {"scheme": "static"}})
     assert ExportedMetadata.from_json(written.to_json(), "a.onnx") == written
 
 
@@ -66,7 +66,7 @@ def test_images_of_a_data_set_are_not_stored():
 
 def test_outputs_by_kind():
     assert exported().outputs == ("boxes", "classes", "scores", "mask_logits", "count", "classmap")
-    assert exported(columns=(0, 1, 2)).outputs == ("class_logits", "mask_logits")
+    assert exported(query_classes=(0, 1, 2)).outputs == ("class_logits", "mask_logits")
     assert exported(kind="instance_seg").outputs == ("boxes", "classes", "scores", "mask_logits", "count")
     assert exported(kind="detection").outputs == ("boxes", "classes", "scores", "count")
     assert exported(kind="semantic").outputs == ("classmap", "probability")
@@ -88,11 +88,11 @@ def test_outputs_by_kind():
         ({"thresholds": [1]}, "thresholds must be an object"),
         ({"config": 3}, "must be text"),
         *(
-            ({"columns": value}, "columns must be different classes")
+            ({"query_classes": value}, "query_classes must be different classes")
             for value in ([], [3], [1, 1], [True], ["a"], "ab")
         ),
-        ({"columns": 1}, "damaged"),
-        ({"kind": "instance_seg", "columns": [1]}, "columns must be different classes of a panoptic network"),
+        ({"query_classes": 1}, "damaged"),
+        ({"kind": "instance_seg", "query_classes": [1]}, "must be different classes of a panoptic network"),
         ({"metadata": {"num_stuff": 1}}, "the key 'categories' is missing"),
         ({"format": FORMAT + 1}, "update seamseg"),
         ({"format": None}, "no format number"),

@@ -14,7 +14,7 @@ from PIL import Image
 from support.onnx_scenes import (
     BOXES,
     CLASSES,
-    COLUMNS,
+    QUERY_CLASSES,
     SCORES,
     THINGS,
     masks,
@@ -70,8 +70,8 @@ def test_panoptic_maps_are_those_of_the_fusion(tmp_path, room, device):
 @pytest.mark.parametrize("device", ["auto", "openvino"])
 def test_masks_of_queries_are_merged_at_the_size_of_the_photo(tmp_path, device):
     room = (96, 160)
-    model = load(tmp_path, size=room, changes={"columns": COLUMNS}, device=device, shortest_size=90)
-    found = prediction_of_queries(*queries(), SIZE, room, np.array(COLUMNS), CLASSES.num_stuff)
+    model = load(tmp_path, size=room, changes={"query_classes": QUERY_CLASSES}, device=device, shortest_size=90)
+    found = prediction_of_queries(*queries(), SIZE, room, np.array(QUERY_CLASSES), CLASSES.num_stuff)
     for scale in (1, 2):
         size = (SIZE[0] * scale, SIZE[1] * scale)
         result = model.predict(scene(size))
@@ -81,7 +81,7 @@ def test_masks_of_queries_are_merged_at_the_size_of_the_photo(tmp_path, device):
     assert np.array_equal(result.prediction.boxes, found.boxes)
     assert np.array_equal(result.prediction.semantic, found.semantic)
     with pytest.raises(InputError, match=r"`tiles=256`: .*was exported for inputs of 160 x 96 pixels"):
-        load(tmp_path, size=room, changes={"columns": COLUMNS}, tiles=256)
+        load(tmp_path, size=room, changes={"query_classes": QUERY_CLASSES}, tiles=256)
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])
@@ -358,7 +358,7 @@ WRONG_QUERIES = {
 @pytest.mark.parametrize("how", WRONG_QUERIES)
 def test_outputs_that_are_not_those_of_a_network_of_queries(tmp_path, how):
     name, value, words = WRONG_QUERIES[how]
-    exported = record(size=(96, 160), columns=COLUMNS)
+    exported = record(size=(96, 160), query_classes=QUERY_CLASSES)
     path = with_output(write_network(tmp_path / "net.onnx", exported), name, value)
     with pytest.raises(InputError, match=rf"net.onnx: its outputs are not those of an exported network: {words}"):
         seamseg.load(path).predict(scene(SIZE))
@@ -462,7 +462,7 @@ def test_without_torch(tmp_path):
     for name, size in (("a", SIZE), ("b", (60, 60)), ("c", (120, 90))):
         Image.fromarray(scene(size)).save(tmp_path / "photos" / f"{name}.png")
     for kind in FORMATS:
-        exported = record("panoptic", (96, 160), columns=COLUMNS) if kind == "queries" else record(kind)
+        exported = record("panoptic", (96, 160), query_classes=QUERY_CLASSES) if kind == "queries" else record(kind)
         write_network(tmp_path / f"{kind}.onnx", exported)
     commands = [f"predict {k}.onnx photos out/{k} --format {f} --workers 2" for k, f in FORMATS.items()]
     commands += ["predict panoptic.onnx photos out/private --anonymize person --quiet"]

@@ -24,7 +24,7 @@ SCORES = np.array([0.9, 0.7], np.float32)
 THINGS = np.array([1, 0], np.int64)
 ROWS = 5
 """Detections of the graph, of which two exist."""
-COLUMNS = (3, 0, 2, 1)
+QUERY_CLASSES = (3, 0, 2, 1)
 """Of networks of queries: car, road, person, sky."""
 
 
@@ -45,7 +45,7 @@ def masks() -> np.ndarray:
 
 def queries() -> tuple[np.ndarray, np.ndarray]:
     """Class and mask logits of a network of queries: a car on a road below the sky, and a query of nothing."""
-    class_logits = np.zeros((4, len(COLUMNS) + 1), np.float32)
+    class_logits = np.zeros((4, len(QUERY_CLASSES) + 1), np.float32)
     for query, column in enumerate((0, 1, 3, 4)):
         class_logits[query, column] = 9
     mask_logits = np.full((4, 24, 40), -9, np.float32)
@@ -75,7 +75,7 @@ def write_network(path: Path, exported: ExportedMetadata, text: str | None = Non
         "mask_logits": np.pad(masks(), padded),
         "count": np.array(2, np.int64),
     }
-    if exported.columns is not None:
+    if exported.of_queries:
         constants = dict(zip(exported.outputs, queries(), strict=True))
     nodes = []
     outputs = []
@@ -96,7 +96,7 @@ def write_network(path: Path, exported: ExportedMetadata, text: str | None = Non
         nodes.append(helper.make_node("Squeeze", [f"g_{name}", "zero"], [name]))
         outputs.append(helper.make_tensor_value_info(name, TensorProto.UINT8, sides))
     # the inputs are used, so that they stay inputs
-    if exported.columns is not None:
+    if exported.of_queries:
         nodes.append(helper.make_node("Identity", ["image"], ["image_out"]))
         outputs.append(helper.make_tensor_value_info("image_out", TensorProto.UINT8, [1, 3, *sides]))
     nodes.append(helper.make_node("Identity", ["size"], ["size_out"]))

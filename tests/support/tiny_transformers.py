@@ -108,8 +108,8 @@ def folder(tmp_path: Path) -> Path:
     return save("mask2former", tmp_path / "net")
 
 
-def build(family: str, names: list[str] | None = None, **keys: Any) -> Any:
-    """Return a network with random weights of a fixed seed."""
+def build(family: str, names: list[str] | None = None, annealed: bool = False, **keys: Any) -> Any:
+    """Return a network with random weights of a fixed seed; `annealed`: its masked attention is off."""
     import transformers
 
     torch.manual_seed(0)
@@ -121,11 +121,13 @@ def build(family: str, names: list[str] | None = None, **keys: Any) -> Any:
         for key, value in net.named_parameters():
             if "class" in key and value.dim() == 2:
                 value.normal_(0, 2)
+    if annealed:
+        net.attn_mask_probs.zero_()
     return net
 
 
 def save(family: str, folder: Path, names: list[str] | None = None, **keys: Any) -> Path:
-    """Write a network as its library does, with its tokenizer."""
+    """Write a network as its library does, with its tokenizer; `keys` as for :func:`build`."""
     net = build(family, names, **keys)
     net.save_pretrained(folder)
     if family == "oneformer":

@@ -69,17 +69,12 @@ class NetworkClasses:
         -------
         `... x (C + 1)`, the first ones of the classes :attr:`used`
         """
-        return used_logits(scores, self.columns)
-
-
-def used_logits(scores: Tensor, columns: Sequence[int | None]) -> Tensor:
-    """See :meth:`NetworkClasses.used_logits`."""
-    used = [column for column, index in enumerate(columns) if index is not None]
-    if len(used) == len(columns):
-        return scores
-    unused = [column for column, index in enumerate(columns) if index is None]
-    nothing = scores[..., [*unused, len(columns)]].logsumexp(-1, keepdim=True)
-    return torch.cat((scores[..., used], nothing), -1)
+        columns = range(len(self.columns))
+        used = [column for column in columns if self.columns[column] is not None]
+        if len(used) == len(columns):
+            return scores
+        nothing = [column for column in columns if self.columns[column] is None] + [len(columns)]
+        return torch.cat((scores[..., used], scores[..., nothing].logsumexp(-1, keepdim=True)), -1)
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ class Family:
     task : text whose tokens are a further input; empty for none
     class_logits, mask_logits : names of the outputs
     pixel_mask : the network takes `pixel_mask`, `1 x H x W`, 1 for pixels that are not padding
-    annealed : name of the buffer with the probability, for each layer, that its attention is masked; the training
-        lowers it to 0. Empty if the network has none
+    mask_annealing_buffer : name of the buffer with the probability, for each layer, that its attention is masked; the
+        training lowers it to 0. Empty if the network has none
     export_problem : why a network cannot be exported; empty if it can
     score_threshold : that of the authors for the panoptic map
     score_thresholds : theirs for data sets where it is another one
@@ -33,7 +33,7 @@ class Family:
     class_logits: str = "class_queries_logits"
     mask_logits: str = "masks_queries_logits"
     pixel_mask: bool = False
-    annealed: str = ""
+    mask_annealing_buffer: str = ""
     export_problem: str = ""
     score_threshold: float = 0.8
     score_thresholds: Mapping[str, float] = field(default_factory=dict)
@@ -51,8 +51,8 @@ FAMILIES = {
         task="the task is panoptic",
         export_problem="it has the operator _is_all_true, which ONNX lacks",
     ),
-    "eomt": Family("EomtForUniversalSegmentation", square=True, annealed="attn_mask_probs"),
-    "eomt_dinov3": Family("EomtDinov3ForUniversalSegmentation", square=True, annealed="attn_mask_probs"),
+    "eomt": Family("EomtForUniversalSegmentation", square=True, mask_annealing_buffer="attn_mask_probs"),
+    "eomt_dinov3": Family("EomtDinov3ForUniversalSegmentation", square=True, mask_annealing_buffer="attn_mask_probs"),
     "detr": Family(
         "DetrForSegmentation",
         multiple=1,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,10 +29,8 @@ def open_foreign(
     """Open a model of transformers or torchvision; see :func:`seamseg.inference.predictor.open_for_inference`."""
     if config is not None:
         raise InputError(f"`config` has no effect: {model} is no network of seamseg")
-    defaults = {field.name: field.default for field in fields(InferenceOptions)}
-    for name in _REFUSED:
-        if (getattr(options, name) or None) != (defaults[name] or None):
-            raise InputError(f"`{name}` is for networks of seamseg only, {model} is none")
+    if name := options.changed(_REFUSED):
+        raise InputError(f"`{name}` is for networks of seamseg only, {model} is none")
     if is_torchvision(model):
         require_packages("torchvision", what=str(model))
         from seamseg.inference.foreign.torchvision_model import TorchvisionModel

@@ -21,7 +21,7 @@ from seamseg.formats.metadata import Metadata
 from seamseg.inference.foreign.class_lists import identify_things, read_classes
 from seamseg.inference.foreign.families import DEFAULT_SIZE
 from seamseg.inference.foreign.foreign_network import ForeignNetwork
-from seamseg.inference.foreign.settings import input_size_of_authors, neutral_config
+from seamseg.inference.foreign.settings import neutral_config
 from seamseg.inference.options import InferenceOptions
 from seamseg.models.folding import choose_precision
 from seamseg.predictions import ArrayPrediction, Prediction
@@ -143,7 +143,7 @@ class TorchvisionModel:
 
     def input_size(self, options: InferenceOptions) -> InputSize:
         """Return the size of the network's input, by default that of its authors."""
-        return input_size_of_authors(self.config, options)
+        return options.input_size_of_authors(self.config)
 
     def build(self, options: InferenceOptions) -> TorchvisionNetwork:
         """Build the network and load its weights."""

@@ -19,10 +19,10 @@ from seamseg.config import Config
 from seamseg.data.input_size import InputSize
 from seamseg.data.transforms import Normalise
 from seamseg.inference.foreign.class_lists import NetworkClasses, identify
-from seamseg.inference.foreign.class_lists import used_logits as used_logits  # query_net takes it from here
 from seamseg.inference.foreign.families import DEFAULT_SIZE, FAMILIES, OVERLAP_THRESHOLD, SIZES, Family
 from seamseg.inference.foreign.foreign_network import ForeignNetwork
-from seamseg.inference.foreign.settings import input_size_of_authors, neutral_config
+from seamseg.inference.foreign.padding import padded_input
+from seamseg.inference.foreign.settings import neutral_config
 from seamseg.inference.foreign.transformers_loading import load_network, task_tokens
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.queries import prediction_of_queries
@@ -36,6 +36,7 @@ _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _NMS_THRESHOLD = 0.5
 """Of detections in tiles: duplicates at tile borders overlap more; boxes of one class rarely overlap this much."""
 _OTHER_TASK = re.compile(r"[-_](semantic|instance)(?![^-_])")
+_BILINEAR = Image.Resampling.BILINEAR
 _LARGEST_SQUARE = 4096
 _MOST_TOKENS = 4096
 _LARGEST_MEAN = 1e6
@@ -116,17 +117,18 @@ class TransformersNetwork(ForeignNetwork):
         """Return the input for images of one size, and its `(height, width)` in pixels of the images."""
         height, width = images[0].shape[:2]
         if self.side is None:
-            pixels = self.normalise(self._pixels(images))
-            padded = tuple(-(-side // self.family.multiple) * self.family.multiple for side in (height, width))
-            return functional.pad(pixels, (0, padded[1] - width, 0, padded[0] - height)), (padded[0], padded[1])
-        scale = self.side / max(height, width, self.side)
-        if scale < 1:  # a tile, or a view of all of a large image
-            size = max(round(width * scale), 1), max(round(height * scale), 1)
-            images = [np.asarray(Image.fromarray(i).resize(size, Image.Resampling.BILINEAR)) for i in images]
-        pixels = self._pixels(images)
-        missing = self.side - pixels.shape[3], self.side - pixels.shape[2]
-        padded_side = round(self.side / scale)
-        return self.normalise(functional.pad(pixels, (0, missing[0], 0, missing[1]))), (padded_side, padded_side)
+            multiple = self.family.multiple
+            padded = input_size = -(-height // multiple) * multiple, -(-width // multiple) * multiple
+        else:
+            scale = self.side / max(height, width, self.side)
+            if scale < 1:  # a tile, or a view of all of a large image
+                height, width = max(round(height * scale), 1), max(round(width * scale), 1)
+                images = [np.asarray(Image.fromarray(i).resize((width, height), _BILINEAR)) for i in images]
+            input_size, padded = (self.side, self.side), (round(self.side / scale), round(self.side / scale))
+        missing = (0, input_size[1] - width, 0, input_size[0] - height)
+        valid = functional.pad(torch.ones((height, width), dtype=torch.bool, device=self.device), missing)
+        pixels = functional.pad(self._pixels(images), missing)
+        return padded_input(pixels, valid, self.normalise, self.family.square), padded
 
     def _pixels(self, images: Sequence[np.ndarray]) -> Tensor:
         return torch.from_numpy(np.stack(images)).to(self.device).permute(0, 3, 1, 2)
@@ -193,7 +195,31 @@ class TransformersModel:
 
     def input_size(self, options: InferenceOptions) -> InputSize:
         """Return the size of the network's input, by default that of its authors."""
-        return input_size_of_authors(self.config, options)
+        return options.input_size_of_authors(self.config)
+
+    def check_export(self, size: tuple[int, int] | None, usual: tuple[int, int]) -> tuple[int, int]:
+        """Return the `(height, width)` of the input of an export; no weights are read.
+
+        Parameters
+        ----------
+        size : as chosen, None for the default: its square, or `usual`
+        usual : for photos twice as wide as high
+
+        Raises
+        ------
+        InputError
+            if the network cannot be exported, or not at this size
+        """
+        if self.family.export_problem:
+            raise InputError(f"{self.name}: cannot be exported: {self.family.export_problem}")
+        if self.side is not None:
+            if size not in (None, (self.side, self.side)):
+                raise InputError(f"`size={size}`: the input of {self.name} is {self.side} x {self.side}")
+            return self.side, self.side
+        chosen, multiple = size or usual, self.family.multiple
+        if any(side % multiple for side in chosen):
+            raise InputError(f"`size={chosen}`: height and width must be multiples of {multiple} for {self.name}")
+        return chosen
 
     def build(self, options: InferenceOptions) -> TransformersNetwork:
         """Build the network and load its weights."""
