@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
         if args.kind not in (None, kind):
             continue
         chosen = f"chosen by [{what.key.replace('.', '] ')}" if what.key else f"added by a section [{kind} NAME]"
-        print(f"{kind}: {what.what}; {'chosen by --format' if what.chosen else chosen}")
+        print(f"{kind}: {what.what}; {'chosen by predict --format' if what.chosen else chosen}")
         for component in components.registered(kind):
             where = "built in" if component.built_in else str(component.file)
             doc = (component.make.__doc__ or "").strip().split("\n")[0]

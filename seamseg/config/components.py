@@ -51,7 +51,7 @@ KINDS: dict[str, ComponentKind] = {
     "augmentation": ComponentKind("changes the colours of a training image"),
     "callback": ComponentKind("follows a training, such as a logger, and may end it"),
     "head": ComponentKind("head of the network, with losses and output maps"),
-    "format": ComponentKind("output format of predict, which --format chooses", chosen=True),
+    "format": ComponentKind("output format of predict, which its option names", chosen=True),
     "loss": ComponentKind(
         "loss of the semantic head", "sem.loss", ("seamseg.models.heads.semantic", "seamseg.recipes.max_pooling")
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -159,11 +160,10 @@ class TrainedModel:
         return TorchNetwork(net, normalise, device, options.augmentation, options.tta_fusion, report.averaged)
 
     def _state_components(self) -> None:
-        """Print which components of the training are not imported, or have changed since."""
+        """Warn of components of the training that are not imported, or have changed since."""
         if not is_main_process() or is_quiet():
             return
         heads = [section for section in self.config.not_loaded if section.startswith("head ")]
-        if heads:
-            print(f"{self.name}: without {', '.join(heads)}: name its file with --components FILE", file=sys.stderr)
-        for line in filter(None, (record.change() for record in self._opened.snapshot.components)):
-            print(f"{self.name}: {line}", file=sys.stderr)
+        missing = [f"without {', '.join(heads)}: name its file with `components=FILE`"] if heads else []
+        for line in filter(None, (*missing, *(record.change() for record in self._opened.snapshot.components))):
+            warnings.warn(f"{self.name}: {line}", stacklevel=2)

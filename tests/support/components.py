@@ -53,12 +53,12 @@ def halving(t, total, keys):
 
 
 @pytest.fixture
-def imported(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Undo what a test imports."""
+def imported(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Undo what a test imports from files that it has written."""
     monkeypatch.setattr(components, "_REGISTERED", dict(components._REGISTERED))
     monkeypatch.setattr(sys, "path", list(sys.path))
-    before = set(sys.modules)
     yield
-    for name in set(sys.modules) - before:
-        if not name.startswith("seamseg"):
+    root = str(tmp_path_factory.getbasetemp())
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", "")).startswith(root):
             del sys.modules[name]
