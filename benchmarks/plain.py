@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from seamseg.inference.network import TorchNetwork
 from seamseg.inference.predictor import Predictor
 from seamseg.inference.result import Panoptic
 from seamseg.inplace_abn import to_batchnorm
-from seamseg.models.criterion import Criterion, Losses, TrainingModule
+from seamseg.models.criterion import Criterion, Losses, SemanticCriterion, TrainingModule
 from seamseg.models.heads.detections import DetectionSelector
 from seamseg.models.heads.roi import ROIExtractor
 from seamseg.models.heads.rpn import ProposalGenerator
@@ -52,7 +53,8 @@ def plain_network(net: PanopticNet, separated: bool = False) -> PlainNet:
         rois=PlainROIs(**vars(old.rois)),
         selector=PlainSelector(**vars(old.selector)),
     )
-    made = PlainNet(converted.body, converted.rpn_head, converted.roi_head, head, options)  # type: ignore[arg-type]
+    parts = converted.body, converted.rpn_head, converted.roi_head
+    made = PlainNet(*parts, head, None, options)  # type: ignore[arg-type]
     return made.train(net.training)
 
 
@@ -272,7 +274,8 @@ class PlainTrainingModule(nn.Module):
     def forward(self, batch: Batch) -> Losses:
         """Compute the losses of a batch, not weighted."""
         outputs, semantic = self.net(batch.images, batch), self.criterion.semantic
-        assert semantic is not None
+        assert isinstance(semantic, SemanticCriterion) and isinstance(semantic.image_loss, partial)
+        ohem = semantic.image_loss.keywords["keys"].ohem
         others = copy(self.criterion)
         others.semantic, others.names = None, others.names[:-1]
         losses = others(replace(outputs, semantic_logits=None), batch)
@@ -280,7 +283,7 @@ class PlainTrainingModule(nn.Module):
         for logits, masks, categories in zip(outputs.semantic_logits, batch.masks, batch.categories):
             assert masks is not None and categories is not None
             target = semantic_target(masks, categories)
-            parts.append(plain_semantic_loss(logits, outputs.padded_size, target, semantic.config.ohem or 1.0))
+            parts.append(plain_semantic_loss(logits, outputs.padded_size, target, ohem or 1.0))
         count = torch.tensor(len(parts), dtype=torch.float64)
         means = {**losses.means, "sem_loss": torch.stack(parts).mean()}
         return Losses(means, {**losses.counts, "sem_loss": count})

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from seamseg.evaluation.scores import Scores
     from seamseg.inference.options import Augmentation, InferenceOptions
     from seamseg.inference.predictor import Predictor
+    from seamseg.training.callbacks import Callback
 
 # `import seamseg` must not import torch: each function imports what it needs
 
@@ -170,6 +171,8 @@ def train(
     pretrain: str | Sequence[str] = (),
     pretrain_classes: str | None = None,
     overrides: Overrides = (),
+    components: str | Path | Sequence[str | Path] = (),
+    callbacks: Sequence[Callback] = (),
 ) -> Scores | None:
     """Train a network: `seamseg.train("cityscapes_r50", "data", "runs/city", overrides={"optimizer.lr": 0.01})`.
 
@@ -183,6 +186,8 @@ def train(
     device : auto, cpu, cuda or cuda:N
     resume, pretrain, pretrain_classes : see :class:`seamseg.training.run.TrainingOptions`
     overrides : configuration keys
+    components : files or modules of components, see docs/how-to/extend.md
+    callbacks : follow the training, see :class:`seamseg.components.Callback`
 
     Raises
     ------
@@ -194,7 +199,10 @@ def train(
     from seamseg.training.run import TrainingOptions, run_training
 
     start = (resume, tuple(map(str, _several(pretrain))), pretrain_classes)
-    return run_training(TrainingOptions(config, data, log_dir, *start, overrides=_key_values(overrides), device=device))
+    changes = (*_key_values(overrides), *(f"general.components={name}" for name in _several(components)))
+    return run_training(
+        TrainingOptions(config, data, log_dir, *start, overrides=changes, device=device, callbacks=callbacks)
+    )
 
 
 def export(

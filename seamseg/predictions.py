@@ -15,6 +15,41 @@ A = TypeVar("A", "Tensor", np.ndarray)
 
 
 @dataclass(frozen=True)
+class MapFormat:
+    """How an output map of a head is resized, merged and saved.
+
+    Attributes
+    ----------
+    channels : number of channels
+    resize : bilinear or nearest
+    tiles : how the maps of overlapping tiles are merged: mean, or core, that of the tile whose edge is farthest
+    mirror : factor of each channel in a mirrored image, -1 for the horizontal part of a vector; None for no change
+    scale : a PNG file holds the values times this, rounded and clipped
+    bits : of a pixel of that file, 8 or 16
+
+    Raises
+    ------
+    ValueError
+        if a value is none of these, or `mirror` has another length
+    """
+
+    channels: int = 1
+    resize: str = "bilinear"
+    tiles: str = "mean"
+    mirror: tuple[float, ...] | None = None
+    scale: float = 255.0
+    bits: int = 8
+
+    def __post_init__(self) -> None:
+        allowed = {"resize": ("bilinear", "nearest"), "tiles": ("mean", "core"), "bits": (8, 16)}
+        for name, values in allowed.items():
+            if getattr(self, name) not in values:
+                raise ValueError(f"Map: {name} must be one of {values}, not {getattr(self, name)!r}")
+        if self.channels < 1 or (self.mirror is not None and len(self.mirror) != self.channels):
+            raise ValueError(f"Map: mirror needs a factor for each of {self.channels} channels, got {self.mirror}")
+
+
+@dataclass(frozen=True)
 class QueryMasks:
     """Masks of a network that predicts a set of them, one class and one mask a query (MaskFormer, arXiv 2107.06278).
 
@@ -47,8 +82,8 @@ class Prediction(Generic[A]):
     semantic : `H x W` class map, int64 from the network, uint8 from a predictor
     size : `(height, width)`
     logits : one a class, of a classifier
-    maps : further maps by name, `H x W`. `probability` is that of the class of each pixel: float from the network, from
-        a predictor uint8, 255 times the probability rounded down
+    maps : further maps by name, `H x W` or `channels x H x W`: those of heads of the user, and `probability`, that of
+        the class of each pixel: float from the network, from a predictor uint8, 255 times it, rounded down
     queries : masks that make the panoptic map, in place of detections and class map; None for networks without queries,
         and for an image that was processed in tiles
     """
@@ -76,7 +111,7 @@ class Prediction(Generic[A]):
             None if p.semantic is None else p.semantic.byte().cpu().numpy(),
             p.size,
             None if p.logits is None else _floats(p.logits),
-            {name: _as_bytes(values).cpu().numpy() for name, values in p.maps.items()},
+            {name: (_as_bytes(x) if name == "probability" else x).cpu().numpy() for name, x in p.maps.items()},
             p.queries,
         )
 

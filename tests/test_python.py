@@ -42,7 +42,7 @@ def test_keywords_are_those_of_the_options(name):
                 continue
             found = parameters.pop(field.name)
             assert found.default == (inspect.Parameter.empty if field.default is MISSING else field.default), field.name
-    assert set(parameters) <= {"model", "data", "out", "device", "config", "meta", "host", "port"}
+    assert set(parameters) <= {"model", "data", "out", "device", "config", "meta", "host", "port", "components"}
 
 
 @pytest.mark.usefixtures("narrow")

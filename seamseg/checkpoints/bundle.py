@@ -16,7 +16,7 @@ from seamseg.checkpoints.model_path import local_model, snapshot_in
 from seamseg.checkpoints.names import CLASSES_NAME, CONFIG_NAME, METADATA_NAME, WEIGHTS_ENDING
 from seamseg.checkpoints.snapshot import NETWORK_MODULES, LoadReport, Snapshot, load_into, load_snapshot
 from seamseg.config import KINDS, Config, config_from_string, find_experiment, load_config
-from seamseg.config.loader import head_parameters
+from seamseg.config.checks import head_parameters
 from seamseg.formats.metadata import Metadata, metadata_of, parse_metadata, read_metadata
 from seamseg.formats.vistas import published_classes
 from seamseg.models.build import SegmentationNet, build_network

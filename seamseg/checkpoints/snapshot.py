@@ -21,12 +21,13 @@ from seamseg.checkpoints.names import WEIGHTS_ENDING
 from seamseg.checkpoints.pickle_check import CodeInPickle, RefusedPickle
 from seamseg.checkpoints.snapshot_check import check_snapshot, is_plain
 from seamseg.checkpoints.weights_file import read_weights
+from seamseg.config.components import Record, parse_records
 from seamseg.config.kinds import KINDS
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import nearest_path, replacing
 
-NETWORK_MODULES = tuple(dict.fromkeys(module for kind in KINDS.values() for module in kind.modules))
-"""The parts of the networks of all kinds, each with its own state dict in a snapshot."""
+NETWORK_MODULES = (*dict.fromkeys(module for kind in KINDS.values() for module in kind.modules), "heads")
+"""The parts of the networks of all kinds, each with its own state dict in a snapshot; `heads` are those of the user."""
 
 _OPTIONAL_KEYS = ("num_batches_tracked",)
 _OLD_MULTIARRAY = "numpy.core.multiarray"
@@ -45,6 +46,7 @@ class Snapshot:
     metadata : the classes it was trained on, as in `metadata.bin` without the images; None in those of the original
     resume : the rest of the state for a bit-exact resume, see :mod:`seamseg.training.checkpointing.checkpoint`; None in
         those of the original
+    components : of the user that the training used, see :class:`seamseg.config.components.Record`
     """
 
     config: str
@@ -52,6 +54,7 @@ class Snapshot:
     training_meta: dict[str, Any] = field(default_factory=dict)
     metadata: dict[str, Any] | None = None
     resume: dict[str, Any] | None = None
+    components: tuple[Record, ...] = ()
 
     @property
     def has_average(self) -> bool:
@@ -100,6 +103,8 @@ def snapshot_content(snapshot: Snapshot) -> dict[str, Any]:
         content["metadata"] = snapshot.metadata
     if snapshot.resume is not None:
         content["resume"] = snapshot.resume
+    if snapshot.components:
+        content["components"] = [record.content() for record in snapshot.components]
     return content
 
 
@@ -221,6 +226,7 @@ def parse_snapshot(content: Any, name: str) -> Snapshot:
         training_meta=dict(training) if isinstance(training, Mapping) else {},
         metadata=dict(metadata) if isinstance(metadata, Mapping) else None,
         resume=dict(resume) if isinstance(resume, Mapping) else None,
+        components=parse_records(content.get("components"), name),
     )
 
 

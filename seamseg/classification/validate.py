@@ -19,7 +19,7 @@ from seamseg.classification.config import ClassifierConfig, load_classifier_conf
 from seamseg.classification.data import VAL, ClassFolders, ImageBatch, open_val_loader
 from seamseg.classification.network import TOP, Classifier, build_classifier, correct
 from seamseg.classification.transforms import TEN_CROPS, test_transform
-from seamseg.evaluation.scores import known, or_none
+from seamseg.evaluation.metric import known, or_none
 from seamseg.formats.metadata import Metadata
 from seamseg.training.step import autocast
 from seamseg.utils.distributed import World, distributed, sum_over_processes

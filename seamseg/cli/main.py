@@ -36,11 +36,13 @@ COMMANDS = {
     "push": "Upload a trained model to the Hugging Face Hub.",
     "classify": "Train and validate ImageNet classifiers.",
     "convert-backbone": "Convert a torchvision ResNet to pre-trained backbone weights.",
+    "components": "List the parts that a configuration can choose, yours included.",
     "doctor": "Check the installation; benchmark a prediction; repeat a failed training step.",
 }
 """Help line of each command; the module of the same name is imported only when the command is used."""
 
 PARAMETER_FLAGS = {
+    "components": "--components",
     "datasets": "--dataset",
     "evaluate": "--eval",
     "formats": "--format",
@@ -192,12 +194,14 @@ def _flags_in_messages(parser: argparse.ArgumentParser, args: argparse.Namespace
 def _show_flags(message: str, parser: argparse.ArgumentParser, args: argparse.Namespace) -> str:
     """Replace the parameters of a message, such as `device=cpu`, by the flags of the chosen sub-command."""
     actions: dict[str, argparse.Action] = {}
+    flags: dict[str, argparse.Action] = {}
     inner: argparse.ArgumentParser | None = parser
     while inner is not None:
-        actions |= {action.dest: action for action in inner._actions if action.option_strings}
+        # --components is an override, too: the first flag of a destination has its name
+        actions |= {action.dest: action for action in reversed(inner._actions) if action.option_strings}
+        flags |= {action.option_strings[0]: action for action in inner._actions if action.option_strings}
         chosen = next((a for a in inner._actions if isinstance(a, argparse._SubParsersAction)), None)
         inner = None if chosen is None else chosen.choices.get(getattr(args, chosen.dest))
-    flags = {action.option_strings[0]: action for action in actions.values()}
     actions |= {name: flags[flag] for name, flag in PARAMETER_FLAGS.items() if flag in flags}
 
     def shown(found: re.Match[str]) -> str:

@@ -45,10 +45,23 @@ def add_model_options(
     opening.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="any configuration key"
     )
+    add_components(opening)
     _add_fusion(parser.add_argument_group("fusion to a panoptic map (defaults: the model's configuration)"))
     _add_input_size(parser.add_argument_group("size of the network's input"))
     _add_views(parser.add_argument_group("views and classes" if classes else "views"), classes)
     _add_acceleration(parser.add_argument_group("acceleration for many photos of few sizes, after a slow start"))
+
+
+def add_components(parser: argparse.ArgumentParser | argparse._ArgumentGroup, dest: str = "set") -> None:
+    """Add `--components`, which is an override in the list `dest`."""
+    parser.add_argument(
+        "--components",
+        dest=dest,
+        type=lambda name: f"general.components={name}",
+        action="append",
+        metavar="FILE",
+        help="Python file or module with components, see docs/how-to/extend.md; repeatable",
+    )
 
 
 def add_foreign_model_options(parser: argparse.ArgumentParser) -> None:

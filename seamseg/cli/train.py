@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 
 from seamseg.checkpoints.hub import is_hub_uri
 from seamseg.checkpoints.names import WEIGHTS_ENDING
+from seamseg.cli.model_options import add_components
 from seamseg.config.bodies import TIMM
 from seamseg.config.kinds import KINDS
 from seamseg.config.loader import load_config
@@ -70,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--eval", action="store_true", help="only score the weights of --resume or --pre-train")
     add_set_and_device(parser)
+    add_components(parser)
 
 
 def add_set_and_device(parser: argparse.ArgumentParser) -> None:

@@ -13,10 +13,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from seamseg.config.bodies import TIMM, layout_of
+from seamseg.config import components
+from seamseg.config.bodies import layout_of
+from seamseg.config.checks import check, raise_first
 from seamseg.config.experiments import near_files, packaged
 from seamseg.config.kinds import KINDS, PANOPTIC
-from seamseg.config.sections import CHANNELS, SECTIONS, Config
+from seamseg.config.sections import SECTIONS, Config, NotLoaded
 from seamseg.config.values import ValueProblem, format_value, parse_value
 from seamseg.utils.errors import InputError, did_you_mean
 from seamseg.utils.files import read_bytes
@@ -26,7 +28,7 @@ _Texts = dict[str, dict[str, str]]
 
 
 def load_config(path: str | Path, kind: str | None = None, overrides: Sequence[str] = ()) -> Config:
-    """Read a configuration file (docs/contract.md, section 2).
+    """Read a configuration file of the user (docs/contract.md, section 2), and import the components that it names.
 
     The kind of network is that of the override `general.kind=`, else of the file's `[general] kind`, else `kind`.
     Missing keys have the defaults of the kind, and so have keys that it ignores.
@@ -35,7 +37,7 @@ def load_config(path: str | Path, kind: str | None = None, overrides: Sequence[s
     ----------
     path : the INI file, or the bare name of a packaged experiment
     kind : of a file that does not name one; panoptic if None
-    overrides : `section.key=value` each
+    overrides : `section.key=value` each; those of `general.components` add to the components of the file
 
     Raises
     ------
@@ -55,21 +57,32 @@ def load_config(path: str | Path, kind: str | None = None, overrides: Sequence[s
         text = read_bytes(path, "config file", CONFIG_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InputError(f"{path}: not a config file: it is not UTF-8 text") from None
-    return config_from_string(text, kind, str(path), overrides)
+    return config_from_string(text, kind, str(path), overrides, trusted=path.parent)
 
 
 def config_from_string(
-    text: str, kind: str | None = None, source: str = "config", overrides: Sequence[str] = ()
+    text: str,
+    kind: str | None = None,
+    source: str = "config",
+    overrides: Sequence[str] = (),
+    trusted: Path | None = None,
 ) -> Config:
-    """Read a configuration from INI text; `source` is its name in errors, other arguments as :func:`load_config`."""
+    """Read a configuration from INI text; `source` is its name in errors, other arguments as :func:`load_config`.
+
+    The components that it names are imported only with `trusted`, the folder of a file of the user; those of overrides
+    always are. A model is not trusted: its sections of components that are not registered stay as they are, see
+    :class:`NotLoaded`.
+    """
     given = _read_ini(text, source)
     changes = [(override, *_split_override(override)) for override in overrides]
+    loaded = _load_components(given, changes, trusted)
+    strict = trusted is not None
     own = given.get("general", {}).get("kind", kind or PANOPTIC)
     asked = [value for _, section, key, value in changes if (section, key) == ("general", "kind")]
     kind_is_from = "`overrides`" if asked else source
     texts = {section: dict(values) for section, values in _defaults(asked[-1] if asked else own, kind_is_from).items()}
     for section, values in given.items():
-        _merge(texts, section, values, source)
+        _merge(texts, section, values, source, strict)
     texts["general"]["kind"] = own
     if asked:
         _convert_weights(texts, own, asked[-1])
@@ -77,16 +90,43 @@ def config_from_string(
     for override, section, key, value in changes:
         _merge(texts, section, {key: value}, f"`overrides={override}`")
         origins[section, key] = "`overrides`"
+    for component in components.added_by(loaded):
+        if strict or components.KINDS[component.kind].evaluated:
+            texts.setdefault(component.section, {})
+    if loaded:
+        texts["general"]["components"] = ", ".join(loaded)
     _describe_body(texts, given, origins)
     _reset_ignored(texts, given, origins, source)
-    return _typed(texts, source, origins)
+    return _typed(texts, source, origins, strict)
+
+
+def _load_components(given: _Texts, changes: Sequence[tuple[str, str, str, str]], trusted: Path | None) -> list[str]:
+    """Import the components that the user names; return their modules and files."""
+    asked = [value for _, section, key, value in changes if (section, key) == ("general", "components")]
+    loaded = components.load(",".join(asked).split(","))
+    if trusted is not None:
+        loaded = [*components.load(given.get("general", {}).get("components", "").split(","), trusted), *loaded]
+    return list(dict.fromkeys(loaded))
+
+
+def keys_of(kind: str, name: str, overrides: Sequence[str]) -> Any:
+    """Return the keys of an imported component that the overrides set, else its defaults."""
+    component = components.find(kind, name)
+    of_section = [override for override in overrides if override.strip().startswith(f"{component.section}.")]
+    return config_from_string("", None, "", of_section).parts.get(component.section, component.keys())
+
+
+def load_components(overrides: Sequence[str]) -> None:
+    """Import the components that overrides of `general.components` name."""
+    _load_components({}, [(text, *_split_override(text)) for text in overrides], None)
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
     """Raise InputError for an override of an unknown section or key, before the configuration is at hand."""
     for override in overrides:
         section, key, value = _split_override(override)
-        _merge({name: {} for name in SECTIONS}, section, {key: value}, f"`overrides={override}`")
+        if components.parse_section(section) is None:
+            _merge({name: {} for name in SECTIONS}, section, {key: value}, f"`overrides={override}`")
 
 
 def default_config(kind: str = PANOPTIC) -> Config:
@@ -114,9 +154,15 @@ def config_to_string(config: Config) -> str:
             text = config.texts[section][spec.name]
             same = value == parse_value(text, hints[spec.name], {})
             parser[section][spec.name] = text if same else format_value(value)
+    for section, keys in config.parts.items():
+        parser[section] = keys.texts if isinstance(keys, NotLoaded) else _formatted(keys)
     out = io.StringIO()
     parser.write(out)
     return out.getvalue()
+
+
+def _formatted(keys: Any) -> dict[str, str]:
+    return {name: format_value(getattr(keys, name)) for name in components.declared(type(keys))}
 
 
 def _parser() -> configparser.ConfigParser:
@@ -160,10 +206,17 @@ def _read_defaults(kind: str) -> _Texts:
     return texts
 
 
-def _merge(texts: _Texts, section: str, values: Mapping[str, str], source: str) -> None:
-    if section not in SECTIONS:
+def _merge(texts: _Texts, section: str, values: Mapping[str, str], source: str, strict: bool = True) -> None:
+    part = components.parse_section(section)
+    if part is not None:
+        section = " ".join(part)
+        texts.setdefault(section, {})
+        if not strict and not components.is_registered(*part):
+            texts[section] |= values
+            return
+    elif section not in SECTIONS:
         raise InputError(f"{source}: unknown section [{section:.80}]{_nearest(section, SECTIONS)}")
-    known = {f.name for f in fields(SECTIONS[section])}
+    known = {f.name for f in fields(_section_class(section, source))}
     for key, value in values.items():
         if key not in known:
             raise InputError(f"{source}: unknown key {key!r:.80} in [{section}]{_nearest(key, known, section)}")
@@ -241,17 +294,66 @@ def _split_override(override: str) -> tuple[str, str, str]:
     return section, key.lower(), value.strip()
 
 
-def _typed(texts: _Texts, source: str, origins: Mapping[tuple[str, str], str]) -> Config:
-    sections = {}
+def _typed(texts: _Texts, source: str, origins: Mapping[tuple[str, str], str], strict: bool) -> Config:
+    sections, parts = {}, {}
     for name, cls in SECTIONS.items():
         values = {}
         for spec in fields(cls):
             origin = origins.get((name, spec.name), source)
-            values[spec.name] = _parsed(name, spec, texts[name][spec.name], origin)
+            text = texts[name][spec.name]
+            if (kind := spec.metadata["component"]) is not None and text not in spec.metadata["choices"]:
+                values[spec.name] = _component_name(kind, name, spec.name, text, origin, strict)
+                if components.is_registered(kind, text):
+                    texts.setdefault(f"{kind} {text}", {})
+            else:
+                values[spec.name] = _parsed(name, spec, text, origin)
         sections[name] = cls(**values)
-    config = Config(texts=texts, **sections)
-    check(config, f"{source} with `overrides`" if origins else source)
+    for name in [section for section in texts if section not in SECTIONS]:
+        kind, part = components.parse_section(name) or ("", "")
+        if not components.is_registered(kind, part):
+            parts[name] = NotLoaded(texts[name])
+            continue
+        cls = components.find(kind, part).keys
+        given = {key: spec for key, spec in components.declared(cls).items() if key in texts[name]}
+        parts[name] = cls(
+            **{
+                key: _parsed(name, spec, texts[name][key], origins.get((name, key), source))
+                for key, spec in given.items()
+            }
+        )
+    config = Config(texts=texts, parts=parts, **sections)
+    whole = f"{source} with `overrides`" if origins else source
+    if strict:
+        raise_first(whole, [_unused_parts(config)])
+    check(config, whole)
     return config
+
+
+def _component_name(kind: str, section: str, key: str, text: str, origin: str, strict: bool) -> str:
+    if strict:
+        try:
+            components.find(kind, text)
+        except InputError as error:
+            raise InputError(f"{origin}: [{section}] {key} = {text:.80}: {error}") from None
+    return text
+
+
+def _unused_parts(config: Config) -> str | None:
+    for section in config.parts:
+        kind, name = components.parse_section(section) or ("", "")
+        if (key := components.KINDS[kind].key) and name != config.component(kind)[0].name:
+            return f"[{section}] has no effect: [{key.replace('.', '] ')} is {config.component(kind)[0].name}"
+    return None
+
+
+def _section_class(section: str, source: str) -> type:
+    part = components.parse_section(section)
+    if part is None:
+        return SECTIONS[section]
+    try:
+        return components.find(*part).keys
+    except InputError as error:
+        raise InputError(f"{source}: [{section:.80}]: {error}") from None
 
 
 @cache
@@ -266,7 +368,7 @@ def _keys() -> Iterator[tuple[str, Field[typing.Any]]]:
 
 def _parsed(section: str, spec: Field[typing.Any], text: str, origin: str) -> typing.Any:
     try:
-        return parse_value(text, _hints(SECTIONS[section])[spec.name], spec.metadata)
+        return parse_value(text, _hints(_section_class(section, origin))[spec.name], spec.metadata)
     except ValueProblem as problem:
         shown = " ".join(text.split())
         shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
@@ -284,163 +386,20 @@ def _nearest(name: str, known: Iterable[str], section: str | None = None) -> str
     return f"; known are {', '.join(sorted(known))}"
 
 
-_WIDEST_BODY = 4096
-"""Most channels of the last output of a body."""
-
-MAX_PARAMETERS = 1 << 30
-"""Largest number of parameters of the heads and the pyramid; with the defaults they have 26 million."""
-
-
-def check(config: Config, source: str) -> None:
-    """Raise InputError, prefixed by `source`, if keys contradict each other or describe a network beyond the limits."""
-    _raise_first(source, (check(config) for check in (_body_params, _inputs, _levels, _heads, _norms, _parameters)))
-
-
-def check_training(config: Config, source: str | Path, overrides: Sequence[str] = ()) -> None:
-    """Raise InputError if keys contradict each other that inference does not need; arguments as :func:`load_config`."""
-    name = f"{source} with `overrides`" if overrides else str(source)
-    _raise_first(name, (check(config) for check in (_loss_weights, _thresholds, _crops)))
-
-
-def _raise_first(source: str, problems: Iterable[str | None]) -> None:
-    for problem in problems:
-        if problem is not None:
-            raise InputError(f"{source}: {problem}")
-
-
-def head_parameters(config: Config) -> dict[str, int]:
-    """Estimate the number of parameters of the pyramid and each head, by section, without classes and norms."""
-    if config.kind == "semantic":
-        sem = config.sem
-        kernels = _WIDEST_BODY * (2 + 9 * len(sem.dilations)) + sem.out_channels * (len(sem.dilations) + 2)
-        return {"sem": sem.hidden_channels * kernels}
-    width, roi = config.fpn.out_channels, config.roi
-    levels = len(config.fpn.out_strides)
-    body = sum(config.body.out_channels.get(name, 0) for name in config.fpn.inputs)
-    rpn = config.rpn.hidden_channels
-    box_width = roi.conv_channels if roi.box_convs else width
-    box_convs = 9 * (width + max(roi.box_convs - 1, 0) * roi.conv_channels) * roi.conv_channels * (roi.box_convs > 0)
-    return {
-        "fpn": width * body + 9 * width * width * levels,
-        "rpn": 9 * width * rpn + 5 * rpn * len(config.rpn.anchor_ratios),
-        "roi": box_convs
-        + box_width * (roi.roi_size[0] // 2) * (roi.roi_size[1] // 2) * roi.fc_channels
-        + roi.fc_channels**2 * (not roi.box_convs)
-        + 9 * (width + 4 * roi.conv_channels) * roi.conv_channels
-        + (width + 2 * roi.conv_channels) * roi.conv_channels * (roi.mask_points > 0),
-        "sem": 9 * (width + config.sem.hidden_channels) * config.sem.hidden_channels * config.sem.fpn_levels,
-    }
-
-
-def _body_params(config: Config) -> str | None:
-    params, of_timm = config.body.body_params, config.body.body.startswith(TIMM)
-    limits = {"classes": 16_384, "dilation": 64}
-    if of_timm:  # some make a table for each pair of pixels of a window in loops
-        limits = {name: 32 if "window" in name else CHANNELS for name in params}
-    for name, limit in limits.items():
-        for number in _numbers(params.get(name, 1)):
-            if not isinstance(number, (int, float)):
-                if of_timm:  # names of layers, for example
-                    continue
-                return f"[body] body_params: {name} must be a number or a list of numbers, got {number!s:.80}"
-            if abs(number) > limit:
-                return f"[body] body_params: {name} {number} is above the limit of {limit}"
-    return None
-
-
-def _numbers(value: object) -> Iterator[object]:
-    """Yield the items of nested lists: dilations of stages, and of their blocks."""
-    for item in value if isinstance(value, (list, tuple)) else [value]:
-        yield from item if isinstance(item, (list, tuple)) else [item]
-
-
-def _parameters(config: Config) -> str | None:
-    counts = head_parameters(config)
-    most = max(counts, key=counts.__getitem__)
-    if (total := sum(counts.values())) <= MAX_PARAMETERS:
-        return None
-    return (
-        f"the channels and sizes require {total} parameters, {counts[most]} of them in [{most}]; the limit is "
-        f"{MAX_PARAMETERS}"
-    )
-
-
-def _loss_weights(config: Config) -> str | None:
-    given, losses = len(config.optimizer.loss_weights), KINDS[config.kind].losses
-    if given == len(losses):
-        return None
-    names = ", ".join(loss.removesuffix("_loss") for loss in losses)
-    return f"[optimizer] loss_weights has {given} values, {config.kind} has {len(losses)} losses ({names})"
-
-
-def _inputs(config: Config) -> str | None:
-    layout = layout_of(config.body.body, config.body.body_params)
-    assert layout is not None
-    for module in config.fpn.inputs:
-        if module not in (config.body.out_channels or layout.out_strides):
-            return f"[fpn] inputs names {module!r:.80}, which is not in [body] out_channels"
-    return None
-
-
-def _levels(config: Config) -> str | None:
-    given, levels = len(config.fpn.out_strides), len(config.fpn.inputs) + config.fpn.extra_scales
-    if given == levels:
-        return None
-    return f"[fpn] out_strides has {given} values, inputs and extra_scales make {levels} levels"
-
-
-def _heads(config: Config) -> str | None:
-    levels = len(config.fpn.out_strides)
-    for name in KINDS[config.kind].heads:
-        section = getattr(config, name)
-        last = section.fpn_min_level + section.fpn_levels
-        if last > levels:
-            return f"[{name}] fpn_min_level + fpn_levels = {last}, the pyramid has {levels} levels"
-    return None
-
-
-def _thresholds(config: Config) -> str | None:
-    rpn, roi = config.rpn, config.roi
-    if rpn.neg_threshold > rpn.pos_threshold:
-        return f"[rpn] neg_threshold {rpn.neg_threshold} is above pos_threshold {rpn.pos_threshold}"
-    if roi.neg_threshold_lo > roi.neg_threshold_hi:
-        return f"[roi] neg_threshold_lo {roi.neg_threshold_lo} is above neg_threshold_hi {roi.neg_threshold_hi}"
-    return None
-
-
-def _norms(config: Config) -> str | None:
-    mode = config.body.normalization_mode
-    if config.general.qat and config.body.body.startswith(TIMM):
-        return f"[general] qat needs a body whose norms can be folded, not {config.body.body}"
-    if not config.general.qat or set(mode.split("+")) <= {"bn", "syncbn"}:
-        return None
-    return f"[general] qat folds the norms into the convolutions, which needs batch norm, not normalization_mode {mode}"
-
-
-def _crops(config: Config) -> str | None:
-    for name in ("rpn", "roi"):
-        if getattr(config, name).bbx_loss == "cabb" and config.dataloader.crop_size is None:
-            return f"[{name}] bbx_loss = cabb is for training on crops: set [dataloader] crop_size, or smooth_l1"
-    loading = config.dataloader
-    sizes, scales = loading.instance_scale_uniform, loading.random_scale
-    if sizes is None:
-        return None
-    if sizes[0] > sizes[1]:
-        return f"[dataloader] instance_scale_uniform {sizes} must be (smallest, largest)"
-    if loading.crop_size is None:
-        return "[dataloader] instance_scale_uniform needs crop_size, the size of the crops around instances"
-    if scales is None or len(scales) != 2:
-        return "[dataloader] instance_scale_uniform needs random_scale of two values, the limits of the scale"
-    return None
-
-
 def differences(old: Config, new: Config) -> list[str]:
     """Return each key whose values differ, as `section.key: old -> new`."""
+    befores, afters = ({**{name: getattr(c, name) for name in SECTIONS}, **c.parts} for c in (old, new))
     found = []
-    for section, kind in SECTIONS.items():
-        for spec in fields(kind):
-            before, after = (getattr(getattr(config, section), spec.name) for config in (old, new))
-            if before != after:
-                was, now = (format_value(value) or "empty" for value in (before, after))
-                found.append(f"{section}.{spec.name}: {was} -> {now}")
+    for section in dict.fromkeys([*befores, *afters]):
+        before, after = (_texts_of(sections.get(section)) for sections in (befores, afters))
+        if before is None or after is None:
+            found.append(f"[{section}] {'added' if before is None else 'removed'}")
+            continue
+        for key in dict.fromkeys([*before, *after]):
+            if (was := before.get(key, "")) != (now := after.get(key, "")):
+                found.append(f"{section}.{key}: {was or 'empty'} -> {now or 'empty'}")
     return found
+
+
+def _texts_of(keys: Any) -> Mapping[str, str] | None:
+    return keys.texts if isinstance(keys, NotLoaded) else _formatted(keys) if keys is not None else None

@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
 from typing import Any
 
+from seamseg.config import components
 from seamseg.config.bodies import BODIES, TIMM
+from seamseg.config.components import Component, NoKeys, Record
 from seamseg.config.kinds import KINDS
 
 CHANNELS = 16_384
@@ -20,6 +23,7 @@ PROPOSALS = 1_000_000
 
 def key(
     doc: str,
+    default: Any = MISSING,
     *,
     choices: tuple[str, ...] | None = None,
     prefix: str | None = None,
@@ -28,16 +32,21 @@ def key(
     above: float | None = None,
     most: int | None = None,
     ours: bool = False,
+    component: str | None = None,
 ) -> Any:
     """Declare a key with its documentation and the limits of its value, or of each of its values.
 
-    Keys whose type allows None may be empty, which is read as None. Values that begin with `prefix` are allowed besides
-    `choices`. `minimum` and `maximum` are allowed values, `above` is not; `most` is the largest number of values.
-    Maxima of sizes are far above those of any experiment: they protect from a configuration that comes with an
-    untrusted model. `ours` marks keys that the original does not have, see :data:`our_key`.
+    Keys of components have a `default`; those of the sections below are in packaged files.
+
+    Keys whose type allows None may be empty, which is read as None. Values that begin with `prefix`, and names of the
+    kind of `component`, are allowed besides `choices`. `minimum` and `maximum` are allowed values, `above` is not;
+    `most` is the largest number of values. Maxima of sizes are far above those of any experiment: they protect from a
+    configuration that comes with an untrusted model. `ours` marks keys that the original does not have, see
+    :data:`our_key`.
     """
     limits = {"minimum": minimum, "maximum": maximum, "above": above, "most": most}
-    return field(metadata={"doc": doc, "ours": ours, "choices": choices, "prefix": prefix, **limits})
+    metadata = {"doc": doc, "ours": ours, "choices": choices, "prefix": prefix, "component": component, **limits}
+    return field(default=default, metadata=metadata)
 
 
 our_key = partial(key, ours=True)
@@ -57,6 +66,10 @@ class General:
     """Kind of network, validation, logging, fusion of network outputs to a panoptic map, and execution."""
 
     kind: str = our_key("kind of network: what it predicts", choices=tuple(KINDS))
+    components: str = our_key(
+        "modules and files (`*.py`) of components, separated by commas, which are imported; files are searched beside "
+        "the configuration, then in the working directory"
+    )
     val_interval: int = key("number of epochs between validations", minimum=1)
     log_interval: int = key("number of steps between log lines", minimum=1)
     score_threshold: float = key(
@@ -71,6 +84,7 @@ class General:
     eval_mode: str = key(
         "metric that selects the best snapshot: PQ (panoptic) or mIoU of the class map (separate)",
         choices=("panoptic", "separate"),
+        component="metric",
     )
     eval_coco: bool = key("also compute box and mask AP of COCO for the detections")
     cudnn_benchmark: bool = key("have cuDNN benchmark its algorithms for each input size")
@@ -257,15 +271,10 @@ class Sem:
     out_channels: int = our_key("channels before the classifier", minimum=1, maximum=CHANNELS)
     dilations: tuple[int, ...] = our_key("dilations of the 3x3 convolutions", minimum=1, maximum=1024, most=16)
     loss: str = our_key(
-        "average of the loss over the pixels of an image: the mean of those that ohem selects (cross_entropy), or "
-        "loss max-pooling, arXiv 1704.02966, which weights pixels by their loss, at least the fraction ohem of them",
-        choices=("cross_entropy", "loss_max_pooling"),
-    )
-    loss_power: float = our_key(
-        "power p of loss_max_pooling: with 1, all pixels with the largest losses count equally; with a large p, the "
-        "loss is the mean of all",
-        minimum=1,
-        maximum=1000,
+        "loss of an image: the mean cross-entropy of the pixels that ohem selects (cross_entropy), or max_pooling, "
+        "loss max-pooling of arXiv 1704.02966, which weights pixels by their loss",
+        choices=("cross_entropy", "max_pooling"),
+        component="loss",
     )
 
 
@@ -290,7 +299,9 @@ class Optimizer:
     loss_weights: tuple[float, ...] = key(
         "weights of the losses obj, bbx, roi_cls, roi_bbx, roi_msk, sem (one for each loss of the task)", minimum=0
     )
-    type: str = our_key("sgd or adamw; adamw uses momentum as its first beta", choices=("sgd", "adamw"))
+    type: str = our_key(
+        "sgd or adamw; adamw uses momentum as its first beta", choices=("sgd", "adamw"), component="optimizer"
+    )
     beta2: float = our_key("second beta of adamw", minimum=0, maximum=1)
     clip_norm: float = our_key("largest norm of the gradient, which is scaled down to it; 0 for no limit", minimum=0)
     accumulate: int = our_key("number of batches whose gradients are accumulated for one step", minimum=1)
@@ -311,7 +322,7 @@ class Scheduler:
     """The learning rate over time."""
 
     epochs: int = key("epochs to train", minimum=1)
-    type: str = key("schedule", choices=("linear", "step", "poly", "multistep"))
+    type: str = key("schedule", choices=("linear", "step", "poly", "multistep"), component="scheduler")
     update_mode: str = key("update the learning rate by step (batch) or by epoch", choices=("batch", "epoch"))
     params: dict[str, Any] = key(
         "linear {from, to}; step {step_size, gamma}; poly {gamma}; multistep {milestones, gamma}"
@@ -400,7 +411,7 @@ class Config:
     """A whole configuration.
 
     Keys that are used by other kinds of networks only have their defaults. `texts` are the values as written, by
-    section.
+    section. `parts` has the keys of each component by section, or :class:`NotLoaded` for those that were not imported.
     """
 
     general: General
@@ -413,11 +424,57 @@ class Config:
     scheduler: Scheduler
     dataloader: Dataloader
     texts: dict[str, dict[str, str]] = field(repr=False, compare=False)
+    parts: dict[str, Any] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
         """The kind of network, a key of :data:`seamseg.config.kinds.KINDS`."""
         return self.general.kind
+
+    def components(self, kind: str) -> Iterator[tuple[Component, Any]]:
+        """Yield the components of a kind that the sections of the configuration add, each with its keys."""
+        for section, keys in self.parts.items():
+            found = components.parse_section(section)
+            if found is not None and found[0] == kind and not isinstance(keys, NotLoaded):
+                yield components.find(*found), keys
+
+    def component(self, kind: str) -> tuple[Component, Any]:
+        """Return the component that a key of the configuration chooses, with its keys.
+
+        The keys of one that declares none are those of the section that chooses it.
+
+        Raises
+        ------
+        InputError
+            if it is not loaded
+        """
+        section, name = components.KINDS[kind].key.split(".")
+        options = getattr(self, section)
+        found = components.find(kind, getattr(options, name))
+        return found, options if found.keys is NoKeys else self.parts.get(found.section, found.keys())
+
+    def records(self) -> tuple[Record, ...]:
+        """Return what a snapshot states about the components of the user."""
+        found = [components.parse_section(section) for section in self.parts]
+        used = [components.find(*part) for part in found if part is not None and components.is_registered(*part)]
+        return tuple(Record.of(component) for component in used if not component.built_in)
+
+    @property
+    def not_loaded(self) -> list[str]:
+        """Sections of components that were not imported."""
+        return [section for section, keys in self.parts.items() if isinstance(keys, NotLoaded)]
+
+
+@dataclass(frozen=True)
+class NotLoaded:
+    """The section of a component that is not imported: a model names it, the user does not.
+
+    Attributes
+    ----------
+    texts : its values as written
+    """
+
+    texts: dict[str, str]
 
 
 SECTIONS: dict[str, type] = {

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from random import Random
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,7 +22,8 @@ from seamseg.data.samplers import SampleIndex, is_wide
 from seamseg.data.transforms import AugmentationParams, AugmentedImage, TrainTransform, augment
 from seamseg.formats.metadata import ImageInfo, Metadata
 from seamseg.panoptic_map import VOID
-from seamseg.utils.errors import InputError
+from seamseg.utils.component_errors import named_errors
+from seamseg.utils.errors import InputError, SeamsegError
 
 MAX_ATTEMPTS = 10
 """This many unreadable images in a row are an error, whatever fraction of all images may be unreadable."""
@@ -34,6 +36,10 @@ class Transform(Protocol):
         self, image: Image.Image, mask: np.ndarray, cat: Sequence[int], iscrowd: Sequence[int], rng: Random | None
     ) -> dict[str, Any]:
         """Return the tensors of one image."""
+
+
+ChangePixels = Callable[[np.ndarray, Random], np.ndarray]
+"""Returns other pixels, uint8 `H x W x 3`, of the same size, with random numbers of the given RNG."""
 
 
 class PanopticDataset(Dataset[dict[str, Any]]):
@@ -53,6 +59,7 @@ class PanopticDataset(Dataset[dict[str, Any]]):
     replace_unreadable : replace an image that cannot be read by another one of the same orientation, drawn by `seed`,
         epoch and index
     instances : scale-uniform crops and copy-paste; need a :class:`TrainTransform`
+    augmentations : change the colours of an image after scaling and cropping, by name; need one as well
 
     Attributes
     ----------
@@ -77,6 +84,7 @@ class PanopticDataset(Dataset[dict[str, Any]]):
         fast_decode: bool = False,
         replace_unreadable: bool = False,
         instances: InstanceOptions = InstanceOptions(),  # noqa: B008  # frozen
+        augmentations: Mapping[str, ChangePixels] = MappingProxyType({}),
     ) -> None:
         if (fast_decode or instances != InstanceOptions()) and not isinstance(transform, TrainTransform):
             raise ValueError("fast_decode and instances need a TrainTransform, whose size is known beforehand")
@@ -88,6 +96,7 @@ class PanopticDataset(Dataset[dict[str, Any]]):
         self.fast_decode = fast_decode
         self.replace_unreadable = replace_unreadable
         self.instances = instances
+        self.augmentations = dict(augmentations)
         self.reading: Tensor | None = None
         self.epoch = 0
         if instances.copy_paste and not self._with_things:
@@ -187,6 +196,10 @@ class PanopticDataset(Dataset[dict[str, Any]]):
             if self.instances.copy_paste:
                 # random numbers of its own: the other augmentation is that of a run without it
                 augmented = self._with_pasted(augmented, index, Random(f"paste/{seed}"), unreadable)
+            for name, change in self.augmentations.items():
+                augmented = augmented._replace(
+                    pixels=_changed(name, change, augmented.pixels, Random(f"{name}/{seed}"))
+                )
             item = self.transform.finish(augmented, params)
         else:
             image, mask, _ = self.read(index)
@@ -267,3 +280,15 @@ class PanopticDataset(Dataset[dict[str, Any]]):
         for group in (self._by_orientation[wide], self._by_orientation[not wide]):
             drawn = rng.sample(group, min(MAX_ATTEMPTS, len(group)))
             yield from (other for other in drawn if other != index)
+
+
+def _changed(name: str, change: ChangePixels, pixels: np.ndarray, rng: Random) -> np.ndarray:
+    """Change the colours of an image; SeamsegError, naming the augmentation, if that fails or changes more."""
+    with named_errors(f"augmentation {name}", change.__module__):
+        changed = change(pixels, rng)
+    shape, dtype = getattr(changed, "shape", None), getattr(changed, "dtype", None)
+    if shape != pixels.shape or dtype != np.uint8:
+        raise SeamsegError(
+            f"augmentation {name}: must return uint8 of shape {pixels.shape}, returned {dtype} of {shape}"
+        )
+    return np.ascontiguousarray(changed)

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from seamseg.evaluation.evaluator import Comparison
-from seamseg.evaluation.scores import PanopticScores, or_none
+from seamseg.evaluation.metric import or_none
+from seamseg.evaluation.scores import PanopticScores
 from seamseg.panoptic_map import ClassInfo
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import read_bytes, replacing, write_json

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from seamseg.evaluation.mapped_classes import MappedClasses, ScoresByClass
+from seamseg.evaluation.metric import KindScores, known, or_none
 from seamseg.panoptic_map import ClassInfo
 
 
@@ -126,7 +127,7 @@ class InstanceScores:
 
 
 @dataclass(frozen=True)
-class DetectionScores:
+class DetectionScores(KindScores):
     """Scores of a detection or instance segmentation network.
 
     Attributes
@@ -145,28 +146,22 @@ class DetectionScores:
         """AP under the names of the original: `det_map` of boxes and, with masks, `msk_map`."""
         return {_MAPS[kind]: ap.AP for kind, ap in self.instances.kinds.items()}
 
-    @property
-    def best(self) -> float:
-        """See :attr:`Scores.best`: the AP of masks, or of boxes without masks."""
+    def _best(self) -> float:
         return zero_if_nan(list(self.maps.values())[-1])
 
-    def to_json(self) -> dict[str, Any]:
-        """Return fractions, None for NaN: `det_map`, `msk_map`, `n_images`, `box` and `mask` (:class:`APScores`)."""
+    def _to_json(self) -> dict[str, Any]:
         out: dict[str, Any] = {name: or_none(value) for name, value in self.maps.items()}
         out["n_images"] = self.n_images
         out |= {kind: ap.to_json() for kind, ap in self.instances.kinds.items()}
         return out if self.mapped is None else {**out, "class_table": self.mapped.to_json(self.instances.by_class())}
 
-    def scalars(self) -> dict[str, float]:
-        """See :meth:`Scores.scalars`."""
+    def _scalars(self) -> dict[str, float]:
         return known({f"val/{name}": value for name, value in self.maps.items()}) | self.instances.scalars()
 
-    def line(self) -> str:
-        """See :meth:`Scores.line`."""
+    def _line(self) -> str:
         return self.instances.line()
 
-    def table(self) -> str:
-        """See :meth:`Scores.table`."""
+    def _table(self) -> str:
         lines = [*_instance_lines(self.instances, True), "", _image_count(self.n_images)]
         return "\n".join(lines if self.mapped is None else [*lines, self.mapped.line(self.instances.by_class())])
 
@@ -180,7 +175,7 @@ class ClassIoU:
 
 
 @dataclass(frozen=True)
-class SemanticScores:
+class SemanticScores(KindScores):
     """Scores of a semantic segmentation network.
 
     Attributes
@@ -198,29 +193,23 @@ class SemanticScores:
     n_images: int
     mapped: MappedClasses | None = None
 
-    @property
-    def best(self) -> float:
-        """See :attr:`Scores.best`: mIoU."""
+    def _best(self) -> float:
         return zero_if_nan(self.mIoU)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return fractions, None for NaN: `mIoU`, `accuracy`, `n_images`, and the IoU of each class by name."""
+    def _to_json(self) -> dict[str, Any]:
         out: dict[str, Any] = {"mIoU": or_none(self.mIoU), "accuracy": or_none(self.accuracy)}
         classes = [{"id": c.info.id, "isthing": c.info.isthing, "IoU": or_none(c.IoU)} for c in self.per_class]
         out |= {"n_images": self.n_images, "per_class": dict(zip(_unique_names(self.per_class), classes))}
         return out if self.mapped is None else {**out, "class_table": self.mapped.to_json(self.by_class())}
 
-    def scalars(self) -> dict[str, float]:
-        """See :meth:`Scores.scalars`."""
+    def _scalars(self) -> dict[str, float]:
         values = {"val/mIoU": self.mIoU, "val/accuracy": self.accuracy}
         return known(values | {f"val_IoU/{c.info.name}": c.IoU for c in self.per_class})
 
-    def line(self) -> str:
-        """See :meth:`Scores.line`."""
+    def _line(self) -> str:
         return f"mIoU {100 * self.mIoU:.2f}  accuracy {100 * self.accuracy:.2f}"
 
-    def table(self) -> str:
-        """See :meth:`Scores.table`."""
+    def _table(self) -> str:
         occurring = [c for c in self.per_class if not math.isnan(c.IoU)]
         width = max([len("class"), *(len(c.info.name) for c in occurring)])
         lines = [f"{'':<{width}}{'IoU':>7}", f"{'mean':<{width}}{percent(self.mIoU)}"]
@@ -235,7 +224,7 @@ class SemanticScores:
 
 
 @dataclass(frozen=True)
-class PanopticScores:
+class PanopticScores(KindScores):
     """Means over the classes, and the scores of each class.
 
     Attributes
@@ -270,16 +259,10 @@ class PanopticScores:
     selector: str = "PQ"
     mapped: MappedClasses | None = None
 
-    @property
-    def best(self) -> float:
-        """See :attr:`Scores.best`."""
+    def _best(self) -> float:
         return zero_if_nan(getattr(self, self.selector))
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the content of the JSON file: fractions, None for NaN; `per_class` by name.
-
-        With `instances` also `box` and `mask`, see :meth:`APScores.to_json`.
-        """
+    def _to_json(self) -> dict[str, Any]:
         out: dict[str, Any] = {key: or_none(getattr(self, key)) for key in HEADLINE}
         out["n_images"] = self.n_images
         out["per_class"] = dict(zip(_unique_names(self.per_class), (c.to_json() for c in self.per_class)))
@@ -292,20 +275,17 @@ class PanopticScores:
         values = {"PQ": [(c.info, c.PQ) for c in self.per_class], "mIoU": [(c.info, c.IoU) for c in self.per_class]}
         return values if self.instances is None else {**values, **self.instances.by_class()}
 
-    def scalars(self) -> dict[str, float]:
-        """See :meth:`Scores.scalars`."""
+    def _scalars(self) -> dict[str, float]:
         values = {f"val/{name}": getattr(self, name) for name in HEADLINE}
         for key in ("PQ", "SQ", "RQ", "IoU"):
             values |= {f"val_{key}/{c.info.name}": getattr(c, key) for c in self.per_class}
         return known(values) | ({} if self.instances is None else self.instances.scalars())
 
-    def line(self) -> str:
-        """See :meth:`Scores.line`."""
+    def _line(self) -> str:
         words = [f"{name} {100 * getattr(self, name):.2f}" for name in _SHOWN]
         return "  ".join(words if self.instances is None else [*words, self.instances.line()])
 
-    def table(self) -> str:
-        """See :meth:`Scores.table`."""
+    def _table(self) -> str:
         return format_table(self)
 
 
@@ -367,19 +347,9 @@ def mean(values: Iterable[float]) -> float:
     return math.fsum(known) / len(known) if known else math.nan
 
 
-def or_none(value: float) -> float | None:
-    """Convert NaN to None, for JSON."""
-    return None if math.isnan(value) else value
-
-
 def zero_if_nan(value: float) -> float:
     """Convert NaN to 0, to compare scores."""
     return 0.0 if math.isnan(value) else value
-
-
-def known(values: Mapping[str, float]) -> dict[str, float]:
-    """Return the values that are not NaN."""
-    return {name: value for name, value in values.items() if not math.isnan(value)}
 
 
 def _unique_names(per_class: Sequence[ClassScores] | Sequence[ClassAP] | Sequence[ClassIoU]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from seamseg.inference.tta import predict_augmented, segment_augmented
 from seamseg.models.folding import for_inference
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.semantic import SemanticNet
-from seamseg.predictions import ArrayPrediction
+from seamseg.predictions import ArrayPrediction, MapFormat
 from seamseg.structures import PackedSequence
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.distributed import choose_device
@@ -70,6 +71,11 @@ class TorchNetwork:
     def nms_threshold(self) -> float | None:
         """IoU from which detections suppress others; None for a semantic network."""
         return None if isinstance(self.net, SemanticNet) else self.net.options.selector.config.nms_threshold
+
+    @property
+    def map_formats(self) -> dict[str, MapFormat]:
+        """The output maps of heads of the user by name."""
+        return self.net.map_formats if isinstance(self.net, PanopticNet) else {}
 
     @property
     def graph_cache(self) -> CudaGraphCache | None:
@@ -144,6 +150,7 @@ class TrainedModel:
             print(
                 f"{opened.name}: a model for {trained} is used for {net.kind}, without its other parts", file=sys.stderr
             )
+        self._state_components()
         net = for_inference(net, device, options.precision)
         if options.probabilities:
             net = net.with_options(probabilities=True)
@@ -151,3 +158,12 @@ class TrainedModel:
         loading = opened.config.dataloader
         normalise = Normalise(loading.rgb_mean, loading.rgb_std)
         return TorchNetwork(net, normalise, device, options.augmentation, options.tta_fusion, report.averaged)
+
+    def _state_components(self) -> None:
+        """Warn of components of the training that are not imported, or have changed since."""
+        if not is_main_process() or is_quiet():
+            return
+        heads = [section for section in self.config.not_loaded if section.startswith("head ")]
+        missing = [f"without {', '.join(heads)}: name its file with `components=FILE`"] if heads else []
+        for line in filter(None, (*missing, *(record.change() for record in self._opened.snapshot.components))):
+            warnings.warn(f"{self.name}: {line}", stacklevel=2)

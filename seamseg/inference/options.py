@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from seamseg.config import KINDS, Config
+from seamseg.config.components import parse_section
 from seamseg.data.input_size import MAX_MULTIPLE, InputSize
 from seamseg.inference.images import input_size
 from seamseg.inference.tiling.tiles import Tiling
@@ -189,9 +190,11 @@ class InferenceOptions:
         return next((name for name in names if (getattr(self, name) or None) != (defaults[name] or None)), None)
 
     def check_overrides(self, sections: Sequence[str], problem: str) -> None:
-        """Raise InputError, with a text, for an override of the kind or outside of some sections."""
+        """Raise InputError, with a text, for an override of the kind or outside of some sections and components."""
         for override in self.overrides:
-            if override.partition(".")[0].strip() not in sections or "general.kind" in override:
+            section, key = (text.strip() for text in override.partition("=")[0].split(".", 1))
+            of_components = parse_section(section) is not None or (section, key) == ("general", "components")
+            if not of_components and (section not in sections or (section, key) == ("general", "kind")):
                 raise InputError(f"`overrides={override}`: {problem}")
 
     def thresholds(self, config: Config) -> Thresholds:

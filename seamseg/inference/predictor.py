@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, overload
@@ -22,7 +22,7 @@ from seamseg.inference.options import InferenceOptions, Thresholds
 from seamseg.inference.photo_result import PhotoResult
 from seamseg.inference.tiling.predict import first_side, predict_in_tiles_that_fit
 from seamseg.inference.tiling.tiles import LEAST_SIDE, Tiling
-from seamseg.predictions import ArrayPrediction
+from seamseg.predictions import ArrayPrediction, MapFormat
 from seamseg.utils.device_memory import free_memory, lacks_memory
 from seamseg.utils.errors import InputError, OutOfMemory
 
@@ -292,7 +292,12 @@ class Predictor(Generic[R]):
         found = None
         try:
             found = predict_in_tiles_that_fit(
-                lambda part: self.network.run([part])[0], image, side, tiling, self.network.nms_threshold
+                lambda part: self.network.run([part])[0],
+                image,
+                side,
+                tiling,
+                self.network.nms_threshold,
+                self.map_formats,
             )
         except Exception as error:
             if not lacks_memory(error):
@@ -316,6 +321,12 @@ class Predictor(Generic[R]):
         ways = " or ".join(filter(None, [advice, f"set a smaller {size_options(self.input_size)}", cpu]))
         size = f"{image.shape[1]} x {image.shape[0]} pixels"
         return OutOfMemory(f"{self.network.device}: not enough memory for a network input of {size}{tried}: {ways}")
+
+    @property
+    def map_formats(self) -> Mapping[str, MapFormat]:
+        """The output maps of heads of the user by name."""
+        found: Mapping[str, MapFormat] = getattr(self.network, "map_formats", {})
+        return found
 
     @property
     def kind(self) -> str:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from seamseg.inference.options import Augmentation
+from seamseg.models.heads.custom import mirrored_map, resized
 from seamseg.models.heads.select import upload
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.panoptic_inference import Features
 from seamseg.models.semantic import SemanticNet, class_map_prediction
 from seamseg.ops.nms import nms
 from seamseg.ops.upsample import upsample_fusion, upsample_mean_argmax
-from seamseg.predictions import Prediction
+from seamseg.predictions import MapFormat, Prediction
 from seamseg.structures import PackedSequence
 
 
@@ -49,10 +51,14 @@ def predict_augmented(
         predictions, maps = _forward(net, [_view(image, size, mirrored) for image in images])
         factors = (height / size[0], width / size[1])
         for k, prediction in enumerate(predictions):
-            found[k].append(_map_back(prediction, (height, width), factors, mirrored))
+            back = _map_back(prediction, (height, width), factors, mirrored)
+            if prediction.maps:
+                back = replace(back, maps=_maps_back(net.map_formats, prediction.maps, (height, width), mirrored))
+            found[k].append(back)
             if maps is not None:
                 logits[k].append(maps[k].flip(-1) if mirrored else maps[k])
-    return [_merge(net, parts, views, (height, width)) for parts, views in zip(found, logits)]
+    merged = [_merge(net, parts, views, (height, width)) for parts, views in zip(found, logits)]
+    return [replace(one, maps=_mean_maps([p.maps for p in parts])) for one, parts in zip(merged, found)]
 
 
 def segment_augmented(
@@ -115,6 +121,27 @@ def _map_back(
         boxes = torch.stack((y0, size[1] - x1, y1, size[1] - x0), 1)
         masks = None if masks is None else masks.flip(-1)
     return Prediction(boxes, p.classes, p.scores, masks, None, size)
+
+
+def _maps_back(
+    formats: Mapping[str, MapFormat], maps: Mapping[str, Tensor], size: tuple[int, int], mirrored: bool
+) -> dict[str, Tensor]:
+    """Map the output maps of heads of the user back to pixels of the image."""
+    back = {}
+    for name, values in maps.items():
+        spec = formats[name]
+        values = mirrored_map(values, spec) if mirrored else values
+        whole = resized(values[None, None] if spec.channels == 1 else values[None], size, spec)[0]
+        back[name] = whole[0] if spec.channels == 1 else whole
+    return back
+
+
+def _mean_maps(views: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the mean of floats over the views; of integers the map of the first view."""
+    return {
+        name: torch.stack([view[name] for view in views]).mean(0) if values.is_floating_point() else values
+        for name, values in views[0].items()
+    }
 
 
 def _merge(

@@ -19,6 +19,7 @@ from seamseg.models.backbones.fpn import FPN, FPNBody
 from seamseg.models.backbones.timm_network import TimmBackbone
 from seamseg.models.criterion import Criterion, SemanticCriterion, TrainingModule
 from seamseg.models.folding import fold_layers
+from seamseg.models.heads.custom import Head, HeadContext
 from seamseg.models.heads.deeplab import DeeplabV3
 from seamseg.models.heads.detections import DetectionSelector
 from seamseg.models.heads.roi import ROIExtractor, ROIHead
@@ -30,6 +31,7 @@ from seamseg.models.panoptic_inference import NetworkOptions
 from seamseg.models.quantised import quantised
 from seamseg.models.semantic import SemanticNet, SemanticOptions
 from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
+from seamseg.utils.component_errors import described
 from seamseg.utils.errors import InputError
 
 SegmentationNet: TypeAlias = PanopticNet | SemanticNet
@@ -55,12 +57,16 @@ def build_network(config: Config, num_stuff: int, num_thing: int) -> Segmentatio
         if keys of the configuration contradict each other
     """
     if config.general.qat:
+        if heads := [component.section for component, _ in config.components("head")]:
+            raise InputError(f"[{heads[0]}]: [general] qat quantises no heads of the user: remove one of them")
         net = quantised(fold_layers(build_network(without_quantisation(config), num_stuff, num_thing)))
         backbone = net.body if isinstance(net, SemanticNet) else net.body.backbone
         assert isinstance(backbone, Backbone)
         backbone.freeze(config.body.num_frozen)
         return net
     if config.kind == "semantic":
+        if heads := [component.name for component, _ in config.components("head")]:
+            raise InputError(f"[head {heads[0]}]: a network of kind semantic has no pyramid for further heads")
         return _build_semantic_net(config, num_stuff + num_thing)
     return _build_panoptic_net(config, num_stuff, num_thing)
 
@@ -73,7 +79,7 @@ def without_quantisation(config: Config) -> Config:
 def build_training_module(config: Config, num_stuff: int, num_thing: int) -> TrainingModule:
     """Build network and losses as one module, whose `net` is that of :func:`build_network`."""
     net = build_network(config, num_stuff, num_thing)
-    return TrainingModule(net, SemanticCriterion(config.sem) if config.kind == "semantic" else Criterion(config))
+    return TrainingModule(net, SemanticCriterion.of(config) if config.kind == "semantic" else Criterion(config))
 
 
 def _build_panoptic_net(config: Config, num_stuff: int, num_thing: int) -> PanopticNet:
@@ -86,11 +92,47 @@ def _build_panoptic_net(config: Config, num_stuff: int, num_thing: int) -> Panop
         RPNHead(config.rpn, width, head_norm),
         ROIHead(config.roi, width, num_thing, head_norm, has_masks),
         SemanticHead(config.sem, width, num_stuff + num_thing, body_norm) if config.kind == "panoptic" else None,
+        None,
         _network_options(config, num_stuff),
     )
     initialise(net, config.body)
     net.body.backbone.freeze(config.body.num_frozen)
-    return net
+    # last: the initial weights of the others do not depend on them, and they have initial weights of their own
+    context = HeadContext(width, tuple(config.fpn.out_strides), num_stuff, num_thing, body_norm)
+    heads = build_heads(config, context)
+    return PanopticNet(net.body, net.rpn_head, net.roi_head, net.sem_head, heads, net.options) if heads else net
+
+
+def build_heads(config: Config, context: HeadContext) -> nn.ModuleDict:
+    """Build the heads of the user.
+
+    Raises
+    ------
+    InputError
+        if one fails, is no :class:`Head`, or declares what another one, the network or its own keys do not allow
+    """
+    heads = nn.ModuleDict()
+    taken = set(KINDS[config.kind].losses)
+    for component, keys in config.components("head"):
+        where = f"head {component.name} ({component.file})"
+        try:
+            head = component.make(keys, context)
+        except (InputError, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            raise InputError(f"head {component.name}{described(error, str(component.file))}") from error
+        if not isinstance(head, Head):
+            raise InputError(f"{where}: must be a class derived from seamseg.components.Head")
+        for name, weight in head.losses.items():
+            if not isinstance(getattr(keys, weight, None), (int, float)):
+                raise InputError(f"{where}: the weight of {name} is the key {weight}, which it does not declare")
+        outputs = {output for other in heads.values() for output in other.outputs}  # type: ignore[union-attr]
+        twice = [name for name in head.losses if name in taken] + [name for name in head.outputs if name in outputs]
+        if twice:
+            raise InputError(f"{where}: there is another {twice[0]}: rename it")
+        taken |= set(head.losses)
+        heads[component.name] = head
+    return heads
 
 
 def _network_options(config: Config, num_stuff: int) -> NetworkOptions:

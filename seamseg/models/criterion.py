@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -11,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from seamseg.config import KINDS, Config
-from seamseg.config.sections import Sem
 from seamseg.models.heads.crop_aware import consistent_codes, cut_sides, matched_boxes
+from seamseg.models.heads.custom import head_losses
 from seamseg.models.heads.points import point_loss
 from seamseg.models.heads.roi import box_loss, class_loss, mask_loss, of_class
 from seamseg.models.heads.roi_targets import box_targets, labels_of, mask_targets
 from seamseg.models.heads.rpn import AnchorMatcher, rpn_losses
-from seamseg.models.heads.semantic import semantic_loss, semantic_target
+from seamseg.models.heads.semantic import SemanticImage, semantic_loss, semantic_target
 from seamseg.models.network import Network, SemanticLogits
 from seamseg.models.panoptic import TrainingOutputs
 from seamseg.structures import Batch
@@ -47,10 +48,16 @@ class SemanticCriterion:
 
     Parameters
     ----------
-    config : the section `[sem]`
+    image_loss : of one image
     """
 
-    config: Sem
+    image_loss: Callable[[SemanticImage], Tensor]
+
+    @staticmethod
+    def of(config: Config) -> SemanticCriterion:
+        """Return that of `[sem] loss`."""
+        component, keys = config.component("loss")
+        return SemanticCriterion(partial(component.make, keys=keys))
 
     def __call__(self, output: SemanticLogits, targets: Batch) -> Losses:
         """Compute `sem_loss`."""
@@ -64,8 +71,7 @@ class SemanticCriterion:
         if not classes:
             return logits[:0].float().sum(), 0
         labelled = logits if len(classes) == logits.shape[0] else logits[list(classes)]
-        power = self.config.loss_power if self.config.loss == "loss_max_pooling" else None
-        return semantic_loss(labelled, padded_size, list(classes.values()), self.config.ohem, power), len(classes)
+        return semantic_loss(labelled, padded_size, list(classes.values()), self.image_loss), len(classes)
 
 
 class Criterion:
@@ -89,7 +95,7 @@ class Criterion:
         self.rpn, self.roi = config.rpn, config.roi
         self.anchor_matcher = AnchorMatcher(config.rpn, config.roi.fixed_samples)
         self.mask_size = (2 * height, 2 * width) if KINDS[config.kind].has_masks else None
-        self.semantic = SemanticCriterion(config.sem) if config.kind == "panoptic" else None
+        self.semantic = SemanticCriterion.of(config) if config.kind == "panoptic" else None
 
     def __call__(self, outputs: TrainingOutputs, targets: Batch) -> Losses:
         """Compute the losses; those of the ROI head are 0, with a count and gradients of 0, if it ran on zero rows."""
@@ -97,9 +103,10 @@ class Criterion:
         if outputs.semantic_logits is not None and self.semantic is not None:
             terms.append(self.semantic.term(outputs.semantic_logits, outputs.padded_size, targets))
         device = outputs.obj_logits.device
+        named = dict(zip(self.names, terms, strict=True)) | head_losses(outputs.heads, targets)
         return Losses(
-            {name: loss for name, (loss, _) in zip(self.names, terms, strict=True)},
-            {name: _as_count(count, device) for name, (_, count) in zip(self.names, terms, strict=True)},
+            {name: loss for name, (loss, _) in named.items()},
+            {name: _as_count(count, device) for name, (_, count) in named.items()},
         )
 
     def _rpn(self, outputs: TrainingOutputs, targets: Batch) -> list[_Term]:

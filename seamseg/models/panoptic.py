@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from seamseg.models.heads.custom import HeadOutputs, run_heads
 from seamseg.models.heads.points import PointOutputs, PointSource
 from seamseg.models.heads.roi_targets import ROISample, leading_classes, leading_rows
 from seamseg.models.heads.select import upload
@@ -37,7 +38,8 @@ class TrainingOutputs:
     """Outputs of the network that the losses are computed from.
 
     anchors `A x 4`, obj_logits `N x A`, bbx_logits `N x A x 4`, things and proposals of each image (with rows of NaN
-    after the last, if samples are fixed), semantic_logits `N x classes x h x w` or None without a semantic head.
+    after the last, if samples are fixed), semantic_logits `N x classes x h x w` or None without a semantic head, and
+    the outputs of heads of the user.
     """
 
     padded_size: tuple[int, int]
@@ -49,6 +51,7 @@ class TrainingOutputs:
     proposals: PackedSequence
     rois: ROIOutputs
     semantic_logits: Tensor | None
+    heads: list[HeadOutputs] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -149,6 +152,7 @@ class PanopticNet(PanopticInference):
             proposals,
             self._roi_outputs(features, proposals, things),
             self.classify(features),
+            run_heads(self.custom_heads, features),
         )
 
     def _roi_outputs(self, features: Features, proposals: PackedSequence, things: list[Things]) -> ROIOutputs:

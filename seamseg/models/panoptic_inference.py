@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from seamseg.models.backbones.fpn import FPNBody
+from seamseg.models.heads.custom import Head, predicted_maps
 from seamseg.models.heads.detections import DetectionSelector
 from seamseg.models.heads.points import PointSource
 from seamseg.models.heads.roi import ROIExtractor, ROIHead
@@ -19,7 +20,7 @@ from seamseg.models.heads.semantic import SemanticHead
 from seamseg.models.network import BatchOptions, Network, mark_sizes_dynamic
 from seamseg.ops.boxes import clip_boxes, decode_boxes
 from seamseg.ops.upsample import upsample_argmax
-from seamseg.predictions import Prediction
+from seamseg.predictions import MapFormat, Prediction
 from seamseg.structures import PackedSequence
 
 _ROI_CHUNK = 256
@@ -147,6 +148,7 @@ class PanopticInference(Network):
     ----------
     body : images to pyramid levels
     rpn_head, roi_head, sem_head : the heads; sem_head None for the other tasks
+    heads : those of the user by name; None for none
     options : everything else; :meth:`with_options` changes them
     """
 
@@ -155,6 +157,7 @@ class PanopticInference(Network):
     rpn_head: RPNHead
     roi_head: ROIHead
     sem_head: SemanticHead | None
+    heads: nn.ModuleDict | None
     options: NetworkOptions
 
     def __init__(
@@ -163,9 +166,12 @@ class PanopticInference(Network):
         rpn_head: RPNHead,
         roi_head: ROIHead,
         sem_head: SemanticHead | None,
+        heads: nn.ModuleDict | None,
         options: NetworkOptions,
     ) -> None:
-        super().__init__({"body": body, "rpn_head": rpn_head, "roi_head": roi_head, "sem_head": sem_head}, options)
+        parts: dict[str, nn.Module | None] = {"body": body, "rpn_head": rpn_head, "roi_head": roi_head}
+        parts |= {"sem_head": sem_head, "heads": heads}
+        super().__init__(parts, options)
         self._code_weights: dict[torch.device, Tensor] = {}
 
     @property
@@ -174,6 +180,16 @@ class PanopticInference(Network):
         if self.sem_head is not None:
             return "panoptic"
         return "instance_seg" if self.roi_head.with_masks else "detection"
+
+    @property
+    def custom_heads(self) -> dict[str, Head]:
+        """The heads of the user by name."""
+        return {} if self.heads is None else dict(cast(Mapping[str, Head], self.heads))
+
+    @property
+    def map_formats(self) -> dict[str, MapFormat]:
+        """The output maps of the heads of the user by name."""
+        return {name: spec for head in self.custom_heads.values() for name, spec in head.outputs.items()}
 
     @torch.no_grad()
     def predict(
@@ -200,9 +216,12 @@ class PanopticInference(Network):
         detections = self.detect(features, proposals)
         masks = self.mask(features, [boxes for boxes, _, _ in detections], [classes for _, classes, _ in detections])
         semantic = (segment or self.segment)(features)
+        maps = predicted_maps(self.custom_heads, features)
         return [
-            Prediction(boxes, classes, scores, mask, classmap, size)
-            for (boxes, classes, scores), mask, classmap, size in zip(detections, masks, semantic, features.valid_sizes)
+            Prediction(boxes, classes, scores, mask, classmap, size, maps=more)
+            for (boxes, classes, scores), mask, classmap, size, more in zip(
+                detections, masks, semantic, features.valid_sizes, maps
+            )
         ]
 
     def features_and_anchors(self, images: PackedSequence) -> tuple[Features, tuple[Tensor, Tensor, Tensor]]:

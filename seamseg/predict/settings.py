@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from seamseg.checkpoints.model_path import digest, local_model
 from seamseg.checkpoints.names import CLASSES_NAME, CONFIG_NAME, METADATA_NAME
+from seamseg.config.loader import load_components
 from seamseg.inference.anonymize import LEAST_SCORE, NOT_LOCATED, Style
 from seamseg.inference.options import Augmentation, InferenceOptions
 from seamseg.inference.predictor import Predictor, load_predictor
@@ -17,7 +18,7 @@ from seamseg.predict.manifest import Line, header
 from seamseg.predict.part import Part
 from seamseg.predict.sinks import SHARD_PHOTOS, OutputTarget, Sink, open_sink
 from seamseg.predict.sources.base import Container, Source
-from seamseg.predict.writers import FORMATS, AnonymizeWriter, DetectionChoice, Writer, make_writers
+from seamseg.predict.writers import FORMATS, AnonymizeWriter, DetectionChoice, Writer, formats_of, make_writers
 from seamseg.utils.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ class PredictSettings:
     Attributes
     ----------
     model : as for :func:`seamseg.load`
-    formats : names in :data:`seamseg.predict.writers.FORMATS`, as a list or separated by commas; None for overlay, or
-        with `hide` for none
+    formats : names of :func:`seamseg.predict.writers.formats_of`, as a list or separated by commas; None for overlay,
+        or with `hide` for none
     config, meta : INI file and `metadata.bin`, if the model does not contain them
     inference : options of the predictor
     hide : classes to hide in a copy of each image, names as a list or separated by commas; None for no copy
@@ -65,6 +66,7 @@ class PredictSettings:
     least_score: float | None = None
 
     def __post_init__(self) -> None:
+        load_components(self.inference.overrides)
         self._check_formats()
         if self.style not in (None, *get_args(Style)):
             raise InputError(f"`style={self.style}`: choose one of {', '.join(get_args(Style))}")
@@ -97,7 +99,7 @@ class PredictSettings:
 
     def _check_formats(self) -> None:
         """Raise InputError if a list of formats is empty, or no kind of network has one of them."""
-        known = dict.fromkeys(name for kind in FORMATS.values() for name in kind)
+        known = dict.fromkeys(name for kind in FORMATS for name in formats_of(kind))
         unknown = next((name for name in self.format_names if name not in known), None)
         if unknown is None and (self.format_names or self.formats is None):
             return
@@ -155,7 +157,8 @@ class PredictSettings:
         made: list[Writer[Any]] = []
         if self.format_names:
             choice = DetectionChoice(self.inference.score_threshold or 0.0, predictor.classes)
-            made = make_writers(self.format_names, folder, predictor.metadata, predictor.kind, choice)
+            given = (folder, predictor.metadata, predictor.kind, choice, self.inference.overrides)
+            made = make_writers(self.format_names, *given, predictor.map_formats)
         if self.hide is not None:
             score = LEAST_SCORE if self.least_score is None else self.least_score
             # the map without a choice of classes would contain detections above this score: they are hidden, too

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from seamseg.training.callbacks import Callbacks
 from seamseg.training.checkpointing.checkpoint import (
     EpochPosition,
     ResumePoint,
@@ -32,11 +33,19 @@ class Checkpointer:
     losses : of the training; knows the newest step that has updated the weights
     log : for messages
     resumed : where the training begins; None for a new one
+    callbacks : whose states are saved, too
     """
 
     def __init__(
-        self, state: TrainState, run: RunFolder, losses: LossCheck, log: TextLog, resumed: ResumePoint | None
+        self,
+        state: TrainState,
+        run: RunFolder,
+        losses: LossCheck,
+        log: TextLog,
+        resumed: ResumePoint | None,
+        callbacks: Callbacks | None = None,
     ) -> None:
+        self.callbacks = callbacks
         self.state = state
         self.run = run
         self.losses = losses
@@ -81,6 +90,8 @@ class Checkpointer:
         if self._writer is None:
             return
         more = resume_state(position, ranks, is_best, state.schedule.total)
+        if self.callbacks is not None and (states := self.callbacks.states()):
+            more["callbacks"] = states
         self.has_best = self.has_best or is_best
         meters = {name: meter.state_dict() for name, meter in self.losses.meters.items()}
         snapshot = make_snapshot(state, progress, meters, more)

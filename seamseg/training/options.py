@@ -39,6 +39,12 @@ class KeyNames:
         return f"lower {self.learning_rate}, or begin with a smaller one ({self.burn_in})"
 
 
+def _of_heads(config: Config) -> dict[str, float]:
+    """Return the weights of the losses of heads of the user."""
+    heads = [(component.make, keys) for component, keys in config.components("head")]
+    return {loss: float(getattr(keys, key, 1)) for head, keys in heads for loss, key in head.losses.items()}  # type: ignore[attr-defined]
+
+
 INI_KEYS = KeyNames()
 """Those of :class:`seamseg.config.Config`."""
 
@@ -117,7 +123,7 @@ class TrainerOptions:
         return cls(
             epochs=config.scheduler.epochs,
             # `train --eval` needs no weights, so their number is checked with the training
-            loss_weights=dict(zip(KINDS[config.kind].losses, optimizer.loss_weights)),
+            loss_weights=dict(zip(KINDS[config.kind].losses, optimizer.loss_weights)) | _of_heads(config),
             loss_average=optimizer.loss_average,
             seed=general.seed,
             accumulate=optimizer.accumulate,

@@ -20,6 +20,10 @@ _STDERR = 2
 _HINT = b"\nstopping after this step or validation; Ctrl-C again ends at once, without a snapshot\n"
 
 
+STOP = 1
+"""Number of a request to end the training, below those of all signals."""
+
+
 class Preempted(CollectiveError):
     """A signal stopped the training, which can be resumed; the exit code is the shell's for the signal."""
 
@@ -76,6 +80,10 @@ class Preemption:
             signal.signal(number, signal.SIG_DFL)
             if self.world.is_main and os.isatty(_STDERR):
                 os.write(_STDERR, _HINT)
+
+    def request(self, number: int) -> None:
+        """Let all processes receive a number as if it were a signal; numbers of signals win."""
+        self._received = self._received or number
 
     def after_step(self) -> int:
         """Return the signal that any process had received by the end of the previous step; 0 if none."""

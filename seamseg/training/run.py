@@ -13,11 +13,12 @@ from torch import nn
 
 from seamseg.checkpoints.class_table import ClassTable
 from seamseg.config import load_config
-from seamseg.config.loader import check_training
+from seamseg.config.checks import check_training
 from seamseg.data.loader import BatchLoader, index_sampler
 from seamseg.evaluation.scores import Scores
 from seamseg.formats.metadata import Metadata
 from seamseg.models.network import Network
+from seamseg.training.callbacks import Callback, Callbacks, Run
 from seamseg.training.checkpointing.checkpoint import (
     ResumePoint,
     TrainState,
@@ -42,7 +43,7 @@ from seamseg.training.task import SegmentationTask, Task, Validate
 from seamseg.training.trainer import Trainer, steps_per_epoch
 from seamseg.utils.compiler import compiler_problem
 from seamseg.utils.distributed import World, barrier, distributed, gather_objects, reported_by_main
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import InputError, SeamsegError, one_line
 
 AUTO = "auto"
 """The value of `resume` that selects the newest snapshot of the run folder."""
@@ -65,6 +66,7 @@ class TrainingOptions:
     evaluate : only score the weights of `resume` or `pretrain`
     overrides : `section.key=value` each
     device : auto, cpu, cuda or cuda:N
+    callbacks : further ones than those of the configuration
     """
 
     config: str | Path
@@ -76,6 +78,7 @@ class TrainingOptions:
     evaluate: bool = False
     overrides: Sequence[str] = ()
     device: str = "auto"
+    callbacks: Sequence[Callback] = ()
 
 
 def run_training(options: TrainingOptions, task: Task | None = None) -> Scores | None:
@@ -157,7 +160,7 @@ def _run(options: TrainingOptions, task: Task, world: World, folder: RunFolder, 
     _initialise(options, task, module.get_submodule("net"), metadata, world, log)
     if loader is not None:
         state, resumed = _prepare(options, task, module, metadata, loader, world, log)
-        return _train(state, resumed, task, loader, validator, folder, log)
+        return _train(state, resumed, task, loader, validator, folder, log, options.callbacks)
     assert validator is not None
     if options.resume is not None:
         load_weights(options.resume, module.get_submodule("net"), metadata, task.files)
@@ -205,7 +208,7 @@ def _prepare(
             log.warning(f"configuration differs from the snapshot's: {', '.join(changed)}")
         resumed = restart_changed_epoch(resumed, loader, settings, log)
         continue_schedule(schedule, resumed, loader, settings)
-    return TrainState(stepper, schedule, metadata, task.config_text), resumed
+    return TrainState(stepper, schedule, metadata, task.config_text, task.components), resumed
 
 
 def _train(
@@ -216,6 +219,7 @@ def _train(
     validator: Validate | None,
     folder: RunFolder,
     log: TextLog,
+    callbacks: Sequence[Callback],
 ) -> Scores | None:
     world, net, settings = state.world, state.net, state.options
     if world.is_main:
@@ -231,7 +235,11 @@ def _train(
     metrics = MetricsFile(output, (done.global_step, done.epoch) if done else None)
     recorder = StepRecorder(state.config, state.metadata, world, net, folder.path) if task.replayable else None
     images = task.sample_images(state.metadata)
-    reporter = Reporter(settings, images, world, log, tensorboard, metrics, validator is not None)
+    run = Run(folder.path, state.config, settings.epochs)
+    if done is not None:
+        run.step, run.epoch = done.global_step, done.epoch + 1
+    following = Callbacks(run, log.warning, _named(task, callbacks) if world.is_main else {})
+    reporter = Reporter(settings, images, world, log, tensorboard, metrics, validator is not None, following)
     unreadable = count_unreadable(loader, world, settings.broken_limit, log.warning)
     batches = DevicePrefetcher(loader, world.device, task.prepare, unreadable)
     callback = task.step_callback(net, tensorboard)
@@ -239,11 +247,32 @@ def _train(
     tensorboard.text("config", state.config)
     if trainer.progress.epoch + 1 >= settings.epochs:
         log.warning(f"all {settings.epochs} epochs are done already; raise {settings.keys.epochs} to train on")
+    following.begin({} if resumed is None else resumed.callbacks)
+    status = "done"
     try:
-        return trainer.train()
+        scores = trainer.train()
+        if run.stop_reason:
+            status = f"stopped: {run.stop_reason}"
+            log.info(f"{status} (step {run.step}, epoch {run.epoch})")
+        return scores
+    except BaseException as error:
+        status = f"{type(error).__name__}: {one_line(error)}"
+        raise
     finally:
+        following.end(status)
         tensorboard.close()
         metrics.close()
+
+
+def _named(task: Task, callbacks: Sequence[Callback]) -> dict[str, Callback]:
+    """Return the callbacks of a task, and further ones by the name of their class, by unique names."""
+    named = task.build_callbacks()
+    for callback in callbacks:
+        name = type(callback).__name__
+        while name in named:
+            name += "+"
+        named[name] = callback
+    return named
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from seamseg.checkpoints.class_table import ClassTable
 from seamseg.checkpoints.pretrained import load_body_weights, load_pretrained, normalisation_problem
 from seamseg.checkpoints.snapshot import LoadReport
 from seamseg.config import Config, config_from_string, config_to_string
+from seamseg.config.components import Record
 from seamseg.config.kinds import KINDS, PANOPTIC
 from seamseg.config.loader import differences
 from seamseg.data.dataset import PanopticDataset
@@ -33,6 +34,7 @@ from seamseg.models.panoptic import PanopticNet
 from seamseg.models.quantised import choosing_ranges
 from seamseg.models.semantic import SemanticNet
 from seamseg.structures import Batch
+from seamseg.training.callbacks import Callback
 from seamseg.training.checkpointing.run_folder import SNAPSHOT_FILES, RunFolder, SnapshotFiles
 from seamseg.training.logging.images import SampleImages, SampleRenderer
 from seamseg.training.logging.logs import TensorBoardWriter, TextLog
@@ -85,6 +87,11 @@ class Task(ABC):
     @abstractmethod
     def config_text(self) -> str:
         """The configuration as text, for snapshots and TensorBoard."""
+
+    @property
+    def components(self) -> tuple[Record, ...]:
+        """The components of the user that the configuration names."""
+        return ()
 
     @property
     @abstractmethod
@@ -170,6 +177,10 @@ class Task(ABC):
         """Return a function that is called after each step; None for none."""
         return None
 
+    def build_callbacks(self) -> dict[str, Callback]:
+        """Make the callbacks of the configuration, by name."""
+        return {}
+
 
 @dataclass(frozen=True)
 class SegmentationTask(Task):
@@ -206,6 +217,11 @@ class SegmentationTask(Task):
     def config_text(self) -> str:
         """The configuration as an INI file."""
         return config_to_string(self.config)
+
+    @property
+    def components(self) -> tuple[Record, ...]:
+        """The components of the user that the configuration names."""
+        return self.config.records()
 
     def changes(self, text: str) -> list[str]:
         """Return the changed keys; none if the configuration is that of another release."""
@@ -283,17 +299,12 @@ class SegmentationTask(Task):
 
     def build_schedule(self, base_lrs: Sequence[float], epoch_length: int) -> LRSchedule:
         """Build the schedule of `[scheduler]`."""
-        options = self.config.scheduler
-        return CurveSchedule(
-            options.type,
-            options.params,
-            list(base_lrs),
-            options.epochs,
-            epoch_length,
-            options.update_mode,
-            options.burn_in_steps,
-            options.burn_in_start,
-        )
+        curve, keys = self.config.component("scheduler")
+        return CurveSchedule(curve.make, keys, self.config.scheduler, base_lrs, epoch_length)
+
+    def build_callbacks(self) -> dict[str, Callback]:
+        """Make the callbacks of the configuration, by name."""
+        return {component.name: component.make(keys) for component, keys in self.config.components("callback")}
 
     def write_model(self, folder: RunFolder, metadata: Metadata) -> None:
         """Write `config.ini` and `metadata.bin`."""
@@ -340,6 +351,7 @@ def open_loader(config: Config, data: str | Path, source: str | Path, world: Wor
         loading.fast_decode,
         replace_unreadable=loading.broken_limit > 0,
         instances=InstanceOptions(loading.instance_scale_uniform, loading.copy_paste),
+        augmentations={c.name: partial(c.make, keys=keys) for c, keys in config.components("augmentation")},
     )
     sampler = DistributedARBatchSampler(
         dataset.img_sizes, loading.train_batch_size, world.size, world.rank, loading.drop_last, seed=seed

@@ -24,7 +24,7 @@ from seamseg.training.checkpointing.run_folder import RunFolder
 from seamseg.training.debugging.dump import StepRecorder
 from seamseg.training.logging.reporter import Reporter, StepPosition
 from seamseg.training.losses import Diverged, LossCheck
-from seamseg.training.preemption import Preempted, Preemption
+from seamseg.training.preemption import STOP, Preempted, Preemption
 from seamseg.training.prefetch import DeviceBatch, DevicePrefetcher
 from seamseg.training.step import StepResult
 from seamseg.training.task import StepCallback, Validate
@@ -66,10 +66,12 @@ class Trainer:
         self.options, self.world = state.options, state.world
         self.stepper, self.schedule = state.stepper, state.schedule
         self.losses = LossCheck(self.options, self.world, self.recorder)
-        self.checkpointer = Checkpointer(state, self.run, self.losses, self.reporter.log, resumed)
+        callbacks = self.reporter.callbacks
+        self.checkpointer = Checkpointer(state, self.run, self.losses, self.reporter.log, resumed, callbacks)
         self.progress = TrainingProgress() if resumed is None else replace(resumed.progress)
         self._position: EpochPosition | None = None if resumed is None else resumed.position
         self._preemption = Preemption(self.world)
+        self._scores: Scores | None = None
         if resumed is not None and resumed.rank_states:
             # the beginning of an epoch resets most of it
             own = resumed.rank_state(self.world)
@@ -90,9 +92,10 @@ class Trainer:
         """
         try:
             with self._preemption:
-                scores = self._train()
-                self.checkpointer.wait()
-                return scores
+                try:
+                    return self._train()
+                finally:
+                    self.checkpointer.wait()
         except Diverged as error:
             self.checkpointer.fail(error.step, error.problem)
             raise
@@ -108,10 +111,10 @@ class Trainer:
 
     def _train(self) -> Scores | None:
         epochs, interval, between = self.options.epochs, self.options.val_interval, self.options.snapshot_interval
-        scores = None
         for epoch in range(self.progress.epoch + 1, epochs):
             with self.batches.worker_errors():
-                self._train_epoch(epoch)
+                if not self._train_epoch(epoch):
+                    return self._scores
             validates = self.validator is not None and ((epoch + 1) % interval == 0 or epoch + 1 == epochs)
             if validates and between and self.progress.global_step % between:
                 # a signal during the validation must not lose the epoch; otherwise this step is saved already
@@ -120,16 +123,16 @@ class Trainer:
             self.stepper.share_statistics()
             is_best = False
             if validates:
-                scores = self._validate(epoch)
+                self._scores = scores = self._validate(epoch)
                 self.progress.last_score = scores.best
                 is_best = self.progress.last_score > self.progress.best_score or not self.checkpointer.has_best
                 self.progress.best_score = max(self.progress.best_score, self.progress.last_score)
             self.progress.epoch = epoch
             self._position = None
             self._save(is_best)
-            if epoch + 1 < epochs and (number := self._preemption.now()):
-                self._stop(number)
-        return scores
+            if epoch + 1 < epochs and self._stops(self._preemption.now()):
+                break
+        return self._scores
 
     def _validate(self, epoch: int) -> Scores:
         """Score the current network, and report the scores and sample images."""
@@ -142,9 +145,16 @@ class Trainer:
             self.reporter.validated(epoch, step, scores, time.perf_counter() - start)
             if collector is not None:
                 self.reporter.samples(self.state.net, collector, step)
+        self._ask_to_stop()
         return scores
 
-    def _train_epoch(self, epoch: int) -> None:
+    def _ask_to_stop(self) -> None:
+        callbacks = self.reporter.callbacks
+        if callbacks is not None and callbacks.run.stop_reason:
+            self._preemption.request(STOP)
+
+    def _train_epoch(self, epoch: int) -> bool:
+        """Train for an epoch; return whether the training goes on after it."""
         self.stepper.module.train()
         done = self._begin_epoch(epoch)
         length = done + steps_per_epoch(len(self.batches.loader), self.options.accumulate)
@@ -163,10 +173,13 @@ class Trainer:
             self._report(StepPosition(epoch, index, length, step))
             if self.callback is not None:
                 self.callback(step)
+            self._ask_to_stop()
             assert self._position is not None
             self._position = self._position.after(len(group))
-            self._after_step()
+            if self._after_step():
+                return False
             last = time.perf_counter()
+        return True
 
     def _step(self, epoch: int, group: list[DeviceBatch]) -> StepResult:
         step = self.progress.global_step
@@ -215,20 +228,22 @@ class Trainer:
             seed_everything(seed, epoch, world.rank, self.progress.global_step)
         return position.steps
 
-    def _after_step(self) -> None:
+    def _after_step(self) -> bool:
+        """Save when it is due; return whether the training ends here because a callback asked for it."""
         self.checkpointer.after_step()
         number = self._preemption.after_step()
         interval = self.options.snapshot_interval
         if number or (interval and self.progress.global_step % interval == 0):
             self._save()
-        if number:
-            self._stop(number)
+        return self._stops(number)
 
     def _save(self, is_best: bool = False) -> None:
         self.checkpointer.save(self.progress, self._position, is_best)
 
-    def _stop(self, number: int) -> None:
-        """Stop the training, whose snapshot is being written, because of a signal."""
+    def _stops(self, number: int) -> bool:
+        """Return whether a callback ends the training, whose snapshot is being written; Preempted after a signal."""
+        if number in (0, STOP):
+            return number == STOP
         message = (
             f"{signal.Signals(number).name}: stopped after step {self.progress.global_step}, snapshot saved; "
             f"re-run the same command (`seamseg train`: with `resume=auto`) to continue"

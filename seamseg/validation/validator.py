@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -23,6 +25,7 @@ from seamseg.data.workers import begin_worker
 from seamseg.evaluation.coco_ap import InstanceEvaluator, average_precision, require_pycocotools
 from seamseg.evaluation.confusion import ConfusionMatrix
 from seamseg.evaluation.evaluator import Comparison, PanopticEvaluator
+from seamseg.evaluation.metric import KindScores, Metric
 from seamseg.evaluation.scores import ClassIoU, DetectionScores, InstanceScores, PanopticScores, Scores, SemanticScores
 from seamseg.formats.metadata import Metadata
 from seamseg.idmaps.resize import resize_nearest
@@ -38,8 +41,9 @@ from seamseg.models.build import SegmentationNet
 from seamseg.models.heads.semantic import semantic_target
 from seamseg.panoptic_map import ClassInfo, PanopticResult, class_infos
 from seamseg.predictions import ArrayPrediction
+from seamseg.utils.component_errors import named_errors
 from seamseg.utils.distributed import World, broadcast_object, gather_to_main, sum_over_processes
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.parallel import available_cores
 from seamseg.utils.progress import progress
 from seamseg.validation.class_mapping import ClassMapping
@@ -204,11 +208,12 @@ class Validator:
         Scores, those of the kind of network
         """
         scorer = SCORERS[self.config.kind](self, predictor)
+        metrics = CustomMetrics(self)
         for group in equal_size_batches(
             self._items(desc), self._batch_size, lambda item: item.pixels.shape, tiling=predictor.tiling
         ):
-            self._compare(predictor, group, scorer, observer)
-        return scorer.scores()
+            self._compare(predictor, group, scorer, metrics, observer)
+        return metrics.added_to(scorer.scores())
 
     @property
     def metadata(self) -> Metadata:
@@ -238,12 +243,77 @@ class Validator:
         return progress(loader, len(sampler), desc) if self.world.is_main and not self.quiet else loader
 
     def _compare(
-        self, predictor: Predictor[Any], group: list[ValidationItem], scorer: Scorer, observer: Observer | None
+        self,
+        predictor: Predictor[Any],
+        group: list[ValidationItem],
+        scorer: Scorer,
+        metrics: CustomMetrics,
+        observer: Observer | None,
     ) -> None:
         for item, prediction in zip(group, predictor.raw([item.pixels for item in group])):
             validated = scorer.add(item, prediction)
+            metrics.add(item, prediction)
             if observer is not None:
                 observer(validated)
+
+
+class CustomMetrics:
+    """The metrics of the user.
+
+    Parameters
+    ----------
+    validator : data set, configuration, processes
+    """
+
+    def __init__(self, validator: Validator) -> None:
+        self._world, self._options = validator.world, validator.config.general
+        self._metrics: dict[str, Metric] = {}
+        metadata = validator.metadata
+        for component, keys in validator.config.components("metric"):
+            with self._errors(component.name, component.module):
+                self._metrics[component.name] = component.make(keys)
+                self._metrics[component.name].begin(metadata.num_stuff, metadata.num_thing)
+
+    def add(self, item: ValidationItem, prediction: ArrayPrediction) -> None:
+        """Add an image of this process."""
+        for name, metric in self._metrics.items():
+            with self._errors(name, type(metric).__module__):
+                metric.add(item, prediction)
+
+    def added_to(self, scores: Scores) -> Scores:
+        """Return scores with those of the metrics over the images of all processes; a collective call.
+
+        Raises
+        ------
+        SeamsegError
+            if a metric fails, or two have a score of one name
+        """
+        found: dict[str, float] = {}
+        selected = None
+        for name, metric in self._metrics.items():
+            with self._errors(name, type(metric).__module__):
+                state = torch.from_numpy(np.asarray(metric.state(), np.float64))
+                own = metric.scores(sum_over_processes(self._world, state).numpy())
+            taken = [score for score in own if score in found or score in scores.to_json()]
+            if taken:
+                raise SeamsegError(f"metric {name}: there is another score {taken[0]}: rename it")
+            found |= {score: float(value) for score, value in own.items()}
+            if name == self._options.eval_mode:
+                selected = _selecting(float(next(iter(own.values()))), metric.higher_is_better)
+        if not found:
+            return scores
+        assert isinstance(scores, KindScores)
+        return cast(Scores, replace(scores, metrics=found, selected=selected))
+
+    def _errors(self, name: str, module: str) -> AbstractContextManager[None]:
+        return named_errors(f"metric {name}", module)
+
+
+def _selecting(value: float, higher_is_better: bool) -> float:
+    """Return a number from 0, higher for a better score; 0 for NaN."""
+    if math.isnan(value):
+        return 0.0
+    return max(value, 0.0) if higher_is_better else 1 / (1 + max(value, 0.0))
 
 
 class PanopticScorer:

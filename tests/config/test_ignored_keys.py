@@ -65,8 +65,8 @@ NEEDS = {
     "roi.bbx_loss": CROPS,
     "roi.conv_channels": ("roi.box_convs=1",),
     "roi.mask_subdivisions": ("roi.mask_points=4",),
-    "sem.loss_power": ("sem.loss=loss_max_pooling",),
     "optimizer.beta2": ("optimizer.type=adamw",),
+    "scheduler.params": ("scheduler.burn_in_steps=0",),
     "dataloader.instance_scale_uniform": CROPS,
     "dataloader.persistent_workers": ("dataloader.num_workers=1",),
     "dataloader.prefetch": ("dataloader.num_workers=1",),
@@ -140,7 +140,8 @@ def built(config: Config, data: Path) -> Iterator[Any]:
     """Yield the fingerprints of the data, the options of inference and the schedule, then of network and optimizer."""
     task = SegmentationTask(config)
     yield fingerprint([task.open_loader(data, World()), task.open_validator(data, World()), task.options], {})
-    yield fingerprint([InferenceOptions().input_size(config), task.build_schedule([1.0, 1.0], 10)], {})
+    schedule = task.build_schedule([1.0, 1.0], 10)
+    yield fingerprint([InferenceOptions().input_size(config), schedule, schedule.get_lr(3, 1)], {})
     module = build_training_module(config, 2, 1)
     optimizer = build_optimizer(module.net, config)
     yield fingerprint([module, type(optimizer).__name__, optimizer.param_groups], {})
@@ -181,8 +182,7 @@ def test_every_key_has_an_effect_or_is_ignored(kind: str, micro: Path, tmp_path:
     with recorded(SECTIONS) as of_builders:
         list(built(config, micro))
     with recorded({**SECTIONS, TRAINER: TrainerOptions}) as reads, redirect_stdout(StringIO()):
-        pooled = ("sem.loss=loss_max_pooling",) if KINDS[kind].uses("sem", "loss") else ()
-        task = SegmentationTask(config_of(kind, *pooled))
+        task = SegmentationTask(config)
         run_training(TrainingOptions("micro.ini", micro, tmp_path, device="cpu"), task)
     # keys are copied to these options, which are read in turn
     assert all(reads.pop(f"{TRAINER}.{spec.name}", None) for spec in fields(TrainerOptions))

@@ -14,7 +14,7 @@ from PIL import Image
 from support.micro import make_dataset, write_config
 
 from seamseg.config import load_config
-from seamseg.config.loader import check_training
+from seamseg.config.checks import check_training
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.instances import InstanceOptions, draw_focus, paste_instances
 from seamseg.data.loader import LoaderOptions, train_loader

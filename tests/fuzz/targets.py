@@ -31,7 +31,8 @@ import torch
 from seamseg.checkpoints.bundle import open_model
 from seamseg.checkpoints.pickle_check import CodeInPickle, RefusedPickle, check_pickle
 from seamseg.checkpoints.snapshot import load_snapshot, load_tensors, verify_snapshot
-from seamseg.config.loader import check_training, config_from_string, config_to_string, load_config
+from seamseg.config.checks import check_training
+from seamseg.config.loader import config_from_string, config_to_string, load_config
 from seamseg.data.images import image_size, open_image, open_mask
 from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
 from seamseg.evaluation.record import MapFiles

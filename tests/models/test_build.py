@@ -210,6 +210,6 @@ def test_the_same_seed_gives_the_same_network():
 
 def test_criterion_follows_the_configuration():
     criterion = Criterion(tiny_config(overrides=("sem.ohem=0.5", "roi.void_is_background=yes")))
-    assert criterion.semantic.config.ohem == 0.5
+    assert criterion.semantic.image_loss.keywords["keys"].ohem == 0.5
     assert criterion.roi.void_is_background
     assert criterion.mask_size == (16, 16)

@@ -7,7 +7,7 @@ import torch
 from support.networks import tiny_config, toy_batch
 from torch.testing import assert_close
 
-from seamseg.config.loader import check_training
+from seamseg.config.checks import check_training
 from seamseg.models.build import build_network, build_training_module
 from seamseg.models.panoptic import Things
 from seamseg.structures import PackedSequence

@@ -30,7 +30,6 @@ from seamseg.data.samplers import EpochSegment
 from seamseg.training.checkpointing.checkpoint import EpochPosition, ResumePoint, TrainingProgress
 from seamseg.training.checkpointing.run_folder import SnapshotWriter
 from seamseg.training.logging.logs import TextLog
-from seamseg.training.optim.schedule import CurveSchedule
 from seamseg.training.options import TrainerOptions
 from seamseg.training.preemption import Preempted
 from seamseg.training.run import TrainingOptions, continue_schedule, restart_changed_epoch, run_training
@@ -227,12 +226,14 @@ def test_signal_to_the_process_group_during_a_validation(seven, straight, tmp_pa
 
 
 def test_schedule_of_a_restarted_epoch(seven):
-    config = load_config(seven.config, "panoptic", (*seven.overrides, "optimizer.accumulate=1", "scheduler.epochs=2"))
+    linear = ("scheduler.type=linear", 'scheduler.params={"from": 1, "to": 0}', "scheduler.burn_in_steps=0")
+    changes = (*seven.overrides, "optimizer.accumulate=1", "scheduler.epochs=2", *linear)
+    config = load_config(seven.config, "panoptic", changes)
     for seed, total in ((config.general.seed, 2 * 7), (config.general.seed + 1, 3 + 2 * 7)):
         point = ResumePoint(
             Path("s"), TrainingProgress(-1, 3), EpochPosition(0, 3, (EpochSegment(1, 1, 3),), (7, seed))
         )
-        schedule = CurveSchedule("linear", {"from": 1, "to": 0}, [1.0], 2, 7)
+        schedule = SegmentationTask(config).build_schedule([1.0], 7)
         loader = open_loader(config, seven.data, seven.config, World())
         options, log = TrainerOptions.from_config(config), TextLog(None, enabled=False)
         kept = restart_changed_epoch(point, loader, options, log)

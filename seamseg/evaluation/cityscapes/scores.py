@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from seamseg.evaluation.scores import PanopticScores, format_table, or_none, percent
+from seamseg.evaluation.metric import or_none
+from seamseg.evaluation.scores import PanopticScores, format_table, percent
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 from PIL import Image
 
 from seamseg.inference.tiling.merge import TileDetections, merge_detections
 from seamseg.inference.tiling.tiles import LEAST_SIDE, Tile, Tiling, tiles_of
-from seamseg.predictions import ArrayPrediction, Prediction
+from seamseg.predictions import ArrayPrediction, MapFormat, Prediction
 from seamseg.utils.device_memory import free_memory, lacks_memory
 
 Forward = Callable[[np.ndarray], ArrayPrediction]
@@ -19,7 +20,12 @@ Forward = Callable[[np.ndarray], ArrayPrediction]
 
 
 def predict_in_tiles(
-    forward: Forward, pixels: np.ndarray, side: int, overlap: int, nms_threshold: float | None
+    forward: Forward,
+    pixels: np.ndarray,
+    side: int,
+    overlap: int,
+    nms_threshold: float | None,
+    formats: Mapping[str, MapFormat] = MappingProxyType({}),
 ) -> ArrayPrediction:
     """Run the network on overlapping tiles of an image and merge the predictions.
 
@@ -33,25 +39,35 @@ def predict_in_tiles(
     pixels : of the image at network size, `H x W x 3` uint8
     side, overlap : of the tiles, in pixels
     nms_threshold : as of :func:`seamseg.inference.tiling.merge.merge_detections`; None for a network without detections
+    formats : of the maps of heads of the user
 
     Returns
     -------
     Prediction
-        of the whole image, in pixels of `pixels`; any number of detections. Maps are uint8
+        of the whole image, in pixels of `pixels`; any number of detections
     """
     height, width = pixels.shape[:2]
     coarse, grain = (None, 1.0) if nms_threshold is None else _coarse_view(forward, pixels, side)
     parts = []
     semantic: np.ndarray | None = None
     maps: dict[str, np.ndarray] = {}
+    means = {name for name, spec in formats.items() if spec.tiles == "mean"}
+    counts = np.zeros((height, width), np.uint8) if means else None
     for tile in tiles_of((height, width), side, overlap):
         y, x = tile.y, tile.x
         prediction = forward(pixels[y.start : y.stop, x.start : x.stop])
         if prediction.semantic is not None:
             semantic = _with_core(semantic, prediction.semantic, tile, (height, width))
         for name, part in prediction.maps.items():
-            maps[name] = _with_core(maps.get(name), part, tile, (height, width))
+            if name in means:
+                maps[name] = _with_sum(maps.get(name), part, tile, (height, width))
+            else:
+                maps[name] = _with_core(maps.get(name), part, tile, (height, width))
+        if counts is not None:
+            counts[y.start : y.stop, x.start : x.stop] += 1
         parts.append((tile, TileDetections.of(prediction, offset=(y.start, x.start))))
+    for name in means & maps.keys():
+        maps[name] /= counts
     if coarse is None or nms_threshold is None:
         return replace(prediction, size=(height, width), semantic=semantic, maps=maps)
     found = merge_detections(parts, coarse, grain, overlap, nms_threshold)
@@ -63,9 +79,17 @@ def _with_core(whole: np.ndarray | None, part: np.ndarray, tile: Tile, size: tup
     """Copy the core of the map of a tile into the map of the image, which is made with the first tile."""
     y, x = tile.y, tile.x
     if whole is None:
-        whole = np.empty(size, part.dtype)
-    core = part[y.core_start - y.start : y.core_stop - y.start, x.core_start - x.start : x.core_stop - x.start]
-    whole[y.core_start : y.core_stop, x.core_start : x.core_stop] = core
+        whole = np.empty((*part.shape[:-2], *size), part.dtype)
+    core = part[..., y.core_start - y.start : y.core_stop - y.start, x.core_start - x.start : x.core_stop - x.start]
+    whole[..., y.core_start : y.core_stop, x.core_start : x.core_stop] = core
+    return whole
+
+
+def _with_sum(whole: np.ndarray | None, part: np.ndarray, tile: Tile, size: tuple[int, int]) -> np.ndarray:
+    """Add the map of a tile to that of the image, which is made with the first tile."""
+    if whole is None:
+        whole = np.zeros((*part.shape[:-2], *size), np.float32)
+    whole[..., tile.y.start : tile.y.stop, tile.x.start : tile.x.stop] += part
     return whole
 
 
@@ -87,13 +111,18 @@ def first_side(size: tuple[int, int]) -> int | None:
 
 
 def predict_in_tiles_that_fit(
-    forward: Forward, pixels: np.ndarray, side: int, tiling: Tiling, nms_threshold: float | None
+    forward: Forward,
+    pixels: np.ndarray,
+    side: int,
+    tiling: Tiling,
+    nms_threshold: float | None,
+    formats: Mapping[str, MapFormat] = MappingProxyType({}),
 ) -> tuple[ArrayPrediction, int]:
     """Call :func:`predict_in_tiles`, with tiles of half the side as long as the device is out of memory.
 
     Parameters
     ----------
-    forward, pixels, nms_threshold : as of :func:`predict_in_tiles`
+    forward, pixels, nms_threshold, formats : as of :func:`predict_in_tiles`
     side : of the largest tiles to try
     tiling : gives their overlap
 
@@ -108,7 +137,8 @@ def predict_in_tiles_that_fit(
     """
     while True:
         try:
-            return predict_in_tiles(forward, pixels, side, tiling.overlap_for(side), nms_threshold), side
+            overlap = tiling.overlap_for(side)
+            return predict_in_tiles(forward, pixels, side, overlap, nms_threshold, formats), side
         except Exception as error:
             if side <= LEAST_SIDE or not lacks_memory(error):
                 raise

@@ -17,7 +17,7 @@ from torch.nn.modules.module import (
 )
 
 from seamseg.config.bodies import TIMM
-from seamseg.config.loader import MAX_PARAMETERS
+from seamseg.config.checks import MAX_PARAMETERS
 from seamseg.utils.errors import InputError, did_you_mean
 
 MAX_MODULES = 10_000

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from seamseg.config.bodies import TIMM
-from seamseg.config.loader import MAX_PARAMETERS
+from seamseg.config.checks import MAX_PARAMETERS
 from seamseg.models.backbones.base import Backbone
 from seamseg.models.backbones.timm_model import create_model, import_timm
 from seamseg.ops.abn import apply_norm

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from seamseg.config.components import register
 from seamseg.config.sections import Sem
 from seamseg.models.backbones.base import NormFactory
-from seamseg.models.heads.max_pooling import max_pooled_loss
 from seamseg.ops.norm import convolve_each, run_layers
 from seamseg.ops.pooling import box_filter_pool
 from seamseg.ops.upsample import upsample_cross_entropy, upsample_ohem_loss
@@ -98,32 +99,57 @@ def semantic_target(masks: Tensor, categories: Tensor) -> Tensor:
     return target
 
 
+class SemanticImage(NamedTuple):
+    """What a loss of the semantic head compares, for one image.
+
+    Attributes
+    ----------
+    logits : float32 `classes x h x w`
+    padded_size : `(height, width)` to which the logits are upsampled
+    target : class of each pixel, int64 `H x W` of the valid size, the upper left part of the padded one; 255 void
+    """
+
+    logits: Tensor
+    padded_size: tuple[int, int]
+    target: Tensor
+
+    @property
+    def upsampled(self) -> Tensor:
+        """The logits of each pixel, `classes x H x W`."""
+        height, width = self.target.shape
+        full = functional.interpolate(self.logits[None], self.padded_size, mode="bilinear", align_corners=False)
+        return full[0, :, :height, :width]
+
+    @property
+    def cross_entropy(self) -> Tensor:
+        """The cross-entropy of each pixel, `H x W`, 0 for void; without :attr:`upsampled` in memory."""
+        height, width = self.target.shape
+        return upsample_cross_entropy(self.logits, self.padded_size, (height, width), self.target)
+
+
+@register("loss", "cross_entropy")
+def cross_entropy(image: SemanticImage, keys: Sem) -> Tensor:
+    """Return the mean cross-entropy of the hardest pixels, the fraction `ohem` (docs/contract.md, section 4)."""
+    height, width = image.target.shape
+    return upsample_ohem_loss(image.logits, image.padded_size, (height, width), image.target, keys.ohem)
+
+
 def semantic_loss(
     logits: Tensor,
     padded_size: tuple[int, int],
     targets: Sequence[Tensor],
-    ohem: float | None,
-    max_pooling: float | None = None,
+    loss: Callable[[SemanticImage], Tensor],
 ) -> Tensor:
-    """Compute the mean over images of the mean loss of their hardest pixels (docs/contract.md, section 4 "Semantic").
+    """Compute the mean over images of their losses (docs/contract.md, section 4 "Semantic").
 
     Parameters
     ----------
     logits : `N x classes x h x w`
     padded_size : `(height, width)` to which the logits are upsampled
     targets : classes of each image, int64 `H x W` of its valid size, 255 void
-    ohem : fraction of the pixels to average over; None or 1 for all of them
-    max_pooling : instead of that average, the loss max-pooling of :func:`max_pooled_loss` with this `power` and `ohem`
-        as its `support`; None for the average
+    loss : of one image
     """
     # which pixels are the hardest depends on small differences: full precision, also under autocast
     with torch.autocast(logits.device.type, enabled=False):
-        losses = []
-        for image_logits, target in zip(logits.float(), targets):
-            size = target.shape[0], target.shape[1]
-            if max_pooling is None:
-                losses.append(upsample_ohem_loss(image_logits, padded_size, size, target, ohem))
-            else:
-                pixels = upsample_cross_entropy(image_logits, padded_size, size, target)
-                losses.append(max_pooled_loss(pixels[None], (target != VOID)[None], max_pooling, ohem)[0])
-    return torch.stack(losses).mean()
+        images = zip(logits.float(), targets)
+        return torch.stack([loss(SemanticImage(x, padded_size, target)) for x, target in images]).mean()

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from seamseg.config import components
+from seamseg.config.loader import keys_of
 from seamseg.formats.metadata import Metadata
 from seamseg.predict.sources.base import Source
 from seamseg.predict.writers.annotation_tools import CvatWriter, LabelStudioWriter
 from seamseg.predict.writers.base import Writer
 from seamseg.predict.writers.detections import CocoResultsWriter, DetectionChoice, LegacyOverlayWriter
 from seamseg.predict.writers.images import AnonymizeWriter, OverlayWriter, PanopticOverlayWriter
+from seamseg.predict.writers.maps import MapWriter
 from seamseg.predict.writers.predictions import CityscapesWriter, CocoWriter, VistasWriter
 from seamseg.predict.writers.raw import RawDetectionsWriter, RawWriter
 from seamseg.predict.writers.semantic import IdsWriter, LabelsWriter, ProbabilitiesWriter
+from seamseg.predictions import MapFormat
 from seamseg.utils.errors import InputError
 
-__all__ = ["FORMATS", "AnonymizeWriter", "DetectionChoice", "Writer", "make_writers"]
+__all__ = ["FORMATS", "AnonymizeWriter", "DetectionChoice", "Writer", "formats_of", "make_writers"]
 
 _MakeWriter = Callable[[Path, Metadata], Writer[Any]]
+
+_DETECTORS = ("instance_seg", "detection")
 
 _OF_DETECTIONS: dict[str, _MakeWriter] = {
     "overlay": OverlayWriter,
@@ -38,8 +45,7 @@ FORMATS: dict[str, dict[str, _MakeWriter]] = {
         "cvat": CvatWriter,
         "labelstudio": LabelStudioWriter,
     },
-    "instance_seg": _OF_DETECTIONS,
-    "detection": _OF_DETECTIONS,
+    **dict.fromkeys(_DETECTORS, _OF_DETECTIONS),
     "classification": {"overlay": OverlayWriter},
     "semantic": {
         "overlay": OverlayWriter,
@@ -48,7 +54,14 @@ FORMATS: dict[str, dict[str, _MakeWriter]] = {
         "probabilities": ProbabilitiesWriter,
     },
 }
-"""The formats of each kind of network, by name."""
+"""The built-in formats of each kind of network, by name."""
+
+
+def formats_of(kind: str) -> list[str]:
+    """Return the names of the formats of a kind of network, those of imported components included."""
+    of_heads = [name for head in components.registered("head") for name in head.make.outputs]  # type: ignore[attr-defined]
+    others = [c.name for c in components.registered("format") if kind in c.make.kinds]  # type: ignore[attr-defined]
+    return [*FORMATS[kind], *others, *(of_heads if kind in ("panoptic", *_DETECTORS) else [])]
 
 
 def make_writers(
@@ -57,23 +70,27 @@ def make_writers(
     metadata: Metadata,
     kind: str = "panoptic",
     choice: DetectionChoice = DetectionChoice(),  # noqa: B008  # frozen
+    overrides: Sequence[str] = (),
+    maps: Mapping[str, MapFormat] = MappingProxyType({}),
 ) -> list[Writer[Any]]:
     """Create the writers of a list of formats.
 
     Parameters
     ----------
-    formats : names, keys of :data:`FORMATS` for the kind, each once
+    formats : names of :func:`formats_of` the kind, each once
     out : folder
     metadata : the classes of the model
     kind : of the network
     choice : detections that `coco-results` holds
+    overrides : configuration keys, of which formats of the user have sections
+    maps : output maps of heads of the user, each a format
 
     Raises
     ------
     InputError
         if the kind of network does not have one, two would write the same file, or a format cannot hold the classes
     """
-    known = FORMATS[kind]
+    known = formats_of(kind)
     unknown = next((name for name in formats if name not in known), None)
     if unknown is not None:
         raise InputError(
@@ -83,8 +100,15 @@ def make_writers(
     made: list[Writer[Any]] = []
     owners: dict[Path, str] = {}
     for name in formats:
-        make = known[name]
-        made.append(make(out, metadata, choice) if make is CocoResultsWriter else make(out, metadata))
+        make = FORMATS[kind].get(name)
+        if name in maps:
+            made.append(MapWriter(out, metadata, name, maps[name]))
+        elif make is None:
+            if not components.is_registered("format", name):
+                raise InputError(f"`formats={','.join(formats)}`: the model has no head with the output {name}")
+            made.append(components.find("format", name).make(out, metadata, keys_of("format", name, overrides)))
+        else:
+            made.append(make(out, metadata, choice) if make is CocoResultsWriter else make(out, metadata))
         for path in made[-1].paths(Source(Path("NAME"), "NAME", "NAME")):
             if (owner := owners.setdefault(path, name)) != name:
                 raise InputError(f"`formats={','.join(formats)}`: {owner} and {name} would both write {path.name}")

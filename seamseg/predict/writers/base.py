@@ -28,12 +28,14 @@ class Writer(Protocol[R]):
     Attributes
     ----------
     needs_photo : whether :meth:`write` needs the pixels of the photo
+    kinds : kinds of networks whose results a format of the user holds
     member : ending of its file in a tar shard, after the key of the photo; None for formats with several folders, ""
         for those without a file of each photo
     """
 
     needs_photo: bool
     member: str | None
+    kinds: tuple[str, ...] = ()
 
     def paths(self, source: Source) -> list[Path]:
         """Return the files of a photo, as far as they are known in advance."""

@@ -35,6 +35,7 @@ class ImageWriter(Writer[R]):
     Attributes
     ----------
     ending : after the name of the photo
+    keys : of a component
     encoding : options of Pillow for a JPEG
     """
 
@@ -42,9 +43,10 @@ class ImageWriter(Writer[R]):
     ending = ".jpg"
     encoding: ClassVar[dict[str, Any]] = {"quality": OVERLAY_QUALITY}
 
-    def __init__(self, out: Path, metadata: Metadata) -> None:
+    def __init__(self, out: Path, metadata: Metadata, keys: Any = None) -> None:
         self.out = out
         self.metadata = metadata
+        self.keys = keys
 
     def paths(self, source: Source) -> list[Path]:
         """Return `OUT/<name><ending>`."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from seamseg.checkpoints.bundle import check_classes
 from seamseg.checkpoints.snapshot import NETWORK_MODULES, Snapshot, is_optional, load_into, network_parts
+from seamseg.config.components import Record
 from seamseg.data.samplers import ARBatchSampler, EpochSegment
 from seamseg.formats.metadata import Metadata, metadata_header
 from seamseg.training.checkpointing.rank_state import load_rank_buffers, with_rank_averages
@@ -37,12 +38,14 @@ class TrainState:
     schedule : learning rates
     metadata : classes
     config : text of the configuration
+    components : of the user that it names
     """
 
     stepper: Stepper
     schedule: LRSchedule
     metadata: Metadata
     config: str
+    components: tuple[Record, ...] = ()
 
     @property
     def options(self) -> TrainerOptions:
@@ -140,6 +143,7 @@ class ResumePoint:
     rank_states : of the processes that wrote it, by rank; empty in snapshots of the original and of early releases
     stepper_state : for :meth:`Stepper.load_state_dict`, of the main process
     config : INI text it was trained with
+    callbacks : their states by name
     """
 
     source: Path
@@ -149,6 +153,7 @@ class ResumePoint:
     rank_states: list[dict[str, Any]] = field(default_factory=list)
     stepper_state: dict[str, Any] = field(default_factory=dict)
     config: str = ""
+    callbacks: dict[str, Any] = field(default_factory=dict)
 
     def rank_state(self, world: World) -> dict[str, Any] | None:
         """Return the state of this process; None if another number of processes wrote the snapshot."""
@@ -172,7 +177,8 @@ def make_snapshot(
     content.update(_copied(state.stepper.state_dict(), torch.contiguous_format))
     content.update({f"{name}_meter": dict(meter) for name, meter in meters.items()})
     more = {**resume, "optimizer": type(state.stepper.optimizer).__name__}
-    return Snapshot(state.config, content, asdict(progress), metadata_header(state.metadata), more)
+    header = metadata_header(state.metadata)
+    return Snapshot(state.config, content, asdict(progress), header, more, state.components)
 
 
 def resume_state(
@@ -234,6 +240,7 @@ def resume(
             rank_states=list(more.get("ranks", [])),
             stepper_state={k: snapshot.state_dict[k] for k in STEPPER_PARTS if k in snapshot.state_dict},
             config=snapshot.config,
+            callbacks=dict(more.get("callbacks", {})),
         )
         if point.position is not None:
             if not point.rank_states:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from seamseg.evaluation.scores import Scores
+from seamseg.training.callbacks import Callbacks
 from seamseg.training.logging.images import SampleCollector, SampleImages
 from seamseg.training.logging.logs import TensorBoardWriter, TextLog, duration, remaining, train_tag
 from seamseg.training.logging.metrics import MetricsFile
@@ -39,6 +40,7 @@ class Reporter:
     world : the processes; all of them must report the same steps
     log, tensorboard, metrics : outputs
     validates : the training has validations, whose time is unknown before the first
+    callbacks : get the numbers and images, too
 
     Attributes
     ----------
@@ -55,6 +57,7 @@ class Reporter:
         tensorboard: TensorBoardWriter,
         metrics: MetricsFile | None = None,
         validates: bool = True,
+        callbacks: Callbacks | None = None,
     ) -> None:
         self.options = options
         self.world = world
@@ -63,6 +66,7 @@ class Reporter:
         self.metrics = metrics or MetricsFile(None)
         self.notes: dict[str, float] = {"ema_decay": options.ema} if options.ema else {}
         self.broken = 0
+        self.callbacks = callbacks
         self._validates = validates
         self._images = images
         self._pace = _Pace()
@@ -114,6 +118,8 @@ class Reporter:
             {train_tag(name): value for name, value in line.items() if name not in rates}, position.step
         )
         self.metrics.write("train", position.step, position.epoch, line)
+        if self.callbacks is not None:
+            self.callbacks.train(position.step, position.epoch, line)
 
     def _format(
         self,
@@ -148,7 +154,10 @@ class Reporter:
         line = f"{scores.line()} ({scores.n_images} images, {duration(seconds)})"
         self.log.info(f"validation after epoch {epoch + 1}: {line}")
         self.tensorboard.scalars(scores.scalars(), step)
-        self.metrics.write("validation", step, epoch, {"seconds": round(seconds, 3), **scores.to_json()})
+        content = scores.to_json()
+        self.metrics.write("validation", step, epoch, {"seconds": round(seconds, 3), **content})
+        if self.callbacks is not None:
+            self.callbacks.validated(step, epoch + 1, content)
 
     def sample_collector(self) -> SampleCollector | None:
         """Return an observer of a validation that keeps the images for :meth:`samples`; None without TensorBoard."""
@@ -159,6 +168,8 @@ class Reporter:
         net.eval()
         for tag, image in self._images.validation(net, collector):
             self.tensorboard.image(tag, image, step)
+            if self.callbacks is not None:
+                self.callbacks.image(tag, image)
         net.train()
 
 

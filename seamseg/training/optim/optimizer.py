@@ -1,4 +1,4 @@
-"""SGD or AdamW over groups of parameters: normalisation layers and the others (docs/contract.md, section 2)."""
+"""The optimizer over groups of parameters: normalisation layers and the others (docs/contract.md, section 2)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from seamseg.config import Config
+from seamseg.config.components import register
+from seamseg.config.sections import Optimizer
 from seamseg.models.backbones import Backbone
 from seamseg.models.backbones.timm_network import TimmBackbone
 from seamseg.ops.norm import ABN
@@ -45,7 +47,7 @@ def running_statistics(net: nn.Module) -> Iterator[Tensor]:
 
 
 def build_optimizer(net: nn.Module, config: Config) -> torch.optim.Optimizer:
-    """Build SGD or AdamW (`optimizer.type`); the first group holds normalisation parameters, the last the others.
+    """Build the optimizer of `optimizer.type`; the first group holds normalisation parameters, the last the others.
 
     Normalisation parameters have learning rate 0 when `body.bn_frozen`, and weight decay only with
     `optimizer.weight_decay_norm`. Frozen parameters are in no group. There are further groups, between these two, for
@@ -57,26 +59,31 @@ def build_optimizer(net: nn.Module, config: Config) -> torch.optim.Optimizer:
     InputError
         if a beta of AdamW is 1, or the layers of the backbone cannot be told apart for `optimizer.layer_decay`
     """
-    options = config.optimizer
-    groups = _parameter_groups(net, config)
-    parameters = [p for group in groups for p in group["params"]]
-    fused = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)
-    optimizer: torch.optim.Optimizer
-    if options.type == "adamw":
-        for name, beta in (("momentum", options.momentum), ("beta2", options.beta2)):
-            if beta >= 1:
-                raise InputError(f"[optimizer] {name} = {beta}: with type = adamw it must be below 1")
-        optimizer = torch.optim.AdamW(groups, lr=options.lr, betas=(options.momentum, options.beta2), fused=fused)
-    else:
-        optimizer = torch.optim.SGD(
-            groups,
-            lr=options.lr,
-            momentum=options.momentum,
-            nesterov=options.nesterov and options.momentum > 0,
-            fused=fused,
-        )
+    component, keys = config.component("optimizer")
+    optimizer: torch.optim.Optimizer = component.make(_parameter_groups(net, config), keys)
     fill_state(optimizer)
     return optimizer
+
+
+@register("optimizer", "sgd")
+def sgd(groups: list[dict[str, Any]], keys: Optimizer) -> torch.optim.Optimizer:
+    """Return SGD over groups of parameters that have learning rate and weight decay."""
+    nesterov = keys.nesterov and keys.momentum > 0
+    return torch.optim.SGD(groups, momentum=keys.momentum, nesterov=nesterov, fused=_can_fuse(groups))
+
+
+@register("optimizer", "adamw")
+def adamw(groups: list[dict[str, Any]], keys: Optimizer) -> torch.optim.Optimizer:
+    """Return AdamW over groups of parameters that have learning rate and weight decay."""
+    for name, beta in (("momentum", keys.momentum), ("beta2", keys.beta2)):
+        if beta >= 1:
+            raise InputError(f"[optimizer] {name} = {beta}: with type = adamw it must be below 1")
+    return torch.optim.AdamW(groups, betas=(keys.momentum, keys.beta2), fused=_can_fuse(groups))
+
+
+def _can_fuse(groups: list[dict[str, Any]]) -> bool:
+    parameters = [p for group in groups for p in group["params"]]
+    return all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)
 
 
 def _parameter_groups(net: nn.Module, config: Config) -> list[dict[str, Any]]:
@@ -115,11 +122,13 @@ def _body_parameters(net: nn.Module, config: Config) -> dict[nn.Parameter, tuple
 
 
 def fill_state(optimizer: torch.optim.Optimizer) -> None:
-    """Initialise the state of all parameters with zeros, which gives the same first step as no state.
+    """Initialise the state of SGD and Adam with zeros for all parameters: the same first step as no state.
 
     Without it, fused SGD leaves the state uninitialised if the first step is skipped, and fails if a parameter gets its
     first gradient later than others.
     """
+    if not has_known_state(optimizer):
+        return
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             state = optimizer.state[parameter]

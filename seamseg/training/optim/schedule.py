@@ -5,35 +5,51 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from seamseg.config.components import register
+from seamseg.config.sections import Scheduler
 from seamseg.utils.errors import InputError
 
-
-def _linear(t: int, total: int, params: Mapping[str, Any]) -> float:
-    return float(params["from"] + (params["to"] - params["from"]) * t / total)
-
-
-def _step(t: int, total: int, params: Mapping[str, Any]) -> float:
-    return float(params["gamma"] ** (t // params["step_size"]))
+Curve = Callable[[int, int, Any], float]
+"""The factor of the base rates at `t` of `total` steps or epochs, with the keys of the component."""
 
 
-def _poly(t: int, total: int, params: Mapping[str, Any]) -> float:
+@register("scheduler", "linear")
+def linear(t: int, total: int, keys: Scheduler) -> float:
+    """Return a factor between `from` and `to` of `params`."""
+    first, last = _params(keys, "from", "to")
+    return float(first + (last - first) * t / total)
+
+
+@register("scheduler", "step")
+def step(t: int, total: int, keys: Scheduler) -> float:
+    """Return `gamma ** (t // step_size)`."""
+    size, gamma = _params(keys, "step_size", "gamma")
+    if size <= 0:
+        raise InputError(f"[scheduler] params: step_size must be positive, not {size}")
+    return float(gamma ** (t // size))
+
+
+@register("scheduler", "poly")
+def poly(t: int, total: int, keys: Scheduler) -> float:
+    """Return `(1 - t / total) ** gamma`."""
     # past the end (a resumed run with fewer epochs) the base is negative
-    return float(max(0.0, 1.0 - t / total) ** params["gamma"])
+    return float(max(0.0, 1.0 - t / total) ** _params(keys, "gamma")[0])
 
 
-def _multistep(t: int, total: int, params: Mapping[str, Any]) -> float:
-    return float(params["gamma"] ** bisect_right(sorted(params["milestones"]), t))
+@register("scheduler", "multistep")
+def multistep(t: int, total: int, keys: Scheduler) -> float:
+    """Return `gamma` to the number of `milestones` up to t."""
+    gamma, milestones = _params(keys, "gamma", "milestones")
+    return float(gamma ** bisect_right(sorted(milestones), t))
 
 
-_CURVES: dict[str, tuple[Callable[[int, int, Mapping[str, Any]], float], tuple[str, ...]]] = {
-    "linear": (_linear, ("from", "to")),
-    "step": (_step, ("step_size", "gamma")),
-    "poly": (_poly, ("gamma",)),
-    "multistep": (_multistep, ("gamma", "milestones")),
-}
+def _params(keys: Scheduler, *names: str) -> list[Any]:
+    if missing := [name for name in names if name not in keys.params]:
+        raise InputError(f"[scheduler] params: a {keys.type} schedule needs {', '.join(missing)}")
+    return [keys.params[name] for name in names]
 
 
 class LRSchedule(ABC):
@@ -71,59 +87,39 @@ class LRSchedule(ABC):
 class CurveSchedule(LRSchedule):
     """The schedule of `[scheduler]`.
 
-    The curve runs over `t`, the step (`update_mode="batch"`) or the epoch (`"epoch"`), out of `total`, the number of
-    steps or epochs. While `step <= burn_in_steps` the rate rises linearly from `burn_in_start` to 1 times the base
-    rate instead, for all curves; burn-in is counted in steps in both modes.
+    The curve runs over `t`, the step (`update_mode` batch) or the epoch (epoch), out of `total`, the number of steps or
+    epochs. While `step <= burn_in_steps` the rate rises linearly from `burn_in_start` to 1 times the base rate instead,
+    for all curves; burn-in is counted in steps in both modes.
 
     Parameters
     ----------
-    kind : linear, step, poly or multistep
-    params : of the curve: linear {from, to}, step {step_size, gamma}, poly {gamma}, multistep {gamma, milestones}
+    curve, keys : of the component that `[scheduler] type` chooses
+    options : `[scheduler]`
     base_lrs : base rate of each parameter group
-    epochs : length of the training
     epoch_length : steps an epoch
-    update_mode : batch or epoch
-    burn_in_steps, burn_in_start : see above
 
     Raises
     ------
     InputError
-        if the kind or mode is unknown, a parameter is missing or a value is invalid
+        if the curve cannot be evaluated at its beginning
     """
 
     def __init__(
-        self,
-        kind: str,
-        params: Mapping[str, Any],
-        base_lrs: Sequence[float],
-        epochs: int,
-        epoch_length: int,
-        update_mode: str = "batch",
-        burn_in_steps: int = 0,
-        burn_in_start: float = 0.0,
+        self, curve: Curve, keys: Any, options: Scheduler, base_lrs: Sequence[float], epoch_length: int
     ) -> None:
-        if kind not in _CURVES:
-            raise InputError(f"[scheduler] type: unknown schedule {kind!r}, choose from {', '.join(_CURVES)}")
-        if update_mode not in ("batch", "epoch"):
-            raise InputError(f"[scheduler] update_mode: {update_mode!r} is neither batch nor epoch")
-        self._curve, required = _CURVES[kind]
-        missing = [name for name in required if name not in params]
-        if missing:
-            raise InputError(f"[scheduler] params: a {kind} schedule needs {', '.join(missing)}")
-        if kind == "step" and params["step_size"] <= 0:
-            raise InputError(f"[scheduler] params: step_size must be positive, not {params['step_size']}")
-        if epochs <= 0:
-            raise InputError(f"[scheduler] epochs: must be positive, not {epochs}")
-        super().__init__(base_lrs, epochs, epoch_length, update_mode == "epoch")
-        self.params = dict(params)
-        self.burn_in_steps = burn_in_steps
-        self.burn_in_start = burn_in_start
+        super().__init__(base_lrs, options.epochs, epoch_length, options.update_mode == "epoch")
+        self._curve, self._keys, self._options = curve, keys, options
+        self._at(0)
 
     def factor(self, step: int, epoch: int) -> float:
         """See :meth:`LRSchedule.factor`."""
-        if step <= self.burn_in_steps:
-            return self.burn_in_start + step * (1.0 - self.burn_in_start) / self.burn_in_steps
-        factor = self._curve(epoch if self.by_epoch else step, self.total, self.params)
+        options = self._options
+        if step <= options.burn_in_steps:
+            return options.burn_in_start + step * (1.0 - options.burn_in_start) / options.burn_in_steps
+        return self._at(epoch if self.by_epoch else step)
+
+    def _at(self, t: int) -> float:
+        factor = self._curve(t, self.total, self._keys)
         if not math.isfinite(factor):
-            raise InputError(f"[scheduler] params: the schedule is not finite at step {step}: {self.params}")
+            raise InputError(f"[scheduler] {self._options.type}: the factor of the learning rate at {t} is {factor}")
         return factor

@@ -46,4 +46,5 @@ def set_learning_rates(optimizer: torch.optim.Optimizer, rates: list[float]) -> 
 
 def has_known_state(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether :func:`seamseg.training.optim.optimizer.fill_state` knows the state of this type of optimizer."""
-    return isinstance(optimizer, (torch.optim.SGD, torch.optim.Adam))
+    # a subclass may add state of its own
+    return type(optimizer) in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)

@@ -1,5 +1,7 @@
 """The semantic head: its exact algebra against the plain form, and its loss against the original."""
 
+from functools import partial
+
 import pytest
 import torch
 from support.golden_files import tensor
@@ -7,7 +9,14 @@ from support.sections import sem
 from torch.nn import functional
 from torch.testing import assert_close
 
-from seamseg.models.heads.semantic import MiniDeepLab, SemanticHead, semantic_loss, semantic_target
+from seamseg.models.heads.semantic import (
+    MiniDeepLab,
+    SemanticHead,
+    SemanticImage,
+    cross_entropy,
+    semantic_loss,
+    semantic_target,
+)
 from seamseg.ops.norm import ABN, InPlaceABN
 
 
@@ -87,12 +96,22 @@ def test_loss_equals_the_original(ohem):
     padded = torch.stack(
         [functional.pad(x, (0, width - x.shape[2], 0, height - x.shape[1])) for x in logits]
     ).requires_grad_()
-    loss = semantic_loss(padded, (height, width), targets, None if ohem == "None" else float(ohem))
+    keys = sem(ohem=None if ohem == "None" else float(ohem))
+    loss = semantic_loss(padded, (height, width), targets, partial(cross_entropy, keys=keys))
     assert_close(loss, tensor("ops", f"sem_loss/ohem_{ohem}/loss"))
     loss.backward()
     for i, (gradient, x) in enumerate(zip(padded.grad, logits)):
         wanted = tensor("ops", f"sem_loss/ohem_{ohem}/grad{i}")
         assert_close(gradient[:, : x.shape[1], : x.shape[2]], wanted, rtol=1e-4, atol=1e-7)
+
+
+def test_what_a_loss_gets():
+    torch.manual_seed(0)
+    logits, target = torch.randn(3, 4, 5), torch.randint(0, 3, (14, 19))
+    target[:4] = 255
+    image = SemanticImage(logits, (16, 20), target)
+    pixels = functional.cross_entropy(image.upsampled[None], target[None], ignore_index=255, reduction="none")
+    assert_close(image.cross_entropy, pixels[0])
 
 
 def test_target_takes_the_first_layer_that_is_not_void():

@@ -3,9 +3,34 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from seamseg.components import SemanticImage, key, loss
+from seamseg.panoptic_map import VOID
+
+
+@dataclass(frozen=True)
+class MaxPoolingKeys:
+    """Keys of loss max-pooling."""
+
+    power: float = key(
+        "power p: with 1, all pixels with the largest losses count equally; the larger, the nearer to the mean of all",
+        1.7,
+        minimum=1,
+        maximum=1000,
+    )
+    support: float | None = key(
+        "fraction of the pixels that carry weight, at least; empty for no bound", 0.25, above=0, maximum=1
+    )
+
+
+@loss("max_pooling", keys=MaxPoolingKeys)
+def max_pooling(image: SemanticImage, keys: MaxPoolingKeys) -> Tensor:
+    """Return the loss max-pooling of the cross-entropies of an image."""
+    return max_pooled_loss(image.cross_entropy[None], (image.target != VOID)[None], keys.power, keys.support)[0]
 
 
 def max_pooled_loss(losses: Tensor, valid: Tensor, power: float, support: float | None = None) -> Tensor:

@@ -1,6 +1,7 @@
 """Loss max-pooling: the definition by a search over the weights, its limits, void pixels, the semantic loss."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -9,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from seamseg.models.heads.max_pooling import max_pooled_loss
 from seamseg.models.heads.semantic import semantic_loss
 from seamseg.ops.upsample import upsample_cross_entropy
+from seamseg.recipes.max_pooling import MaxPoolingKeys, max_pooled_loss, max_pooling
 
 POWERS = [1.0, 1.01, 1.3, 1.7, 4.0, 60.0]
 
@@ -106,7 +107,7 @@ def test_semantic_loss():
     logits = torch.randn(2, 3, 4, 5, requires_grad=True)
     targets = [torch.randint(0, 3, (14, 20)), torch.randint(0, 3, (16, 17))]
     targets[0][:5] = 255
-    loss = semantic_loss(logits, (16, 20), targets, 0.25, max_pooling=1.7)
+    loss = semantic_loss(logits, (16, 20), targets, partial(max_pooling, keys=MaxPoolingKeys(1.7, 0.25)))
     parts = []
     for x, target in zip(logits, targets):
         pixels = upsample_cross_entropy(x, (16, 20), tuple(target.shape), target)[target != 255]

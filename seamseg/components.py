@@ -1,0 +1,93 @@
+"""What a component is made of: decorators that register it, and the declaration of its keys.
+
+A component is one class or function in a module or file of the user, see docs/how-to/extend.md::
+
+    from seamseg.components import key, optimizer
+
+    @dataclass(frozen=True)
+    class LionKeys:
+        beta1: float = key("weight of the momentum in an update", 0.9, minimum=0, maximum=1)
+
+    @optimizer("lion", keys=LionKeys)
+    def lion(groups, keys): ...
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from seamseg.config.components import API, register
+from seamseg.config.sections import key
+
+if TYPE_CHECKING:
+    from seamseg.evaluation.metric import Metric
+    from seamseg.models.heads.custom import Head, Map
+    from seamseg.models.heads.semantic import SemanticImage
+    from seamseg.predict.writers.images import ImageWriter as ImageFormat
+    from seamseg.training.callbacks import Callback, Run
+
+augmentation = partial(register, "augmentation")
+"""Registers a function of the pixels of a training image, uint8 `H x W x 3`, an RNG (:class:`random.Random`) and the
+keys; it returns pixels of the same size."""
+
+callback = partial(register, "callback")
+"""Registers a class derived from :class:`Callback`."""
+
+head = partial(register, "head")
+"""Registers a class derived from :class:`Head`."""
+
+metric = partial(register, "metric")
+"""Registers a class derived from :class:`Metric`."""
+
+output_format = partial(register, "format")
+"""Registers a class derived from :class:`ImageFormat`, or one with its methods."""
+
+loss = partial(register, "loss")
+"""Registers a function of a :class:`SemanticImage` and the keys; it returns the loss of the image, a scalar."""
+
+optimizer = partial(register, "optimizer")
+"""Registers a function of the parameter groups, dicts with `params`, `lr` and `weight_decay`, and the keys; it returns
+a :class:`torch.optim.Optimizer`. Its state is saved and restored by `state_dict` and `load_state_dict`."""
+
+scheduler = partial(register, "scheduler")
+"""Registers a function of `t` (steps or epochs done), their total number and the keys; it returns the factor of the
+learning rates."""
+
+__all__ = [
+    "API",
+    "Callback",
+    "Head",
+    "ImageFormat",
+    "Map",
+    "Metric",
+    "Run",
+    "SemanticImage",
+    "augmentation",
+    "callback",
+    "head",
+    "key",
+    "loss",
+    "metric",
+    "optimizer",
+    "output_format",
+    "scheduler",
+]
+
+_MODULES = {
+    "ImageFormat": "seamseg.predict.writers.images:ImageWriter",
+    **dict.fromkeys(("Callback", "Run"), "seamseg.training.callbacks"),
+    "Metric": "seamseg.evaluation.metric",
+    **dict.fromkeys(("Head", "Map"), "seamseg.models.heads.custom"),
+    "SemanticImage": "seamseg.models.heads.semantic",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs torch when it is used."""
+    if name in _MODULES:
+        from importlib import import_module
+
+        module, _, attribute = _MODULES[name].partition(":")
+        return getattr(import_module(module), attribute or name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,161 @@
+"""Checks of a whole configuration: keys that contradict each other, and networks beyond the limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from seamseg.config.bodies import TIMM, layout_of
+from seamseg.config.kinds import KINDS
+from seamseg.config.sections import CHANNELS, Config
+from seamseg.utils.errors import InputError
+
+_WIDEST_BODY = 4096
+"""Most channels of the last output of a body."""
+
+MAX_PARAMETERS = 1 << 30
+"""Largest number of parameters of the heads and the pyramid; with the defaults they have 26 million."""
+
+
+def check(config: Config, source: str) -> None:
+    """Raise InputError, prefixed by `source`, if keys contradict each other or describe a network beyond the limits."""
+    raise_first(source, (check(config) for check in (_body_params, _inputs, _levels, _heads, _norms, _parameters)))
+
+
+def check_training(config: Config, source: str | Path, overrides: Sequence[str] = ()) -> None:
+    """Raise InputError if keys contradict each other that inference does not need; arguments as :func:`load_config`."""
+    name = f"{source} with `overrides`" if overrides else str(source)
+    raise_first(name, (check(config) for check in (_loss_weights, _thresholds, _crops)))
+
+
+def raise_first(source: str, problems: Iterable[str | None]) -> None:
+    """Raise InputError with the first problem, if there is any, prefixed by `source`."""
+    for problem in problems:
+        if problem is not None:
+            raise InputError(f"{source}: {problem}")
+
+
+def head_parameters(config: Config) -> dict[str, int]:
+    """Estimate the number of parameters of the pyramid and each head, by section, without classes and norms."""
+    if config.kind == "semantic":
+        sem = config.sem
+        kernels = _WIDEST_BODY * (2 + 9 * len(sem.dilations)) + sem.out_channels * (len(sem.dilations) + 2)
+        return {"sem": sem.hidden_channels * kernels}
+    width, roi = config.fpn.out_channels, config.roi
+    levels = len(config.fpn.out_strides)
+    body = sum(config.body.out_channels.get(name, 0) for name in config.fpn.inputs)
+    rpn = config.rpn.hidden_channels
+    box_width = roi.conv_channels if roi.box_convs else width
+    box_convs = 9 * (width + max(roi.box_convs - 1, 0) * roi.conv_channels) * roi.conv_channels * (roi.box_convs > 0)
+    return {
+        "fpn": width * body + 9 * width * width * levels,
+        "rpn": 9 * width * rpn + 5 * rpn * len(config.rpn.anchor_ratios),
+        "roi": box_convs
+        + box_width * (roi.roi_size[0] // 2) * (roi.roi_size[1] // 2) * roi.fc_channels
+        + roi.fc_channels**2 * (not roi.box_convs)
+        + 9 * (width + 4 * roi.conv_channels) * roi.conv_channels
+        + (width + 2 * roi.conv_channels) * roi.conv_channels * (roi.mask_points > 0),
+        "sem": 9 * (width + config.sem.hidden_channels) * config.sem.hidden_channels * config.sem.fpn_levels,
+    }
+
+
+def _body_params(config: Config) -> str | None:
+    params, of_timm = config.body.body_params, config.body.body.startswith(TIMM)
+    limits = {"classes": 16_384, "dilation": 64}
+    if of_timm:  # some make a table for each pair of pixels of a window in loops
+        limits = {name: 32 if "window" in name else CHANNELS for name in params}
+    for name, limit in limits.items():
+        for number in _numbers(params.get(name, 1)):
+            if not isinstance(number, (int, float)):
+                if of_timm:  # names of layers, for example
+                    continue
+                return f"[body] body_params: {name} must be a number or a list of numbers, got {number!s:.80}"
+            if abs(number) > limit:
+                return f"[body] body_params: {name} {number} is above the limit of {limit}"
+    return None
+
+
+def _numbers(value: object) -> Iterator[object]:
+    """Yield the items of nested lists: dilations of stages, and of their blocks."""
+    for item in value if isinstance(value, (list, tuple)) else [value]:
+        yield from item if isinstance(item, (list, tuple)) else [item]
+
+
+def _parameters(config: Config) -> str | None:
+    counts = head_parameters(config)
+    most = max(counts, key=counts.__getitem__)
+    if (total := sum(counts.values())) <= MAX_PARAMETERS:
+        return None
+    return (
+        f"the channels and sizes require {total} parameters, {counts[most]} of them in [{most}]; the limit is "
+        f"{MAX_PARAMETERS}"
+    )
+
+
+def _loss_weights(config: Config) -> str | None:
+    given, losses = len(config.optimizer.loss_weights), KINDS[config.kind].losses
+    if given == len(losses):
+        return None
+    names = ", ".join(loss.removesuffix("_loss") for loss in losses)
+    return f"[optimizer] loss_weights has {given} values, {config.kind} has {len(losses)} losses ({names})"
+
+
+def _inputs(config: Config) -> str | None:
+    layout = layout_of(config.body.body, config.body.body_params)
+    assert layout is not None
+    for module in config.fpn.inputs:
+        if module not in (config.body.out_channels or layout.out_strides):
+            return f"[fpn] inputs names {module!r:.80}, which is not in [body] out_channels"
+    return None
+
+
+def _levels(config: Config) -> str | None:
+    given, levels = len(config.fpn.out_strides), len(config.fpn.inputs) + config.fpn.extra_scales
+    if given == levels:
+        return None
+    return f"[fpn] out_strides has {given} values, inputs and extra_scales make {levels} levels"
+
+
+def _heads(config: Config) -> str | None:
+    levels = len(config.fpn.out_strides)
+    for name in KINDS[config.kind].heads:
+        section = getattr(config, name)
+        last = section.fpn_min_level + section.fpn_levels
+        if last > levels:
+            return f"[{name}] fpn_min_level + fpn_levels = {last}, the pyramid has {levels} levels"
+    return None
+
+
+def _thresholds(config: Config) -> str | None:
+    rpn, roi = config.rpn, config.roi
+    if rpn.neg_threshold > rpn.pos_threshold:
+        return f"[rpn] neg_threshold {rpn.neg_threshold} is above pos_threshold {rpn.pos_threshold}"
+    if roi.neg_threshold_lo > roi.neg_threshold_hi:
+        return f"[roi] neg_threshold_lo {roi.neg_threshold_lo} is above neg_threshold_hi {roi.neg_threshold_hi}"
+    return None
+
+
+def _norms(config: Config) -> str | None:
+    mode = config.body.normalization_mode
+    if config.general.qat and config.body.body.startswith(TIMM):
+        return f"[general] qat needs a body whose norms can be folded, not {config.body.body}"
+    if not config.general.qat or set(mode.split("+")) <= {"bn", "syncbn"}:
+        return None
+    return f"[general] qat folds the norms into the convolutions, which needs batch norm, not normalization_mode {mode}"
+
+
+def _crops(config: Config) -> str | None:
+    for name in ("rpn", "roi"):
+        if getattr(config, name).bbx_loss == "cabb" and config.dataloader.crop_size is None:
+            return f"[{name}] bbx_loss = cabb is for training on crops: set [dataloader] crop_size, or smooth_l1"
+    loading = config.dataloader
+    sizes, scales = loading.instance_scale_uniform, loading.random_scale
+    if sizes is None:
+        return None
+    if sizes[0] > sizes[1]:
+        return f"[dataloader] instance_scale_uniform {sizes} must be (smallest, largest)"
+    if loading.crop_size is None:
+        return "[dataloader] instance_scale_uniform needs crop_size, the size of the crops around instances"
+    if scales is None or len(scales) != 2:
+        return "[dataloader] instance_scale_uniform needs random_scale of two values, the limits of the scale"
+    return None

@@ -1,0 +1,302 @@
+"""Components: named parts of a network, a training or an evaluation, built in or from a module or file of the user.
+
+A component is a class or function that a decorator of :mod:`seamseg.components` registers under a kind and a name, with
+a frozen dataclass of its keys (docs/how-to/extend.md). Modules and files are imported only if the user names them,
+never because they are installed or a model names them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from seamseg.utils.component_errors import described
+from seamseg.utils.errors import InputError, did_you_mean
+
+API = 1
+"""Version of the interface; one that breaks components gets another number."""
+
+
+@dataclass(frozen=True)
+class ComponentKind:
+    """What a component may be.
+
+    Attributes
+    ----------
+    what : a line for `seamseg components`
+    key : `section.key` of the configuration that chooses one by its name; empty if any number may be used, one for each
+        section `[KIND NAME]` of the configuration
+    modules : modules of this package that register the built-in ones
+    evaluated : used by an evaluation although the configuration of the model does not name it
+    chosen : used where an option names it, not because of its section
+    """
+
+    what: str
+    key: str = ""
+    modules: tuple[str, ...] = ()
+    evaluated: bool = False
+    chosen: bool = False
+
+
+KINDS: dict[str, ComponentKind] = {
+    "augmentation": ComponentKind("changes the colours of a training image"),
+    "callback": ComponentKind("follows a training, such as a logger, and may end it"),
+    "head": ComponentKind("head of the network, with losses and output maps"),
+    "format": ComponentKind("output format of predict, which its option names", chosen=True),
+    "loss": ComponentKind(
+        "loss of the semantic head", "sem.loss", ("seamseg.models.heads.semantic", "seamseg.recipes.max_pooling")
+    ),
+    "metric": ComponentKind("metric of a validation, which may select the best snapshot", evaluated=True),
+    "optimizer": ComponentKind("updates the weights", "optimizer.type", ("seamseg.training.optim.optimizer",)),
+    "scheduler": ComponentKind("learning rate over time", "scheduler.type", ("seamseg.training.optim.schedule",)),
+}
+"""The kinds of components by name."""
+
+
+@dataclass(frozen=True)
+class NoKeys:
+    """The keys of a component without any."""
+
+
+@dataclass(frozen=True)
+class Component:
+    """A registered component.
+
+    Attributes
+    ----------
+    kind, name : its kind and its name in a configuration
+    make : the class or function
+    keys : frozen dataclass of its keys, those of the section `[KIND NAME]`
+    module : name of the module that registers it
+    """
+
+    kind: str
+    name: str
+    make: Callable[..., Any]
+    keys: type
+    module: str
+
+    @property
+    def section(self) -> str:
+        """Section of its keys."""
+        return f"{self.kind} {self.name}"
+
+    @property
+    def file(self) -> Path:
+        """File of the module."""
+        return Path(str(getattr(sys.modules[self.module], "__file__", None)))
+
+    @property
+    def built_in(self) -> bool:
+        """Whether it is part of this package."""
+        return self.module.partition(".")[0] == "seamseg"
+
+
+_Made = TypeVar("_Made", bound=Callable[..., Any])
+_REGISTERED: dict[tuple[str, str], Component] = {}
+
+
+def register(kind: str, name: str, keys: type = NoKeys) -> Callable[[_Made], _Made]:
+    """Return a decorator that registers a class or function.
+
+    Parameters
+    ----------
+    kind : of :data:`KINDS`
+    name : in the configuration: lower-case letters, digits and underscores
+    keys : frozen dataclass whose fields are declared with :func:`seamseg.components.key`, each with a default
+
+    Raises
+    ------
+    InputError
+        if the name is not one, the keys are not declared, or another component has the name
+    """
+    if not (name.isascii() and name.isidentifier() and name == name.lower()):
+        raise InputError(f"{kind} {name!r:.80}: a name has lower-case letters, digits and underscores")
+    if not (is_dataclass(keys) and keys.__dataclass_params__.frozen):  # type: ignore[attr-defined]
+        raise InputError(f"{kind} {name}: its keys {keys.__name__} must be a dataclass with frozen=True")
+    for spec in fields(keys):
+        if "doc" not in spec.metadata or spec.name != spec.name.lower() or spec.default is MISSING:
+            raise InputError(
+                f"{kind} {name}: declare {spec.name} of {keys.__name__} as key(DOC, DEFAULT), in lower case"
+            )
+
+    def decorate(made: _Made) -> _Made:
+        component = Component(kind, name, made, keys, made.__module__)
+        other = _REGISTERED.setdefault((kind, name), component)
+        if other.module != component.module or other.make.__qualname__ != made.__qualname__:
+            raise InputError(f"{component.file}: there is a {kind} {name} already, in {other.file}: rename one")
+        _REGISTERED[kind, name] = component
+        return made
+
+    return decorate
+
+
+def load(names: Iterable[str], folder: Path | None = None) -> list[str]:
+    """Import modules and files of components, unless they are imported.
+
+    Parameters
+    ----------
+    names : modules that Python finds (`package.module`), and files (`*.py`)
+    folder : of the configuration that names them, where files are searched before the working directory
+
+    Returns
+    -------
+    the names, files as absolute paths
+
+    Raises
+    ------
+    InputError
+        if one is missing, or fails
+    """
+    loaded = []
+    for name in filter(None, map(str.strip, names)):
+        path = None
+        if name.endswith(".py"):
+            candidates = [Path(folder or "", name), Path(name)]
+            path = next((p.resolve() for p in candidates if p.is_file()), None)
+            if path is None:
+                raise InputError(f"components: {name}: no such file")
+        try:
+            _import_file(path) if path is not None else importlib.import_module(name)
+        except InputError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise InputError(f"components: {name}{described(error, str(path))}") from error
+        loaded.append(str(path or name))
+    return loaded
+
+
+def _import_file(path: Path) -> None:
+    """Import a file as the module of its name, which worker processes find, too: its folder comes last on the path."""
+    known = sys.modules.get(path.stem)
+    if known is not None:
+        if os.path.realpath(str(getattr(known, "__file__", None))) == str(path):
+            return
+        raise InputError(f"components: {path}: another module is named {path.stem}: rename the file")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[path.stem]
+        for key in [key for key, component in _REGISTERED.items() if component.module == path.stem]:
+            del _REGISTERED[key]
+        raise
+
+
+def registered(kind: str | None = None) -> list[Component]:
+    """Return the built-in and the imported components, of a kind or of all, by name."""
+    for one in [kind] if kind is not None else KINDS:
+        _register_built_in(one)
+    return sorted((c for c in _REGISTERED.values() if kind in (None, c.kind)), key=lambda c: (c.kind, c.name))
+
+
+@cache
+def _register_built_in(kind: str) -> None:
+    for module in KINDS[kind].modules:
+        importlib.import_module(module)
+
+
+def is_registered(kind: str, name: str) -> bool:
+    """Return whether a component is built in or imported."""
+    if kind in KINDS and (kind, name) not in _REGISTERED:
+        _register_built_in(kind)
+    return (kind, name) in _REGISTERED
+
+
+def find(kind: str, name: str) -> Component:
+    """Return a component.
+
+    Raises
+    ------
+    InputError
+        if there is none of this kind and name
+    """
+    if is_registered(kind, name):
+        return _REGISTERED[kind, name]
+    names = [component.name for component in registered(kind)]
+    meant = did_you_mean(name, names) or f"; known are {', '.join(names) or 'none'}"
+    raise InputError(f"no {kind} {name!r:.80}{meant}; name the file of another with `components=FILE`")
+
+
+def added_by(names: Iterable[str]) -> Iterator[Component]:
+    """Yield the components of modules and files of :func:`load` that nothing has to choose."""
+    modules = {Path(name).stem if name.endswith(".py") else name for name in names}
+    for component in list(_REGISTERED.values()):
+        kind = KINDS[component.kind]
+        own = any(component.module == name or component.module.startswith(f"{name}.") for name in modules)
+        if own and not (kind.key or kind.chosen):
+            yield component
+
+
+def parse_section(section: str) -> tuple[str, str] | None:
+    """Return kind and name of the component that a section of a configuration is for; None for other sections."""
+    kind, space, name = section.partition(" ")
+    return (kind, name.strip()) if space and kind in KINDS else None
+
+
+def declared(keys: type) -> dict[str, Field[Any]]:
+    """Return the fields of keys by name."""
+    return {spec.name: spec for spec in fields(keys)}
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a model states about a component that its training used; nothing is imported because of it.
+
+    Attributes
+    ----------
+    kind, name : of the component
+    module, version : of its module, and the `__version__` of that
+    sha256 : of its file
+    """
+
+    kind: str
+    name: str
+    module: str
+    version: str
+    sha256: str
+
+    @staticmethod
+    def of(component: Component) -> Record:
+        """Describe a component."""
+        module: ModuleType = sys.modules[component.module]
+        checksum = hashlib.sha256(component.file.read_bytes()).hexdigest()
+        version = str(getattr(module, "__version__", ""))
+        return Record(component.kind, component.name, component.module, version, checksum)
+
+    def content(self) -> dict[str, str]:
+        """Return plain data, as a snapshot holds it."""
+        return asdict(self)
+
+    def change(self) -> str | None:
+        """Return a line if the imported component is another than that of the training; None if it is not imported."""
+        component = _REGISTERED.get((self.kind, self.name))
+        if component is None or Record.of(component).sha256 == self.sha256:
+            return None
+        return f"{self.kind} {self.name}: {component.file} has changed since the training"
+
+
+def parse_records(content: Any, source: str) -> tuple[Record, ...]:
+    """Return the records that a snapshot holds; InputError, with its name `source`, if they are damaged."""
+    names = [spec.name for spec in fields(Record)]
+    try:
+        found = [Record(*(record[name] for name in names)) for record in content or ()]
+        if all(isinstance(text, str) for record in found for text in asdict(record).values()):
+            return tuple(found)
+    except (KeyError, TypeError, IndexError):
+        pass
+    raise InputError(f"{source}: its list of components is damaged")

@@ -1,0 +1,113 @@
+"""Metrics of users, over the images of all processes, beside the scores of the network."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from seamseg.predictions import ArrayPrediction
+
+
+class Metric:
+    """A metric; derive from it, and register the class with :func:`seamseg.components.metric`.
+
+    Parameters
+    ----------
+    keys : of the section `[metric NAME]`
+
+    Attributes
+    ----------
+    higher_is_better : of the first of its :meth:`scores`, which can select the best snapshot (`[general] eval_mode`)
+    """
+
+    higher_is_better: ClassVar[bool] = True
+
+    def __init__(self, keys: Any = None) -> None:
+        self.keys = keys
+
+    def begin(self, num_stuff: int, num_thing: int) -> None:
+        """Begin an evaluation with so many classes, stuff first; set all counts to zero."""
+
+    def add(self, item: Any, prediction: ArrayPrediction) -> None:
+        """Add an image.
+
+        Parameters
+        ----------
+        item : :class:`seamseg.validation.validator.ValidationItem`: `mask`, ids `L x h x w` at native size, their
+            classes `cat` and crowd flags `iscrowd`, `id`, and `pixels` of the network's input
+        prediction : at the size of the network's input: boxes, classes, scores, semantic, maps
+        """
+        raise NotImplementedError
+
+    def state(self) -> np.ndarray:
+        """Return the counts as one float64 vector, which is summed over the processes."""
+        raise NotImplementedError
+
+    def scores(self, state: np.ndarray) -> dict[str, float]:
+        """Return numbers by name from the summed counts, fractions or others; NaN if undefined."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindScores(ABC):
+    """The scores of a kind of network, and those of metrics of the user.
+
+    Attributes
+    ----------
+    metrics : numbers of metrics of the user by name
+    selected : what selects the best snapshot instead of the score of the kind, as a number from 0; None for that
+    """
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    selected: float | None = None
+
+    @property
+    def best(self) -> float:
+        """See :attr:`Scores.best`."""
+        return self._best() if self.selected is None else self.selected
+
+    def to_json(self) -> dict[str, Any]:
+        """Return fractions, None for NaN, and the numbers of metrics of the user; see the class."""
+        return {**self._to_json(), **{name: or_none(value) for name, value in self.metrics.items()}}
+
+    def scalars(self) -> dict[str, float]:
+        """See :meth:`Scores.scalars`."""
+        return self._scalars() | known({f"val/{name}": value for name, value in self.metrics.items()})
+
+    def line(self) -> str:
+        """See :meth:`Scores.line`."""
+        return "  ".join([self._line(), *(f"{name} {value:.4g}" for name, value in self.metrics.items())])
+
+    def table(self) -> str:
+        """See :meth:`Scores.table`."""
+        return "\n".join([self._table(), *(f"{name}: {value:.4g}" for name, value in self.metrics.items())])
+
+    @abstractmethod
+    def _best(self) -> float: ...
+
+    @abstractmethod
+    def _to_json(self) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def _scalars(self) -> dict[str, float]: ...
+
+    @abstractmethod
+    def _line(self) -> str: ...
+
+    @abstractmethod
+    def _table(self) -> str: ...
+
+
+def or_none(value: float) -> float | None:
+    """Convert NaN to None, for JSON."""
+    return None if math.isnan(value) else value
+
+
+def known(values: Mapping[str, float]) -> dict[str, float]:
+    """Return the values that are not NaN."""
+    return {name: value for name, value in values.items() if not math.isnan(value)}

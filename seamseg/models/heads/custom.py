@@ -1,0 +1,170 @@
+"""Heads of users: what one declares, and how its code is called.
+
+A head reads the pyramid of a network of kind panoptic, instance_seg or detection. It states its losses and its output
+maps, so that everything else follows: training on several processes, mixed precision, averages of the weights,
+snapshots, prediction in tiles and of several views, files (docs/how-to/extend.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from seamseg.models.backbones.base import NormFactory
+from seamseg.predictions import MapFormat
+from seamseg.utils.component_errors import named_errors
+from seamseg.utils.errors import SeamsegError
+
+if TYPE_CHECKING:
+    from seamseg.models.panoptic_inference import Features
+    from seamseg.structures import Batch
+
+__all__ = ["Head", "HeadContext", "Map", "MapFormat"]
+
+Map = MapFormat
+
+
+@dataclass(frozen=True)
+class HeadContext:
+    """What a head is built for.
+
+    Attributes
+    ----------
+    width : channels of all levels of the pyramid
+    strides : of the levels, finest first
+    num_stuff, num_thing : classes of the data set; stuff comes first
+    norm : factory of norm + activation layers, `norm(channels)`, of `[body] normalization_mode`
+    """
+
+    width: int
+    strides: tuple[int, ...]
+    num_stuff: int
+    num_thing: int
+    norm: NormFactory
+
+
+class Head(nn.Module):
+    """A head; derive from it, and register the class with :func:`seamseg.components.head`.
+
+    Parameters
+    ----------
+    keys : of the section `[head NAME]`
+    context : of the network
+
+    Attributes
+    ----------
+    losses : name of each loss, and the key that holds its weight
+    outputs : the maps that it predicts, by name, which is also that of their output format
+    """
+
+    losses: ClassVar[Mapping[str, str]] = {}
+    outputs: ClassVar[Mapping[str, Map]] = {}
+
+    def __init__(self, keys: Any, context: HeadContext) -> None:
+        super().__init__()
+        self.keys = keys
+        self.context = context
+
+    def forward(self, features: Features) -> dict[str, Tensor]:
+        """Compute maps `N x channels x h x w` by name, at any resolution.
+
+        Parameters
+        ----------
+        features : `levels` of a padded batch, `N x width x h x w` each, finest first; `padded_size`; `valid_sizes`, the
+            `(height, width)` of each image, which is the upper left part of the padded one
+        """
+        raise NotImplementedError
+
+    def targets(self, batch: Batch) -> Any:
+        """Return the ground truth, made from that of the batch on its device; called without gradients.
+
+        Parameters
+        ----------
+        batch : `masks`, `L x H x W` ids of each image, after scaling, cropping, flipping and pasting; `categories` and
+            `iscrowd` by id; see :class:`seamseg.structures.Batch`
+        """
+        return None
+
+    def loss(self, outputs: dict[str, Tensor], targets: Any) -> dict[str, tuple[Tensor, Tensor | int]]:
+        """Return the mean of each of :attr:`losses` and the number of what it averages, 0 for a batch without any."""
+        return {}
+
+    def predict(self, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the maps of :attr:`outputs`, `N x channels x h x w`, such as sigmoids, from those of `forward`."""
+        return outputs
+
+
+class HeadOutputs(NamedTuple):
+    """A head, its name and what its `forward` has returned."""
+
+    name: str
+    head: Head
+    maps: dict[str, Tensor]
+
+
+def run_heads(heads: Mapping[str, Head], features: Features) -> list[HeadOutputs]:
+    """Run all heads on a batch."""
+    found = []
+    for name, head in heads.items():
+        with named_errors(f"head {name}", type(head).__module__):
+            found.append(HeadOutputs(name, head, head(features)))
+    return found
+
+
+def head_losses(outputs: list[HeadOutputs], batch: Batch) -> dict[str, tuple[Tensor, Tensor | int]]:
+    """Return the mean and the count of each loss of all heads.
+
+    Raises
+    ------
+    SeamsegError
+        if a head fails, or returns other losses than it declares
+    """
+    losses: dict[str, tuple[Tensor, Tensor | int]] = {}
+    for name, head, maps in outputs:
+        with named_errors(f"head {name}", type(head).__module__):
+            with torch.no_grad():
+                targets = head.targets(batch)
+            found = head.loss(maps, targets)
+        if found.keys() != head.losses.keys():
+            declared = ", ".join(head.losses) or "none"
+            raise SeamsegError(f"head {name}: returns the losses {', '.join(found) or 'none'}, declares {declared}")
+        losses |= {loss: found[loss] for loss in head.losses}
+    return losses
+
+
+def predicted_maps(heads: Mapping[str, Head], features: Features) -> list[dict[str, Tensor]]:
+    """Return the output maps of all heads for each image, `H x W`, or `channels x H x W` of several channels."""
+    images: list[dict[str, Tensor]] = [{} for _ in features.valid_sizes]
+    for name, head, maps in run_heads(heads, features):
+        with named_errors(f"head {name}", type(head).__module__):
+            found = head.predict(maps)
+            missing = [output for output in head.outputs if output not in found]
+            if missing:
+                raise KeyError(f"predict() returns no {missing[0]}")
+            for output, spec in head.outputs.items():
+                full = resized(found[output], features.padded_size, spec)
+                for image, x, (height, width) in zip(images, full, features.valid_sizes, strict=True):
+                    part = x[:, :height, :width]
+                    image[output] = part[0] if spec.channels == 1 else part
+    return images
+
+
+def resized(maps: Tensor, size: tuple[int, int], spec: Map) -> Tensor:
+    """Return maps `N x channels x h x w` at another size as their declaration says, float32 or integers."""
+    if spec.resize == "nearest":
+        return functional.interpolate(maps.float(), size, mode="nearest-exact").to(maps.dtype)
+    return functional.interpolate(maps.float(), size, mode="bilinear", align_corners=False)
+
+
+def mirrored_map(x: Tensor, spec: Map) -> Tensor:
+    """Return a map `... x H x W` of the mirrored image, with the signs of its channels."""
+    flipped = x.flip(-1)
+    if spec.mirror is None:
+        return flipped
+    signs = torch.tensor(spec.mirror, dtype=x.dtype, device=x.device)
+    return flipped * (signs[:, None, None] if spec.channels > 1 else signs[0])

@@ -1,0 +1,139 @@
+"""Callbacks: what follows a training from outside, such as a logger, and may end it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seamseg.utils.errors import one_line
+
+
+@dataclass
+class Run:
+    """The training that a callback follows.
+
+    Attributes
+    ----------
+    folder : run folder
+    config : text of the configuration
+    epochs : length of the training
+    step, epoch : finished steps and epochs, more than 0 in a resumed training
+    stop_reason : of :meth:`stop`; empty unless it was called
+    """
+
+    folder: Path
+    config: str
+    epochs: int
+    step: int = 0
+    epoch: int = 0
+    stop_reason: str = ""
+
+    def stop(self, reason: str) -> None:
+        """End the training after the current step or validation, with a snapshot; the log has the reason."""
+        self.stop_reason = self.stop_reason or reason
+
+
+class Callback:
+    """Follows a training; derive from it and override what is needed.
+
+    All methods are called in the main process only, and must not change what they are given. An exception does not end
+    the training: a warning is logged, and the callback is not called again. To end the training call :meth:`Run.stop`.
+
+    Parameters
+    ----------
+    keys : of the section `[callback NAME]`
+    """
+
+    def __init__(self, keys: Any = None) -> None:
+        self.keys = keys
+
+    def begin(self, run: Run) -> None:
+        """Begin a training; called before the first step, in a resumed training after :meth:`load_state_dict`."""
+
+    def train(self, run: Run, values: Mapping[str, float]) -> None:
+        """Report the numbers of `metrics.jsonl`; called every `log_interval` steps."""
+
+    def validated(self, run: Run, scores: Mapping[str, float]) -> None:
+        """Report the scores of a validation, fractions such as `PQ`, without those that are undefined."""
+
+    def image(self, run: Run, tag: str, rgb: np.ndarray) -> None:
+        """Report a sample image, uint8 `H x W x 3`."""
+
+    def end(self, run: Run, status: str) -> None:
+        """End a training; the status is `done`, `stopped: REASON`, or the message of an exception."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed training restores: numbers, texts, tensors, lists and dicts of them."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+
+
+@dataclass
+class Callbacks:
+    """The callbacks of a training.
+
+    Attributes
+    ----------
+    run : the training
+    warn : logs a warning
+    active : by name; empty in processes other than the main one
+    """
+
+    run: Run
+    warn: Callable[[str], None]
+    active: dict[str, Callback] = field(default_factory=dict)
+
+    def begin(self, states: Mapping[str, Any]) -> None:
+        """Begin a training, with the states of a snapshot."""
+        for name, callback in list(self.active.items()):
+            if name in states:
+                self._call(name, partial(callback.load_state_dict, states[name]))
+        self._call_all(lambda callback: callback.begin(self.run))
+
+    def train(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
+        """Report the numbers of a log line."""
+        self.run.step, self.run.epoch = step, epoch
+        self._call_all(lambda callback: callback.train(self.run, values))
+
+    def validated(self, step: int, epoch: int, scores: Mapping[str, Any]) -> None:
+        """Report a validation after so many epochs; `scores` may contain more than numbers."""
+        self.run.step, self.run.epoch = step, epoch
+        numbers = {name: float(value) for name, value in scores.items() if type(value) in (int, float)}
+        self._call_all(lambda callback: callback.validated(self.run, numbers))
+
+    def image(self, tag: str, rgb: np.ndarray) -> None:
+        """Report an image."""
+        self._call_all(lambda callback: callback.image(self.run, tag, rgb))
+
+    def end(self, status: str) -> None:
+        """End the training."""
+        self._call_all(lambda callback: callback.end(self.run, status))
+
+    def states(self) -> dict[str, Any]:
+        """Return the states of all callbacks that have one."""
+        states: dict[str, Any] = {}
+        for name, callback in list(self.active.items()):
+            self._call(name, partial(_store, states, name, callback))
+        return {name: state for name, state in states.items() if state}
+
+    def _call_all(self, call: Callable[[Callback], None]) -> None:
+        for name, callback in list(self.active.items()):
+            self._call(name, partial(call, callback))
+
+    def _call(self, name: str, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:
+            del self.active[name]
+            self.warn(f"callback {name} is not called again: {type(error).__name__}: {one_line(error)}")
+
+
+def _store(states: dict[str, Any], name: str, callback: Callback) -> None:
+    states[name] = callback.state_dict()

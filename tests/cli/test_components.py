@@ -1,0 +1,25 @@
+"""The command that lists components."""
+
+from support.components import LION
+
+
+def test_lists_built_in_components_and_those_of_files(seamseg_main, tmp_path, capsys, imported):
+    file = tmp_path / "my_lion.py"
+    file.write_text(LION)
+    assert seamseg_main("components", "--components", file) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "optimizer: updates the weights; chosen by [optimizer] type" in lines
+    assert any(line.startswith("  sgd (built in): Return SGD") for line in lines)
+    assert f"  lion ({file}): Lion (arXiv 2302.06675)." in lines
+    assert "    beta1 = 0.9    weight of the momentum in an update" in lines
+    assert "head: head of the network, with losses and output maps; added by a section [head NAME]" in lines
+    assert seamseg_main("components", "--kind", "loss") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("loss: ")
+    assert "  max_pooling (built in)" in out
+    assert "optimizer" not in out
+
+
+def test_a_missing_file(seamseg_main, capsys):
+    assert seamseg_main("components", "--components", "none.py") == 2
+    assert "none.py: no such file" in capsys.readouterr().err

@@ -1,0 +1,93 @@
+"""An augmentation of the user: the same random numbers for any number of workers and in a resumed training."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.interruptions import result, signals_at, train_until_done
+
+from seamseg.config import load_config
+from seamseg.training.run import TrainingOptions, run_training
+from seamseg.training.task import open_loader
+from seamseg.utils.distributed import World
+from seamseg.utils.errors import SeamsegError
+
+pytestmark = pytest.mark.usefixtures("narrow", "imported")
+
+RAIN = '''
+from dataclasses import dataclass
+
+from seamseg.components import augmentation, key
+
+
+@dataclass(frozen=True)
+class RainKeys:
+    """Keys of the rain."""
+
+    drops: int = key("maximum number of drops", 50, minimum=1)
+
+
+@augmentation("rain", keys=RainKeys)
+def rain(pixels, rng, keys):
+    """Draw short bright lines."""
+    pixels = pixels.copy()
+    height, width = pixels.shape[:2]
+    for _ in range(rng.randint(1, keys.drops)):
+        y, x = rng.randrange(height), rng.randrange(width)
+        pixels[y : y + 6, x] = 255
+    return pixels
+'''
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "my_rain.py"
+    path.write_text(RAIN)
+    return path
+
+
+@pytest.fixture
+def options(file, tmp_path, micro, micro_config):
+    given = (f"general.components={file}", "augmentation rain.drops=80", "dataloader.train_batch_size=1")
+    return lambda run, *more, **others: TrainingOptions(
+        micro_config, micro, tmp_path / run, overrides=(*given, *more), device="cpu", **others
+    )
+
+
+def test_only_colours_change(options, micro, micro_config):
+    batches = []
+    for overrides in ((), options("run").overrides[:2]):
+        config = load_config(micro_config, None, ("dataloader.train_batch_size=1", *overrides))
+        loader = open_loader(config, micro, "micro.ini", World())
+        batches.append(next(iter(loader)))
+    plain, wet = batches
+    assert plain.ids == wet.ids
+    assert torch.equal(plain.masks[0], wet.masks[0])
+    changed = (plain.images[0] != wet.images[0]).any(0)
+    assert 0 < changed.sum() <= 80 * 6
+    assert torch.unique(wet.images[0][:, changed]).numel() == 3, "white, normalised"
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_resumed_with_other_workers(options, tmp_path, workers):
+    run_training(options("straight"))
+    with signals_at([3]):
+        stopped = options("stopped", f"dataloader.num_workers={workers}", resume="auto")
+        assert train_until_done(stopped) == 1
+    assert result(tmp_path / "stopped") == result(tmp_path / "straight")
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("return pixels", "augmentation rain: must return uint8 of shape .*, returned float64"),
+        ("return pixels[1:]", "augmentation rain: must return uint8 of shape"),
+        ("return undefined", "augmentation rain: NameError: name 'undefined' is not defined"),
+    ],
+)
+def test_mistakes(file, options, code, message):
+    text = RAIN.replace("    return pixels\n", f"    {code}\n")
+    file.write_text(text.replace("pixels.copy()", "pixels * 0.5") if code == "return pixels" else text)
+    with pytest.raises(SeamsegError, match=message) as error:
+        run_training(options("run"))
+    assert "\n" not in str(error.value)

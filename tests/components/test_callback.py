@@ -1,0 +1,151 @@
+"""Callbacks of the user: what they are called with, how they end a training, and that they cannot break one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.interruptions import result, signals_at, train_until_done
+
+import seamseg
+from seamseg.components import Callback
+from seamseg.training.run import TrainingOptions, run_training
+
+pytestmark = pytest.mark.usefixtures("narrow", "imported")
+
+TRACKER = '''
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from seamseg.components import Callback, callback, key
+
+
+@dataclass(frozen=True)
+class TrackerKeys:
+    """Keys of the tracker."""
+
+    file: str = key("file of the entries", "entries.jsonl")
+    patience: int = key("number of validations without a better PQ that end the training; 0 for no limit", 0, minimum=0)
+
+
+@callback("tracker", keys=TrackerKeys)
+class Tracker(Callback):
+    """Write a line for everything that happens, and end a training that gets no better."""
+
+    best, waited, lines = -1.0, 0, 0
+
+    def _write(self, run, kind, **values):
+        self.lines += 1
+        with open(Path(run.folder, self.keys.file), "a") as file:
+            file.write(json.dumps({"kind": kind, "step": run.step, "epoch": run.epoch, **values}) + "\\n")
+
+    def begin(self, run):
+        self._write(run, "begin", lines=self.lines)
+
+    def train(self, run, values):
+        self._write(run, "train", loss=values["loss"])
+
+    def validated(self, run, scores):
+        self._write(run, "validated", PQ=scores["PQ"])
+        self.waited = 0 if scores["PQ"] > self.best else self.waited + 1
+        self.best = max(self.best, scores["PQ"])
+        if self.keys.patience and self.waited >= self.keys.patience:
+            run.stop(f"no better PQ in {self.waited} validations")
+
+    def end(self, run, status):
+        self._write(run, "end", status=status)
+
+    def state_dict(self):
+        return {"best": self.best, "waited": self.waited, "lines": self.lines}
+
+    def load_state_dict(self, state):
+        self.best, self.waited, self.lines = state["best"], state["waited"], state["lines"]
+'''
+
+
+@pytest.fixture
+def options(tmp_path, micro, micro_config):
+    """Of a training with the tracker."""
+    file = tmp_path / "my_tracker.py"
+    file.write_text(TRACKER)
+    given = (f"general.components={file}", "general.log_interval=2", "dataloader.train_batch_size=1")
+    return lambda run, *more, **others: TrainingOptions(
+        micro_config, micro, tmp_path / run, overrides=(*given, *more), device="cpu", **others
+    )
+
+
+def entries(run):
+    return [json.loads(line) for line in (run / "entries.jsonl").read_text().splitlines()]
+
+
+def test_what_a_callback_is_called_with(options, tmp_path):
+    run_training(options("run"))
+    found = entries(tmp_path / "run")
+    metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [(e["kind"], e["step"], e["epoch"]) for e in found] == [
+        ("begin", 0, 0),
+        ("train", 2, 0),
+        ("train", 4, 0),
+        ("validated", 4, 1),
+        ("train", 6, 1),
+        ("train", 8, 1),
+        ("validated", 8, 2),
+        ("end", 8, 2),
+    ]
+    assert [e["loss"] for e in found if e["kind"] == "train"] == [m["loss"] for m in metrics if m["kind"] == "train"]
+    assert [e["PQ"] for e in found if e["kind"] == "validated"] == [m["PQ"] for m in metrics if "PQ" in m]
+    assert found[-1]["status"] == "done"
+
+
+def test_a_callback_resumes_with_its_state(options, tmp_path):
+    run_training(options("straight"))
+    with signals_at([3]):
+        assert train_until_done(options("stopped", resume="auto")) == 1
+    found = entries(tmp_path / "stopped")
+    assert [e["status"].partition(":")[0] for e in found if e["kind"] == "end"] == ["Preempted", "done"]
+    begins = [e for e in found if e["kind"] == "begin"]
+    assert [(e["step"], e["lines"]) for e in begins] == [(0, 0), (3, 2)]
+    straight, stopped = (result(tmp_path / name)[1] for name in ("straight", "stopped"))
+    assert sum(a != b for a, b in zip(straight, stopped, strict=True)) == 1, "the number of lines"
+
+
+def test_a_callback_ends_a_training(options, tmp_path):
+    scores = run_training(options("run", "callback tracker.patience=1", "scheduler.epochs=9", "optimizer.lr=0"))
+    found = entries(tmp_path / "run")
+    step, epoch = found[-2]["step"], found[-2]["epoch"]
+    status = "stopped: no better PQ in 1 validations"
+    assert found[-1] == {"kind": "end", "step": step, "epoch": epoch, "status": status}
+    assert found[-2]["kind"] == "validated"
+    assert epoch < 9
+    assert scores is not None
+    assert f"{status} (step {step}, epoch {epoch})" in (tmp_path / "run/training.log").read_text()
+    assert (tmp_path / "run" / "model_best.pth.tar").exists()
+
+
+def test_callbacks_given_in_python_that_fail(micro, micro_config, tmp_path):
+    """One that fails is not called again; the others go on."""
+
+    class Broken(Callback):
+        calls = 0
+
+        def train(self, run, values):
+            Broken.calls += 1
+            raise ValueError("no network\nat all")
+
+    class Collector(Callback):
+        def __init__(self):
+            super().__init__()
+            self.scores = []
+
+        def validated(self, run, scores):
+            self.scores.append(scores["PQ"])
+
+    collector = Collector()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SEAMSEG_QUIET", "1")
+        seamseg.train(micro_config, micro, tmp_path, "cpu", callbacks=[Broken(), collector, Collector()])
+    assert Broken.calls == 1
+    assert len(collector.scores) == 2
+    log = (tmp_path / "training.log").read_text()
+    assert log.count("callback Broken is not called again: ValueError: no network at all") == 1

@@ -1,0 +1,100 @@
+"""An output format of the user, with keys, in folders and shards."""
+
+from __future__ import annotations
+
+import tarfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from seamseg.predict.settings import PredictSettings
+from seamseg.utils.errors import InputError
+
+pytestmark = pytest.mark.usefixtures("narrow", "imported")
+
+BORDERS = '''
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from seamseg.components import ImageFormat, key, output_format
+
+
+@dataclass(frozen=True)
+class BorderKeys:
+    """Keys of the borders."""
+
+    value: int = key("grey value of a border", 255, minimum=1, maximum=255)
+
+
+@output_format("borders", keys=BorderKeys)
+class Borders(ImageFormat):
+    """The borders between segments."""
+
+    kinds = ("panoptic",)
+    needs_photo = False
+    member = "borders.png"
+    ending = "_borders.png"
+
+    def image(self, rgb, prediction, result):
+        """Draw the borders."""
+        ids = result.id_map
+        border = np.zeros(ids.shape, np.uint8)
+        border[:, 1:][ids[:, 1:] != ids[:, :-1]] = self.keys.value
+        return Image.fromarray(border)
+'''
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A file with a format."""
+    path = tmp_path / "my_borders.py"
+    path.write_text(BORDERS)
+    return path
+
+
+def test_a_format_in_a_folder_and_in_shards(file, micro_run, micro, tmp_path, seamseg_main):
+    photo = micro / "img" / "val0.png"
+    words = ("--device", "cpu", "--workers", "0", "--quiet", "--components", file, "--format", "overlay,borders")
+    keys = ("--set", "format borders.value=7")
+    assert seamseg_main("predict", micro_run, photo, tmp_path / "out", *words, *keys) == 0
+    assert sorted(p.name for p in (tmp_path / "out").glob("val0*")) == ["val0.jpg", "val0_borders.png"]
+    border = np.array(Image.open(tmp_path / "out" / "val0_borders.png"))
+    assert set(np.unique(border)) == {0, 7}
+    assert seamseg_main("predict", micro_run, photo, tmp_path / "s-%06d.tar", *words, *keys) == 0
+    with tarfile.open(tmp_path / "s-000000.tar") as shard:
+        assert np.array_equal(np.array(Image.open(shard.extractfile("val0.borders.png"))), border)
+
+
+def test_other_keys_are_another_run(file, micro_run, micro, tmp_path, seamseg_main, capsys):
+    photo = micro / "img" / "val0.png"
+    words = ("--device", "cpu", "--workers", "0", "--components", file, "--format", "borders")
+    assert seamseg_main("predict", micro_run, photo, tmp_path / "out", *words) == 0
+    assert seamseg_main("predict", micro_run, photo, tmp_path / "out", *words, "--set", "format borders.value=7") == 2
+    assert "format borders.value=7" in capsys.readouterr().err
+
+
+def test_mistakes(file, micro_run, tmp_path):
+    from seamseg.inference.options import InferenceOptions
+
+    with pytest.raises(InputError, match="there is no format 'borders'; choose among"):
+        PredictSettings(micro_run, "borders")
+    given = InferenceOptions(overrides=(f"general.components={file}", "format borders.valeu=7"))
+    with pytest.raises(InputError, match=r"unknown key 'valeu' in \[format borders\]; did you mean 'value'"):
+        PredictSettings(micro_run, "borders", inference=given).load("cpu")
+    with pytest.raises(InputError, match="did you mean 'borders'"):
+        PredictSettings(micro_run, "border", inference=given)
+
+
+def test_networks_of_transformers(file, micro, tmp_path, seamseg_main):
+    pytest.importorskip("transformers")
+    from support.tiny_transformers import SMALL, save
+
+    model = save("mask2former", tmp_path / "net")
+    photo = micro / "img" / "val0.png"
+    words = ("--device", "cpu", "--workers", "0", "--quiet", "--components", file, "--format", "borders")
+    size = ("--shortest-size", SMALL["shortest_size"])
+    assert seamseg_main("predict", model, photo, tmp_path / "out", *words, *size) == 0
+    assert (tmp_path / "out" / "val0_borders.png").exists()

@@ -1,0 +1,273 @@
+"""A head of the user: trained, resumed, predicted with in all ways, and left out."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from support.interruptions import loss_lines, result, signals_at, train_until_done
+
+import seamseg
+from seamseg.checkpoints.snapshot import load_snapshot
+from seamseg.config import components
+from seamseg.training.run import TrainingOptions, run_training
+from seamseg.utils.errors import InputError, SeamsegError
+
+pytestmark = pytest.mark.usefixtures("narrow", "imported")
+
+EDGES = '''
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from seamseg.components import Head, Map, head, key
+
+
+@dataclass(frozen=True)
+class EdgeKeys:
+    """Keys of the borders."""
+
+    weight: float = key("weight of edge_loss in the total", 0.5, minimum=0)
+    channels: int = key("channels of the hidden layer", 8, minimum=1)
+
+
+@head("edge", keys=EdgeKeys)
+class EdgeHead(Head):
+    """Pixels on the border between two segments."""
+
+    losses = {"edge_loss": "weight"}
+    outputs = {"edge": Map()}
+
+    def __init__(self, keys, context):
+        super().__init__(keys, context)
+        self.hidden = nn.Conv2d(context.width, keys.channels, 3, padding=1, bias=False)
+        self.norm = context.norm(keys.channels)
+        self.output = nn.Conv2d(keys.channels, 1, 1)
+
+    def forward(self, features):
+        """Classify the cells of the finest level."""
+        return {"edge": self.output(self.norm(self.hidden(features.levels[0])))}
+
+    def targets(self, batch):
+        """Find the borders, 1 x H x W each, padded to one size; -1 in the padding."""
+        found = []
+        for masks in batch.masks:
+            ids = masks[0]
+            border = torch.zeros_like(ids, dtype=torch.float32)
+            border[:, 1:] += (ids[:, 1:] != ids[:, :-1]).float()
+            border[1:] += (ids[1:] != ids[:-1]).float()
+            found.append(border.clamp(max=1))
+        height, width = (max(x.shape[d] for x in found) for d in (0, 1))
+        return torch.stack(
+            [functional.pad(x, (0, width - x.shape[1], 0, height - x.shape[0]), value=-1) for x in found]
+        )[:, None]
+
+    def loss(self, outputs, targets):
+        """Compare with the cross-entropy."""
+        logits = functional.interpolate(outputs["edge"].float(), targets.shape[-2:], mode="bilinear")
+        valid = targets >= 0
+        losses = functional.binary_cross_entropy_with_logits(logits[valid], targets[valid])
+        return {"edge_loss": (losses, valid.sum())}
+
+    def predict(self, outputs):
+        """Return probabilities."""
+        return {"edge": outputs["edge"].sigmoid()}
+'''
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "my_edges.py"
+    path.write_text(EDGES)
+    return path
+
+
+@pytest.fixture
+def options(file, tmp_path, micro, micro_config):
+    """Of a training with the head."""
+    given = (f"general.components={file}", "head edge.channels=4", "dataloader.train_batch_size=1")
+    return lambda run, *more, **others: TrainingOptions(
+        micro_config, micro, tmp_path / run, overrides=(*given, *more), device="cpu", **others
+    )
+
+
+@pytest.fixture(scope="module")
+def edge_run(tmp_path_factory, micro, micro_config):
+    """A run folder and the file of the head."""
+    from support.micro import narrow_body
+
+    folder = tmp_path_factory.mktemp("edge")
+    (folder / "run_edges.py").write_text(EDGES)
+    with narrow_body(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(components, "_REGISTERED", dict(components._REGISTERED))
+        overrides = (f"general.components={folder / 'run_edges.py'}", "optimizer.lr=.01")
+        run_training(TrainingOptions(micro_config, micro, folder / "run", overrides=overrides, device="cpu"))
+    import sys
+
+    del sys.modules["run_edges"]
+    return folder / "run", folder / "run_edges.py"
+
+
+def test_the_loss_is_trained_saved_and_resumed(options, tmp_path):
+    run_training(options("straight"))
+    lines = loss_lines(tmp_path / "straight")
+    assert all("  edge " in line for line in lines)
+    state = load_snapshot(tmp_path / "straight" / "model_last.pth.tar").state_dict
+    assert {key for key in state["heads"] if "norm" not in key} == {
+        "edge.hidden.weight",
+        "edge.output.weight",
+        "edge.output.bias",
+    }
+    with signals_at([3, 6]):
+        assert train_until_done(options("stopped", resume="auto")) == 2
+    assert result(tmp_path / "stopped") == result(tmp_path / "straight")
+    run_training(options("untrained", "head edge.weight=0"))
+    other = load_snapshot(tmp_path / "untrained" / "model_last.pth.tar").state_dict
+    assert not torch.equal(state["heads"]["edge.output.bias"], other["heads"]["edge.output.bias"])
+
+
+def test_other_parts_start_with_the_same_weights(file, micro_config):
+    from seamseg.config import load_config
+    from seamseg.models.build import build_network
+
+    states = []
+    for overrides in ((), (f"general.components={file}",)):
+        torch.manual_seed(0)
+        states.append(build_network(load_config(micro_config, None, overrides), 2, 1).state_dict())
+    plain, more = states
+    assert {key.split(".")[0] for key in more.keys() - plain.keys()} == {"heads"}
+    assert all(torch.equal(value, more[key]) for key, value in plain.items())
+
+
+def test_files_of_the_map(edge_run, micro, tmp_path, seamseg_main):
+    run, file = edge_run
+    photo = micro / "img" / "val0.png"
+    words = ("--device", "cpu", "--workers", "0", "--quiet", "--components", file, "--format", "coco,edge")
+    assert seamseg_main("predict", run, photo, tmp_path / "out", *words) == 0
+    image = np.array(Image.open(tmp_path / "out" / "val0_edge.png"))
+    assert image.shape == (64, 96)
+    assert image.dtype == np.uint8
+    assert seamseg_main("predict", run, photo, tmp_path / "s-%06d.tar", *words) == 0
+    with tarfile.open(tmp_path / "s-000000.tar") as shard:
+        assert np.array_equal(np.array(Image.open(shard.extractfile("val0.edge.png"))), image)
+    model = seamseg.load(run, device="cpu", overrides={"general.components": file})
+    (prediction,) = model.raw([np.array(Image.open(photo))])
+    assert prediction.maps["edge"].dtype == np.float32
+    if prediction.size == image.shape:
+        assert np.abs(np.rint(255 * prediction.maps["edge"]) - image).max() <= 1
+
+
+def test_tiles_and_views_merge_the_map(edge_run, micro):
+    run, file = edge_run
+    rgb = np.array(Image.open(micro / "img" / "val0.png"))
+    big = np.ascontiguousarray(np.tile(rgb, (4, 4, 1)))
+    given = {"device": "cpu", "overrides": {"general.components": file}}
+    (whole,) = seamseg.load(run, **given, tiles="off").raw([big])
+    (tiled,) = seamseg.load(run, **given, tiles=160).raw([big])
+    assert tiled.maps["edge"].shape == whole.maps["edge"].shape == big.shape[:2]
+    assert np.abs(tiled.maps["edge"] - whole.maps["edge"]).mean() < 0.05
+    (flipped,) = seamseg.load(run, **given, tiles="off", tta="flip").raw([rgb])
+    plain, mirror = (
+        seamseg.load(run, **given, tiles="off").raw([np.ascontiguousarray(x)])[0].maps["edge"]
+        for x in (rgb, rgb[:, ::-1])
+    )
+    assert np.allclose(flipped.maps["edge"], (plain + mirror[:, ::-1]) / 2, atol=1e-5)
+
+
+def test_a_model_opens_without_its_head(edge_run, micro, tmp_path, seamseg_main, capsys):
+    run, _ = edge_run
+    photo = micro / "img" / "val0.png"
+    words = ("--device", "cpu", "--workers", "0", "--format", "coco")
+    assert seamseg_main("predict", run, photo, tmp_path / "out", *words) == 0
+    assert "without head edge: name its file with --components FILE" in capsys.readouterr().err
+    assert seamseg_main("predict", run, photo, tmp_path / "out2", *words[:-1], "edge") == 2
+    assert "there is no format 'edge'" in capsys.readouterr().err
+
+
+BROKEN = {
+    "forward": (
+        'return {"edge": self.output(',
+        'return {"edge": self.missing(',
+        "head edge, .*line 34: AttributeError",
+    ),
+    "targets": ("ids = masks[0]", "ids = masks[7]", "head edge, .*: IndexError"),
+    "other loss": (
+        'return {"edge_loss": (losses',
+        'return {"edges": (losses',
+        "returns the losses edges, declares edge_",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_errors_name_the_head(name, file, options):
+    old, new, message = BROKEN[name]
+    assert old in EDGES
+    file.write_text(EDGES.replace(old, new))
+    with pytest.raises(SeamsegError, match=message) as error:
+        run_training(options("run"))
+    assert "\n" not in str(error.value)
+
+
+REFUSED = {
+    "a key that is not declared": (
+        '{"edge_loss": "weight"}',
+        '{"edge_loss": "weigth"}',
+        "the key weigth, which it does",
+    ),
+    "a taken name": ('{"edge_loss": "weight"}', '{"sem_loss": "weight"}', "there is another sem_loss"),
+    "no head": (
+        "class EdgeHead(Head):",
+        "class EdgeHead(nn.Module):",
+        "derived from seamseg.components.Head|TypeError",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_heads(name, file, options):
+    old, new, message = REFUSED[name]
+    file.write_text(EDGES.replace(old, new))
+    with pytest.raises(InputError, match=message):
+        run_training(options("run"))
+
+
+def train_in_two(rank, join, options):
+    from support.micro import narrow_body
+
+    join()
+    with narrow_body():
+        run_training(options)
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+@pytest.mark.parametrize("unused", ["fake", "find"])
+def test_two_processes(options, tmp_path, unused):
+    """Both have the same head after an epoch, one that was trained."""
+    from support.processes import launch
+
+    launch(train_in_two, 2, options("run", f"general.unused_parameters={unused}", "optimizer.ema=.9"))
+    snapshot = load_snapshot(tmp_path / "run" / "model_last.pth.tar")
+    assert snapshot.resume is not None
+    assert len(snapshot.resume["ranks"]) == 2
+    trained, averaged = snapshot.state_dict["heads"], snapshot.state_dict["ema"]["heads"]
+    assert not torch.equal(trained["edge.output.bias"], torch.zeros(1))
+    assert not torch.equal(trained["edge.output.weight"], averaged["edge.output.weight"])
+    assert all("  edge " in line for line in loss_lines(tmp_path / "run"))
+
+
+def test_the_head_of_the_page(tmp_path, micro, micro_config):
+    """That of docs/how-to/extend.md is trained."""
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "extend.md").read_text()
+    file = tmp_path / "edges_of_the_page.py"
+    file.write_text(page.split("```python\n")[1].split("```")[0])
+    overrides = (f"general.components={file}", "head edge.channels=4", "scheduler.epochs=1")
+    run_training(TrainingOptions(micro_config, micro, tmp_path / "run", overrides=overrides, device="cpu"))
+    assert all("  edge " in line for line in loss_lines(tmp_path / "run"))

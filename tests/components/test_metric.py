@@ -1,0 +1,127 @@
+"""A metric of the user: in all outputs, over two processes, and as what selects the best snapshot."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import seamseg
+from seamseg.checkpoints.snapshot import load_snapshot
+from seamseg.training.run import TrainingOptions, run_training
+from seamseg.utils.errors import InputError, SeamsegError
+
+pytestmark = pytest.mark.usefixtures("narrow", "imported")
+
+CARS = '''
+from dataclasses import dataclass
+
+import numpy as np
+
+from seamseg.components import Metric, key, metric
+
+
+@dataclass(frozen=True)
+class CarKeys:
+    """Keys of the metric."""
+
+    score: float = key("minimum score of a detection", 0.0, minimum=0, maximum=1)
+
+
+@metric("cars", keys=CarKeys)
+class Cars(Metric):
+    """Mean difference between the numbers of found and true things."""
+
+    higher_is_better = False
+
+    def begin(self, num_stuff, num_thing):
+        self.first, self.counts = num_stuff, np.zeros(2)
+
+    def add(self, item, prediction):
+        true = sum(self.first <= c != 255 for c in item.cat)
+        self.counts += abs(int((prediction.scores > self.keys.score).sum()) - true), 1
+
+    def state(self):
+        return self.counts
+
+    def scores(self, state):
+        return {"car_error": state[0] / state[1], "car_images": state[1]}
+'''
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "my_cars.py"
+    path.write_text(CARS)
+    return path
+
+
+@pytest.fixture
+def options(file, tmp_path, micro, micro_config):
+    given = (f"general.components={file}", "dataloader.train_batch_size=1")
+    return lambda run, *more, **others: TrainingOptions(
+        micro_config, micro, tmp_path / run, overrides=(*given, *more), device="cpu", **others
+    )
+
+
+def test_all_outputs(options, tmp_path):
+    scores = run_training(options("run"))
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    validations = [line for line in lines if line["kind"] == "validation"]
+    assert [line["car_images"] for line in validations] == [3, 3]
+    assert validations[-1]["car_error"] == scores.metrics["car_error"] >= 0
+    assert f"car_error {scores.metrics['car_error']:.4g}" in (tmp_path / "run" / "training.log").read_text()
+    assert scores.table().splitlines()[-1] == "car_images: 3"
+
+
+def test_an_evaluation_uses_a_metric_that_the_training_did_not(micro_run, micro, file):
+    given = {"general.components": file, "metric cars.score": 0.9999}
+    scores = seamseg.evaluate(micro_run, micro, device="cpu", overrides=given)
+    assert scores.metrics == {"car_error": pytest.approx(1.0), "car_images": 3.0}
+    assert seamseg.evaluate(micro_run, micro, device="cpu").metrics == {}
+
+
+def test_the_metric_selects_the_best_snapshot(options, tmp_path):
+    run_training(options("run", "general.eval_mode=cars"))
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    errors = [line["car_error"] for line in lines if line["kind"] == "validation"]
+    best = load_snapshot(tmp_path / "run" / "model_best.pth.tar").training_meta
+    assert best["best_score"] == pytest.approx(1 / (1 + min(errors)))
+    with pytest.raises(InputError, match="no metric 'car'; did you mean 'cars'"):
+        run_training(options("other", "general.eval_mode=car"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("return self.counts", "return self.count", "metric cars, .*line [0-9]+: AttributeError"),
+        ('"car_images": state', '"PQ": state', "metric cars: there is another score PQ: rename it"),
+        ("self.counts += abs(", "self.counts += len(", "metric cars, .*: TypeError"),
+    ],
+)
+def test_mistakes(file, options, old, new, message):
+    assert old in CARS
+    file.write_text(CARS.replace(old, new))
+    with pytest.raises(SeamsegError, match=message) as error:
+        run_training(options("run"))
+    assert "\n" not in str(error.value)
+
+
+def score_in_two(rank, join, options, out):
+    from support.micro import narrow_body
+
+    join()
+    with narrow_body():
+        scores = run_training(options)
+    (out / f"{rank}.json").write_text(json.dumps(scores.metrics))
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_two_processes(options, tmp_path):
+    from support.processes import launch
+
+    launch(score_in_two, 2, options("run"), tmp_path)
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert first == second
+    assert first["car_images"] == 3

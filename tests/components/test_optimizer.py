@@ -1,0 +1,67 @@
+"""An optimizer and a schedule of the user: trained, resumed, and part of the snapshot."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+import torch
+from support.components import LION
+from support.interruptions import result, signals_at, train_until_done
+
+from seamseg.checkpoints.bundle import open_model
+from seamseg.checkpoints.snapshot import load_snapshot
+from seamseg.training.run import TrainingOptions, run_training
+from seamseg.utils.errors import InputError
+
+pytestmark = pytest.mark.usefixtures("narrow", "imported")
+
+
+@pytest.fixture
+def options(tmp_path, micro, micro_config):
+    """Of a training with Lion."""
+    file = tmp_path / "my_lion.py"
+    file.write_text(LION)
+    overrides = (f"general.components={file}", "optimizer.type=lion", "optimizer.lr=.0003", "scheduler.type=halving")
+    overrides += ("optimizer lion.beta1=.8", "dataloader.train_batch_size=1")
+    return lambda run, **more: TrainingOptions(
+        micro_config, micro, tmp_path / run, overrides=overrides, device="cpu", **more
+    )
+
+
+def test_an_interrupted_training_resumes_to_the_bit(options, tmp_path):
+    run_training(options("straight"))
+    with signals_at([3, 5]):
+        assert train_until_done(options("stopped", resume="auto")) == 2
+    assert result(tmp_path / "stopped") == result(tmp_path / "straight")
+    state = load_snapshot(tmp_path / "straight" / "model_last.pth.tar")
+    momenta = [entry["momentum"] for entry in state.state_dict["optimizer"]["state"].values()]
+    assert len(momenta) > 20
+    assert all(bool(momentum.any()) for momentum in momenta[:5])
+
+
+def test_a_snapshot_states_its_components_and_opens_without_them(options, tmp_path, monkeypatch):
+    run_training(options("run"))
+    snapshot = load_snapshot(tmp_path / "run" / "model_last.pth.tar")
+    checksum = hashlib.sha256(LION.encode()).hexdigest()
+    assert [(r.kind, r.name, r.module, r.sha256) for r in snapshot.components] == [
+        ("optimizer", "lion", "my_lion", checksum),
+        ("scheduler", "halving", "my_lion", checksum),
+    ]
+    assert "[optimizer lion]\nbeta1 = .8\nbeta2 = 0.99\n" in snapshot.config.replace("0.8", ".8")
+    from seamseg.config import components
+
+    for key in [key for key, component in components._REGISTERED.items() if component.module == "my_lion"]:
+        del components._REGISTERED[key]
+    opened = open_model(tmp_path / "run")
+    assert opened.config.not_loaded == ["optimizer lion", "scheduler halving"]
+    with pytest.raises(InputError, match=r"no optimizer 'lion'"):
+        opened.config.component("optimizer")
+
+
+def test_a_resumed_training_needs_the_component(options, tmp_path, micro, micro_config):
+    run_training(options("run"))
+    plain = TrainingOptions(micro_config, micro, tmp_path / "run", resume="auto", device="cpu")
+    with pytest.raises(InputError, match="its optimizer is lion, this training uses sgd"):
+        run_training(plain)
+    assert torch.is_grad_enabled()

@@ -1,0 +1,162 @@
+"""Components of a user: imported because the user names them, their keys in sections of their own."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from support.components import LION
+
+from seamseg.config import components, config_from_string, config_to_string, load_config
+from seamseg.config.components import Record
+from seamseg.config.loader import differences
+from seamseg.config.sections import NotLoaded
+from seamseg.utils.errors import InputError
+
+
+@pytest.fixture
+def lion(tmp_path, imported):
+    """A file with two components."""
+    file = tmp_path / "my_lion.py"
+    file.write_text(LION)
+    return file
+
+
+def ini(folder, text):
+    """Write a configuration."""
+    file = folder / "my.ini"
+    file.write_text(text)
+    return file
+
+
+def named(file):
+    """Return the overrides of `--components`."""
+    return [f"general.components={file}"]
+
+
+def refusal(*arguments, **options):
+    """Return the one line of the error."""
+    with pytest.raises(InputError) as error:
+        load_config(*arguments, **options)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_configuration_chooses_a_component_with_keys(lion, tmp_path):
+    """Named beside the configuration, or by an override."""
+    naming = "[general]\ncomponents = my_lion.py\n"
+    text = "[optimizer]\ntype = lion\n[optimizer lion]\nbeta1 = .8\n"
+    changed = ["optimizer lion.beta2=.9"]
+    for config in (
+        load_config(ini(tmp_path, naming + text), None, changed),
+        load_config(ini(tmp_path, text), None, [f"general.components={lion}", *changed]),
+    ):
+        component, keys = config.component("optimizer")
+        assert (component.name, component.file, component.built_in) == ("lion", lion, False)
+        assert (keys.beta1, keys.beta2) == (0.8, 0.9)
+        assert config.general.components == str(lion)
+
+
+def test_the_text_of_a_configuration_holds_all_keys(lion, tmp_path):
+    config = load_config(ini(tmp_path, "[optimizer]\ntype = lion\n"), None, named(lion))
+    text = config_to_string(config)
+    assert "[optimizer lion]\nbeta1 = 0.9\nbeta2 = 0.99\n" in text
+    again = config_from_string(text)
+    assert again == config
+    other = load_config(ini(tmp_path, "[optimizer]\ntype = lion\n[optimizer lion]\nbeta1 = 0\n"), None, named(lion))
+    assert differences(config, other) == ["optimizer lion.beta1: 0.9 -> 0.0"]
+    assert differences(load_config(ini(tmp_path, "")), config)[-1] == "[optimizer lion] added"
+
+
+def test_components_without_keys_get_the_section_that_chooses_them(lion, tmp_path):
+    config = load_config(ini(tmp_path, "[scheduler]\ntype = halving\nepochs = 7"), None, named(lion))
+    component, keys = config.component("scheduler")
+    assert keys is config.scheduler
+    assert component.make(5, 10, keys) == 0.5**5
+    sgd, keys = config.component("optimizer")
+    assert (sgd.built_in, keys) == (True, config.optimizer)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[optimizer]\ntype = lino", "[optimizer] type = lino: no optimizer 'lino'; did you mean 'lion'?"),
+        ("[scheduler]\ntype = cosine", "no scheduler 'cosine'; known are halving, linear, multistep, poly, step; name"),
+        ("[optimizer lion]\nbeta = 1", "unknown key 'beta' in [optimizer lion]; did you mean 'beta2'?"),
+        ("[optimizer lion]\nbeta1 = 2", "[optimizer lion] beta1 = 2: expected a value from 0 to 1"),
+        ("[optimizer lion]\nbeta1 = .5", "[optimizer lion] has no effect: [optimizer] type is sgd"),
+        ("[optimizer tiger]\nbeta1 = .5", "[optimizer tiger]: no optimizer 'tiger'"),
+        ("[optimiser lion]\nbeta1 = .5", "unknown section [optimiser lion]"),
+    ],
+)
+def test_mistakes(lion, tmp_path, text, message):
+    assert message in refusal(ini(tmp_path, text), overrides=named(lion))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1 / 0", "my_part.py line 1: ZeroDivisionError: division by zero"),
+        ("x = 1\nimport no_such_module", "my_part.py line 2: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("raise SystemExit", "my_part.py line 1: SystemExit"),
+        ("def f(:", "SyntaxError: invalid syntax"),
+        (
+            "from seamseg.components import scheduler\n@scheduler('Mine')\ndef f(): ...",
+            "scheduler 'Mine': a name has lower-case letters, digits and underscores",
+        ),
+        ("from seamseg.components import scheduler\n@scheduler('poly')\ndef f(): ...", "rename one"),
+        (
+            "from seamseg.components import scheduler\nclass K: ...\n@scheduler('k', keys=K)\ndef f(): ...",
+            "scheduler k: its keys K must be a dataclass with frozen=True",
+        ),
+        (
+            "from dataclasses import dataclass\nfrom seamseg.components import scheduler\n"
+            "@dataclass(frozen=True)\nclass K:\n  x: int = 1\n@scheduler('k', keys=K)\ndef f(): ...",
+            "scheduler k: declare x of K as key(DOC, DEFAULT), in lower case",
+        ),
+    ],
+)
+def test_files_that_fail(tmp_path, imported, text, message):
+    """The error has file and line; nothing remains registered, so that the corrected file can be imported."""
+    file = tmp_path / "my_part.py"
+    file.write_text(text)
+    before = dict(components._REGISTERED)
+    assert message in refusal(ini(tmp_path, ""), overrides=named(file))
+    file.write_text("")
+    load_config(ini(tmp_path, ""), overrides=named(file))
+    assert before.items() <= components._REGISTERED.items()
+
+
+def test_missing_files_and_names_of_other_modules(tmp_path, imported):
+    assert refusal(ini(tmp_path, ""), overrides=named("none.py")) == "components: none.py: no such file"
+    assert "no_such_package" in refusal(ini(tmp_path, ""), overrides=named("no_such_package"))
+    (tmp_path / "random.py").write_text("")
+    assert "another module is named random: rename the file" in refusal(
+        ini(tmp_path, ""), overrides=named(tmp_path / "random.py")
+    )
+
+
+def test_a_text_that_is_not_the_users_imports_nothing(tmp_path, imported, monkeypatch):
+    """Its components stay as text, and so does what it chooses."""
+    monkeypatch.chdir(tmp_path)
+    marker = tmp_path / "imported"
+    (tmp_path / "evil.py").write_text(f"open({str(marker)!r}, 'w')")
+    text = "[general]\ncomponents = evil.py\n[optimizer]\ntype = evil\n[optimizer evil]\nx = 1\n"
+    config = config_from_string(text)
+    assert not marker.exists()
+    assert config.not_loaded == ["optimizer evil"]
+    assert config.parts["optimizer evil"] == NotLoaded({"x": "1"})
+    assert "[optimizer evil]\nx = 1\n" in config_to_string(config)
+    with pytest.raises(InputError, match=r"no optimizer 'evil'.*name the file"):
+        config.component("optimizer")
+
+
+def test_records_tell_changed_files(lion, tmp_path):
+    config = load_config(ini(tmp_path, "[optimizer]\ntype = lion\n"), None, named(lion))
+    record = Record.of(config.component("optimizer")[0])
+    assert record.change() is None
+    assert re.fullmatch("[0-9a-f]{64}", record.sha256)
+    assert Record(**record.content()) == record
+    lion.write_text(LION + "\n")
+    assert record.change() == f"optimizer lion: {lion} has changed since the training"
+    assert Record("optimizer", "unknown", "", "", "").change() is None

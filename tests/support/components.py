@@ -1,0 +1,64 @@
+"""Files of components as a user writes them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from seamseg.config import components
+
+LION = '''
+from dataclasses import dataclass
+
+import torch
+
+from seamseg.components import key, optimizer, scheduler
+
+
+@dataclass(frozen=True)
+class LionKeys:
+    """Keys of Lion."""
+
+    beta1: float = key("weight of the momentum in an update", 0.9, minimum=0, maximum=1)
+    beta2: float = key("decay of the momentum", 0.99, minimum=0, maximum=1)
+
+
+@optimizer("lion", keys=LionKeys)
+class Lion(torch.optim.Optimizer):
+    """Lion (arXiv 2302.06675)."""
+
+    def __init__(self, groups, keys):
+        super().__init__(groups, {})
+        self.keys = keys
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """Update the parameters."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    momentum = self.state[p].setdefault("momentum", torch.zeros_like(p))
+                    update = torch.lerp(p.grad, momentum, self.keys.beta1).sign_()
+                    p.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-group["lr"])
+                    momentum.lerp_(p.grad, 1 - self.keys.beta2)
+
+
+@scheduler("halving")
+def halving(t, total, keys):
+    """Half the rate in each tenth of the training."""
+    return 0.5 ** (10 * t // total)
+'''
+
+
+@pytest.fixture
+def imported(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Undo what a test imports from files that it has written."""
+    monkeypatch.setattr(components, "_REGISTERED", dict(components._REGISTERED))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    root = str(tmp_path_factory.getbasetemp())
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", "")).startswith(root):
+            del sys.modules[name]
