@@ -30,8 +30,8 @@ class ClassList:
         return self.class_of[value]
 
 
-def read_class_list(path: str | Path) -> ClassList:
-    """Read a class list.
+def read_class_list(path: str | Path, kinds: bool = False) -> ClassList:
+    """Read a class list; with `kinds`, a JSON must state which classes are things, which else all of them are.
 
     INI has one section per class, with `id`, `kind` (stuff or thing) and optionally `color` (`128 64 128`); the section
     `[void]` has `ids`, the void values. JSON is a list of
@@ -43,14 +43,16 @@ def read_class_list(path: str | Path) -> ClassList:
     InputError
         naming file and class, if something is missing or duplicate
     """
-    return parse_class_list(read_bytes(Path(path), "class list", CONFIG_BYTES), str(path))
+    return parse_class_list(read_bytes(Path(path), "class list", CONFIG_BYTES), str(path), kinds)
 
 
-def parse_class_list(data: bytes, source: str) -> ClassList:
+def parse_class_list(data: bytes, source: str, kinds: bool = False) -> ClassList:
     """Return the class list of a file's content, see :func:`read_class_list`; `source` names it in errors."""
     text = data.decode("utf-8-sig", errors="replace")
+    if "\0" in text:
+        raise InputError(f"{source}: not a class list: it is no text")
     is_json = source.lower().endswith(".json") or re.match(r"\s*(\{|\[\s*\{)", text) is not None
-    entries, void = _from_json(text, source) if is_json else _from_ini(text, source)
+    entries, void = _from_json(text, source, kinds) if is_json else _from_ini(text, source)
     return build_class_list(entries, void, source)
 
 
@@ -79,7 +81,7 @@ def coco_categories(categories: Any, source: str) -> list[dict[str, Any]]:
     return [_entry(c, f"{source}: category {k}", "isthing") for k, c in enumerate(categories)]
 
 
-def _from_json(text: str, path: str) -> tuple[list[dict[str, Any]], list[int]]:
+def _from_json(text: str, path: str, kinds: bool) -> tuple[list[dict[str, Any]], list[int]]:
     try:
         content = parse_json(text)
     except ValueError as error:
@@ -91,7 +93,10 @@ def _from_json(text: str, path: str) -> tuple[list[dict[str, Any]], list[int]]:
     void = content.get("void", [])
     if not isinstance(void, list) or not all(isinstance(v, int) for v in void):
         raise InputError(f"{path}: `void` must be a list of integers")
-    return coco_categories(content["categories"], path), void
+    entries = coco_categories(content["categories"], path)
+    if kinds and not any("isthing" in category or "kind" in category for category in content["categories"]):
+        raise InputError(f"{path}: no category states isthing (1 for things, 0 for stuff)")
+    return entries, void
 
 
 def _from_ini(text: str, path: str) -> tuple[list[dict[str, Any]], list[int]]:

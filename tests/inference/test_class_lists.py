@@ -14,7 +14,7 @@ from support.tiny_transformers import CITYSCAPES
 from seamseg.formats.cityscapes.labels import cityscapes_classes
 from seamseg.formats.metadata import write_metadata
 from seamseg.formats.vistas import published_classes
-from seamseg.inference.foreign.class_lists import identify, known_lists
+from seamseg.inference.foreign.class_lists import identify, known_lists, read_classes
 from seamseg.utils.errors import InputError
 
 
@@ -153,13 +153,26 @@ def test_files(tmp_path: Path) -> None:
     assert identify(["dog", "lawn"], "net", file=coco).columns == [1, 0]
     # it wins over a known list
     assert identify(CITYSCAPES, "net", file=_classes(tmp_path, CITYSCAPES)).metadata.num_thing == 19
-    assert "has other classes than net: the network has 'cat' and 'lawn' is missing" in refusal(
-        ["dog", "cat"], file=ini
-    )
+    for names, problem in (
+        (["dog", "cat"], "'cat' in the network, 'lawn' in the list"),
+        (["cat", "lawn", "dogs"], "'dogs' in the network, 'dog' in the list"),
+        (["dog", "lawn", "cat"], "'cat' is in the network, but not in the list"),
+        (["dog"], "'lawn' is in the list, but not in the network"),
+    ):
+        assert refusal(names, file=ini) == f"{ini}: has other classes than net: {problem}"
     # without names, the ids are the columns
     assert "the ids must be the columns of the network, 0 to 1" in refusal(["LABEL_0", "LABEL_1"], file=ini)
     ini.write_text(ini.read_text().replace("7", "0").replace("= 3", "= 1"))
     assert identify(["LABEL_0", "LABEL_1"], "net", file=ini).columns == [0, 1]
+
+
+def test_files_that_are_no_lists(tmp_path: Path) -> None:
+    coco, photo = tmp_path / "c.json", tmp_path / "bus.jpg"
+    coco.write_text(json.dumps({"categories": [{"id": 1, "name": "dog"}, {"id": 2, "name": "lawn"}]}))
+    assert refusal(["dog", "lawn"], file=coco) == f"{coco}: no category states isthing (1 for things, 0 for stuff)"
+    assert read_classes(coco).num_thing == 2  # of a detector
+    photo.write_bytes(b"\xff\xd8\xff\xe0\0\x10JFIF\0")
+    assert refusal(["dog", "lawn"], file=photo) == f"{photo}: not a class list: it is no text"
 
 
 def _classes(folder: Path, names: list[str]) -> Path:

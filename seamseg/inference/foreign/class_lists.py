@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
@@ -215,10 +216,15 @@ def _columns(count: int, used: Sequence[int], found: Sequence[int | None]) -> li
 
 def _difference(named: Sequence[str], known: ClassNames, found: Sequence[int | None]) -> str:
     """Return how the names differ from a list of classes; empty if they do not."""
-    foreign = [name for name, index in zip(named, found) if index is None]
-    lacking = [name for index, name in enumerate(known.metadata.categories) if index not in found]
+    foreign, lacking = _unmatched(named, known, found)
     texts = [f"it has {foreign[0]!r}" if foreign else "", f"{lacking[0]!r} is missing" if lacking else ""]
     return " and ".join(filter(None, texts))
+
+
+def _unmatched(named: Sequence[str], known: ClassNames, found: Sequence[int | None]) -> tuple[list[str], list[str]]:
+    """Return the names that are none of a list of classes, and the classes that have none of the names."""
+    foreign = [name for name, index in zip(named, found) if index is None]
+    return foreign, [name for index, name in enumerate(known.metadata.categories) if index not in found]
 
 
 def _as_stated(names: Sequence[str], used: Sequence[int], things: Collection[str], source: str) -> NetworkClasses:
@@ -240,7 +246,7 @@ def _as_stated(names: Sequence[str], used: Sequence[int], things: Collection[str
 
 def _from_file(names: Sequence[str], used: Sequence[int], source: str, file: str | Path) -> NetworkClasses:
     """Return the classes that a file describes, which must be those of the network."""
-    metadata = read_classes(Path(file))
+    metadata = read_classes(Path(file), kinds=True)
     if not used:
         ids = metadata.original_ids
         if sorted(ids) != list(range(len(names))):
@@ -251,16 +257,27 @@ def _from_file(names: Sequence[str], used: Sequence[int], source: str, file: str
         return NetworkClasses(metadata, [ids.index(column) for column in range(len(names))])
     known, named = ClassNames.of(metadata), [names[column] for column in used]
     found = known.match(named)
-    if problem := _difference(named, known, found):
-        raise InputError(f"{file}: has other classes than {source}: {problem.replace('it has', 'the network has')}")
+    foreign, lacking = _unmatched(named, known, found)
+    if foreign or lacking:
+        if foreign and lacking:
+            near = ((name, close[0]) for name in foreign if (close := get_close_matches(name, lacking, 1)))
+            problem = "{!r} in the network, {!r} in the list".format(*next(near, (foreign[0], lacking[0])))
+        elif foreign:
+            problem = f"{foreign[0]!r} is in the network, but not in the list"
+        else:
+            problem = f"{lacking[0]!r} is in the list, but not in the network"
+        raise InputError(f"{file}: has other classes than {source}: {problem}")
     return NetworkClasses(metadata, _columns(len(names), used, found))
 
 
-def read_classes(path: Path) -> Metadata:
-    """Read a class list, `metadata.bin`, or the JSON of COCO categories; InputError if it is missing or wrong."""
+def read_classes(path: Path, kinds: bool = False) -> Metadata:
+    """Read a class list, `metadata.bin`, or the JSON of COCO categories; InputError if it is missing or wrong.
+
+    With `kinds` it must state which classes are things.
+    """
     if path.suffix == ".bin" or path.is_dir():
         file = path / "metadata.bin" if path.is_dir() else path
         return read_metadata(file, MODEL_METADATA_BYTES).without_images()
     if path.name == "metadata.json":
         return metadata_of(read_statement(path), str(path))
-    return read_class_list(path).classes
+    return read_class_list(path, kinds).classes
