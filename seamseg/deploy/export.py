@@ -310,6 +310,10 @@ def _open_classifier(path: Path, config: Path | str, options: ExportOptions) -> 
     return ExportSource(fold_layers(net).to(PRECISIONS[options.precision]), metadata, (side, side), None)
 
 
+def _shown(size: Sequence[int]) -> str:
+    return "x".join(map(str, size))
+
+
 def _open_foreign(path: Path, options: ExportOptions) -> ExportSource:
     """Open a network of transformers."""
     for name, default in (("dynamic", False), ("part", "all"), ("int8", None)):
@@ -326,9 +330,13 @@ def _open_foreign(path: Path, options: ExportOptions) -> ExportSource:
     size = _default_size(input_size) if opened.side is None else (opened.side, opened.side)
     chosen = options.size or size
     if opened.side is not None and chosen != size:
-        raise InputError(f"`size={chosen}`: the input of {path} is {opened.side} x {opened.side}")
+        raise InputError(f"`size={_shown(chosen)}`: the input of {path} is {opened.side} x {opened.side}")
     if any(side % family.multiple for side in chosen):
-        raise InputError(f"`size={chosen}`: height and width must be multiples of {family.multiple} for {path}")
+        raise InputError(
+            f"`size={_shown(chosen)}`: height and width must be multiples of {family.multiple} for {path}; near are "
+            f"{_shown([side // family.multiple * family.multiple for side in chosen])} and "
+            f"{_shown([-(-side // family.multiple) * family.multiple for side in chosen])}"
+        )
     net = QueryNet(opened.build(inference), opened.name)
     loading = opened.config.dataloader
     metadata = ExportedMetadata(

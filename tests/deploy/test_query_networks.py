@@ -140,12 +140,13 @@ def test_what_does_not_apply_is_refused(tmp_path: Path) -> None:
         ((name, value),) = options.items()
         wanted = f"`{name}={value}`: does not apply to {folder}, which is no network of seamseg"
         assert refusal(folder, out, **options) == wanted
-    assert refusal(folder, out, size=(64, 128)) == f"`size=(64, 128)`: the input of {folder} is {SIDE} x {SIDE}"
+    assert refusal(folder, out, size=(64, 128)) == f"`size=64x128`: the input of {folder} is {SIDE} x {SIDE}"
     package = tmp_path / "net.pt2"
     assert refusal(folder, package) == f"{package}: networks of transformers are exported to .onnx files only"
     assert "`config` has no effect" in refusal(folder, out, config="a.ini")
     other = save("maskformer", tmp_path / "other")
-    assert "height and width must be multiples of 32" in refusal(other, out, size=(64, 100))
+    near = f"`size=64x100`: height and width must be multiples of 32 for {other}; near are 64x96 and 64x128"
+    assert refusal(other, out, size=(64, 100)) == near
     assert "networks of torchvision are not exported" in refusal("torchvision:fasterrcnn_resnet50_fpn", out)
 
 

@@ -150,6 +150,7 @@ def test_misspelt_keys(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
     edit(folder / "config.json", num_querys=5, an_older_key=1)
     seamseg.load(folder, device="cpu")
     error = capsys.readouterr().err
+    assert error.startswith(f"seamseg: warning: {folder / 'config.json'}: ")
     assert error.endswith("unknown key 'num_querys', which has no effect: is it 'num_queries'?\n")
     assert error.count("\n") == 1
     edit(folder / "config.json", num_querys=None, num_queries="many")

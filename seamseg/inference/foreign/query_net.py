@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from seamseg.inference.foreign.transformers_model import TransformersNetwork, used_logits
 from seamseg.utils.errors import InputError
+from seamseg.utils.quiet_logs import quiet_logs
 
 
 class QueryNet(nn.Module):
@@ -27,7 +28,8 @@ class QueryNet(nn.Module):
         super().__init__()
         net, self.family = network.net, network.family
         self.columns = network.classes.columns
-        net.set_attn_implementation("eager")  # type: ignore[operator]
+        with quiet_logs("transformers"):  # it warns about parts that are no models of their own
+            net.set_attn_implementation("eager")  # type: ignore[operator]
         if self.family.annealed:
             _switch_off(net, self.family.annealed, name)
         self.net = net

@@ -236,10 +236,8 @@ def _warn_of_other_tasks(content: Mapping[str, Any], folder: Path) -> None:
     names = (own,) if "panoptic" in own else (own, base)
     for name in names:
         if is_main_process() and (found := _OTHER_TASK.search(name)):
-            print(
-                f"{folder}: is for {found[1]} segmentation by the name {name!r:.80}: its panoptic maps will be poor",
-                file=sys.stderr,
-            )
+            task = f"is for {found[1]} segmentation by the name {name!r:.80}"
+            print(f"seamseg: warning: {folder}: {task}: its panoptic maps will be poor", file=sys.stderr)
             break
 
 
