@@ -49,13 +49,14 @@ class ClassTable:
     table: str
     option: str = "pretrain_classes"
 
-    def matches(self, trained: Metadata, name: str) -> list[list[int]]:
+    def matches(self, trained: Metadata, name: str, only_things: bool = False) -> list[list[int]]:
         """Return the indices of the classes of the model for each class, in the order of the table.
 
         Parameters
         ----------
         trained : the classes of the model
         name : of the model, for errors
+        only_things : it is a detector: entries of stuff may name classes that it does not have
 
         Raises
         ------
@@ -68,7 +69,10 @@ class ClassTable:
             found = [[known[key]] if key in known else [] for key in keys]
         else:
             entries = self._entries()
-            found = [self._match(entries.get(_key(c)), known, name) for c in self.classes.categories]
+            found = [
+                self._match(entries.get(_key(c)), known, name, only_things and not self.classes.is_thing(index))
+                for index, c in enumerate(self.classes.categories)
+            ]
         if not any(found):
             raise InputError(
                 f"{self.given}: no class of the data set is one of {name}, whose classes "
@@ -110,12 +114,12 @@ class ClassTable:
             raise InputError(f"{path}: the data set has no class {unknown!r}{did_you_mean(unknown, own)}")
         return entries
 
-    def _match(self, names: str | None, known: Mapping[str, int], model: str) -> list[int]:
+    def _match(self, names: str | None, known: Mapping[str, int], model: str, optional: bool) -> list[int]:
         if names is None:
             return []
         words = [_key(word) for word in names.split(",")]
         found = [known[word] for word in dict.fromkeys(words) if word in known]
-        if not found:
+        if not found and not optional:
             raise InputError(f"{self.given}: {model} has no class {words[0]!r}{did_you_mean(words[0], known)}")
         return found
 

@@ -34,13 +34,13 @@ class ClassMapping:
     table: str
 
     @staticmethod
-    def of(table: ClassTable, trained: Metadata, name: str) -> ClassMapping:
+    def of(table: ClassTable, trained: Metadata, name: str, only_things: bool = False) -> ClassMapping:
         """Return the mapping of a table.
 
         Parameters
         ----------
         table : for the classes of the data set
-        trained, name : classes and name of the model
+        trained, name, only_things : of the model, see :meth:`ClassTable.matches`
 
         Raises
         ------
@@ -48,7 +48,7 @@ class ClassMapping:
             as :meth:`ClassTable.matches`, or if two classes of the data set have the same class of the model
         """
         targets = [VOID] * trained.num_classes
-        for target, found in enumerate(table.matches(trained, name)):
+        for target, found in enumerate(table.matches(trained, name, only_things)):
             for source in found:
                 if targets[source] != VOID:
                     first, second = (table.classes.categories[c] for c in (targets[source], target))

@@ -156,7 +156,8 @@ def _input_size(opened: OpenedModel, options: EvaluationOptions) -> InputSize:
 def _class_mapping(opened: OpenedModel, classes: Metadata, data: str, table: str | Path | None) -> ClassMapping | None:
     """Return the mapping of a table to the classes of a data set; None without a table, after checking the classes."""
     if table is not None:
-        return ClassMapping.of(ClassTable(classes, str(table), "class_table"), opened.metadata, opened.name)
+        given, only_things = ClassTable(classes, str(table), "class_table"), SCORERS[opened.kind] is InstanceScorer
+        return ClassMapping.of(given, opened.metadata, opened.name, only_things)
     check_same_classes(opened.metadata, opened.name, classes, data)
     return None
 
