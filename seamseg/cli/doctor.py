@@ -55,6 +55,7 @@ _OPTIONAL = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
+    parser.add_argument("other", nargs="?", help=argparse.SUPPRESS)
     parser.add_argument("--replay", metavar="DUMP", help="repeat the training step of this dump")
     parser.add_argument(
         "--device", default="cpu", help="of --replay and --bench: auto, cpu, cuda or cuda:N (default: cpu)"
@@ -75,9 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     measured.add_argument("--precision", default="fp32", metavar="P", help="fp32, bf16, fp16 or auto (default: fp32)")
     measured.add_argument(
         "--formats",
-        default="fp32,bf16",
         metavar="LIST",
-        help="forms of the network to compare: fp32, bf16, exported files, onnx, openvino, compiled, pt2, or all; the "
+        help="forms of the network to compare, for networks of seamseg: fp32, bf16, exported files, onnx, openvino, compiled, pt2, or all; the "
         "last four are exported or compiled first, a minute or more each; '' for none (default: fp32,bf16)",
     )
     measured.add_argument("--json", action="store_true", help="print JSON")
@@ -85,6 +85,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the report; return 1 if a required part does not work, or if a repeated step does not fail again."""
+    if args.other is not None:
+        raise InputError(f"{args.other}: not an argument of `doctor`; did you mean --bench {args.other}?")
     if args.replay is not None:
         return _replay(args.replay, args.device)
     if args.bench is not None:
@@ -128,10 +130,19 @@ def _replay(path: str, device: str) -> int:
 
 def _bench(args: argparse.Namespace) -> int:
     size = _size(args.size)
-    from seamseg.doctor.backends import parse
+    from seamseg.checkpoints.foreign import is_foreign
+    from seamseg.checkpoints.model_path import is_exported, local_model
+    from seamseg.doctor.backends import QUICK, parse
     from seamseg.doctor.bench import measure
 
-    formats = parse(args.formats)
+    formats = list(QUICK) if args.formats is None else parse(args.formats)
+    if args.bench and is_exported(args.bench):
+        raise InputError(
+            f"{args.bench}: an exported network has no stages to time; compare it with its model by "
+            f"`seamseg doctor --bench MODEL --formats fp32,{args.bench}`"
+        )
+    if args.bench and args.formats and is_foreign(local_model(args.bench)):
+        raise InputError(f"--formats {args.formats}: is for networks of seamseg only, {args.bench} is none")
     report = measure(args.bench or None, size, args.rounds, args.device, args.precision, formats, args.meta)
     print(json.dumps(report, indent=1)) if args.json else _print_bench(report)
     return 0
