@@ -77,8 +77,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     measured.add_argument(
         "--formats",
         metavar="LIST",
-        help="forms of the network to compare, for networks of seamseg: fp32, bf16, exported files, onnx, openvino, compiled, pt2, or all; the "
-        "last four are exported or compiled first, a minute or more each; '' for none (default: fp32,bf16)",
+        help="forms of the network to compare, for networks of seamseg: fp32, bf16, exported files, onnx, openvino, "
+        "compiled, pt2, or all; the last four are exported or compiled first, a minute or more each; '' for none "
+        "(default: fp32,bf16)",
     )
     measured.add_argument("--json", action="store_true", help="print JSON")
 
