@@ -144,7 +144,8 @@ def test_a_class_with_several_names_and_one_without():
     table = ClassTable(own, "names")
     entries = {"road": "street, Flat = Road", "car": "vehicle: car"}
     found = [
-        table._match(entries.get(name), {"flat = road": 0, "sky": 1, "vehicle: car": 2}, "m") for name in own.categories
+        table._match(entries.get(name), {"flat = road": 0, "sky": 1, "vehicle: car": 2}, "m", False)
+        for name in own.categories
     ]
     assert found == [[0], [], [2]]
     assert trained.categories[found[2][0]] == "Vehicle: Car"
