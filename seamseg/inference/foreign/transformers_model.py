@@ -29,7 +29,7 @@ from seamseg.inference.queries import prediction_of_queries
 from seamseg.models.folding import choose_precision
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.distributed import choose_device
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import InputError, SeamsegError, did_you_mean
 from seamseg.utils.launcher import is_main_process
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -212,12 +212,11 @@ def _family(content: Mapping[str, Any], processor: Mapping[str, Any], name: str)
     """Return the family of a network; InputError if it is none, or does not make panoptic maps."""
     if "auto_map" in content or "auto_map" in processor:
         raise InputError(f"{name}: comes with code of its own (auto_map), which is never run: use another model")
-    family = FAMILIES.get(str(content["model_type"]))
+    stated_type = str(content["model_type"])[:40]
+    family = FAMILIES.get(stated_type)
     if family is None:
-        raise InputError(
-            f"{name}: a network of type {content['model_type']!s:.40} makes no panoptic maps; supported types are "
-            f"{', '.join(FAMILIES)}"
-        )
+        known = f"supported types are {', '.join(FAMILIES)}{did_you_mean(stated_type, FAMILIES)}"
+        raise InputError(f"{name}: a network of type {stated_type} makes no panoptic maps; {known}")
     stated = content.get("architectures")
     if isinstance(stated, list) and stated and family.model_class not in stated:
         raise InputError(f"{name}: is a {stated[0]!s:.80}, which makes no panoptic maps; needed: {family.model_class}")
