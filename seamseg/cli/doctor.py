@@ -55,7 +55,6 @@ _OPTIONAL = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("other", nargs="?", help=argparse.SUPPRESS)
     parser.add_argument("--replay", metavar="DUMP", help="repeat the training step of this dump")
     parser.add_argument(
         "--device", default="cpu", help="of --replay and --bench: auto, cpu, cuda or cuda:N (default: cpu)"
@@ -86,8 +85,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the report; return 1 if a required part does not work, or if a repeated step does not fail again."""
-    if args.other is not None:
-        raise InputError(f"{args.other}: not an argument of `doctor`; did you mean --bench {args.other}?")
     if args.replay is not None:
         return _replay(args.replay, args.device)
     if args.bench is not None:

@@ -58,5 +58,3 @@ def test_arguments_without_effect(tmp_path, capsys):
     (tmp_path / "config.json").write_text('{"model_type": "mask2former"}')
     assert main(["doctor", "--bench", str(tmp_path), "--formats", "all"]) == 2
     assert f"--formats all: is for networks of seamseg only, {tmp_path} is none" in capsys.readouterr().err
-    assert main(["doctor", "nets/m2f"]) == 2
-    assert "did you mean --bench nets/m2f?" in capsys.readouterr().err
