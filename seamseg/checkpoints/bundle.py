@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from seamseg.checkpoints.foreign import TRANSFORMERS_CONFIG_NAME, is_transformers
 from seamseg.checkpoints.model_path import local_model, snapshot_in
 from seamseg.checkpoints.names import CLASSES_NAME, CONFIG_NAME, METADATA_NAME, WEIGHTS_ENDING
 from seamseg.checkpoints.snapshot import NETWORK_MODULES, LoadReport, Snapshot, load_into, load_snapshot
@@ -66,6 +67,7 @@ def open_model(
     InputError
         if something is missing or inconsistent
     """
+    _refuse_parts(Path(path))
     found = _find(path)
     own = kind_of(found.snapshot, found.name)
     chosen = _config(found, config, overrides, own)
@@ -78,6 +80,12 @@ def open_model(
     check_classes(model.snapshot, model.metadata, model.name)
     _check_size(model)
     return model
+
+
+def _refuse_parts(path: Path) -> None:
+    """Raise InputError for a file of a folder of transformers, which is opened as a whole."""
+    if path.name in ("model.safetensors", TRANSFORMERS_CONFIG_NAME) and path.is_file() and is_transformers(path.parent):
+        raise InputError(f"{path}: is a file of a network of transformers: give the folder {path.parent}")
 
 
 def open_weights(path: str | Path) -> tuple[Snapshot, Metadata]:

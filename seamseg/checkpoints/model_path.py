@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from pathlib import Path
 
 from seamseg.checkpoints.foreign import (
@@ -45,6 +46,8 @@ def local_model(model: str | Path) -> Path:
     path = fetch(str(model), MODEL_FILES, files_to_download) if is_hub_uri(model) else Path(model)
     if is_torchvision(model) or os.path.exists(path):  # no error for a name that no file can have
         return path
+    if found := re.fullmatch(r"(?:https?://(?:www\.)?huggingface\.co/|hf:/?)([^/]+/[^/]+)/?", str(model)):
+        raise InputError(f"{model}: no such model; did you mean hf://{found[1]}?")
     if meant := nearest_path(path):
         raise InputError(f"{path}: no such model{meant}")
     if is_repo_name(str(model)) and not path.suffix and not os.path.exists(path.parent):

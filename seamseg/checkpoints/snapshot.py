@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from seamseg.checkpoints.foreign import TRANSFORMERS_CONFIG_NAME
 from seamseg.checkpoints.names import WEIGHTS_ENDING
 from seamseg.checkpoints.pickle_check import CodeInPickle, RefusedPickle
 from seamseg.checkpoints.snapshot_check import check_snapshot, is_plain
@@ -202,9 +203,14 @@ def parse_snapshot(content: Any, name: str) -> Snapshot:
     state = content.get("state_dict") if isinstance(content, Mapping) else None
     if not isinstance(state, Mapping) or not any(part in state for part in NETWORK_MODULES):
         if name.endswith(WEIGHTS_ENDING):
+            beside = Path(name).with_name(TRANSFORMERS_CONFIG_NAME)
+            other = (
+                f"{beside} states no model_type, as that of a network of transformers does"
+                if beside.is_file()
+                else f"a network of transformers is a folder with {beside.name} beside them"
+            )
             raise InputError(
-                f"{name}: not the weights of a network of seamseg, whose tensors are named `body.*` etc.; a network of "
-                "transformers is a folder with config.json beside them"
+                f"{name}: not the weights of a network of seamseg, whose tensors are named `body.*` etc.; {other}"
             )
         raise InputError(
             f"{name}: not a snapshot of this network: "

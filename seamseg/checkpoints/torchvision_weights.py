@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,7 +115,8 @@ def _download(net: str) -> Mapping[str, Tensor]:
         raise SeamsegError(f"torchvision cannot be imported ({error}); give a file with `weights=FILE`") from None
     try:
         # the first weights, which the original used; later ones are from another training recipe
-        state: Mapping[str, Tensor] = models.get_model_weights(net).IMAGENET1K_V1.get_state_dict(progress=True)
+        with redirect_stdout(sys.stderr):  # torchvision prints the address
+            state: Mapping[str, Tensor] = models.get_model_weights(net).IMAGENET1K_V1.get_state_dict(progress=True)
         return state
     except (OSError, RuntimeError) as error:
         reason = one_line(error)[:200]

@@ -15,6 +15,8 @@ from seamseg.utils.errors import InputError, one_line
 from seamseg.utils.files import nearest_path, replacing
 from seamseg.utils.limits import SAFETENSORS_HEADER_BYTES, format_bytes
 
+_LFS_POINTER = b"version https://git-lfs"
+
 
 def read_weights(path: str | Path, name: str) -> dict[str, Tensor]:
     """Read the tensors of a safetensors file, on the CPU; they are mapped into memory.
@@ -33,6 +35,8 @@ def read_weights(path: str | Path, name: str) -> dict[str, Tensor]:
     try:
         with open(path, "rb") as file:
             start = file.read(8)
+            if start + file.read(len(_LFS_POINTER) - len(start)) == _LFS_POINTER:
+                raise InputError(f"{name}: is a Git LFS pointer: run `git lfs pull`")
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
         if length > SAFETENSORS_HEADER_BYTES and os.path.getsize(path) > length:
             limit = format_bytes(SAFETENSORS_HEADER_BYTES)

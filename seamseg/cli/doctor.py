@@ -75,10 +75,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     measured.add_argument("--precision", default="fp32", metavar="P", help="fp32, bf16, fp16 or auto (default: fp32)")
     measured.add_argument(
         "--formats",
-        default="fp32,bf16",
         metavar="LIST",
-        help="forms of the network to compare: fp32, bf16, exported files, onnx, openvino, compiled, pt2, or all; the "
-        "last four are exported or compiled first, a minute or more each; '' for none (default: fp32,bf16)",
+        help="forms of the network to compare, for networks of seamseg: fp32, bf16, exported files, onnx, openvino, "
+        "compiled, pt2, or all; the last four are exported or compiled first, a minute or more each; '' for none "
+        "(default: fp32,bf16)",
     )
     measured.add_argument("--json", action="store_true", help="print JSON")
 
@@ -128,10 +128,19 @@ def _replay(path: str, device: str) -> int:
 
 def _bench(args: argparse.Namespace) -> int:
     size = _size(args.size)
-    from seamseg.doctor.backends import parse
+    from seamseg.checkpoints.foreign import is_foreign
+    from seamseg.checkpoints.model_path import is_exported, local_model
+    from seamseg.doctor.backends import QUICK, parse
     from seamseg.doctor.bench import measure
 
-    formats = parse(args.formats)
+    formats = list(QUICK) if args.formats is None else parse(args.formats)
+    if args.bench and is_exported(args.bench):
+        raise InputError(
+            f"{args.bench}: an exported network has no stages to time; compare it with its model by "
+            f"`seamseg doctor --bench MODEL --formats fp32,{args.bench}`"
+        )
+    if args.bench and args.formats and is_foreign(local_model(args.bench)):
+        raise InputError(f"--formats {args.formats}: is for networks of seamseg only, {args.bench} is none")
     report = measure(args.bench or None, size, args.rounds, args.device, args.precision, formats, args.meta)
     print(json.dumps(report, indent=1)) if args.json else _print_bench(report)
     return 0

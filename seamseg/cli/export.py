@@ -96,21 +96,21 @@ def run(args: argparse.Namespace) -> int:
         *((name, str(differences)) for name, differences in report.differences.items()),
     ]
     if args.data is not None:
-        rows += _scores(args)
+        rows += _scores(args, made.size)
     width = max(len(name) for name, _ in rows)
     print("\n".join(f"{name:{width}}  {text}" for name, text in rows), flush=True)
     return 0
 
 
-def _scores(args: argparse.Namespace) -> list[tuple[str, str]]:
-    """Score the network and the file on a data set."""
+def _scores(args: argparse.Namespace, max_size: tuple[int, int] | None) -> list[tuple[str, str]]:
+    """Score the network and the file on a data set, at the size of the file."""
     from seamseg.inference.options import InferenceOptions
     from seamseg.validation.evaluate import EvaluationOptions, evaluate_model
 
     options = {"split": args.split, "device": "cpu", "quiet": args.quiet}
     inference = InferenceOptions(overrides=args.overrides)
     given = {"config": args.config, "meta": args.meta, "inference": inference}
-    network = evaluate_model(args.model, args.data, EvaluationOptions(**options, **given)).scores
+    network = evaluate_model(args.model, args.data, EvaluationOptions(**options, **given), max_size).scores
     file = evaluate_model(args.out, args.data, EvaluationOptions(**options)).scores
     return [("scores, network", network.line()), ("scores, file", file.line())]
 

@@ -69,7 +69,12 @@ def add_foreign_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config", metavar="FILE", help="configuration of a model without its own; JSON of a classifier"
     )
-    parser.add_argument("--meta", metavar="BIN", help="metadata.bin of a model without its own")
+    parser.add_argument(
+        "--meta",
+        "--classes-file",
+        metavar="F",
+        help="metadata.bin of a model without its own; for a network of transformers also a class list",
+    )
     parser.add_argument(
         "--set", action="append", dest="overrides", default=[], metavar="SECTION.KEY=VALUE", help="override a key"
     )

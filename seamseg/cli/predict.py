@@ -150,6 +150,9 @@ def run(args: argparse.Namespace) -> int:
         summary = predict_all(predictor, sources, sink, world, args.batch_size, workers, args.restart)
         if world.is_main and not args.quiet:
             _print(args.out, summary, predictor.network.averaged)
+            # a semantic network has no threshold; with --anonymize, detections below it are hidden, too
+            if summary.empty and args.anonymize is None and predictor.kind != "semantic":
+                print(_nothing_found(summary.done, predictor.thresholds.score_threshold), file=sys.stderr)
             if part is not None:
                 print(f"part {part}: run without --part once when all parts have ended", file=sys.stderr)
     return 1 if summary.unreadable else 0
@@ -159,7 +162,15 @@ def _print(out: str, summary: RunSummary, averaged: bool) -> None:
     weights = ", with the moving average of the weights" if averaged else ""
     earlier = f", {summary.earlier} were there already" if summary.earlier else ""
     skipped = f", {summary.unreadable} could not be read" if summary.unreadable else ""
-    print(f"{summary.done} photos in {out}{weights}{earlier}{skipped}", file=sys.stderr)
+    print(f"{_photos(summary.done)} in {out}{weights}{earlier}{skipped}", file=sys.stderr)
+
+
+def _nothing_found(done: int, score_threshold: float) -> str:
+    return f"nothing was found in {done} of {_photos(done)}; --score-threshold is {score_threshold:g}"
+
+
+def _photos(count: int) -> str:
+    return f"{count} photo{'' if count == 1 else 's'}"
 
 
 def _settings(args: argparse.Namespace) -> PredictSettings:

@@ -8,7 +8,6 @@ that all boxes are sampled by one operator without data-dependent shapes.
 from __future__ import annotations
 
 import io
-import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -25,6 +24,7 @@ from seamseg.deploy.quantize import users_of
 from seamseg.formats.exported import METADATA_KEY, OPSETS, ExportedMetadata
 from seamseg.utils.errors import SeamsegError
 from seamseg.utils.files import replacing
+from seamseg.utils.quiet_logs import quiet_logs
 
 op: Any = opset20
 _MAX_BYTES = 2 << 30
@@ -100,14 +100,13 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence the exporter, which prints its steps and warns about what is no problem here."""
-    level = logging.getLogger("torch.onnx").level
-    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+    with (
+        warnings.catch_warnings(),
+        redirect_stdout(io.StringIO()),
+        quiet_logs("torch.onnx", "onnxscript", "onnx_ir"),
+    ):
         warnings.simplefilter("ignore")
-        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            logging.getLogger("torch.onnx").setLevel(level)
+        yield
 
 
 def _strip(model: onnx.ModelProto) -> None:

@@ -131,6 +131,9 @@ class Predictor(Generic[R]):
         self.classes = classes
         self._warned = False
 
+    def __repr__(self) -> str:
+        return f"Predictor({self.kind}, {self.metadata.num_classes} classes, {self.network.device})"
+
     @overload
     def predict(  # type: ignore[overload-overlap]  # a string is also an iterable of strings
         self,

@@ -47,11 +47,13 @@ class RunSummary:
     done : in this run
     unreadable : skipped in this run
     earlier : done by earlier runs
+    empty : whether photos were done in this run, and nothing was found in any of them
     """
 
     done: int
     unreadable: int
     earlier: int = 0
+    empty: bool = False
 
 
 def default_workers(sources: Sequence[Source | Container], world: World) -> int:
@@ -115,10 +117,11 @@ def predict_all(
             finally:
                 loop.writer.close()
         good = sum(loop.writer.names.values())
-        lines = gather_objects(world, (good, len(loop.writer.names) - good), group)
+        lines = gather_objects(world, (good, len(loop.writer.names) - good, loop.found), group)
         if world.is_main:
-            sink.finish([sum(counts) for counts in lines])
-    return RunSummary(sum(good for good, _ in lines), sum(bad for _, bad in lines), len(earlier.done))
+            sink.finish([good + bad for good, bad, _ in lines])
+    done, unreadable = (sum(line[column] for line in lines) for column in range(2))
+    return RunSummary(done, unreadable, len(earlier.done), done > 0 and not any(found for _, _, found in lines))
 
 
 def _begin(
@@ -180,6 +183,7 @@ class _PredictionLoop:
     def __init__(self, predictor: Predictor[Any], writer: SinkWriter) -> None:
         self.predictor = predictor
         self.writer = writer
+        self.found = False
         self._in_network = ""
 
     def run(self, decoders: Decoders, batch_size: int, show_progress: bool) -> bool:
@@ -270,11 +274,13 @@ class _PredictionLoop:
                 "height": image.size[0],
                 "width": image.size[1],
                 "outputs": [],
-                result.counted: result.counts(),
+                result.counted: (counts := result.counts()),
                 "seconds": round(seconds + time.perf_counter() - start, 4),
                 "records": records,
             }
             self.writer.commit(source, scratch, line)
+            if counts:
+                self.found = True
 
 
 def _is_of_photo(error: SeamsegError | OSError) -> bool:

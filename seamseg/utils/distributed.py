@@ -90,6 +90,8 @@ def choose_device(name: str | torch.device = "auto", local_rank: int = 0) -> tor
         return name
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.lower().startswith("openvino"):
+        raise InputError(f"`device={name}`: only for exported networks; use `seamseg export` first")
     try:
         device = torch.device(name)
     except RuntimeError:

@@ -76,7 +76,10 @@ class ModelScores:
 
 
 def evaluate_model(
-    model: str | Path, data: str | Path, options: EvaluationOptions = EvaluationOptions()
+    model: str | Path,
+    data: str | Path,
+    options: EvaluationOptions = EvaluationOptions(),
+    max_size: tuple[int, int] | None = None,
 ) -> ModelScores:
     """Score the results that `predict` gives with the same options; joins the processes of torchrun if there are any.
 
@@ -85,6 +88,7 @@ def evaluate_model(
     model : as for :func:`seamseg.checkpoints.bundle.open_model`, or an exported network (.onnx, .pt2)
     data : dataset folder
     options : split, device, and what to write
+    max_size : `(height, width)` to which larger inputs of the network are shrunk, as for an exported one
 
     Raises
     ------
@@ -99,6 +103,7 @@ def evaluate_model(
         split = options.split or opened.config.dataloader.val_set
         _check(opened, str(model), split, options)
         size = _input_size(opened, options)
+        size = size if max_size is None else size.within(max_size)
         validator = Validator.open(data, split, opened.config, world, options.legacy, options.quiet, size)
         if opened.kind != PANOPTIC:
             # as in the COCO results of `predict`; by default all detections count

@@ -241,6 +241,9 @@ def test_paths_need_no_hub(tmp_path: Path) -> None:
 
 def test_the_name_of_a_repository_is_no_path() -> None:
     """As users know it from transformers."""
+    for name in ("https://huggingface.co/a/b", "hf:/a/b", "hf:a/b"):
+        with pytest.raises(InputError, match=f"^{name}: no such model; did you mean hf://a/b\\?"):
+            local_model(name)
     with pytest.raises(InputError, match=r"^a/model: no such model; did you mean hf://a/model"):
         local_model("a/model")
 

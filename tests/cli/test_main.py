@@ -71,7 +71,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["--fast"], "seamseg: unknown argument --fast; see seamseg --help"),
         (["doctor", "--dbug"], "seamseg doctor: unknown argument --dbug; did you mean --debug?; see seamseg doctor"),
         (["doctor", "--debu"], "seamseg doctor: unknown argument --debu; did you mean --debug?"),
-        (["doctor", "it"], "seamseg doctor: unknown argument it; see"),
+        (["doctor", "it"], "seamseg doctor: unknown argument it; did you mean --bench it?; see"),
         (
             ["train", "a", "b", "--epochs", "3"],
             "seamseg train: unknown argument --epochs; did you mean --set scheduler.epo"

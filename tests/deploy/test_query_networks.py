@@ -138,7 +138,7 @@ def test_what_does_not_apply_is_refused(tmp_path: Path) -> None:
         ((name, value),) = options.items()
         wanted = f"`{name}={value}`: does not apply to {folder}, which is no network of seamseg"
         assert refusal(folder, out, **options) == wanted
-    assert refusal(folder, out, size=(64, 128)) == f"`size=(64, 128)`: the input of {folder} is {SIDE} x {SIDE}"
+    assert refusal(folder, out, size=(64, 128)) == f"`size=64x128`: the input of {folder} is {SIDE} x {SIDE}"
     assert "`config` has no effect" in refusal(folder, out, config="a.ini")
 
 
@@ -147,7 +147,8 @@ def test_refused_before_weights_are_read(tmp_path: Path) -> None:
     (folder / "model.safetensors").unlink()
     assert "holds no weights" in refusal(folder, out)
     assert refusal(folder, package) == f"{package}: networks of transformers are exported to .onnx files only"
-    assert "height and width must be multiples of 32" in refusal(folder, out, size=(64, 100))
+    near = f"`size=64x100`: height and width must be multiples of 32 for {folder}; near are 64x96 and 64x128"
+    assert refusal(folder, out, size=(64, 100)) == near
     detector = "torchvision:fasterrcnn_resnet50_fpn"
     for target, options in ((out, {}), (out, {"dynamic": True}), (package, {})):
         assert refusal(detector, target, **options) == f"{detector}: networks of torchvision are not exported"

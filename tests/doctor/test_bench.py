@@ -44,6 +44,7 @@ def test_cost_of_files_in_parallel_to_the_network(monkeypatch):
         (["--size", "8x8"], "32 to 8192"),
         (["--rounds", "0"], "--rounds"),
         (["--precision", "fp12"], "--precision fp12"),
+        (["--bench", "city.onnx"], "`seamseg doctor --bench MODEL --formats fp32,city.onnx`"),
     ],
 )
 def test_wrong_arguments(arguments, words, capsys):
@@ -51,3 +52,9 @@ def test_wrong_arguments(arguments, words, capsys):
     err = capsys.readouterr().err
     assert words in err
     assert err.count("\n") == 1
+
+
+def test_arguments_without_effect(tmp_path, capsys):
+    (tmp_path / "config.json").write_text('{"model_type": "mask2former"}')
+    assert main(["doctor", "--bench", str(tmp_path), "--formats", "all"]) == 2
+    assert f"--formats all: is for networks of seamseg only, {tmp_path} is none" in capsys.readouterr().err

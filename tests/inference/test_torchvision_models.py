@@ -109,7 +109,9 @@ def test_digest(files: dict[str, Path], tmp_path: Path) -> None:
     assert digest(first) == digest(f"torchvision:{NAMES[0]}?weights={copy}")
 
 
-def test_refusals(files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals(
+    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert "did you mean 'torchvision:maskrcnn_resnet50_fpn" in refusal("torchvision:maskrcnn_resnet50")
     assert "malformed: write torchvision:NAME" in refusal("torchvision:a/b")
     assert "no such file" in refusal(f"torchvision:{NAMES[0]}?weights={tmp_path / 'none.pth'}")
@@ -125,11 +127,13 @@ def test_refusals(files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.Mo
     assert "has no effect" in refusal(f"torchvision:{NAMES[0]}", config="x.ini")
 
     def offline(*_: object, **__: object) -> None:
+        print("Downloading: https://...")
         raise OSError("no network")
 
     monkeypatch.setattr("torch.hub.load_state_dict_from_url", offline)
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", offline)
     text = refusal(f"torchvision:{NAMES[0]}", SeamsegError)
+    assert capsys.readouterr().out == ""
     assert (
         "cannot download its weights (no network): name a file, torchvision:maskrcnn_resnet50_fpn?weights=FILE" in text
     )

@@ -138,6 +138,24 @@ def test_damaged_configuration(folder: Path) -> None:
     assert "a network of transformers is a folder with config.json beside them" in refusal(folder)
 
 
+def test_names_that_are_nearly_right(folder: Path, tmp_path: Path) -> None:
+    for name in ("model.safetensors", "config.json"):
+        file = folder / name
+        assert refusal(file) == f"{file}: is a file of a network of transformers: give the folder {folder}"
+    text = "`device=openvino`: only for exported networks; use `seamseg export` first"
+    assert refusal(folder, device="openvino") == text
+    edit(folder / "config.json", model_type="mask2fromer")
+    assert refusal(folder).endswith("detr; did you mean 'mask2former'?")
+    edit(folder / "config.json", model_type=None)
+    assert f"{folder / 'config.json'} states no model_type" in refusal(folder)
+
+
+def test_pointers_of_git_lfs(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 123\n")
+    assert refusal(folder) == f"{file}: is a Git LFS pointer: run `git lfs pull`"
+
+
 def test_remote_code(folder: Path) -> None:
     edit(folder / "config.json", auto_map={"AutoModel": "evil.Net"})
     (folder / "evil.py").write_text("raise SystemExit('run')")
@@ -150,6 +168,7 @@ def test_misspelt_keys(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
     edit(folder / "config.json", num_querys=5, an_older_key=1)
     seamseg.load(folder, device="cpu")
     error = capsys.readouterr().err
+    assert error.startswith(f"seamseg: warning: {folder / 'config.json'}: ")
     assert error.endswith("unknown key 'num_querys', which has no effect: is it 'num_queries'?\n")
     assert error.count("\n") == 1
     edit(folder / "config.json", num_querys=None, num_queries="many")
@@ -303,3 +322,7 @@ def test_hub_without_safetensors(fake_hub: FakeHub, tmp_path: Path) -> None:
     seamseg.load("hf://someone/net", **SMALL)
     assert fake_hub.fetched() == {path.name for path in folder.iterdir()}
     assert "the repository has no such revision" in refusal("hf://someone/net@v2")
+
+
+def test_what_a_predictor_is(folder: Path) -> None:
+    assert repr(seamseg.load(folder, **SMALL)) == "Predictor(panoptic, 19 classes, cpu)"

@@ -4,6 +4,7 @@ import gc
 import io
 import json
 import os
+import re
 import signal
 import tarfile
 from collections import Counter
@@ -178,7 +179,7 @@ def test_missing_new_or_changed_photos_are_processed(micro_run, photos, tmp_path
                 f"{key_of(name)}.json" for name in names
             )
         assert not [name for name in found if "rank" in name or "partial" in name]
-        return int(capsys.readouterr().err.split(" photos in ")[0].split()[-1]), names
+        return int(re.findall(r"(\d+) photos? in ", capsys.readouterr().err)[0]), names
 
     assert again("--limit", "2") == (2, NAMES[:2])
     assert again() == (2, NAMES)

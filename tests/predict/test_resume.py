@@ -41,12 +41,20 @@ def test_photos_without_instances_are_done(micro_run, photos, tmp_path, seamseg_
     options = ("--format", "vistas", "--set", "roi.score_threshold=1")
     assert seamseg_main(*words, *options) == 0
     assert (out / "vistas" / "instances" / "a.txt").read_bytes() == b""
+    assert "nothing was found" not in capsys.readouterr().err  # stuff was
     assert seamseg_main(*words, *options) == 0
     assert "0 photos in" in (text := capsys.readouterr().err)
+    assert "nothing was found" not in text
     assert "3 were there already" in text
     (out / "vistas" / "labels" / "b.png").write_bytes(b"")
     assert seamseg_main(*words, *options) == 0
     assert "2 were there already" in capsys.readouterr().err
+
+
+def test_nothing_found(micro_run, photos, tmp_path, seamseg_main, capsys):
+    words = ("predict", micro_run, photos, tmp_path / "out", "--device", "cpu", "--workers", "0")
+    assert seamseg_main(*words, "--score-threshold", "1", "--min-area", "1000000") == 0
+    assert capsys.readouterr().err.endswith("nothing was found in 3 of 3 photos; --score-threshold is 1\n")
 
 
 def test_missing_new_or_changed_photos_are_processed(micro_run, photos, tmp_path, seamseg_main, written, capsys):
@@ -61,7 +69,7 @@ def test_missing_new_or_changed_photos_are_processed(micro_run, photos, tmp_path
 
     assert again("--limit", "2") == (["a", "b"], ["a", "b"])
     assert again() == (["c"], ["a", "b", "c"])
-    assert "1 photos in" in (text := capsys.readouterr().err)
+    assert "1 photo in" in (text := capsys.readouterr().err)
     assert "2 were there already" in text
     everything = (out / "panoptic.json").read_bytes()
     (out / "panoptic.json").unlink()

@@ -8,7 +8,10 @@ from PIL import Image
 from support.onnx_scenes import BOXES, CLASSES, record, write_network
 
 from seamseg.formats.metadata import ImageInfo, Metadata, write_metadata
+from seamseg.inference.options import InferenceOptions
+from seamseg.inference.predictor import build_predictor
 from seamseg.panoptic_map import VOID
+from seamseg.validation.evaluate import EvaluationOptions, evaluate_model
 
 SIZE = (64, 128)
 
@@ -47,6 +50,23 @@ def test_scores(data, tmp_path, seamseg_main, capsys, kind, size):
     # one of two boxes is twice as wide as its object, of which the mask leaves out a half
     wanted = {"panoptic": {"PQ": 1, "mIoU": 1}, "semantic": {"mIoU": 1, "accuracy": 1}, "detection": {"det_map": 0.55}}
     assert {name: scores[name] for name in wanted[kind]} == pytest.approx(wanted[kind])
+
+
+def test_the_size_of_the_file(data, tmp_path, monkeypatch):
+    """`export --data` scores the network at it."""
+
+    def build(opened, options, size):
+        sizes.append(size.of(SIZE))
+        return build_predictor(opened, options, size)
+
+    sizes = []
+    model = write_network(tmp_path / "net.onnx", record("semantic", None))
+    monkeypatch.setattr("seamseg.validation.evaluate.build_predictor", build)
+    inference = InferenceOptions(overrides=("dataloader.shortest_size=64", "dataloader.num_workers=0"))
+    options = EvaluationOptions("val", device="cpu", quiet=True, inference=inference)
+    for size in (None, SIZE, (64, 64)):
+        evaluate_model(model, data, options, size)
+    assert sizes == [SIZE, SIZE, (32, 64)]
 
 
 def test_what_cannot_be_set(data, tmp_path, seamseg_main, capsys):

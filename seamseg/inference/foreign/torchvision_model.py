@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +164,8 @@ class TorchvisionModel:
         """Return torchvision's own weights, from its cache if they are there."""
         weights = importlib.import_module("torchvision.models").get_model_weights(self._network).DEFAULT
         try:
-            state: Mapping[str, Any] = weights.get_state_dict(progress=False, check_hash=True)
+            with redirect_stdout(sys.stderr):  # torchvision prints the address
+                state: Mapping[str, Any] = weights.get_state_dict(progress=False, check_hash=True)
             return state
         except (OSError, RuntimeError) as error:
             raise SeamsegError(

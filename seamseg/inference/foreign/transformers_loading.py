@@ -22,6 +22,7 @@ from seamseg.checkpoints.weights_file import read_weights
 from seamseg.inference.foreign.families import Family
 from seamseg.utils.errors import InputError, one_line
 from seamseg.utils.launcher import is_main_process
+from seamseg.utils.quiet_logs import without_message
 
 _OF_LOSSES = ("criterion.",)
 """Tensors that only the training uses."""
@@ -48,10 +49,8 @@ def load_network(folder: Path, family: Family) -> nn.Module:
         config = _built(f"{folder / TRANSFORMERS_CONFIG_NAME}", lambda: model_class.config_class.from_dict(content))
         for key, meant in _misspelt(content, config):
             if is_main_process():
-                print(
-                    f"{folder / TRANSFORMERS_CONFIG_NAME}: unknown key {key!r}, which has no effect: is it {meant!r}?",
-                    file=sys.stderr,
-                )
+                where = f"seamseg: warning: {folder / TRANSFORMERS_CONFIG_NAME}"
+                print(f"{where}: unknown key {key!r}, which has no effect: is it {meant!r}?", file=sys.stderr)
         _make_plain(config)
         state = _read_state(folder)
         _check_layers(content, len(state), str(folder))
@@ -223,20 +222,21 @@ def _quiet() -> Iterator[Any]:
 
     It is offline: a configuration may name a backbone that it would look for on the hub.
     """
-    try:
-        transformers = importlib.import_module("transformers")
-        hub: Any = importlib.import_module("huggingface_hub.constants")
-    except (ImportError, RuntimeError) as error:
-        raise InputError(f"transformers cannot be imported ({one_line(error)[:200]})") from None
-    logging = transformers.logging
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity(logging.CRITICAL)
-    logging.disable_progress_bar()
-    offline, hub.HF_HUB_OFFLINE = hub.HF_HUB_OFFLINE, True
-    try:
-        yield transformers
-    finally:
-        hub.HF_HUB_OFFLINE = offline
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
+    with without_message("torch.utils._pytree", "is an Enum subclass"):  # of torchao, which it imports
+        try:
+            transformers = importlib.import_module("transformers")
+            hub: Any = importlib.import_module("huggingface_hub.constants")
+        except (ImportError, RuntimeError) as error:
+            raise InputError(f"transformers cannot be imported ({one_line(error)[:200]})") from None
+        logging = transformers.logging
+        verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+        logging.set_verbosity(logging.CRITICAL)
+        logging.disable_progress_bar()
+        offline, hub.HF_HUB_OFFLINE = hub.HF_HUB_OFFLINE, True
+        try:
+            yield transformers
+        finally:
+            hub.HF_HUB_OFFLINE = offline
+            logging.set_verbosity(verbosity)
+            if bars:
+                logging.enable_progress_bar()

@@ -29,7 +29,7 @@ from seamseg.inference.queries import prediction_of_queries
 from seamseg.models.folding import choose_precision
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.distributed import choose_device
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import InputError, SeamsegError, did_you_mean
 from seamseg.utils.launcher import is_main_process
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -213,12 +213,17 @@ class TransformersModel:
         if self.family.export_problem:
             raise InputError(f"{self.name}: cannot be exported: {self.family.export_problem}")
         if self.side is not None:
-            if size not in (None, (self.side, self.side)):
-                raise InputError(f"`size={size}`: the input of {self.name} is {self.side} x {self.side}")
+            if size is not None and size != (self.side, self.side):
+                raise InputError(f"`size={_shown(size)}`: the input of {self.name} is {self.side} x {self.side}")
             return self.side, self.side
         chosen, multiple = size or usual, self.family.multiple
         if any(side % multiple for side in chosen):
-            raise InputError(f"`size={chosen}`: height and width must be multiples of {multiple} for {self.name}")
+            below = [side // multiple * multiple for side in chosen]
+            above = [-(-side // multiple) * multiple for side in chosen]
+            raise InputError(
+                f"`size={_shown(chosen)}`: height and width must be multiples of {multiple} for {self.name}; near are "
+                f"{_shown(below)} and {_shown(above)}"
+            )
         return chosen
 
     def build(self, options: InferenceOptions) -> TransformersNetwork:
@@ -238,12 +243,11 @@ def _family(content: Mapping[str, Any], processor: Mapping[str, Any], name: str)
     """Return the family of a network; InputError if it is none, or does not make panoptic maps."""
     if "auto_map" in content or "auto_map" in processor:
         raise InputError(f"{name}: comes with code of its own (auto_map), which is never run: use another model")
-    family = FAMILIES.get(str(content["model_type"]))
+    stated_type = str(content["model_type"])[:40]
+    family = FAMILIES.get(stated_type)
     if family is None:
-        raise InputError(
-            f"{name}: a network of type {content['model_type']!s:.40} makes no panoptic maps; supported types are "
-            f"{', '.join(FAMILIES)}"
-        )
+        known = f"supported types are {', '.join(FAMILIES)}{did_you_mean(stated_type, FAMILIES)}"
+        raise InputError(f"{name}: a network of type {stated_type} makes no panoptic maps; {known}")
     stated = content.get("architectures")
     if isinstance(stated, list) and stated and family.model_class not in stated:
         raise InputError(f"{name}: is a {stated[0]!s:.80}, which makes no panoptic maps; needed: {family.model_class}")
@@ -262,10 +266,8 @@ def _warn_of_other_tasks(content: Mapping[str, Any], folder: Path) -> None:
     names = (own,) if "panoptic" in own else (own, base)
     for name in names:
         if is_main_process() and (found := _OTHER_TASK.search(name)):
-            print(
-                f"{folder}: is for {found[1]} segmentation by the name {name!r:.80}: its panoptic maps will be poor",
-                file=sys.stderr,
-            )
+            task = f"is for {found[1]} segmentation by the name {name!r:.80}"
+            print(f"seamseg: warning: {folder}: {task}: its panoptic maps will be poor", file=sys.stderr)
             break
 
 
@@ -333,3 +335,7 @@ def _licence(folder: Path) -> str:
         return ""
     header = lines[1 : lines.index("---", 1)]
     return next((line.partition(":")[2].strip(" '\"") for line in header if line.startswith("license:")), "")
+
+
+def _shown(size: Sequence[int]) -> str:
+    return "x".join(map(str, size))

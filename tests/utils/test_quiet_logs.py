@@ -1,0 +1,27 @@
+"""Warnings of libraries are dropped, errors are not, and the loggers are as before."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from seamseg.utils.quiet_logs import quiet_logs, without_message
+
+
+def test_errors_only(caplog: pytest.LogCaptureFixture) -> None:
+    log = logging.getLogger("seamseg_test.part")
+    with quiet_logs("seamseg_test"):
+        log.warning("dropped")
+        log.error("kept")
+    log.warning("again")
+    assert caplog.messages == ["kept", "again"]
+
+
+def test_one_message(caplog: pytest.LogCaptureFixture) -> None:
+    log = logging.getLogger("seamseg_test")
+    with without_message("seamseg_test", "is an Enum subclass"):
+        log.warning("%s is an Enum subclass and so on", int)
+        log.warning("kept")
+    log.warning("%s is an Enum subclass and so on", int)
+    assert [message[:4] for message in caplog.messages] == ["kept", "<cla"]
