@@ -11,7 +11,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import pytest
 from hypothesis import settings
 from support.browsers import browser
-from support.components import imported
+from support.components import component_options, imported
 from support.dead_workers import pytest_terminal_summary, pytest_testnodedown
 from support.folders import make_folder
 from support.micro import memory, micro, micro_config, micro_run, narrow, published_config, seamseg_main
@@ -43,6 +43,7 @@ LONG = (
 __all__ = [
     "browser",
     "cityscapes",
+    "component_options",
     "golden_net",
     "imported",
     "make_folder",

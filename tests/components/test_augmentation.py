@@ -7,7 +7,7 @@ import torch
 from support.interruptions import result, signals_at, train_until_done
 
 from seamseg.config import load_config
-from seamseg.training.run import TrainingOptions, run_training
+from seamseg.training.run import run_training
 from seamseg.training.task import open_loader
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import SeamsegError
@@ -47,16 +47,14 @@ def file(tmp_path):
 
 
 @pytest.fixture
-def options(file, tmp_path, micro, micro_config):
-    given = (f"general.components={file}", "augmentation rain.drops=80", "dataloader.train_batch_size=1")
-    return lambda run, *more, **others: TrainingOptions(
-        micro_config, micro, tmp_path / run, overrides=(*given, *more), device="cpu", **others
-    )
+def options(component_options, file):
+    """Of a training with rain."""
+    return lambda run, *more, **others: component_options(file, run, "augmentation rain.drops=80", *more, **others)
 
 
 def test_only_colours_change(options, micro, micro_config):
     batches = []
-    for overrides in ((), options("run").overrides[:2]):
+    for overrides in ((), options("run").overrides):
         config = load_config(micro_config, None, ("dataloader.train_batch_size=1", *overrides))
         loader = open_loader(config, micro, "micro.ini", World())
         batches.append(next(iter(loader)))

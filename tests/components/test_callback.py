@@ -9,7 +9,7 @@ from support.interruptions import result, signals_at, train_until_done
 
 import seamseg
 from seamseg.components import Callback
-from seamseg.training.run import TrainingOptions, run_training
+from seamseg.training.run import run_training
 
 pytestmark = pytest.mark.usefixtures("narrow", "imported")
 
@@ -65,14 +65,11 @@ class Tracker(Callback):
 
 
 @pytest.fixture
-def options(tmp_path, micro, micro_config):
+def options(component_options, tmp_path):
     """Of a training with the tracker."""
     file = tmp_path / "my_tracker.py"
     file.write_text(TRACKER)
-    given = (f"general.components={file}", "general.log_interval=2", "dataloader.train_batch_size=1")
-    return lambda run, *more, **others: TrainingOptions(
-        micro_config, micro, tmp_path / run, overrides=(*given, *more), device="cpu", **others
-    )
+    return lambda run, *more, **others: component_options(file, run, "general.log_interval=2", *more, **others)
 
 
 def entries(run):

@@ -89,12 +89,9 @@ def file(tmp_path):
 
 
 @pytest.fixture
-def options(file, tmp_path, micro, micro_config):
+def options(component_options, file):
     """Of a training with the head."""
-    given = (f"general.components={file}", "head edge.channels=4", "dataloader.train_batch_size=1")
-    return lambda run, *more, **others: TrainingOptions(
-        micro_config, micro, tmp_path / run, overrides=(*given, *more), device="cpu", **others
-    )
+    return lambda run, *more, **others: component_options(file, run, "head edge.channels=4", *more, **others)
 
 
 @pytest.fixture(scope="module")
@@ -190,52 +187,30 @@ def test_a_model_opens_without_its_head(edge_run, micro, tmp_path, seamseg_main,
     assert "there is no format 'edge'" in capsys.readouterr().err
 
 
-BROKEN = {
+MISTAKES = {
     "forward": (
-        'return {"edge": self.output(',
-        'return {"edge": self.missing(',
+        '{"edge": self.output(',
+        '{"edge": self.missing(',
+        SeamsegError,
         "head edge, .*line 34: AttributeError",
     ),
-    "targets": ("ids = masks[0]", "ids = masks[7]", "head edge, .*: IndexError"),
-    "other loss": (
-        'return {"edge_loss": (losses',
-        'return {"edges": (losses',
-        "returns the losses edges, declares edge_",
-    ),
+    "targets": ("ids = masks[0]", "ids = masks[7]", SeamsegError, "head edge, .*: IndexError"),
+    "another loss": ('{"edge_loss": (', '{"edges": (', SeamsegError, "returns the losses edges, declares edge_"),
+    "a key that is not declared": ('"weight"}', '"weigth"}', InputError, "the key weigth, which it does"),
+    "a taken name": ('{"edge_loss": "weight"}', '{"sem_loss": "weight"}', InputError, "there is another sem_loss"),
+    "no head": ("(Head):", "(nn.Module):", InputError, "derived from seamseg.components.Head|TypeError"),
 }
+"""What is replaced in the file, by what, and the error."""
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_errors_name_the_head(name, file, options):
-    old, new, message = BROKEN[name]
-    assert old in EDGES
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes(name, file, options):
+    old, new, error, message = MISTAKES[name]
+    assert EDGES.count(old) == 1
     file.write_text(EDGES.replace(old, new))
-    with pytest.raises(SeamsegError, match=message) as error:
+    with pytest.raises(error, match=message) as caught:
         run_training(options("run"))
-    assert "\n" not in str(error.value)
-
-
-REFUSED = {
-    "a key that is not declared": (
-        '{"edge_loss": "weight"}',
-        '{"edge_loss": "weigth"}',
-        "the key weigth, which it does",
-    ),
-    "a taken name": ('{"edge_loss": "weight"}', '{"sem_loss": "weight"}', "there is another sem_loss"),
-    "no head": (
-        "class EdgeHead(Head):",
-        "class EdgeHead(nn.Module):",
-        "derived from seamseg.components.Head|TypeError",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused_heads(name, file, options):
-    old, new, message = REFUSED[name]
-    file.write_text(EDGES.replace(old, new))
-    with pytest.raises(InputError, match=message):
-        run_training(options("run"))
+    assert "\n" not in str(caught.value)
 
 
 def train_in_two(rank, join, options):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 
 import seamseg
 from seamseg.checkpoints.snapshot import load_snapshot
-from seamseg.training.run import TrainingOptions, run_training
+from seamseg.training.run import run_training
 from seamseg.utils.errors import InputError, SeamsegError
 
 pytestmark = pytest.mark.usefixtures("narrow", "imported")
@@ -57,11 +58,9 @@ def file(tmp_path):
 
 
 @pytest.fixture
-def options(file, tmp_path, micro, micro_config):
-    given = (f"general.components={file}", "dataloader.train_batch_size=1")
-    return lambda run, *more, **others: TrainingOptions(
-        micro_config, micro, tmp_path / run, overrides=(*given, *more), device="cpu", **others
-    )
+def options(component_options, file):
+    """Of a training with the metric."""
+    return partial(component_options, file)
 
 
 def test_all_outputs(options, tmp_path):

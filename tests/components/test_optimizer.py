@@ -18,15 +18,12 @@ pytestmark = pytest.mark.usefixtures("narrow", "imported")
 
 
 @pytest.fixture
-def options(tmp_path, micro, micro_config):
+def options(component_options, tmp_path):
     """Of a training with Lion."""
     file = tmp_path / "my_lion.py"
     file.write_text(LION)
-    overrides = (f"general.components={file}", "optimizer.type=lion", "optimizer.lr=.0003", "scheduler.type=halving")
-    overrides += ("optimizer lion.beta1=.8", "dataloader.train_batch_size=1")
-    return lambda run, **more: TrainingOptions(
-        micro_config, micro, tmp_path / run, overrides=overrides, device="cpu", **more
-    )
+    given = ("optimizer.type=lion", "optimizer.lr=.0003", "scheduler.type=halving", "optimizer lion.beta1=.8")
+    return lambda run, **more: component_options(file, run, *given, **more)
 
 
 def test_an_interrupted_training_resumes_to_the_bit(options, tmp_path):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,3 +64,16 @@ def imported(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathF
     for name, module in list(sys.modules.items()):
         if str(getattr(module, "__file__", "")).startswith(root):
             del sys.modules[name]
+
+
+@pytest.fixture
+def component_options(tmp_path: Path, micro: Path, micro_config: Path) -> Callable[..., Any]:
+    """Options of a training on the CPU with a file of components, some overrides, and further arguments."""
+
+    from seamseg.training.run import TrainingOptions
+
+    def make(file: Path, run: str, *overrides: str, **options: Any) -> TrainingOptions:
+        given = (f"general.components={file}", "dataloader.train_batch_size=1", *overrides)
+        return TrainingOptions(micro_config, micro, tmp_path / run, overrides=given, device="cpu", **options)
+
+    return make
