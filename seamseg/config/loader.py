@@ -74,7 +74,7 @@ def config_from_string(
     :class:`NotLoaded`.
     """
     given = _read_ini(text, source)
-    changes = [(override, *_split_override(override)) for override in overrides]
+    changes = [(override, *split_override(override)) for override in overrides]
     loaded = _load_components(given, changes, trusted)
     strict = trusted is not None
     own = given.get("general", {}).get("kind", kind or PANOPTIC)
@@ -112,19 +112,19 @@ def _load_components(given: _Texts, changes: Sequence[tuple[str, str, str, str]]
 def keys_of(kind: str, name: str, overrides: Sequence[str]) -> Any:
     """Return the keys of an imported component that the overrides set, else its defaults."""
     component = components.find(kind, name)
-    of_section = [override for override in overrides if override.strip().startswith(f"{component.section}.")]
+    of_section = [override for override in overrides if split_override(override)[0] == component.section]
     return config_from_string("", None, "", of_section).parts.get(component.section, component.keys())
 
 
 def load_components(overrides: Sequence[str]) -> None:
     """Import the components that overrides of `general.components` name."""
-    _load_components({}, [(text, *_split_override(text)) for text in overrides], None)
+    _load_components({}, [(text, *split_override(text)) for text in overrides], None)
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
     """Raise InputError for an override of an unknown section or key, before the configuration is at hand."""
     for override in overrides:
-        section, key, value = _split_override(override)
+        section, key, value = split_override(override)
         if components.parse_section(section) is None:
             _merge({name: {} for name in SECTIONS}, section, {key: value}, f"`overrides={override}`")
 
@@ -285,7 +285,8 @@ def _reset_ignored(texts: _Texts, given: _Texts, changed: Mapping[tuple[str, str
         texts[section][spec.name] = default
 
 
-def _split_override(override: str) -> tuple[str, str, str]:
+def split_override(override: str) -> tuple[str, str, str]:
+    """Return section, key and value of `section.key=value`; InputError for another text."""
     name, equals, value = override.partition("=")
     section, dot, key = name.strip().partition(".")
     if not equals or not dot or not key:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from seamseg.config import KINDS, Config
 from seamseg.config.components import parse_section
+from seamseg.config.loader import split_override
 from seamseg.data.input_size import MAX_MULTIPLE, InputSize
 from seamseg.inference.images import input_size
 from seamseg.inference.tiling.tiles import Tiling
@@ -192,7 +193,7 @@ class InferenceOptions:
     def check_overrides(self, sections: Sequence[str], problem: str) -> None:
         """Raise InputError, with a text, for an override of the kind or outside of some sections and components."""
         for override in self.overrides:
-            section, key = (text.strip() for text in override.partition("=")[0].split(".", 1))
+            section, key, _ = split_override(override)
             of_components = parse_section(section) is not None or (section, key) == ("general", "components")
             if not of_components and (section not in sections or (section, key) == ("general", "kind")):
                 raise InputError(f"`overrides={override}`: {problem}")

@@ -234,6 +234,7 @@ def test_tiles(tmp_path):
         ),
         ({"config": "own.ini"}, "`config` has no effect"),
         ({"tta": "flip"}, "`tta` cannot be changed after the export"),
+        ({"overrides": ("nms",)}, "`overrides=nms`: write section.key=value"),
         ({"precision": "bf16"}, "`precision` cannot be changed"),
         (
             {"overrides": ["roi.nms_threshold=.4"]},
