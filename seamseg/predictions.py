@@ -82,7 +82,7 @@ class Prediction(Generic[A]):
     semantic : `H x W` class map, int64 from the network, uint8 from a predictor
     size : `(height, width)`
     logits : one a class, of a classifier
-    maps : further maps by name, `H x W` or `channels x H x W`: those of heads of the user, and `probability`, that of
+    maps : further maps by name, `H x W` or `channels x H x W`: those of custom heads, and `probability`, that of
         the class of each pixel: float from the network, from a predictor uint8, 255 times it, rounded down
     queries : masks that make the panoptic map, in place of detections and class map; None for networks without queries,
         and for an image that was processed in tiles

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from seamseg.checkpoints.foreign import TRANSFORMERS_CONFIG_NAME, is_transformers
 from seamseg.checkpoints.model_path import local_model, snapshot_in
-from seamseg.checkpoints.names import CLASSES_NAME, CONFIG_NAME, METADATA_NAME, WEIGHTS_ENDING
+from seamseg.checkpoints.names import CLASSES_NAME, CONFIG_NAME, METADATA_NAME, WEIGHTS_ENDING, WEIGHTS_NAME
 from seamseg.checkpoints.snapshot import NETWORK_MODULES, LoadReport, Snapshot, load_into, load_snapshot
 from seamseg.config import KINDS, Config, config_from_string, find_experiment, load_config
 from seamseg.config.checks import head_parameters
@@ -84,7 +84,7 @@ def open_model(
 
 def _refuse_parts(path: Path) -> None:
     """Raise InputError for a file of a folder of transformers, which is opened as a whole."""
-    if path.name in ("model.safetensors", TRANSFORMERS_CONFIG_NAME) and path.is_file() and is_transformers(path.parent):
+    if path.name in (WEIGHTS_NAME, TRANSFORMERS_CONFIG_NAME) and path.is_file() and is_transformers(path.parent):
         raise InputError(f"{path}: is a file of a network of transformers: give the folder {path.parent}")
 
 

@@ -28,7 +28,7 @@ from seamseg.utils.errors import InputError
 from seamseg.utils.files import nearest_path, replacing
 
 NETWORK_MODULES = (*dict.fromkeys(module for kind in KINDS.values() for module in kind.modules), "heads")
-"""The parts of the networks of all kinds, each with its own state dict in a snapshot; `heads` are those of the user."""
+"""The parts of the networks of all kinds, each with its own state dict in a snapshot; `heads` are custom ones."""
 
 _OPTIONAL_KEYS = ("num_batches_tracked",)
 _OLD_MULTIARRAY = "numpy.core.multiarray"
@@ -47,7 +47,7 @@ class Snapshot:
     metadata : the classes it was trained on, as in `metadata.bin` without the images; None in those of the original
     resume : the rest of the state for a bit-exact resume, see :mod:`seamseg.training.checkpointing.checkpoint`; None in
         those of the original
-    components : of the user that the training used, see :class:`seamseg.config.components.Record`
+    components : custom ones that the training used, see :class:`seamseg.config.components.Record`
     """
 
     config: str

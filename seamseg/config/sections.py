@@ -433,9 +433,12 @@ class Config:
 
     def components(self, kind: str) -> Iterator[tuple[Component, Any]]:
         """Yield the components of a kind that the sections of the configuration add, each with its keys."""
+        yield from ((component, keys) for component, keys in self._loaded() if component.kind == kind)
+
+    def _loaded(self) -> Iterator[tuple[Component, Any]]:
         for section, keys in self.parts.items():
             found = components.parse_section(section)
-            if found is not None and found[0] == kind and not isinstance(keys, NotLoaded):
+            if found is not None and not isinstance(keys, NotLoaded):
                 yield components.find(*found), keys
 
     def component(self, kind: str) -> tuple[Component, Any]:
@@ -454,10 +457,8 @@ class Config:
         return found, options if found.keys is NoKeys else self.parts.get(found.section, found.keys())
 
     def records(self) -> tuple[Record, ...]:
-        """Return what a snapshot states about the components of the user."""
-        found = [components.parse_section(section) for section in self.parts]
-        used = [components.find(*part) for part in found if part is not None and components.is_registered(*part)]
-        return tuple(Record.of(component) for component in used if not component.built_in)
+        """Return what a snapshot states about custom components."""
+        return tuple(Record.of(component) for component, _ in self._loaded() if not component.built_in)
 
     @property
     def not_loaded(self) -> list[str]:

@@ -55,11 +55,11 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True)
 class KindScores(ABC):
-    """The scores of a kind of network, and those of metrics of the user.
+    """The scores of a kind of network, and those of custom metrics.
 
     Attributes
     ----------
-    metrics : numbers of metrics of the user by name
+    metrics : numbers of custom metrics by name
     selected : what selects the best snapshot instead of the score of the kind, as a number from 0; None for that
     """
 
@@ -72,7 +72,7 @@ class KindScores(ABC):
         return self._best() if self.selected is None else self.selected
 
     def to_json(self) -> dict[str, Any]:
-        """Return fractions, None for NaN, and the numbers of metrics of the user; see the class."""
+        """Return fractions, None for NaN, and the numbers of custom metrics; see the class."""
         return {**self._to_json(), **{name: or_none(value) for name, value in self.metrics.items()}}
 
     def scalars(self) -> dict[str, float]:

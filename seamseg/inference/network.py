@@ -74,7 +74,7 @@ class TorchNetwork:
 
     @property
     def map_formats(self) -> dict[str, MapFormat]:
-        """The output maps of heads of the user by name."""
+        """The output maps of custom heads by name."""
         return self.net.map_formats if isinstance(self.net, PanopticNet) else {}
 
     @property

@@ -327,7 +327,7 @@ class Predictor(Generic[R]):
 
     @property
     def map_formats(self) -> Mapping[str, MapFormat]:
-        """The output maps of heads of the user by name."""
+        """The output maps of custom heads by name."""
         found: Mapping[str, MapFormat] = getattr(self.network, "map_formats", {})
         return found
 

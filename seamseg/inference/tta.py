@@ -126,7 +126,7 @@ def _map_back(
 def _maps_back(
     formats: Mapping[str, MapFormat], maps: Mapping[str, Tensor], size: tuple[int, int], mirrored: bool
 ) -> dict[str, Tensor]:
-    """Map the output maps of heads of the user back to pixels of the image."""
+    """Map the output maps of custom heads back to pixels of the image."""
     back = {}
     for name, values in maps.items():
         spec = formats[name]

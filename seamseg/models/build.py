@@ -58,7 +58,7 @@ def build_network(config: Config, num_stuff: int, num_thing: int) -> Segmentatio
     """
     if config.general.qat:
         if heads := [component.section for component, _ in config.components("head")]:
-            raise InputError(f"[{heads[0]}]: [general] qat quantises no heads of the user: remove one of them")
+            raise InputError(f"[{heads[0]}]: [general] qat quantises no custom heads: remove one of them")
         net = quantised(fold_layers(build_network(without_quantisation(config), num_stuff, num_thing)))
         backbone = net.body if isinstance(net, SemanticNet) else net.body.backbone
         assert isinstance(backbone, Backbone)
@@ -104,7 +104,7 @@ def _build_panoptic_net(config: Config, num_stuff: int, num_thing: int) -> Panop
 
 
 def build_heads(config: Config, context: HeadContext) -> nn.ModuleDict:
-    """Build the heads of the user.
+    """Build the custom heads.
 
     Raises
     ------

@@ -39,7 +39,7 @@ class TrainingOutputs:
 
     anchors `A x 4`, obj_logits `N x A`, bbx_logits `N x A x 4`, things and proposals of each image (with rows of NaN
     after the last, if samples are fixed), semantic_logits `N x classes x h x w` or None without a semantic head, and
-    the outputs of heads of the user.
+    the outputs of custom heads.
     """
 
     padded_size: tuple[int, int]

@@ -148,7 +148,7 @@ class PanopticInference(Network):
     ----------
     body : images to pyramid levels
     rpn_head, roi_head, sem_head : the heads; sem_head None for the other tasks
-    heads : those of the user by name; None for none
+    heads : custom heads by name; None for none
     options : everything else; :meth:`with_options` changes them
     """
 
@@ -183,12 +183,12 @@ class PanopticInference(Network):
 
     @property
     def custom_heads(self) -> dict[str, Head]:
-        """The heads of the user by name."""
+        """The custom heads by name."""
         return {} if self.heads is None else dict(cast(Mapping[str, Head], self.heads))
 
     @property
     def map_formats(self) -> dict[str, MapFormat]:
-        """The output maps of the heads of the user by name."""
+        """The output maps of the custom heads by name."""
         return {name: spec for head in self.custom_heads.values() for name, spec in head.outputs.items()}
 
     @torch.no_grad()

@@ -40,7 +40,7 @@ class KeyNames:
 
 
 def _of_heads(config: Config) -> dict[str, float]:
-    """Return the weights of the losses of heads of the user."""
+    """Return the weights of the losses of custom heads."""
     heads = [(component.make, keys) for component, keys in config.components("head")]
     return {loss: float(getattr(keys, key, 1)) for head, keys in heads for loss, key in head.losses.items()}  # type: ignore[attr-defined]
 

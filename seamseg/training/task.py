@@ -90,7 +90,7 @@ class Task(ABC):
 
     @property
     def components(self) -> tuple[Record, ...]:
-        """The components of the user that the configuration names."""
+        """The custom components that the configuration names."""
         return ()
 
     @property
@@ -220,7 +220,7 @@ class SegmentationTask(Task):
 
     @property
     def components(self) -> tuple[Record, ...]:
-        """The components of the user that the configuration names."""
+        """The custom components that the configuration names."""
         return self.config.records()
 
     def changes(self, text: str) -> list[str]:

@@ -258,7 +258,7 @@ class Validator:
 
 
 class CustomMetrics:
-    """The metrics of the user.
+    """The custom metrics.
 
     Parameters
     ----------

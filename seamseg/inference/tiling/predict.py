@@ -39,7 +39,7 @@ def predict_in_tiles(
     pixels : of the image at network size, `H x W x 3` uint8
     side, overlap : of the tiles, in pixels
     nms_threshold : as of :func:`seamseg.inference.tiling.merge.merge_detections`; None for a network without detections
-    formats : of the maps of heads of the user
+    formats : of the maps of custom heads
 
     Returns
     -------

@@ -82,8 +82,8 @@ def make_writers(
     metadata : the classes of the model
     kind : of the network
     choice : detections that `coco-results` holds
-    overrides : configuration keys, of which formats of the user have sections
-    maps : output maps of heads of the user, each a format
+    overrides : configuration keys, of which custom formats have sections
+    maps : output maps of custom heads, each a format
 
     Raises
     ------

@@ -28,7 +28,7 @@ class Writer(Protocol[R]):
     Attributes
     ----------
     needs_photo : whether :meth:`write` needs the pixels of the photo
-    kinds : kinds of networks whose results a format of the user holds
+    kinds : kinds of networks whose results a custom format holds
     member : ending of its file in a tar shard, after the key of the photo; None for formats with several folders, ""
         for those without a file of each photo
     """

@@ -1,4 +1,4 @@
-"""The output maps of heads of the user as images."""
+"""The output maps of custom heads as images."""
 
 from __future__ import annotations
 

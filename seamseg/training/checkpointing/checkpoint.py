@@ -38,7 +38,7 @@ class TrainState:
     schedule : learning rates
     metadata : classes
     config : text of the configuration
-    components : of the user that it names
+    components : custom ones that it names
     """
 
     stepper: Stepper
