@@ -22,6 +22,7 @@ from seamseg.config.sections import key
 
 if TYPE_CHECKING:
     from seamseg.evaluation.metric import Metric
+    from seamseg.models.backbones.base import Body, BodyContext
     from seamseg.models.heads.custom import Head, Map
     from seamseg.models.heads.semantic import SemanticImage
     from seamseg.predict.writers.images import ImageWriter as ImageFormat
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 augmentation = partial(register, "augmentation")
 """Registers a function of the pixels of a training image, uint8 `H x W x 3`, an RNG (:class:`random.Random`) and the
 keys; it returns pixels of the same size."""
+
+body = partial(register, "body")
+"""Registers a class derived from :class:`Body`, the backbone."""
 
 callback = partial(register, "callback")
 """Registers a class derived from :class:`Callback`."""
@@ -56,6 +60,8 @@ learning rates."""
 
 __all__ = [
     "API",
+    "Body",
+    "BodyContext",
     "Callback",
     "Head",
     "ImageFormat",
@@ -64,6 +70,7 @@ __all__ = [
     "Run",
     "SemanticImage",
     "augmentation",
+    "body",
     "callback",
     "head",
     "key",
@@ -76,6 +83,7 @@ __all__ = [
 
 _MODULES = {
     "ImageFormat": "seamseg.predict.writers.images:ImageWriter",
+    **dict.fromkeys(("Body", "BodyContext"), "seamseg.models.backbones.base"),
     **dict.fromkeys(("Callback", "Run"), "seamseg.training.callbacks"),
     "Metric": "seamseg.evaluation.metric",
     **dict.fromkeys(("Head", "Map"), "seamseg.models.heads.custom"),

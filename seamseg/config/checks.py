@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from seamseg.config.bodies import TIMM, layout_of
+from seamseg.config.bodies import BODIES, TIMM, layout_of
 from seamseg.config.kinds import KINDS
 from seamseg.config.sections import CHANNELS, Config
 from seamseg.utils.errors import InputError
@@ -137,7 +137,7 @@ def _thresholds(config: Config) -> str | None:
 
 def _norms(config: Config) -> str | None:
     mode = config.body.normalization_mode
-    if config.general.qat and config.body.body.startswith(TIMM):
+    if config.general.qat and config.body.body not in BODIES:
         return f"[general] qat needs a body whose norms can be folded, not {config.body.body}"
     if not config.general.qat or set(mode.split("+")) <= {"bn", "syncbn"}:
         return None

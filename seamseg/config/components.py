@@ -14,7 +14,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -49,6 +48,9 @@ class ComponentKind:
 
 KINDS: dict[str, ComponentKind] = {
     "augmentation": ComponentKind("changes the colours of a training image"),
+    "body": ComponentKind(
+        "backbone of the network", "body.body", ("seamseg.recipes.timm_body", "seamseg.models.backbones")
+    ),
     "callback": ComponentKind("follows a training, such as a logger, and may end it"),
     "head": ComponentKind("head of the network, with losses and output maps"),
     "format": ComponentKind("output format of predict, which its option names", chosen=True),
@@ -199,21 +201,18 @@ def _import_file(path: Path) -> None:
 
 def registered(kind: str | None = None) -> list[Component]:
     """Return the built-in and the imported components, of a kind or of all, by name."""
-    for one in [kind] if kind is not None else KINDS:
-        _register_built_in(one)
+    for module in (m for one in ([kind] if kind is not None else KINDS) for m in KINDS[one].modules):
+        importlib.import_module(module)
     return sorted((c for c in _REGISTERED.values() if kind in (None, c.kind)), key=lambda c: (c.kind, c.name))
 
 
-@cache
-def _register_built_in(kind: str) -> None:
-    for module in KINDS[kind].modules:
-        importlib.import_module(module)
-
-
 def is_registered(kind: str, name: str) -> bool:
-    """Return whether a component is built in or imported."""
-    if kind in KINDS and (kind, name) not in _REGISTERED:
-        _register_built_in(kind)
+    """Return whether a component is built in or imported; the name may have an argument, `NAME:ARGUMENT`."""
+    name = name.partition(":")[0]
+    for module in KINDS[kind].modules if kind in KINDS else ():
+        if (kind, name) in _REGISTERED:
+            break
+        importlib.import_module(module)
     return (kind, name) in _REGISTERED
 
 
@@ -226,7 +225,7 @@ def find(kind: str, name: str) -> Component:
         if there is none of this kind and name
     """
     if is_registered(kind, name):
-        return _REGISTERED[kind, name]
+        return _REGISTERED[kind, name.partition(":")[0]]
     names = [component.name for component in registered(kind)]
     meant = did_you_mean(name, names) or f"; known are {', '.join(names) or 'none'}"
     raise InputError(f"no {kind} {name!r:.80}{meant}; name the file of another with `components=FILE`")

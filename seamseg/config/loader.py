@@ -303,9 +303,10 @@ def _typed(texts: _Texts, source: str, origins: Mapping[tuple[str, str], str], s
             origin = origins.get((name, spec.name), source)
             text = texts[name][spec.name]
             if (kind := spec.metadata["component"]) is not None and text not in spec.metadata["choices"]:
-                values[spec.name] = _component_name(kind, name, spec.name, text, origin, strict)
+                # a network without its body cannot be opened
+                values[spec.name] = _component_name(kind, name, spec.name, text, origin, strict or kind == "body")
                 if components.is_registered(kind, text):
-                    texts.setdefault(f"{kind} {text}", {})
+                    texts.setdefault(components.find(kind, text).section, {})
             else:
                 values[spec.name] = _parsed(name, spec, text, origin)
         sections[name] = cls(**values)

@@ -68,8 +68,9 @@ def _value(annotation: typing.Any, spec: Field[typing.Any]) -> str:
     kind, optional = split_optional(annotation)
     words = _kind(kind)
     if spec.metadata["choices"]:
-        choices = [*spec.metadata["choices"], *([f"{spec.metadata['prefix']}NAME"] if spec.metadata["prefix"] else [])]
-        words = ", ".join(f"`{choice}`" for choice in choices)
+        words = ", ".join(f"`{choice}`" for choice in spec.metadata["choices"])
+        if spec.metadata["component"]:
+            words += ", or a component"
     return words + _range(spec) + (", or empty" if optional else "")
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from seamseg.config import components
-from seamseg.config.bodies import BODIES, TIMM
+from seamseg.config.bodies import BODIES
 from seamseg.config.components import Component, NoKeys, Record
 from seamseg.config.kinds import KINDS
 
@@ -26,7 +26,6 @@ def key(
     default: Any = MISSING,
     *,
     choices: tuple[str, ...] | None = None,
-    prefix: str | None = None,
     minimum: float | None = None,
     maximum: float | None = None,
     above: float | None = None,
@@ -38,14 +37,14 @@ def key(
 
     Keys of components have a `default`; those of the sections below are in packaged files.
 
-    Keys whose type allows None may be empty, which is read as None. Values that begin with `prefix`, and names of the
-    kind of `component`, are allowed besides `choices`. `minimum` and `maximum` are allowed values, `above` is not;
+    Keys whose type allows None may be empty, which is read as None. Names of the kind of `component` are allowed
+    besides `choices`. `minimum` and `maximum` are allowed values, `above` is not;
     `most` is the largest number of values. Maxima of sizes are far above those of any experiment: they protect from a
     configuration that comes with an untrusted model. `ours` marks keys that the original does not have, see
     :data:`our_key`.
     """
     limits = {"minimum": minimum, "maximum": maximum, "above": above, "most": most}
-    metadata = {"doc": doc, "ours": ours, "choices": choices, "prefix": prefix, "component": component, **limits}
+    metadata = {"doc": doc, "ours": ours, "choices": choices, "component": component, **limits}
     return field(default=default, metadata=metadata)
 
 
@@ -125,7 +124,7 @@ class Body:
         "architecture of the backbone; those with `resnext`, `wider` and `dense` end with a norm, bn_out; `timm:NAME` "
         "is a network of timm, with or without a tag of weights",
         choices=tuple(BODIES),
-        prefix=TIMM,
+        component="body",
     )
     weights: str = key(
         "file of pre-trained weights, of `seamseg convert-backbone` or of ImageNet with in-place ABN; of a network of "
@@ -139,17 +138,11 @@ class Body:
     activation_slope: float = key("negative slope of leaky_relu, alpha of elu", minimum=0)
     gn_groups: int = key("number of groups of group norm", minimum=1, maximum=CHANNELS)
     body_params: dict[str, Any] = key("further arguments of the backbone: dilation, dropout, input_3x3, ...")
-    drop_path: float = our_key(
-        "stochastic depth, arXiv 1603.09382, of a network of timm: probability of skipping its last block in training, "
-        "which earlier blocks approach linearly",
-        minimum=0,
-        maximum=0.9,
-    )
     num_frozen: int = key(
         "number N of frozen modules mod1..modN; of a network of timm mod1 is the stem, mod2 the stage of stride 4, and "
         "so on",
         minimum=0,
-        maximum=7,
+        maximum=1024,
     )
     bn_frozen: bool = key("freeze norm layers: their learning rate is 0")
     out_channels: dict[str, int] = key(

@@ -34,7 +34,7 @@ from seamseg.inference.network import TrainedModel
 from seamseg.inference.onnx_engines import open_onnx
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.package import PackageSession
-from seamseg.models.backbones.timm_network import TimmBackbone
+from seamseg.models.backbones.base import Backbone
 from seamseg.models.folding import PRECISIONS, fold_layers
 from seamseg.models.quantised import is_quantised
 from seamseg.utils.device_memory import lacks_memory
@@ -260,7 +260,7 @@ def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOpt
 
 
 def _check_dynamic(source: ExportSource, path: Path, size: tuple[int, int]) -> None:
-    windowed = next((m for m in source.net.modules() if isinstance(m, TimmBackbone) and m.has_windows), None)
+    windowed = next((m for m in source.net.modules() if isinstance(m, Backbone) and m.has_windows), None)
     if windowed is not None:
         raise InputError(
             f"`dynamic=True`: {windowed.name} attends within windows, which depend on the size: choose a `size`"

@@ -11,12 +11,10 @@ import torch
 from torch import nn
 
 from seamseg.config import KINDS, Config
-from seamseg.config.bodies import TIMM
-from seamseg.config.sections import Body
-from seamseg.models.backbones import build_backbone
-from seamseg.models.backbones.base import Backbone, NormFactory
+from seamseg.config.components import Component
+from seamseg.config.sections import Body as BodyKeys
+from seamseg.models.backbones.base import Backbone, Body, BodyContext, NormFactory
 from seamseg.models.backbones.fpn import FPN, FPNBody
-from seamseg.models.backbones.timm_network import TimmBackbone
 from seamseg.models.criterion import Criterion, SemanticCriterion, TrainingModule
 from seamseg.models.folding import fold_layers
 from seamseg.models.heads.custom import Head, HeadContext
@@ -198,29 +196,64 @@ def build_configured_backbone(config: Config, norm: NormFactory, keep_outputs: b
     for name in ("checkpoint", "keep_outputs"):
         if name in body.body_params:
             raise InputError(f"[body] body_params: {name} is no argument of the configuration")
+    synchronise = body.normalization_mode.startswith("syncbn")
+    checkpoint = config.general.checkpoint_body
+    context = BodyContext(norm, body.body, body.body_params, checkpoint, keep_outputs, synchronise)
+    component, keys = config.component("body")
     try:
-        backbone = _make_backbone(config, norm, keep_outputs)
-    except (TypeError, ValueError) as error:
+        backbone = component.make(keys, context)
+    except Exception as error:
+        if isinstance(error, InputError):
+            raise
+        if not component.built_in:
+            raise InputError(f"{component.section}{described(error, str(component.file))}") from error
+        if not isinstance(error, (TypeError, ValueError)):
+            raise
         # errors of timm do not name the network
-        name = f"{body.body}: " if body.body.startswith(TIMM) else ""
+        name = f"{body.body}: " if body.body != component.name else ""
         raise InputError(f"[body] body_params: {name}{error}") from error
+    if not component.built_in:
+        _check_body(backbone, config, component)
     if body.num_frozen > backbone.num_modules:
         raise InputError(f"[body] num_frozen: {body.body} has {backbone.num_modules} modules, not {body.num_frozen}")
+    assert isinstance(backbone, Backbone)
     return backbone
 
 
-def _make_backbone(config: Config, norm: NormFactory, keep_outputs: bool) -> Backbone:
-    body, checkpoint = config.body, config.general.checkpoint_body
-    if body.body.startswith(TIMM):
-        synchronise = body.normalization_mode.startswith("syncbn")
-        name = body.body.removeprefix(TIMM)
-        return TimmBackbone(name, body.body_params, body.drop_path, keep_outputs, checkpoint, synchronise)
-    if body.drop_path > 0:
-        raise InputError(f"[body] drop_path: {body.body} has none, only networks of timm have")
-    return build_backbone(body.body, norm, keep_outputs=keep_outputs, checkpoint=checkpoint, **body.body_params)
+def _check_body(backbone: object, config: Config, component: Component) -> None:
+    """Raise InputError if a body of a user is none, or its maps are others than it declares."""
+    where = f"{component.section} ({component.file})"
+    if not isinstance(backbone, Body):
+        raise InputError(f"{where}: must be a class derived from seamseg.components.Body")
+    if config.body.body_params:
+        raise InputError(f"[body] body_params has no effect on {component.name}: set keys of [{component.section}]")
+    if config.general.checkpoint_body:
+        raise InputError(f"[general] checkpoint_body: {component.name} does not support it")
+    strides, channels = dict(backbone.strides), backbone.out_channels
+    if list(strides.values()) != sorted(strides.values()):
+        raise InputError(f"{where}: strides must be in the order of the maps, finest first, got {strides}")
+    if channels.keys() != strides.keys():
+        raise InputError(f"{where}: out_channels names {[*channels]}, strides names {[*strides]}")
+    device = next((p.device for p in backbone.parameters()), torch.device("cpu"))
+    height, width = 3 * max(64, *strides.values()), 4 * max(64, *strides.values())
+    expected = {name: (1, channels[name], height // stride, width // stride) for name, stride in strides.items()}
+    try:
+        with torch.no_grad():
+            found = backbone.eval()(torch.zeros(1, 3, height, width, device=device))
+        shapes = {name: tuple(dict(found)[name].shape) for name in strides}
+    except Exception as error:
+        raise InputError(f"{component.section}{described(error, str(component.file))}") from error
+    finally:
+        backbone.train()
+    for name, shape in expected.items():
+        if shapes[name] != shape:
+            raise InputError(
+                f"{where}: {name} of an image of 3 x {height} x {width} is {' x '.join(map(str, shapes[name][1:]))}, "
+                f"its channels and stride declare {' x '.join(map(str, shape[1:]))}"
+            )
 
 
-def norm_factories(config: Body) -> tuple[NormFactory, NormFactory]:
+def norm_factories(config: BodyKeys) -> tuple[NormFactory, NormFactory]:
     """Return the norm factories of body, FPN and semantic head, and of RPN and ROI head.
 
     Parameters
@@ -271,7 +304,7 @@ _OUTPUT_STD = {
 
 
 @torch.no_grad()
-def initialise(net: nn.Module, config: Body) -> None:
+def initialise(net: nn.Module, config: BodyKeys) -> None:
     """Initialise the convolutions and linear layers of a network; norms keep weight 1 and bias 0.
 
     Hidden layers keep the variance of the signal (He et al. 2015); biases are 0; outputs start small.
@@ -284,10 +317,10 @@ def initialise(net: nn.Module, config: Body) -> None:
     gain_slope = config.activation_slope if config.activation == "leaky_relu" else 0.0
     outputs = {"roi_head.roi_msk", "sem_head.conv_sem", "cls", *_OUTPUT_STD}
     body = "body.backbone." if isinstance(net, PanopticNet) else "body."
-    # networks of timm have their own initial weights
-    initialised = tuple(f"{name}.model." for name, module in net.named_modules() if isinstance(module, TimmBackbone))
+    backbones = [module for module in net.modules() if isinstance(module, Backbone) and module.initialised]
+    initialised = {module for backbone in backbones for module in backbone.pretrained_part.modules()}
     for name, module in net.named_modules():
-        if name.startswith(initialised) or not isinstance(module, (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)):
+        if module in initialised or not isinstance(module, (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)):
             continue
         if module.bias is not None:
             nn.init.zeros_(module.bias)

@@ -6,7 +6,7 @@ import hashlib
 
 import pytest
 import torch
-from support.components import LION
+from support.components import LION, forget
 from support.interruptions import result, signals_at, train_until_done
 
 from seamseg.checkpoints.bundle import open_model
@@ -46,10 +46,7 @@ def test_a_snapshot_states_its_components_and_opens_without_them(options, tmp_pa
         ("scheduler", "halving", "my_lion", checksum),
     ]
     assert "[optimizer lion]\nbeta1 = .8\nbeta2 = 0.99\n" in snapshot.config.replace("0.8", ".8")
-    from seamseg.config import components
-
-    for key in [key for key, component in components._REGISTERED.items() if component.module == "my_lion"]:
-        del components._REGISTERED[key]
+    forget("my_lion")
     opened = open_model(tmp_path / "run")
     assert opened.config.not_loaded == ["optimizer lion", "scheduler halving"]
     with pytest.raises(InputError, match=r"no optimizer 'lion'"):

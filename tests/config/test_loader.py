@@ -69,7 +69,7 @@ def test_unknown_names(text: str, expected: str) -> None:
         ("[fpn]\ninputs = (1, 2)", "my.ini: [fpn] inputs = (1, 2): expected a list of quoted names"),
         ("[body]\nout_channels = (1, 2)", "my.ini: [body] out_channels = (1, 2): expected a dict such as"),
         ("[scheduler]\nparams = {'a': open('x')}", "expected a dict such as"),
-        ("[body]\nbody = resnet51", "my.ini: [body] body = resnet51: expected one of resnet18, resnet34"),
+        ("[body]\nbody = resnet51", "my.ini: [body] body = resnet51: no body 'resnet51'; did you mean 'resnet50'?"),
         ("[body]\nnormalization_mode = batch", "expected one of bn, syncbn"),
         (
             "[dataloader]\ntrain_batch_size = 0",

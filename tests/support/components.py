@@ -54,9 +54,16 @@ def halving(t, total, keys):
 '''
 
 
+def forget(module: str) -> None:
+    """Remove the components of a module, as in a process that has not imported it."""
+    for key in [key for key, component in components._REGISTERED.items() if component.module == module]:
+        del components._REGISTERED[key]
+
+
 @pytest.fixture
 def imported(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Undo what a test imports from files that it has written."""
+    components.registered()  # built-in ones register once only
     monkeypatch.setattr(components, "_REGISTERED", dict(components._REGISTERED))
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield

@@ -13,7 +13,6 @@ from seamseg.config import Config
 from seamseg.config.components import register
 from seamseg.config.sections import Optimizer
 from seamseg.models.backbones import Backbone
-from seamseg.models.backbones.timm_network import TimmBackbone
 from seamseg.ops.norm import ABN
 from seamseg.training.optim.update import has_known_state
 from seamseg.training.options import INI_KEYS, KeyNames
@@ -109,16 +108,14 @@ def _body_parameters(net: nn.Module, config: Config) -> dict[nn.Parameter, tuple
     """Return the factor of the learning rate, and whether it is decayed, of each parameter of the backbone."""
     factor, decay = config.optimizer.body_lr_factor, config.optimizer.layer_decay
     backbone = next((module for module in net.modules() if isinstance(module, Backbone)), None)
-    if isinstance(backbone, TimmBackbone):
-        # without the pyramid of a plain network: it is not pre-trained
-        named, undecayed = dict(backbone.model.named_parameters()), backbone.undecayed()
-        layers = backbone.layer_ids() if decay < 1 else {}
-        above = max(layers.values(), default=-1) + 1
-        factors = {name: factor * decay ** (above - layers.get(name, above)) for name in named}
-        return {parameter: (factors[name], name not in undecayed) for name, parameter in named.items()}
-    if decay < 1:
-        raise InputError(f"[optimizer] layer_decay: {config.body.body} is no network of timm, only those have layers")
-    return {} if backbone is None else dict.fromkeys(backbone.parameters(), (factor, True))
+    if backbone is None:
+        return {}
+    # without what is not pre-trained, such as the pyramid of a plain network
+    named, undecayed = dict(backbone.pretrained_part.named_parameters()), backbone.undecayed()
+    layers = backbone.layer_ids() if decay < 1 else {}
+    above = max(layers.values(), default=-1) + 1
+    factors = {name: factor * decay ** (above - layers.get(name, above)) for name in named}
+    return {parameter: (factors[name], name not in undecayed) for name, parameter in named.items()}
 
 
 def fill_state(optimizer: torch.optim.Optimizer) -> None:
