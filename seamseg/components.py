@@ -23,6 +23,8 @@ from seamseg.config.sections import key
 if TYPE_CHECKING:
     from seamseg.evaluation.metric import Metric
     from seamseg.models.backbones.base import Body, BodyContext
+    from seamseg.models.custom_network import CustomNetwork as Network
+    from seamseg.models.custom_network import NetworkContext
     from seamseg.models.heads.custom import Head, Map
     from seamseg.models.heads.semantic import SemanticImage
     from seamseg.predict.writers.images import ImageWriter as ImageFormat
@@ -50,6 +52,9 @@ output_format = partial(register, "format")
 loss = partial(register, "loss")
 """Registers a function of a :class:`SemanticImage` and the keys; it returns the loss of the image, a scalar."""
 
+network = partial(register, "network")
+"""Registers a class derived from :class:`Network`, a network as a whole."""
+
 optimizer = partial(register, "optimizer")
 """Registers a function of the parameter groups, dicts with `params`, `lr` and `weight_decay`, and the keys; it returns
 a :class:`torch.optim.Optimizer`. Its state is saved and restored by `state_dict` and `load_state_dict`."""
@@ -67,6 +72,8 @@ __all__ = [
     "ImageFormat",
     "Map",
     "Metric",
+    "Network",
+    "NetworkContext",
     "Run",
     "SemanticImage",
     "augmentation",
@@ -76,6 +83,7 @@ __all__ = [
     "key",
     "loss",
     "metric",
+    "network",
     "optimizer",
     "output_format",
     "scheduler",
@@ -83,6 +91,8 @@ __all__ = [
 
 _MODULES = {
     "ImageFormat": "seamseg.predict.writers.images:ImageWriter",
+    "Network": "seamseg.models.custom_network:CustomNetwork",
+    "NetworkContext": "seamseg.models.custom_network",
     **dict.fromkeys(("Body", "BodyContext"), "seamseg.models.backbones.base"),
     **dict.fromkeys(("Callback", "Run"), "seamseg.training.callbacks"),
     "Metric": "seamseg.evaluation.metric",

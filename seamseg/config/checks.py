@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from seamseg.config.bodies import BODIES, TIMM, layout_of
-from seamseg.config.kinds import KINDS
+from seamseg.config.kinds import SEAMLESS
 from seamseg.config.sections import CHANNELS, Config
 from seamseg.utils.errors import InputError
 
@@ -37,6 +37,8 @@ def raise_first(source: str, problems: Iterable[str | None]) -> None:
 
 def head_parameters(config: Config) -> dict[str, int]:
     """Estimate the number of parameters of the pyramid and each head, by section, without classes and norms."""
+    if config.general.network != SEAMLESS:
+        return {}
     if config.kind == "semantic":
         sem = config.sem
         kernels = _WIDEST_BODY * (2 + 9 * len(sem.dilations)) + sem.out_channels * (len(sem.dilations) + 2)
@@ -83,9 +85,9 @@ def _numbers(value: object) -> Iterator[object]:
 
 def _parameters(config: Config) -> str | None:
     counts = head_parameters(config)
-    most = max(counts, key=counts.__getitem__)
     if (total := sum(counts.values())) <= MAX_PARAMETERS:
         return None
+    most = max(counts, key=counts.__getitem__)
     return (
         f"the channels and sizes require {total} parameters, {counts[most]} of them in [{most}]; the limit is "
         f"{MAX_PARAMETERS}"
@@ -93,8 +95,8 @@ def _parameters(config: Config) -> str | None:
 
 
 def _loss_weights(config: Config) -> str | None:
-    given, losses = len(config.optimizer.loss_weights), KINDS[config.kind].losses
-    if given == len(losses):
+    given, losses = len(config.optimizer.loss_weights), config.parts_of_kind.losses
+    if given == len(losses) or not config.parts_of_kind.uses("optimizer", "loss_weights"):
         return None
     names = ", ".join(loss.removesuffix("_loss") for loss in losses)
     return f"[optimizer] loss_weights has {given} values, {config.kind} has {len(losses)} losses ({names})"
@@ -118,7 +120,7 @@ def _levels(config: Config) -> str | None:
 
 def _heads(config: Config) -> str | None:
     levels = len(config.fpn.out_strides)
-    for name in KINDS[config.kind].heads:
+    for name in config.parts_of_kind.heads:
         section = getattr(config, name)
         last = section.fpn_min_level + section.fpn_levels
         if last > levels:

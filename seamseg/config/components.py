@@ -58,6 +58,11 @@ KINDS: dict[str, ComponentKind] = {
         "loss of the semantic head", "sem.loss", ("seamseg.models.heads.semantic", "seamseg.recipes.max_pooling")
     ),
     "metric": ComponentKind("metric of a validation, which may select the best snapshot", evaluated=True),
+    "network": ComponentKind(
+        "network as a whole, with its losses",
+        "general.network",
+        ("seamseg.models.build", "seamseg.recipes.transformers_network"),
+    ),
     "optimizer": ComponentKind("updates the weights", "optimizer.type", ("seamseg.training.optim.optimizer",)),
     "scheduler": ComponentKind("learning rate over time", "scheduler.type", ("seamseg.training.optim.schedule",)),
 }

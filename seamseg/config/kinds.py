@@ -61,3 +61,21 @@ KINDS = {
 """The kinds by the name in `[general] kind`; the first is the default."""
 
 PANOPTIC = "panoptic"
+
+SEAMLESS = "seamless"
+"""The network that the sections body, fpn, rpn, roi and sem describe."""
+
+WHOLE = "network"
+"""The only module of other networks."""
+
+_OF_SEAMLESS = frozenset(
+    {"body", "fpn", "rpn", "roi", "sem", "optimizer.loss_weights", "optimizer.layer_decay"}
+    | {f"general.{key}" for key in ("channels_last", "compile", "checkpoint_body", "qat")}
+)
+
+
+def kind_of_network(kind: str, network: str) -> Kind:
+    """Return the modules, losses and ignored keys of a kind for the network of `[general] network`."""
+    if network == SEAMLESS:
+        return KINDS[kind]
+    return Kind((WHOLE,), (), KINDS[kind].ignored | _OF_SEAMLESS)

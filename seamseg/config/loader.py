@@ -17,7 +17,7 @@ from seamseg.config import components
 from seamseg.config.bodies import layout_of
 from seamseg.config.checks import check, raise_first
 from seamseg.config.experiments import near_files, packaged
-from seamseg.config.kinds import KINDS, PANOPTIC
+from seamseg.config.kinds import KINDS, PANOPTIC, SEAMLESS, kind_of_network
 from seamseg.config.sections import SECTIONS, Config, NotLoaded
 from seamseg.config.values import ValueProblem, format_value, parse_value
 from seamseg.utils.errors import InputError, did_you_mean
@@ -81,6 +81,9 @@ def config_from_string(
     asked = [value for _, section, key, value in changes if (section, key) == ("general", "kind")]
     kind_is_from = "`overrides`" if asked else source
     texts = {section: dict(values) for section, values in _defaults(asked[-1] if asked else own, kind_is_from).items()}
+    for name, value in _defaults_of_network(given, changes).items():
+        section, _, key = name.partition(".")
+        texts[section][key] = value
     for section, values in given.items():
         _merge(texts, section, values, source, strict)
     texts["general"]["kind"] = own
@@ -98,6 +101,15 @@ def config_from_string(
     _describe_body(texts, given, origins)
     _reset_ignored(texts, given, origins, source)
     return _typed(texts, source, origins, strict)
+
+
+def _defaults_of_network(given: _Texts, changes: Sequence[tuple[str, str, str, str]]) -> Mapping[str, str]:
+    """Return the defaults that differ for `[general] network`, by `section.key`."""
+    asked = [value for _, section, key, value in changes if (section, key) == ("general", "network")]
+    name = [given.get("general", {}).get("network", SEAMLESS), *asked][-1]
+    if name == SEAMLESS or not components.is_registered("network", name):
+        return {}
+    return dict(getattr(components.find("network", name).make, "defaults", {}))
 
 
 def _load_components(given: _Texts, changes: Sequence[tuple[str, str, str, str]], trusted: Path | None) -> list[str]:
@@ -268,12 +280,14 @@ def _reset_ignored(texts: _Texts, given: _Texts, changed: Mapping[tuple[str, str
     source : name of the file in errors
     """
     kind, named = texts["general"]["kind"], given.get("general", {}).get("kind")
-    of_file = KINDS.get(named or PANOPTIC)
+    network, own = texts["general"]["network"], given.get("general", {}).get("network", SEAMLESS)
+    of_file = kind_of_network(named or PANOPTIC, own) if (named or PANOPTIC) in KINDS else None
+    uses = kind_of_network(kind, network).uses
     defaults = {section: dict(values) for section, values in _defaults(kind).items()}
     defaults["body"] |= {key: texts["body"][key] for key in ("body", "body_params")}
     _describe_body(defaults, {}, ())
     for section, spec in _keys():
-        if KINDS[kind].uses(section, spec.name):
+        if uses(section, spec.name):
             continue
         origin = changed.get((section, spec.name))
         if origin is None and spec.name in given.get(section, {}) and (named or spec.metadata["ours"]):
@@ -281,7 +295,8 @@ def _reset_ignored(texts: _Texts, given: _Texts, changed: Mapping[tuple[str, str
         text, default = texts[section][spec.name], defaults[section][spec.name]
         is_set = _parsed(section, spec, text, origin or source) != _parsed(section, spec, default, source)
         if is_set and origin is not None:
-            raise InputError(f"{origin}: [{section}] {spec.name} has no effect on networks of kind {kind}: remove it")
+            which = f"networks of kind {kind}" if network == SEAMLESS else f"the network {network}"
+            raise InputError(f"{origin}: [{section}] {spec.name} has no effect on {which}: remove it")
         texts[section][spec.name] = default
 
 
@@ -303,8 +318,10 @@ def _typed(texts: _Texts, source: str, origins: Mapping[tuple[str, str], str], s
             origin = origins.get((name, spec.name), source)
             text = texts[name][spec.name]
             if (kind := spec.metadata["component"]) is not None and text not in spec.metadata["choices"]:
-                # a network without its body cannot be opened
-                values[spec.name] = _component_name(kind, name, spec.name, text, origin, strict or kind == "body")
+                # without them no network can be opened
+                values[spec.name] = _component_name(
+                    kind, name, spec.name, text, origin, strict or kind in ("body", "network")
+                )
                 if components.is_registered(kind, text):
                     texts.setdefault(components.find(kind, text).section, {})
             else:

@@ -13,7 +13,7 @@ from typing import Any
 from seamseg.config import components
 from seamseg.config.bodies import BODIES
 from seamseg.config.components import Component, NoKeys, Record
-from seamseg.config.kinds import KINDS
+from seamseg.config.kinds import KINDS, SEAMLESS, Kind, kind_of_network
 
 CHANNELS = 16_384
 """Largest number of channels of a layer."""
@@ -68,6 +68,12 @@ class General:
     components: str = our_key(
         "modules and files (`*.py`) of components, separated by commas, which are imported; files are searched beside "
         "the configuration, then in the working directory"
+    )
+    network: str = our_key(
+        "network as a whole: the one that the sections body, fpn, rpn, roi and sem describe (seamless), or another, of "
+        "which those have no effect",
+        choices=(SEAMLESS,),
+        component="network",
     )
     val_interval: int = key("number of epochs between validations", minimum=1)
     log_interval: int = key("number of steps between log lines", minimum=1)
@@ -423,6 +429,11 @@ class Config:
     def kind(self) -> str:
         """The kind of network, a key of :data:`seamseg.config.kinds.KINDS`."""
         return self.general.kind
+
+    @property
+    def parts_of_kind(self) -> Kind:
+        """Modules, losses and keys of the network."""
+        return kind_of_network(self.kind, self.general.network)
 
     def components(self, kind: str) -> Iterator[tuple[Component, Any]]:
         """Yield the components of a kind that the sections of the configuration add, each with its keys."""

@@ -11,11 +11,14 @@ import torch
 from torch import nn
 
 from seamseg.config import KINDS, Config
-from seamseg.config.components import Component
+from seamseg.config.components import Component, register
+from seamseg.config.kinds import SEAMLESS
 from seamseg.config.sections import Body as BodyKeys
+from seamseg.config.sections import General
 from seamseg.models.backbones.base import Backbone, Body, BodyContext, NormFactory
 from seamseg.models.backbones.fpn import FPN, FPNBody
 from seamseg.models.criterion import Criterion, SemanticCriterion, TrainingModule
+from seamseg.models.custom_network import CustomNetwork, NetworkContext, WholeNetwork, own_losses
 from seamseg.models.folding import fold_layers
 from seamseg.models.heads.custom import Head, HeadContext
 from seamseg.models.heads.deeplab import DeeplabV3
@@ -33,10 +36,10 @@ from seamseg.utils.component_errors import described
 from seamseg.utils.errors import InputError
 
 SegmentationNet: TypeAlias = PanopticNet | SemanticNet
-"""A network of a configuration."""
+"""A network of body and heads."""
 
 
-def build_network(config: Config, num_stuff: int, num_thing: int) -> SegmentationNet:
+def build_network(config: Config, num_stuff: int, num_thing: int) -> SegmentationNet | WholeNetwork:
     """Build the network of a configuration, with random weights, in training mode.
 
     Parameters
@@ -47,17 +50,46 @@ def build_network(config: Config, num_stuff: int, num_thing: int) -> Segmentatio
 
     Returns
     -------
-    PanopticNet; SemanticNet for kind semantic
+    PanopticNet; SemanticNet for kind semantic; WholeNetwork for another `[general] network`
 
     Raises
     ------
     InputError
         if keys of the configuration contradict each other
     """
+    component, keys = config.component("network")
+    context = NetworkContext(num_stuff, num_thing, config)
+    if component.built_in and component.name == SEAMLESS:
+        net: SegmentationNet = component.make(keys, context)
+        return net
+    if heads := [head.section for head, _ in config.components("head")]:
+        raise InputError(f"[{heads[0]}]: the network {component.name} has no pyramid for further heads")
+    try:
+        network = component.make(keys, context)
+    except (InputError, MemoryError):
+        raise
+    except Exception as error:
+        raise InputError(f"{component.section}{described(error, str(component.file))}") from error
+    where = f"{component.section} ({component.file})"
+    if not isinstance(network, CustomNetwork):
+        raise InputError(f"{where}: must be a class derived from seamseg.components.Network")
+    if network.kind != config.kind:
+        raise InputError(f"[general] kind = {config.kind}: the network {component.name} is of kind {network.kind}")
+    for name, weight in network.losses.items():
+        if not isinstance(getattr(keys, weight, None), (int, float)):
+            raise InputError(f"{where}: the weight of {name} is the key {weight}, which it does not declare")
+    return WholeNetwork(network, component.name)
+
+
+@register("network", SEAMLESS)
+def build_seamless(keys: General, context: NetworkContext) -> SegmentationNet:
+    """Build the network of the sections body, fpn, rpn, roi and sem."""
+    config, num_stuff, num_thing = context.config, context.num_stuff, context.num_thing
     if config.general.qat:
         if heads := [component.section for component, _ in config.components("head")]:
             raise InputError(f"[{heads[0]}]: [general] qat quantises no custom heads: remove one of them")
-        net = quantised(fold_layers(build_network(without_quantisation(config), num_stuff, num_thing)))
+        plain = NetworkContext(num_stuff, num_thing, without_quantisation(config))
+        net = quantised(fold_layers(build_seamless(keys, plain)))
         backbone = net.body if isinstance(net, SemanticNet) else net.body.backbone
         assert isinstance(backbone, Backbone)
         backbone.freeze(config.body.num_frozen)
@@ -77,6 +109,8 @@ def without_quantisation(config: Config) -> Config:
 def build_training_module(config: Config, num_stuff: int, num_thing: int) -> TrainingModule:
     """Build network and losses as one module, whose `net` is that of :func:`build_network`."""
     net = build_network(config, num_stuff, num_thing)
+    if isinstance(net, WholeNetwork):
+        return TrainingModule(net, own_losses)
     return TrainingModule(net, SemanticCriterion.of(config) if config.kind == "semantic" else Criterion(config))
 
 

@@ -62,7 +62,7 @@ class SemanticCriterion:
     def __call__(self, output: SemanticLogits, targets: Batch) -> Losses:
         """Compute `sem_loss`."""
         loss, count = self.term(output.logits, output.padded_size, targets)
-        return Losses({"sem_loss": loss}, {"sem_loss": _as_count(count, loss.device)})
+        return Losses({"sem_loss": loss}, {"sem_loss": as_count(count, loss.device)})
 
     def term(self, logits: Tensor, padded_size: tuple[int, int], targets: Batch) -> _Term:
         """Return the loss of logits `N x classes x h x w`, and the number of images with ground truth."""
@@ -106,7 +106,7 @@ class Criterion:
         named = dict(zip(self.names, terms, strict=True)) | head_losses(outputs.heads, targets)
         return Losses(
             {name: loss for name, (loss, _) in named.items()},
-            {name: _as_count(count, device) for name, (_, count) in named.items()},
+            {name: as_count(count, device) for name, (_, count) in named.items()},
         )
 
     def _rpn(self, outputs: TrainingOutputs, targets: Batch) -> list[_Term]:
@@ -224,7 +224,7 @@ class _ROITargets(NamedTuple):
     masks: Tensor
 
 
-def _as_count(count: Tensor | int, device: torch.device) -> Tensor:
+def as_count(count: Tensor | int, device: torch.device) -> Tensor:
     """Return a count on the device; a number is filled in there, as a copy would block the host."""
     if isinstance(count, Tensor):
         return count.double()

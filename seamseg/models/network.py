@@ -66,6 +66,11 @@ class Network(nn.Module):
         self.compiled = False
 
     @property
+    def nms_threshold(self) -> float | None:
+        """IoU from which detections suppress others; None for a network without detections."""
+        return None
+
+    @property
     def dtype(self) -> torch.dtype:
         """Data type of the parameters, to which images are converted."""
         return next(self.parameters()).dtype

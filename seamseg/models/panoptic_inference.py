@@ -182,6 +182,11 @@ class PanopticInference(Network):
         return "instance_seg" if self.roi_head.with_masks else "detection"
 
     @property
+    def nms_threshold(self) -> float | None:
+        """IoU from which detections suppress others."""
+        return self.options.selector.config.nms_threshold
+
+    @property
     def custom_heads(self) -> dict[str, Head]:
         """The custom heads by name."""
         return {} if self.heads is None else dict(cast(Mapping[str, Head], self.heads))

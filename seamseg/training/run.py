@@ -12,7 +12,7 @@ import torch._dynamo.config
 from torch import nn
 
 from seamseg.checkpoints.class_table import ClassTable
-from seamseg.config import load_config
+from seamseg.config import Config, load_config
 from seamseg.config.checks import check_training
 from seamseg.data.loader import BatchLoader, index_sampler
 from seamseg.evaluation.scores import Scores
@@ -42,6 +42,7 @@ from seamseg.training.step import Stepper, compute_dtype
 from seamseg.training.task import SegmentationTask, Task, Validate
 from seamseg.training.trainer import Trainer, steps_per_epoch
 from seamseg.utils.compiler import compiler_problem
+from seamseg.utils.component_errors import named_errors
 from seamseg.utils.distributed import World, barrier, distributed, gather_objects, reported_by_main
 from seamseg.utils.errors import InputError, SeamsegError, one_line
 
@@ -105,7 +106,7 @@ def run_training(options: TrainingOptions, task: Task | None = None) -> Scores |
     if options.evaluate and options.resume is None and not options.pretrain:
         raise InputError("`evaluate=True` needs existing weights: name them with `resume=F` or `pretrain=F`")
     if task is None:
-        config = load_config(options.config, None, options.overrides)
+        config = completed(load_config(options.config, None, options.overrides))
         if not options.evaluate:
             check_training(config, options.config, options.overrides)
         task = SegmentationTask(config, options.config)
@@ -136,6 +137,15 @@ def run_training(options: TrainingOptions, task: Task | None = None) -> Scores |
                 raise
             finally:
                 log.close()
+
+
+def completed(config: Config) -> Config:
+    """Return a configuration with what its network reads from other files, so that snapshots need these no more."""
+    component, keys = config.component("network")
+    if not hasattr(component.make, "completed"):
+        return config
+    with named_errors(component.section, component.module):
+        return replace(config, parts={**config.parts, component.section: component.make.completed(keys)})
 
 
 def _run(options: TrainingOptions, task: Task, world: World, folder: RunFolder, log: TextLog) -> Scores | None:
@@ -339,7 +349,7 @@ def _load_initial_weights(
     # others may leave the rest random
     complete = options.evaluate or task.quantised
     why = "`evaluate=True`" if options.evaluate else "[general] qat"
-    task.load_body(net, log)
+    task.load_start(net, metadata, log)
     table = None if options.pretrain_classes is None else ClassTable(metadata, options.pretrain_classes)
     for specification in options.pretrain:
         report = task.load_pretrained(net, specification, table)

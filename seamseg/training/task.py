@@ -18,7 +18,7 @@ from seamseg.checkpoints.pretrained import load_body_weights, load_pretrained, n
 from seamseg.checkpoints.snapshot import LoadReport
 from seamseg.config import Config, config_from_string, config_to_string
 from seamseg.config.components import Record
-from seamseg.config.kinds import KINDS, PANOPTIC
+from seamseg.config.kinds import PANOPTIC
 from seamseg.config.loader import differences
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.instances import InstanceOptions
@@ -29,6 +29,7 @@ from seamseg.evaluation.scores import Scores
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.network import TorchNetwork
 from seamseg.models.build import build_training_module, without_quantisation
+from seamseg.models.custom_network import WholeNetwork
 from seamseg.models.folding import fold_layers
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.quantised import choosing_ranges
@@ -149,8 +150,8 @@ class Task(ABC):
         """Fill a network, on its device, from one of :meth:`build_float` with trained weights."""
         return
 
-    def load_body(self, net: nn.Module, log: TextLog) -> None:
-        """Load the weights of the backbone that the configuration names, if any."""
+    def load_start(self, net: nn.Module, metadata: Metadata, log: TextLog) -> None:
+        """Load the weights that the configuration names, such as those of the backbone, if any."""
         return
 
     @abstractmethod
@@ -206,7 +207,7 @@ class SegmentationTask(Task):
     @property
     def parts(self) -> tuple[str, ...]:
         """Parts of the network."""
-        return KINDS[self.config.kind].modules
+        return self.config.parts_of_kind.modules
 
     @property
     def quantised(self) -> bool:
@@ -282,9 +283,14 @@ class SegmentationTask(Task):
         net.train()
         broadcast_buffers(world, net)
 
-    def load_body(self, net: nn.Module, log: TextLog) -> None:
-        """Load `[body] weights`; warn if they need another normalisation of the images."""
-        if (weights := self.config.body.weights) and not self.quantised:
+    def load_start(self, net: nn.Module, metadata: Metadata, log: TextLog) -> None:
+        """Load `[body] weights`, or those of another network; warn if they need another normalisation of the images."""
+        if isinstance(net, WholeNetwork):
+            with net.errors():
+                line = net.network.initialise(metadata.categories)
+            if line:
+                log.info(line)
+        elif (weights := self.config.body.weights) and not self.quantised:
             log.info(f"body weights {weights}: {load_body_weights(net, weights)}")
             if (problem := normalisation_problem(net, self.config.dataloader)) is not None:
                 log.warning(problem)

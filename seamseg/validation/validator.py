@@ -31,13 +31,14 @@ from seamseg.formats.metadata import Metadata
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.inference.detections import choose_detections
 from seamseg.inference.images import equal_size_batches, input_size, network_input
-from seamseg.inference.network import TorchNetwork
+from seamseg.inference.network import run_by_torch
 from seamseg.inference.options import Thresholds
 from seamseg.inference.predictor import Predictor
 from seamseg.inference.queries import ranked_by_masks
 from seamseg.inference.result import Panoptic
 from seamseg.inference.semantic import SemanticMap
 from seamseg.models.build import SegmentationNet
+from seamseg.models.custom_network import WholeNetwork
 from seamseg.models.heads.semantic import semantic_target
 from seamseg.panoptic_map import ClassInfo, PanopticResult, class_infos
 from seamseg.predictions import ArrayPrediction
@@ -186,8 +187,9 @@ class Validator:
         observer, desc : see :meth:`score`
         """
         options, was_training = self.config.dataloader, net.training
-        trained = cast(SegmentationNet, net)  # a task builds no other networks
-        network = TorchNetwork(trained, Normalise(options.rgb_mean, options.rgb_std), self.world.device)
+        trained = cast("SegmentationNet | WholeNetwork", net)  # a task builds no other networks
+        normalise = Normalise(options.rgb_mean, options.rgb_std)
+        network = run_by_torch(trained, normalise, self.world.device, torch.float32)
         predictor: Predictor[Any] = Predictor(network, self.metadata, self.size, Thresholds.of(self.config))
         try:
             return self.score(predictor, observer, desc)

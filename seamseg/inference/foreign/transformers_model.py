@@ -164,11 +164,13 @@ class TransformersModel:
         self._dtype = choose_precision(options.precision, self._device)
         content = read_json(self._folder / TRANSFORMERS_CONFIG_NAME)
         self._processor = read_processor(self._folder)
-        self.family = _family(content, self._processor, self.name)
+        self.family = family_of(content, self._processor, self.name)
         _warn_of_other_tasks(content, self._folder)
-        self.side = _square(content, self.name) if self.family.square else None
+        self.side = square_side(content, self.name) if self.family.square else None
         self._task_length = _task_length(content, self.name) if self.family.task else 0
-        self._classes = identify(_names(content, self.name), self.name, _things(self._folder, self._processor), meta)
+        self._classes = identify(
+            column_names(content, self.name), self.name, _things(self._folder, self._processor), meta
+        )
         self.metadata = self._classes.metadata
         self.config = self._config(options)
         self.licence = _licence(self._folder)
@@ -239,7 +241,7 @@ class TransformersModel:
         )
 
 
-def _family(content: Mapping[str, Any], processor: Mapping[str, Any], name: str) -> Family:
+def family_of(content: Mapping[str, Any], processor: Mapping[str, Any], name: str) -> Family:
     """Return the family of a network; InputError if it is none, or does not make panoptic maps."""
     if "auto_map" in content or "auto_map" in processor:
         raise InputError(f"{name}: comes with code of its own (auto_map), which is never run: use another model")
@@ -271,7 +273,7 @@ def _warn_of_other_tasks(content: Mapping[str, Any], folder: Path) -> None:
             break
 
 
-def _names(content: Mapping[str, Any], name: str) -> list[str]:
+def column_names(content: Mapping[str, Any], name: str) -> list[str]:
     """Return the names of the classes, one a column."""
     labels = content.get("id2label") or {}
     if not labels and isinstance(count := content.get("num_labels", 2), int) and 0 < count <= 100_000:
@@ -296,7 +298,7 @@ def _things(folder: Path, processor: Mapping[str, Any]) -> list[str] | None:
     return [str(entry.get("name")) for entry in entries if entry.get("isthing")]
 
 
-def _square(content: Mapping[str, Any], name: str) -> int:
+def square_side(content: Mapping[str, Any], name: str) -> int:
     """Return the side of the input of a network for squares."""
     value = content.get("image_size", 640)
     sides = value if isinstance(value, list) else [value]

@@ -13,6 +13,7 @@ from seamseg.config import Config
 from seamseg.config.components import register
 from seamseg.config.sections import Optimizer
 from seamseg.models.backbones import Backbone
+from seamseg.models.custom_network import WholeNetwork
 from seamseg.ops.norm import ABN
 from seamseg.training.optim.update import has_known_state
 from seamseg.training.options import INI_KEYS, KeyNames
@@ -97,8 +98,9 @@ def _parameter_groups(net: nn.Module, config: Config) -> list[dict[str, Any]]:
             members.setdefault((is_norm, factor, decayed or is_norm), []).append(parameter)
     members[False, 1.0, True] = members.pop((False, 1.0, True), [])
     groups = []
+    frozen = config.body.bn_frozen and config.parts_of_kind.uses("body", "bn_frozen")
     for (is_norm, factor, decayed), parameters in members.items():
-        rate = 0.0 if is_norm and config.body.bn_frozen else options.lr * factor
+        rate = 0.0 if is_norm and frozen else options.lr * factor
         decays = options.weight_decay_norm if is_norm else decayed
         groups.append({"params": parameters, "lr": rate, "weight_decay": options.weight_decay if decays else 0.0})
     return groups
@@ -107,6 +109,9 @@ def _parameter_groups(net: nn.Module, config: Config) -> list[dict[str, Any]]:
 def _body_parameters(net: nn.Module, config: Config) -> dict[nn.Parameter, tuple[float, bool]]:
     """Return the factor of the learning rate, and whether it is decayed, of each parameter of the backbone."""
     factor, decay = config.optimizer.body_lr_factor, config.optimizer.layer_decay
+    if isinstance(net, WholeNetwork):
+        own = net.network.backbone
+        return {} if own is None else dict.fromkeys(own.parameters(), (factor, True))
     backbone = next((module for module in net.modules() if isinstance(module, Backbone)), None)
     if backbone is None:
         return {}
