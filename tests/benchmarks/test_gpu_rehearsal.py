@@ -195,6 +195,6 @@ def test_failures_leave_their_evidence(clone):
 
     assert records["fusion.failed"]["results"]["reason"] == "exit code -9"
     assert "half of it" in records["fusion.failed"]["output"]
-    assert [name[4:-4] for name in logs] == ["ops", "train_step", "fusion"]
-    assert "CppCompileError" in logs["001_train_step.log"]
-    assert "remain: build, ops, train_step" in done.stdout
+    assert [name[4:-4] for name in logs] == ["ops", "fusion", "train_step"]
+    assert "CppCompileError" in logs["002_train_step.log"]
+    assert "remain: build, ops, fusion" in done.stdout
