@@ -148,7 +148,7 @@ def image_record(
     image_id, photo, ground_truth_png, prediction_png : see :class:`ImageRecord`
     """
     gt, pred = segment_records(comparison)
-    means = {key: or_none(getattr(scores, key)) for key in ("PQ", "SQ", "RQ", "mIoU")}
+    means: dict[str, Any] = {key: or_none(getattr(scores, key)) for key in ("PQ", "SQ", "RQ", "mIoU")}
     height, width = (int(n) for n in size)
     return ImageRecord(image_id, photo, width, height, ground_truth_png, prediction_png, **means,
                        ground_truth=gt, prediction=pred)  # fmt: skip
