@@ -112,6 +112,8 @@ class ImageRecord:
         image = ImageRecord(**{**entry, **segments})
         _expect_numbers(image, int, "width", "height")
         _expect_numbers(image, (int, float, NoneType), "PQ", "SQ", "RQ", "mIoU")
+        if not isinstance(image.maps, dict):
+            raise ValueError(f"invalid maps: {image.maps!r:.80}")
         names = image.ground_truth_png, image.prediction_png, image.photo or "", *image.maps, *image.maps.values()
         if not isinstance(image.image_id, (int, str)) or not all(isinstance(name, str) for name in names):
             raise ValueError(f"invalid image_id or file names: {image.image_id!r}, {names}")

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.browsers import watched_pages
 from support.components import EDGES, VECTORS
 from support.micro import narrow_body
 from support.report_pages import blocks
@@ -201,6 +202,39 @@ def test_a_report_has_a_panel_of_each_map(report_page, network, micro, tmp_path,
     stale.write_bytes(b"")
     assert seamseg_main("evaluate", network, micro, "--out", tmp_path / "eval", "--quiet") == 0
     assert not stale.exists()
+
+
+def test_the_view_of_a_map_in_a_browser(report_page, browser):
+    with watched_pages(browser) as go:
+        page = go(report_page.as_uri())
+        page.locator("#images").scroll_into_view_if_needed()
+        page.wait_for_selector(".card.drawn")
+        for name in NAMES:
+            page.locator("#views").get_by_role("button", name=name, exact=True).click()
+            assert page.locator("#views [aria-pressed=true]").inner_text() == name
+        # integers of 16 bits, near 0: black
+        assert page.locator(".card canvas").first.evaluate(MEAN) < 3
+        page.locator("#views").get_by_role("button", name="Photo").click()
+        assert page.locator(".card canvas").first.evaluate(MEAN) > 20
+
+
+def test_the_page_of_a_server_shows_a_map(network, photo, browser):
+    with serving(seamseg.load(network)) as client, watched_pages(browser) as go:
+        page = go(f"http://127.0.0.1:{client.port}/")
+        assert page.locator("#backgrounds").is_hidden()
+        page.locator("#file").set_input_files(photo)
+        page.wait_for_selector("body[data-shown='val0.png']")
+        page.locator("#opacity").fill("0")
+        assert page.locator("#canvas").evaluate(MEAN) > 20
+        page.locator("#background").select_option("best")
+        assert page.locator("#canvas").evaluate(MEAN) < 3
+
+
+MEAN = """(canvas) => {
+    const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+    return data.filter((_, k) => k % 4 < 3).reduce((a, b) => a + b, 0) / (data.length * 0.75);
+}"""
+"""The mean of the pixels of a canvas."""
 
 
 def test_tensorboard_has_an_image_of_each_map(predictor, micro_config, photo):

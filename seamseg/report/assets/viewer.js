@@ -100,7 +100,7 @@ function initViewer() {
     if (event.altKey || event.ctrlKey || event.metaKey) return;
     if (event.key === "ArrowLeft") showNext(-1);
     else if (event.key === "ArrowRight") showNext(1);
-    else if (event.key >= "1" && event.key <= String(VIEWS.length)) setView(VIEWS[event.key - 1].key);
+    else if (VIEWS[event.key - 1]) setView(VIEWS[event.key - 1].key);
     else return;
     event.preventDefault();
   });
