@@ -36,6 +36,7 @@ from seamseg.inference.options import InferenceOptions
 from seamseg.inference.package import PackageSession
 from seamseg.models.backbones.base import Backbone
 from seamseg.models.folding import PRECISIONS, fold_layers
+from seamseg.models.panoptic import PanopticNet
 from seamseg.models.quantised import is_quantised
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, OutOfMemory, require_packages
@@ -199,7 +200,19 @@ def open_source(model: str | Path, options: ExportOptions) -> ExportSource:
         thresholds=thresholds,
         licence=options.licence,
     )
-    return ExportSource(opened.build(inference).net, metadata, default_size(size), size)
+    net = opened.build(inference).net
+    if isinstance(net, PanopticNet) and options.part == "all":
+        _check_heads(net, options)
+        metadata = replace(metadata, maps=net.map_formats)
+    return ExportSource(net, metadata, default_size(size), size)
+
+
+def _check_heads(net: PanopticNet, options: ExportOptions) -> None:
+    """Raise InputError if a custom head is not exported in this way."""
+    for name, head in net.custom_heads.items():
+        if not head.exportable or options.int8 is not None:
+            problem = "cannot be exported" if options.int8 is None else f"is not quantised by `int8={options.int8}`"
+            raise InputError(f"head {name} {problem}: leave out its file of `components`")
 
 
 def _open_classifier(path: Path, config: Path | str, options: ExportOptions) -> ExportSource:

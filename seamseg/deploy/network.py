@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from seamseg.formats.exported import CLASSIFIER_SIDES, DYNAMIC_SIDES
+from seamseg.models.heads.custom import predicted_maps
 from seamseg.models.heads.select import best_scores
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.panoptic_inference import DenseOutputs, Features
@@ -85,6 +86,7 @@ class DetectionExport(ExportNet):
     mask_logits : float32 `K x 28 x 28`, for kinds with masks; larger with `[roi] mask_points`
     count : int64 scalar, the number of detections: rows from there on are 0
     classmap : uint8 `H x W`, for kind panoptic
+    maps of custom heads under their names, float32 or integers, `H x W`, or `channels x H x W` of several channels
     """
 
     net: PanopticNet
@@ -103,7 +105,7 @@ class DetectionExport(ExportNet):
         """Names of the outputs, in order."""
         masks = ("mask_logits",) * self.net.roi_head.with_masks
         classmap = ("classmap",) * (self.net.sem_head is not None)
-        return ("boxes", "classes", "scores", *masks, "count", *classmap)
+        return ("boxes", "classes", "scores", *masks, "count", *classmap, *self.net.map_formats)
 
     def forward(self, image: Tensor, size: Tensor) -> tuple[Tensor, ...]:
         """Map a padded image and its valid size to the outputs of the class."""
@@ -121,7 +123,8 @@ class DetectionExport(ExportNet):
         outputs.append(count)
         if dense.semantic_logits is not None:
             outputs.append(upsample_argmax(dense.semantic_logits[0], padded_size, padded_size).to(torch.uint8))
-        return tuple(outputs)
+        (maps,) = predicted_maps(self.net.custom_heads, features)
+        return (*outputs, *(maps[name] for name in self.net.map_formats))
 
     def propose(self, dense: DenseOutputs, limit: Tensor) -> tuple[Tensor, Tensor]:
         """Return the proposals `P x 4`, with rows of 0 at the end, and which of them exist, bool `P`.
@@ -304,15 +307,22 @@ def example_inputs(net: ExportNet, size: tuple[int, int]) -> dict[str, Tensor]:
 
 
 @contextmanager
-def failures_in_one_line(problem: str) -> Iterator[None]:
+def failures_in_one_line(problem: str, net: ExportNet | None = None) -> Iterator[None]:
     """Raise SeamsegError `problem (reason)` for errors of a tracer or compiler, each of which has types of its own.
 
-    A lack of memory is passed on, see :func:`seamseg.utils.device_memory.lacks_memory`.
+    A lack of memory is passed on, see :func:`seamseg.utils.device_memory.lacks_memory`. Of a network `net` with custom
+    heads, the error names them.
     """
+    heads = net.net.custom_heads if net is not None and isinstance(net.net, PanopticNet) else {}
+    if heads:
+        problem += f" with the heads {', '.join(heads)}: leave out their file of `components`"
     try:
         yield
-    except SeamsegError:
-        raise
+    except SeamsegError as error:
+        if not heads:
+            raise
+        # that of a head has its name, file and line
+        raise SeamsegError(f"{problem} ({error})") from error
     except Exception as error:
         if lacks_memory(error):
             raise

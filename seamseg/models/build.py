@@ -32,6 +32,7 @@ from seamseg.models.panoptic_inference import NetworkOptions
 from seamseg.models.quantised import quantised
 from seamseg.models.semantic import SemanticNet, SemanticOptions
 from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
+from seamseg.predictions import name_problem
 from seamseg.utils.component_errors import described
 from seamseg.utils.errors import InputError
 
@@ -158,6 +159,8 @@ def build_heads(config: Config, context: HeadContext) -> nn.ModuleDict:
         for name, weight in head.losses.items():
             if not isinstance(getattr(keys, weight, None), (int, float)):
                 raise InputError(f"{where}: the weight of {name} is the key {weight}, which it does not declare")
+        if problem := next(filter(None, map(name_problem, head.outputs)), None):
+            raise InputError(f"{where}: output {problem}")
         outputs = {output for other in heads.values() for output in other.outputs}  # type: ignore[union-attr]
         twice = [name for name in head.losses if name in taken] + [name for name in head.outputs if name in outputs]
         if twice:

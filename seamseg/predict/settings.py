@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from seamseg.checkpoints.model_path import digest, local_model
+from seamseg.checkpoints.model_path import digest, is_exported, local_model
 from seamseg.checkpoints.names import CLASSES_NAME, CONFIG_NAME, METADATA_NAME
 from seamseg.config.loader import load_components
 from seamseg.inference.anonymize import LEAST_SCORE, NOT_LOCATED, Style
@@ -102,6 +102,9 @@ class PredictSettings:
         known = dict.fromkeys(name for kind in FORMATS for name in formats_of(kind))
         unknown = next((name for name in self.format_names if name not in known), None)
         if unknown is None and (self.format_names or self.formats is None):
+            return
+        if unknown is not None and is_exported(self.model):
+            # it may state a map of this name
             return
         problem = "no format is given" if unknown is None else f"there is no format {unknown!r}"
         meant = did_you_mean(unknown or "", known) or f"; choose among {', '.join(known)}"

@@ -60,10 +60,12 @@ class Head(nn.Module):
     ----------
     losses : name of each loss, and the key that holds its weight
     outputs : the maps that it predicts, by name, which is also that of their output format
+    exportable : whether `forward` and `predict` can be traced by `torch.export`
     """
 
     losses: ClassVar[Mapping[str, str]] = {}
     outputs: ClassVar[Mapping[str, Map]] = {}
+    exportable: ClassVar[bool] = True
 
     def __init__(self, keys: Any, context: HeadContext) -> None:
         super().__init__()
@@ -76,7 +78,8 @@ class Head(nn.Module):
         Parameters
         ----------
         features : `levels` of a padded batch, `N x width x h x w` each, finest first; `padded_size`; `valid_sizes`, the
-            `(height, width)` of each image, which is the upper left part of the padded one
+            `(height, width)` of each image, which is the upper left part of the padded one; in an exported network that
+            is `padded_size`
         """
         raise NotImplementedError
 
@@ -157,7 +160,8 @@ def predicted_maps(heads: Mapping[str, Head], features: Features) -> list[dict[s
 def resized(maps: Tensor, size: tuple[int, int], spec: Map) -> Tensor:
     """Return maps `N x channels x h x w` at another size as their declaration says, float32 or integers."""
     if spec.resize == "nearest":
-        return functional.interpolate(maps.float(), size, mode="nearest-exact").to(maps.dtype)
+        large = functional.interpolate(maps.float(), size, mode="nearest-exact")
+        return large if maps.is_floating_point() else large.to(maps.dtype)
     return functional.interpolate(maps.float(), size, mode="bilinear", align_corners=False)
 
 

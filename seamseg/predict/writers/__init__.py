@@ -90,7 +90,7 @@ def make_writers(
     InputError
         if the kind of network does not have one, two would write the same file, or a format cannot hold the classes
     """
-    known = formats_of(kind)
+    known = list(dict.fromkeys((*formats_of(kind), *maps)))
     unknown = next((name for name in formats if name not in known), None)
     if unknown is not None:
         raise InputError(

@@ -20,7 +20,8 @@ class RawWriter(Writer[PhotoResult]):
     """The outputs of a panoptic network: `<name>.pth.tar`, a dict of tensors in pixels of its input.
 
     sem_pred `H x W` uint8 classes, bbx_pred `K x 4`, cls_pred `K` int64 (0 is the first thing), obj_pred `K` scores,
-    msk_pred `K x 28 x 28` logits, of queries `K x 112 x 112` (docs/contract.md, section 1 "Commands").
+    msk_pred `K x 28 x 28` logits, of queries `K x 112 x 112` (docs/contract.md, section 1 "Commands"); maps of custom
+    heads under their names, `H x W` or `channels x H x W`.
     """
 
     needs_photo = False
@@ -45,7 +46,7 @@ class RawWriter(Writer[PhotoResult]):
     def content(self, prediction: ArrayPrediction) -> dict[str, Any]:
         """Return the arrays of a file by name."""
         p = prediction.copy()
-        return {"sem_pred": p.semantic} | _detections(p)
+        return {"sem_pred": p.semantic} | _detections(p) | dict(p.maps)
 
 
 class RawDetectionsWriter(RawWriter):
@@ -56,8 +57,9 @@ class RawDetectionsWriter(RawWriter):
 
     def content(self, prediction: ArrayPrediction) -> dict[str, Any]:
         """Return the arrays of a file by name."""
-        found = _detections(prediction.copy())
-        return found if len(prediction.scores) else dict.fromkeys(found)
+        p = prediction.copy()
+        found = _detections(p)
+        return (found if len(p.scores) else dict.fromkeys(found)) | dict(p.maps)
 
 
 def _detections(p: ArrayPrediction) -> dict[str, Any]:
