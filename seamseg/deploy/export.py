@@ -25,16 +25,18 @@ from seamseg.deploy.compare import Agreement, compare
 from seamseg.deploy.integers import calibrated
 from seamseg.deploy.network import ExportNet, example_inputs, export_net
 from seamseg.deploy.quantize import calibration_photos, quantise_file
-from seamseg.deploy.query_network import check_queries, open_queries
+from seamseg.deploy.query_network import QuerySource, check_queries, open_queries, query_source
 from seamseg.deploy.source import ExportOptions, ExportSource, default_size, three
 from seamseg.formats.exported import CLASSIFIER_SIDES, DYNAMIC_SIDES, OPSETS, ExportedMetadata
 from seamseg.formats.metadata import Metadata
+from seamseg.inference.foreign.transformers_model import TransformersNetwork
 from seamseg.inference.images import as_image, network_input
 from seamseg.inference.network import TrainedModel
 from seamseg.inference.onnx_engines import open_onnx
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.package import PackageSession
 from seamseg.models.backbones.base import Backbone
+from seamseg.models.custom_network import WholeNetwork
 from seamseg.models.folding import PRECISIONS, fold_layers
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.quantised import is_quantised
@@ -143,6 +145,8 @@ def export_model(
         check_queries(found, path, options)
     _say(f"reading {model}")
     source = open_source(found, options)
+    if isinstance(source, QuerySource):
+        check_queries(model, path, options)
     if is_quantised(source.net) and options.int8 is not None:
         raise InputError(f"`int8={options.int8}`: {model} was trained for int8 and has its ranges: leave it out")
     try:
@@ -200,7 +204,12 @@ def open_source(model: str | Path, options: ExportOptions) -> ExportSource:
         thresholds=thresholds,
         licence=options.licence,
     )
-    net = opened.build(inference).net
+    network = opened.build(inference)
+    if isinstance(network, TransformersNetwork):
+        return query_source(opened, network, options)
+    net = network.net
+    if isinstance(net, WholeNetwork):
+        raise InputError(f"{path}: the network {net.name} cannot be exported")
     if isinstance(net, PanopticNet) and options.part == "all":
         _check_heads(net, options)
         metadata = replace(metadata, maps=net.map_formats)

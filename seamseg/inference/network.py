@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +77,9 @@ class TorchNetwork:
         return self.net.nms_threshold
 
     @property
-    def map_formats(self) -> dict[str, MapFormat]:
+    def map_formats(self) -> Mapping[str, MapFormat]:
         """The output maps of custom heads by name."""
-        return self.net.map_formats if isinstance(self.net, PanopticNet) else {}
+        return self.net.map_formats
 
     @property
     def graph_cache(self) -> CudaGraphCache | None:

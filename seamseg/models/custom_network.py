@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from seamseg.config import Config
 from seamseg.models.criterion import Losses, as_count
 from seamseg.models.network import BatchOptions, Network
-from seamseg.predictions import Prediction
+from seamseg.predictions import MapFormat, Prediction
 from seamseg.structures import Batch, PackedSequence
 from seamseg.utils.component_errors import named_errors
 from seamseg.utils.errors import SeamsegError
@@ -45,12 +45,14 @@ class CustomNetwork(nn.Module):
     ----------
     kind : what it predicts: panoptic, instance_seg, detection or semantic
     losses : name of each loss, and the key that holds its weight
+    outputs : further maps of its predictions, by name
     defaults : values of keys of other sections that differ from those of the kind, `section.key` to text
     nms_threshold : IoU from which detections of neighbouring tiles are the same thing
     """
 
     kind: ClassVar[str] = "panoptic"
     losses: ClassVar[Mapping[str, str]] = {}
+    outputs: ClassVar[Mapping[str, MapFormat]] = {}
     defaults: ClassVar[Mapping[str, str]] = {}
     nms_threshold: ClassVar[float | None] = 0.5
 
@@ -132,6 +134,11 @@ class WholeNetwork(Network):
     def nms_threshold(self) -> float | None:
         """See :class:`CustomNetwork`."""
         return self.network.nms_threshold
+
+    @property
+    def map_formats(self) -> Mapping[str, MapFormat]:
+        """The further maps by name."""
+        return self.network.outputs
 
     def errors(self) -> Any:
         """Name the network in errors of its code inside a `with` block."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from seamseg.predictions import MapFormat
 from seamseg.structures import PackedSequence
 
 N = TypeVar("N", bound="Network")
@@ -69,6 +70,11 @@ class Network(nn.Module):
     def nms_threshold(self) -> float | None:
         """IoU from which detections suppress others; None for a network without detections."""
         return None
+
+    @property
+    def map_formats(self) -> Mapping[str, MapFormat]:
+        """The further output maps by name."""
+        return {}
 
     @property
     def dtype(self) -> torch.dtype:

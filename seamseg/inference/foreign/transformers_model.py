@@ -212,21 +212,7 @@ class TransformersModel:
         InputError
             if the network cannot be exported, or not at this size
         """
-        if self.family.export_problem:
-            raise InputError(f"{self.name}: cannot be exported: {self.family.export_problem}")
-        if self.side is not None:
-            if size is not None and size != (self.side, self.side):
-                raise InputError(f"`size={_shown(size)}`: the input of {self.name} is {self.side} x {self.side}")
-            return self.side, self.side
-        chosen, multiple = size or usual, self.family.multiple
-        if any(side % multiple for side in chosen):
-            below = [side // multiple * multiple for side in chosen]
-            above = [-(-side // multiple) * multiple for side in chosen]
-            raise InputError(
-                f"`size={_shown(chosen)}`: height and width must be multiples of {multiple} for {self.name}; near are "
-                f"{_shown(below)} and {_shown(above)}"
-            )
-        return chosen
+        return export_size(self.family, self.side, self.name, size, usual)
 
     def build(self, options: InferenceOptions) -> TransformersNetwork:
         """Build the network and load its weights."""
@@ -239,6 +225,34 @@ class TransformersModel:
         return TransformersNetwork(
             net, self.family, self._classes, normalise, self._device, self._dtype, self.side, tokens
         )
+
+
+def export_size(
+    family: Family, side: int | None, name: str, size: tuple[int, int] | None, usual: tuple[int, int]
+) -> tuple[int, int]:
+    """Return the `(height, width)` of the input of an export, see :meth:`TransformersModel.check_export`.
+
+    Parameters
+    ----------
+    family, side : of the network
+    name : of the model, for errors
+    size, usual : as there
+    """
+    if family.export_problem:
+        raise InputError(f"{name}: cannot be exported: {family.export_problem}")
+    if side is not None:
+        if size is not None and size != (side, side):
+            raise InputError(f"`size={_shown(size)}`: the input of {name} is {side} x {side}")
+        return side, side
+    chosen, multiple = size or usual, family.multiple
+    if any(value % multiple for value in chosen):
+        below = [value // multiple * multiple for value in chosen]
+        above = [-(-value // multiple) * multiple for value in chosen]
+        raise InputError(
+            f"`size={_shown(chosen)}`: height and width must be multiples of {multiple} for {name}; near are "
+            f"{_shown(below)} and {_shown(above)}"
+        )
+    return chosen
 
 
 def family_of(content: Mapping[str, Any], processor: Mapping[str, Any], name: str) -> Family:
