@@ -133,8 +133,9 @@ class TransformersTraining(Network):
 
     @property
     def backbone(self) -> nn.Module | None:
-        """The backbone of a Mask2Former or MaskFormer; the encoder is one with the rest of an EoMT."""
-        return next((m for name, m in self.net.named_modules() if name.endswith((".encoder", ".model.encoder"))), None)
+        """That of a Mask2Former or MaskFormer; all of an EoMT is an encoder."""
+        pixels = getattr(getattr(self.net, "model", None), "pixel_level_module", None)
+        return None if pixels is None else pixels.encoder
 
     def loss(self, batch: Batch) -> dict[str, tuple[Tensor, Tensor | int]]:
         """Return the library's loss of a batch, a mean over its images."""

@@ -88,7 +88,7 @@ def other(name: str, config: Config) -> str:
     if name in OTHERS:
         return OTHERS[name]
     if spec.metadata["choices"]:
-        return next(choice for choice in spec.metadata["choices"] if choice != value)
+        return next((choice for choice in spec.metadata["choices"] if choice != value), "transformers")
     if kind is str:
         return "other"
     if typing.get_origin(kind) is tuple:
