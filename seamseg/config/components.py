@@ -57,6 +57,7 @@ KINDS: dict[str, ComponentKind] = {
     ),
     "metric": ComponentKind("metric of a validation, which may select the best snapshot", evaluated=True),
     "optimizer": ComponentKind("updates the weights", "optimizer.type", ("seamseg.training.optim.optimizer",)),
+    "reader": ComponentKind("reads a data set", "dataloader.reader", ("seamseg.data.folder",)),
     "scheduler": ComponentKind("learning rate over time", "scheduler.type", ("seamseg.training.optim.schedule",)),
 }
 """The kinds of components by name."""

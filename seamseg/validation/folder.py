@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from seamseg.data.folder import DatasetFolder
+from seamseg.data.folder import FolderReader
+from seamseg.data.reader import Reader
 from seamseg.evaluation.confusion import ConfusionMatrix
 from seamseg.evaluation.record import (
     Evaluation,
@@ -22,6 +23,7 @@ from seamseg.evaluation.segments import gt_segments_from_instances
 from seamseg.formats.coco_writer import CocoPanopticWriter
 from seamseg.prepare.export import with_boxes
 from seamseg.utils.distributed import World, gather_to_main, sum_over_processes
+from seamseg.utils.errors import InputError
 from seamseg.utils.parallel import BackgroundWriter
 from seamseg.validation.validator import PanopticValidation
 
@@ -35,11 +37,19 @@ class EvaluationWriter:
     Parameters
     ----------
     out : the folder (:mod:`seamseg.evaluation.record`); it also gets `ground_truth/`, `prediction/` and their JSONs
-    dataset : the evaluated one
+    reader : of the evaluated split
     world : the processes
+
+    Raises
+    ------
+    InputError
+        if the split is not that of a dataset folder, whose photos the evaluation folder refers to
     """
 
-    def __init__(self, out: str | Path, dataset: DatasetFolder, world: World) -> None:
+    def __init__(self, out: str | Path, reader: Reader, world: World) -> None:
+        if not isinstance(reader, FolderReader):
+            raise InputError(f"`out={out}`: an evaluation folder needs photos in files: [dataloader] reader = folder")
+        dataset = reader.folder
         self.out = Path(out)
         # maps of an earlier evaluation in the folder must be removed
         self._replaces = world.is_main and begin_evaluation(self.out, own_maps=True)
