@@ -53,6 +53,57 @@ def halving(t, total, keys):
     return 0.5 ** (10 * t // total)
 '''
 
+DEPTH = '''
+from dataclasses import dataclass
+
+from torch import nn
+from torch.nn import functional
+
+from seamseg.components import Head, Map, ReadMap, head, key
+
+BATCHES = []
+
+
+@dataclass(frozen=True)
+class DepthKeys:
+    """Keys of the depth."""
+
+    weight: float = key("weight of depth_loss in the total", 0.5, minimum=0)
+
+
+@head("depth", keys=DepthKeys)
+class DepthHead(Head):
+    """Distance from the camera."""
+
+    losses = {"depth_loss": "weight"}
+    outputs = {"depth": Map(scale=256, bits=16)}
+    reads = {"depth": ReadMap("depth", factor=0.5, fill=-1)}
+
+    def __init__(self, keys, context):
+        super().__init__(keys, context)
+        self.output = nn.Conv2d(context.width, 1, 1)
+
+    def forward(self, features):
+        """Predict the logarithm."""
+        return {"depth": self.output(features.levels[0])}
+
+    def targets(self, batch):
+        """Pad what was read."""
+        BATCHES.append(batch)
+        return batch.maps["depth"].as_padded(-1)[0]
+
+    def loss(self, outputs, targets):
+        """Compare where there is ground truth."""
+        found = functional.interpolate(outputs["depth"].float(), targets.shape[-2:], mode="bilinear")
+        valid = targets > 0
+        return {"depth_loss": (functional.l1_loss(found[valid], targets[valid].log1p()), valid.sum())}
+
+    def predict(self, outputs):
+        """Return distances."""
+        return {"depth": outputs["depth"].expm1()}
+'''
+"""A head that reads its ground truth, and keeps the batches of its targets."""
+
 
 @pytest.fixture
 def imported(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
