@@ -27,7 +27,7 @@ class Reader(ABC):
     """A split of a data set; derive from it, and register the class with :func:`seamseg.components.reader`.
 
     An :class:`InputError`, such as those of :func:`seamseg.components.open_image`, means an unreadable image, which a
-    training may replace by another one. Other exceptions end it.
+    training may replace by another one. Other exceptions end it. Worker processes get a copy of the reader.
 
     Parameters
     ----------

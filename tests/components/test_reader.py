@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zipfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -179,3 +180,13 @@ def test_a_reader_without_maps_says_so(file, options, tmp_path):
     file.write_text(text)
     with pytest.raises(InputError, match=r"micro.zip: its reader reads no maps, such as depth"):
         run_training(options("run", f"general.components={head}", "dataloader.broken_limit=0"))
+
+
+def test_the_reader_of_the_page(options, data, tmp_path):
+    """That of docs/how-to/extend.md reads with worker processes."""
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "extend.md").read_text()
+    file = tmp_path / "zip_of_the_page.py"
+    file.write_text(next(part for part in page.split("```python\n") if '@reader("zip")' in part).split("```")[0])
+    overrides = [text for text in options("run").overrides if not text.startswith("general.components")]
+    overrides += [f"general.components={file}", "scheduler.epochs=1", "dataloader.num_workers=2"]
+    assert run_training(replace(options("run"), overrides=tuple(overrides))) is not None
