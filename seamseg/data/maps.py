@@ -121,4 +121,5 @@ def _interpolated(values: np.ndarray, axis: int, wanted: int, start: int, length
     weight = weight[:, None] if axis == 1 else weight
     low, high = values.take(first, axis), values.take(np.minimum(first + 1, have - 1), axis)
     # a neighbour without weight may be NaN
-    return np.where(weight == 0, low, low + (high - low) * weight)
+    found: np.ndarray = np.where(weight == 0, low, low + (high - low) * weight)
+    return found
