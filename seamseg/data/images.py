@@ -224,7 +224,8 @@ def _to_8_bit(values: np.ndarray, deep: bool) -> np.ndarray:
 
 def _stored_values(image: Image.Image, path: Path) -> np.ndarray:
     # Pillow would reduce colours of 16 bits to 8
-    if image.mode not in ("L", "I", "RGB", *_GREY_16) or (image.mode == "RGB" and "16" in str(getattr(image, "tile", "")):
+    reduced = image.mode == "RGB" and "16" in str(getattr(image, "tile", ""))
+    if reduced or image.mode not in ("L", "I", "RGB", *_GREY_16):
         raise UnreadableImage(
             f"{path}: a map must be a grey image of 8 or 16 bits or an RGB image of 8, this one has mode {image.mode}; "
             "store other maps as .npy"
