@@ -21,13 +21,17 @@ from seamseg.config.components import API, register
 from seamseg.config.sections import key
 
 if TYPE_CHECKING:
+    from seamseg.data.images import open_image, open_map, open_mask
+    from seamseg.data.reader import Reader
     from seamseg.evaluation.metric import Metric
+    from seamseg.formats.metadata import ImageInfo, Metadata, parse_metadata
     from seamseg.models.backbones.base import Body, BodyContext
     from seamseg.models.custom_network import CustomNetwork as Network
     from seamseg.models.custom_network import NetworkContext
     from seamseg.models.heads.custom import Head, Map
     from seamseg.models.heads.semantic import SemanticImage
     from seamseg.predict.writers.images import ImageWriter as ImageFormat
+    from seamseg.structures import ReadMap
     from seamseg.training.callbacks import Callback, Run
 
 augmentation = partial(register, "augmentation")
@@ -59,6 +63,9 @@ optimizer = partial(register, "optimizer")
 """Registers a function of the parameter groups, dicts with `params`, `lr` and `weight_decay`, and the keys; it returns
 a :class:`torch.optim.Optimizer`. Its state is saved and restored by `state_dict` and `load_state_dict`."""
 
+reader = partial(register, "reader")
+"""Registers a class derived from :class:`Reader`."""
+
 scheduler = partial(register, "scheduler")
 """Registers a function of `t` (steps or epochs done), their total number and the keys; it returns the factor of the
 learning rates."""
@@ -70,10 +77,14 @@ __all__ = [
     "Callback",
     "Head",
     "ImageFormat",
+    "ImageInfo",
     "Map",
+    "Metadata",
     "Metric",
     "Network",
     "NetworkContext",
+    "ReadMap",
+    "Reader",
     "Run",
     "SemanticImage",
     "augmentation",
@@ -84,8 +95,13 @@ __all__ = [
     "loss",
     "metric",
     "network",
+    "open_image",
+    "open_map",
+    "open_mask",
     "optimizer",
     "output_format",
+    "parse_metadata",
+    "reader",
     "scheduler",
 ]
 
@@ -95,6 +111,10 @@ _MODULES = {
     "NetworkContext": "seamseg.models.custom_network",
     **dict.fromkeys(("Body", "BodyContext"), "seamseg.models.backbones.base"),
     **dict.fromkeys(("Callback", "Run"), "seamseg.training.callbacks"),
+    **dict.fromkeys(("open_image", "open_map", "open_mask"), "seamseg.data.images"),
+    "Reader": "seamseg.data.reader",
+    "ReadMap": "seamseg.structures",
+    **dict.fromkeys(("ImageInfo", "Metadata", "parse_metadata"), "seamseg.formats.metadata"),
     "Metric": "seamseg.evaluation.metric",
     **dict.fromkeys(("Head", "Map"), "seamseg.models.heads.custom"),
     "SemanticImage": "seamseg.models.heads.semantic",

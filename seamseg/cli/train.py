@@ -84,8 +84,10 @@ def add_set_and_device(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train, and print the scores of the last validation."""
-    body = load_config(args.config, None, args.set).body
-    find_metadata(args.data)
+    config = load_config(args.config, None, args.set)
+    body = config.body
+    if config.dataloader.reader == "folder":
+        find_metadata(args.data)
     parts = dict.fromkeys(module for kind in KINDS.values() for module in kind.modules)
     check_start(args, tuple(parts), body.weights)
     if body.body.startswith(TIMM) or body.weights == "timm":

@@ -64,6 +64,7 @@ KINDS: dict[str, ComponentKind] = {
         ("seamseg.models.build", "seamseg.recipes.transformers_network"),
     ),
     "optimizer": ComponentKind("updates the weights", "optimizer.type", ("seamseg.training.optim.optimizer",)),
+    "reader": ComponentKind("reads a data set", "dataloader.reader", ("seamseg.data.folder",)),
     "scheduler": ComponentKind("learning rate over time", "scheduler.type", ("seamseg.training.optim.schedule",)),
 }
 """The kinds of components by name."""

@@ -334,6 +334,12 @@ class Scheduler:
 class Dataloader:
     """Images and batches."""
 
+    reader: str = our_key(
+        "what reads the data set: folder, a dataset folder, or the name of a reader of your own, whose keys are in the "
+        "section [reader NAME]",
+        choices=("folder",),
+        component="reader",
+    )
     shortest_size: int = key("shortest side of the network input in pixels", minimum=1, maximum=16384)
     longest_max_size: int = key(
         "largest long side in training; inference allows at least 4 times the shortest size", minimum=1, maximum=32_768

@@ -13,7 +13,7 @@ from seamseg.config import Config
 from seamseg.models.criterion import Losses, as_count
 from seamseg.models.network import BatchOptions, Network
 from seamseg.predictions import MapFormat, Prediction
-from seamseg.structures import Batch, PackedSequence
+from seamseg.structures import Batch, PackedSequence, ReadMap
 from seamseg.utils.component_errors import named_errors
 from seamseg.utils.errors import SeamsegError
 
@@ -45,6 +45,7 @@ class CustomNetwork(nn.Module):
     ----------
     kind : what it predicts: panoptic, instance_seg, detection or semantic
     losses : name of each loss, and the key that holds its weight
+    reads : ground truth that is read from the data set in training, by name
     outputs : further maps of its predictions, by name
     defaults : values of keys of other sections that differ from those of the kind, `section.key` to text
     nms_threshold : IoU from which detections of neighbouring tiles are the same thing
@@ -52,6 +53,7 @@ class CustomNetwork(nn.Module):
 
     kind: ClassVar[str] = "panoptic"
     losses: ClassVar[Mapping[str, str]] = {}
+    reads: ClassVar[Mapping[str, ReadMap]] = {}
     outputs: ClassVar[Mapping[str, MapFormat]] = {}
     defaults: ClassVar[Mapping[str, str]] = {}
     nms_threshold: ClassVar[float | None] = 0.5

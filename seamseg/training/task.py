@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from seamseg.config.loader import differences
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.instances import InstanceOptions
 from seamseg.data.loader import BatchLoader, LoaderOptions, train_loader
+from seamseg.data.reader import open_reader
 from seamseg.data.samplers import DistributedARBatchSampler
 from seamseg.data.transforms import AugmentationOptions, Normalise, TrainTransform
 from seamseg.evaluation.scores import Scores
@@ -34,7 +36,7 @@ from seamseg.models.folding import fold_layers
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.quantised import choosing_ranges
 from seamseg.models.semantic import SemanticNet
-from seamseg.structures import Batch
+from seamseg.structures import Batch, ReadMap
 from seamseg.training.callbacks import Callback
 from seamseg.training.checkpointing.run_folder import SNAPSHOT_FILES, RunFolder, SnapshotFiles
 from seamseg.training.logging.images import SampleImages, SampleRenderer
@@ -327,7 +329,7 @@ def open_loader(config: Config, data: str | Path, source: str | Path, world: Wor
     Parameters
     ----------
     config : `[dataloader]`, seed
-    data : dataset folder
+    data : data set
     source : name of the configuration, for errors
     world : the processes, among which the images are divided
 
@@ -348,6 +350,8 @@ def open_loader(config: Config, data: str | Path, source: str | Path, world: Wor
         loading.rgb_std,
         AugmentationOptions(loading.random_flip, loading.random_scale, loading.crop_size, loading.color_jitter),
         loading.device_transforms,
+        {c.name: partial(c.make, keys=keys) for c, keys in config.components("augmentation")},
+        _read_maps(config),
     )
     dataset = PanopticDataset(
         data,
@@ -357,9 +361,22 @@ def open_loader(config: Config, data: str | Path, source: str | Path, world: Wor
         loading.fast_decode,
         replace_unreadable=loading.broken_limit > 0,
         instances=InstanceOptions(loading.instance_scale_uniform, loading.copy_paste),
-        augmentations={c.name: partial(c.make, keys=keys) for c, keys in config.components("augmentation")},
+        open_reader=partial(open_reader, config),
     )
     sampler = DistributedARBatchSampler(
         dataset.img_sizes, loading.train_batch_size, world.size, world.rank, loading.drop_last, seed=seed
     )
     return train_loader(dataset, sampler, LoaderOptions.of(loading, seed, world, loading.class_uniform))
+
+
+def _read_maps(config: Config) -> dict[str, ReadMap]:
+    """Return the ground truth that heads, or a network, read, by name; InputError if two declare it differently."""
+    found: dict[str, ReadMap] = {}
+    for component, _ in itertools.chain(config.components("head"), config.components("network")):
+        for name, spec in getattr(component.make, "reads", {}).items():
+            where = f"{component.section} ({component.file}): reads[{name!r}]"
+            if not isinstance(spec, ReadMap):
+                raise InputError(f"{where} must be a seamseg.components.ReadMap")
+            if found.setdefault(name, spec) != spec:
+                raise InputError(f"{where} differs from that of another head: rename it")
+    return found

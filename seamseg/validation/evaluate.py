@@ -125,7 +125,7 @@ def evaluate_model(
         writer = (
             None
             if options.out is None
-            else EvaluationWriter(options.out, validator.dataset.folder, world, predictor.map_formats)
+            else EvaluationWriter(options.out, validator.dataset.reader, world, predictor.map_formats)
         )
         scores = validator.score(predictor, writer, f"evaluate {split}")
         if mapped is not None:

@@ -10,7 +10,8 @@ from types import MappingProxyType
 
 from PIL import Image
 
-from seamseg.data.folder import DatasetFolder
+from seamseg.data.folder import FolderReader
+from seamseg.data.reader import Reader
 from seamseg.evaluation.confusion import ConfusionMatrix
 from seamseg.evaluation.record import (
     MAPS,
@@ -29,6 +30,7 @@ from seamseg.formats.coco_writer import CocoPanopticWriter
 from seamseg.predictions import MapFormat
 from seamseg.prepare.export import with_boxes
 from seamseg.utils.distributed import World, gather_to_main, sum_over_processes
+from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing
 from seamseg.utils.parallel import BackgroundWriter
 from seamseg.validation.validator import PanopticValidation
@@ -44,18 +46,26 @@ class EvaluationWriter:
     Parameters
     ----------
     out : the folder (:mod:`seamseg.evaluation.record`); it also gets `ground_truth/`, `prediction/` and their JSONs
-    dataset : the evaluated one
+    reader : of the evaluated split
     world : the processes
     maps : output maps of custom heads, of which `maps/NAME/` gets an image to look at
+
+    Raises
+    ------
+    InputError
+        if the split is not that of a dataset folder, whose photos the evaluation folder refers to
     """
 
     def __init__(
         self,
         out: str | Path,
-        dataset: DatasetFolder,
+        reader: Reader,
         world: World,
         maps: Mapping[str, MapFormat] = MappingProxyType({}),
     ) -> None:
+        if not isinstance(reader, FolderReader):
+            raise InputError(f"`out={out}`: an evaluation folder needs photos in files: [dataloader] reader = folder")
+        dataset = reader.folder
         self.out = Path(out)
         # maps of an earlier evaluation in the folder must be removed
         self._replaces = world.is_main and begin_evaluation(self.out, own_maps=True)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, Protocol, cast
@@ -19,6 +20,7 @@ from seamseg.config import KINDS, Config
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.input_size import InputSize
 from seamseg.data.loader import BatchLoader
+from seamseg.data.reader import open_reader
 from seamseg.data.samplers import shard
 from seamseg.data.transforms import Normalise
 from seamseg.data.workers import begin_worker
@@ -159,15 +161,15 @@ class Validator:
         quiet: bool = False,
         size: InputSize | None = None,
     ) -> Validator:
-        """Open a split of a dataset folder; the other arguments are the attributes.
+        """Open a split of a data set; the other arguments are the attributes.
 
         `size` is that of the network's input; None for that of the configuration.
 
         Raises
         ------
         InputError
-            if the folder or the split is missing or broken, pycocotools is needed and missing, or a semantic network is
-            to be scored as the original, which does not score them
+            if the data set or the split is missing or broken, pycocotools is needed and missing, or a semantic network
+            is to be scored as the original, which does not score them
         """
         if legacy and SCORERS[config.kind] is SemanticScorer:
             raise InputError("`legacy=True`: the original has no evaluation of semantic networks")
@@ -175,7 +177,7 @@ class Validator:
         if scorer is InstanceScorer or (scorer is PanopticScorer and config.general.eval_coco):
             require_pycocotools()
         size = size or input_size(config)
-        dataset = PanopticDataset(root, split, _ValidationTransform(size))
+        dataset = PanopticDataset(root, split, _ValidationTransform(size), open_reader=partial(open_reader, config))
         return Validator(dataset, size, config, world, legacy, quiet)
 
     def __call__(self, net: nn.Module, observer: Observer | None = None, desc: str = "validate") -> Scores:

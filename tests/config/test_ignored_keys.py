@@ -40,6 +40,7 @@ MICRO = CONFIG.format(norm="bn")
 KEYS = {f"{section}.{spec.name}": spec for section, cls in SECTIONS.items() for spec in fields(cls)}
 SKIPPED = {
     "general.kind",  # selects the kind
+    "dataloader.reader",  # chosen by name: tests/components/test_reader.py
     "general.unused_parameters",  # read with several processes: tests/training/test_unused_parameters.py
 }
 TRAINER = "trainer"

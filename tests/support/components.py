@@ -145,6 +145,58 @@ class Vectors(Head):
 '''
 
 
+DEPTH = '''
+from dataclasses import dataclass
+
+from torch import nn
+from torch.nn import functional
+
+from seamseg.components import Head, Map, ReadMap, head, key
+
+BATCHES = []
+
+
+@dataclass(frozen=True)
+class DepthKeys:
+    """Keys of the depth."""
+
+    weight: float = key("weight of depth_loss in the total", 0.5, minimum=0)
+
+
+@head("depth", keys=DepthKeys)
+class DepthHead(Head):
+    """Distance from the camera."""
+
+    losses = {"depth_loss": "weight"}
+    outputs = {"depth": Map(scale=256, bits=16)}
+    reads = {"depth": ReadMap("depth", factor=0.5, fill=-1)}
+
+    def __init__(self, keys, context):
+        super().__init__(keys, context)
+        self.output = nn.Conv2d(context.width, 1, 1)
+
+    def forward(self, features):
+        """Predict the logarithm."""
+        return {"depth": self.output(features.levels[0])}
+
+    def targets(self, batch):
+        """Pad what was read."""
+        BATCHES.append(batch)
+        return batch.maps["depth"].as_padded(-1)[0]
+
+    def loss(self, outputs, targets):
+        """Compare where there is ground truth."""
+        found = functional.interpolate(outputs["depth"].float(), targets.shape[-2:], mode="bilinear")
+        valid = targets > 0
+        return {"depth_loss": (functional.l1_loss(found[valid], targets[valid].log1p()), valid.sum())}
+
+    def predict(self, outputs):
+        """Return distances."""
+        return {"depth": outputs["depth"].expm1()}
+'''
+"""A head that reads its ground truth, and keeps the batches of its targets."""
+
+
 def forget(module: str) -> None:
     """Remove the components of a module, as in a process that has not imported it."""
     for key in [key for key, component in components._REGISTERED.items() if component.module == module]:

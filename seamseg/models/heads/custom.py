@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from seamseg.models.backbones.base import NormFactory
 from seamseg.predictions import MapFormat
+from seamseg.structures import ReadMap
 from seamseg.utils.component_errors import named_errors
 from seamseg.utils.errors import SeamsegError
 
@@ -61,11 +62,13 @@ class Head(nn.Module):
     losses : name of each loss, and the key that holds its weight
     outputs : the maps that it predicts, by name, which is also that of their output format
     exportable : whether `forward` and `predict` can be traced by `torch.export`
+    reads : the ground truth that is read from the data set in training, by name
     """
 
     losses: ClassVar[Mapping[str, str]] = {}
     outputs: ClassVar[Mapping[str, Map]] = {}
     exportable: ClassVar[bool] = True
+    reads: ClassVar[Mapping[str, ReadMap]] = {}
 
     def __init__(self, keys: Any, context: HeadContext) -> None:
         super().__init__()
@@ -89,7 +92,8 @@ class Head(nn.Module):
         Parameters
         ----------
         batch : `masks`, `L x H x W` ids of each image, after scaling, cropping, flipping and pasting; `categories` and
-            `iscrowd` by id; see :class:`seamseg.structures.Batch`
+            `iscrowd` by id; `maps`, those of :attr:`reads` by name, `channels x H x W` float32 of each image; see
+            :class:`seamseg.structures.Batch`
         """
         return None
 
