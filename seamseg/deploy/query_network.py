@@ -106,7 +106,7 @@ def check_queries(model: str | Path, target: Path, options: ExportOptions) -> No
         raise InputError(f"{target}: networks of transformers are exported to .onnx files only")
     for name, default in (("dynamic", False), ("part", "all"), ("int8", None)):
         if (value := getattr(options, name)) != default:
-            raise InputError(f"`{name}={value}`: does not apply to {model}, which is no network of body and heads")
+            raise InputError(f"`{name}={value}`: does not apply to {model}, a network of transformers")
 
 
 def open_queries(path: Path, options: ExportOptions) -> QuerySource:
