@@ -26,7 +26,7 @@ ROOMS = (
 
 TRAINING = (
     "run", "trainer", "checkpointer", "task", "logging", "losses", "debugging", "checkpointing", "preemption", "step",
-    "ddp", "averaging", "prefetch", "optim", "callbacks", "options",
+    "ddp", "averaging", "prefetch", "optim", "callbacks", "result", "options",
 )  # fmt: skip
 """The parts of `seamseg.training` from the top down, under the same rule."""
 

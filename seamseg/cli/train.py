@@ -39,7 +39,7 @@ from seamseg.utils.files import nearest_path
 from seamseg.utils.launcher import is_main_process
 
 if TYPE_CHECKING:
-    from seamseg.evaluation.scores import Scores
+    from seamseg.training.result import TrainResult
     from seamseg.training.run import TrainingOptions
 
 
@@ -127,7 +127,7 @@ def check_start(args: argparse.Namespace, parts: Collection[str] = (), weights: 
 
 
 def run_trainer(
-    train: Callable[[TrainingOptions], Scores | None],
+    train: Callable[[TrainingOptions], TrainResult],
     args: argparse.Namespace,
     overrides: Sequence[str],
     pretrain_classes: str | None = None,
@@ -154,7 +154,7 @@ def run_trainer(
         overrides=overrides,
         device=args.device,
     )
-    scores = train(options)
+    scores = train(options).validation
     if scores is not None and is_main_process():
         print(scores.table(), flush=True)
     return 0

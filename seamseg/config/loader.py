@@ -11,7 +11,7 @@ from dataclasses import Field, fields
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from seamseg.config import components
 from seamseg.config.bodies import layout_of
@@ -25,6 +25,18 @@ from seamseg.utils.files import read_bytes
 from seamseg.utils.limits import CONFIG_BYTES
 
 _Texts = dict[str, dict[str, str]]
+
+
+_OF_BODY = (("body", "body_params"), ("body", "out_channels"), ("body", "out_strides"), ("fpn", "inputs"))
+"""Keys whose values belong to one body."""
+
+
+class _Layer(NamedTuple):
+    """The content of a configuration or of a base of it, its name in errors, and its folder; None for a model."""
+
+    given: _Texts
+    source: str
+    folder: Path | None
 
 
 def load_config(path: str | Path, kind: str | None = None, overrides: Sequence[str] = ()) -> Config:
@@ -48,16 +60,19 @@ def load_config(path: str | Path, kind: str | None = None, overrides: Sequence[s
     # `Path.exists` raises an error for a name that no file can have
     if not os.path.exists(path):
         path = packaged(str(path)) or path
+    return config_from_string(_read(path), kind, str(path), overrides, trusted=path.parent)
+
+
+def _read(path: Path, named_by: str = "") -> str:
     if os.path.isdir(path):
-        raise InputError(f"{path}: is a folder, not a config file")
+        raise InputError(f"{named_by}{path}: is a folder, not a config file")
     if not os.path.exists(path):
-        raise InputError(f"{path}: no such config file{near_files(path)}")
+        raise InputError(f"{named_by}{path}: no such config file{near_files(path)}")
     try:
         # Windows editors put a byte order mark in front
-        text = read_bytes(path, "config file", CONFIG_BYTES).decode("utf-8-sig")
+        return read_bytes(path, "config file", CONFIG_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InputError(f"{path}: not a config file: it is not UTF-8 text") from None
-    return config_from_string(text, kind, str(path), overrides, trusted=path.parent)
 
 
 def config_from_string(
@@ -71,18 +86,20 @@ def config_from_string(
 
     The components that it names are imported only with `trusted`, the folder of a file of the user; those of overrides
     always are. A model is not trusted: its sections of components that are not registered stay as they are, see
-    :class:`NotLoaded`.
+    :class:`NotLoaded`, and it must not build on another configuration.
     """
-    given = _read_ini(text, source)
+    layers = _layers(_Layer(_read_ini(text, source), source, trusted))
+    given, sources = _adapt_bases(layers, kind or PANOPTIC)
     changes = [(override, *split_override(override)) for override in overrides]
-    loaded = _load_components(given, changes, trusted)
+    loaded = _load_components(layers, changes)
     strict = trusted is not None
     own = given.get("general", {}).get("kind", kind or PANOPTIC)
     asked = [value for _, section, key, value in changes if (section, key) == ("general", "kind")]
     kind_is_from = "`overrides`" if asked else source
     texts = {section: dict(values) for section, values in _defaults(asked[-1] if asked else own, kind_is_from).items()}
-    for section, values in given.items():
-        _merge(texts, section, values, source, strict)
+    for layer in layers:
+        for section, values in layer.given.items():
+            _merge(texts, section, values, layer.source, strict)
     texts["general"]["kind"] = own
     if asked:
         _convert_weights(texts, own, asked[-1])
@@ -90,23 +107,85 @@ def config_from_string(
     for override, section, key, value in changes:
         _merge(texts, section, {key: value}, f"`overrides={override}`")
         origins[section, key] = "`overrides`"
+    if texts["general"]["base"]:
+        raise InputError("`overrides=general.base=...`: a base is named in a file: write one with [general] base")
+    _drop_replaced(texts, layers)
     for component in components.added_by(loaded):
         if strict or components.KINDS[component.kind].evaluated:
             texts.setdefault(component.section, {})
     if loaded:
         texts["general"]["components"] = ", ".join(loaded)
     _describe_body(texts, given, origins)
-    _reset_ignored(texts, given, origins, source)
-    return _typed(texts, source, origins, strict)
+    _reset_ignored(texts, layers[-1].given, origins, source)
+    whole = f"{source} with `overrides`" if origins else source
+    return _typed(texts, source, {**sources, **origins}, strict, whole)
 
 
-def _load_components(given: _Texts, changes: Sequence[tuple[str, str, str, str]], trusted: Path | None) -> list[str]:
+def _layers(layer: _Layer, above: tuple[str, ...] = ()) -> list[_Layer]:
+    """Read the configurations that one builds on; return them, the first base first, and itself."""
+    base = layer.given.get("general", {}).pop("base", "").strip()
+    if not base:
+        return [layer]
+    names = f"{layer.source}: [general] base = {base:.80}: "
+    if layer.folder is None:
+        raise InputError(f"{names}a model must have a complete configuration")
+    path = layer.folder / base
+    if not os.path.exists(path):
+        path = packaged(base) or path
+    above = (*above, os.path.realpath(layer.source))
+    if os.path.realpath(path) in above:
+        raise InputError(f"{names}a configuration cannot build on itself")
+    text = _read(path, names)
+    return [*_layers(_Layer(_read_ini(text, str(path)), str(path), path.parent), above), layer]
+
+
+def _adapt_bases(layers: Sequence[_Layer], kind: str) -> tuple[_Texts, dict[tuple[str, str], str]]:
+    """Remove from bases what belongs to their body if another is named, and convert loss weights to another kind.
+
+    Returns
+    -------
+    the values of all layers, and the names of their files by (section, key)
+    """
+    given: _Texts = {}
+    sources: dict[tuple[str, str], str] = {}
+    for number, layer in enumerate(layers):
+        own = layer.given.get("general", {}).get("kind")
+        body = layer.given.get("body", {}).get("body", given.get("body", {}).get("body"))
+        other_body = body != given.get("body", {}).get("body")
+        for base in layers[:number]:
+            if own not in (None, kind) and own in KINDS and "loss_weights" in base.given.get("optimizer", {}):
+                _convert_weights(base.given, kind, own)
+            for section, key in _OF_BODY if other_body else ():
+                base.given.get(section, {}).pop(key, None)
+                given.get(section, {}).pop(key, None)
+        for section, values in layer.given.items():
+            given.setdefault(section, {}).update(values)
+            sources |= dict.fromkeys(((section, key) for key in values), layer.source)
+        kind = own or kind
+    # a file that names no kind has that of its base
+    if len(layers) > 1 and "kind" in given.get("general", {}):
+        layers[-1].given.setdefault("general", {})["kind"] = kind
+    return given, sources
+
+
+def _drop_replaced(texts: _Texts, layers: Sequence[_Layer]) -> None:
+    """Remove the sections of components of a base that the configuration replaces by others."""
+    own = {components.parse_section(section) for section in layers[-1].given}
+    for section in [section for section in texts if section not in SECTIONS]:
+        kind, name = found = components.parse_section(section) or ("", "")
+        chooser, _, key = components.KINDS[kind].key.partition(".")
+        if len(layers) > 1 and key and found not in own and texts[chooser][key] != name:
+            del texts[section]
+
+
+def _load_components(layers: Sequence[_Layer], changes: Sequence[tuple[str, str, str, str]]) -> list[str]:
     """Import the components that the user names; return their modules and files."""
+    loaded = []
+    for given, _, folder in layers:
+        if folder is not None:
+            loaded += components.load(given.get("general", {}).get("components", "").split(","), folder)
     asked = [value for _, section, key, value in changes if (section, key) == ("general", "components")]
-    loaded = components.load(",".join(asked).split(","))
-    if trusted is not None:
-        loaded = [*components.load(given.get("general", {}).get("components", "").split(","), trusted), *loaded]
-    return list(dict.fromkeys(loaded))
+    return list(dict.fromkeys([*loaded, *components.load(",".join(asked).split(","))]))
 
 
 def keys_of(kind: str, name: str, overrides: Sequence[str]) -> Any:
@@ -118,7 +197,7 @@ def keys_of(kind: str, name: str, overrides: Sequence[str]) -> Any:
 
 def load_components(overrides: Sequence[str]) -> None:
     """Import the components that overrides of `general.components` name."""
-    _load_components({}, [(text, *split_override(text)) for text in overrides], None)
+    _load_components([], [(text, *split_override(text)) for text in overrides])
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
@@ -295,7 +374,9 @@ def split_override(override: str) -> tuple[str, str, str]:
     return section, key.lower(), value.strip()
 
 
-def _typed(texts: _Texts, source: str, origins: Mapping[tuple[str, str], str], strict: bool) -> Config:
+def _typed(
+    texts: _Texts, source: str, origins: Mapping[tuple[str, str], str], strict: bool, whole: str
+) -> Config:
     sections, parts = {}, {}
     for name, cls in SECTIONS.items():
         values = {}
@@ -323,7 +404,6 @@ def _typed(texts: _Texts, source: str, origins: Mapping[tuple[str, str], str], s
             }
         )
     config = Config(texts=texts, parts=parts, **sections)
-    whole = f"{source} with `overrides`" if origins else source
     if strict:
         raise_first(whole, [_unused_parts(config)])
     check(config, whole)

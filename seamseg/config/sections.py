@@ -66,6 +66,7 @@ class General:
     """Kind of network, validation, logging, fusion of network outputs to a panoptic map, and execution."""
 
     kind: str = our_key("kind of network: what it predicts", choices=tuple(KINDS))
+    base: str = our_key("packaged experiment, or INI file beside this one, whose values are the defaults of this file")
     components: str = our_key(
         "modules and files (`*.py`) of components, separated by commas, which are imported; files are searched beside "
         "the configuration, then in the working directory"

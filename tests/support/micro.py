@@ -140,7 +140,7 @@ def train(config: Path, data: Path, run: Path, *overrides: str, **options: Any) 
     """Train on the CPU; the scores of the last validation."""
     from seamseg.training.run import TrainingOptions, run_training
 
-    return run_training(TrainingOptions(config, data, run, overrides=overrides, device="cpu", **options))
+    return run_training(TrainingOptions(config, data, run, overrides=overrides, device="cpu", **options)).validation
 
 
 @pytest.fixture
