@@ -90,7 +90,7 @@ def test_from_training_to_an_exported_file(micro, tmp_path, capsys):
     report = seamseg.export(run, tmp_path / "net.onnx", size=(64, 96))
     photo = np.zeros((64, 96, 3), np.uint8)
     assert seamseg.load(report.path).predict(photo).size == seamseg.load(run, "cpu").predict(photo).size
-    assert repr(report).startswith(f"file            {report.path}, onnx, ")
+    assert repr(report).splitlines()[0].split()[:2] == ["file", f"{report.path},"]
     with pytest.raises(TypeError, match="tilse"):
         seamseg.load(run, tilse="off")
 

@@ -374,9 +374,7 @@ def split_override(override: str) -> tuple[str, str, str]:
     return section, key.lower(), value.strip()
 
 
-def _typed(
-    texts: _Texts, source: str, origins: Mapping[tuple[str, str], str], strict: bool, whole: str
-) -> Config:
+def _typed(texts: _Texts, source: str, origins: Mapping[tuple[str, str], str], strict: bool, whole: str) -> Config:
     sections, parts = {}, {}
     for name, cls in SECTIONS.items():
         values = {}

@@ -77,7 +77,8 @@ def test_another_kind(write):
 
 def test_components_of_the_base_are_found_beside_it(write, imported):
     lion = write("shared/lion_of_base.py", LION)
-    write("shared/lion.ini", "[general]\ncomponents = lion_of_base.py\n[optimizer]\ntype=lion\n[optimizer lion]\nbeta1=.8")
+    chosen = "[optimizer]\ntype = lion\n[optimizer lion]\nbeta1 = .8\n"
+    write("shared/lion.ini", f"[general]\ncomponents = lion_of_base.py\n{chosen}")
     more = write("more_of_mine.py", "")
     own = "[general]\nbase = shared/lion.ini\ncomponents = more_of_mine.py\n"
     config = load_config(write("mine.ini", f"{own}[optimizer lion]\nbeta2 = .5\n"))
@@ -110,7 +111,7 @@ def test_mistakes(write, tmp_path, text, message):
 
 
 def test_a_base_is_named_in_a_file(write):
-    with pytest.raises(InputError, match="general.base=.*a base is named in a file"):
+    with pytest.raises(InputError, match=r"general\.base=.*a base is named in a file"):
         load_config(write("mine.ini", ""), None, ["general.base=cityscapes_r50"])
 
 
