@@ -7,7 +7,7 @@
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc-per-node 8 --max-restarts 100 -m seamseg train ...
 
 `[general] kind` of the configuration selects what the network predicts: panoptic, instance_seg,
-detection or semantic.
+detection or semantic. `[general] base = cityscapes_r50` (or an INI file) makes the keys of another one its defaults.
 
 DATA is a dataset folder from `seamseg prepare`. The run folder holds config.ini, metadata.bin and, updated after each
 epoch, model_last.pth.tar and model_best.pth.tar, so that `seamseg predict runs/my ...` works; also training.log,
