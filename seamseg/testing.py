@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -362,11 +363,16 @@ class _Check:
             with open(self.work / f"stderr{rank}", "wb") as log:
                 command = [sys.executable, "-c", _WORKER, content]
                 processes.append(subprocess.Popen(command, env={**shared, **ranks}, stdout=log, stderr=log))
+        end = time.monotonic() + _SECONDS
         try:
-            codes = [process.wait(_SECONDS) for process in processes]
+            # the others wait for one that has failed
+            while None in (codes := [process.poll() for process in processes]) and not any(codes):
+                self.expect(time.monotonic() < end, f"{what}: not done after {_SECONDS} seconds")
+                time.sleep(0.05)
         finally:
             for process in processes:
                 process.kill()
+                process.wait()
         for rank, code in enumerate(codes):
             if code:
                 lines = (self.work / f"stderr{rank}").read_text(errors="replace").strip().splitlines()
