@@ -1,7 +1,6 @@
 """Log a training to MLflow: scalars, scores, sample images; `pip install mlflow-skinny`.
 
-seamseg train cityscapes_r50 DATA --log-dir runs/city --components examples/mlflow_logger.py \
-        --set 'callback mlflow.uri=http://localhost:5000'
+    seamseg train my.ini DATA --components examples/mlflow_logger.py --set 'callback mlflow.uri=http://localhost:5000'
 """
 
 import math

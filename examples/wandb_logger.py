@@ -1,7 +1,6 @@
 """Log a training to Weights & Biases: scalars, scores, sample images; `pip install wandb`.
 
-seamseg train cityscapes_r50 DATA --log-dir runs/city --components examples/wandb_logger.py \
-        --set 'callback wandb.project=street'
+    seamseg train my.ini DATA --components examples/wandb_logger.py --set 'callback wandb.project=street'
 """
 
 from dataclasses import dataclass
