@@ -1,5 +1,7 @@
 """Log a training to MLflow: scalars, scores, sample images; `pip install mlflow-skinny`.
 
+Name the file when you train:
+
     seamseg train my.ini DATA --components examples/mlflow_logger.py --set 'callback mlflow.uri=http://localhost:5000'
 """
 

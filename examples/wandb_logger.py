@@ -1,5 +1,7 @@
 """Log a training to Weights & Biases: scalars, scores, sample images; `pip install wandb`.
 
+Name the file when you train:
+
     seamseg train my.ini DATA --components examples/wandb_logger.py --set 'callback wandb.project=street'
 """
 
