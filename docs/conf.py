@@ -46,14 +46,15 @@ nitpick_ignore_regex = [
     ("py:.*", r"seamseg\.(.*\.)?(_.*|[A-Z])"),
     # type variables
     ("py:.*", r"seamseg\.(models\.(folding|quantised)|deploy\.integers)\.(Net|Module)"),
-    ("py:.*", r"seamseg\.(classification|cli|doctor|predict|training|report|toy_city|demo|validation|utils)\..*"),
+    ("py:.*", r"seamseg\.(classification|cli|doctor|report|toy_city|demo|utils)\..*"),
 ]
 # attributes of two classes may share a name; numpy docstrings refer to them without the class
 suppress_warnings = ["ref.python"]
 
 PUBLIC = (
     "checkpoints", "config", "data", "deploy", "evaluation", "formats", "idmaps", "inference", "inplace_abn", "models",
-    "ops", "panoptic_map", "predictions", "prepare", "structures", "visualize",
+    "ops", "panoptic_map", "predict", "predictions", "prepare", "structures", "testing", "training", "validation",
+    "visualize",
 )  # fmt: skip
 """The rooms of the API reference."""
 

@@ -24,7 +24,7 @@ from seamseg.classification.data import TRAIN, VAL, ClassFolders, ImageBatch, cl
 from seamseg.classification.network import Classifier, ClassifierLoss, build_classifier
 from seamseg.classification.optimizer import ClassifierSchedule, build_optimizer
 from seamseg.classification.transforms import train_transform
-from seamseg.classification.validate import ClassifierScores, ClassifierValidator, open_validator
+from seamseg.classification.validate import ClassifierValidator, open_validator
 from seamseg.data.loader import BatchLoader
 from seamseg.formats.metadata import Metadata
 from seamseg.training.checkpointing.run_folder import RunFolder, SnapshotFiles
@@ -33,6 +33,7 @@ from seamseg.training.logging.logs import TensorBoardWriter, TextLog
 from seamseg.training.optim.schedule import LRSchedule
 from seamseg.training.options import KeyNames, TrainerOptions
 from seamseg.training.prefetch import TrainingBatch
+from seamseg.training.result import TrainResult
 from seamseg.training.run import TrainingOptions, run_training
 from seamseg.training.task import StepCallback, Task
 from seamseg.utils.distributed import World
@@ -206,7 +207,7 @@ def _differences(name: str, old: Any, new: Any) -> Iterator[str]:
         yield f"{name}: {old} -> {new}"
 
 
-def train_classifier(options: TrainingOptions) -> ClassifierScores | None:
+def train_classifier(options: TrainingOptions) -> TrainResult:
     """Train a classifier; returns and raises as :func:`seamseg.training.run.run_training`.
 
     Parameters
@@ -215,6 +216,4 @@ def train_classifier(options: TrainingOptions) -> ClassifierScores | None:
         `val/<class>/*`
     """
     settings = load_classifier_config(options.config, options.overrides)
-    scores = run_training(options, ClassifierTask(settings))
-    assert scores is None or isinstance(scores, ClassifierScores)
-    return scores
+    return run_training(options, ClassifierTask(settings))

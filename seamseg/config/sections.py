@@ -12,7 +12,7 @@ from typing import Any
 
 from seamseg.config import components
 from seamseg.config.bodies import BODIES
-from seamseg.config.components import Component, NoKeys, Record
+from seamseg.config.components import Component, NoKeys, NotLoaded, Record
 from seamseg.config.kinds import KINDS, SEAMLESS, Kind, kind_of_network
 
 CHANNELS = 16_384
@@ -65,6 +65,7 @@ class General:
     """Kind of network, validation, logging, fusion of network outputs to a panoptic map, and execution."""
 
     kind: str = our_key("kind of network: what it predicts", choices=tuple(KINDS))
+    base: str = our_key("packaged experiment, or INI file beside this one, whose values are the defaults of this file")
     components: str = our_key(
         "modules and files (`*.py`) of components, separated by commas, which are imported; files are searched beside "
         "the configuration, then in the working directory"
@@ -474,18 +475,6 @@ class Config:
     def not_loaded(self) -> list[str]:
         """Sections of components that were not imported."""
         return [section for section, keys in self.parts.items() if isinstance(keys, NotLoaded)]
-
-
-@dataclass(frozen=True)
-class NotLoaded:
-    """The section of a component that is not imported: a model names it, the user does not.
-
-    Attributes
-    ----------
-    texts : its values as written
-    """
-
-    texts: dict[str, str]
 
 
 SECTIONS: dict[str, type] = {

@@ -7,7 +7,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ from seamseg.models.panoptic import PanopticNet
 from seamseg.models.quantised import is_quantised
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, OutOfMemory, require_packages
+from seamseg.utils.limits import format_bytes
 from seamseg.utils.progress import is_quiet, progress
 from seamseg.utils.synthetic_image import write_synthetic_image
 
@@ -96,7 +97,7 @@ FORMATS = {
 _ROUNDS = 5
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ExportReport:
     """What was written, and how it compares with the network.
 
@@ -115,6 +116,26 @@ class ExportReport:
     seconds: float
     eager_seconds: float
     differences: Mapping[str, Agreement] = field(default_factory=dict)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the rows of a table, names and texts."""
+        made = self.metadata
+        shape = "free" if made.size is None else f"{made.size[0]} x {made.size[1]}"
+        return [
+            ("file", f"{self.path}, {self.format}, {format_bytes(self.nbytes)}"),
+            ("network", f"{made.kind}, part {made.part}, input {shape} (height x width), {made.precision}"),
+            ("time a picture", f"{1e3 * self.seconds:.0f} ms, of the network {1e3 * self.eager_seconds:.0f} ms"),
+            *((name, str(differences)) for name, differences in self.differences.items()),
+        ]
+
+    def __repr__(self) -> str:
+        return format_rows(self.rows())
+
+
+def format_rows(rows: Sequence[tuple[str, str]]) -> str:
+    """Format rows as a table of two columns."""
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:{width}}  {text}" for name, text in rows)
 
 
 def export_model(

@@ -53,7 +53,7 @@ class Metric:
         raise NotImplementedError
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class KindScores(ABC):
     """The scores of a kind of network, and those of custom metrics.
 
@@ -82,6 +82,9 @@ class KindScores(ABC):
     def line(self) -> str:
         """See :meth:`Scores.line`."""
         return "  ".join([self._line(), *(f"{name} {value:.4g}" for name, value in self.metrics.items())])
+
+    def __repr__(self) -> str:
+        return self.table()
 
     def table(self) -> str:
         """See :meth:`Scores.table`."""

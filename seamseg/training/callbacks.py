@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from seamseg.training.result import numbers
 from seamseg.utils.errors import one_line
 
 
@@ -105,8 +106,8 @@ class Callbacks:
     def validated(self, step: int, epoch: int, scores: Mapping[str, Any]) -> None:
         """Report a validation after so many epochs; `scores` may contain more than numbers."""
         self.run.step, self.run.epoch = step, epoch
-        numbers = {name: float(value) for name, value in scores.items() if type(value) in (int, float)}
-        self._call_all(lambda callback: callback.validated(self.run, numbers))
+        found = numbers(scores)
+        self._call_all(lambda callback: callback.validated(self.run, found))
 
     def image(self, tag: str, rgb: np.ndarray) -> None:
         """Report an image."""

@@ -32,12 +32,13 @@ from seamseg.training.checkpointing.run_folder import DUMPS, RunFolder
 from seamseg.training.ddp import wrap_distributed
 from seamseg.training.debugging.dump import StepRecorder
 from seamseg.training.logging.logs import TensorBoardWriter, TextLog
-from seamseg.training.logging.metrics import MetricsFile
+from seamseg.training.logging.metrics import MetricsFile, read_metrics
 from seamseg.training.logging.reporter import Reporter
 from seamseg.training.optim.schedule import LRSchedule
 from seamseg.training.options import TrainerOptions
 from seamseg.training.preemption import Preempted
 from seamseg.training.prefetch import DevicePrefetcher, count_unreadable
+from seamseg.training.result import TrainResult
 from seamseg.training.step import Stepper, compute_dtype
 from seamseg.training.task import SegmentationTask, Task, Validate
 from seamseg.training.trainer import Trainer, steps_per_epoch
@@ -82,7 +83,7 @@ class TrainingOptions:
     callbacks: Sequence[Callback] = ()
 
 
-def run_training(options: TrainingOptions, task: Task | None = None) -> Scores | None:
+def run_training(options: TrainingOptions, task: Task | None = None) -> TrainResult:
     """Train a network, or with `evaluate` only score it; joins the processes of torchrun if there are any.
 
     Parameters
@@ -92,7 +93,7 @@ def run_training(options: TrainingOptions, task: Task | None = None) -> Scores |
 
     Returns
     -------
-    scores : of the last validation; None if there was none
+    scores and numbers; those of steps are 0 with `evaluate`
 
     Raises
     ------
@@ -148,7 +149,7 @@ def completed(config: Config) -> Config:
         return replace(config, parts={**config.parts, component.section: component.make.completed(keys)})
 
 
-def _run(options: TrainingOptions, task: Task, world: World, folder: RunFolder, log: TextLog) -> Scores | None:
+def _run(options: TrainingOptions, task: Task, world: World, folder: RunFolder, log: TextLog) -> TrainResult:
     """Train or score in a locked run folder."""
     options = _find_snapshot(options, world, folder, log)
     _check_weights(options, task)
@@ -174,7 +175,8 @@ def _run(options: TrainingOptions, task: Task, world: World, folder: RunFolder, 
     assert validator is not None
     if options.resume is not None:
         load_weights(options.resume, module.get_submodule("net"), metadata, task.files)
-    return validator(module.get_submodule("net"))
+    scores = validator(module.get_submodule("net"))
+    return TrainResult(folder.path, best=scores.best, validation=scores)
 
 
 def _initialise(
@@ -230,7 +232,7 @@ def _train(
     folder: RunFolder,
     log: TextLog,
     callbacks: Sequence[Callback],
-) -> Scores | None:
+) -> TrainResult:
     world, net, settings = state.world, state.net, state.options
     if world.is_main:
         log_earlier_runs(folder, log, resumed is not None)
@@ -264,7 +266,7 @@ def _train(
         if run.stop_reason:
             status = f"stopped: {run.stop_reason}"
             log.info(f"{status} (step {run.step}, epoch {run.epoch})")
-        return scores
+        return _result(trainer, run, scores)
     except BaseException as error:
         status = f"{type(error).__name__}: {one_line(error)}"
         raise
@@ -272,6 +274,16 @@ def _train(
         following.end(status)
         tensorboard.close()
         metrics.close()
+
+
+def _result(trainer: Trainer, run: Run, scores: Scores | None) -> TrainResult:
+    """Collect what the main process knows about a finished training, for all processes; a collective call."""
+    history = read_metrics(run.folder) if trainer.world.is_main else []
+    stopped, history = gather_objects(trainer.world, (run.stop_reason, history))[0]
+    validated = any(line.get("kind") == "validation" for line in history)
+    done = trainer.progress
+    best = done.best_score if validated else None
+    return TrainResult(run.folder, done.global_step, done.epoch + 1, best, stopped, history, scores)
 
 
 def _named(task: Task, callbacks: Sequence[Callback]) -> dict[str, Callback]:

@@ -115,7 +115,8 @@ def test_a_callback_ends_a_training(options, tmp_path):
     assert found[-1] == {"kind": "end", "step": step, "epoch": epoch, "status": status}
     assert found[-2]["kind"] == "validated"
     assert epoch < 9
-    assert scores is not None
+    assert scores.stopped == "no better PQ in 1 validations"
+    assert scores.validation is not None
     assert f"{status} (step {step}, epoch {epoch})" in (tmp_path / "run/training.log").read_text()
     assert (tmp_path / "run" / "model_best.pth.tar").exists()
 
