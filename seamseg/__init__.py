@@ -200,7 +200,7 @@ def train(
     resume, pretrain, pretrain_classes : see :class:`seamseg.training.run.TrainingOptions`
     overrides : configuration keys
     components : files or modules of components, see docs/how-to/extend.md
-    callbacks : follow the training, see :class:`seamseg.components.Callback`
+    callbacks : follow the training, see :class:`seamseg.training.callbacks.Callback`
 
     Raises
     ------

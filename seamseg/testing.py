@@ -44,6 +44,7 @@ from seamseg.prepare.cityscapes import prepare_cityscapes
 from seamseg.toy_city import generate_toy_city
 from seamseg.training.callbacks import Callback, Run
 from seamseg.training.run import TrainingOptions, run_training
+from seamseg.utils.component_errors import described
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError, SeamsegError, one_line
 from seamseg.utils.progress import is_quiet, set_quiet
@@ -198,7 +199,13 @@ class _Check:
         """Run all checks that the kind has."""
         checks = [self.resume, self.two_processes, self.predict]
         own = getattr(self, f"_{self.component.kind}", None)
-        return [f"{self.component.section}: {check()}" for check in [*checks, *([own] if own else [])]]
+        section = self.component.section
+        try:
+            return [f"{section}: {check()}" for check in [*checks, *([own] if own else [])]]
+        except (AssertionError, SeamsegError):
+            raise
+        except Exception as error:
+            raise SeamsegError(f"{section}{described(error, str(self.component.file))}") from error
 
     @cached_property
     def overrides(self) -> tuple[str, ...]:
@@ -241,7 +248,7 @@ class _Check:
         self._expect_callback(log)
         snapshot = load_snapshot(self.work / "two" / "model_last.pth.tar")
         broken = [name for name, x in _tensors(snapshot.state_dict) if not torch.isfinite(x.float()).all()]
-        self.expect(not broken, f"training on two processes: {broken[:1]} is not finite")
+        self.expect(not broken, f"training on two processes: {', '.join(broken[:1])} is not finite")
         dtype = "bfloat16" if "bfloat16" in log else "float32"
         return f"trains two steps on two processes ({dtype})"
 
@@ -262,8 +269,8 @@ class _Check:
         other = [name for (name, a), (_, b) in pairs if not torch.equal(a, b)]
         self.expect(
             not other,
-            f"a resumed training has other weights, first {other[:1]}: keep all state in state_dict, and take random "
-            "numbers from torch or the given RNG (or pass deterministic=False)",
+            f"a resumed training has other weights, first {', '.join(other[:1])}: keep all state in state_dict, take "
+            "random numbers from torch or the given RNG (or pass deterministic=False)",
         )
         return "a resumed training has the same weights, to the bit"
 
@@ -402,7 +409,8 @@ def _work() -> None:
 def _tensors(state: Any) -> list[tuple[str, torch.Tensor]]:
     """Return the tensors of nested dicts and lists, with their names."""
     leaves, _ = torch.utils._pytree.tree_flatten_with_path(state)
-    return [(torch.utils._pytree.keystr(path), x) for path, x in leaves if isinstance(x, torch.Tensor)]
+    named = [(".".join(str(getattr(k, "key", getattr(k, "idx", k))) for k in path), x) for path, x in leaves]
+    return [(name, x) for name, x in named if isinstance(x, torch.Tensor)]
 
 
 def _same(a: Any, b: Any) -> bool:

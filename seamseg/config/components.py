@@ -88,7 +88,7 @@ def register(kind: str, name: str, keys: type = NoKeys) -> Callable[[_Made], _Ma
     ----------
     kind : of :data:`KINDS`
     name : in the configuration: lower-case letters, digits and underscores
-    keys : frozen dataclass whose fields are declared with :func:`seamseg.components.key`, each with a default
+    keys : frozen dataclass whose fields are declared with :func:`seamseg.config.sections.key`, each with a default
 
     Raises
     ------

@@ -14,7 +14,7 @@ from seamseg.predictions import ArrayPrediction
 
 
 class Metric:
-    """A metric; derive from it, and register the class with :func:`seamseg.components.metric`.
+    """A metric; derive from it, and register the class with :data:`seamseg.components.metric`.
 
     Parameters
     ----------

@@ -83,7 +83,7 @@ class Criterion:
 
     Attributes
     ----------
-    names : the losses of this kind, see :data:`seamseg.config.KINDS`
+    names : the losses of this kind, see :data:`seamseg.config.kinds.KINDS`
     anchor_matcher : makes the targets of the anchors
     mask_size : `(height, width)` of the masks, None without a mask branch
     semantic : the loss of the semantic head; None without one

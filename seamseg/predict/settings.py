@@ -129,7 +129,7 @@ class PredictSettings:
 
         Parameters
         ----------
-        target : from :func:`seamseg.predict.sinks.parse_target`
+        target : from :func:`seamseg.predict.sinks.target.parse_target`
         predictor : from :meth:`load`
         sources : all images
         shard_photos : maximum number of images in a shard

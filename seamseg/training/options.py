@@ -45,7 +45,7 @@ def _of_components(config: Config) -> dict[str, float]:
 
 
 INI_KEYS = KeyNames()
-"""Those of :class:`seamseg.config.Config`."""
+"""Those of :class:`seamseg.config.sections.Config`."""
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class HeadContext:
 
 
 class Head(nn.Module):
-    """A head; derive from it, and register the class with :func:`seamseg.components.head`.
+    """A head; derive from it, and register the class with :data:`seamseg.components.head`.
 
     Parameters
     ----------
