@@ -275,9 +275,15 @@ class _Check:
         return "a resumed training has the same weights, to the bit"
 
     def predict(self) -> str:
-        """Predict an image as a whole, in tiles and mirrored."""
+        """Predict an image as a whole, in tiles and mirrored; a network as a whole has no views."""
         image = np.ascontiguousarray(np.tile(np.asarray(Image.open(self.photo)), (4, 3, 1)))
-        for options in ({"tiles": "off"}, {"tiles": 160}, {"tiles": "off", "tta": "flip"}):
+        whole = self.component.kind == "network"
+        views: list[dict[str, Any]] = [
+            {"tiles": "off"},
+            {"tiles": 160},
+            *([{"tiles": "off", "tta": "flip"}] * (not whole)),
+        ]
+        for options in views:
             given: dict[str, Any] = {**options, "overrides": self.overrides}
             (found,) = load_predictor(self.model, "cpu", options=InferenceOptions(**given)).raw([image])
             for name, spec in getattr(self.component.make, "outputs", {}).items():
@@ -285,7 +291,7 @@ class _Check:
                 shape = found.maps[name].shape
                 self.expect(shape == wanted, f"predict: the map {name} has shape {shape}, not {wanted} ({options})")
                 self.expect(bool(np.isfinite(found.maps[name]).all()), f"predict: {name} is not finite ({options})")
-        return "predicts an image as a whole, in tiles and mirrored"
+        return f"predicts an image as a whole{' and in tiles' if whole else ', in tiles and mirrored'}"
 
     def _head(self) -> str:
         """Write the maps, and open the model in a process that does not know the head."""

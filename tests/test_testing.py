@@ -50,7 +50,8 @@ def test_the_templates_pass(kind, file):
     found = [line.removeprefix(f"{kind} mine: ") for line in lines]
     assert found[0] == "a resumed training has the same weights, to the bit"
     assert found[1] in dtypes
-    assert found[2:] == ["predicts an image as a whole, in tiles and mirrored", *TOO.get(kind, [])]
+    views = " and in tiles" if kind == "network" else ", in tiles and mirrored"
+    assert found[2:] == [f"predicts an image as a whole{views}", *TOO.get(kind, [])]
 
 
 def test_errors_name_component_and_file(file):
