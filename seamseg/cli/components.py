@@ -14,6 +14,7 @@ import argparse
 from seamseg.cli.model_options import add_components
 from seamseg.config import components
 from seamseg.config.loader import load_components
+from seamseg.config.reference import chosen_by
 from seamseg.config.values import format_value
 
 
@@ -30,8 +31,7 @@ def run(args: argparse.Namespace) -> int:
     for kind, what in components.KINDS.items():
         if args.kind not in (None, kind):
             continue
-        chosen = f"chosen by [{what.key.replace('.', '] ')}" if what.key else f"added by a section [{kind} NAME]"
-        print(f"{kind}: {what.what}; {'chosen by predict --format' if what.chosen else chosen}")
+        print(f"{kind}: {what.what}; {chosen_by(kind, what).replace('`', '')}")
         for component in components.registered(kind):
             where = "built in" if component.built_in else str(component.file)
             doc = (component.make.__doc__ or "").strip().split("\n")[0]

@@ -1,15 +1,24 @@
-"""The page of all configuration keys: `python -m seamseg.config.reference > docs/config.md`."""
+"""The pages of all configuration keys and of all components.
+
+python -m seamseg.config.reference > docs/config.md
+python -m seamseg.config.reference components > docs/reference/components.md
+"""
 
 from __future__ import annotations
 
+import re
 import sys
+import textwrap
 import typing
+from collections.abc import Iterator
 from dataclasses import Field, fields
 
+from seamseg.config import components
+from seamseg.config.component_kinds import ComponentKind
 from seamseg.config.kinds import KINDS, PANOPTIC
 from seamseg.config.loader import default_config
 from seamseg.config.sections import SECTIONS
-from seamseg.config.values import split_optional
+from seamseg.config.values import format_value, split_optional
 
 _HEAD = """# Configuration keys
 
@@ -103,5 +112,54 @@ def _default(texts: dict[str, str]) -> str:
     return "; ".join([first, *others])
 
 
+_COMPONENTS = """# Components
+
+<!-- made by `make docs` from the components of the package; change it there -->
+
+Parts that a configuration can choose by name. [Extend](../how-to/extend.md) shows how to write one, `seamseg new KIND
+NAME` writes a template, and `seamseg components --components FILE` lists those of a file. Kinds without a list are for
+parts of your own only.
+"""
+
+
+def components_reference() -> str:
+    """Return the page of components in Markdown."""
+    lines = [_COMPONENTS]
+    for kind, spec in components.KINDS.items():
+        lines += [f"## {kind}", "", f"{spec.what[0].upper()}{spec.what[1:]}; {chosen_by(kind, spec)}.", ""]
+        own = [component for component in components.registered(kind) if component.built_in]
+        for make in dict.fromkeys(component.make for component in own):
+            lines += _described([component for component in own if component.make == make])
+        lines += [""] if own else []
+    return "\n".join(lines)
+
+
+def chosen_by(kind: str, spec: ComponentKind) -> str:
+    """Return how a component of a kind is chosen."""
+    if spec.chosen:
+        return "chosen by `predict --format NAME`"
+    if spec.key:
+        return f"chosen by `[{spec.key.replace('.', '] ')} = NAME`"
+    return f"added by a section `[{kind} NAME]`, or by its file"
+
+
+def _described(group: list[components.Component]) -> Iterator[str]:
+    first = group[0]
+    # references of Sphinx are none in Markdown
+    doc = re.sub(r":\w+:`(?:[^`]*\.)?([^`.]+)`", r"`\1`", (first.make.__doc__ or "").strip().split("\n")[0])
+    yield _wrapped(f"- {', '.join(f'`{component.name}`' for component in group)} (`{first.module}`): {doc}")
+    specs = components.declared(first.keys)
+    hints = typing.get_type_hints(first.keys)
+    for name, spec in specs.items():
+        default = f"`{text}`" if (text := format_value(spec.default)) else "empty"
+        yield _wrapped(f"  - `{name}`: {spec.metadata['doc']}; {_value(hints[name], spec)}; default {default}")
+
+
+def _wrapped(item: str) -> str:
+    indent = " " * (item.index("- ") + 2)
+    return textwrap.fill(item, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
 if __name__ == "__main__":
-    sys.stdout.buffer.write(reference().encode("utf-8"))
+    page = components_reference if sys.argv[1:] == ["components"] else reference
+    sys.stdout.buffer.write(page().encode("utf-8"))

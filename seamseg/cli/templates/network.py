@@ -37,13 +37,14 @@ class Example(Network):
 
     def loss(self, batch):
         """Return the mean of the loss over all pixels that are not void, and their number."""
-        total, count = 0.0, 0
+        losses, counts = [], []
         for image, masks, categories in zip(batch.images, batch.masks, batch.categories):
             target = categories[masks[0]]  # H x W; 255 is void
             logits = self.layers(image[None]).float()
-            total = total + functional.cross_entropy(logits, target[None], ignore_index=255, reduction="sum")
-            count = count + (target != 255).sum()
-        return {"example_loss": (total / count.clamp(min=1), count)}
+            losses.append(functional.cross_entropy(logits, target[None], ignore_index=255, reduction="sum"))
+            counts.append((target != 255).sum())
+        count = torch.stack(counts).sum()
+        return {"example_loss": (torch.stack(losses).sum() / count.clamp(min=1), count)}
 
     def predict(self, images):
         """Return a class map for each image 3 x H x W; the boxes, classes, scores and masks of things are empty."""

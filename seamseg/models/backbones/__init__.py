@@ -101,6 +101,7 @@ def build_backbone(
 
 
 def _configured(keys: Body, context: BodyContext) -> Backbone:
+    """Backbones of the original, and ResNets, see :func:`build_backbone`."""
     options = {"keep_outputs": context.keep_outputs, "checkpoint": context.checkpoint}
     return build_backbone(context.name, context.norm, **options, **context.params)
 
