@@ -28,12 +28,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.config import load_config
 from seamseg.config.components import KINDS, Component, load, registered
 from seamseg.config.values import format_value
+from seamseg.data.images import open_image
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.predictor import load_predictor
 from seamseg.predict.job import predict_all
@@ -276,7 +276,7 @@ class _Check:
 
     def predict(self) -> str:
         """Predict an image as a whole, in tiles and mirrored; a network as a whole has no views."""
-        image = np.ascontiguousarray(np.tile(np.asarray(Image.open(self.photo)), (4, 3, 1)))
+        image = np.ascontiguousarray(np.tile(np.asarray(open_image(self.photo)), (4, 3, 1)))
         whole = self.component.kind == "network"
         views: list[dict[str, Any]] = [
             {"tiles": "off"},

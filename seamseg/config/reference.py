@@ -137,7 +137,7 @@ def components_reference() -> str:
 def chosen_by(kind: str, spec: ComponentKind) -> str:
     """Return how a component of a kind is chosen."""
     if spec.chosen:
-        return "chosen by `predict --format NAME`"
+        return "chosen by `format=NAME` of predict"
     if spec.key:
         return f"chosen by `[{spec.key.replace('.', '] ')} = NAME`"
     return f"added by a section `[{kind} NAME]`, or by its file"

@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -107,8 +107,7 @@ class TorchNetwork:
             elif isinstance(self.net, SemanticNet):
                 predictions = segment_augmented(self.net, on_device, self.augmentation, self.tta_fusion)
             else:
-                assert isinstance(self.net, PanopticNet)
-                predictions = predict_augmented(self.net, on_device, self.augmentation)
+                predictions = predict_augmented(cast(PanopticNet, self.net), on_device, self.augmentation)
         return [p.on_cpu() for p in predictions]
 
     def prepare(self, image: np.ndarray) -> torch.Tensor:

@@ -12,7 +12,10 @@ def test_lists_built_in_components_and_those_of_files(seamseg_main, tmp_path, ca
     assert any(line.startswith("  sgd (built in): Return SGD") for line in lines)
     assert f"  lion ({file}): Lion (arXiv 2302.06675)." in lines
     assert "    beta1 = 0.9    weight of the momentum in an update" in lines
-    assert "head: head of the network, with losses and output maps; added by a section [head NAME], or by its file" in lines
+    assert (
+        "head: head of the network, with losses and output maps; added by a section [head NAME], or by its file"
+        in lines
+    )
     assert seamseg_main("components", "--kind", "loss") == 0
     out = capsys.readouterr().out
     assert out.startswith("loss: ")

@@ -111,7 +111,7 @@ def test_it_is_trained_resumed_and_predicts(options, file, tmp_path):
     scores = run_training(options("straight", "optimizer.ema=.9", "network pixels.channels=6"))
     lines = loss_lines(tmp_path / "straight")
     assert all("  pixel " in line for line in lines)
-    assert scores.PQ_stuff > 0  # stuff, such as the sky
+    assert scores.validation.PQ_stuff > 0  # stuff, such as the sky
     with signals_at([3, 5]):
         again = options("stopped", "optimizer.ema=.9", "network pixels.channels=6", resume="auto")
         assert train_until_done(again) == 2

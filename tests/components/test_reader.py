@@ -183,8 +183,8 @@ def test_a_reader_without_maps_says_so(file, options, tmp_path):
 
 
 def test_the_reader_of_the_page(options, data, tmp_path):
-    """That of docs/how-to/extend.md reads with worker processes."""
-    page = (Path(__file__).parents[2] / "docs" / "how-to" / "extend.md").read_text()
+    """That of docs/how-to/extend_data.md reads with worker processes."""
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "extend_data.md").read_text()
     file = tmp_path / "zip_of_the_page.py"
     file.write_text(next(part for part in page.split("```python\n") if '@reader("zip")' in part).split("```")[0])
     overrides = [text for text in options("run").overrides if not text.startswith("general.components")]
