@@ -119,22 +119,17 @@ class Callbacks:
 
     def states(self) -> dict[str, Any]:
         """Return the states of all callbacks that have one."""
-        states: dict[str, Any] = {}
-        for name, callback in list(self.active.items()):
-            self._call(name, partial(_store, states, name, callback))
+        states = {name: self._call(name, callback.state_dict) for name, callback in list(self.active.items())}
         return {name: state for name, state in states.items() if state}
 
     def _call_all(self, call: Callable[[Callback], None]) -> None:
         for name, callback in list(self.active.items()):
             self._call(name, partial(call, callback))
 
-    def _call(self, name: str, call: Callable[[], None]) -> None:
+    def _call(self, name: str, call: Callable[[], Any]) -> Any:
+        """Return what a function returns; None, with a warning and without this callback from now on, if it fails."""
         try:
-            call()
+            return call()
         except Exception as error:
             del self.active[name]
             self.warn(f"callback {name} is not called again: {type(error).__name__}: {one_line(error)}")
-
-
-def _store(states: dict[str, Any], name: str, callback: Callback) -> None:
-    states[name] = callback.state_dict()

@@ -294,11 +294,12 @@ class CustomMetrics:
         """
         found: dict[str, float] = {}
         selected = None
+        others = scores.to_json() if self._metrics else {}
         for name, metric in self._metrics.items():
             with self._errors(name, type(metric).__module__):
                 state = torch.from_numpy(np.asarray(metric.state(), np.float64))
                 own = metric.scores(sum_over_processes(self._world, state).numpy())
-            taken = [score for score in own if score in found or score in scores.to_json()]
+            taken = [score for score in own if score in found or score in others]
             if taken:
                 raise SeamsegError(f"metric {name}: there is another score {taken[0]}: rename it")
             found |= {score: float(value) for score, value in own.items()}
