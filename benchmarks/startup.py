@@ -60,7 +60,9 @@ def check_out(revision: str, folder: Path) -> Path:
     command = ["git", "-C", str(ROOT), "archive", revision, "seamseg"]
     archive = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
     with tarfile.open(fileobj=BytesIO(archive)) as tar:
-        tar.extractall(folder, filter="data")
+        # an argument `filter` is refused before Python 3.11.4
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)
+        tar.extractall(folder)
     for compiled in [*(ROOT / "seamseg").glob("*.so"), ROOT / "seamseg" / "kernels.json"]:
         if compiled.exists():
             shutil.copy(compiled, folder / "seamseg")

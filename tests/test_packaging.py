@@ -36,7 +36,9 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copy(ROOT / name, folder)
     subprocess.run([sys.executable, "-c", SDIST], cwd=folder, check=True, capture_output=True)
     with tarfile.open(next((folder / "out").glob("*.tar.gz"))) as archive:
-        archive.extractall(folder / "unpacked", filter="data")
+        # an argument `filter` is refused before Python 3.11.4
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)
+        archive.extractall(folder / "unpacked")
     return next((folder / "unpacked").iterdir())
 
 

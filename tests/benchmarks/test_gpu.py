@@ -354,6 +354,7 @@ def test_both_sanitizers_run_on_our_kernels(bench, card, tmp_path, monkeypatch):
 def test_tracebacks_of_failed_tests_are_kept(tmp_path):
     code = "def test_good(): pass\n\ndef test_bad():\n    wanted = 4\n    assert 2 + 1 == wanted\n"
     (tmp_path / "test_it.py").write_text(code)
+    (tmp_path / "pytest.ini").touch()  # else pytest 8.0 names tests from the folder above
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={tmp_path / 'junit.xml'}"]
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     subprocess.run([*words, "test_it.py"], cwd=tmp_path, env=environment, capture_output=True)
