@@ -30,6 +30,7 @@ from seamseg.utils.errors import InputError
 FINE_TUNING = ("optimizer.lr=0.03",)
 CROP = ("dataloader.crop_size=(128, 192)",)
 WIDE = ("dataloader.random_scale=(0.5, 2)", "dataloader.longest_max_size=1024")
+AROUND = ("dataloader.crop=instance_scale", "crop instance_scale.lengths=(16, 128)")
 SCORES = ("PQ", "PQ_things", "PQ_stuff", "mIoU")
 SEED = 1
 """Of the scenes; those of the demo, for pre-training, have seed 0."""
@@ -56,13 +57,11 @@ VARIANTS = {
     "box_convs": Variant(("roi.box_convs=4", "body.normalization_mode=syncbn+gn")),
     "mask_points": Variant(("roi.mask_points=196",)),
     "pretrained": Variant(against="pretrained", pretrained=True),
-    "copy_paste": Variant(("dataloader.copy_paste=0.5",), "pretrained", True),
+    "copy_paste": Variant(("mix copy_paste.probability=0.5",), "pretrained", True),
     "crop": Variant(CROP, "pretrained", True),
     "cabb": Variant((*CROP, "rpn.bbx_loss=cabb", "roi.bbx_loss=cabb"), "crop", True),
     "large_scale_jitter": Variant((*CROP, *WIDE), "crop", True),
-    "instance_scale_uniform": Variant(
-        (*CROP, *WIDE, "dataloader.instance_scale_uniform=(16, 128)", "dataloader.class_uniform=1"), "crop", True
-    ),
+    "instance_scale_uniform": Variant((*CROP, *WIDE, *AROUND, "dataloader.class_uniform=1"), "crop", True),
 }
 
 

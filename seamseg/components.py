@@ -21,7 +21,9 @@ from seamseg.config.components import API, register
 from seamseg.config.sections import key
 
 if TYPE_CHECKING:
+    from seamseg.data.crops import Crop, CropContext, CropImage, CropParams
     from seamseg.data.images import open_image, open_map, open_mask
+    from seamseg.data.mixing import AugmentedImage, Load, Mix
     from seamseg.data.reader import Reader
     from seamseg.evaluation.metric import Metric
     from seamseg.formats.metadata import ImageInfo, Metadata, parse_metadata
@@ -44,6 +46,9 @@ body = partial(register, "body")
 callback = partial(register, "callback")
 """Registers a class derived from :class:`Callback`."""
 
+crop = partial(register, "crop")
+"""Registers a class derived from :class:`Crop`."""
+
 head = partial(register, "head")
 """Registers a class derived from :class:`Head`."""
 
@@ -55,6 +60,9 @@ output_format = partial(register, "format")
 
 loss = partial(register, "loss")
 """Registers a function of a :class:`SemanticImage` and the keys; it returns the loss of the image, a scalar."""
+
+mix = partial(register, "mix")
+"""Registers a class derived from :class:`Mix`."""
 
 network = partial(register, "network")
 """Registers a class derived from :class:`Network`, a network as a whole."""
@@ -72,15 +80,22 @@ learning rates."""
 
 __all__ = [
     "API",
+    "AugmentedImage",
     "Body",
     "BodyContext",
     "Callback",
+    "Crop",
+    "CropContext",
+    "CropImage",
+    "CropParams",
     "Head",
     "ImageFormat",
     "ImageInfo",
+    "Load",
     "Map",
     "Metadata",
     "Metric",
+    "Mix",
     "Network",
     "NetworkContext",
     "ReadMap",
@@ -90,10 +105,12 @@ __all__ = [
     "augmentation",
     "body",
     "callback",
+    "crop",
     "head",
     "key",
     "loss",
     "metric",
+    "mix",
     "network",
     "open_image",
     "open_map",
@@ -111,6 +128,8 @@ _MODULES = {
     "NetworkContext": "seamseg.models.custom_network",
     **dict.fromkeys(("Body", "BodyContext"), "seamseg.models.backbones.base"),
     **dict.fromkeys(("Callback", "Run"), "seamseg.training.callbacks"),
+    **dict.fromkeys(("Crop", "CropContext", "CropImage", "CropParams"), "seamseg.data.crops"),
+    **dict.fromkeys(("AugmentedImage", "Load", "Mix"), "seamseg.data.mixing"),
     **dict.fromkeys(("open_image", "open_map", "open_mask"), "seamseg.data.images"),
     "Reader": "seamseg.data.reader",
     "ReadMap": "seamseg.structures",

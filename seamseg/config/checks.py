@@ -147,17 +147,8 @@ def _norms(config: Config) -> str | None:
 
 
 def _crops(config: Config) -> str | None:
-    for name in ("rpn", "roi"):
-        if getattr(config, name).bbx_loss == "cabb" and config.dataloader.crop_size is None:
-            return f"[{name}] bbx_loss = cabb is for training on crops: set [dataloader] crop_size, or smooth_l1"
     loading = config.dataloader
-    sizes, scales = loading.instance_scale_uniform, loading.random_scale
-    if sizes is None:
-        return None
-    if sizes[0] > sizes[1]:
-        return f"[dataloader] instance_scale_uniform {sizes} must be (smallest, largest)"
-    if loading.crop_size is None:
-        return "[dataloader] instance_scale_uniform needs crop_size, the size of the crops around instances"
-    if scales is None or len(scales) != 2:
-        return "[dataloader] instance_scale_uniform needs random_scale of two values, the limits of the scale"
+    for name in ("rpn", "roi"):
+        if getattr(config, name).bbx_loss == "cabb" and loading.crop_size is None and loading.crop == "random":
+            return f"[{name}] bbx_loss = cabb is for training on crops: set [dataloader] crop_size, or smooth_l1"
     return None

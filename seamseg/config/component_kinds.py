@@ -32,12 +32,18 @@ KINDS: dict[str, ComponentKind] = {
         "backbone of the network", "body.body", ("seamseg.recipes.timm_body", "seamseg.models.backbones")
     ),
     "callback": ComponentKind("follows a training, such as a logger, and may end it"),
+    "crop": ComponentKind(
+        "draws scale, crop and flip of a training image",
+        "dataloader.crop",
+        ("seamseg.data.crops", "seamseg.recipes.instance_scale"),
+    ),
     "head": ComponentKind("head of the network, with losses and output maps"),
     "format": ComponentKind("output format of predict, which its option names", chosen=True),
     "loss": ComponentKind(
         "loss of the semantic head", "sem.loss", ("seamseg.models.heads.semantic", "seamseg.recipes.max_pooling")
     ),
     "metric": ComponentKind("metric of a validation, which may select the best snapshot", evaluated=True),
+    "mix": ComponentKind("combines a training image with others", modules=("seamseg.recipes.copy_paste",)),
     "network": ComponentKind(
         "network as a whole, with its losses",
         "general.network",

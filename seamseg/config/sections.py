@@ -374,6 +374,12 @@ class Dataloader:
     crop_size: tuple[int, int] | None = our_key(
         "height and width of a random crop of the scaled training image; empty for none", minimum=1, maximum=32_768
     )
+    crop: str = our_key(
+        "what draws scale, crop and flip of a training image: random, by crop_size, random_scale and random_flip, or a "
+        "component, whose keys are in the section [crop NAME]",
+        choices=("random",),
+        component="crop",
+    )
     color_jitter: tuple[float, float, float, float] | None = our_key(
         "color jitter of training images: largest change of brightness, contrast, saturation (factors 1 +- x) and hue "
         "(turns, up to .5); empty for none",
@@ -381,19 +387,6 @@ class Dataloader:
     )
     class_uniform: float = our_key(
         "fraction of the training images that is sampled uniformly over the classes", minimum=0, maximum=1
-    )
-    instance_scale_uniform: tuple[float, float] | None = our_key(
-        "crop training images around instances, arXiv 2012.07717: a class of the image and one of its segments are "
-        "drawn uniformly, and the longest side of a thing gets a length between these two, in pixels of the network "
-        "input, uniform in octaves; needs crop_size, and random_scale of two values, the limits of the scale; empty "
-        "for ordinary crops",
-        above=0,
-        maximum=32_768,
-    )
-    copy_paste: float = our_key(
-        "probability of pasting random instances of another training image onto one, arXiv 2012.07177; 0 for never",
-        minimum=0,
-        maximum=1,
     )
     device_transforms: bool = our_key(
         "transfer training images as uint8 and apply flip, color jitter and normalization on the device"

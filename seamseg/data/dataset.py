@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -15,15 +15,15 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from seamseg.data.crops import CropImage
 from seamseg.data.folder import FolderReader
 from seamseg.data.images import as_rgb
-from seamseg.data.instances import InstanceOptions, draw_focus, paste_instances
 from seamseg.data.maps import MapValues, map_values
+from seamseg.data.mixing import AugmentedImage, MakeMix, combine
 from seamseg.data.reader import OpenReader, check_masks
 from seamseg.data.samplers import SampleIndex, is_wide
-from seamseg.data.transforms import AugmentationParams, AugmentedImage, TrainTransform, augment
+from seamseg.data.transforms import AugmentationParams, TrainTransform, augment
 from seamseg.formats.metadata import ImageInfo, Metadata
-from seamseg.panoptic_map import VOID
 from seamseg.utils.component_errors import named_errors
 from seamseg.utils.errors import InputError
 
@@ -56,7 +56,7 @@ class PanopticDataset(Dataset[dict[str, Any]]):
     fast_decode : decode JPEG at the smallest sufficient size; needs a :class:`TrainTransform`
     replace_unreadable : replace an image that cannot be read by another one of the same orientation, drawn by `seed`,
         epoch and index
-    instances : scale-uniform crops and copy-paste; need a :class:`TrainTransform`
+    mixes : make what combines images with others, in this order; need a :class:`TrainTransform`
     open_reader : opens what reads the data set
 
     Attributes
@@ -70,7 +70,7 @@ class PanopticDataset(Dataset[dict[str, Any]]):
     Raises
     ------
     InputError
-        if the data set, its metadata or the split is missing, invalid or empty, or there is nothing to copy and paste
+        if the data set, its metadata or the split is missing, invalid or empty, or does not suit a mix
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class PanopticDataset(Dataset[dict[str, Any]]):
         seed: int = 0,
         fast_decode: bool = False,
         replace_unreadable: bool = False,
-        instances: InstanceOptions = InstanceOptions(),  # noqa: B008  # frozen
+        mixes: Sequence[MakeMix] = (),
         open_reader: OpenReader = FolderReader,
     ) -> None:
-        if (fast_decode or instances != InstanceOptions()) and not isinstance(transform, TrainTransform):
-            raise ValueError("fast_decode and instances need a TrainTransform, whose size is known beforehand")
+        if (fast_decode or mixes) and not isinstance(transform, TrainTransform):
+            raise ValueError("fast_decode and mixes need a TrainTransform, whose size is known beforehand")
         self.reader = open_reader(root, split)
         self.split = split
         self.images: list[ImageInfo] = self.reader.images
@@ -93,11 +93,9 @@ class PanopticDataset(Dataset[dict[str, Any]]):
         self.seed = seed
         self.fast_decode = fast_decode
         self.replace_unreadable = replace_unreadable
-        self.instances = instances
+        self.mixes = [make(self.reader) for make in mixes]
         self.reading: Tensor | None = None
         self.epoch = 0
-        if instances.copy_paste and not self._with_things:
-            raise InputError(f"copy_paste: no image of split {split} of {root} has an instance of a thing")
 
     @property
     def metadata(self) -> Metadata:
@@ -135,6 +133,10 @@ class PanopticDataset(Dataset[dict[str, Any]]):
         InputError
             naming the file, if one is missing or unreadable, or if their sizes differ
         """
+        image = self._read_image(index, at_least)
+        return image, self._read_masks(index), self.images[index]
+
+    def _read_image(self, index: int, at_least: tuple[int, int] | None) -> Image.Image:
         info = self.images[index]
         with self._reader_errors():
             image = self.reader.read_image(index, at_least)
@@ -145,7 +147,7 @@ class PanopticDataset(Dataset[dict[str, Any]]):
                 f"{self.file_name(index)}: the image is {image.width} x {image.height} pixels (width x height), its "
                 f"reader states {width} x {height}"
             )
-        return image, self._read_masks(index), info
+        return image
 
     def _read_masks(self, index: int) -> np.ndarray:
         with self._reader_errors():
@@ -202,9 +204,10 @@ class PanopticDataset(Dataset[dict[str, Any]]):
         info = self.images[index]
         if isinstance(self.transform, TrainTransform):
             augmented, params = self._augmented(index, Random(seed), category)
-            if self.instances.copy_paste:
+            for mix in self.mixes:
                 # random numbers of its own: the other augmentation is that of a run without it
-                augmented = self._with_pasted(augmented, index, Random(f"paste/{seed}"), unreadable)
+                rng = Random(f"{mix.stream or f'mix {mix.name}'}/{seed}")
+                augmented = combine(mix, augmented, rng, partial(self._load_other, index, rng, unreadable))
             item = self.transform.finish(self.transform.change_colours(augmented, seed), params)
         else:
             image, mask, _ = self.read(index)
@@ -215,56 +218,36 @@ class PanopticDataset(Dataset[dict[str, Any]]):
         self, index: int, rng: Random, category: int | None = None
     ) -> tuple[AugmentedImage, AugmentationParams]:
         """Read, scale and crop an image."""
-        transform, info, sizes = self.transform, self.images[index], self.instances.scale_uniform
+        transform, info = self.transform, self.images[index]
         assert isinstance(transform, TrainTransform)
-
-        def sample(mask: np.ndarray | None) -> AugmentationParams:
-            focus = None
-            if sizes is not None:
-                assert mask is not None
-                focus = draw_focus(mask, info.cat, info.iscrowd, self.num_stuff, sizes, rng, category)
-            return transform.sample_params(info.size, rng, focus)
-
+        read = partial(self._read_masks, index)
+        source = CropImage(info.size, info.cat, info.iscrowd, self.num_stuff, category, read)
         if self.fast_decode:
-            # a crop around an instance needs the mask, which is read once more
-            params = sample(None if sizes is None else self._read_masks(index))
-            image, mask, _ = self.read(index, params.size)
+            params = transform.sample_params(source, rng)
+            image = self._read_image(index, params.size)
         else:
-            image, mask, _ = self.read(index)
-            params = sample(mask)
-        return augment(image, mask, info.cat, info.iscrowd, params, self._read_maps(index)), params
+            image = self._read_image(index, None)
+            params = transform.sample_params(source, rng)
+        return augment(image, source.ids, info.cat, info.iscrowd, params, self._read_maps(index)), params
 
-    def _with_pasted(
-        self, augmented: AugmentedImage, index: int, rng: Random, unreadable: list[tuple[str, str]]
-    ) -> AugmentedImage:
-        """Paste instances of another image, which is augmented like any, onto the image of an index."""
-        if rng.random() >= self.instances.copy_paste:
-            return augmented
+    def _load_other(
+        self, index: int, rng: Random, unreadable: list[tuple[str, str]], among: Sequence[int] | None = None
+    ) -> AugmentedImage | None:
+        """Read another image than that of an index, drawn and augmented by `rng`; see :class:`Load`."""
+        among = range(len(self.images)) if among is None else among
         # one more, in place of the image itself
-        drawn = rng.sample(self._with_things, min(MAX_ATTEMPTS + 1, len(self._with_things)))
+        drawn = rng.sample(among, min(MAX_ATTEMPTS + 1, len(among)))
         for other in [other for other in drawn if other != index][:MAX_ATTEMPTS]:
             self._record_reading(other)
             try:
-                source, params = self._augmented(other, rng)
+                augmented, params = self._augmented(other, rng)
             except InputError as error:
                 if not self.replace_unreadable:
                     raise
                 unreadable.append((self.images[other].id, str(error)))
             else:
-                return paste_instances(
-                    augmented, source.mirrored() if params.deferred.flip else source, self.num_stuff, rng
-                )
-        return augmented
-
-    @cached_property
-    def _with_things(self) -> list[int]:
-        """The images with instances that can be pasted."""
-        first = self.num_stuff
-
-        def has_things(image: ImageInfo) -> bool:
-            return any(first <= c != VOID and not crowd for c, crowd in zip(image.cat, image.iscrowd))
-
-        return [i for i, image in enumerate(self.images) if has_things(image)]
+                return augmented.mirrored() if params.deferred.flip else augmented
+        return None
 
     def _record_reading(self, index: int) -> None:
         if self.reading is not None:

@@ -6,21 +6,22 @@ to the device (:func:`finish_image`).
 
 from __future__ import annotations
 
-import math
 import random as global_random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from seamseg.data.input_size import scaled_size
+from seamseg.data.crops import Crop, CropContext, CropImage, RandomCrop, draw_crop
 from seamseg.data.maps import MapValues, nearest_pixels, scale_and_crop
+from seamseg.data.mixing import MIRRORED, AugmentedImage, compact_ids
 from seamseg.ops.labels import extract_boxes
 from seamseg.structures import DeferredTransform, ReadMap
 from seamseg.utils.component_errors import named_errors
@@ -28,36 +29,6 @@ from seamseg.utils.errors import InputError, SeamsegError
 
 ChangePixels = Callable[[np.ndarray, Random], np.ndarray]
 """Returns other pixels, uint8 `H x W x 3`, of the same size, with random numbers of the given RNG."""
-
-
-class _RandomSource(Protocol):
-    def random(self) -> float: ...
-    def uniform(self, a: float, b: float) -> float: ...
-    def choice(self, seq: Sequence[float]) -> float: ...
-    def randint(self, a: int, b: int) -> int: ...
-
-
-def compact_ids(
-    ids: np.ndarray, cat: Sequence[int], iscrowd: Sequence[int]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Renumber instance ids to close the gaps of ids without pixels; id 0 stays.
-
-    Parameters
-    ----------
-    ids : integer array, every value below `len(cat)`
-    cat, iscrowd : class and crowd flag by id
-
-    Returns
-    -------
-    ids of the same type, cat int64, iscrowd uint8
-    """
-    counts = torch.bincount(torch.from_numpy(np.ascontiguousarray(ids)).flatten(), minlength=len(cat)).numpy()
-    present = counts > 0
-    present[0] = True
-    if not present.all():
-        new_id = (np.cumsum(present) - 1).astype(ids.dtype)
-        ids = new_id.take(ids)
-    return ids, np.asarray(cat, np.int64)[present], np.asarray(iscrowd, np.uint8)[present]
 
 
 def pil_to_tensor(image: Image.Image) -> Tensor:
@@ -162,6 +133,7 @@ class AugmentationOptions:
     random_scale : factor of the shortest size, drawn uniformly between two values or from more than two
     crop_size : `(height, width)` of a crop of the scaled image where it is larger; None for no crop
     color_jitter : largest change of brightness, contrast and saturation (factors `1 - x` to `1 + x`) and hue (turns)
+    crop : makes what draws flip, scale and crop by the other options
 
     Raises
     ------
@@ -173,6 +145,7 @@ class AugmentationOptions:
     random_scale: Sequence[float] | None = None
     crop_size: tuple[int, int] | None = None
     color_jitter: tuple[float, float, float, float] | None = None
+    crop: Callable[[CropContext], Crop] = partial(RandomCrop, None)
 
     def __post_init__(self) -> None:
         if self.random_scale is not None and (not self.random_scale or min(self.random_scale) <= 0):
@@ -202,52 +175,6 @@ class AugmentationParams:
     scale: float = 1.0
 
 
-class Focus(NamedTuple):
-    """What a crop is to contain, in pixels of the image before scaling.
-
-    Attributes
-    ----------
-    box : `(y0, x0, y1, x1)`
-    pixel : `(y, x)` in the box; the crop contains it where it cannot contain the box
-    scale : factor by which to scale the image, within the limits of the random scale; None for a random scale
-    """
-
-    box: tuple[int, int, int, int]
-    pixel: tuple[int, int]
-    scale: float | None
-
-
-_MIRRORED = [0, 3, 2, 1]
-"""The order of top, left, bottom and right after a flip."""
-
-
-class AugmentedImage(NamedTuple):
-    """An image and its targets after scaling and cropping, before colour jitter, flip and normalisation.
-
-    Attributes
-    ----------
-    pixels : `H x W x 3` uint8
-    ids : `L x H x W` instance ids without gaps in the narrowest type, 0 void
-    cat, iscrowd : class, int64, and crowd flag, uint8, by id
-    cut : bool `n x 4` by id: whether its photo continues beyond the top, left, bottom and right border of the crop
-    maps : ground truth of custom heads by name
-    """
-
-    pixels: np.ndarray
-    ids: np.ndarray
-    cat: np.ndarray
-    iscrowd: np.ndarray
-    cut: np.ndarray
-    maps: Mapping[str, MapValues] = MappingProxyType({})
-
-    def mirrored(self) -> AugmentedImage:
-        """Return the image and its targets mirrored left-right."""
-        maps = {name: values.mirrored() for name, values in self.maps.items()}
-        return self._replace(
-            pixels=self.pixels[:, ::-1], ids=self.ids[..., ::-1], cut=self.cut[:, _MIRRORED], maps=maps
-        )
-
-
 class TrainTransform:
     """Converts an image and its mask to network input and targets, with random augmentation.
 
@@ -272,47 +199,21 @@ class TrainTransform:
         augmentations: Mapping[str, ChangePixels] = MappingProxyType({}),
         maps: Mapping[str, ReadMap] = MappingProxyType({}),
     ) -> None:
-        self.shortest_size = shortest_size
-        self.longest_max_size = longest_max_size
-        self.augmentation = augmentation
+        a = self.augmentation = augmentation
+        self.context = CropContext(shortest_size, longest_max_size, a.random_flip, a.random_scale, a.crop_size)
+        self.crop = a.crop(self.context)
         self.on_device = on_device
         self.augmentations = dict(augmentations)
         self.maps = dict(maps)
         self._normalise = Normalise(rgb_mean, rgb_std)
 
-    def sample_params(
-        self, size: tuple[int, int], rng: _RandomSource, focus: Focus | None = None
-    ) -> AugmentationParams:
-        """Sample the augmentation of an image of a size `(height, width)`, cropped around `focus` if it is given."""
-        flip = self.augmentation.random_flip and rng.random() < 0.5
-        shortest = self._sample_shortest(rng) if focus is None else self._shortest_for(focus, size, rng)
-        height, width = scaled_size(size, shortest, self.longest_max_size)
-        window = (0, 0, height, width)
-        if (crop := self.augmentation.crop_size) is not None:
-            h, w = min(height, crop[0]), min(width, crop[1])
-            if focus is None:
-                window = (rng.randint(0, height - h), rng.randint(0, width - w), h, w)
-            else:
-                y, x = (_offset(focus, axis, size, (height, width), (h, w), rng) for axis in (0, 1))
-                window = (y, x, h, w)
-        scale = width / scaled_size(size, self.shortest_size, self.longest_max_size)[1]
-        return AugmentationParams((height, width), window, DeferredTransform(flip, self._sample_jitter(rng)), scale)
+    def sample_params(self, image: CropImage, rng: Random) -> AugmentationParams:
+        """Sample the augmentation of an image."""
+        crop = draw_crop(self.crop, image, rng)
+        scale = crop.size[1] / self.context.scaled(image.size)[1]
+        return AugmentationParams(crop.size, crop.window, DeferredTransform(crop.flip, self._sample_jitter(rng)), scale)
 
-    def _sample_shortest(self, rng: _RandomSource) -> int:
-        scale = self.augmentation.random_scale
-        if scale is None:
-            return self.shortest_size
-        factor = rng.uniform(*scale) if len(scale) == 2 else rng.choice(scale)
-        return max(int(self.shortest_size * factor), 1)
-
-    def _shortest_for(self, focus: Focus, size: tuple[int, int], rng: _RandomSource) -> int:
-        if focus.scale is None:
-            return self._sample_shortest(rng)
-        factor = focus.scale * min(size) / self.shortest_size
-        limits = self.augmentation.random_scale or (1,)
-        return max(round(self.shortest_size * min(max(factor, min(limits)), max(limits))), 1)
-
-    def _sample_jitter(self, rng: _RandomSource) -> tuple[float, float, float, float] | None:
+    def _sample_jitter(self, rng: Random) -> tuple[float, float, float, float] | None:
         limits = self.augmentation.color_jitter
         if limits is None:
             return None
@@ -345,7 +246,7 @@ class TrainTransform:
         uint8, `msk` uint8 or int32, and there is `deferred`.
         """
         source: Any = global_random if rng is None else rng
-        params = self.sample_params((mask.shape[-2], mask.shape[-1]), source)
+        params = self.sample_params(CropImage(mask.shape[-2:], cat, iscrowd, 0, None, lambda: mask), source)
         return self.finish(augment(image, mask, cat, iscrowd, params), params)
 
     def change_colours(self, augmented: AugmentedImage, seed: str) -> AugmentedImage:
@@ -366,8 +267,8 @@ class TrainTransform:
             "iscrowd": torch.from_numpy(augmented.iscrowd),
             "bbx": extract_boxes(narrow, len(augmented.cat)),
         }
-        if self.augmentation.crop_size is not None:
-            item["cut"] = torch.from_numpy(augmented.cut[:, _MIRRORED] if deferred.flip else augmented.cut)
+        if self.augmentation.crop_size is not None or not isinstance(self.crop, RandomCrop):
+            item["cut"] = torch.from_numpy(augmented.cut[:, MIRRORED] if deferred.flip else augmented.cut)
         if augmented.maps:
             maps = {name: x.mirrored() if deferred.flip else x for name, x in augmented.maps.items()}
             item["maps"] = {name: torch.from_numpy(x.filled()) for name, x in maps.items()}
@@ -407,28 +308,6 @@ def _changed(name: str, change: ChangePixels, pixels: np.ndarray, rng: Random) -
             f"augmentation {name}: must return uint8 of shape {pixels.shape}, returned {dtype} of {shape}"
         )
     return np.ascontiguousarray(changed)
-
-
-def _offset(
-    focus: Focus, axis: int, size: tuple[int, int], scaled: tuple[int, int], window: tuple[int, int], rng: _RandomSource
-) -> int:
-    """Draw where a crop begins along an axis.
-
-    It contains the box of `focus`, if that fits into the crop; otherwise it is within the box and contains its pixel.
-
-    Parameters
-    ----------
-    size, scaled, window : `(height, width)` of the image, of the scaled image and of the crop
-    """
-    length, crop, factor = scaled[axis], window[axis], scaled[axis] / size[axis]
-    pixel = min(int((focus.pixel[axis] + 0.5) * factor), length - 1)
-    low = min(int(focus.box[axis] * factor), pixel)
-    high = max(min(math.ceil(focus.box[axis + 2] * factor), length), pixel + 1)
-    if high - low <= crop:
-        first, last = high - crop, low
-    else:
-        first, last = max(low, pixel - crop + 1), min(high - crop, pixel)
-    return rng.randint(max(first, 0), min(last, length - crop))
 
 
 def _scale_and_crop(image: Image.Image, params: AugmentationParams) -> Image.Image:

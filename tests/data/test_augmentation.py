@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from support.crops import of_size
 
 from seamseg.config import load_config
 from seamseg.data.dataset import PanopticDataset
@@ -52,7 +53,7 @@ def test_flip_and_scale_match_the_original(height, width, shortest, seed):
     """The original mirrors before it scales; here the scaled image is mirrored."""
     image, mask, cat, crowd = scene((height, width), seed)
     transform = TrainTransform(shortest, 200, MEAN, STD, AugmentationOptions(True, (0.5, 2)))
-    params = transform.sample_params((height, width), Random(seed))
+    params = transform.sample_params(of_size(height, width), Random(seed))
     item = transform(image, mask, cat, crowd, Random(seed))
     h, w = params.size
     if params.deferred.flip:
@@ -109,7 +110,7 @@ def test_a_crop_is_a_window_of_the_scaled_image(size, crop):
     transform = TrainTransform(64, None, augmentation=AugmentationOptions(crop_size=crop))
     corners = Counter()
     for seed in range(20):
-        params = transform.sample_params(size, Random(seed))
+        params = transform.sample_params(of_size(*size), Random(seed))
         item = transform(smooth, mask, cat, crowd, Random(seed))
         (h, w), (y, x, ch, cw) = params.size, params.window
         assert (ch, cw) == (min(h, crop[0]), min(w, crop[1])) == tuple(item["img"].shape[1:])
@@ -133,7 +134,7 @@ def test_cut_states_where_the_photo_continues_beyond_the_crop(on_device):
     for seed in range(30):
         for one, axis in ((transform, 0), (wide, 1)):
             item = one(image, mask, cat, crowd, Random(seed))
-            (_, _), (y, x, h, w) = (params := one.sample_params((50, 70), Random(seed))).size, params.window
+            (_, _), (y, x, h, w) = (params := one.sample_params(of_size(50, 70), Random(seed))).size, params.window
             first, last = (y > 0, y + h < 50) if axis == 0 else (x > 0, x + w < 70)
             if axis == 1 and params.deferred.flip:
                 first, last = last, first
@@ -159,8 +160,8 @@ def test_instances_outside_the_crop_are_dropped():
 
 def test_jitter_factors_come_from_the_rng_and_are_bounded():
     transform = TrainTransform(40, None, augmentation=AugmentationOptions(color_jitter=(0.2, 1.5, 0, 0.1)))
-    drawn = [transform.sample_params((40, 50), Random(seed)).deferred.jitter for seed in range(300)]
-    assert drawn[7] == transform.sample_params((40, 50), Random(7)).deferred.jitter
+    drawn = [transform.sample_params(of_size(40, 50), Random(seed)).deferred.jitter for seed in range(300)]
+    assert drawn[7] == transform.sample_params(of_size(40, 50), Random(7)).deferred.jitter
     low, high = np.min(drawn, axis=0), np.max(drawn, axis=0)
     assert (low >= [0.8, 0, 1, -0.1]).all()
     assert (high <= [1.2, 2.5, 1, 0.1]).all()
@@ -184,7 +185,7 @@ def test_each_jitter_factor():
 def test_random_numbers_of_flip_and_scale_are_those_of_the_original():
     rng = Random(3)
     TrainTransform(40, None, augmentation=AugmentationOptions(random_flip=True, random_scale=(0.5, 2))).sample_params(
-        (40, 50), rng
+        of_size(40, 50), rng
     )
     expected = Random(3)
     expected.random(), expected.uniform(0.5, 2)
@@ -229,3 +230,17 @@ def test_fast_decode_of_png_and_size_check(make_folder):
     Image.new("RGB", (90, 64)).save(root / "img" / "im1.png")
     with pytest.raises(InputError, match=r"im1.png: the image is 90 x 64 pixels"):
         fast[1]
+
+
+def test_large_scale_jitter():
+    """A tenth to twice the size; crops of at most the given size, of which only the region is resized."""
+    transform = TrainTransform(100, 400, augmentation=AugmentationOptions(random_scale=(0.1, 2), crop_size=(100, 100)))
+    mask = np.ones((1, 100, 200), np.int32)
+    factors = []
+    for seed in range(100):
+        params = transform.sample_params(of_size(100, 200), Random(seed))
+        factors.append(params.size[0] / 100)
+        item = transform(Image.new("RGB", (200, 100)), mask, [255, 0], [0, 0], Random(seed))
+        assert item["img"].shape[1:] == (min(params.size[0], 100), min(params.size[1], 100))
+    assert min(factors) < 0.2
+    assert max(factors) > 1.8

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.crops import of_size
 from torch.nn import functional
 
 from seamseg.data.images import open_map
@@ -105,10 +106,10 @@ def test_the_scale_is_relative_to_that_of_validation():
     options = AugmentationOptions(random_scale=(1.5, 1.5))
     from random import Random
 
-    params = TrainTransform(32, None, augmentation=options).sample_params((64, 96), Random(0))
+    params = TrainTransform(32, None, augmentation=options).sample_params(of_size(64, 96), Random(0))
     assert params.size == (48, 72)
     assert params.scale == 1.5
-    assert TrainTransform(32, None).sample_params((64, 96), Random(0)).scale == 1
+    assert TrainTransform(32, None).sample_params(of_size(64, 96), Random(0)).scale == 1
 
 
 def saved(array, **given) -> bytes:

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from seamseg.data.input_size import InputSize
-from seamseg.data.transforms import AugmentationOptions, Normalise, TrainTransform, compact_ids, scaled_size
+from seamseg.data.input_size import InputSize, scaled_size
+from seamseg.data.mixing import compact_ids
+from seamseg.data.transforms import AugmentationOptions, Normalise, TrainTransform
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.inference.images import network_input
 from seamseg.utils.errors import InputError

@@ -1,8 +1,9 @@
-"""Crops around instances of uniform scale, copy-paste of instances, large-scale jitter."""
+"""Copy-paste of instances: what is pasted, its random numbers, with crops around instances and without."""
 
 from __future__ import annotations
 
-import math
+from functools import partial
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -10,22 +11,25 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 from support.micro import make_dataset, write_config
 
 from seamseg.config import load_config
-from seamseg.config.checks import check_training
 from seamseg.data.dataset import PanopticDataset
-from seamseg.data.instances import InstanceOptions, draw_focus, paste_instances
 from seamseg.data.loader import LoaderOptions, train_loader
+from seamseg.data.mixing import AugmentedImage, combine, compact_ids
+from seamseg.data.reader import Reader
 from seamseg.data.samplers import DistributedARBatchSampler, SampleIndex
-from seamseg.data.transforms import AugmentationOptions, AugmentedImage, TrainTransform, augment, compact_ids
+from seamseg.data.transforms import AugmentationOptions, TrainTransform
+from seamseg.formats.metadata import ImageInfo, Metadata
+from seamseg.recipes.copy_paste import CopyPaste, CopyPasteKeys
+from seamseg.recipes.instance_scale import InstanceScaleCrop, InstanceScaleKeys
 from seamseg.training.task import open_loader
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
 
 STUFF = 2
-CROPS = TrainTransform(64, 1000, augmentation=AugmentationOptions(True, (0.25, 4), (40, 50)))
+RANDOM = AugmentationOptions(True, (0.25, 4), (40, 50))
+AROUND = AugmentationOptions(True, (0.25, 4), (40, 50), crop=partial(InstanceScaleCrop, InstanceScaleKeys((8, 40))))
 
 
 def scene(seed: int, size: tuple[int, int], layers: int, marker: int) -> AugmentedImage:
@@ -48,6 +52,26 @@ def augmented(pixels, ids, cat, iscrowd) -> AugmentedImage:
     return AugmentedImage(pixels, ids, cat, iscrowd, np.zeros((len(cat), 4), bool))
 
 
+class OneThing(Reader):
+    """Two stuff and two thing classes, and an image with a thing."""
+
+    def __init__(self):
+        super().__init__(Path(), "train")
+        self.metadata = Metadata(STUFF, 2, list("abcd"), [(0, 0, 0)] * 4, [0, 1, 2, 3], [])
+        self.images = [ImageInfo("a", [255, 2], (1, 1), [0, 0])]
+
+    def read_image(self, index, at_least=None):
+        raise NotImplementedError
+
+    read_masks = read_image
+
+
+def paste(target: AugmentedImage, source: AugmentedImage, seed: int) -> AugmentedImage:
+    """The target with random things of the source."""
+    mix = CopyPaste(CopyPasteKeys(1), OneThing())
+    return combine(mix, target, Random(seed), lambda among: source)
+
+
 sides = st.tuples(st.integers(1, 20), st.integers(1, 20))
 
 
@@ -56,7 +80,7 @@ sides = st.tuples(st.integers(1, 20), st.integers(1, 20))
 def test_pasted_instances_are_whole_and_the_rest_is_unchanged(seed, size, other, layers, other_layers):
     target, source = scene(seed, size, layers, 0), scene(seed + 1, other, other_layers, 1)
     before = target.pixels.copy(), target.ids.copy()
-    out = paste_instances(target, source, STUFF, Random(seed))
+    out = paste(target, source, seed)
     assert np.array_equal(target.pixels, before[0])
     assert np.array_equal(target.ids, before[1])
     assert out.ids.max() < len(out.cat) == len(out.iscrowd)
@@ -102,7 +126,7 @@ def test_which_borders_cut_a_thing_is_known_for_each_photo(seed, margins, others
     """Where a thing touches a border, its photo has a pixel beyond it or not; the pixels tell their own place."""
     photos = [scene(seed + i, (20, 24), 1, i) for i in (0, 1)]
     target, source = (cropped(photo, *m) for photo, m in zip(photos, (margins, others)))
-    out = paste_instances(target, source.mirrored() if mirror else source, STUFF, Random(seed))
+    out = paste(target, source.mirrored() if mirror else source, seed)
     assert out.cut.shape == (len(out.cat), 4)
     last = np.array([19, 23, 19, 23])
     for i in range(1, len(out.cat)):
@@ -137,7 +161,7 @@ def test_the_number_of_pasted_instances_varies():
     pixels = np.zeros((4, 12, 3), np.uint8)
     source = augmented(pixels, ids, np.array([255, 2, 2, 3, 2]), np.array([0, 0, 0, 0, 1], np.uint8))
     target = augmented(pixels, np.ones_like(ids), np.array([255, 0]), np.zeros(2, np.uint8))
-    counts = [len(paste_instances(target, source, STUFF, Random(seed)).cat) - 2 for seed in range(60)]
+    counts = [len(paste(target, source, seed).cat) - 2 for seed in range(60)]
     assert set(counts) == {1, 2, 3}
 
 
@@ -149,97 +173,12 @@ def test_a_covered_instance_vanishes_and_many_ids_become_wide():
     one = np.zeros((1, 2, 300), np.uint8)
     one[0, 1, 7] = 1
     source = augmented(np.ones((2, 300, 3), np.uint8), one, np.array([255, 3]), np.zeros(2, np.uint8))
-    out = paste_instances(narrow, source, STUFF, Random(0))
+    out = paste(narrow, source, 0)
     assert out.ids[0, 1, 7] == 256 == len(out.cat) - 1
     over = source._replace(ids=np.ones_like(one))
-    alone = paste_instances(narrow, over, STUFF, Random(0))
+    alone = paste(narrow, over, 0)
     assert alone.cat.tolist() == [255, 3]
     assert (alone.ids == 1).all()
-
-
-def rectangles(seed: int) -> tuple[np.ndarray, list[int], list[int]]:
-    rng = np.random.default_rng(seed)
-    mask = np.ones((1, *rng.integers(20, 200, 2)), np.int32)
-    mask[0, 0] = 0
-    cat = [255, 0]
-    for _ in range(int(rng.integers(0, 4))):
-        y, x = (int(rng.integers(1, side - 4)) for side in mask.shape[1:])
-        mask[0, y : y + int(rng.integers(4, 150)), x : x + int(rng.integers(4, 150))] = len(cat)
-        cat.append(int(rng.integers(STUFF, 4)))
-    ids, classes, crowds = compact_ids(mask, cat, [0, 0, *(int(rng.random() < 0.2) for _ in cat[2:])])
-    return ids, classes.tolist(), crowds.tolist()
-
-
-@settings(max_examples=150)
-@given(st.integers(0, 10_000))
-def test_a_crop_contains_the_instance_it_is_drawn_for(seed):
-    mask, cat, iscrowd = rectangles(seed)
-    rng = Random(seed)
-    focus = draw_focus(mask, cat, iscrowd, STUFF, (8, 200), rng)
-    assert focus is not None
-    y, x = focus.pixel
-    segment = int(mask[0, y, x])
-    assert cat[segment] != 255
-    assert not iscrowd[segment]
-    assert (focus.scale is None) == (cat[segment] < STUFF)
-    params = CROPS.sample_params(mask.shape[1:], rng, focus)
-    (top, left, height, width), (whole_height, whole_width) = params.window, params.size
-    assert 0 <= top <= top + height <= whole_height
-    assert 0 <= left <= left + width <= whole_width
-    assert (height, width) == (min(whole_height, 40), min(whole_width, 50))
-    factor = min(params.size) / min(mask.shape[1:])
-    cropped = augment(Image.new("RGB", mask.shape[:0:-1]), mask, cat, iscrowd, params)
-    if focus.scale is None:
-        return
-    rows, columns = (np.flatnonzero((mask[0] == segment).any(axis)) for axis in (1, 0))
-    assert focus.box == (rows[0], columns[0], rows[-1] + 1, columns[-1] + 1)
-    length = max(focus.box[2] - focus.box[0], focus.box[3] - focus.box[1])
-    if 16 < min(params.size) < 256:  # not at a limit of the scale
-        rounded = length / min(mask.shape[1:])  # the shortest side has whole pixels
-        assert 8 - rounded <= length * factor <= 200 + rounded
-    for low, high, pixel, side, scaled, start, size in zip(
-        focus.box[:2], focus.box[2:], focus.pixel, mask.shape[1:], params.size, params.window[:2], params.window[2:]
-    ):
-        low, high = low * scaled / side, high * scaled / side
-        assert start <= (pixel + 0.5) * scaled / side <= start + size
-        if math.ceil(high) - math.floor(low) <= size:
-            assert start <= low
-            assert high <= start + size
-        else:
-            assert low - 1 <= start
-            assert start + size <= high + 1
-    if min(rows[-1] + 1 - rows[0], columns[-1] + 1 - columns[0]) * factor > 3:
-        assert cat[segment] in cropped.cat.tolist()
-
-
-def test_lengths_are_uniform_in_octaves():
-    """Instances of 6 and of 60 pixels get the same lengths; ordinary scales would multiply both."""
-    counts = {}
-    for side in (6, 60):
-        mask = np.zeros((1, 100, 120), np.int32)
-        mask[0, 20 : 20 + side, 30 : 30 + side // 2] = 1
-        lengths = []
-        for seed in range(400):
-            rng = Random(seed)
-            focus = draw_focus(mask, [255, 3], [0, 0], STUFF, (4, 64), rng)
-            transform = TrainTransform(100, None, augmentation=AugmentationOptions(True, (0.05, 20), (70, 70)))
-            lengths.append(side * transform.sample_params((100, 120), rng, focus).size[0] / 100)
-        counts[side] = np.histogram(np.log2(lengths), [1.9, 3, 4, 5, 6.1])[0]
-        assert counts[side].sum() == 400
-        assert (abs(counts[side] - 100) < 35).all()
-
-
-def test_classes_are_drawn_equally_often_and_a_given_class_is_taken():
-    mask, cat = np.zeros((1, 10, 10), np.int32), [255, 0, 2, 2, 2, 3]
-    mask[0, :2], mask[0, 2, 0], mask[0, 3, 1], mask[0, 4, 2], mask[0, 5:, :] = 1, 2, 3, 4, 5
-    drawn = [draw_focus(mask, cat, [0] * 5 + [1], STUFF, (4, 8), Random(seed)) for seed in range(300)]
-    stuff = sum(focus.scale is None for focus in drawn)
-    assert 120 < stuff < 180  # one of two classes: the third is a crowd
-    assert len({focus.pixel for focus in drawn if focus.scale}) == 3
-    one = [draw_focus(mask, cat, [0] * 6, STUFF, (4, 8), Random(seed), 3) for seed in range(20)]
-    assert all(focus.pixel[0] >= 5 for focus in one)
-    assert draw_focus(mask, [255], [0], STUFF, (4, 8), Random(0)) is None
-    assert draw_focus(mask, [255, 1, 1, 1, 1, 1, 0], [0] * 7, STUFF, (4, 8), Random(0), 0) is None
 
 
 @pytest.fixture(scope="module")
@@ -247,12 +186,15 @@ def streets(tmp_path_factory):
     return make_dataset(tmp_path_factory.mktemp("streets"), [2, 1, 0, 3, 1, 2], [1])
 
 
-def opened(root, transform=CROPS, **given) -> PanopticDataset:
-    return PanopticDataset(root, "train", transform, 5, instances=InstanceOptions(**given))
+def opened(root, options=RANDOM, probability=0.0, **given) -> PanopticDataset:
+    on_device = given.pop("on_device", False)
+    transform = TrainTransform(64, 1000, augmentation=options, on_device=on_device)
+    mixes = [partial(CopyPaste, CopyPasteKeys(probability))]
+    return PanopticDataset(root, "train", transform, 5, mixes=mixes, **given)
 
 
 def test_copy_paste_changes_only_what_is_pasted(streets):
-    plain, pasted = opened(streets), opened(streets, copy_paste=0.5)
+    plain, pasted = opened(streets), opened(streets, probability=0.5)
     changed = 0
     for epoch in range(4):
         for index in range(6):
@@ -268,30 +210,29 @@ def test_copy_paste_changes_only_what_is_pasted(streets):
                     assert box == [rows.min(), columns.min(), rows.max() + 1, columns.max() + 1]
             changed += int((~same).any())
     assert 3 < changed < 20
-    always = opened(streets, copy_paste=1)
+    always = opened(streets, probability=1)
     assert all(2 in always[i]["cat"] for i in range(6))
 
 
 def test_an_image_is_not_pasted_onto_itself(tmp_path):
     """The only other image with things is the source; without another one there is none."""
     root = make_dataset(tmp_path / "two", [1, 0, 1], [1])
-    things = [(opened(root)[i]["img"], opened(root, copy_paste=1)[i]) for i in (0, 2)]
+    things = [(opened(root)[i]["img"], opened(root, probability=1)[i]) for i in (0, 2)]
     for plain, item in things:
         assert not torch.equal(plain, item["img"])
     alone = make_dataset(tmp_path / "one", [1, 0], [1])
     pasted = False
     for epoch in range(5):
         key = SampleIndex(epoch, 0, 0)
-        assert torch.equal(opened(alone)[key]["img"], opened(alone, copy_paste=1)[key]["img"])
-        pasted |= 2 in opened(alone, copy_paste=1)[SampleIndex(epoch, 1, 1)]["cat"]
+        assert torch.equal(opened(alone)[key]["img"], opened(alone, probability=1)[key]["img"])
+        pasted |= 2 in opened(alone, probability=1)[SampleIndex(epoch, 1, 1)]["cat"]
     assert pasted
 
 
 def test_the_source_is_flipped_for_itself(tmp_path):
     root = make_dataset(tmp_path, [0, 0, 1], [1])
-    flip = TrainTransform(64, 1000, augmentation=AugmentationOptions(random_flip=True), on_device=True)
-    data = opened(root, flip, copy_paste=1)
-    _, x0, _, x1 = opened(root, TrainTransform(64, 1000))[2]["bbx"][3].tolist()
+    data = opened(root, AugmentationOptions(random_flip=True), 1, on_device=True)
+    _, x0, _, x1 = opened(root, AugmentationOptions())[2]["bbx"][3].tolist()
     found = set()
     for epoch in range(20):
         item = data[SampleIndex(epoch, 0, 0)]
@@ -303,11 +244,10 @@ def test_the_source_is_flipped_for_itself(tmp_path):
 
 
 def test_samples_depend_neither_on_order_nor_on_workers(streets):
-    given = {"scale_uniform": (8, 40), "copy_paste": 0.7}
-    data = opened(streets, **given)
+    data = opened(streets, AROUND, 0.7)
     keys = [SampleIndex(epoch, image, slot) for epoch in (0, 3) for image in range(6) for slot in (image, 5 - image)]
     first = {key: data[key] for key in keys}
-    again = opened(streets, **given)
+    again = opened(streets, AROUND, 0.7)
     for key in reversed(keys):
         for name, value in again[key].items():
             if isinstance(value, torch.Tensor):
@@ -325,19 +265,10 @@ def test_samples_depend_neither_on_order_nor_on_workers(streets):
             assert all(torch.equal(x, y) for x, y in zip(getattr(a, name), getattr(b, name), strict=True))
 
 
-def test_the_class_of_class_uniform_sampling_is_in_the_crop(streets):
-    transform = TrainTransform(64, 1000, augmentation=AugmentationOptions(True, (0.5, 3), (24, 30)))
-    data = opened(streets, transform, scale_uniform=(12, 24))
-    for epoch in range(10):
-        assert 2 in data[SampleIndex(epoch, 3, 0, 2)]["cat"]
-    assert not all(2 in data[SampleIndex(epoch, 3, 0, 0)]["cat"] for epoch in range(10))
-
-
 def test_transforms_on_the_device_and_fast_decoding_get_the_same_targets(streets):
-    given = {"scale_uniform": (8, 40), "copy_paste": 1}
-    here = opened(streets, **given)
-    there = opened(streets, TrainTransform(64, 1000, augmentation=CROPS.augmentation, on_device=True), **given)
-    fast = PanopticDataset(streets, "train", CROPS, 5, fast_decode=True, instances=InstanceOptions(**given))
+    here = opened(streets, AROUND, 1)
+    there = opened(streets, AROUND, 1, on_device=True)
+    fast = opened(streets, AROUND, 1, fast_decode=True)
     flips = set()
     for index in range(6):
         a, b, c = here[index], there[index], fast[index]
@@ -352,10 +283,7 @@ def test_transforms_on_the_device_and_fast_decoding_get_the_same_targets(streets
 def test_an_unreadable_source_is_replaced_or_refused(tmp_path):
     root = make_dataset(tmp_path, [1, 2, 0], [1])
     (root / "img" / "train1.png").write_bytes(b"no photo")
-    given = {"instances": InstanceOptions(copy_paste=1)}
-    strict, lenient = (
-        PanopticDataset(root, "train", TrainTransform(64, 1000), replace_unreadable=on, **given) for on in (False, True)
-    )
+    strict, lenient = (opened(root, AugmentationOptions(), 1, replace_unreadable=on) for on in (False, True))
     failed = 0
     for epoch in range(6):
         key = SampleIndex(epoch, 2, 2)
@@ -374,9 +302,10 @@ def test_an_unreadable_source_is_replaced_or_refused(tmp_path):
 
 @pytest.mark.parametrize("kind", ["panoptic", "instance_seg", "detection"])
 def test_keys_of_the_configuration(streets, tmp_path, kind):
-    keys = ["crop_size=(48, 64)", "random_scale=(0.1, 2)", "instance_scale_uniform=(8, 40)", "copy_paste=1"]
+    keys = ["dataloader.crop_size=(48, 64)", "dataloader.random_scale=(0.1, 2)", "dataloader.crop=instance_scale"]
+    keys += ["crop instance_scale.lengths=(8, 40)", "mix copy_paste.probability=1"]
     weights = {"panoptic": 6, "instance_seg": 5, "detection": 4}[kind]
-    overrides = [*(f"dataloader.{key}" for key in keys), f"optimizer.loss_weights={(1.0,) * weights}"]
+    overrides = [*keys, f"optimizer.loss_weights={(1.0,) * weights}"]
     path = write_config(tmp_path / "a.ini")
     config = load_config(path, kind, [*overrides, f"general.kind={kind}"])
     batches = list(open_loader(config, streets, path, World(device=torch.device("cpu"))))
@@ -389,45 +318,13 @@ def test_keys_of_the_configuration(streets, tmp_path, kind):
             assert ids.shape[-1] <= 64
 
 
-@pytest.mark.parametrize(
-    ("keys", "problem"),
-    [
-        (["instance_scale_uniform=(8, 40)"], "instance_scale_uniform needs crop_size"),
-        (
-            ["instance_scale_uniform=(8, 40)", "crop_size=(32, 32)", "random_scale=(1, 2, 3)"],
-            "instance_scale_uniform needs random_scale of two",
-        ),
-        (["instance_scale_uniform=(40, 8)"], r"instance_scale_uniform .* must be \(smallest, largest\)"),
-        (["instance_scale_uniform=(0, 8)"], "instance_scale_uniform"),
-        (["copy_paste=1.5"], "copy_paste"),
-    ],
-)
-def test_bad_values_are_refused(tmp_path, keys, problem):
-    with pytest.raises(InputError, match=problem) as error:
-        check_training(load_config(write_config(tmp_path / "a.ini"), None, [f"dataloader.{key}" for key in keys]), "a")
+def test_bad_values_are_refused(tmp_path):
+    with pytest.raises(InputError, match=r"\[mix copy_paste\] probability = 1.5: "):
+        load_config(write_config(tmp_path / "a.ini"), None, ["mix copy_paste.probability=1.5"])
+    root = make_dataset(tmp_path, [0, 0], [1])
+    with pytest.raises(InputError, match=r"\[mix copy_paste\]: no image of split train of .* has an instance") as error:
+        opened(root, probability=0.5)
     assert "\n" not in str(error.value)
-
-
-def test_bad_options_are_refused(tmp_path):
-    with pytest.raises(InputError, match="instance_scale_uniform"):
-        InstanceOptions((5, 4))
-    with pytest.raises(InputError, match="copy_paste"):
-        InstanceOptions(copy_paste=-1)
-    with pytest.raises(InputError, match="copy_paste: no image of split train"):
-        opened(make_dataset(tmp_path, [0, 0], [1]), copy_paste=0.5)
+    opened(root, probability=0)
     with pytest.raises(ValueError, match="need a TrainTransform"):
-        opened(tmp_path, lambda *parts: {}, copy_paste=0.5)
-
-
-def test_large_scale_jitter():
-    """A tenth to twice the size; crops of at most the given size, of which only the region is resized."""
-    transform = TrainTransform(100, 400, augmentation=AugmentationOptions(random_scale=(0.1, 2), crop_size=(100, 100)))
-    mask = np.ones((1, 100, 200), np.int32)
-    factors = []
-    for seed in range(100):
-        params = transform.sample_params((100, 200), Random(seed))
-        factors.append(params.size[0] / 100)
-        item = transform(Image.new("RGB", (200, 100)), mask, [255, 0], [0, 0], Random(seed))
-        assert item["img"].shape[1:] == (min(params.size[0], 100), min(params.size[1], 100))
-    assert min(factors) < 0.2
-    assert max(factors) > 1.8
+        PanopticDataset(root, "train", lambda *parts: {}, mixes=[partial(CopyPaste, CopyPasteKeys())])
