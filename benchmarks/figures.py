@@ -388,11 +388,11 @@ def _ablation() -> Iterator[Figure]:
         "scratch": ("scratch", None),
         "box_convs": ("box_convs = 4, group norm", "scratch"),
         "mask_points": ("mask_points = 196", "scratch"),
-        "copy_paste": ("copy_paste = 0.5", "pretrained"),
+        "copy_paste": ("copy_paste, probability 0.5", "pretrained"),
         "crop": ("crop_size = (128, 192)", "pretrained"),
         "cabb": ("crop, bbx_loss = cabb", "crop"),
         "large_scale_jitter": ("crop, large-scale jitter (0.5, 2)", "crop"),
-        "instance_scale_uniform": ("crop, the same and instance_scale_uniform", "crop"),
+        "instance_scale_uniform": ("crop, the same and crop = instance_scale", "crop"),
     }
     for name, (words, against) in names.items():
         row, scores = means[name], table["rows"][name]["PQ"]

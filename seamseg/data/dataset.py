@@ -123,20 +123,17 @@ class PanopticDataset(Dataset[dict[str, Any]]):
         """Return the path of an image for error messages, whether the file exists or not."""
         return self.reader.file_name(index)
 
-    def read(self, index: int, at_least: tuple[int, int] | None = None) -> tuple[Image.Image, np.ndarray, ImageInfo]:
+    def read(self, index: int) -> tuple[Image.Image, np.ndarray, ImageInfo]:
         """Read image and mask (`L x H x W` int32) without any transform.
-
-        With `at_least`, `(height, width)`, a JPEG may be decoded at a reduced size that is not below it.
 
         Raises
         ------
         InputError
             naming the file, if one is missing or unreadable, or if their sizes differ
         """
-        image = self._read_image(index, at_least)
-        return image, self._read_masks(index), self.images[index]
+        return self._read_image(index), self._read_masks(index), self.images[index]
 
-    def _read_image(self, index: int, at_least: tuple[int, int] | None) -> Image.Image:
+    def _read_image(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
         info = self.images[index]
         with self._reader_errors():
             image = self.reader.read_image(index, at_least)
@@ -226,7 +223,7 @@ class PanopticDataset(Dataset[dict[str, Any]]):
             params = transform.sample_params(source, rng)
             image = self._read_image(index, params.size)
         else:
-            image = self._read_image(index, None)
+            image = self._read_image(index)
             params = transform.sample_params(source, rng)
         return augment(image, source.ids, info.cat, info.iscrowd, params, self._read_maps(index)), params
 

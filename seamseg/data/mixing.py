@@ -192,9 +192,9 @@ def combine(mix: Mix, image: AugmentedImage, rng: Random, load: Load) -> Augment
     """
     with named_errors(f"mix {mix.name}", type(mix).__module__):
         found = mix.combine(image, rng, load)
-    if found is image:
-        return image
-    problem = _problem(found, image, mix.metadata.num_stuff + mix.metadata.num_thing)
+        if found is image:
+            return image
+        problem = _problem(found, image, mix.metadata.num_stuff + mix.metadata.num_thing)
     if problem is not None:
         raise SeamsegError(f"mix {mix.name}: {problem}")
     narrow = np.ascontiguousarray(found.ids, np.uint8 if len(found.cat) <= 256 else np.int32)
@@ -210,6 +210,8 @@ def _problem(found: Any, image: AugmentedImage, classes: int) -> str | None:
     pixels, ids, cut, count = found.pixels, found.ids, found.cut, len(found.cat)
     if ids.ndim != 3 or ids.dtype.kind not in "iu" or not ids.size:
         return f"the ids are {ids.dtype} of {ids.shape}, expected integers of (L, H, W)"
+    if found.maps.keys() != image.maps.keys():
+        return f"the maps must be {', '.join(image.maps) or 'none'}, returned {', '.join(found.maps) or 'none'}"
     for name, array, dtype, shape in (
         ("pixels", pixels, np.uint8, (*ids.shape[1:], 3)),
         ("cut", cut, np.bool_, (count, 4)),
@@ -217,8 +219,6 @@ def _problem(found: Any, image: AugmentedImage, classes: int) -> str | None:
     ):
         if array.shape != shape or array.dtype != dtype:
             return f"{name} must be {np.dtype(dtype)} of {shape}, returned {array.dtype} of {array.shape}"
-    if found.maps.keys() != image.maps.keys():
-        return f"the maps must be {', '.join(image.maps) or 'none'}, returned {', '.join(found.maps) or 'none'}"
     if len(found.iscrowd) != count or int(ids.min()) < 0 or int(ids.max()) >= count:
         given = f"{count} classes and {len(found.iscrowd)} crowd flags"
         return f"ids {ids.min()} to {ids.max()} need a class and a crowd flag each, returned {given}"

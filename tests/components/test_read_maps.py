@@ -29,7 +29,7 @@ AUGMENTED = (
     "dataloader.random_flip=yes",
     "dataloader.random_scale=(0.5, 2)",
     "dataloader.crop_size=(48, 56)",
-    "dataloader.copy_paste=.9",
+    "mix copy_paste.probability=.9",
 )
 
 

@@ -90,7 +90,7 @@ def data(tmp_path, micro):
 @pytest.fixture
 def options(component_options, file, data):
     """Of a training on the file."""
-    given = ("dataloader.reader=zip", "dataloader.copy_paste=.5", "dataloader.class_uniform=.5")
+    given = ("dataloader.reader=zip", "mix copy_paste.probability=.5", "dataloader.class_uniform=.5")
     return lambda run, *more, **others: replace(component_options(file, run, *given, *more, **others), data=data)
 
 
@@ -169,7 +169,7 @@ def test_an_unreadable_image_is_replaced(options, data, tmp_path):
         for name in ("train1", "train2", "train3", "val0", "val1", "val2"):
             archive.writestr(f"bad/{name}.png", archive.read(f"img/{name}.png"))
     given = ("reader zip.images=bad", "dataloader.broken_limit=.3", "dataloader.class_uniform=0")
-    run_training(options("run", *given, "dataloader.copy_paste=0", "scheduler.epochs=1"))
+    run_training(options("run", *given, "mix copy_paste.probability=0", "scheduler.epochs=1"))
     assert "micro.zip/bad/train0.png: not an image" in (tmp_path / "run" / "training.log").read_text()
 
 

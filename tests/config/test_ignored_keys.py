@@ -53,7 +53,7 @@ OTHERS = {
     "fpn.out_strides": "(4, 8, 16, 64)",
     **dict.fromkeys(("rpn.fpn_levels", "roi.fpn_levels", "sem.fpn_levels"), "3"),
     "dataloader.color_jitter": "(0.1, 0.1, 0.1, 0.1)",
-    "dataloader.instance_scale_uniform": "(8, 40)",
+    "dataloader.crop": "instance_scale",
     "dataloader.random_scale": "(0.5, 2)",
     "scheduler.params": '{"gamma": 0.5}',
 }
@@ -68,7 +68,7 @@ NEEDS = {
     "roi.mask_subdivisions": ("roi.mask_points=4",),
     "optimizer.beta2": ("optimizer.type=adamw",),
     "scheduler.params": ("scheduler.burn_in_steps=0",),
-    "dataloader.instance_scale_uniform": CROPS,
+    "dataloader.crop": CROPS,
     "dataloader.persistent_workers": ("dataloader.num_workers=1",),
     "dataloader.prefetch": ("dataloader.num_workers=1",),
 }

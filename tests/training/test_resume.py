@@ -48,8 +48,9 @@ SETTINGS = (
     "dataloader.random_flip=yes",
     "dataloader.random_scale=(0.8, 1)",
     "dataloader.crop_size=(56, 80)",
-    "dataloader.instance_scale_uniform=(12, 48)",
-    "dataloader.copy_paste=0.5",
+    "dataloader.crop=instance_scale",
+    "crop instance_scale.lengths=(12, 48)",
+    "mix copy_paste.probability=0.5",
 )
 STEPS = 8  # seven images, two a step, two epochs
 
@@ -278,11 +279,11 @@ def test_killed_run_resumes_from_a_snapshot_within_an_epoch(seven, straight, tmp
 
 def test_images_before_the_position_are_not_read(seven, tmp_path, monkeypatch):
     run = tmp_path / "run"
-    options = again(seven, run, "scheduler.epochs=1", "dataloader.val_set=", "dataloader.copy_paste=0")
+    options = again(seven, run, "scheduler.epochs=1", "dataloader.val_set=", "mix copy_paste.probability=0")
     with signals_at([3]), pytest.raises(Preempted):
         run_training(options)
-    read, reader = [], PanopticDataset.read
-    monkeypatch.setattr(PanopticDataset, "read", lambda self, *key: (read.append(key), reader(self, *key))[1])
+    read, reader = [], PanopticDataset._read_image
+    monkeypatch.setattr(PanopticDataset, "_read_image", lambda self, *key: (read.append(key), reader(self, *key))[1])
     run_training(options)
     assert len(read) == 1
 

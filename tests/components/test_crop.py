@@ -1,0 +1,135 @@
+"""A crop of the user: in worker processes and in a resumed training the same, without a crop size of the core."""
+
+from __future__ import annotations
+
+import pytest
+from support.interruptions import result, signals_at, train_until_done
+
+from seamseg.checkpoints.snapshot import load_snapshot
+from seamseg.config import load_config
+from seamseg.training.run import run_training
+from seamseg.training.task import open_loader
+from seamseg.utils.distributed import World
+from seamseg.utils.errors import InputError, SeamsegError
+
+pytestmark = pytest.mark.usefixtures("narrow", "imported")
+
+RARE = '''
+from dataclasses import dataclass
+
+import numpy as np
+
+from seamseg.components import Crop, CropParams, crop, key
+
+
+@dataclass(frozen=True)
+class RareKeys:
+    """Keys of the crop."""
+
+    category: int = key("the class", 2, minimum=0)
+    side: int = key("side of the crop in pixels", 24, minimum=1)
+
+
+@crop("rare", keys=RareKeys)
+class RareCrop(Crop):
+    """A square around a pixel of a class, at the scale of validation, which is never flipped."""
+
+    def draw(self, image, rng):
+        """Draw a pixel of the class, or any."""
+        height, width = size = self.context.scaled(image.size)
+        ids = [i for i, category in enumerate(image.cat) if category == self.keys.category]
+        places = np.argwhere(np.isin(image.ids, ids).any(0))
+        y, x = rng.choice(places.tolist() or [[0, 0]])
+        side = min(self.keys.side, height, width)
+        y = min(y * height // image.size[0], height - side)
+        x = min(x * width // image.size[1], width - side)
+        return CropParams(size, (y, x, side, side), False)
+'''
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "my_rare.py"
+    path.write_text(RARE)
+    return path
+
+
+@pytest.fixture
+def options(component_options, file):
+    """Of a training with the crop."""
+    return lambda run, *more, **others: component_options(file, run, "dataloader.crop=rare", *more, **others)
+
+
+@pytest.mark.parametrize("more", [(), ("dataloader.device_transforms=yes", "dataloader.fast_decode=yes")])
+def test_crops_contain_the_class(options, micro, micro_config, more):
+    config = load_config(micro_config, None, options("run", *more, "crop rare.side=20").overrides)
+    loader = open_loader(config, micro, "micro.ini", World())
+    has_class = {image.id for image in loader.dataset.images if 2 in image.cat}
+    assert has_class
+    for batch in loader:
+        assert batch.masks[0].shape == (1, 20, 20)
+        assert not batch.deferred or not batch.deferred[0].flip
+        assert batch.cut is not None, "crops cut their things, whatever crops them"
+        if batch.ids[0] in has_class:
+            assert 2 in batch.categories[0]
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_resumed_with_other_workers(options, tmp_path, workers):
+    run_training(options("straight"))
+    with signals_at([3]):
+        stopped = options("stopped", f"dataloader.num_workers={workers}", resume="auto")
+        assert train_until_done(stopped) == 1
+    assert result(tmp_path / "stopped") == result(tmp_path / "straight")
+    snapshot = load_snapshot(tmp_path / "straight" / "model_last.pth.tar")
+    assert [(record.kind, record.name) for record in snapshot.components] == [("crop", "rare")]
+
+
+def test_a_model_predicts_without_the_file(options, micro, tmp_path, seamseg_main):
+    run_training(options("run", "scheduler.epochs=1"))
+    from seamseg.config import components
+
+    del components._REGISTERED["crop", "rare"]
+    photo = micro / "img" / "val0.png"
+    assert seamseg_main("predict", tmp_path / "run", photo, tmp_path / "out", "--device", "cpu") == 0
+
+
+MISTAKES = {
+    "another type": (
+        "CropParams(size,",
+        "tuple([size]) or (size,",
+        "must return CropParams, returned tuple",
+    ),
+    "outside": (
+        "size, (y, x, side",
+        "size, (y + 9999, x, side",
+        r"the window \(\d+, \d+, 24, 24\) .* is not",
+    ),
+    "empty": ("side, side), False", "side, 0), False", r"the window .* is not within the scaled image of"),
+    "fractions": ("(y, x, side, side)", "(y / 2, x, side, side)", "TypeError: 'float' object"),
+    "a name": ("places.tolist()", "place.tolist()", r", .*my_rare.py line 26: NameError: name 'place'"),
+}
+"""What is replaced in the file, by what, and the error."""
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes(name, file, options):
+    old, new, message = MISTAKES[name]
+    assert RARE.count(old) == 1
+    file.write_text(RARE.replace(old, new))
+    with pytest.raises(SeamsegError, match=f"^crop rare.*{message}") as error:
+        run_training(options("run"))
+    assert not isinstance(error.value, InputError), "an unreadable image would be replaced"
+    assert "\n" not in str(error.value)
+
+
+def test_no_crop(file, options):
+    file.write_text(RARE.replace("RareCrop(Crop)", "RareCrop").replace("def draw", "def __init__(*_): 0\n    def draw"))
+    with pytest.raises(InputError, match=r"^crop rare: must be a class derived from seamseg\.components\.Crop"):
+        run_training(options("run"))
+
+
+def test_keys_without_the_crop_have_no_effect(options, micro_config):
+    overrides = (*options("run").overrides, "dataloader.crop=random", "crop rare.side=20")
+    with pytest.raises(InputError, match=r"\[crop rare\] has no effect: \[dataloader\] crop is random"):
+        load_config(micro_config, None, overrides)

@@ -1,0 +1,202 @@
+"""A mix of the user: targets stay consistent, in worker processes and in a resumed training, with maps of heads."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from support.components import DEPTH
+from support.interruptions import result, signals_at, train_until_done
+
+from seamseg.checkpoints.snapshot import load_snapshot
+from seamseg.config import load_config
+from seamseg.data.folder import DatasetFolder
+from seamseg.data.loader import set_epoch
+from seamseg.training.run import run_training
+from seamseg.training.task import open_loader
+from seamseg.utils.distributed import World
+from seamseg.utils.errors import InputError, SeamsegError
+
+pytestmark = pytest.mark.usefixtures("narrow", "imported")
+
+MOSAIC = '''
+from dataclasses import dataclass
+
+from seamseg.components import Mix, key, mix
+
+
+@dataclass(frozen=True)
+class MosaicKeys:
+    """Keys of the mosaic."""
+
+    probability: float = key("probability of a mosaic", 1.0, minimum=0, maximum=1)
+
+
+@mix("mosaic", keys=MosaicKeys)
+class Mosaic(Mix):
+    """Another image over the right half."""
+
+    def combine(self, image, rng, load):
+        """Paste all of it."""
+        if rng.random() >= self.keys.probability:
+            return image
+        other = load()
+        return image.paste(other, range(len(other.cat)), 0, image.ids.shape[2] // 2)
+'''
+CROPS = ("dataloader.crop_size=(48, 56)", "dataloader.random_scale=(0.5, 2)", "dataloader.random_flip=yes")
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "my_mosaic.py"
+    path.write_text(MOSAIC)
+    return path
+
+
+@pytest.fixture
+def options(component_options, file):
+    """Of a training with mosaics of crops."""
+    return lambda run, *more, **others: component_options(file, run, *CROPS, *more, **others)
+
+
+def batches(config_path, data, overrides, epochs=3):
+    loader = open_loader(load_config(config_path, None, overrides), data, "micro.ini", World())
+    for epoch in range(epochs):
+        set_epoch(loader, epoch)
+        yield from loader
+
+
+def test_the_other_half_is_that_without_it(options, micro, micro_config):
+    """Scale, crop and flip of the image are the same; boxes, classes and flags belong to the ids."""
+    given = options("run").overrides
+    changed = 0
+    plain = batches(micro_config, micro, (*given, "mix mosaic.probability=0"))
+    for a, b in zip(plain, batches(micro_config, micro, given), strict=True):
+        (one,), (other,) = a.masks, b.masks
+        assert a.ids == b.ids
+        assert one.shape == other.shape
+        assert len(b.categories[0]) == len(b.iscrowd[0]) == len(b.boxes[0]) == len(b.cut[0]) == other.max() + 1
+        differs = (a.images[0] != b.images[0]).any(0).any(0)
+        half = one.shape[-1] // 2
+        columns = differs.nonzero()[:, 0]
+        # the flip comes last: the right half of the image may be the left one
+        assert len(columns) == 0 or columns.min() >= half or columns.max() < one.shape[-1] - half
+        kept = ~differs
+        assert torch.equal(a.categories[0][one][..., kept], b.categories[0][other][..., kept])
+        for i, box in enumerate(b.boxes[0].tolist()):
+            rows, columns = (other[0] == i).nonzero(as_tuple=True)
+            assert box[0] < 0 or box == [rows.min(), columns.min(), rows.max() + 1, columns.max() + 1]
+        changed += int(differs.any())
+    assert changed > 5
+
+
+def test_maps_are_those_of_the_segments(options, tmp_path, micro, micro_config):
+    """The map of an image states its segment of each pixel; after a mosaic it still does, for both images."""
+    data = tmp_path / "data"
+    shutil.copytree(micro, data)
+    (data / "depth").mkdir()
+    folder = DatasetFolder(data)
+    for info in folder.metadata.images:
+        ids = folder.read_mask(info.id)[0]
+        np.save(data / "depth" / f"{info.id}.npy", np.where(ids > 0, np.asarray(info.cat)[ids] + 1, 0))
+    head = tmp_path / "my_depth.py"
+    head.write_text(DEPTH)
+    given = (*options("run").overrides, f"general.components={head}, {tmp_path / 'my_mosaic.py'}")
+    for batch in batches(micro_config, data, given):
+        ids, depth = batch.masks[0][0], batch.maps["depth"][0][0]
+        assert torch.equal(depth[ids > 0], (batch.categories[0][ids][ids > 0] + 1) * 0.5)
+        assert (depth[ids == 0] == -1).all()
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_resumed_with_other_workers(options, tmp_path, workers):
+    both = ("mix mosaic.probability=.5", "mix copy_paste.probability=.5")
+    run_training(options("straight", *both))
+    with signals_at([3]):
+        stopped = options("stopped", *both, f"dataloader.num_workers={workers}", resume="auto")
+        assert train_until_done(stopped) == 1
+    assert result(tmp_path / "stopped") == result(tmp_path / "straight")
+    snapshot = load_snapshot(tmp_path / "straight" / "model_last.pth.tar")
+    assert [(record.kind, record.name) for record in snapshot.components] == [("mix", "mosaic")]
+
+
+def test_transforms_on_the_device_see_the_same(options, micro, micro_config):
+    given = options("run").overrides
+    here, there = (
+        batches(micro_config, micro, (*given, *more)) for more in ((), ("dataloader.device_transforms=yes",))
+    )
+    flips = set()
+    for a, b in zip(here, there, strict=True):
+        flip = b.deferred[0].flip
+        flips.add(flip)
+        assert torch.equal(a.masks[0], (b.masks[0].flip(-1) if flip else b.masks[0]).long())
+        assert torch.equal(a.cut[0], b.cut[0])
+    assert flips == {True, False}
+
+
+RETURNED = "image.paste(other, range(len(other.cat)), 0, image.ids.shape[2] // 2)"
+MISTAKES = {
+    "another type": ("image.pixels", "must return an AugmentedImage, returned ndarray"),
+    "half the pixels": (
+        "image._replace(pixels=image.pixels[1:])",
+        "pixels must be uint8 of .*, returned uint8",
+    ),
+    "floats": (
+        "image._replace(pixels=image.pixels / 2)",
+        "pixels must be uint8 of .*, returned float64 of",
+    ),
+    "a flat mask": (
+        "image._replace(ids=image.ids[0])",
+        "the ids are uint8 of .*, expected integers of .L, H, W",
+    ),
+    "no classes": ("image._replace(ids=image.ids + 99)", r"ids \d+ to \d+ need a class and a crowd flag each"),
+    "a lost flag": (
+        "image._replace(iscrowd=image.iscrowd[1:])",
+        r"ids \d+ to \d+ need a class and a crowd flag",
+    ),
+    "a class": ("image._replace(cat=image.cat + 7)", "cat must have class 255 for id 0, .*, returned 262"),
+    "no void": ("image._replace(cat=image.cat * 0)", "cat must have class 255 for id 0, .*, returned 0"),
+    "borders": (
+        "image._replace(cut=image.cut[:, :2])",
+        r"cut must be bool of \(\d+, 4\), returned bool of",
+    ),
+    "maps": ("image._replace(maps={'a': other})", "the maps must be none, returned a"),
+    "a name": ("images", r", .*my_mosaic.py line 23: NameError: name 'images'"),
+}
+"""What is returned instead, and the error."""
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes(name, file, options):
+    code, message = MISTAKES[name]
+    file.write_text(MOSAIC.replace(RETURNED, code))
+    with pytest.raises(SeamsegError, match=f"^mix mosaic.*{message}") as error:
+        run_training(options("run"))
+    assert not isinstance(error.value, InputError), "an unreadable image would be replaced"
+    assert "\n" not in str(error.value)
+
+
+def test_a_data_set_that_does_not_suit(file, options):
+    code = """
+    def __init__(self, keys, reader):
+        raise InputError(f"mix mosaic: {reader.root.name} has {len(reader.images)} images only")
+"""
+    text = MOSAIC.replace("    def combine", f"{code}\n    def combine")
+    file.write_text("from seamseg.utils.errors import InputError\n" + text)
+    with pytest.raises(InputError, match=r"mix mosaic: \w+ has \d images only$"):
+        run_training(options("run"))
+    file.write_text(
+        MOSAIC.replace("Mosaic(Mix)", "Mosaic").replace("def combine", "def __init__(*_): 0\n    def combine")
+    )
+
+
+def test_an_image_without_others(options, file, micro, micro_config, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(micro, data)
+    (data / "lst" / "train.txt").write_text("train0\n")
+    text = MOSAIC.replace("other = load()", "assert load() is None and load([0]) is None and load([]) is None")
+    file.write_text(text.replace(RETURNED, "image"))
+    run_training(replace(options("run", "scheduler.epochs=1"), data=data))
