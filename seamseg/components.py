@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from seamseg.models.backbones.base import Body, BodyContext
     from seamseg.models.custom_network import CustomNetwork as Network
     from seamseg.models.custom_network import NetworkContext
-    from seamseg.models.heads.custom import Head, Map
+    from seamseg.models.heads.custom import Head, HeadContext, Map
+    from seamseg.models.heads.roi import RegionHead
     from seamseg.models.heads.semantic import SemanticImage
     from seamseg.predict.writers.images import ImageWriter as ImageFormat
     from seamseg.structures import ReadMap
@@ -63,6 +64,16 @@ optimizer = partial(register, "optimizer")
 """Registers a function of the parameter groups, dicts with `params`, `lr` and `weight_decay`, and the keys; it returns
 a :class:`torch.optim.Optimizer`. Its state is saved and restored by `state_dict` and `load_state_dict`."""
 
+roi_head = partial(register, "roi_head")
+"""Registers a class derived from :class:`RegionHead`, which gives class, box and mask of regions."""
+
+rpn_head = partial(register, "rpn_head")
+"""Registers a :class:`torch.nn.Module` made from the keys and a :class:`HeadContext`: levels `N x C x h x w` to
+objectness logits `N x A`, box codes `N x A x 4` and the `(height, width)` of the cells of each level."""
+
+semantic_head = partial(register, "semantic_head")
+"""Registers a :class:`torch.nn.Module` made from the keys and a :class:`HeadContext`: all levels to class logits."""
+
 reader = partial(register, "reader")
 """Registers a class derived from :class:`Reader`."""
 
@@ -76,6 +87,7 @@ __all__ = [
     "BodyContext",
     "Callback",
     "Head",
+    "HeadContext",
     "ImageFormat",
     "ImageInfo",
     "Map",
@@ -85,6 +97,7 @@ __all__ = [
     "NetworkContext",
     "ReadMap",
     "Reader",
+    "RegionHead",
     "Run",
     "SemanticImage",
     "augmentation",
@@ -102,7 +115,10 @@ __all__ = [
     "output_format",
     "parse_metadata",
     "reader",
+    "roi_head",
+    "rpn_head",
     "scheduler",
+    "semantic_head",
 ]
 
 _MODULES = {
@@ -116,7 +132,8 @@ _MODULES = {
     "ReadMap": "seamseg.structures",
     **dict.fromkeys(("ImageInfo", "Metadata", "parse_metadata"), "seamseg.formats.metadata"),
     "Metric": "seamseg.evaluation.metric",
-    **dict.fromkeys(("Head", "Map"), "seamseg.models.heads.custom"),
+    **dict.fromkeys(("Head", "HeadContext", "Map"), "seamseg.models.heads.custom"),
+    "RegionHead": "seamseg.models.heads.roi",
     "SemanticImage": "seamseg.models.heads.semantic",
 }
 

@@ -215,6 +215,20 @@ def added_by(names: Iterable[str]) -> Iterator[Component]:
             yield component
 
 
+def at_fault(error: BaseException) -> str | None:
+    """Return a line for an exception of a component's code: its section, file and line; None for other exceptions."""
+    custom = [component for component in _REGISTERED.values() if not component.built_in]
+    trace = error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        if found := [c for c in custom if str(c.file) == frame.f_code.co_filename]:
+            owner = frame.f_locals.get("self")
+            own = [c for c in found if c.make is type(owner) or getattr(c.make, "__code__", None) is frame.f_code]
+            return ", ".join(c.section for c in own or found) + described(error, str(found[0].file))
+        trace = trace.tb_next
+    return None
+
+
 def parse_section(section: str) -> tuple[str, str] | None:
     """Return kind and name of the component that a section of a configuration is for; None for other sections."""
     kind, space, name = section.partition(" ")

@@ -13,10 +13,9 @@ from seamseg.models.backbones.fpn import FPNBody
 from seamseg.models.heads.custom import Head, predicted_maps
 from seamseg.models.heads.detections import DetectionSelector
 from seamseg.models.heads.points import PointSource
-from seamseg.models.heads.roi import ROIExtractor, ROIHead
+from seamseg.models.heads.roi import RegionHead, ROIExtractor
 from seamseg.models.heads.roi_targets import ProposalMatcher
-from seamseg.models.heads.rpn import AnchorGenerator, ProposalGenerator, RPNHead
-from seamseg.models.heads.semantic import SemanticHead
+from seamseg.models.heads.rpn import AnchorGenerator, ProposalGenerator
 from seamseg.models.network import BatchOptions, Network, mark_sizes_dynamic
 from seamseg.ops.boxes import clip_boxes, decode_boxes
 from seamseg.ops.upsample import upsample_argmax
@@ -154,18 +153,18 @@ class PanopticInference(Network):
 
     compiled_parts = ("body", "sem_head")
     body: FPNBody
-    rpn_head: RPNHead
-    roi_head: ROIHead
-    sem_head: SemanticHead | None
+    rpn_head: nn.Module
+    roi_head: RegionHead
+    sem_head: nn.Module | None
     heads: nn.ModuleDict | None
     options: NetworkOptions
 
     def __init__(
         self,
         body: FPNBody,
-        rpn_head: RPNHead,
-        roi_head: ROIHead,
-        sem_head: SemanticHead | None,
+        rpn_head: nn.Module,
+        roi_head: RegionHead,
+        sem_head: nn.Module | None,
         heads: nn.ModuleDict | None,
         options: NetworkOptions,
     ) -> None:

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from seamseg.config.components import register
 from seamseg.config.sections import Roi
 from seamseg.models.backbones.base import NormFactory
+from seamseg.models.heads.custom import HeadContext
 from seamseg.models.heads.points import PointHead
 from seamseg.models.heads.roi_targets import pixel_loss
 from seamseg.ops.boxes import box_area, smooth_l1
@@ -56,8 +58,49 @@ class ROIExtractor:
         return roi_features(used, boxes, index, self.level_of(boxes) - first, padded_size, self.config.roi_size)
 
 
-class ROIHead(nn.Module):
-    """Class, box and (optionally) mask of regions (docs/contract.md, section 3 "ROI head").
+class RegionHead(nn.Module):
+    """Class, box and mask of regions; derive from it for a head of `[roi] head`.
+
+    Parameters
+    ----------
+    num_things : thing classes
+    with_masks : whether it has masks; detection has none
+    roi_size : `(height, width)` of the features of a region, `[roi] roi_size`
+
+    Attributes
+    ----------
+    unused_layers : beginnings of the names of weights that a snapshot may have and this head does not use
+    """
+
+    roi_pts: PointHead | None = None
+
+    def __init__(self, num_things: int, with_masks: bool, roi_size: tuple[int, int]) -> None:
+        super().__init__()
+        self.num_things = num_things
+        self.with_masks = with_masks
+        self.roi_size = roi_size
+        self.unused_layers: tuple[str, ...] = ()
+
+    def boxes(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Map features `K x C x roi_size` to logits `K x (things + 1)` (0: background), codes `K x things x 4`."""
+        raise NotImplementedError
+
+    def masks(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Map features `K x C x roi_size` to mask logits `K x things x 2 roi_size`, of the regions `rows` if given."""
+        raise NotImplementedError
+
+    def masks_of(self, x: Tensor, classes: Tensor) -> Tensor:
+        """Return mask logits `K x 2 roi_size` of features `K x C x roi_size`, for the thing class of each region."""
+        return self.masks(x)[torch.arange(x.shape[0], device=x.device), classes]
+
+    def forward(self, x: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Run all branches: class logits, box codes and (of `rows` only, if given) mask logits or None."""
+        cls_logits, bbx_logits = self.boxes(x)
+        return cls_logits, bbx_logits, self.masks(x, rows) if self.with_masks else None
+
+
+class ROIHead(RegionHead):
+    """The head of Mask R-CNN, with or without masks (docs/contract.md, section 3 "ROI head").
 
     Parameters
     ----------
@@ -71,13 +114,10 @@ class ROIHead(nn.Module):
     def __init__(
         self, config: Roi, in_channels: int, num_things: int, norm: NormFactory, with_masks: bool = True
     ) -> None:
-        super().__init__()
+        super().__init__(num_things, with_masks, config.roi_size)
         fc_channels, conv_channels, box_convs = config.fc_channels, config.conv_channels, config.box_convs
-        self.num_things = num_things
-        self.with_masks = with_masks
         # snapshots of networks with masks have them, too
         self.unused_layers = () if with_masks else ("conv.", "roi_msk.", "roi_pts.")
-        self.roi_size = config.roi_size
         cells = (config.roi_size[0] // 2) * (config.roi_size[1] // 2)
         self.box_conv = None
         if box_convs:
@@ -139,10 +179,11 @@ class ROIHead(nn.Module):
             logits = enlarge.project(x, weight)  # type: ignore[operator]
         return logits if bias is None else logits + bias[classes, None, None]
 
-    def forward(self, x: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Run all branches: class logits, box codes and (of `rows` only, if given) mask logits or None."""
-        cls_logits, bbx_logits = self.boxes(x)
-        return cls_logits, bbx_logits, self.masks(x, rows) if self.with_masks else None
+
+@register("roi_head", "mask_rcnn")
+def mask_rcnn(keys: Roi, context: HeadContext) -> ROIHead:
+    """Class and box from two fully connected layers, masks from four convolutions."""
+    return ROIHead(keys, context.width, context.num_thing, context.norm, context.has_masks)
 
 
 def _convolutions(inputs: int, channels: int, norm: NormFactory, count: int) -> OrderedDict[str, nn.Module]:
