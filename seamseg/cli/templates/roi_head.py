@@ -25,7 +25,6 @@ class Example(RegionHead):
         self.codes = nn.Linear(keys.channels, context.num_thing * 4)
         for layer, std in ((self.classes, 0.01), (self.codes, 0.001)):
             nn.init.normal_(layer.weight, std=std)
-            nn.init.zeros_(layer.bias)
         if self.with_masks:
             self.mask = nn.Sequential(
                 nn.Conv2d(context.width, keys.channels, 3, padding=1, bias=False),
@@ -39,6 +38,6 @@ class Example(RegionHead):
         return self.classes(x), self.codes(x).reshape(x.shape[0], self.num_things, 4)
 
     def masks(self, x, rows=None):
-        """Map features K x width x h x w to mask logits K x things x 2h x 2w, of the regions `rows` if they are given."""
+        """Map features K x width x h x w to mask logits K x things x 2h x 2w, of the regions `rows` if given."""
         x = self.mask(x)
         return x if rows is None else x[rows]

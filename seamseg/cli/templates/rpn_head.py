@@ -1,4 +1,4 @@
-"""Layers of the region proposal network, `[rpn] head = example`: levels of the pyramid to scores and codes of anchors."""
+"""Layers of the region proposal network, `[rpn] head = example`: levels of the pyramid to scores and codes."""
 
 from dataclasses import dataclass
 
@@ -32,7 +32,6 @@ class Example(nn.Module):
         self.codes = nn.Conv2d(channels, anchors * 4, 1)
         for layer in (self.objectness, self.codes):
             nn.init.normal_(layer.weight, std=0.01)
-            nn.init.zeros_(layer.bias)
 
     def forward(self, levels):
         """Return objectness logits N x A, box codes N x A x 4, and height and width of the cells of each level.

@@ -91,7 +91,9 @@ class RegionHead(nn.Module):
 
     def masks_of(self, x: Tensor, classes: Tensor) -> Tensor:
         """Return mask logits `K x 2 roi_size` of features `K x C x roi_size`, for the thing class of each region."""
-        return self.masks(x)[torch.arange(x.shape[0], device=x.device), classes]
+        masks = self.masks(x)
+        # not by two indices, a GatherND in ONNX, which some engines do not check
+        return masks.gather(1, classes[:, None, None, None].expand(-1, 1, *masks.shape[2:]))[:, 0]
 
     def forward(self, x: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Run all branches: class logits, box codes and (of `rows` only, if given) mask logits or None."""
