@@ -72,14 +72,13 @@ class RegionHead(nn.Module):
     unused_layers : beginnings of the names of weights that a snapshot may have and this head does not use
     """
 
-    roi_pts: PointHead | None = None
-
     def __init__(self, num_things: int, with_masks: bool, roi_size: tuple[int, int]) -> None:
         super().__init__()
         self.num_things = num_things
         self.with_masks = with_masks
         self.roi_size = roi_size
         self.unused_layers: tuple[str, ...] = ()
+        self.roi_pts: PointHead | None = None
 
     def boxes(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Map features `K x C x roi_size` to logits `K x (things + 1)` (0: background), codes `K x things x 4`."""
