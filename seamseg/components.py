@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from seamseg.models.backbones.base import Body, BodyContext
     from seamseg.models.custom_network import CustomNetwork as Network
     from seamseg.models.custom_network import NetworkContext
+    from seamseg.models.heads.box_loss import BoxSamples
     from seamseg.models.heads.custom import Head, HeadContext, Map
+    from seamseg.models.heads.refinement import MaskRefinement, Regions, RegionTruth
     from seamseg.models.heads.roi import RegionHead
     from seamseg.models.heads.semantic import SemanticImage
     from seamseg.predict.writers.images import ImageWriter as ImageFormat
@@ -42,11 +44,17 @@ keys; it returns pixels of the same size."""
 body = partial(register, "body")
 """Registers a class derived from :class:`Body`, the backbone."""
 
+box_loss = partial(register, "box_loss")
+"""Registers a function of :class:`BoxSamples` and the keys; it returns the loss of each sample, `M x 4` or `M`."""
+
 callback = partial(register, "callback")
 """Registers a class derived from :class:`Callback`."""
 
 head = partial(register, "head")
 """Registers a class derived from :class:`Head`."""
+
+mask_refinement = partial(register, "mask_refinement")
+"""Registers a class derived from :class:`MaskRefinement`."""
 
 metric = partial(register, "metric")
 """Registers a class derived from :class:`Metric`."""
@@ -85,12 +93,14 @@ __all__ = [
     "API",
     "Body",
     "BodyContext",
+    "BoxSamples",
     "Callback",
     "Head",
     "HeadContext",
     "ImageFormat",
     "ImageInfo",
     "Map",
+    "MaskRefinement",
     "Metadata",
     "Metric",
     "Network",
@@ -98,14 +108,18 @@ __all__ = [
     "ReadMap",
     "Reader",
     "RegionHead",
+    "RegionTruth",
+    "Regions",
     "Run",
     "SemanticImage",
     "augmentation",
     "body",
+    "box_loss",
     "callback",
     "head",
     "key",
     "loss",
+    "mask_refinement",
     "metric",
     "network",
     "open_image",
@@ -133,7 +147,9 @@ _MODULES = {
     **dict.fromkeys(("ImageInfo", "Metadata", "parse_metadata"), "seamseg.formats.metadata"),
     "Metric": "seamseg.evaluation.metric",
     **dict.fromkeys(("Head", "HeadContext", "Map"), "seamseg.models.heads.custom"),
+    **dict.fromkeys(("MaskRefinement", "RegionTruth", "Regions"), "seamseg.models.heads.refinement"),
     "RegionHead": "seamseg.models.heads.roi",
+    "BoxSamples": "seamseg.models.heads.box_loss",
     "SemanticImage": "seamseg.models.heads.semantic",
 }
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from seamseg.config import KINDS, Config
-from seamseg.config.components import Component, register
+from seamseg.config.components import Component, is_registered, register
 from seamseg.config.kinds import SEAMLESS
 from seamseg.config.sections import Body as BodyKeys
 from seamseg.config.sections import General
@@ -24,6 +24,7 @@ from seamseg.models.folding import fold_layers
 from seamseg.models.heads.custom import Head, HeadContext
 from seamseg.models.heads.deeplab import DeeplabV3
 from seamseg.models.heads.detections import DetectionSelector
+from seamseg.models.heads.refinement import MaskRefinement
 from seamseg.models.heads.roi import RegionHead, ROIExtractor
 from seamseg.models.heads.roi_targets import ProposalMatcher
 from seamseg.models.heads.rpn import AnchorGenerator, ProposalGenerator
@@ -141,12 +142,13 @@ def _build_panoptic_net(config: Config, num_stuff: int, num_thing: int) -> Panop
     initialise(net, config.body, own)
     net.body.backbone.freeze(config.body.num_frozen)
     # last: the initial weights of the others do not depend on them, and they have initial weights of their own
+    net.roi_head.refinement = _build_refinement(config, of_boxes)
     heads = build_heads(config, context)
     return PanopticNet(net.body, net.rpn_head, net.roi_head, net.sem_head, heads, net.options) if heads else net
 
 
 def _build_head(config: Config, kind: str, context: HeadContext, base: type[nn.Module] = nn.Module) -> Any:
-    """Build one of the heads that the kind of network has."""
+    """Build the part that a key of the configuration chooses."""
     component, keys = config.component(kind)
     if component.built_in:
         return component.make(keys, context)
@@ -157,9 +159,19 @@ def _build_head(config: Config, kind: str, context: HeadContext, base: type[nn.M
     except Exception as error:
         raise InputError(f"{component.section}{described(error, str(component.file))}") from error
     if not isinstance(head, base):
-        name = "seamseg.components.RegionHead" if base is RegionHead else "torch.nn.Module"
+        name = "torch.nn.Module" if base is nn.Module else f"seamseg.components.{base.__name__}"
         raise InputError(f"{component.section} ({component.file}): must be a {name}")
     return head
+
+
+def _build_refinement(config: Config, context: HeadContext) -> MaskRefinement | None:
+    """Build the refinement of masks; None without one, or if it is not loaded."""
+    if not context.has_masks or (name := config.roi.mask_refinement) == "none":
+        return None
+    if not is_registered("mask_refinement", name):
+        return None
+    made: MaskRefinement = _build_head(config, "mask_refinement", context, MaskRefinement)
+    return made
 
 
 def build_heads(config: Config, context: HeadContext) -> nn.ModuleDict:
@@ -361,7 +373,6 @@ _OUTPUT_STD = {
     "rpn_head.conv_bbx": 0.01,
     "roi_head.roi_cls": 0.01,
     "roi_head.roi_bbx": 0.001,
-    "roi_head.roi_pts.output": 0.001,
 }
 """Standard deviation of the weights of output layers; small outputs at the start, as usual for Faster R-CNN."""
 

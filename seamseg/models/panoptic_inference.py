@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from seamseg.models.backbones.fpn import FPNBody
 from seamseg.models.heads.custom import Head, predicted_maps
 from seamseg.models.heads.detections import DetectionSelector
-from seamseg.models.heads.points import PointSource
+from seamseg.models.heads.refinement import Regions
 from seamseg.models.heads.roi import RegionHead, ROIExtractor
 from seamseg.models.heads.roi_targets import ProposalMatcher
 from seamseg.models.heads.rpn import AnchorGenerator, ProposalGenerator
@@ -301,9 +301,9 @@ class PanopticInference(Network):
             x = self.options.rois(features.levels, all_boxes[chunk], index[chunk], features.padded_size)
             parts.append(self.roi_head.masks_of(x, all_classes[chunk]).float())
         masks = torch.cat(parts)
-        if self.roi_head.roi_pts is not None:
-            source = PointSource(features.levels[0], features.padded_size, all_boxes, index, all_classes, masks)
-            masks = self.roi_head.roi_pts.refine(source)
+        if self.roi_head.refinement is not None:
+            regions = Regions(features.levels, features.padded_size, all_boxes, index, all_classes, masks)
+            masks = self.roi_head.refinement.refine(regions)
         return list(torch.split(masks, [b.shape[0] for b in boxes]))
 
     def segment(self, features: Features) -> list[Tensor | None]:

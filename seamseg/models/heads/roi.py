@@ -14,9 +14,9 @@ from seamseg.config.components import register
 from seamseg.config.sections import Roi
 from seamseg.models.backbones.base import NormFactory
 from seamseg.models.heads.custom import HeadContext
-from seamseg.models.heads.points import PointHead
+from seamseg.models.heads.refinement import MaskRefinement
 from seamseg.models.heads.roi_targets import pixel_loss
-from seamseg.ops.boxes import box_area, smooth_l1
+from seamseg.ops.boxes import box_area
 from seamseg.ops.norm import InPlaceABN, NormSequential, run_layers
 from seamseg.ops.roi_sampling import roi_features
 
@@ -69,6 +69,7 @@ class RegionHead(nn.Module):
 
     Attributes
     ----------
+    refinement : of the masks; None for none
     unused_layers : beginnings of the names of weights that a snapshot may have and this head does not use
     """
 
@@ -78,7 +79,7 @@ class RegionHead(nn.Module):
         self.with_masks = with_masks
         self.roi_size = roi_size
         self.unused_layers: tuple[str, ...] = ()
-        self.roi_pts: PointHead | None = None
+        self.refinement: MaskRefinement | None = None
 
     def boxes(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Map features `K x C x roi_size` to logits `K x (things + 1)` (0: background), codes `K x things x 4`."""
@@ -118,7 +119,7 @@ class ROIHead(RegionHead):
         super().__init__(num_things, with_masks, config.roi_size)
         fc_channels, conv_channels, box_convs = config.fc_channels, config.conv_channels, config.box_convs
         # snapshots of networks with masks have them, too
-        self.unused_layers = () if with_masks else ("conv.", "roi_msk.", "roi_pts.")
+        self.unused_layers = () if with_masks else ("conv.", "roi_msk.", "refinement.")
         cells = (config.roi_size[0] // 2) * (config.roi_size[1] // 2)
         self.box_conv = None
         if box_convs:
@@ -138,8 +139,6 @@ class ROIHead(RegionHead):
             layers["bn_up"] = norm(conv_channels)
             self.conv = NormSequential(layers)
             self.roi_msk = nn.Conv2d(conv_channels, num_things, 1)
-        refines = with_masks and config.mask_points > 0
-        self.roi_pts = PointHead(config, in_channels, num_things) if refines else None
 
     def boxes(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Map features `K x C x roi_size` to logits `K x (things + 1)` (0: background), codes `K x things x 4`."""
@@ -203,18 +202,16 @@ def class_loss(cls_logits: Tensor, labels: Tensor, weights: Tensor | None = None
     return (losses * weights).sum() / weights.sum().clamp(min=1)
 
 
-def box_loss(bbx_logits: Tensor, labels: Tensor, codes: Tensor, sigma: float, weights: Tensor | None = None) -> Tensor:
-    """Compute the smooth L1 loss of the code of the true class, summed over the positives, per sample.
+def box_loss(errors: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Compute the sum of the losses of the boxes of positives, per sample.
 
     Parameters
     ----------
-    bbx_logits : `M x things x 4`
+    errors : of the codes of the true class, `M x 4` or `M`
     labels : int64 `M`, 0 = background
-    codes : `M x 4`; those of the background are ignored
-    sigma : of the smooth L1 loss
     weights : `M`, the number of samples is their sum; None for 1 each. Positives have weight 1
     """
-    errors = smooth_l1(of_class(bbx_logits, labels), codes, sigma)
+    errors = errors.view(labels.shape[0], -1)
     loss = torch.where((labels > 0)[:, None], errors, 0.0).sum()
     return loss / (labels.shape[0] if weights is None else weights.sum().clamp(min=1))
 
