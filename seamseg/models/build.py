@@ -142,7 +142,8 @@ def _build_panoptic_net(config: Config, num_stuff: int, num_thing: int) -> Panop
     initialise(net, config.body, own)
     net.body.backbone.freeze(config.body.num_frozen)
     # last: the initial weights of the others do not depend on them, and they have initial weights of their own
-    net.roi_head.refinement = _build_refinement(config, of_boxes)
+    if of_boxes.has_masks and config.roi.mask_refinement != "none":
+        _add_refinement(net.roi_head, config, of_boxes)
     heads = build_heads(config, context)
     return PanopticNet(net.body, net.rpn_head, net.roi_head, net.sem_head, heads, net.options) if heads else net
 
@@ -164,14 +165,12 @@ def _build_head(config: Config, kind: str, context: HeadContext, base: type[nn.M
     return head
 
 
-def _build_refinement(config: Config, context: HeadContext) -> MaskRefinement | None:
-    """Build the refinement of masks; None without one, or if it is not loaded."""
-    if not context.has_masks or (name := config.roi.mask_refinement) == "none":
-        return None
-    if not is_registered("mask_refinement", name):
-        return None
-    made: MaskRefinement = _build_head(config, "mask_refinement", context, MaskRefinement)
-    return made
+def _add_refinement(head: RegionHead, config: Config, context: HeadContext) -> None:
+    """Build the refinement of masks; without its file a snapshot is loaded without it."""
+    if is_registered("mask_refinement", config.roi.mask_refinement):
+        head.refinement = _build_head(config, "mask_refinement", context, MaskRefinement)
+    else:
+        head.unused_layers += ("refinement.",)
 
 
 def build_heads(config: Config, context: HeadContext) -> nn.ModuleDict:
