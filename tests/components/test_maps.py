@@ -259,6 +259,12 @@ MISTAKES = {
         SeamsegError,
         "cannot be exported to ONNX with the heads mistake: leave out .* \\(head mistake, .*line 2",
     ),
+    "without an ONNX operator": (
+        'return {"vector": outputs["vector"],',
+        'return {"vector": torch.special.airy_ai(outputs["vector"]),',
+        SeamsegError,
+        "heads mistake: leave out .* \\(DispatchError: No ONNX function found for [^\x1b]*airy_ai",
+    ),
     "not exportable": (
         "    outputs = {",
         "    exportable = False\n    outputs = {",
