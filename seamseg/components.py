@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from seamseg.predict.writers.images import ImageWriter as ImageFormat
     from seamseg.structures import ReadMap
     from seamseg.training.callbacks import Callback, Run
+    from seamseg.visualize.maps import resize_map
 
 __all__ = [
     "API",
@@ -68,6 +69,7 @@ __all__ = [
     "output_format",
     "parse_metadata",
     "reader",
+    "resize_map",
     "scheduler",
 ]
 
@@ -84,6 +86,7 @@ _MODULES = {
     "Metric": "seamseg.evaluation.metric",
     **dict.fromkeys(("Head", "Map"), "seamseg.models.heads.custom"),
     "SemanticImage": "seamseg.models.heads.semantic",
+    "resize_map": "seamseg.visualize.maps",
 }
 
 

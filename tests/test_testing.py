@@ -120,5 +120,5 @@ def test_the_command(file):
     done = subprocess.run([*command, file("loss")], capture_output=True, text=True, check=True)
     assert "loss mine: trains two steps on two processes" in done.stdout
     failed = subprocess.run([*command, "none.py"], capture_output=True, text=True)
-    assert failed.returncode == 1
+    assert failed.returncode == 2
     assert failed.stderr.strip().splitlines()[-1] == "seamseg.testing: components: none.py: no such file"
