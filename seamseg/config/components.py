@@ -77,11 +77,11 @@ class NotLoaded:
     texts: dict[str, str]
 
 
-_Made = TypeVar("_Made", bound=Callable[..., Any])
+Made = TypeVar("Made", bound=Callable[..., Any])
 _REGISTERED: dict[tuple[str, str], Component] = {}
 
 
-def register(kind: str, name: str, keys: type = NoKeys) -> Callable[[_Made], _Made]:
+def register(kind: str, name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
     """Return a decorator that registers a class or function.
 
     Parameters
@@ -105,7 +105,7 @@ def register(kind: str, name: str, keys: type = NoKeys) -> Callable[[_Made], _Ma
                 f"{kind} {name}: declare {spec.name} of {keys.__name__} as key(DOC, DEFAULT), in lower case"
             )
 
-    def decorate(made: _Made) -> _Made:
+    def decorate(made: Made) -> Made:
         component = Component(kind, name, made, keys, made.__module__)
         other = _REGISTERED.setdefault((kind, name), component)
         if other.module != component.module or other.make.__qualname__ != made.__qualname__:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from seamseg.config import KINDS, Config
+from seamseg.config.components import Component
 from seamseg.models.heads.box_loss import BoxSamples, MatchedImage
 from seamseg.models.heads.custom import head_losses
 from seamseg.models.heads.refinement import Refined, RegionTruth
@@ -22,6 +23,7 @@ from seamseg.models.heads.semantic import SemanticImage, semantic_loss, semantic
 from seamseg.models.network import Network, SemanticLogits
 from seamseg.models.panoptic import TrainingOutputs
 from seamseg.structures import Batch
+from seamseg.utils.component_errors import named_errors
 
 _Term = tuple[Tensor, "Tensor | int"]
 
@@ -57,7 +59,9 @@ class SemanticCriterion:
     def of(config: Config) -> SemanticCriterion:
         """Return that of `[sem] loss`."""
         component, keys = config.component("loss")
-        return SemanticCriterion(partial(component.make, keys=keys))
+        if component.built_in:
+            return SemanticCriterion(partial(component.make, keys=keys))
+        return SemanticCriterion(partial(_custom_loss, component, keys))
 
     def __call__(self, output: SemanticLogits, targets: Batch) -> Losses:
         """Compute `sem_loss`."""
@@ -72,6 +76,13 @@ class SemanticCriterion:
             return logits[:0].float().sum(), 0
         labelled = logits if len(classes) == logits.shape[0] else logits[list(classes)]
         return semantic_loss(labelled, padded_size, list(classes.values()), self.image_loss), len(classes)
+
+
+def _custom_loss(component: Component, keys: Any, image: SemanticImage) -> Tensor:
+    """Return the loss of an image by a custom function, which errors name."""
+    with named_errors(component.section, component.module):
+        loss: Tensor = component.make(image, keys)
+    return loss
 
 
 class Criterion:

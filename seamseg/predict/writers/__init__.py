@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,9 +21,10 @@ from seamseg.predict.writers.predictions import CityscapesWriter, CocoWriter, Vi
 from seamseg.predict.writers.raw import RawDetectionsWriter, RawWriter
 from seamseg.predict.writers.semantic import IdsWriter, LabelsWriter, ProbabilitiesWriter
 from seamseg.predictions import MapFormat
+from seamseg.utils.component_errors import named_errors
 from seamseg.utils.errors import InputError
 
-__all__ = ["FORMATS", "AnonymizeWriter", "DetectionChoice", "Writer", "formats_of", "make_writers"]
+__all__ = ["FORMATS", "AnonymizeWriter", "DetectionChoice", "Writer", "errors_of", "formats_of", "make_writers"]
 
 _MakeWriter = Callable[[Path, Metadata], Writer[Any]]
 
@@ -106,10 +108,23 @@ def make_writers(
         elif make is None:
             if not components.is_registered("format", name):
                 raise InputError(f"`formats={','.join(formats)}`: the model has no head with the output {name}")
-            made.append(components.find("format", name).make(out, metadata, keys_of("format", name, overrides)))
+            component = components.find("format", name)
+            with named_errors(component.section, component.module):
+                made.append(component.make(out, metadata, keys_of("format", name, overrides)))
         else:
             made.append(make(out, metadata, choice) if make is CocoResultsWriter else make(out, metadata))
-        for path in made[-1].paths(Source(Path("NAME"), "NAME", "NAME")):
+        with errors_of(made[-1]):
+            paths = made[-1].paths(Source(Path("NAME"), "NAME", "NAME"))
+        for path in paths:
             if (owner := owners.setdefault(path, name)) != name:
                 raise InputError(f"`formats={','.join(formats)}`: {owner} and {name} would both write {path.name}")
     return made
+
+
+def errors_of(writer: Writer[Any], where: str = "") -> AbstractContextManager[None]:
+    """Return a context that names a custom format, and the line of its file, in errors of its code.
+
+    `where` is the beginning of the message, such as the name of a photo; those of built-in formats remain as they are.
+    """
+    own = [c for c in components.registered("format") if c.make is type(writer)]
+    return named_errors(f"{where}{own[0].section}", own[0].module) if own else nullcontext()
