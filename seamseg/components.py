@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from seamseg.models.custom_network import NetworkContext
     from seamseg.models.heads.custom import Head, Map
     from seamseg.models.heads.semantic import SemanticImage
-    from seamseg.predict.writers.images import ImageWriter as ImageFormat
+    from seamseg.predict.writers.base import OutputFormat
+    from seamseg.predict.writers.images import ImageFormat
     from seamseg.structures import ReadMap
     from seamseg.training.callbacks import Callback, Run
 
@@ -51,7 +52,7 @@ metric = partial(register, "metric")
 """Registers a class derived from :class:`Metric`."""
 
 output_format = partial(register, "format")
-"""Registers a class derived from :class:`ImageFormat`, or one with its methods."""
+"""Registers a class derived from :class:`OutputFormat`, such as an :class:`ImageFormat`."""
 
 loss = partial(register, "loss")
 """Registers a function of a :class:`SemanticImage` and the keys; it returns the loss of the image, a scalar."""
@@ -83,6 +84,7 @@ __all__ = [
     "Metric",
     "Network",
     "NetworkContext",
+    "OutputFormat",
     "ReadMap",
     "Reader",
     "Run",
@@ -106,7 +108,8 @@ __all__ = [
 ]
 
 _MODULES = {
-    "ImageFormat": "seamseg.predict.writers.images:ImageWriter",
+    "ImageFormat": "seamseg.predict.writers.images",
+    "OutputFormat": "seamseg.predict.writers.base",
     "Network": "seamseg.models.custom_network:CustomNetwork",
     "NetworkContext": "seamseg.models.custom_network",
     **dict.fromkeys(("Body", "BodyContext"), "seamseg.models.backbones.base"),
