@@ -31,7 +31,9 @@ KINDS: dict[str, ComponentKind] = {
     "body": ComponentKind(
         "backbone of the network", "body.body", ("seamseg.recipes.timm_body", "seamseg.models.backbones")
     ),
-    "callback": ComponentKind("follows a training, such as a logger, and may end it"),
+    "callback": ComponentKind(
+        "follows a training, such as a logger, and may end it", modules=("seamseg.training.logging.tensorboard",)
+    ),
     "head": ComponentKind("head of the network, with losses and output maps"),
     "format": ComponentKind(
         "output format of predict, which its option names",
