@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from seamseg.models.heads.refinement import MaskRefinement, Regions, RegionTruth
     from seamseg.models.heads.roi import RegionHead
     from seamseg.models.heads.semantic import SemanticImage
-    from seamseg.predict.writers.images import ImageWriter as ImageFormat
+    from seamseg.predict.writers.base import OutputFormat
+    from seamseg.predict.writers.images import ImageFormat
     from seamseg.structures import ReadMap
     from seamseg.training.callbacks import Callback, Run
     from seamseg.visualize.maps import resize_map
@@ -56,6 +57,7 @@ __all__ = [
     "Metric",
     "Network",
     "NetworkContext",
+    "OutputFormat",
     "ReadMap",
     "Reader",
     "RegionHead",
@@ -88,7 +90,8 @@ __all__ = [
 ]
 
 _MODULES = {
-    "ImageFormat": "seamseg.predict.writers.images:ImageWriter",
+    "ImageFormat": "seamseg.predict.writers.images",
+    "OutputFormat": "seamseg.predict.writers.base",
     "Network": "seamseg.models.custom_network:CustomNetwork",
     "NetworkContext": "seamseg.models.custom_network",
     **dict.fromkeys(("Body", "BodyContext"), "seamseg.models.backbones.base"),
@@ -190,7 +193,7 @@ def optimizer(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
 
 
 def output_format(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
-    """Register a class derived from :class:`ImageFormat`, or one with its methods: `predict --format NAME`.
+    """Register a class derived from :class:`OutputFormat`, such as an :class:`ImageFormat`: `predict --format NAME`.
 
     The kind of the component, its section and `seamseg new` name it `format`: `[format NAME]`. It is made as
     `Class(out, metadata, keys)` with the folder of the outputs and the :class:`Metadata` of the model.

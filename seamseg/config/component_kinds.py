@@ -36,9 +36,18 @@ KINDS: dict[str, ComponentKind] = {
     "box_loss": ComponentKind(
         "loss of boxes", "roi.box_loss", ("seamseg.models.heads.box_loss", "seamseg.recipes.crop_aware")
     ),
-    "callback": ComponentKind("follows a training, such as a logger, and may end it"),
+    "callback": ComponentKind(
+        "follows a training, such as a logger, and may end it", modules=("seamseg.training.logging.tensorboard",)
+    ),
     "head": ComponentKind("head of the network, with losses and output maps"),
-    "format": ComponentKind("output format of predict, which its option names", chosen=True),
+    "format": ComponentKind(
+        "output format of predict, which its option names",
+        modules=tuple(
+            f"seamseg.predict.writers.{name}"
+            for name in ("annotation_tools", "detections", "images", "predictions", "raw", "semantic")
+        ),
+        chosen=True,
+    ),
     "loss": ComponentKind(
         "loss of the semantic head", "sem.loss", ("seamseg.models.heads.semantic", "seamseg.recipes.max_pooling")
     ),

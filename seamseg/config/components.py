@@ -87,7 +87,7 @@ def register(kind: str, name: str, keys: type = NoKeys) -> Callable[[Made], Made
     Parameters
     ----------
     kind : of :data:`KINDS`
-    name : in the configuration: lower-case letters, digits and underscores
+    name : in the configuration: lower-case letters, digits and underscores; in that of a format also hyphens
     keys : frozen dataclass whose fields are declared with :func:`seamseg.config.sections.key`, each with a default
 
     Raises
@@ -95,7 +95,8 @@ def register(kind: str, name: str, keys: type = NoKeys) -> Callable[[Made], Made
     InputError
         if the name is not one, the keys are not declared, or another component has the name
     """
-    if not (name.isascii() and name.isidentifier() and name == name.lower()):
+    plain = name.replace("-", "_") if KINDS[kind].chosen else name
+    if not (plain.isascii() and plain.isidentifier() and plain == plain.lower()):
         raise InputError(f"{kind} {name!r:.80}: a name has lower-case letters, digits and underscores")
     if not (is_dataclass(keys) and keys.__dataclass_params__.frozen):  # type: ignore[attr-defined]
         raise InputError(f"{kind} {name}: its keys {keys.__name__} must be a dataclass with frozen=True")

@@ -14,6 +14,7 @@ from torch import nn
 from seamseg.checkpoints.class_table import ClassTable
 from seamseg.config import Config, load_config
 from seamseg.config.checks import check_training
+from seamseg.config.components import find
 from seamseg.data.loader import BatchLoader, index_sampler
 from seamseg.evaluation.scores import Scores
 from seamseg.formats.metadata import Metadata
@@ -32,7 +33,7 @@ from seamseg.training.checkpointing.rank_state import seed_everything
 from seamseg.training.checkpointing.run_folder import DUMPS, RunFolder
 from seamseg.training.ddp import wrap_distributed
 from seamseg.training.debugging.dump import StepRecorder
-from seamseg.training.logging.logs import TensorBoardWriter, TextLog
+from seamseg.training.logging.logs import TextLog
 from seamseg.training.logging.metrics import MetricsFile, read_metrics
 from seamseg.training.logging.reporter import Reporter
 from seamseg.training.optim.schedule import LRSchedule
@@ -247,20 +248,18 @@ def _train(
     barrier(world)
     output = folder.path if world.is_main else None
     done = None if resumed is None else resumed.progress
-    tensorboard = TensorBoardWriter(output, done.global_step + 1 if done else None, log)
     metrics = MetricsFile(output, (done.global_step, done.epoch) if done else None)
     recorder = StepRecorder(state.config, state.metadata, world, net, folder.path) if task.replayable else None
     images = task.sample_images(state.metadata)
     run = Run(folder.path, state.config, settings.epochs)
     if done is not None:
-        run.step, run.epoch = done.global_step, done.epoch + 1
+        run.step, run.epoch, run.resumed = done.global_step, done.epoch + 1, True
     following = Callbacks(run, log.warning, _named(task, callbacks) if world.is_main else {})
-    reporter = Reporter(settings, images, world, log, tensorboard, metrics, validator is not None, following)
+    reporter = Reporter(settings, images, world, log, following, metrics, validator is not None)
     unreadable = count_unreadable(loader, world, settings.broken_limit, log.warning)
     batches = DevicePrefetcher(loader, world.device, task.prepare, unreadable)
-    callback = task.step_callback(net, tensorboard)
+    callback = task.step_callback(net, following)
     trainer = Trainer(state, batches, validator, folder, reporter, recorder, resumed, callback)
-    tensorboard.text("config", state.config)
     if trainer.progress.epoch + 1 >= settings.epochs:
         log.warning(f"all {settings.epochs} epochs are done already; raise {settings.keys.epochs} to train on")
     following.begin({} if resumed is None else resumed.callbacks)
@@ -276,7 +275,6 @@ def _train(
         raise
     finally:
         following.end(status)
-        tensorboard.close()
         metrics.close()
 
 
@@ -301,14 +299,15 @@ def _result(world: World, done: TrainingProgress, run: Run, scores: Scores | Non
 
 
 def _named(task: Task, callbacks: Sequence[Callback]) -> dict[str, Callback]:
-    """Return the callbacks of a task, and further ones by the name of their class, by unique names."""
-    named = task.build_callbacks()
+    """Return TensorBoard, the callbacks of a task, and further ones by the name of their class, by unique names."""
+    board = find("callback", "tensorboard")
+    named: dict[str, Callback] = {board.name: board.make(board.keys()), **task.build_callbacks()}
     for callback in callbacks:
         name = type(callback).__name__
         while name in named:
             name += "+"
         named[name] = callback
-    return named
+    return {name: callback for name, callback in named.items() if callback.enabled}
 
 
 @contextmanager

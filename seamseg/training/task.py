@@ -37,10 +37,10 @@ from seamseg.models.panoptic import PanopticNet
 from seamseg.models.quantised import choosing_ranges
 from seamseg.models.semantic import SemanticNet
 from seamseg.structures import Batch, ReadMap
-from seamseg.training.callbacks import Callback
+from seamseg.training.callbacks import Callback, Callbacks
 from seamseg.training.checkpointing.run_folder import SNAPSHOT_FILES, RunFolder, SnapshotFiles
 from seamseg.training.logging.images import SampleImages, SampleRenderer
-from seamseg.training.logging.logs import TensorBoardWriter, TextLog
+from seamseg.training.logging.logs import TextLog
 from seamseg.training.optim.optimizer import build_optimizer
 from seamseg.training.optim.schedule import CurveSchedule, LRSchedule
 from seamseg.training.options import TrainerOptions
@@ -90,7 +90,7 @@ class Task(ABC):
     @property
     @abstractmethod
     def config_text(self) -> str:
-        """The configuration as text, for snapshots and TensorBoard."""
+        """The configuration as text, for snapshots and callbacks."""
 
     @property
     def components(self) -> tuple[Record, ...]:
@@ -175,9 +175,9 @@ class Task(ABC):
 
     @abstractmethod
     def sample_images(self, metadata: Metadata) -> SampleImages:
-        """Return what draws the sample images for TensorBoard."""
+        """Return what draws the sample images."""
 
-    def step_callback(self, net: nn.Module, tensorboard: TensorBoardWriter) -> StepCallback | None:
+    def step_callback(self, net: nn.Module, callbacks: Callbacks) -> StepCallback | None:
         """Return a function that is called after each step; None for none."""
         return None
 

@@ -30,7 +30,6 @@ from seamseg.formats.exported import OUTPUTS, ExportedMetadata
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.result import Panoptic
 from seamseg.inference.tiling.tiles import Tiling
-from seamseg.predict.writers import FORMATS
 from seamseg.predictions import RESERVED_NAMES, MapFormat
 from seamseg.training.logging.images import ImageSample, SampleRenderer
 from seamseg.utils.errors import InputError, SeamsegError
@@ -329,7 +328,8 @@ def test_heads_are_not_quantised(run, heads, micro, tmp_path):
 
 
 def test_names_with_another_meaning():
-    taken = {name for kinds in (FORMATS.values(), OUTPUTS.values()) for names in kinds for name in names}
+    taken = {name for names in OUTPUTS.values() for name in names}
+    taken |= {component.name for component in components.registered("format") if component.built_in}
     assert {name for name in taken if name.isidentifier()} <= RESERVED_NAMES | {"logits"}
 
 

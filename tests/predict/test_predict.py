@@ -209,7 +209,7 @@ def test_limit_of_each_shard_and_of_the_photos_beside_them(micro_run, micro, tmp
         ),
         (("{run}", "{photos}", "{out}", "--anonymize-style", "pixels"), "--anonymize-style has no effect without"),
         (("{run}", "{photos}/street.jpg", "{photos}"), "would overwrite an input photo"),
-        (("{run}", "{photos}", "{out}", "--format", "svg"), "choose among overlay, coco, raw, cityscapes, vistas"),
+        (("{run}", "{photos}", "{out}", "--format", "svg"), "choose among cityscapes, coco, cvat, labelstudio"),
         (("{run}", "{photos}", "{out}", "--batch-size", "0"), "--batch-size 0: must be at least 1"),
         (("{out}", "{photos}", "{out}"), "not a run folder"),
         (("{run}", "{photos}", "{out}", "--shortest-size", "0"), "network size"),
