@@ -175,11 +175,9 @@ class ManifestWriter:
             raise cannot_write(self.path, error) from error
 
     def close(self) -> None:
-        """Close the file after an fsync; remove one without a line, as after a failure with the first photo."""
+        """Close the file after an fsync."""
         try:
             os.fsync(self._file)
-            if not self.names:
-                self.path.unlink()
         except OSError as error:
             raise cannot_write(self.path, error) from error
         finally:

@@ -124,16 +124,16 @@ def test_a_callback_ends_a_training(options, tmp_path):
 
 
 def test_a_stopped_training_is_continued_only_if_it_is_named(options, tmp_path):
-    given = ("callback tracker.patience=1", "scheduler.epochs=4", "optimizer.lr=0")
+    given = ("callback tracker.patience=1", "scheduler.epochs=9", "optimizer.lr=0")
     stopped = run_training(options("run", *given))
-    assert stopped.epochs < 4
+    assert stopped.epochs < 9
     again = run_training(options("run", *given, resume="auto"))
     assert (again.steps, again.epochs, again.best) == (stopped.steps, stopped.epochs, stopped.best)
     assert (again.stopped, again.history) == (stopped.stopped, stopped.history)
     line = (tmp_path / "run" / "training.log").read_text().strip().splitlines()[-1]
     assert f"stopped by callback tracker at step {stopped.steps}: no better PQ in 1 validations; `resume=" in line
     continued = run_training(options("run", "callback tracker.patience=0", *given[1:], resume=tmp_path / "run"))
-    assert (continued.epochs, continued.stopped) == (4, "")
+    assert (continued.epochs, continued.stopped) == (9, "")
     done = run_training(options("run", "callback tracker.patience=0", *given[1:], resume="auto"))
     assert (done.steps, done.stopped) == (continued.steps, "")
 

@@ -23,7 +23,7 @@ def options(component_options, tmp_path):
     file = tmp_path / "my_lion.py"
     file.write_text(LION)
     given = ("optimizer.type=lion", "optimizer.lr=.0003", "scheduler.type=halving", "optimizer lion.beta1=.8")
-    return lambda run, **more: component_options(file, run, *given, **more)
+    return lambda run, *overrides, **more: component_options(file, run, *given, *overrides, **more)
 
 
 def test_an_interrupted_training_resumes_to_the_bit(options, tmp_path):
@@ -73,10 +73,10 @@ def broken(image, keys):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("return 0.5 **", "return half **", "scheduler halving, .*my_lion.py line 41: NameError: name 'half'"),
-        ("momentum.lerp_(", "momentum.lerb_(", "optimizer Lion, .*my_lion.py line 35: AttributeError"),
+        ("return 0.5 **", "return half **", "scheduler halving, .*my_lion.py line 40: NameError: name 'half'"),
+        ("momentum.lerp_(", "momentum.lerb_(", "optimizer Lion, .*my_lion.py line 34: AttributeError"),
         ("super().__init__(groups, {})", "super().__init__(group, {})", "optimizer lion, .*line 22: NameError"),
-        ("import torch\n", f"import torch\n{LOSS}", "loss broken, .*my_lion.py line 11: AttributeError: .*logit"),
+        ("import torch\n", f"import torch\n{LOSS}", "loss broken, .*my_lion.py line 10: AttributeError: .*logit"),
     ],
 )
 def test_errors_name_component_and_line(options, tmp_path, old, new, message):
