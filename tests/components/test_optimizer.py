@@ -73,10 +73,10 @@ def broken(image, keys):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("return 0.5 **", "return half **", "scheduler halving, .*my_lion.py line 41: NameError: name 'half'"),
-        ("momentum.lerp_(", "momentum.lerb_(", "optimizer Lion, .*my_lion.py line 35: AttributeError"),
+        ("return 0.5 **", "return half **", "scheduler halving, .*my_lion.py line 40: NameError: name 'half'"),
+        ("momentum.lerp_(", "momentum.lerb_(", "optimizer Lion, .*my_lion.py line 34: AttributeError"),
         ("super().__init__(groups, {})", "super().__init__(group, {})", "optimizer lion, .*line 22: NameError"),
-        ("import torch\n", f"import torch\n{LOSS}", "loss broken, .*my_lion.py line 11: AttributeError: .*logit"),
+        ("import torch\n", f"import torch\n{LOSS}", "loss broken, .*my_lion.py line 10: AttributeError: .*logit"),
     ],
 )
 def test_errors_name_component_and_line(options, tmp_path, old, new, message):
