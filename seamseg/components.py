@@ -193,7 +193,7 @@ def optimizer(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
 
 
 def output_format(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
-    """Register a class derived from :class:`OutputFormat`, such as an :class:`ImageFormat`: `predict --format NAME`.
+    """Register a class derived from :class:`OutputFormat`, such as an :class:`ImageFormat`: format NAME of predict.
 
     The kind of the component, its section and `seamseg new` name it `format`: `[format NAME]`. It is made as
     `Class(out, metadata, keys)` with the folder of the outputs and the :class:`Metadata` of the model.

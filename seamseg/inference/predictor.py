@@ -343,7 +343,7 @@ class Predictor(Generic[R]):
         """Make the result of a photo of `(height, width)` from the output of the network, without its photo."""
         settings = ResultSettings(self.metadata, self.thresholds, self.classes)
         result: Any = INFERENCE_KINDS[self.kind].result(prediction, native_size, settings)
-        if self.map_formats:
+        if prediction.maps and self.map_formats:
             result = replace(result, maps={name: prediction.maps[name] for name in self.map_formats})
         return cast(R, result)
 
