@@ -7,9 +7,11 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from support.interruptions import result, signals_at, train_until_done
 
 import seamseg
+from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.components import Callback
 from seamseg.training.run import run_training
 
@@ -123,19 +125,27 @@ def test_a_callback_ends_a_training(options, tmp_path):
     assert (tmp_path / "run" / "model_best.pth.tar").exists()
 
 
+class StopsOnce(Callback):
+    """Ends a training after two steps."""
+
+    def train(self, run, values):
+        if run.step == 2:
+            run.stop("enough")
+
+
 def test_a_stopped_training_is_continued_only_if_it_is_named(options, tmp_path):
-    given = ("callback tracker.patience=1", "scheduler.epochs=9", "optimizer.lr=0")
-    stopped = run_training(options("run", *given))
-    assert stopped.epochs < 9
-    again = run_training(options("run", *given, resume="auto"))
-    assert (again.steps, again.epochs, again.best) == (stopped.steps, stopped.epochs, stopped.best)
-    assert (again.stopped, again.history) == (stopped.stopped, stopped.history)
-    line = (tmp_path / "run" / "training.log").read_text().strip().splitlines()[-1]
-    assert f"stopped by callback tracker at step {stopped.steps}: no better PQ in 1 validations; `resume=" in line
-    continued = run_training(options("run", "callback tracker.patience=0", *given[1:], resume=tmp_path / "run"))
-    assert (continued.epochs, continued.stopped) == (9, "")
-    done = run_training(options("run", "callback tracker.patience=0", *given[1:], resume="auto"))
-    assert (done.steps, done.stopped) == (continued.steps, "")
+    stopped = run_training(options("run", callbacks=[StopsOnce()]))
+    assert (stopped.steps, stopped.stopped) == (2, "enough")
+    again = run_training(options("run", callbacks=[StopsOnce()], resume="auto"))
+    assert (again.steps, again.stopped, again.history) == (2, "enough", stopped.history)
+    last = (tmp_path / "run" / "training.log").read_text().strip().splitlines()[-1]
+    assert "stopped by callback StopsOnce at step 2: enough; `resume=" in last
+    continued = run_training(options("run", resume=tmp_path / "run"))
+    assert (continued.steps, continued.stopped) == (8, "")
+    run_training(options("straight"))
+    weights, straight = (load_snapshot(tmp_path / run / "model_last.pth.tar").state_dict for run in ("run", "straight"))
+    assert all(torch.equal(x, straight["body"][name]) for name, x in weights["body"].items())
+    assert run_training(options("run", resume="auto")).stopped == ""
 
 
 def test_callbacks_given_in_python_that_fail(micro, micro_config, tmp_path):
