@@ -229,13 +229,13 @@ def test_other_options_of_the_network(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("layers", "side"), [("roi.box_convs=2", 16), ("roi.mask_points=9", 64), ("roi.roi_size=(7, 7)", 14)]
+    ("layers", "side"), [("roi.box_convs=2", 16), ("roi.mask_refinement=points", 64), ("roi.roi_size=(7, 7)", 14)]
 )
 def test_optional_layers(layers, side, tmp_path):
     """Convolutions of the box branch, masks refined at points, and an odd number of cells, whose last is not pooled."""
     folded = detector("panoptic", layers)
-    if folded.roi_head.roi_pts is not None:
-        torch.nn.init.normal_(folded.roi_head.roi_pts.output.weight, std=1)
+    if folded.roi_head.refinement is not None:
+        torch.nn.init.normal_(folded.roi_head.refinement.output.weight, std=1)
     net = export_net(folded, MEAN, STD, standard_ops=True)
     path, _ = write(tmp_path, "panoptic", net)
     for engine in ENGINES:
