@@ -114,9 +114,9 @@ def test_a_file_that_is_too_large_is_not_written(panoptic, tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("tool", "message"),
     [
-        ("torch.onnx.export", "this network cannot be exported to ONNX (of the tool, in lines)"),
-        ("seamseg.deploy.onnx.trace", "this network cannot be exported to ONNX (of the tool, in lines)"),
-        ("onnx.checker.check_model", "the exported network is no valid ONNX file (of the tool, in lines)"),
+        ("torch.onnx.export", "this network cannot be exported to ONNX (ValueError: of the tool, in lines)"),
+        ("seamseg.deploy.onnx.trace", "this network cannot be exported to ONNX (ValueError: of the tool, in lines)"),
+        ("onnx.checker.check_model", "the exported network is no valid ONNX file (ValueError: of the tool, in lines)"),
     ],
 )
 def test_failures_of_the_exporter_and_the_checker(panoptic, tmp_path, monkeypatch, tool, message):
