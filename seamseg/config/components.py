@@ -64,6 +64,15 @@ class Component:
         """Whether it is part of this package."""
         return self.module.partition(".")[0] == "seamseg"
 
+    def build(self, *arguments: Any) -> Any:
+        """Call :attr:`make`; its exceptions become an InputError with the component, its file and the line."""
+        try:
+            return self.make(*arguments)
+        except (InputError, MemoryError):
+            raise
+        except Exception as error:
+            raise InputError(f"{self.section}{described(error, str(self.file))}") from error
+
 
 @dataclass(frozen=True)
 class NotLoaded:

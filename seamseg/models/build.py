@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -66,20 +66,13 @@ def build_network(config: Config, num_stuff: int, num_thing: int) -> Segmentatio
         return net
     if heads := [head.section for head, _ in config.components("head")]:
         raise InputError(f"[{heads[0]}]: the network {component.name} has no pyramid for further heads")
-    try:
-        network = component.make(keys, context)
-    except (InputError, MemoryError):
-        raise
-    except Exception as error:
-        raise InputError(f"{component.section}{described(error, str(component.file))}") from error
+    network = component.build(keys, context)
     where = f"{component.section} ({component.file})"
     if not isinstance(network, CustomNetwork):
         raise InputError(f"{where}: must be a class derived from seamseg.components.Network")
     if network.kind != config.kind:
         raise InputError(f"[general] kind = {config.kind}: the network {component.name} is of kind {network.kind}")
-    for name, weight in network.losses.items():
-        if not isinstance(getattr(keys, weight, None), (int, float)):
-            raise InputError(f"{where}: the weight of {name} is the key {weight}, which it does not declare")
+    _check_weights(network.losses, keys, where)
     return WholeNetwork(network, component.name)
 
 
@@ -153,12 +146,7 @@ def _build_head(config: Config, kind: str, context: HeadContext, base: type[nn.M
     component, keys = config.component(kind)
     if component.built_in:
         return component.make(keys, context)
-    try:
-        head = component.make(keys, context)
-    except (InputError, KeyboardInterrupt):
-        raise
-    except Exception as error:
-        raise InputError(f"{component.section}{described(error, str(component.file))}") from error
+    head = component.build(keys, context)
     if not isinstance(head, base):
         name = "torch.nn.Module" if base is nn.Module else f"seamseg.components.{base.__name__}"
         raise InputError(f"{component.section} ({component.file}): must be a {name}")
@@ -173,6 +161,13 @@ def _add_refinement(head: RegionHead, config: Config, context: HeadContext) -> N
         head.unused_layers += ("refinement.",)
 
 
+def _check_weights(losses: Mapping[str, str], keys: object, where: str) -> None:
+    """Raise InputError if the key of the weight of a loss is not declared."""
+    for name, weight in losses.items():
+        if not isinstance(getattr(keys, weight, None), (int, float)):
+            raise InputError(f"{where}: the weight of {name} is the key {weight}, which it does not declare")
+
+
 def build_heads(config: Config, context: HeadContext) -> nn.ModuleDict:
     """Build the custom heads.
 
@@ -185,17 +180,10 @@ def build_heads(config: Config, context: HeadContext) -> nn.ModuleDict:
     taken = set(KINDS[config.kind].losses)
     for component, keys in config.components("head"):
         where = f"head {component.name} ({component.file})"
-        try:
-            head = component.make(keys, context)
-        except (InputError, KeyboardInterrupt):
-            raise
-        except Exception as error:
-            raise InputError(f"head {component.name}{described(error, str(component.file))}") from error
+        head = component.build(keys, context)
         if not isinstance(head, Head):
             raise InputError(f"{where}: must be a class derived from seamseg.components.Head")
-        for name, weight in head.losses.items():
-            if not isinstance(getattr(keys, weight, None), (int, float)):
-                raise InputError(f"{where}: the weight of {name} is the key {weight}, which it does not declare")
+        _check_weights(head.losses, keys, where)
         if problem := next(filter(None, map(name_problem, head.outputs)), None):
             raise InputError(f"{where}: output {problem}")
         outputs = {output for other in heads.values() for output in other.outputs}  # type: ignore[union-attr]
@@ -275,14 +263,8 @@ def build_configured_backbone(config: Config, norm: NormFactory, keep_outputs: b
     context = BodyContext(norm, body.body, body.body_params, checkpoint, keep_outputs, synchronise)
     component, keys = config.component("body")
     try:
-        backbone = component.make(keys, context)
-    except Exception as error:
-        if isinstance(error, InputError):
-            raise
-        if not component.built_in:
-            raise InputError(f"{component.section}{described(error, str(component.file))}") from error
-        if not isinstance(error, (TypeError, ValueError)):
-            raise
+        backbone = component.make(keys, context) if component.built_in else component.build(keys, context)
+    except (TypeError, ValueError) as error:
         # errors of timm do not name the network
         name = f"{body.body}: " if body.body != component.name else ""
         raise InputError(f"[body] body_params: {name}{error}") from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from seamseg.config import KINDS, Config
 from seamseg.config.components import Component
-from seamseg.models.heads.box_loss import BoxSamples, MatchedImage
+from seamseg.models.heads.box_loss import BoxSamples, ImageBoxes, MatchedImage
 from seamseg.models.heads.custom import head_losses
 from seamseg.models.heads.refinement import Refined, RegionTruth
 from seamseg.models.heads.roi import box_loss, class_loss, mask_loss, of_class
@@ -24,6 +24,7 @@ from seamseg.models.network import Network, SemanticLogits
 from seamseg.models.panoptic import TrainingOutputs
 from seamseg.structures import Batch
 from seamseg.utils.component_errors import named_errors
+from seamseg.utils.errors import SeamsegError
 
 _Term = tuple[Tensor, "Tensor | int"]
 
@@ -58,10 +59,7 @@ class SemanticCriterion:
     @staticmethod
     def of(config: Config) -> SemanticCriterion:
         """Return that of `[sem] loss`."""
-        component, keys = config.component("loss")
-        if component.built_in:
-            return SemanticCriterion(partial(component.make, keys=keys))
-        return SemanticCriterion(partial(_custom_loss, component, keys))
+        return SemanticCriterion(_loss_of(config, "loss", _custom_loss))
 
     def __call__(self, output: SemanticLogits, targets: Batch) -> Losses:
         """Compute `sem_loss`."""
@@ -78,11 +76,28 @@ class SemanticCriterion:
         return semantic_loss(labelled, padded_size, list(classes.values()), self.image_loss), len(classes)
 
 
-def _custom_loss(component: Component, keys: Any, image: SemanticImage) -> Tensor:
-    """Return the loss of an image by a custom function, which errors name."""
+def _loss_of(config: Config, kind: str, custom: Callable[..., Tensor]) -> Callable[[Any], Tensor]:
+    """Return the loss that a key of the configuration chooses; one of the user is called by `custom`."""
+    component, keys = config.component(kind)
+    if component.built_in:
+        return partial(component.make, keys=keys)
+    return partial(custom, component, keys)
+
+
+def _custom_loss(component: Component, keys: Any, given: Any) -> Tensor:
+    """Call the function of a user, which errors name."""
     with named_errors(component.section, component.module):
-        loss: Tensor = component.make(image, keys)
+        loss: Tensor = component.make(given, keys)
     return loss
+
+
+def _custom_box_loss(component: Component, keys: Any, samples: BoxSamples) -> Tensor:
+    """Call the function of a user; SeamsegError if it does not return a loss of each sample."""
+    errors, count = _custom_loss(component, keys, samples), samples.predicted.shape[0]
+    if tuple(errors.shape) not in ((count,), (count, 4)):
+        shapes = f"{count} or {count} x 4 numbers, returned {' x '.join(map(str, errors.shape)) or 'a scalar'}"
+        raise SeamsegError(f"{component.section} ({component.file}): must return {shapes}")
+    return errors
 
 
 class Criterion:
@@ -107,8 +122,7 @@ class Criterion:
         self.rpn, self.roi = config.rpn, config.roi
         self.anchor_matcher = AnchorMatcher(config.rpn, config.roi.fixed_samples)
         self.mask_size = (2 * height, 2 * width) if KINDS[config.kind].has_masks else None
-        component, keys = config.component("box_loss")
-        self.box_loss: Callable[[BoxSamples], Tensor] = partial(component.make, keys=keys)
+        self.box_loss = _loss_of(config, "box_loss", _custom_box_loss)
         self.semantic = SemanticCriterion.of(config) if config.kind == "panoptic" else None
 
     def __call__(self, outputs: TrainingOutputs, targets: Batch) -> Losses:
@@ -126,14 +140,13 @@ class Criterion:
     def _rpn(self, outputs: TrainingOutputs, targets: Batch) -> list[_Term]:
         boxes = [t.boxes for t in outputs.things]
         crowds = [t.crowd for t in outputs.things]
-        anchors = outputs.anchors
-        matches = self.anchor_matcher.batch(anchors, boxes, outputs.valid_sizes, crowds)
+        matches = self.anchor_matcher.batch(outputs.anchors, boxes, outputs.valid_sizes, crowds)
         objectness, regression, count = rpn_losses(
             outputs.obj_logits,
             outputs.bbx_logits,
-            anchors,
+            outputs.anchors,
             matches,
-            self._matched(outputs, targets, [(anchors, match) for match in matches]),
+            _boxes_of(outputs, targets),
             self.rpn.sigma,
             self.rpn.num_samples,
             self.box_loss,
@@ -154,7 +167,8 @@ class Criterion:
         given = [sample.weight for sample in rois.samples if sample is not None and sample.weight is not None]
         weights = torch.cat(given) if given else None
         count = labels.shape[0] if weights is None else weights.sum()
-        matched = self._matched(outputs, targets, [s and (s.boxes, s.match) for s in rois.samples])
+        images = zip(rois.samples, _boxes_of(outputs, targets), strict=True)
+        matched = [MatchedImage(sample.boxes, sample.match, truth) for sample, truth in images if sample is not None]
         codes = of_class(rois.bbx_logits, labels), roi_targets.codes
         errors = self.box_loss(BoxSamples(*codes, matched, self.roi.sigma, self.roi.bbx_reg_weights))
         terms: list[_Term] = [
@@ -172,17 +186,6 @@ class Criterion:
         ids = [things.ids for things in outputs.things]
         truth = RegionTruth(outputs.rois.samples, ids, list(targets.masks), self.roi.void_is_background)
         return refined.refinement.loss(refined.outputs, truth)
-
-    def _matched(
-        self, outputs: TrainingOutputs, targets: Batch, samples: Sequence[tuple[Tensor, Tensor] | None]
-    ) -> list[MatchedImage]:
-        """Return the images that have samples, boxes with matches, with their ground truth."""
-        found = []
-        for number, (sample, things, size) in enumerate(zip(samples, outputs.things, outputs.valid_sizes, strict=True)):
-            if sample is not None:
-                cut = None if targets.cut is None else targets.cut[number]
-                found.append(MatchedImage(*sample, things.boxes, size, things.ids, cut))
-        return found
 
     @torch.no_grad()
     def _roi_targets(self, outputs: TrainingOutputs, targets: Batch) -> _ROITargets:
@@ -203,6 +206,13 @@ class Criterion:
             torch.cat(leading_labels),
             torch.cat(masks) if masks else torch.empty(0),
         )
+
+
+def _boxes_of(outputs: TrainingOutputs, targets: Batch) -> list[ImageBoxes]:
+    """Return the ground-truth boxes of each image."""
+    continues = targets.cut or [None] * len(outputs.things)
+    images = zip(outputs.things, outputs.valid_sizes, continues, strict=True)
+    return [ImageBoxes(things.boxes, size, things.ids, beyond) for things, size, beyond in images]
 
 
 class TrainingModule(nn.Module):

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from PIL import Image
-from support.components import forget
+from support.components import error_of_training, forget
 from support.interruptions import result, signals_at, train_until_done
 
 import seamseg
@@ -102,11 +102,7 @@ def test_an_exception_names_the_head(options, file, micro, capsys, old, new, mes
     text = file.read_text()
     assert old in text
     file.write_text(text.replace(old, new))
-    run = options("broken")
-    command = ["train", str(run.config), str(micro), "--log-dir", str(run.log_dir), "--device", "cpu"]
-    assert main([*command, *(word for x in run.overrides for word in ("--set", x))]) != 0
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert re.search(message, lines[-1]), lines
+    assert re.search(message, error_of_training(options("broken"), micro, capsys))
 
 
 def test_qat_refuses_them(options):

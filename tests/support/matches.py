@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from seamseg.models.heads.box_loss import MatchedImage
+from seamseg.models.heads.box_loss import ImageBoxes
 
 
-def matched_images(boxes: Sequence[Tensor | None]) -> list[MatchedImage]:
-    """Whole images with these boxes, and no samples yet."""
-    nothing = torch.zeros(0)
-    return [MatchedImage(nothing, nothing, b, (96, 128), nothing.long(), None) for b in boxes]
+def whole_images(boxes: Sequence[Tensor | None]) -> list[ImageBoxes]:
+    """Images that are no crops, with these boxes."""
+    return [ImageBoxes(b, (96, 128), torch.arange(0 if b is None else len(b)) + 1, None) for b in boxes]

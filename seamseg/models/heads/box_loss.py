@@ -15,6 +15,25 @@ from seamseg.ops.boxes import smooth_l1
 
 
 @dataclass(frozen=True)
+class ImageBoxes:
+    """The ground-truth boxes of an image.
+
+    Attributes
+    ----------
+    boxes : `G x 4`, within the crop; None for none
+    size : `(height, width)` of the crop
+    ids : of the boxes, int64 `G`
+    continues : bool `n x 4` by id, whether the image of a thing continues beyond the top, left, bottom and right border
+        of the crop; None for an image that is no crop
+    """
+
+    boxes: Tensor | None
+    size: tuple[int, int]
+    ids: Tensor
+    continues: Tensor | None
+
+
+@dataclass(frozen=True)
 class MatchedImage:
     """Anchors or regions of an image with the ground truth that they are matched with.
 
@@ -22,29 +41,22 @@ class MatchedImage:
     ----------
     samples : `M x 4`
     match : int64 `M`, index of the ground-truth box; negative for background
-    boxes : ground-truth boxes `G x 4`, within the crop; None for none
-    size : `(height, width)` of the crop
-    ids : of the boxes, int64 `G`
-    cut : bool `n x 4` by id, whether the image of a thing continues beyond the top, left, bottom and right border of
-        the crop; None for an image that is no crop
+    truth : of the image
     """
 
     samples: Tensor
     match: Tensor
-    boxes: Tensor | None
-    size: tuple[int, int]
-    ids: Tensor
-    cut: Tensor | None
+    truth: ImageBoxes
 
     def targets(self) -> tuple[Tensor, Tensor]:
         """Return the matched boxes `M x 4`, and which of their sides the border of the crop cuts, bool `M x 4`."""
-        boxes = self.boxes
-        if boxes is None or boxes.shape[0] == 0:
+        truth = self.truth
+        if truth.boxes is None or truth.boxes.shape[0] == 0:
             return self.samples, torch.zeros_like(self.samples, dtype=torch.bool)
         row = self.match.clamp(min=0)
-        if self.cut is None:
-            return boxes[row], torch.zeros_like(self.samples, dtype=torch.bool)
-        return boxes[row], cut_sides(boxes, self.size, self.cut[self.ids])[row]
+        if truth.continues is None:
+            return truth.boxes[row], torch.zeros_like(self.samples, dtype=torch.bool)
+        return truth.boxes[row], cut_sides(truth.boxes, truth.size, truth.continues[truth.ids])[row]
 
 
 @dataclass(frozen=True)
@@ -94,7 +106,7 @@ def cut_sides(boxes: Tensor, size: tuple[int, int], cut: Tensor) -> Tensor:
 
     Parameters
     ----------
-    boxes, size : see :class:`MatchedImage`
+    boxes, size : see :class:`ImageBoxes`
     cut : bool `G x 4`, whether the image of each box continues beyond the top, left, bottom and right border
     """
     on_border = torch.stack((boxes[:, 0] <= 0, boxes[:, 1] <= 0, boxes[:, 2] >= size[0], boxes[:, 3] >= size[1]), dim=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
@@ -15,7 +15,7 @@ from torch.nn import functional
 from seamseg.config.components import register
 from seamseg.config.sections import Rpn
 from seamseg.models.backbones.base import NormFactory
-from seamseg.models.heads.box_loss import BoxSamples, MatchedImage, smooth_l1_loss
+from seamseg.models.heads.box_loss import BoxSamples, ImageBoxes, MatchedImage, smooth_l1_loss
 from seamseg.models.heads.custom import HeadContext
 from seamseg.models.heads.roi_targets import BACKGROUND, box_targets
 from seamseg.models.heads.select import best_scores, first_true, nth_true, rank_samples, rows_of_groups, upload
@@ -337,7 +337,7 @@ def rpn_losses(
     bbx_logits: Tensor,
     anchors: Tensor,
     matches: Tensor,
-    images: Sequence[MatchedImage],
+    truth: Sequence[ImageBoxes],
     sigma: float,
     limit: int | None = None,
     box_loss: Callable[[BoxSamples], Tensor] = smooth_l1_loss,
@@ -349,7 +349,7 @@ def rpn_losses(
     obj_logits, bbx_logits : `N x A` and `N x A x 4`
     anchors : `A x 4`
     matches : int64 `N x A` from :class:`seamseg.models.heads.rpn.AnchorMatcher`
-    images : ground truth of each image, with any samples
+    truth : of each image
     sigma : of the smooth L1 loss
     limit : largest number of sampled anchors of an image; None if it is unknown, which takes more memory
     box_loss : of the sampled anchors, `M x 4` or `M`
@@ -373,8 +373,8 @@ def rpn_losses(
     obj_loss = torch.where(counts, errors, 0.0).sum()
 
     sampled = anchors[rows]
-    found = [replace(of_image, samples=s, match=m) for of_image, s, m in zip(images, sampled, match, strict=True)]
-    codes = torch.stack([box_targets(x.samples, x.boxes, x.match) for x in found])
+    found = [MatchedImage(*of_image) for of_image in zip(sampled, match, truth, strict=True)]
+    codes = torch.stack([box_targets(x.samples, x.truth.boxes, x.match) for x in found])
     predicted = bbx_logits[image, rows].float()
     errors = box_loss(BoxSamples(predicted.flatten(0, 1), codes.flatten(0, 1), found, sigma))
     errors = errors.view(*positive.shape, -1)
