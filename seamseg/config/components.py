@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
 from pathlib import Path
-from types import ModuleType
+from traceback import walk_tb
 from typing import Any, TypeVar
 
 from seamseg.config.component_kinds import KINDS as KINDS
@@ -225,17 +225,18 @@ def added_by(names: Iterable[str]) -> Iterator[Component]:
             yield component
 
 
+def custom_of(made: object) -> Component | None:
+    """Return the component of the user whose class an object has; None for objects of this package."""
+    return next((c for c in _REGISTERED.values() if c.make is type(made) and not c.built_in), None)
+
+
 def at_fault(error: BaseException) -> str | None:
     """Return a line for an exception of a component's code: its section, file and line; None for other exceptions."""
-    custom = [component for component in _REGISTERED.values() if not component.built_in]
-    trace = error.__traceback__
-    while trace is not None:
-        frame = trace.tb_frame
-        if found := [c for c in custom if str(c.file) == frame.f_code.co_filename]:
+    for frame, _ in walk_tb(error.__traceback__):
+        if found := [c for c in _REGISTERED.values() if not c.built_in and str(c.file) == frame.f_code.co_filename]:
             owner = frame.f_locals.get("self")
             own = [c for c in found if c.make is type(owner) or getattr(c.make, "__code__", None) is frame.f_code]
             return ", ".join(c.section for c in own or found) + described(error, str(found[0].file))
-        trace = trace.tb_next
     return None
 
 
@@ -270,9 +271,8 @@ class Record:
     @staticmethod
     def of(component: Component) -> Record:
         """Describe a component."""
-        module: ModuleType = sys.modules[component.module]
         checksum = hashlib.sha256(component.file.read_bytes()).hexdigest()
-        version = str(getattr(module, "__version__", ""))
+        version = str(getattr(sys.modules[component.module], "__version__", ""))
         return Record(component.kind, component.name, component.module, version, checksum)
 
     def content(self) -> dict[str, str]:

@@ -163,8 +163,8 @@ class PanopticDataset(Dataset[dict[str, Any]]):
         return found
 
     def _reader_errors(self, index: int) -> AbstractContextManager[None]:
-        own = [c for c in components.registered("reader") if c.make is type(self.reader) and not c.built_in]
-        return reader_errors(own[0], self.reader.file_name(index)) if own else nullcontext()
+        own = components.custom_of(self.reader)
+        return nullcontext() if own is None else reader_errors(own, self.reader.file_name(index))
 
     def __getitem__(self, key: int | SampleIndex) -> dict[str, Any]:
         """Return the dict that the transform makes.

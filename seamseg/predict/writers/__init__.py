@@ -89,5 +89,5 @@ def errors_of(writer: OutputFormat[Any], where: str = "") -> AbstractContextMana
 
     `where` is the beginning of the message, such as the name of a photo; those of built-in formats remain as they are.
     """
-    own = [c for c in components.registered("format") if c.make is type(writer) and not c.built_in]
-    return named_errors(f"{where}{own[0].section}", own[0].module) if own else nullcontext()
+    own = components.custom_of(writer)
+    return nullcontext() if own is None else named_errors(f"{where}{own.section}", own.module)
