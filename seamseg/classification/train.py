@@ -27,9 +27,10 @@ from seamseg.classification.transforms import train_transform
 from seamseg.classification.validate import ClassifierValidator, open_validator
 from seamseg.data.loader import BatchLoader
 from seamseg.formats.metadata import Metadata
+from seamseg.training.callbacks import Callbacks
 from seamseg.training.checkpointing.run_folder import RunFolder, SnapshotFiles
 from seamseg.training.logging.images import SampleImages
-from seamseg.training.logging.logs import TensorBoardWriter, TextLog
+from seamseg.training.logging.logs import TextLog
 from seamseg.training.optim.schedule import LRSchedule
 from seamseg.training.options import KeyNames, TrainerOptions
 from seamseg.training.prefetch import TrainingBatch
@@ -164,18 +165,19 @@ class ClassifierTask(Task):
         write_json(folder.path / CLASSIFIER_CLASSES_NAME, metadata.categories, indent=1)
 
     def sample_images(self, metadata: Metadata) -> _TrainingImages:
-        """Return what draws training images for TensorBoard."""
+        """Return what draws training images."""
         return _TrainingImages(self.settings.input)
 
-    def step_callback(self, net: nn.Module, tensorboard: TensorBoardWriter) -> StepCallback | None:
-        """Return what writes histograms after a step, with `log_hist`."""
-        if not self.settings.training.log_hist or not tensorboard.active:
+    def step_callback(self, net: nn.Module, callbacks: Callbacks) -> StepCallback | None:
+        """Return what reports histograms after a step, with `log_hist`."""
+        if not self.settings.training.log_hist or not callbacks.active:
             return None
         shown = {name.removeprefix("body."): p for name, p in net.named_parameters() if any(w in name for w in _SHOWN)}
 
         def write(step: int) -> None:
             if step % HISTOGRAM_INTERVAL == 0:
-                tensorboard.histograms(shown, step)
+                for tag, parameter in shown.items():
+                    callbacks.histogram(step, tag, parameter.detach().float().cpu().numpy())
 
         return write
 

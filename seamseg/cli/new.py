@@ -52,7 +52,7 @@ def template(kind: str, name: str) -> str:
     register(kind, name)
     if keyword.iskeyword(name):
         raise InputError(f"{kind} {name}: is a keyword of Python; choose another name")
-    camel = "".join(word.capitalize() for word in name.split("_")) or "Example"
+    camel = "".join(word.capitalize() for word in name.replace("-", "_").split("_")) or "Example"
     return TEMPLATES[kind].read_text(encoding="utf-8").replace("example", name).replace("Example", camel)
 
 

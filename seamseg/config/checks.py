@@ -25,7 +25,7 @@ def check(config: Config, source: str) -> None:
 def check_training(config: Config, source: str | Path, overrides: Sequence[str] = ()) -> None:
     """Raise InputError if keys contradict each other that inference does not need; arguments as :func:`load_config`."""
     name = f"{source} with `overrides`" if overrides else str(source)
-    raise_first(name, (check(config) for check in (_loss_weights, _thresholds, _crops)))
+    raise_first(name, (check(config) for check in (_loss_weights, _thresholds)))
 
 
 def raise_first(source: str, problems: Iterable[str | None]) -> None:
@@ -55,8 +55,7 @@ def head_parameters(config: Config) -> dict[str, int]:
         "roi": box_convs
         + box_width * (roi.roi_size[0] // 2) * (roi.roi_size[1] // 2) * roi.fc_channels
         + roi.fc_channels**2 * (not roi.box_convs)
-        + 9 * (width + 4 * roi.conv_channels) * roi.conv_channels
-        + (width + 2 * roi.conv_channels) * roi.conv_channels * (roi.mask_points > 0),
+        + 9 * (width + 4 * roi.conv_channels) * roi.conv_channels,
         "sem": 9 * (width + config.sem.hidden_channels) * config.sem.hidden_channels * config.sem.fpn_levels,
     }
 
@@ -144,11 +143,3 @@ def _norms(config: Config) -> str | None:
     if not config.general.qat or set(mode.split("+")) <= {"bn", "syncbn"}:
         return None
     return f"[general] qat folds the norms into the convolutions, which needs batch norm, not normalization_mode {mode}"
-
-
-def _crops(config: Config) -> str | None:
-    loading = config.dataloader
-    for name in ("rpn", "roi"):
-        if getattr(config, name).bbx_loss == "cabb" and loading.crop_size is None and loading.crop == "random":
-            return f"[{name}] bbx_loss = cabb is for training on crops: set [dataloader] crop_size, or smooth_l1"
-    return None

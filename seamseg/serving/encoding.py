@@ -25,8 +25,7 @@ from seamseg.inference.predictor import Predictor
 from seamseg.inference.result import Panoptic
 from seamseg.inference.semantic import SemanticMap
 from seamseg.panoptic_map import VOID, class_infos
-from seamseg.predict.writers import FORMATS as FILE_FORMATS
-from seamseg.predict.writers.images import ImageWriter
+from seamseg.predict.writers.images import OverlayWriter
 from seamseg.predict.writers.semantic import LabelsWriter
 from seamseg.predictions import ArrayPrediction
 from seamseg.report.images import encode_index_map, encode_photo, reduced_shape
@@ -109,8 +108,7 @@ class ResultEncoder:
 
     def _overlay(self, result: PhotoResult, prediction: ArrayPrediction, photo: Photo) -> Content:
         # the content of the file that `predict` writes
-        writer = FILE_FORMATS[self._predictor.kind]["overlay"](Path(), self._metadata)
-        assert isinstance(writer, ImageWriter)
+        writer = OverlayWriter(Path(), self._metadata)
         return Content(writer.encode(np.asarray(photo()), prediction, result), JPEG)
 
     def _map(self, name: str, result: PhotoResult, prediction: ArrayPrediction, photo: Photo) -> Content:

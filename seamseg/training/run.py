@@ -14,6 +14,7 @@ from torch import nn
 from seamseg.checkpoints.class_table import ClassTable
 from seamseg.config import Config, load_config
 from seamseg.config.checks import check_training
+from seamseg.config.components import find
 from seamseg.data.loader import BatchLoader, index_sampler
 from seamseg.evaluation.scores import Scores
 from seamseg.formats.metadata import Metadata
@@ -21,6 +22,7 @@ from seamseg.models.network import Network
 from seamseg.training.callbacks import Callback, Callbacks, Run
 from seamseg.training.checkpointing.checkpoint import (
     ResumePoint,
+    TrainingProgress,
     TrainState,
     data_order,
     load_rank_state,
@@ -31,7 +33,7 @@ from seamseg.training.checkpointing.rank_state import seed_everything
 from seamseg.training.checkpointing.run_folder import DUMPS, RunFolder
 from seamseg.training.ddp import wrap_distributed
 from seamseg.training.debugging.dump import StepRecorder
-from seamseg.training.logging.logs import TensorBoardWriter, TextLog
+from seamseg.training.logging.logs import TextLog
 from seamseg.training.logging.metrics import MetricsFile, read_metrics
 from seamseg.training.logging.reporter import Reporter
 from seamseg.training.optim.schedule import LRSchedule
@@ -151,6 +153,7 @@ def completed(config: Config) -> Config:
 
 def _run(options: TrainingOptions, task: Task, world: World, folder: RunFolder, log: TextLog) -> TrainResult:
     """Train or score in a locked run folder."""
+    auto = options.resume == AUTO
     options = _find_snapshot(options, world, folder, log)
     _check_weights(options, task)
     torch.backends.cudnn.benchmark = task.options.cudnn_benchmark
@@ -171,6 +174,8 @@ def _run(options: TrainingOptions, task: Task, world: World, folder: RunFolder, 
     _initialise(options, task, module.get_submodule("net"), metadata, world, log)
     if loader is not None:
         state, resumed = _prepare(options, task, module, metadata, loader, world, log)
+        if auto and resumed is not None and resumed.stopped:
+            return _stopped(resumed, state, folder, log)
         return _train(state, resumed, task, loader, validator, folder, log, options.callbacks)
     assert validator is not None
     if options.resume is not None:
@@ -243,20 +248,18 @@ def _train(
     barrier(world)
     output = folder.path if world.is_main else None
     done = None if resumed is None else resumed.progress
-    tensorboard = TensorBoardWriter(output, done.global_step + 1 if done else None, log)
     metrics = MetricsFile(output, (done.global_step, done.epoch) if done else None)
     recorder = StepRecorder(state.config, state.metadata, world, net, folder.path) if task.replayable else None
     images = task.sample_images(state.metadata)
     run = Run(folder.path, state.config, settings.epochs)
     if done is not None:
-        run.step, run.epoch = done.global_step, done.epoch + 1
+        run.step, run.epoch, run.resumed = done.global_step, done.epoch + 1, True
     following = Callbacks(run, log.warning, _named(task, callbacks) if world.is_main else {})
-    reporter = Reporter(settings, images, world, log, tensorboard, metrics, validator is not None, following)
+    reporter = Reporter(settings, images, world, log, following, metrics, validator is not None)
     unreadable = count_unreadable(loader, world, settings.broken_limit, log.warning)
     batches = DevicePrefetcher(loader, world.device, task.prepare, unreadable)
-    callback = task.step_callback(net, tensorboard)
+    callback = task.step_callback(net, following)
     trainer = Trainer(state, batches, validator, folder, reporter, recorder, resumed, callback)
-    tensorboard.text("config", state.config)
     if trainer.progress.epoch + 1 >= settings.epochs:
         log.warning(f"all {settings.epochs} epochs are done already; raise {settings.keys.epochs} to train on")
     following.begin({} if resumed is None else resumed.callbacks)
@@ -266,35 +269,45 @@ def _train(
         if run.stop_reason:
             status = f"stopped: {run.stop_reason}"
             log.info(f"{status} (step {run.step}, epoch {run.epoch})")
-        return _result(trainer, run, scores)
+        return _result(trainer.world, trainer.progress, run, scores)
     except BaseException as error:
         status = f"{type(error).__name__}: {one_line(error)}"
         raise
     finally:
         following.end(status)
-        tensorboard.close()
         metrics.close()
 
 
-def _result(trainer: Trainer, run: Run, scores: Scores | None) -> TrainResult:
+def _stopped(resumed: ResumePoint, state: TrainState, folder: RunFolder, log: TextLog) -> TrainResult:
+    """Return the result of a training that a callback has stopped, without going on with it; a collective call."""
+    by, reason = resumed.stopped["by"], resumed.stopped["reason"]
+    log.info(
+        f"stopped by callback {by} at step {resumed.progress.global_step}: {reason}; `resume={resumed.source}` "
+        "continues the training"
+    )
+    run = Run(folder.path, state.config, state.options.epochs, stop_reason=reason, stopped_by=by)
+    return _result(state.world, resumed.progress, run, None)
+
+
+def _result(world: World, done: TrainingProgress, run: Run, scores: Scores | None) -> TrainResult:
     """Collect what the main process knows about a finished training, for all processes; a collective call."""
-    history = read_metrics(run.folder) if trainer.world.is_main else []
-    stopped, history = gather_objects(trainer.world, (run.stop_reason, history))[0]
+    history = read_metrics(run.folder) if world.is_main else []
+    stopped, history = gather_objects(world, (run.stop_reason, history))[0]
     validated = any(line.get("kind") == "validation" for line in history)
-    done = trainer.progress
     best = done.best_score if validated else None
     return TrainResult(run.folder, done.global_step, done.epoch + 1, best, stopped, history, scores)
 
 
 def _named(task: Task, callbacks: Sequence[Callback]) -> dict[str, Callback]:
-    """Return the callbacks of a task, and further ones by the name of their class, by unique names."""
-    named = task.build_callbacks()
+    """Return TensorBoard, the callbacks of a task, and further ones by the name of their class, by unique names."""
+    board = find("callback", "tensorboard")
+    named: dict[str, Callback] = {board.name: board.make(board.keys()), **task.build_callbacks()}
     for callback in callbacks:
         name = type(callback).__name__
         while name in named:
             name += "+"
         named[name] = callback
-    return named
+    return {name: callback for name, callback in named.items() if callback.enabled}
 
 
 @contextmanager

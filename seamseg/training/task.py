@@ -38,14 +38,15 @@ from seamseg.models.panoptic import PanopticNet
 from seamseg.models.quantised import choosing_ranges
 from seamseg.models.semantic import SemanticNet
 from seamseg.structures import Batch, ReadMap
-from seamseg.training.callbacks import Callback
+from seamseg.training.callbacks import Callback, Callbacks
 from seamseg.training.checkpointing.run_folder import SNAPSHOT_FILES, RunFolder, SnapshotFiles
 from seamseg.training.logging.images import SampleImages, SampleRenderer
-from seamseg.training.logging.logs import TensorBoardWriter, TextLog
+from seamseg.training.logging.logs import TextLog
 from seamseg.training.optim.optimizer import build_optimizer
 from seamseg.training.optim.schedule import CurveSchedule, LRSchedule
 from seamseg.training.options import TrainerOptions
 from seamseg.training.prefetch import TrainingBatch, prepare_batch
+from seamseg.utils.component_errors import named_errors
 from seamseg.utils.distributed import World, broadcast_buffers
 from seamseg.utils.errors import InputError
 from seamseg.utils.progress import is_quiet
@@ -90,7 +91,7 @@ class Task(ABC):
     @property
     @abstractmethod
     def config_text(self) -> str:
-        """The configuration as text, for snapshots and TensorBoard."""
+        """The configuration as text, for snapshots and callbacks."""
 
     @property
     def components(self) -> tuple[Record, ...]:
@@ -175,9 +176,9 @@ class Task(ABC):
 
     @abstractmethod
     def sample_images(self, metadata: Metadata) -> SampleImages:
-        """Return what draws the sample images for TensorBoard."""
+        """Return what draws the sample images."""
 
-    def step_callback(self, net: nn.Module, tensorboard: TensorBoardWriter) -> StepCallback | None:
+    def step_callback(self, net: nn.Module, callbacks: Callbacks) -> StepCallback | None:
         """Return a function that is called after each step; None for none."""
         return None
 
@@ -313,7 +314,11 @@ class SegmentationTask(Task):
 
     def build_callbacks(self) -> dict[str, Callback]:
         """Make the callbacks of the configuration, by name."""
-        return {component.name: component.make(keys) for component, keys in self.config.components("callback")}
+        made = {}
+        for component, keys in self.config.components("callback"):
+            with named_errors(component.section, component.module):
+                made[component.name] = component.make(keys)
+        return made
 
     def write_model(self, folder: RunFolder, metadata: Metadata) -> None:
         """Write `config.ini` and `metadata.bin`."""

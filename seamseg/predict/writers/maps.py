@@ -9,13 +9,13 @@ import numpy as np
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.photo_result import PhotoResult
 from seamseg.predict.sources.base import Source
-from seamseg.predict.writers.base import Writer
+from seamseg.predict.writers.base import OutputFormat
 from seamseg.predictions import ArrayPrediction, MapFormat
 from seamseg.utils.files import write_atomically
 from seamseg.visualize.maps import encode_map
 
 
-class MapWriter(Writer[PhotoResult]):
+class MapWriter(OutputFormat[PhotoResult]):
     """A map at the size of the photo: `<name>_<map>.png`, grey, 8 or 16 bits, or RGB of a map of three channels.
 
     A map that a PNG cannot hold is `<name>_<map>.npy`, the values as float32 `channels x H x W`.
@@ -26,10 +26,9 @@ class MapWriter(Writer[PhotoResult]):
     name, spec : of the map
     """
 
-    needs_photo = False
-
     def __init__(self, out: Path, metadata: Metadata, name: str, spec: MapFormat) -> None:
-        self.out, self.name, self.spec = out, name, spec
+        super().__init__(out, metadata)
+        self.name, self.spec = name, spec
         self.member = f"{name}{spec.ending}"
 
     def paths(self, source: Source) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Sample images of a training for TensorBoard: inputs with their targets, proposals and predictions."""
+"""Sample images of a training for callbacks: inputs with their targets, proposals and predictions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PROPOSALS = 50
 
 
 class SampleImages(Protocol):
-    """Draws the sample images of a training for TensorBoard."""
+    """Draws the sample images of a training."""
 
     def targets(self, batch: TrainingBatch) -> np.ndarray:
         """Draw an image of a training batch as it was loaded, on the host, with its targets: uint8 `H x W x 3`."""
