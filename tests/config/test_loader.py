@@ -352,7 +352,6 @@ def test_an_override_of_the_kind_selects_its_loss_weights() -> None:
     [
         "[optimizer]\nloss_weights = (1, 1, 1, 1, 1, 1, 1)",
         "[rpn]\nneg_threshold = .9",
-        "[roi]\nbox_loss = cabb",
     ],
 )
 def test_inference_ignores_what_only_training_needs(text: str) -> None:

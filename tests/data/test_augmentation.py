@@ -219,7 +219,7 @@ def test_fast_decode(make_folder, rotated):
         assert torch.equal(a["msk"], b["msk"])
         assert a["size"] == b["size"]
         assert 0 < (a["img"] - b["img"]).abs().mean() < 0.01
-    sizes = [fast.read(0, size)[0].size for size in ((256, 400), (129, 100), (128, 200), (60, 90), (10, 10))]
+    sizes = [fast.reader.read_image(0, size).size for size in ((256, 400), (129, 100), (128, 200), (60, 90), (10, 10))]
     assert sizes == [(400, 256), (400, 256), (200, 128), (100, 64), (50, 32)]
 
 

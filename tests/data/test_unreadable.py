@@ -88,8 +88,8 @@ def test_error_if_all_replacements_are_unreadable(make_folder):
         path.write_bytes(b"")
     data = dataset(root)
     reads = []
-    read = data.read
-    data.read = lambda index, at_least=None: reads.append(index) or read(index, at_least)
+    read = data.reader.read_image
+    data.reader.read_image = lambda index, at_least: reads.append(index) or read(index, at_least)
     with pytest.raises(
         InputError, match=r"im4.png: the file is empty.*the 9 images tried as replacements cannot be read"
     ):

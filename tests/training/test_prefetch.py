@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from seamseg.data.dataset import PanopticDataset
+from seamseg.data.folder import FolderReader
 from seamseg.structures import Batch, PackedSequence
 from seamseg.training.prefetch import prefetched
 from seamseg.training.run import TrainingOptions, run_training
@@ -86,7 +86,7 @@ def test_validation_does_not_replace_images(
 
 @pytest.mark.usefixtures("narrow")
 def test_a_training_whose_worker_dies_names_the_file(micro_config, micro, tmp_path, monkeypatch) -> None:
-    read = PanopticDataset._read_image
+    read = FolderReader.read_image
 
     def deadly(self, index, at_least):
         if self.images[index].id == "train3":
@@ -94,7 +94,7 @@ def test_a_training_whose_worker_dies_names_the_file(micro_config, micro, tmp_pa
             time.sleep(60)
         return read(self, index, at_least)
 
-    monkeypatch.setattr(PanopticDataset, "_read_image", deadly)
+    monkeypatch.setattr(FolderReader, "read_image", deadly)
     with pytest.raises(SeamsegError, match=r"killed by signal SIGKILL while reading .*train3.png"):
         train(micro_config, micro, tmp_path / "run", "num_workers=1")
 
