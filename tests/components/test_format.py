@@ -119,7 +119,7 @@ class Counts(OutputFormat):
 
     def write(self, source, rgb, prediction, result):
         assert rgb is None
-        return {"name": source.name, "count": len(result.segments)}
+        return {"name": source.name, "count": sum(not s.iscrowd for s in result.segments)}
 
     def finals(self):
         return [self.out / "counts.json"]
