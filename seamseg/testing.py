@@ -5,11 +5,12 @@
     def test_edges():
         check_component("edges.py")
 
-`python -m seamseg.testing edges.py` prints what was checked.
+`python -m seamseg.testing edges.py` prints what was checked; `--help` lists the options.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import math
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +32,7 @@ import torch
 
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.config import load_config
-from seamseg.config.components import KINDS, Component, load, registered
+from seamseg.config.components import KINDS, Component, added_by, load, registered
 from seamseg.config.values import format_value
 from seamseg.data.images import open_image
 from seamseg.inference.options import InferenceOptions
@@ -41,6 +42,7 @@ from seamseg.predict.settings import PredictSettings
 from seamseg.predict.sinks import parse_target
 from seamseg.predict.sources.find import find_sources
 from seamseg.prepare.cityscapes import prepare_cityscapes
+from seamseg.structures import ReadMap
 from seamseg.toy_city import generate_toy_city
 from seamseg.training.callbacks import Callback, Run
 from seamseg.training.run import TrainingOptions, run_training
@@ -111,6 +113,7 @@ def check_component(
     keys: Mapping[str, object] | None = None,
     *,
     deterministic: bool = True,
+    data: str | Path | None = None,
 ) -> list[str]:
     """Check the components of a file or module with a small network on a generated city, on the CPU.
 
@@ -125,6 +128,9 @@ def check_component(
     kind, name : of the component; None for all of the source
     keys : values of its keys, if the defaults do not suit the check
     deterministic : whether a resumed training must give the same weights, to the bit
+    data : what the trainings read in place of the generated city, with the splits `train` and `val`: for readers of
+        other formats, and for heads whose ground truth has a meaning. In the city, heads that declare `reads` find maps
+        of random integers from 1 to 255 and rows of `void`; half of the images have none of those with `optional`
 
     Returns
     -------
@@ -144,17 +150,36 @@ def check_component(
         raise InputError(f"{source}: registers no {kind or 'component'}{'' if name is None else f' {name}'}")
     if keys and len(found) > 1:
         raise InputError(f"{source}: `keys` are those of one component: name it with `kind` and `name`")
+    if data is not None and not Path(data).exists():
+        raise InputError(f"{data}: no such file or folder")
     with tempfile.TemporaryDirectory(prefix="seamseg-check-") as folder, _quietly():
-        raw, data = Path(folder, "raw"), Path(folder, "data")
+        raw, city = Path(folder, "raw"), Path(folder, "data")
         generate_toy_city(raw, 4, 3, size=(64, 128), workers=1)
-        prepare_cityscapes(raw, data, ("train", "val"))
+        prepare_cityscapes(raw, city, ("train", "val"))
+        for made in added_by([module]):
+            _write_maps(city, getattr(made.make, "reads", {}).values())
         config = Path(folder, "tiny.ini")
         config.write_text(_TINY)
+        files = _Files(city if data is None else Path(data), config, min((city / "img").iterdir()))
         lines = []
         for number, component in enumerate(found):
             work = Path(folder, str(number))
-            lines += _Check(component, str(source), work, data, config, dict(keys or {}), deterministic).run()
+            lines += _Check(component, str(source), work, files, dict(keys or {}), deterministic).run()
     return lines
+
+
+def _write_maps(city: Path, specs: Iterable[ReadMap]) -> None:
+    """Write the maps that a head reads."""
+    rng = np.random.default_rng(0)
+    for spec in specs:
+        (city / spec.folder).mkdir(parents=True, exist_ok=True)
+        for number, path in enumerate(sorted((city / "img").iterdir())):
+            height, width = np.asarray(open_image(path)).shape[:2]
+            values = rng.integers(1, 256, (spec.channels, height, width)).astype(np.float32)
+            if spec.void is not None:
+                values[:, :4] = spec.void
+            if not (spec.optional and number % 2):
+                np.save(city / spec.folder / f"{path.stem}.npy", values)
 
 
 @contextlib.contextmanager
@@ -176,6 +201,15 @@ class _StopAfter(Callback):
 
 
 @dataclass(frozen=True)
+class _Files:
+    """Dataset folder or what else the trainings read, configuration, and an image."""
+
+    data: Path
+    config: Path
+    photo: Path
+
+
+@dataclass(frozen=True)
 class _Check:
     """The check of a component.
 
@@ -183,15 +217,15 @@ class _Check:
     ----------
     component : as registered
     source : file or module
-    work, data, config : folder for the runs, dataset folder, configuration
+    work : folder for the runs
+    files : that all checks use
     keys, deterministic : see :func:`check_component`
     """
 
     component: Component
     source: str
     work: Path
-    data: Path
-    config: Path
+    files: _Files
     keys: Mapping[str, object]
     deterministic: bool
 
@@ -223,14 +257,10 @@ class _Check:
         """The run folder of the training that was not stopped."""
         return self.work / "straight"
 
-    @property
-    def photo(self) -> Path:
-        return sorted((self.data / "img").iterdir())[0]
-
     def options(self, run: str, *overrides: str, **more: Any) -> TrainingOptions:
         """Return the options of a training."""
-        given = (*self.overrides, *overrides)
-        return TrainingOptions(self.config, self.data, self.work / run, overrides=given, device="cpu", **more)
+        more |= {"overrides": (*self.overrides, *overrides), "device": "cpu"}
+        return TrainingOptions(self.files.config, self.files.data, self.work / run, **more)
 
     def expect(self, holds: bool, problem: str) -> None:
         """Raise AssertionError, with the name of the component, unless a condition holds."""
@@ -260,7 +290,7 @@ class _Check:
         self.expect(stopped.steps == 2, f"the training ended after step {stopped.steps}: {stopped.stopped}")
         # another number of workers must not change the numbers
         workers = ("dataloader.num_workers=1",) if self.component.kind == "augmentation" else ()
-        run_training(self.options("stopped", *workers, resume="auto"))
+        run_training(self.options("stopped", *workers, resume=self.work / "stopped"))
         self._expect_callback((self.work / "stopped" / "training.log").read_text())
         if not self.deterministic:
             return "is resumed"
@@ -276,7 +306,7 @@ class _Check:
 
     def predict(self) -> str:
         """Predict an image as a whole, in tiles and mirrored; a network as a whole has no views."""
-        image = np.ascontiguousarray(np.tile(np.asarray(open_image(self.photo)), (4, 3, 1)))
+        image = np.ascontiguousarray(np.tile(np.asarray(open_image(self.files.photo)), (4, 3, 1)))
         whole = self.component.kind == "network"
         views: list[dict[str, Any]] = [
             {"tiles": "off"},
@@ -297,7 +327,7 @@ class _Check:
         """Write the maps, and open the model in a process that does not know the head."""
         written = self._files(tuple(self.component.make.outputs))  # type: ignore[attr-defined]
         out = self.work / "warnings.json"
-        self._start("without it", 1, {"model": str(self.model), "photo": str(self.photo), "out": str(out)})
+        self._start("without it", 1, {"model": str(self.model), "photo": str(self.files.photo), "out": str(out)})
         warned = any(f"without head {self.component.name}" in line for line in json.loads(out.read_text()))
         self.expect(warned, "the model opens without the head, but does not warn")
         return f"{written}; the model opens without it, with a warning"
@@ -308,14 +338,15 @@ class _Check:
     def _files(self, formats: Sequence[str]) -> str:
         settings = PredictSettings(self.model, formats, inference=InferenceOptions(overrides=self.overrides))
         predictor = settings.load("cpu")
-        sources = find_sources([str(self.photo)])
+        sources = find_sources([str(self.files.photo)])
         for out in ("out", "shards-%06d.tar"):
             sink = settings.open_sink(parse_target(str(self.work / "files" / out)), predictor, sources)
             done = predict_all(predictor, sources, sink, World(device=predictor.network.device))
-            self.expect(done.done == 1, f"predict: {self.photo.name} was not written to {out}")
-        found = [path for path in (self.work / "files" / "out").rglob(f"{self.photo.stem}*") if path.stat().st_size]
+            self.expect(done.done == 1, f"predict: {self.files.photo.name} was not written to {out}")
+        stem = self.files.photo.stem
+        found = [path for path in (self.work / "files" / "out").rglob(f"{stem}*") if path.stat().st_size]
         self.expect(len(found) >= len(formats), f"predict: no files of {', '.join(formats)}")
-        names = sorted(path.name.replace(self.photo.stem, "NAME") for path in found)
+        names = sorted(path.name.replace(stem, "NAME") for path in found)
         return f"writes {', '.join(names)}, also in shards"
 
     def _metric(self) -> str:
@@ -343,7 +374,7 @@ class _Check:
         state = resume.get("callbacks", {}).get(self.component.name)
         if not state:
             return "has no state"
-        config = load_config(self.config, None, self.overrides)
+        config = load_config(self.files.config, None, self.overrides)
         made = next(c.make(keys) for c, keys in config.components("callback") if c.name == self.component.name)
         made.load_state_dict(state)
         self.expect(_same(made.state_dict(), state), "load_state_dict() does not restore what state_dict() returns")
@@ -351,7 +382,7 @@ class _Check:
 
     def _scheduler(self) -> str:
         """Compute the factors of a training."""
-        made, keys = load_config(self.config, None, self.overrides).component("scheduler")
+        made, keys = load_config(self.files.config, None, self.overrides).component("scheduler")
         for t in range(101):
             factor = made.make(t, 100, keys)
             self.expect(math.isfinite(factor) and factor >= 0, f"the factor of step {t} of 100 is {factor}")
@@ -367,7 +398,7 @@ class _Check:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
         self.work.mkdir(exist_ok=True)
-        content = json.dumps({"config": str(self.config), "data": str(self.data), **job})
+        content = json.dumps({"config": str(self.files.config), "data": str(self.files.data), **job})
         shared = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
         shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(size)} if size > 1 else {}
         processes = []
@@ -430,9 +461,34 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else format_value(value)
 
 
-if __name__ == "__main__":
+def main(argv: Sequence[str] | None = None) -> int:
+    """Check the files that the command line names and print what was checked; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m seamseg.testing",
+        description="Check components with a small network on a generated city: training, resume, two processes, "
+        "prediction, files.",
+        epilog="example: python -m seamseg.testing edges.py --kind head --set channels=8",
+    )
+    parser.add_argument("sources", nargs="+", metavar="FILE", help="Python file or module of components")
+    parser.add_argument("--kind", choices=KINDS, metavar="KIND", help="check only components of this kind")
+    parser.add_argument("--name", help="check only the component of this name")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="value of a key of it")
+    parser.add_argument("--data", help="data set, with splits train and val, to train on instead of the city")
+    parser.add_argument("--not-deterministic", action="store_true", help="a resumed training may have other weights")
+    args = parser.parse_args(argv)
+    if wrong := [text for text in args.set if "=" not in text]:
+        parser.error(f"--set {wrong[0]}: expected KEY=VALUE")
+    keys = dict(text.split("=", 1) for text in args.set)
     try:
-        for file in sys.argv[1:]:
-            print("\n".join(check_component(file)))
+        for source in args.sources:
+            deterministic = not args.not_deterministic
+            lines = check_component(source, args.kind, args.name, keys, deterministic=deterministic, data=args.data)
+            print("\n".join(lines), flush=True)
     except (AssertionError, SeamsegError) as error:
-        raise SystemExit(f"seamseg.testing: {one_line(error)}") from None
+        print(f"seamseg.testing: {one_line(error)}", file=sys.stderr)
+        return error.exit_code if isinstance(error, SeamsegError) else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -108,7 +108,7 @@ def test_the_result_of_a_training(micro, micro_config, tmp_path):
     assert (stopped.stopped, stopped.steps, stopped.epochs) == ("enough", 3, 0)
     assert (stopped.scores, stopped.best, stopped.validation) == ({}, None, None)
     assert repr(stopped) == f"{run}: stopped: enough (3 steps, 0 epochs)"
-    done = seamseg.train(micro_config, micro, run, "cpu", overrides=given, resume="auto")
+    done = seamseg.train(micro_config, micro, run, "cpu", overrides=given, resume=run)
     assert (done.run_folder, done.stopped, done.steps, done.epochs) == (run, "", 4, 1)
     assert done.history == [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in done.history if line["kind"] == "train"] == [1, 2, 3, 4]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from support.components import DEPTH
 
 from seamseg.cli.new import TEMPLATES, template
-from seamseg.testing import check_component
+from seamseg.testing import check_component, main
 from seamseg.utils.errors import InputError, SeamsegError
 
 pytestmark = pytest.mark.usefixtures("imported")
@@ -114,11 +117,53 @@ def test_what_is_not_there(file):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("optional", [False, True])
+def test_heads_that_read_maps(tmp_path, optional):
+    """The maps are made; the reader of a zip file gets one."""
+    path = tmp_path / f"check_depth_{optional}.py"
+    text = DEPTH.replace("fill=-1)", f"fill=-1, optional={optional})")
+    # some batches have no ground truth
+    text = text.replace(".log1p())", '.log1p(), reduction="sum") / valid.sum().clamp(min=1)')
+    path.write_text(text)
+    assert any("writes NAME_depth.png" in line for line in check_component(path))
+
+
+@pytest.mark.slow
+def test_readers_of_other_formats(micro, tmp_path):
+    shutil.make_archive(str(tmp_path / "micro"), "zip", micro)
+    page = (Path(__file__).parents[1] / "docs" / "how-to" / "extend_data.md").read_text()
+    path = tmp_path / "check_zips.py"
+    path.write_text(next(part for part in page.split("```python\n") if '@reader("zip")' in part).split("```")[0])
+    lines = check_component(path, data=tmp_path / "micro.zip")
+    assert "reader zip: a resumed training has the same weights, to the bit" in lines
+
+
+def test_help_and_wrong_options(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--help"])
+    assert stop.value.code == 0
+    out = capsys.readouterr().out
+    assert all(option in out for option in ("--kind", "--name", "--set", "--data", "--not-deterministic"))
+    with pytest.raises(SystemExit) as stop:
+        main(["a.py", "--set", "channels"])
+    assert stop.value.code == 2
+    (tmp_path / "check_none.py").write_text("")
+    assert main([str(tmp_path / "check_none.py"), "--kind", "head", "--name", "x"]) == 2
+    assert capsys.readouterr().err.strip().endswith("registers no head x")
+    assert main([str(tmp_path / "none.py")]) == 2
+
+
+def test_data_that_is_missing(file):
+    with pytest.raises(InputError, match=r"none\.zip: no such file or folder"):
+        check_component(file("loss"), data="none.zip")
+
+
+@pytest.mark.slow
 def test_the_command(file):
     """Outside of the tests: the processes find the file, and the keys of the component are checked."""
     command = [sys.executable, "-m", "seamseg.testing"]
     done = subprocess.run([*command, file("loss")], capture_output=True, text=True, check=True)
     assert "loss mine: trains two steps on two processes" in done.stdout
     failed = subprocess.run([*command, "none.py"], capture_output=True, text=True)
-    assert failed.returncode == 1
+    assert failed.returncode == 2
     assert failed.stderr.strip().splitlines()[-1] == "seamseg.testing: components: none.py: no such file"

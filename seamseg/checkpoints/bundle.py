@@ -312,7 +312,9 @@ def kind_of(snapshot: Snapshot, name: str) -> str:
         fewest = min(missing.values(), key=len)
         raise InputError(f"{name}: has no {', '.join(fewest)}: pre-trained weights, not a whole network")
     whole = [kind for kind, parts in missing.items() if not parts]
-    masks = any("roi_msk" in str(key) for key in state.get("roi_head", ()))
+    layers = [str(key) for key in state.get("roi_head", ())]
+    # layers of a custom head have other names
+    masks = any("roi_msk" in layer for layer in layers) or not any("roi_cls" in layer for layer in layers)
     return next((kind for kind in whole if masks or not KINDS[kind].has_masks), whole[0])
 
 

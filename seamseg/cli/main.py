@@ -300,6 +300,10 @@ def _one_line(error: Exception) -> str:
     words = one_line(error)
     if isinstance(error, SeamsegError):
         return words
+    if (components := sys.modules.get("seamseg.config.components")) is not None:
+        found: str | None = components.at_fault(error)
+        if found is not None:
+            return found
     return f"unexpected {type(error).__name__}: {words[:300]} (run with --debug to see where)"
 
 

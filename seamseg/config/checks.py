@@ -55,8 +55,7 @@ def head_parameters(config: Config) -> dict[str, int]:
         "roi": box_convs
         + box_width * (roi.roi_size[0] // 2) * (roi.roi_size[1] // 2) * roi.fc_channels
         + roi.fc_channels**2 * (not roi.box_convs)
-        + 9 * (width + 4 * roi.conv_channels) * roi.conv_channels
-        + (width + 2 * roi.conv_channels) * roi.conv_channels * (roi.mask_points > 0),
+        + 9 * (width + 4 * roi.conv_channels) * roi.conv_channels,
         "sem": 9 * (width + config.sem.hidden_channels) * config.sem.hidden_channels * config.sem.fpn_levels,
     }
 
@@ -147,9 +146,8 @@ def _norms(config: Config) -> str | None:
 
 
 def _crops(config: Config) -> str | None:
-    for name in ("rpn", "roi"):
-        if getattr(config, name).bbx_loss == "cabb" and config.dataloader.crop_size is None:
-            return f"[{name}] bbx_loss = cabb is for training on crops: set [dataloader] crop_size, or smooth_l1"
+    if config.roi.box_loss == "cabb" and config.dataloader.crop_size is None:
+        return "[roi] box_loss = cabb is for training on crops: set [dataloader] crop_size, or smooth_l1"
     loading = config.dataloader
     sizes, scales = loading.instance_scale_uniform, loading.random_scale
     if sizes is None:

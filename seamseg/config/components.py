@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
 from pathlib import Path
-from types import ModuleType
+from traceback import walk_tb
 from typing import Any, TypeVar
 
 from seamseg.config.component_kinds import KINDS as KINDS
@@ -64,6 +64,15 @@ class Component:
         """Whether it is part of this package."""
         return self.module.partition(".")[0] == "seamseg"
 
+    def build(self, *arguments: Any) -> Any:
+        """Call :attr:`make`; its exceptions become an InputError with the component, its file and the line."""
+        try:
+            return self.make(*arguments)
+        except (InputError, MemoryError):
+            raise
+        except Exception as error:
+            raise InputError(f"{self.section}{described(error, str(self.file))}") from error
+
 
 @dataclass(frozen=True)
 class NotLoaded:
@@ -77,11 +86,11 @@ class NotLoaded:
     texts: dict[str, str]
 
 
-_Made = TypeVar("_Made", bound=Callable[..., Any])
+Made = TypeVar("Made", bound=Callable[..., Any])
 _REGISTERED: dict[tuple[str, str], Component] = {}
 
 
-def register(kind: str, name: str, keys: type = NoKeys) -> Callable[[_Made], _Made]:
+def register(kind: str, name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
     """Return a decorator that registers a class or function.
 
     Parameters
@@ -106,7 +115,7 @@ def register(kind: str, name: str, keys: type = NoKeys) -> Callable[[_Made], _Ma
                 f"{kind} {name}: declare {spec.name} of {keys.__name__} as key(DOC, DEFAULT), in lower case"
             )
 
-    def decorate(made: _Made) -> _Made:
+    def decorate(made: Made) -> Made:
         component = Component(kind, name, made, keys, made.__module__)
         other = _REGISTERED.setdefault((kind, name), component)
         if other.module != component.module or other.make.__qualname__ != made.__qualname__:
@@ -216,6 +225,21 @@ def added_by(names: Iterable[str]) -> Iterator[Component]:
             yield component
 
 
+def custom_of(made: object) -> Component | None:
+    """Return the component of the user whose class an object has; None for objects of this package."""
+    return next((c for c in _REGISTERED.values() if c.make is type(made) and not c.built_in), None)
+
+
+def at_fault(error: BaseException) -> str | None:
+    """Return a line for an exception of a component's code: its section, file and line; None for other exceptions."""
+    for frame, _ in walk_tb(error.__traceback__):
+        if found := [c for c in _REGISTERED.values() if not c.built_in and str(c.file) == frame.f_code.co_filename]:
+            owner = frame.f_locals.get("self")
+            own = [c for c in found if c.make is type(owner) or getattr(c.make, "__code__", None) is frame.f_code]
+            return ", ".join(c.section for c in own or found) + described(error, str(found[0].file))
+    return None
+
+
 def parse_section(section: str) -> tuple[str, str] | None:
     """Return kind and name of the component that a section of a configuration is for; None for other sections."""
     kind, space, name = section.partition(" ")
@@ -247,9 +271,8 @@ class Record:
     @staticmethod
     def of(component: Component) -> Record:
         """Describe a component."""
-        module: ModuleType = sys.modules[component.module]
         checksum = hashlib.sha256(component.file.read_bytes()).hexdigest()
-        version = str(getattr(module, "__version__", ""))
+        version = str(getattr(sys.modules[component.module], "__version__", ""))
         return Record(component.kind, component.name, component.module, version, checksum)
 
     def content(self) -> dict[str, str]:

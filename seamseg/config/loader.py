@@ -306,7 +306,10 @@ def _reset_ignored(texts: Texts, given: Texts, changed: Mapping[tuple[str, str],
         if origin is None and spec.name in given.get(section, {}) and (named or spec.metadata["ours"]):
             origin = None if of_file is None or of_file.uses(section, spec.name) else source
         text, default = texts[section][spec.name], defaults[section][spec.name]
-        is_set = _parsed(section, spec, text, origin or source) != _parsed(section, spec, default, source)
+        is_set = text != default and (
+            spec.metadata["component"] is not None
+            or _parsed(section, spec, text, origin or source) != _parsed(section, spec, default, source)
+        )
         if is_set and origin is not None:
             which = f"networks of kind {kind}" if network == SEAMLESS else f"the network {network}"
             raise InputError(f"{origin}: [{section}] {spec.name} has no effect on {which}: remove it")
@@ -331,10 +334,8 @@ def _typed(texts: Texts, source: str, origins: Mapping[tuple[str, str], str], st
             origin = origins.get((name, spec.name), source)
             text = texts[name][spec.name]
             if (kind := spec.metadata["component"]) is not None and text not in spec.metadata["choices"]:
-                # without them no network can be opened
-                values[spec.name] = _component_name(
-                    kind, name, spec.name, text, origin, strict or kind in ("body", "network")
-                )
+                needed = strict or components.KINDS[kind].needed
+                values[spec.name] = _component_name(kind, name, spec.name, text, origin, needed)
                 if components.is_registered(kind, text):
                     texts.setdefault(components.find(kind, text).section, {})
             else:

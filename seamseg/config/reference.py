@@ -128,10 +128,24 @@ def components_reference() -> str:
     for kind, spec in components.KINDS.items():
         lines += [f"## {kind}", "", f"{spec.what[0].upper()}{spec.what[1:]}; {chosen_by(kind, spec)}.", ""]
         own = [component for component in components.registered(kind) if component.built_in]
-        for make in dict.fromkeys(component.make for component in own):
-            lines += _described([component for component in own if component.make == make])
+        for group in by_make(own):
+            lines += _described(group)
         lines += [""] if own else []
     return "\n".join(lines)
+
+
+def by_make(found: list[components.Component]) -> list[list[components.Component]]:
+    """Return components in groups of those that one class or function makes, such as bodies of one family."""
+    groups: dict[typing.Any, list[components.Component]] = {}
+    for component in found:
+        groups.setdefault((component.make, component.keys), []).append(component)
+    return list(groups.values())
+
+
+def summary(component: components.Component) -> str:
+    """Return the first line of the docstring of a component, without the roles of Sphinx."""
+    line = (component.make.__doc__ or "").strip().split("\n")[0]
+    return re.sub(r":\w+:`(?:[^`]*\.)?([^`.]+)`", r"`\1`", line)
 
 
 def chosen_by(kind: str, spec: ComponentKind) -> str:
@@ -145,9 +159,7 @@ def chosen_by(kind: str, spec: ComponentKind) -> str:
 
 def _described(group: list[components.Component]) -> Iterator[str]:
     first = group[0]
-    # references of Sphinx are none in Markdown
-    doc = re.sub(r":\w+:`(?:[^`]*\.)?([^`.]+)`", r"`\1`", (first.make.__doc__ or "").strip().split("\n")[0])
-    yield _wrapped(f"- {', '.join(f'`{component.name}`' for component in group)} (`{first.module}`): {doc}")
+    yield _wrapped(f"- {', '.join(f'`{component.name}`' for component in group)} (`{first.module}`): {summary(first)}")
     specs = components.declared(first.keys)
     hints = typing.get_type_hints(first.keys)
     for name, spec in specs.items():

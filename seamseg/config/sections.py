@@ -52,14 +52,6 @@ our_key = partial(key, ours=True)
 """Declares a key that the original does not have; its default reproduces the original."""
 
 
-def _box_loss() -> Any:
-    return our_key(
-        "loss of the boxes: smooth L1, or the crop-aware one (cabb, arXiv 2012.07717), which does not penalise boxes "
-        "for extending beyond the border of a training crop that cuts their thing",
-        choices=("smooth_l1", "cabb"),
-    )
-
-
 @dataclass(frozen=True)
 class General:
     """Kind of network, validation, logging, fusion of network outputs to a panoptic map, and execution."""
@@ -200,7 +192,7 @@ class Rpn:
     fpn_min_level: int = key("first pyramid level", minimum=0, maximum=16)
     fpn_levels: int = key("number of pyramid levels", minimum=1, maximum=16)
     sigma: float = key("sigma of the smooth L1 loss: it is quadratic up to 1 / sigma²", above=0)
-    bbx_loss: str = _box_loss()
+    head: str = our_key("layers that score the anchors", choices=("fpn",), component="rpn_head")
 
 
 @dataclass(frozen=True)
@@ -226,19 +218,21 @@ class Roi:
     fpn_canonical_level: int = key("pyramid level of such a box")
     sigma: float = key("sigma of the smooth L1 loss: it is quadratic up to 1 / sigma²", above=0)
     bbx_reg_weights: tuple[float, float, float, float] = key("factors of the box codes", above=0)
-    bbx_loss: str = _box_loss()
+    box_loss: str = our_key(
+        "loss of boxes, those of anchors as well: smooth_l1, or cabb (arXiv 2012.07717), which does not penalise boxes "
+        "for extending beyond the border of a training crop that cuts their thing",
+        choices=("smooth_l1", "cabb"),
+        component="box_loss",
+    )
+    head: str = our_key("layers that score and mask regions", choices=("mask_rcnn",), component="roi_head")
     fc_channels: int = our_key("channels of the fully connected layers", minimum=1, maximum=65_536)
     conv_channels: int = our_key(
         "channels of the convolutions of the mask branch, and of the box branch", minimum=1, maximum=CHANNELS
     )
-    mask_points: int = our_key(
-        "points of each mask in training that a small network predicts from the finest level, to refine the edges of "
-        "masks (PointRend, arXiv 1912.08193: 196); their loss is part of roi_msk; 0 for none",
-        minimum=0,
-        maximum=10_000,
-    )
-    mask_subdivisions: int = our_key(
-        "with mask_points, how often the masks of 28 x 28 are doubled in size at inference", minimum=0, maximum=4
+    mask_refinement: str = our_key(
+        "refinement of masks, whose loss is part of roi_msk: points (PointRend, arXiv 1912.08193), or none",
+        choices=("none", "points"),
+        component="mask_refinement",
     )
     box_convs: int = our_key(
         "number N of 3x3 convolutions of the box branch, with a norm each, before a single fully connected layer (4: "
@@ -267,6 +261,7 @@ class Sem:
         above=0,
         maximum=1,
     )
+    head: str = our_key("layers of the semantic head", choices=("mini_deeplab",), component="semantic_head")
     hidden_channels: int = our_key("channels of each branch", minimum=1, maximum=CHANNELS)
     out_channels: int = our_key("channels before the classifier", minimum=1, maximum=CHANNELS)
     dilations: tuple[int, ...] = our_key("dilations of the 3x3 convolutions", minimum=1, maximum=1024, most=16)

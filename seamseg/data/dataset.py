@@ -15,16 +15,16 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from seamseg.config import components
 from seamseg.data.folder import FolderReader
 from seamseg.data.images import as_rgb
 from seamseg.data.instances import InstanceOptions, draw_focus, paste_instances
 from seamseg.data.maps import MapValues, map_values
-from seamseg.data.reader import OpenReader, check_masks
+from seamseg.data.reader import OpenReader, check_masks, reader_errors
 from seamseg.data.samplers import SampleIndex, is_wide
 from seamseg.data.transforms import AugmentationParams, AugmentedImage, TrainTransform, augment
 from seamseg.formats.metadata import ImageInfo, Metadata
 from seamseg.panoptic_map import VOID
-from seamseg.utils.component_errors import named_errors
 from seamseg.utils.errors import InputError
 
 MAX_ATTEMPTS = 10
@@ -136,7 +136,7 @@ class PanopticDataset(Dataset[dict[str, Any]]):
             naming the file, if one is missing or unreadable, or if their sizes differ
         """
         info = self.images[index]
-        with self._reader_errors():
+        with self._reader_errors(index):
             image = self.reader.read_image(index, at_least)
             image = as_rgb(Image.fromarray(image) if isinstance(image, np.ndarray) else image)
         if at_least is None and (image.height, image.width) != info.size:
@@ -148,7 +148,7 @@ class PanopticDataset(Dataset[dict[str, Any]]):
         return image, self._read_masks(index), info
 
     def _read_masks(self, index: int) -> np.ndarray:
-        with self._reader_errors():
+        with self._reader_errors(index):
             masks = self.reader.read_masks(index)
         return check_masks(masks, self.images[index], self.file_name(index))
 
@@ -157,14 +157,14 @@ class PanopticDataset(Dataset[dict[str, Any]]):
         assert isinstance(self.transform, TrainTransform)
         info, found = self.images[index], {}
         for name, spec in self.transform.maps.items():
-            with self._reader_errors():
+            with self._reader_errors(index):
                 stored = self.reader.read_map(index, spec.folder)
             found[name] = map_values(stored, spec, info.size, str(self.reader.root / spec.folder / info.id))
         return found
 
-    def _reader_errors(self) -> AbstractContextManager[None]:
-        kind = type(self.reader)
-        return nullcontext() if kind is FolderReader else named_errors(f"reader {kind.__name__}", kind.__module__)
+    def _reader_errors(self, index: int) -> AbstractContextManager[None]:
+        own = components.custom_of(self.reader)
+        return nullcontext() if own is None else reader_errors(own, self.reader.file_name(index))
 
     def __getitem__(self, key: int | SampleIndex) -> dict[str, Any]:
         """Return the dict that the transform makes.

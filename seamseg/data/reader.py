@@ -7,15 +7,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from seamseg.config.components import Component
 from seamseg.formats.metadata import ImageInfo, Metadata, metadata_header, metadata_of
 from seamseg.utils.component_errors import named_errors
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, UnreadableImage
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -80,6 +82,21 @@ class Reader(ABC):
         """Prepare this copy of the reader in a worker process: close files that the main process has open."""
 
 
+@contextmanager
+def reader_errors(component: Component, where: str) -> Iterator[None]:
+    """Name a reader in errors of its code; `where`, a path or an image, in an InputError that names no file.
+
+    Those of :class:`UnreadableImage`, as :func:`seamseg.components.open_image` raises them, name theirs.
+    """
+    try:
+        with named_errors(f"{where}: {component.section}", component.module):
+            yield
+    except InputError as error:
+        if component.built_in or isinstance(error, UnreadableImage) or where.partition(": ")[0] in str(error):
+            raise
+        raise InputError(f"{where}: {component.section}: {error}") from error
+
+
 OpenReader = Callable[[str | Path, str], Reader]
 """Opens the reader of a path and a split."""
 
@@ -95,10 +112,10 @@ def open_reader(config: Config, root: str | Path, split: str) -> Reader:
         if it fails otherwise
     """
     component, keys = config.component("reader")
-    with named_errors(f"reader {component.name}", component.module):
+    with reader_errors(component, str(root)):
         reader = component.make(root, split, keys)
         if not isinstance(reader, Reader):
-            raise InputError(f"reader {component.name}: must be a class derived from seamseg.components.Reader")
+            raise InputError(f"{root}: reader {component.name}: must be a class derived from seamseg.components.Reader")
         metadata_of(metadata_header(reader.metadata), f"{root}: reader {component.name}", reader.images)
         if not len(reader):
             raise InputError(f"{root}: reader {component.name} finds no image in split {split!r}")

@@ -36,6 +36,7 @@ from seamseg.inference.onnx_engines import open_onnx
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.package import PackageSession
 from seamseg.models.backbones.base import Backbone
+from seamseg.models.build import custom_heads
 from seamseg.models.custom_network import WholeNetwork
 from seamseg.models.folding import PRECISIONS, fold_layers
 from seamseg.models.panoptic import PanopticNet
@@ -232,17 +233,19 @@ def open_source(model: str | Path, options: ExportOptions) -> ExportSource:
     if isinstance(net, WholeNetwork):
         raise InputError(f"{path}: the network {net.name} cannot be exported")
     if isinstance(net, PanopticNet) and options.part == "all":
-        _check_heads(net, options)
+        if options.int8 is not None and (heads := custom_heads(config)):
+            remedy = ": leave out its file of `components`" if heads[0].startswith("head ") else ""
+            raise InputError(f"{heads[0]} is not quantised by `int8={options.int8}`{remedy}")
+        _check_heads(net)
         metadata = replace(metadata, maps=net.map_formats)
     return ExportSource(net, metadata, default_size(size), size)
 
 
-def _check_heads(net: PanopticNet, options: ExportOptions) -> None:
-    """Raise InputError if a custom head is not exported in this way."""
+def _check_heads(net: PanopticNet) -> None:
+    """Raise InputError if a custom head is not exported."""
     for name, head in net.custom_heads.items():
-        if not head.exportable or options.int8 is not None:
-            problem = "cannot be exported" if options.int8 is None else f"is not quantised by `int8={options.int8}`"
-            raise InputError(f"head {name} {problem}: leave out its file of `components`")
+        if not head.exportable:
+            raise InputError(f"head {name} cannot be exported: leave out its file of `components`")
 
 
 def _open_classifier(path: Path, config: Path | str, options: ExportOptions) -> ExportSource:

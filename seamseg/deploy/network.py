@@ -26,7 +26,8 @@ from seamseg.ops.boxes import decode_boxes
 from seamseg.ops.nms import nms_fixed
 from seamseg.ops.upsample import upsample_argmax
 from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.errors import SeamsegError, one_line
+from seamseg.utils.errors import SeamsegError, cause
+from seamseg.utils.quiet_logs import quiet_logs
 
 
 class ExportNet(nn.Module):
@@ -83,7 +84,7 @@ class DetectionExport(ExportNet):
     boxes : float32 `K x 4`, `(y0, x0, y1, x1)` in pixels of the input; K is `[roi] max_predictions`
     classes : int64 `K`, 0 = first thing
     scores : float32 `K`
-    mask_logits : float32 `K x 28 x 28`, for kinds with masks; larger with `[roi] mask_points`
+    mask_logits : float32 `K x 28 x 28`, for kinds with masks; larger with a `[roi] mask_refinement`
     count : int64 scalar, the number of detections: rows from there on are 0
     classmap : uint8 `H x W`, for kind panoptic
     maps of custom heads under their names, float32 or integers, `H x W`, or `channels x H x W` of several channels
@@ -326,8 +327,7 @@ def failures_in_one_line(problem: str, net: ExportNet | None = None) -> Iterator
     except Exception as error:
         if lacks_memory(error):
             raise
-        reason = one_line(error)[:300] or type(error).__name__
-        raise SeamsegError(f"{problem} ({reason})") from error
+        raise SeamsegError(f"{problem} ({cause(error)[:300]})") from error
 
 
 def trace(net: ExportNet, size: tuple[int, int], multiple: int | None = None) -> torch.export.ExportedProgram:
@@ -345,7 +345,8 @@ def trace(net: ExportNet, size: tuple[int, int], multiple: int | None = None) ->
     if multiple is not None and isinstance(net, ClassifierExport):
         # an example of one image would fix their number
         inputs["image"] = inputs["image"].repeat(2, 1, 1, 1)
-    with torch.no_grad():
+    # an error has all that is logged about it
+    with torch.no_grad(), quiet_logs("torch.fx", "torch.export", "torch._export"):
         return torch.export.export(net, tuple(inputs.values()), dynamic_shapes=dynamic_shapes(net, multiple))
 
 

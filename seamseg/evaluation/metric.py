@@ -40,9 +40,11 @@ class Metric:
 
         Parameters
         ----------
-        item : :class:`seamseg.validation.validator.ValidationItem`: `mask`, ids `L x h x w` at native size, their
-            classes `cat` and crowd flags `iscrowd`, `id`, and `pixels` of the network's input
-        prediction : at the size of the network's input: boxes, classes, scores, semantic, maps
+        item : :class:`seamseg.validation.validator.ValidationItem`: `mask`, a tensor of ids `L x h x w` at native size,
+            their classes `cat` and crowd flags `iscrowd`, `id`, `native_size` `(h, w)`, and `pixels`, the network's
+            input, `H x W x 3` uint8
+        prediction : numpy arrays at the size of the network's input: boxes, classes, scores, semantic, maps; floats are
+            float32 whatever the precision of the network, maps of integers keep their type
         """
         raise NotImplementedError
 

@@ -187,7 +187,8 @@ class TrainedModel:
         """Warn of components of the training that are not imported, or have changed since."""
         if not is_main_process() or is_quiet():
             return
-        heads = [section for section in self.config.not_loaded if section.startswith("head ")]
+        optional = ("head ", "mask_refinement ")
+        heads = [section for section in self.config.not_loaded if section.startswith(optional)]
         missing = [f"without {', '.join(heads)}: name its file with `components=FILE`"] if heads else []
         for line in filter(None, (*missing, *(record.change() for record in self._opened.snapshot.components))):
             warnings.warn(f"{self.name}: {line}", stacklevel=2)

@@ -51,7 +51,8 @@ class PhotoResult(ABC):
     metadata : names, colours and ids of the classes
     prediction : output of the network, in pixels of its input; None in a loaded result
     source : path or copy of the photo, if it is kept
-    maps : output maps of custom heads by name, `H x W` or `channels x H x W`, at the size of the network's input
+    maps : output maps of custom heads by name, `H x W` or `channels x H x W`, at the size of the network's input; see
+        :func:`seamseg.components.resize_map`
     counted : of :data:`COUNTED`
     """
 

@@ -342,7 +342,10 @@ class Predictor(Generic[R]):
     def result(self, prediction: ArrayPrediction, native_size: tuple[int, int]) -> R:
         """Make the result of a photo of `(height, width)` from the output of the network, without its photo."""
         settings = ResultSettings(self.metadata, self.thresholds, self.classes)
-        return cast(R, INFERENCE_KINDS[self.kind].result(prediction, native_size, settings))
+        result: Any = INFERENCE_KINDS[self.kind].result(prediction, native_size, settings)
+        if prediction.maps and self.map_formats:
+            result = replace(result, maps={name: prediction.maps[name] for name in self.map_formats})
+        return cast(R, result)
 
 
 def _size(image: np.ndarray) -> tuple[int, int]:

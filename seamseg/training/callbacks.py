@@ -27,6 +27,7 @@ class Run:
         rates and the images of a training batch are reported
     resumed : whether the training continues an earlier run
     stop_reason : of :meth:`stop`; empty unless it was called
+    stopped_by : name of the callback that called it
     """
 
     folder: Path
@@ -36,9 +37,13 @@ class Run:
     epoch: int = 0
     resumed: bool = False
     stop_reason: str = ""
+    stopped_by: str = ""
 
     def stop(self, reason: str) -> None:
-        """End the training after the current step or validation, with a snapshot; the log has the reason."""
+        """End the training after the current step or validation, with a snapshot; the log has the reason.
+
+        `resume=auto` does not go on with a training that was stopped, `resume=SNAPSHOT` does.
+        """
         self.stop_reason = self.stop_reason or reason
 
 
@@ -163,8 +168,12 @@ class Callbacks:
 
     def _call(self, name: str, call: Callable[[], Any]) -> Any:
         """Return what a function returns; None, with a warning and without this callback from now on, if it fails."""
+        stopped = bool(self.run.stop_reason)
         try:
             return call()
         except Exception as error:
             del self.active[name]
             self.warn(f"callback {name} is not called again: {type(error).__name__}: {one_line(error)}")
+        finally:
+            if self.run.stop_reason and not stopped:
+                self.run.stopped_by = name

@@ -92,6 +92,8 @@ class Checkpointer:
         more = resume_state(position, ranks, is_best, state.schedule.total)
         if states := self.callbacks.states():
             more["callbacks"] = states
+        if (run := self.callbacks.run).stop_reason:
+            more["stopped"] = {"by": run.stopped_by, "reason": run.stop_reason}
         self.has_best = self.has_best or is_best
         meters = {name: meter.state_dict() for name, meter in self.losses.meters.items()}
         snapshot = make_snapshot(state, progress, meters, more)

@@ -22,6 +22,7 @@ from seamseg.models.network import Network
 from seamseg.training.callbacks import Callback, Callbacks, Run
 from seamseg.training.checkpointing.checkpoint import (
     ResumePoint,
+    TrainingProgress,
     TrainState,
     data_order,
     load_rank_state,
@@ -152,6 +153,7 @@ def completed(config: Config) -> Config:
 
 def _run(options: TrainingOptions, task: Task, world: World, folder: RunFolder, log: TextLog) -> TrainResult:
     """Train or score in a locked run folder."""
+    auto = options.resume == AUTO
     options = _find_snapshot(options, world, folder, log)
     _check_weights(options, task)
     torch.backends.cudnn.benchmark = task.options.cudnn_benchmark
@@ -172,6 +174,8 @@ def _run(options: TrainingOptions, task: Task, world: World, folder: RunFolder, 
     _initialise(options, task, module.get_submodule("net"), metadata, world, log)
     if loader is not None:
         state, resumed = _prepare(options, task, module, metadata, loader, world, log)
+        if auto and resumed is not None and resumed.stopped:
+            return _stopped(resumed, state, folder, log)
         return _train(state, resumed, task, loader, validator, folder, log, options.callbacks)
     assert validator is not None
     if options.resume is not None:
@@ -265,7 +269,7 @@ def _train(
         if run.stop_reason:
             status = f"stopped: {run.stop_reason}"
             log.info(f"{status} (step {run.step}, epoch {run.epoch})")
-        return _result(trainer, run, scores)
+        return _result(trainer.world, trainer.progress, run, scores)
     except BaseException as error:
         status = f"{type(error).__name__}: {one_line(error)}"
         raise
@@ -274,12 +278,22 @@ def _train(
         metrics.close()
 
 
-def _result(trainer: Trainer, run: Run, scores: Scores | None) -> TrainResult:
+def _stopped(resumed: ResumePoint, state: TrainState, folder: RunFolder, log: TextLog) -> TrainResult:
+    """Return the result of a training that a callback has stopped, without going on with it; a collective call."""
+    by, reason = resumed.stopped["by"], resumed.stopped["reason"]
+    log.info(
+        f"stopped by callback {by} at step {resumed.progress.global_step}: {reason}; `resume={resumed.source}` "
+        "continues the training"
+    )
+    run = Run(folder.path, state.config, state.options.epochs, stop_reason=reason, stopped_by=by)
+    return _result(state.world, resumed.progress, run, None)
+
+
+def _result(world: World, done: TrainingProgress, run: Run, scores: Scores | None) -> TrainResult:
     """Collect what the main process knows about a finished training, for all processes; a collective call."""
-    history = read_metrics(run.folder) if trainer.world.is_main else []
-    stopped, history = gather_objects(trainer.world, (run.stop_reason, history))[0]
+    history = read_metrics(run.folder) if world.is_main else []
+    stopped, history = gather_objects(world, (run.stop_reason, history))[0]
     validated = any(line.get("kind") == "validation" for line in history)
-    done = trainer.progress
     best = done.best_score if validated else None
     return TrainResult(run.folder, done.global_step, done.epoch + 1, best, stopped, history, scores)
 

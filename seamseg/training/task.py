@@ -45,6 +45,7 @@ from seamseg.training.optim.optimizer import build_optimizer
 from seamseg.training.optim.schedule import CurveSchedule, LRSchedule
 from seamseg.training.options import TrainerOptions
 from seamseg.training.prefetch import TrainingBatch, prepare_batch
+from seamseg.utils.component_errors import named_errors
 from seamseg.utils.distributed import World, broadcast_buffers
 from seamseg.utils.errors import InputError
 from seamseg.utils.progress import is_quiet
@@ -312,7 +313,11 @@ class SegmentationTask(Task):
 
     def build_callbacks(self) -> dict[str, Callback]:
         """Make the callbacks of the configuration, by name."""
-        return {component.name: component.make(keys) for component, keys in self.config.components("callback")}
+        made = {}
+        for component, keys in self.config.components("callback"):
+            with named_errors(component.section, component.module):
+                made[component.name] = component.make(keys)
+        return made
 
     def write_model(self, folder: RunFolder, metadata: Metadata) -> None:
         """Write `config.ini` and `metadata.bin`."""

@@ -47,6 +47,30 @@ def draw_map(values: np.ndarray, spec: MapFormat, size: tuple[int, int]) -> np.n
     return shown
 
 
+def resize_map(values: np.ndarray, size: tuple[int, int], resize: str = "bilinear") -> np.ndarray:
+    """Resize an output map of a head, which is at the size of the network's input, such as to the size of the photo.
+
+    Parameters
+    ----------
+    values : `H x W`, or `channels x H x W`
+    size : `(height, width)`
+    resize : bilinear or nearest
+
+    Returns
+    -------
+    `height x width` or `channels x height x width`, float32; with nearest of the type of `values`
+    """
+    planes = [_plane(plane, size, resize) for plane in values.reshape(-1, *values.shape[-2:])]
+    return np.stack(planes) if values.ndim == 3 else planes[0]
+
+
+def _plane(plane: np.ndarray, size: tuple[int, int], resize: str) -> np.ndarray:
+    if resize == "nearest":
+        return resize_nearest(plane, size)
+    image = Image.fromarray(plane.astype(np.float32))
+    return np.asarray(image.resize(size[::-1], Image.Resampling.BILINEAR))
+
+
 def _resized(values: np.ndarray, spec: MapFormat, size: tuple[int, int], most: int | None) -> np.ndarray:
     """Return `channels x H x W` at a size: the pixels of a PNG whose largest value is `most`, or None for float32."""
     planes = values.reshape(-1, *values.shape[-2:])
@@ -54,10 +78,6 @@ def _resized(values: np.ndarray, spec: MapFormat, size: tuple[int, int], most: i
     full = np.empty((len(planes), *size), dtype)
     # one by one: the floats of a large photo are large
     for plane, out in zip(planes, full):
-        if spec.resize == "nearest":
-            large = resize_nearest(plane, size)
-        else:
-            image = Image.fromarray(plane.astype(np.float32))
-            large = np.asarray(image.resize(size[::-1], Image.Resampling.BILINEAR))
+        large = _plane(plane, size, spec.resize)
         out[:] = large if most is None else np.clip(np.rint(large * spec.scale), 0, most)
     return full

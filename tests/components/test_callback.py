@@ -7,9 +7,11 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from support.interruptions import result, signals_at, train_until_done
 
 import seamseg
+from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.components import Callback
 from seamseg.training.run import run_training
 
@@ -121,6 +123,29 @@ def test_a_callback_ends_a_training(options, tmp_path):
     assert scores.validation is not None
     assert f"{status} (step {step}, epoch {epoch})" in (tmp_path / "run/training.log").read_text()
     assert (tmp_path / "run" / "model_best.pth.tar").exists()
+
+
+class StopsOnce(Callback):
+    """Ends a training after two steps."""
+
+    def train(self, run, values):
+        if run.step == 2:
+            run.stop("enough")
+
+
+def test_a_stopped_training_is_continued_only_if_it_is_named(options, tmp_path):
+    stopped = run_training(options("run", callbacks=[StopsOnce()]))
+    assert (stopped.steps, stopped.stopped) == (2, "enough")
+    again = run_training(options("run", callbacks=[StopsOnce()], resume="auto"))
+    assert (again.steps, again.stopped, again.history) == (2, "enough", stopped.history)
+    last = (tmp_path / "run" / "training.log").read_text().strip().splitlines()[-1]
+    assert "stopped by callback StopsOnce at step 2: enough; `resume=" in last
+    continued = run_training(options("run", resume=tmp_path / "run"))
+    assert (continued.steps, continued.stopped) == (8, "")
+    run_training(options("straight"))
+    weights, straight = (load_snapshot(tmp_path / run / "model_last.pth.tar").state_dict for run in ("run", "straight"))
+    assert all(torch.equal(x, straight["body"][name]) for name, x in weights["body"].items())
+    assert run_training(options("run", resume="auto")).stopped == ""
 
 
 def test_callbacks_given_in_python_that_fail(micro, micro_config, tmp_path):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 import tarfile
 
 import numpy as np
 import pytest
 from PIL import Image
+from support.components import forget
 
 from seamseg.inference.options import InferenceOptions
 from seamseg.predict.settings import PredictSettings
@@ -76,6 +78,21 @@ def test_other_keys_are_another_run(file, micro_run, micro, tmp_path, seamseg_ma
     assert seamseg_main("predict", micro_run, photo, tmp_path / "out", *words) == 0
     assert seamseg_main("predict", micro_run, photo, tmp_path / "out", *words, "--set", "format borders.value=7") == 2
     assert "format borders.value=7" in capsys.readouterr().err
+
+
+def test_errors_name_the_format_and_the_image(file, micro_run, micro, tmp_path, seamseg_main, capsys):
+    """Nothing remains of a run whose first image fails, so that the corrected format runs in the same folder."""
+    photo = micro / "img" / "val0.png"
+    file.write_text(BORDERS.replace("ids = result.id_map", 'ids = result.maps["none"]'))
+    words = ("--device", "cpu", "--workers", "0", "--quiet", "--components", file, "--format", "borders")
+    assert seamseg_main("predict", micro_run, photo, tmp_path / "out", *words) == 1
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert lines[-1] == f"seamseg predict: {photo}: format borders, {file} line 28: KeyError: 'none'"
+    file.write_text(BORDERS.replace("self.keys.value", "self.key.value"))
+    forget("my_borders")
+    del sys.modules["my_borders"]
+    assert seamseg_main("predict", micro_run, photo, tmp_path / "out", *words) == 1
+    assert "AttributeError" in capsys.readouterr().err
 
 
 def test_mistakes(file, micro_run, tmp_path):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from support.serving import serving
 from support.shared_models import write_run
 
 import seamseg
+from seamseg.components import resize_map
 from seamseg.config import components, load_config
 from seamseg.deploy.export import ExportReport, export_model
 from seamseg.deploy.source import ExportOptions
@@ -236,6 +238,33 @@ MEAN = """(canvas) => {
 """The mean of the pixels of a canvas."""
 
 
+def test_the_format_and_the_metric_of_the_page(run, heads, micro, photo, predictor, tmp_path, seamseg_main):
+    """Those of docs/how-to/extend_maps.md get the map and resize it."""
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "extend_maps.md").read_text()
+    file = tmp_path / "map_outlines.py"
+    file.write_text(page.split("```python\n")[1].split("```")[0])
+    large = tmp_path / "large.png"
+    Image.open(photo).resize((192, 128)).save(large)
+    words = ("--device", "cpu", "--components", f"{heads}, {file}")
+    assert seamseg_main("predict", run, large, tmp_path / "out", *words, "--workers", "0", "--format", "outlines") == 0
+    written = np.array(Image.open(tmp_path / "out" / "large_outlines.png"))
+    result = predictor.predict(large)
+    edge = resize_map(result.maps["edge"], (128, 192))
+    assert np.array_equal(written, np.where(edge > 0.5, 0, 255))
+    assert np.array_equal(resize_map(result.maps["best"], (128, 192), "nearest")[::2, ::2].shape, SIZE)
+    scores = seamseg.evaluate(run, micro, device="cpu", overrides={"general.components": f"{heads}, {file}"})
+    assert 0 <= scores.metrics["edge_recall"] <= 1
+
+
+def test_resized_maps():
+    values = np.arange(6, dtype=np.float64).reshape(2, 3)
+    assert resize_map(values, (2, 3)).dtype == np.float32
+    assert np.array_equal(resize_map(values, (2, 3)), values)
+    large = resize_map(np.stack((values, -values)).astype(np.int16), (4, 6), "nearest")
+    assert (large.shape, large.dtype) == ((2, 4, 6), np.int16)
+    assert np.array_equal(large[1], -values.repeat(2, 0).repeat(2, 1))
+
+
 def test_tensorboard_has_an_image_of_each_map(predictor, micro_config, photo):
     rgb = np.array(Image.open(photo))
     (prediction,) = predictor.raw([rgb])
@@ -257,6 +286,12 @@ MISTAKES = {
         'int(outputs["vector"].sum()) and None; return {"vector": outputs["vector"],',
         SeamsegError,
         "cannot be exported to ONNX with the heads mistake: leave out .* \\(head mistake, .*line 2",
+    ),
+    "without an ONNX operator": (
+        'return {"vector": outputs["vector"],',
+        'return {"vector": torch.special.airy_ai(outputs["vector"]),',
+        SeamsegError,
+        "heads mistake: leave out .* \\(DispatchError: No ONNX function found for [^\x1b]*airy_ai",
     ),
     "not exportable": (
         "    outputs = {",

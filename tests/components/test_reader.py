@@ -139,8 +139,19 @@ def test_listed(file, seamseg_main, capsys):
 
 MISTAKES = {
     "no reader": ("class ZipReader(Reader)", "class ZipReader", SeamsegError, "reader zip"),
-    "another key": ("self.keys.images", "self.keys.missing", SeamsegError, "reader ZipReader, .*line 39: Attrib"),
+    "another key": (
+        "self.keys.images",
+        "self.keys.missing",
+        SeamsegError,
+        r"micro.zip: image \w+: reader zip, .*line 39: Attrib",
+    ),
     "a mask without layers": ("))[None]", "))", InputError, r"micro.zip: image \w+: the masks are int32 of \(64, 96\)"),
+    "its own InputError": (
+        'name = f"{self.keys.images}/',
+        "raise __import__('seamseg').utils.errors.InputError('a damaged row')\n        name = f\"{self.keys.images}/",
+        InputError,
+        r"micro.zip: image \w+: reader zip: a damaged row",
+    ),
     "no image": (
         "listed = self.content",
         "listed = [] and self.content",

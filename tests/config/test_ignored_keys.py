@@ -62,10 +62,8 @@ CROPS = ("dataloader.crop_size=(48, 48)", "dataloader.random_scale=(0.5, 2)")
 NEEDS = {
     "body.gn_groups": ("body.normalization_mode=gn", "body.gn_groups=4"),
     **{f"{head}.fpn_min_level": (f"{head}.fpn_levels=3",) for head in ("rpn", "roi", "sem")},
-    "rpn.bbx_loss": CROPS,
-    "roi.bbx_loss": CROPS,
+    "roi.box_loss": CROPS,
     "roi.conv_channels": ("roi.box_convs=1",),
-    "roi.mask_subdivisions": ("roi.mask_points=4",),
     "optimizer.beta2": ("optimizer.type=adamw",),
     "scheduler.params": ("scheduler.burn_in_steps=0",),
     "dataloader.instance_scale_uniform": CROPS,

@@ -310,7 +310,7 @@ def test_memory_does_not_grow_with_the_number_of_photos(micro_run, tmp_path, mon
         most = max(most, ahead)
         return raw(images)
 
-    class Slow(writers.Writer):
+    class Slow(writers.OutputFormat):
         needs_photo = False
         member = None
 
@@ -322,7 +322,7 @@ def test_memory_does_not_grow_with_the_number_of_photos(micro_run, tmp_path, mon
             ahead -= 1
 
     monkeypatch.setattr(model, "raw", counted)
-    sink = FolderSink(tmp_path, [Slow()], header("model", "", {}))
+    sink = FolderSink(tmp_path, [Slow(tmp_path, model.metadata)], header("model", "", {}))
     summary = job.predict_all(model, find_sources(tmp_path / "data" / "img"), sink, World())
     assert summary == job.RunSummary(40, 0, 0)
     assert most <= 8

@@ -227,3 +227,12 @@ def component_options(tmp_path: Path, micro: Path, micro_config: Path) -> Callab
         return TrainingOptions(micro_config, micro, tmp_path / run, overrides=given, device="cpu", **options)
 
     return make
+
+
+def error_of_training(run: Any, data: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the last line of `seamseg train`, with the options of a training that must fail."""
+    from seamseg.cli.main import main
+
+    command = ["train", str(run.config), str(data), "--log-dir", str(run.log_dir), "--device", "cpu"]
+    assert main([*command, *(word for x in run.overrides for word in ("--set", x))]) != 0
+    return capsys.readouterr().err.strip().splitlines()[-1]

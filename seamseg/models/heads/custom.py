@@ -22,6 +22,7 @@ from seamseg.utils.component_errors import named_errors
 from seamseg.utils.errors import SeamsegError
 
 if TYPE_CHECKING:
+    from seamseg.config import Config
     from seamseg.models.panoptic_inference import Features
     from seamseg.structures import Batch
 
@@ -40,6 +41,7 @@ class HeadContext:
     strides : of the levels, finest first
     num_stuff, num_thing : classes of the data set; stuff comes first
     norm : factory of norm + activation layers, `norm(channels)`, of `[body] normalization_mode`
+    config : the whole configuration
     """
 
     width: int
@@ -47,6 +49,12 @@ class HeadContext:
     num_stuff: int
     num_thing: int
     norm: NormFactory
+    config: Config
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether detections have masks."""
+        return self.config.parts_of_kind.has_masks
 
 
 class Head(nn.Module):

@@ -13,6 +13,7 @@ from seamseg.predict.part import Part
 from seamseg.predict.sinks.lock import FolderLock
 from seamseg.predict.sinks.scratch import ScratchDir
 from seamseg.predict.sources.base import Container, Source
+from seamseg.predict.writers import errors_of
 from seamseg.predict.writers.base import OutputFormat
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
@@ -103,7 +104,8 @@ def finish_formats(writers: Sequence[OutputFormat[Any]], manifest: ManifestFolde
     """Let formats write their summary files; SeamsegError if that fails."""
     for position, writer in enumerate(writers):
         try:
-            writer.finish(manifest.records(position))
+            with errors_of(writer):
+                writer.finish(manifest.records(position))
         except OSError as error:
             raise cannot_write(error.filename or "output", error) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,9 +16,10 @@ from seamseg.predict.writers.base import DetectionChoice, OutputFormat
 from seamseg.predict.writers.images import AnonymizeWriter
 from seamseg.predict.writers.maps import MapWriter
 from seamseg.predictions import MapFormat
+from seamseg.utils.component_errors import named_errors
 from seamseg.utils.errors import InputError
 
-__all__ = ["AnonymizeWriter", "DetectionChoice", "OutputFormat", "formats_of", "make_writers"]
+__all__ = ["AnonymizeWriter", "DetectionChoice", "OutputFormat", "errors_of", "formats_of", "make_writers"]
 
 _WITH_HEADS = ("panoptic", "instance_seg", "detection")
 
@@ -68,11 +70,24 @@ def make_writers(
         if name in maps:
             made.append(MapWriter(out, metadata, name, maps[name]))
         elif components.is_registered("format", name):
-            made.append(components.find("format", name).make(out, metadata, keys_of("format", name, overrides)))
+            component = components.find("format", name)
+            with named_errors(component.section, component.module):
+                made.append(component.make(out, metadata, keys_of("format", name, overrides)))
             made[-1].choice = choice
         else:
             raise InputError(f"`formats={','.join(formats)}`: the model has no head with the output {name}")
-        for path in made[-1].paths(Source(Path("NAME"), "NAME", "NAME")):
+        with errors_of(made[-1]):
+            paths = made[-1].paths(Source(Path("NAME"), "NAME", "NAME"))
+        for path in paths:
             if (owner := owners.setdefault(path, name)) != name:
                 raise InputError(f"`formats={','.join(formats)}`: {owner} and {name} would both write {path.name}")
     return made
+
+
+def errors_of(writer: OutputFormat[Any], where: str = "") -> AbstractContextManager[None]:
+    """Return a context that names a custom format, and the line of its file, in errors of its code.
+
+    `where` is the beginning of the message, such as the name of a photo; those of built-in formats remain as they are.
+    """
+    own = components.custom_of(writer)
+    return nullcontext() if own is None else named_errors(f"{where}{own.section}", own.module)

@@ -17,6 +17,7 @@ from seamseg.models.custom_network import WholeNetwork
 from seamseg.ops.norm import ABN
 from seamseg.training.optim.update import has_known_state
 from seamseg.training.options import INI_KEYS, KeyNames
+from seamseg.utils.component_errors import named_errors
 from seamseg.utils.errors import InputError
 
 NORM_LAYERS = (ABN, _BatchNorm, nn.GroupNorm, nn.LayerNorm)
@@ -60,7 +61,9 @@ def build_optimizer(net: nn.Module, config: Config) -> torch.optim.Optimizer:
         if a beta of AdamW is 1, or the layers of the backbone cannot be told apart for `optimizer.layer_decay`
     """
     component, keys = config.component("optimizer")
-    optimizer: torch.optim.Optimizer = component.make(_parameter_groups(net, config), keys)
+    groups = _parameter_groups(net, config)
+    with named_errors(component.section, component.module):
+        optimizer: torch.optim.Optimizer = component.make(groups, keys)
     fill_state(optimizer)
     return optimizer
 
