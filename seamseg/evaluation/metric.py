@@ -23,9 +23,11 @@ class Metric:
     Attributes
     ----------
     higher_is_better : of the first of its :meth:`scores`, which can select the best snapshot (`[general] eval_mode`)
+    gathered : whether :meth:`state` is a list of entries of images, which is collected instead of summed
     """
 
     higher_is_better: ClassVar[bool] = True
+    gathered: ClassVar[bool] = False
 
     def __init__(self, keys: Any = None) -> None:
         self.keys = keys
@@ -46,12 +48,21 @@ class Metric:
         """
         raise NotImplementedError
 
-    def state(self) -> np.ndarray:
-        """Return the counts as one float64 vector, which is summed over the processes."""
+    def state(self) -> np.ndarray | list[Any]:
+        """Return the counts as one vector, which is summed over the processes: integers as int64, others as float64.
+
+        With :attr:`gathered`, return a list of picklable entries, such as one of each image.
+        """
         raise NotImplementedError
 
-    def scores(self, state: np.ndarray) -> dict[str, float]:
-        """Return numbers by name from the summed counts, fractions or others; NaN if undefined."""
+    def scores(self, state: Any) -> dict[str, float]:
+        """Return numbers by name, fractions or others; NaN if undefined.
+
+        Parameters
+        ----------
+        state : the summed counts; with :attr:`gathered` the entries of all processes, in any order, and the method is
+            called in the main process only
+        """
         raise NotImplementedError
 
 

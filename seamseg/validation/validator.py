@@ -24,11 +24,11 @@ from seamseg.data.reader import open_reader
 from seamseg.data.samplers import shard
 from seamseg.data.transforms import Normalise
 from seamseg.data.workers import begin_worker
-from seamseg.evaluation.coco_ap import InstanceEvaluator, average_precision, require_pycocotools
+from seamseg.evaluation.coco_ap import ImageInstances, InstanceEvaluator, average_precision, require_pycocotools
 from seamseg.evaluation.confusion import ConfusionMatrix
 from seamseg.evaluation.evaluator import Comparison, PanopticEvaluator
 from seamseg.evaluation.metric import KindScores, Metric
-from seamseg.evaluation.scores import ClassIoU, DetectionScores, InstanceScores, PanopticScores, Scores, SemanticScores
+from seamseg.evaluation.scores import ClassIoU, DetectionScores, PanopticScores, Scores, SemanticScores
 from seamseg.formats.metadata import Metadata
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.inference.detections import choose_detections
@@ -114,13 +114,32 @@ Observer = Callable[[Any], None]
 
 
 class Scorer(Protocol):
-    """Accumulates the scores of a validation, see :data:`SCORERS`."""
+    """Accumulates the scores of a validation, see :data:`SCORERS`; with the life cycle of a :class:`Metric`."""
+
+    gathered: bool
 
     def add(self, item: ValidationItem, prediction: ArrayPrediction) -> ValidationResult:
         """Add an image of this process."""
 
-    def scores(self) -> Scores:
-        """Return the scores over the images of all processes; a collective call."""
+    def state(self) -> np.ndarray | list[Any]:
+        """Return counts or entries of the images of this process, see :meth:`Metric.state`."""
+
+    def scores(self, state: Any) -> Scores:
+        """Return the scores from the counts or entries of all processes."""
+
+
+def scores_of_all(world: World, scorer: Scorer | Metric) -> Any:
+    """Return the scores of a scorer or metric over the images of all processes; a collective call.
+
+    Arrays are summed, and each process computes the scores; lists are joined in the main process, which computes them.
+    """
+    state = scorer.state()
+    if not scorer.gathered:
+        array = np.asarray(state)
+        counts = array.astype(np.int64 if np.issubdtype(array.dtype, np.integer) else np.float64)
+        return scorer.scores(sum_over_processes(world, torch.from_numpy(counts)).numpy())
+    parts = gather_to_main(world, state)
+    return broadcast_object(world, None if parts is None else scorer.scores([x for part in parts for x in part]))
 
 
 @dataclass(frozen=True)
@@ -217,7 +236,7 @@ class Validator:
             self._items(desc), self._batch_size, lambda item: item.pixels.shape, tiling=predictor.tiling
         ):
             self._compare(predictor, group, scorer, metrics, observer)
-        return metrics.added_to(scorer.scores())
+        return metrics.added_to(scores_of_all(self.world, scorer))
 
     @property
     def metadata(self) -> Metadata:
@@ -297,8 +316,7 @@ class CustomMetrics:
         others = scores.to_json() if self._metrics else {}
         for name, metric in self._metrics.items():
             with self._errors(name, type(metric).__module__):
-                state = torch.from_numpy(np.asarray(metric.state(), np.float64))
-                own = metric.scores(sum_over_processes(self._world, state).numpy())
+                own: dict[str, float] = scores_of_all(self._world, metric)
             taken = [score for score in own if score in found or score in others]
             if taken:
                 raise SeamsegError(f"metric {name}: there is another score {taken[0]}: rename it")
@@ -332,6 +350,8 @@ class PanopticScorer:
     predictor : fuses detections and classes
     """
 
+    gathered = False
+
     def __init__(self, validator: Validator, predictor: Predictor[Panoptic]) -> None:
         options = validator.config.general
         self._validator, self._predictor = validator, predictor
@@ -354,14 +374,21 @@ class PanopticScorer:
             self._instances.add(item, prediction)
         return PanopticValidation(item, prediction, result, comparison, counts)
 
-    def scores(self) -> PanopticScores:
-        """See :class:`Scorer`."""
-        summed = sum_over_processes(self._validator.world, self._evaluator.state_tensor())
-        self._evaluator.load_state_tensor(summed)
+    def state(self) -> np.ndarray:
+        """Return the counts of segments and pixels."""
+        counts: np.ndarray = self._evaluator.state_tensor().numpy()
+        return counts
+
+    def scores(self, state: np.ndarray) -> PanopticScores:
+        """See :class:`Scorer`; with AP a collective call."""
+        self._evaluator.load_state_tensor(torch.from_numpy(state))
         scores = self._evaluator.scores()
         if self._validator.config.general.eval_mode == "separate":
             scores = replace(scores, selector="mIoU")
-        return scores if self._instances is None else replace(scores, instances=self._instances.average_precision())
+        if self._instances is None:
+            return scores
+        found: DetectionScores = scores_of_all(self._validator.world, self._instances)
+        return replace(scores, instances=found.instances)
 
 
 class InstanceScorer:
@@ -374,6 +401,8 @@ class InstanceScorer:
     fused : sample masks at native size, as for a panoptic map; default: as the original's evaluation and
         `seamseg predict --format coco-results`
     """
+
+    gathered = True
 
     def __init__(self, validator: Validator, predictor: Predictor[Any], fused: bool = False) -> None:
         self._validator = validator
@@ -389,21 +418,15 @@ class InstanceScorer:
         self._evaluator.add(item.mask, item.cat, item.iscrowd, chosen, item.id)
         return ValidationResult(item, prediction)
 
-    def average_precision(self) -> InstanceScores:
-        """Return the scores over the images of all processes; a collective call."""
-        world = self._validator.world
-        parts = gather_to_main(world, self._evaluator.images)
-        scores = None
-        if parts is not None:
-            images = [image for part in parts for image in part]
-            with_masks = KINDS[self._validator.config.kind].has_masks
-            scores = average_precision(self._evaluator.classes, images, with_masks)
-        found: InstanceScores = broadcast_object(world, scores)
-        return found
+    def state(self) -> list[ImageInstances]:
+        """Return the instances of each image."""
+        return self._evaluator.images
 
-    def scores(self) -> DetectionScores:
+    def scores(self, state: list[ImageInstances]) -> DetectionScores:
         """See :class:`Scorer`."""
-        return DetectionScores(self.average_precision(), len(self._validator.dataset))
+        with_masks = KINDS[self._validator.config.kind].has_masks
+        instances = average_precision(self._evaluator.classes, state, with_masks)
+        return DetectionScores(instances, len(self._validator.dataset))
 
 
 class SemanticScorer:
@@ -414,6 +437,8 @@ class SemanticScorer:
     validator : data set, processes
     predictor : resizes the class maps
     """
+
+    gathered = False
 
     def __init__(self, validator: Validator, predictor: Predictor[SemanticMap]) -> None:
         self._validator, self._predictor = validator, predictor
@@ -428,10 +453,15 @@ class SemanticScorer:
         self._confusion.add(truth.to(torch.uint8).numpy(), classes)
         return ValidationResult(item, prediction)
 
-    def scores(self) -> SemanticScores:
+    def state(self) -> np.ndarray:
+        """Return the counts of pixels."""
+        counts: np.ndarray = self._confusion.state_tensor().numpy()
+        return counts
+
+    def scores(self, state: np.ndarray) -> SemanticScores:
         """See :class:`Scorer`."""
         confusion = self._confusion
-        confusion.load_state_tensor(sum_over_processes(self._validator.world, confusion.state_tensor()))
+        confusion.load_state_tensor(torch.from_numpy(state))
         classes = [ClassIoU(info, iou) for info, iou in zip(self._validator.classes, confusion.iou().tolist())]
         return SemanticScores(confusion.miou(), confusion.accuracy(), classes, len(self._validator.dataset))
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from functools import partial
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import seamseg
 from seamseg.checkpoints.snapshot import load_snapshot
@@ -50,6 +52,32 @@ class Cars(Metric):
 '''
 
 
+MEDIAN = '''
+from seamseg.components import Metric, metric
+
+
+@metric("median")
+class Median(Metric):
+    """Median of the greatest ids in the ground truth, and the number of entries."""
+
+    gathered = True
+
+    def begin(self, num_stuff, num_thing):
+        self.found = []
+
+    def add(self, item, prediction):
+        self.found.append((item.id, int(item.mask.max())))
+
+    def state(self):
+        return self.found
+
+    def scores(self, state):
+        assert len({name for name, _ in state}) == len(state)
+        ids = sorted(greatest for _, greatest in state)
+        return {"median_id": ids[len(ids) // 2], "entries": len(ids)}
+'''
+
+
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "my_cars.py"
@@ -78,6 +106,24 @@ def test_an_evaluation_uses_a_metric_that_the_training_did_not(micro_run, micro,
     scores = seamseg.evaluate(micro_run, micro, device="cpu", overrides=given)
     assert scores.metrics == {"car_error": pytest.approx(1.0), "car_images": 3.0}
     assert seamseg.evaluate(micro_run, micro, device="cpu").metrics == {}
+
+
+@pytest.fixture
+def median(tmp_path):
+    path = tmp_path / "my_median.py"
+    path.write_text(MEDIAN)
+    return path
+
+
+def greatest_ids(data):
+    """The greatest instance id of each validation image, in order."""
+    names = (data / "lst" / "val.txt").read_text().split()
+    return sorted(int(np.array(Image.open(data / "msk" / f"{name}.png")).max()) for name in names)
+
+
+def test_a_metric_of_lists(micro_run, micro, median):
+    scores = seamseg.evaluate(micro_run, micro, device="cpu", overrides={"general.components": median})
+    assert scores.metrics == {"median_id": greatest_ids(micro)[1], "entries": 3}
 
 
 def test_the_metric_selects_the_best_snapshot(options, tmp_path):
@@ -117,10 +163,12 @@ def score_in_two(rank, join, options, out):
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_two_processes(options, tmp_path):
+def test_two_processes(options, median, micro, tmp_path):
     from support.processes import launch
 
-    launch(score_in_two, 2, options("run"), tmp_path)
+    both = f"general.components={tmp_path / 'my_cars.py'},{median}"
+    launch(score_in_two, 2, options("run", both), tmp_path)
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert first == second
     assert first["car_images"] == 3
+    assert (first["median_id"], first["entries"]) == (greatest_ids(micro)[1], 3)
