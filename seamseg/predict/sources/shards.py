@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import tarfile
 from collections.abc import Iterator
 from contextlib import closing
@@ -26,6 +27,9 @@ from seamseg.utils.limits import (
 from seamseg.utils.urls import describe_error, is_url, open_url
 
 _EMPTY_READS = 100
+_BLOCK_BYTES = 64 << 10
+_PADDING_BYTES = MIB
+"""Largest padding after the end mark of a tar file that is read; programs write up to 10 KiB."""
 SHARD_ENDINGS = (".tar", ".tar.gz", ".tgz")
 
 
@@ -109,6 +113,13 @@ def _read(archive: tarfile.TarFile, member: tarfile.TarInfo, peeked: _Peeked) ->
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+def _read_checksum(content: _Peeked) -> None:
+    """Read a compressed file to its end, where its checksum is; OSError if it is that of other content."""
+    for _ in range(_PADDING_BYTES // _BLOCK_BYTES):
+        if not content.read(_BLOCK_BYTES):
+            return
+
+
 @dataclass(frozen=True)
 class ShardMember:
     """A photo of a shard."""
@@ -138,16 +149,20 @@ class Shard(ContainerFile):
                 if kind := detect_compression(peeked.head):
                     yield self._broken(0, f"is compressed by {kind}, which is not supported; use gzip instead")
                     return
-                mode: Any = "r|gz" if peeked.head.startswith(b"\x1f\x8b") else "r|"
-                with tarfile.open(fileobj=peeked, mode=mode, tarinfo=LimitedTarInfo) as archive:
+                packed = peeked.head.startswith(b"\x1f\x8b")
+                # `tarfile` would not compare the checksum of gzip
+                content: Any = _Peeked(gzip.GzipFile(fileobj=peeked, mode="rb")) if packed else peeked
+                with tarfile.open(fileobj=content, mode="r|", tarinfo=LimitedTarInfo) as archive:
                     for member in _members(archive):
                         source = self._source(member.name, seen)
                         try:
                             problem = source.problem or _problem(member)
-                            content = b"" if problem else _read(archive, member, peeked)
+                            photo = b"" if problem else _read(archive, member, peeked)
                         except TooLarge as error:
                             problem = error.args[0].removeprefix(f"{member.name}: ")
-                        yield replace(source, problem=problem) if problem else ShardMember(source, content)
+                        yield replace(source, problem=problem) if problem else ShardMember(source, photo)
+                if packed:
+                    _read_checksum(content)
         except UnreadableImage as error:
             yield self._broken(len(seen), str(error).removeprefix(f"{self.address}: "))
         except OSError as error:
