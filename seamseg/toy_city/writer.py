@@ -100,8 +100,9 @@ def generate_toy_city(
 
 def check_scenes(what: str, train: int, val: int, seed: int, least: int) -> None:
     """Raise InputError, which begins with `what`, if a number of scenes or the seed is out of range."""
-    if not (least <= train <= MAX_SCENES and least <= val <= MAX_SCENES):
-        raise InputError(f"{what}: train and val must be from {least} to {MAX_SCENES}, got {train} and {val}")
+    for name, count in (("train", train), ("val", val)):
+        if not least <= count <= MAX_SCENES:
+            raise InputError(f"{what}: `{name}={count}`: must be from {least} to {MAX_SCENES}")
     if seed < 0:
         raise InputError(f"{what}: `seed={seed}`: must not be negative")
 

@@ -154,7 +154,9 @@ def test_a_member_of_a_shard_that_states_any_size(tmp_path, name, ending):
 @pytest.mark.parametrize("at", [-8, -4, 40])
 def test_a_compressed_shard_that_is_damaged(tmp_path, at):
     """Its checksum is at the end; its content may be stored, so that a changed byte is no error of the compression."""
-    data = bytearray(gzip.compress(make_shard(tmp_path / "p.tar", [(f"{k}.png", png(k)) for k in range(2)]).read_bytes(), 0))
+    data = bytearray(
+        gzip.compress(make_shard(tmp_path / "p.tar", [(f"{k}.png", png(k)) for k in range(2)]).read_bytes(), 0)
+    )
     data[at] ^= 1
     (tmp_path / "part.tar.gz").write_bytes(data)
     *_, last = Shard(str(tmp_path / "part.tar.gz"), "part", "part.tar.gz").items()
