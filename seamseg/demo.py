@@ -74,7 +74,7 @@ def run_demo(options: DemoOptions, print_line: Callable[[str], None] = print) ->
         if an option is out of range, or the folder holds a demo with other settings
     """
     out = options.out
-    check_scenes("demo", options.train, options.val, options.seed, least=1)
+    check_scenes("toy city", options.train, options.val, options.seed, least=1)
     settings = {"train": options.train, "val": options.val, "seed": options.seed, "overrides": list(options.overrides)}
     check_settings(out, settings, "demo.json")
     raw, data = out / "toy_city" / "raw", out / "toy_city" / "data"

@@ -334,7 +334,7 @@ OF_MODELS = "score-threshold overlap-threshold min-area shortest-size size longe
 NUMBERS = {
     "predict RUN IMG OUT": f"{OF_MODELS} batch-size workers limit shard-photos",
     "predict RUN IMG OUT --anonymize car": "anonymize-score",
-    "serve RUN": f"{OF_MODELS} port batch-size batch-wait queue max-upload max-megapixels timeout",
+    "serve RUN --port 0": f"{OF_MODELS} port batch-size batch-wait queue max-upload max-megapixels timeout",
     "evaluate RUN DATA --json s.json": OF_MODELS,
     "evaluate --gt GT --pred GT --json s.json": "workers",
     "export RUN m.onnx": "opset",
@@ -358,6 +358,23 @@ NUMBERS = {
     "prepare export DATA OUT": "workers",
 }
 """The options with a number, by the command with its other arguments."""
+LIMITED = {
+    *(
+        "--workers",
+        "--rounds",
+        "--train",
+        "--val",
+        "--pad-to",
+        "--tile-overlap",
+        "--opset",
+        "--port",
+        "--size",
+        "--crop",
+        "--scale",
+    ),
+    *("--score-threshold", "--overlap-threshold", "--anonymize-score"),
+}
+"""Those that have a largest number."""
 INPUT_SIZE = ("--shortest-size", "--longest-max-size")
 OPTIONS = [(command, f"--{option}") for command, options in NUMBERS.items() for option in options.split()]
 
@@ -393,7 +410,8 @@ def test_numbers_that_no_option_can_have(
     places = {"RUN": micro_run, "DATA": micro, "IMG": micro / "img", "MSK": micro / "msk", "OUT": tmp_path / "out"}
     places |= {"GT": tmp_path / "gt.json", "LIST": tmp_path / "list.json", "EV": micro_run}
     words = [str(places.get(word, word)) for word in command.split()]
-    for value in ("nan", "1e400", "-inf", "", "-1", "-9223372036854775809"):
+    values = ("nan", "1e400", "-inf", "", "-1", "-9223372036854775809")
+    for value in (*values, "9223372036854775808") if option in LIMITED else values:
         if (option, value) == ("--scale", "-1"):
             continue  # the size of the image
         assert seamseg_main(*words, f"{option}={value}", "--quiet") == 2, value

@@ -379,7 +379,7 @@ def safetensors(data: bytes, folder: Path) -> None:
 def cityscapes(data: bytes, folder: Path) -> None:
     """Raw Cityscapes in a zip file: lines of paths, a zero byte, and the pixels of all annotations."""
     listed, _, values = data.partition(b"\0")
-    paths = list(dict.fromkeys(listed.decode(errors="replace").splitlines()))[:20]
+    paths = list(dict.fromkeys(filter(None, listed.decode(errors="replace").splitlines())))[:20]
     pixels = np.frombuffer(values[: 2 * SIZE[0] * SIZE[1]].ljust(2 * SIZE[0] * SIZE[1], b"\0"), "<u2").reshape(SIZE)
     annotation = io.BytesIO()
     Image.fromarray(pixels).save(annotation, "PNG", compress_level=1)
