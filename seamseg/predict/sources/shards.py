@@ -47,7 +47,7 @@ def _is_photo(member: str) -> bool:
 class _Peeked:
     """A file whose first bytes have been read in advance; it counts what is read."""
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: IO[bytes] | gzip.GzipFile) -> None:
         self._file = file
         self.head = file.read(6)
         self.count = self._empty = 0
