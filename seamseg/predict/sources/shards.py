@@ -45,12 +45,20 @@ def _is_photo(member: str) -> bool:
 
 
 class _Peeked:
-    """A file whose first bytes have been read in advance; it counts what is read."""
+    """A file whose first bytes have been read in advance; it counts what is read.
+
+    Attributes
+    ----------
+    head : the first bytes
+    count : bytes that have been read
+    may_repeat : whether the end may be read again and again
+    """
 
     def __init__(self, file: IO[bytes] | gzip.GzipFile) -> None:
         self._file = file
         self.head = file.read(6)
         self.count = self._empty = 0
+        self.may_repeat = False
 
     def read(self, count: int) -> bytes:
         """Read up to `count` bytes.
@@ -58,13 +66,14 @@ class _Peeked:
         Raises
         ------
         EOFError
-            if it is called again and again after the end: `tarfile` skips a file of any stated size by reading
+            if it is called again and again after the end: `tarfile` skips a file of any stated size by reading;
+            unless `may_repeat`
         """
         data, self.head = self.head[:count], self.head[count:]
         data += self._file.read(count - len(data))
         self.count += len(data)
         self._empty += not data
-        if self._empty > _EMPTY_READS:
+        if self._empty > _EMPTY_READS and not self.may_repeat:
             raise EOFError("it ends in the middle of a file")
         return data
 
@@ -149,8 +158,9 @@ class Shard(ContainerFile):
                 if kind := detect_compression(peeked.head):
                     yield self._broken(0, f"is compressed by {kind}, which is not supported; use gzip instead")
                     return
-                packed = peeked.head.startswith(b"\x1f\x8b")
-                # `tarfile` would not compare the checksum of gzip
+                # `gzip` asks for more until all is inflated
+                packed = peeked.may_repeat = peeked.head.startswith(b"\x1f\x8b")
+                # `tarfile` would not compare the checksum
                 content: Any = _Peeked(gzip.GzipFile(fileobj=peeked, mode="rb")) if packed else peeked
                 with tarfile.open(fileobj=content, mode="r|", tarinfo=LimitedTarInfo) as archive:
                     for member in _members(archive):
