@@ -72,6 +72,7 @@ docs: setup  ## regenerate docs/config.md and build the site into build/docs
 	  { test -x $(BIN)/uv && $(BIN)/uv pip install --quiet --python $(BIN)/python $(DOCS_NEEDS); } || \
 	  $(BIN)/python -m pip install --quiet $(DOCS_NEEDS)
 	$(BIN)/python -m seamseg.config.reference > docs/config.md
+	$(BIN)/python -m seamseg.config.reference components > docs/reference/components.md
 	$(BIN)/python -m sphinx -W --keep-going -n -q -b html docs build/docs
 	@echo "open build/docs/index.html"
 

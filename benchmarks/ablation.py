@@ -54,11 +54,11 @@ class Variant:
 VARIANTS = {
     "scratch": Variant(),
     "box_convs": Variant(("roi.box_convs=4", "body.normalization_mode=syncbn+gn")),
-    "mask_points": Variant(("roi.mask_points=196",)),
+    "mask_points": Variant(("roi.mask_refinement=points",)),
     "pretrained": Variant(against="pretrained", pretrained=True),
     "copy_paste": Variant(("dataloader.copy_paste=0.5",), "pretrained", True),
     "crop": Variant(CROP, "pretrained", True),
-    "cabb": Variant((*CROP, "rpn.bbx_loss=cabb", "roi.bbx_loss=cabb"), "crop", True),
+    "cabb": Variant((*CROP, "roi.box_loss=cabb"), "crop", True),
     "large_scale_jitter": Variant((*CROP, *WIDE), "crop", True),
     "instance_scale_uniform": Variant(
         (*CROP, *WIDE, "dataloader.instance_scale_uniform=(16, 128)", "dataloader.class_uniform=1"), "crop", True

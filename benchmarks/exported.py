@@ -41,6 +41,7 @@ from seamseg.formats.exported import ExportedMetadata
 from seamseg.inference.onnx_engines import open_onnx
 from seamseg.inference.package import PackageSession
 from seamseg.models.heads.detections import DetectionSelector
+from seamseg.models.heads.roi import ROIHead
 from seamseg.models.panoptic import PanopticNet
 from seamseg.ops.fused import FusedConv2d
 from seamseg.ops.winograd import WinogradConv2d
@@ -81,6 +82,7 @@ class Network:
         predictor = random_predictor(torch.device("cpu"), self.size[0], config=self.config, folded=folded)
         net = predictor.network.net  # type: ignore[attr-defined]
         if isinstance(net, PanopticNet):
+            assert isinstance(net.roi_head, ROIHead)
             nn.init.constant_(net.roi_head.roi_cls.bias[1:2], 8.0)
             roi = replace(net.options.selector.config, max_predictions=self.detections)
             net = net.with_options(selector=DetectionSelector(roi))

@@ -25,7 +25,7 @@ from seamseg.formats.label_png import write_grey_png
 from seamseg.fusion import fuse, paste_detections, to_result
 from seamseg.predict.sources.base import Source
 from seamseg.predict.writers import make_writers
-from seamseg.predict.writers.base import Writer
+from seamseg.predict.writers.base import OutputFormat
 from seamseg.predictions import ArrayPrediction, Prediction
 
 SIZE = (1024, 2048)
@@ -89,7 +89,7 @@ def main() -> None:
     def whole(name: str) -> timing.Case:
         ours, coco = (make_writers([f], folder, metadata)[0] for f in (name, "coco"))
 
-        def write(writer: Writer) -> None:
+        def write(writer: OutputFormat) -> None:
             writer.write(source, None, prediction, result)
 
         return timing.Case(f"all of {name}", "the format coco", partial(write, ours), partial(write, coco))

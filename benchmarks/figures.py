@@ -387,10 +387,10 @@ def _ablation() -> Iterator[Figure]:
     names = {
         "scratch": ("scratch", None),
         "box_convs": ("box_convs = 4, group norm", "scratch"),
-        "mask_points": ("mask_points = 196", "scratch"),
+        "mask_points": ("mask_refinement = points", "scratch"),
         "copy_paste": ("copy_paste = 0.5", "pretrained"),
         "crop": ("crop_size = (128, 192)", "pretrained"),
-        "cabb": ("crop, bbx_loss = cabb", "crop"),
+        "cabb": ("crop, box_loss = cabb", "crop"),
         "large_scale_jitter": ("crop, large-scale jitter (0.5, 2)", "crop"),
         "instance_scale_uniform": ("crop, the same and instance_scale_uniform", "crop"),
     }

@@ -28,6 +28,7 @@ from timing import Case, options, report
 from torch.utils.data import DataLoader, Dataset
 
 from seamseg.data.dataset import PanopticDataset
+from seamseg.data.folder import FolderReader
 from seamseg.data.input_size import scaled_size
 from seamseg.data.instances import InstanceOptions
 from seamseg.data.loader import LoaderOptions, set_epoch, train_loader
@@ -87,6 +88,8 @@ class PlainDataset(Dataset):
 
     def __init__(self, data: PanopticDataset, transform: TrainTransform) -> None:
         self.data = data
+        assert isinstance(data.reader, FolderReader)
+        self.folder = data.reader.folder
         self.transform = transform
         self.mean, self.std = (torch.tensor(v)[:, None, None] for v in (MEAN, STD))
 
@@ -94,7 +97,7 @@ class PlainDataset(Dataset):
         return len(self.data)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        info, folder = self.data.images[index], self.data.folder
+        info, folder = self.data.images[index], self.folder
         rng = Random(f"0/0/{index}")
         flip = rng.random() < 0.5
         shortest = int(self.transform.shortest_size * rng.uniform(*SCALE))

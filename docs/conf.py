@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pkgutil
 import re
 import shutil
@@ -46,14 +47,15 @@ nitpick_ignore_regex = [
     ("py:.*", r"seamseg\.(.*\.)?(_.*|[A-Z])"),
     # type variables
     ("py:.*", r"seamseg\.(models\.(folding|quantised)|deploy\.integers)\.(Net|Module)"),
-    ("py:.*", r"seamseg\.(classification|cli|doctor|predict|training|report|toy_city|demo|validation|utils)\..*"),
+    ("py:.*", r"seamseg\.(classification|cli|doctor|report|serving|toy_city|demo|utils)\..*"),
 ]
 # attributes of two classes may share a name; numpy docstrings refer to them without the class
 suppress_warnings = ["ref.python"]
 
 PUBLIC = (
-    "checkpoints", "config", "data", "deploy", "evaluation", "formats", "idmaps", "inference", "inplace_abn", "models",
-    "ops", "panoptic_map", "predictions", "prepare", "structures", "visualize",
+    "checkpoints", "components", "config", "data", "deploy", "evaluation", "formats", "fusion", "idmaps", "inference",
+    "inplace_abn", "models", "ops", "panoptic_map", "predict", "predictions", "prepare", "structures", "testing",
+    "training", "validation", "visualize",
 )  # fmt: skip
 """The rooms of the API reference."""
 
@@ -94,6 +96,9 @@ def _page(title: str, modules: list[str]) -> str:
 
 def mark_code(app, what, name, obj, options, lines) -> None:  # type: ignore[no-untyped-def]
     """Turn the single backticks of docstrings into literals, which may contain any character."""
+    if inspect.isbuiltin(obj):
+        # of another library, with its own markup
+        lines.clear()
     for number, line in enumerate(lines):
         marked = re.sub(r"(?<![:`\w])`([^`]+)`(?!`)(?=(\w?))", _literal, line)
         lines[number] = marked

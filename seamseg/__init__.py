@@ -13,15 +13,27 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from seamseg import prepare
     from seamseg.deploy.export import ExportReport
     from seamseg.evaluation.scores import Scores
     from seamseg.inference.options import Augmentation, InferenceOptions
     from seamseg.inference.predictor import Predictor
     from seamseg.training.callbacks import Callback
+    from seamseg.training.result import TrainResult
 
 # `import seamseg` must not import torch: each function imports what it needs
 
-__all__ = ["__version__", "classifier", "evaluate", "export", "load", "serve", "train"]
+__all__ = ["__version__", "classifier", "evaluate", "export", "load", "prepare", "serve", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the converters of data sets, `seamseg.prepare`, when they are used."""
+    if name == "prepare":
+        from importlib import import_module
+
+        return import_module("seamseg.prepare")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 Overrides: TypeAlias = "Mapping[str, object] | str | Sequence[str]"
 """Configuration keys: `{"section.key": value}`, `"section.key=value"` or several of these texts."""
@@ -173,10 +185,11 @@ def train(
     overrides: Overrides = (),
     components: str | Path | Sequence[str | Path] = (),
     callbacks: Sequence[Callback] = (),
-) -> Scores | None:
+) -> TrainResult:
     """Train a network: `seamseg.train("cityscapes_r50", "data", "runs/city", overrides={"optimizer.lr": 0.01})`.
 
-    Under torchrun each process calls it. The scores are those of the last validation, None if there was none.
+    Under torchrun each process calls it. Returns :class:`seamseg.training.result.TrainResult`: `scores["PQ"]`, `best`,
+    `history` and the rest.
 
     Parameters
     ----------
@@ -187,7 +200,7 @@ def train(
     resume, pretrain, pretrain_classes : see :class:`seamseg.training.run.TrainingOptions`
     overrides : configuration keys
     components : files or modules of components, see docs/how-to/extend.md
-    callbacks : follow the training, see :class:`seamseg.components.Callback`
+    callbacks : follow the training, see :class:`seamseg.training.callbacks.Callback`
 
     Raises
     ------

@@ -10,77 +10,240 @@ A component is one class or function in a module or file of the user, see docs/h
 
     @optimizer("lion", keys=LionKeys)
     def lion(groups, keys): ...
+
+Each decorator takes the name of the component in a configuration, and `keys`, the frozen dataclass of its keys.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from seamseg.config.components import API, register
+from seamseg.config.components import API, Made, NoKeys, register
 from seamseg.config.sections import key
 
 if TYPE_CHECKING:
+    from seamseg.data.images import open_image, open_map, open_mask
+    from seamseg.data.reader import Reader
     from seamseg.evaluation.metric import Metric
-    from seamseg.models.heads.custom import Head, Map
+    from seamseg.formats.metadata import ImageInfo, Metadata, parse_metadata
+    from seamseg.models.backbones.base import Body, BodyContext
+    from seamseg.models.custom_network import CustomNetwork as Network
+    from seamseg.models.custom_network import NetworkContext
+    from seamseg.models.heads.box_loss import BoxSamples
+    from seamseg.models.heads.custom import Head, HeadContext, Map
+    from seamseg.models.heads.refinement import MaskRefinement, Regions, RegionTruth
+    from seamseg.models.heads.roi import RegionHead
     from seamseg.models.heads.semantic import SemanticImage
-    from seamseg.predict.writers.images import ImageWriter as ImageFormat
+    from seamseg.predict.writers.base import OutputFormat
+    from seamseg.predict.writers.images import ImageFormat
+    from seamseg.structures import ReadMap
     from seamseg.training.callbacks import Callback, Run
-
-augmentation = partial(register, "augmentation")
-"""Registers a function of the pixels of a training image, uint8 `H x W x 3`, an RNG (:class:`random.Random`) and the
-keys; it returns pixels of the same size."""
-
-callback = partial(register, "callback")
-"""Registers a class derived from :class:`Callback`."""
-
-head = partial(register, "head")
-"""Registers a class derived from :class:`Head`."""
-
-metric = partial(register, "metric")
-"""Registers a class derived from :class:`Metric`."""
-
-output_format = partial(register, "format")
-"""Registers a class derived from :class:`ImageFormat`, or one with its methods."""
-
-loss = partial(register, "loss")
-"""Registers a function of a :class:`SemanticImage` and the keys; it returns the loss of the image, a scalar."""
-
-optimizer = partial(register, "optimizer")
-"""Registers a function of the parameter groups, dicts with `params`, `lr` and `weight_decay`, and the keys; it returns
-a :class:`torch.optim.Optimizer`. Its state is saved and restored by `state_dict` and `load_state_dict`."""
-
-scheduler = partial(register, "scheduler")
-"""Registers a function of `t` (steps or epochs done), their total number and the keys; it returns the factor of the
-learning rates."""
+    from seamseg.visualize.maps import resize_map
 
 __all__ = [
     "API",
+    "Body",
+    "BodyContext",
+    "BoxSamples",
     "Callback",
     "Head",
+    "HeadContext",
     "ImageFormat",
+    "ImageInfo",
     "Map",
+    "MaskRefinement",
+    "Metadata",
     "Metric",
+    "Network",
+    "NetworkContext",
+    "OutputFormat",
+    "ReadMap",
+    "Reader",
+    "RegionHead",
+    "RegionTruth",
+    "Regions",
     "Run",
     "SemanticImage",
     "augmentation",
+    "body",
+    "box_loss",
     "callback",
     "head",
     "key",
     "loss",
+    "mask_refinement",
     "metric",
+    "network",
+    "open_image",
+    "open_map",
+    "open_mask",
     "optimizer",
     "output_format",
+    "parse_metadata",
+    "reader",
+    "resize_map",
+    "roi_head",
+    "rpn_head",
     "scheduler",
+    "semantic_head",
 ]
 
 _MODULES = {
-    "ImageFormat": "seamseg.predict.writers.images:ImageWriter",
+    "ImageFormat": "seamseg.predict.writers.images",
+    "OutputFormat": "seamseg.predict.writers.base",
+    "Network": "seamseg.models.custom_network:CustomNetwork",
+    "NetworkContext": "seamseg.models.custom_network",
+    **dict.fromkeys(("Body", "BodyContext"), "seamseg.models.backbones.base"),
     **dict.fromkeys(("Callback", "Run"), "seamseg.training.callbacks"),
+    **dict.fromkeys(("open_image", "open_map", "open_mask"), "seamseg.data.images"),
+    "Reader": "seamseg.data.reader",
+    "ReadMap": "seamseg.structures",
+    **dict.fromkeys(("ImageInfo", "Metadata", "parse_metadata"), "seamseg.formats.metadata"),
     "Metric": "seamseg.evaluation.metric",
-    **dict.fromkeys(("Head", "Map"), "seamseg.models.heads.custom"),
+    **dict.fromkeys(("Head", "HeadContext", "Map"), "seamseg.models.heads.custom"),
+    **dict.fromkeys(("MaskRefinement", "RegionTruth", "Regions"), "seamseg.models.heads.refinement"),
+    "RegionHead": "seamseg.models.heads.roi",
+    "BoxSamples": "seamseg.models.heads.box_loss",
     "SemanticImage": "seamseg.models.heads.semantic",
+    "resize_map": "seamseg.visualize.maps",
 }
+
+
+def augmentation(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
+    """Register a function that changes the colours of a training image: `[augmentation NAME]`.
+
+    It is called as `function(pixels, rng, keys)` with pixels uint8 `H x W x 3`, scaled and cropped, and
+    :class:`random.Random`, the only source of random numbers, and returns pixels of the same size.
+    """
+    return register("augmentation", name, keys)
+
+
+def body(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
+    """Register a class derived from :class:`Body`, the backbone: `[body] body = NAME`.
+
+    It is made as `Class(keys, context)`, with a :class:`BodyContext`.
+    """
+    return register("body", name, keys)
+
+
+def box_loss(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
+    """Register a function that returns the loss of boxes, those of anchors as well: `[roi] box_loss = NAME`.
+
+    It is called as `function(samples, keys)` with :class:`BoxSamples` and returns the loss of each, `M x 4` or `M`.
+    """
+    return register("box_loss", name, keys)
+
+
+def callback(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
+    """Register a class derived from :class:`Callback`, which follows a training: `[callback NAME]`.
+
+    It is made as `Class(keys)`.
+    """
+    return register("callback", name, keys)
+
+
+def head(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
+    """Register a class derived from :class:`Head`, with losses and output maps: `[head NAME]`.
+
+    It is made as `Class(keys, context)`, with a :class:`HeadContext`.
+    """
+    return register("head", name, keys)
+
+
+def loss(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
+    """Register a function that returns the loss of the semantic head: `[sem] loss = NAME`.
+
+    It is called as `function(image, keys)` with a :class:`SemanticImage` and returns a scalar tensor.
+    """
+    return register("loss", name, keys)
+
+
+def mask_refinement(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
+    """Register a class derived from :class:`MaskRefinement`, finer masks of regions: `[roi] mask_refinement = NAME`.
+
+    It is made as `Class(keys, context)`, with a :class:`HeadContext`.
+    """
+    return register("mask_refinement", name, keys)
+
+
+def metric(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
+    """Register a class derived from :class:`Metric`, of a validation: `[metric NAME]`.
+
+    It is made as `Class(keys)`.
+    """
+    return register("metric", name, keys)
+
+
+def network(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
+    """Register a class derived from :class:`Network`, a network as a whole: `[general] network = NAME`.
+
+    It is made as `Class(keys, context)`, with a :class:`NetworkContext`.
+    """
+    return register("network", name, keys)
+
+
+def optimizer(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
+    """Register a function or class that gives a :class:`torch.optim.Optimizer`: `[optimizer] type = NAME`.
+
+    It is called as `function(groups, keys)` with the groups of parameters, dicts with `params`, `lr` and
+    `weight_decay`. The state of the optimizer is saved and restored by `state_dict` and `load_state_dict`.
+    """
+    return register("optimizer", name, keys)
+
+
+def output_format(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
+    """Register a class derived from :class:`OutputFormat`, such as an :class:`ImageFormat`: format NAME of predict.
+
+    The kind of the component, its section and `seamseg new` name it `format`: `[format NAME]`. It is made as
+    `Class(out, metadata, keys)` with the folder of the outputs and the :class:`Metadata` of the model.
+    """
+    return register("format", name, keys)
+
+
+def reader(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
+    """Register a class derived from :class:`Reader`, which reads a data set: `[dataloader] reader = NAME`.
+
+    It is made as `Class(root, split, keys)`, once for each split.
+    """
+    return register("reader", name, keys)
+
+
+def roi_head(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
+    """Register a class derived from :class:`RegionHead`, class, box and mask of regions: `[roi] head = NAME`.
+
+    It is made as `Class(keys, context)`, with a :class:`HeadContext`.
+    """
+    return register("roi_head", name, keys)
+
+
+def rpn_head(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
+    """Register a :class:`torch.nn.Module` that scores anchors: `[rpn] head = NAME`.
+
+    It is made as `Class(keys, context)`, with a :class:`HeadContext`, and maps levels `N x C x h x w` to objectness
+    logits `N x A`, box codes `N x A x 4` and the `(height, width)` of the cells of each level.
+    """
+    return register("rpn_head", name, keys)
+
+
+def scheduler(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
+    """Register a function that returns the factor of the base learning rates: `[scheduler] type = NAME`.
+
+    It is called as `function(t, total, keys)`. With `[scheduler] update_mode = batch`, `t` is the number of the step,
+    1 for the first, and `total` the number of steps of the training; with `epoch`, `t` is the number of finished
+    epochs, 0 in the first, and `total` the number of epochs. It is also called once with `t = 0` before a training,
+    and not called during the burn-in of `[scheduler] burn_in_steps`.
+    """
+    return register("scheduler", name, keys)
+
+
+def semantic_head(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
+    """Register a :class:`torch.nn.Module` that classifies all cells: `[sem] head = NAME`.
+
+    It is made as `Class(keys, context)`, with a :class:`HeadContext`, and maps all levels to logits
+    `N x classes x h x w`.
+    """
+    return register("semantic_head", name, keys)
 
 
 def __getattr__(name: str) -> Any:
@@ -91,3 +254,8 @@ def __getattr__(name: str) -> Any:
         module, _, attribute = _MODULES[name].partition(":")
         return getattr(import_module(module), attribute or name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """List what is imported when it is used, too."""
+    return sorted({*globals(), *__all__})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
@@ -12,6 +13,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 A = TypeVar("A", "Tensor", np.ndarray)
+
+RESERVED_NAMES = frozenset(
+    (
+        *("overlay", "coco", "raw", "cityscapes", "vistas", "cvat", "labelstudio", "labels", "ids", "probabilities"),
+        *("json", "png", "view", "prediction", "truth", "errors", "photo"),
+        *("image", "size", "boxes", "classes", "scores", "mask_logits", "count", "classmap"),
+        *("sem_pred", "bbx_pred", "cls_pred", "obj_pred", "msk_pred", "facts", "id_map", "masks", "probability"),
+    )
+)
+"""Names which no map may have: of formats, of views, of inputs and outputs of exported networks, of arrays in files."""
+
+_MOST_CHANNELS = 1024
 
 
 @dataclass(frozen=True)
@@ -44,9 +57,27 @@ class MapFormat:
         allowed = {"resize": ("bilinear", "nearest"), "tiles": ("mean", "core"), "bits": (8, 16)}
         for name, values in allowed.items():
             if getattr(self, name) not in values:
-                raise ValueError(f"Map: {name} must be one of {values}, not {getattr(self, name)!r}")
-        if self.channels < 1 or (self.mirror is not None and len(self.mirror) != self.channels):
-            raise ValueError(f"Map: mirror needs a factor for each of {self.channels} channels, got {self.mirror}")
+                raise ValueError(f"Map: {name} must be one of {values}, not {getattr(self, name)!r:.40}")
+        if type(self.channels) is not int or not 1 <= self.channels <= _MOST_CHANNELS:
+            raise ValueError(f"Map: channels must be 1 to {_MOST_CHANNELS}, not {self.channels!r:.40}")
+        if self.mirror is not None and len(self.mirror) != self.channels:
+            raise ValueError(
+                f"Map: mirror needs a factor for each of {self.channels} channels, got {self.mirror!r:.80}"
+            )
+        if not all(type(x) in (int, float) and math.isfinite(x) for x in (self.scale, *(self.mirror or ()))):
+            raise ValueError(f"Map: scale {self.scale!r:.40} and mirror {self.mirror!r:.80} must be numbers")
+
+    @property
+    def ending(self) -> str:
+        """Of its file: .png, or .npy if a PNG cannot hold the channels, float32 `channels x H x W`."""
+        return ".png" if self.channels == 1 or (self.channels == 3 and self.bits == 8) else ".npy"
+
+
+def name_problem(name: object) -> str | None:
+    """Return why a map cannot have a name, for a message; None if it can."""
+    if not (isinstance(name, str) and name.isascii() and name.isidentifier() and name == name.lower()):
+        return f"{name!r:.80}: a name has lower-case letters, digits and underscores"
+    return f"{name}: the name has another meaning: choose another" if name in RESERVED_NAMES else None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Types shared by data, models and inference: PackedSequence, Batch, TargetInfo, DeferredTransform.
+"""Types shared by data, models and inference: PackedSequence, Batch, TargetInfo, DeferredTransform, ReadMap.
 
 Conventions (docs/design/concepts.md): boxes are `(y0, x0, y1, x1)` in pixels with an exclusive lower-right corner;
 images are `C x H x W`; classes are stuff first, then things; 255 is void; id 0 of an id map is void.
@@ -6,7 +6,7 @@ images are `C x H x W`; classes are stuff first, then things; 255 is void; id 0 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, overload
 
@@ -192,6 +192,53 @@ class DeferredTransform:
 
 
 @dataclass(frozen=True)
+class ReadMap:
+    """Ground truth of a head that is read from a data set: one map an image, of the size of its mask.
+
+    The maps are scaled, cropped, flipped and pasted together with the image. Pixels without ground truth are those with
+    the stored value `void` or NaN, and all of an image without a file; where `resize` is bilinear, also those between
+    one of these and others.
+
+    Attributes
+    ----------
+    folder : folder of the data set with the files, `DATA/FOLDER/ID.png` (8 or 16 bits) or `ID.npy`
+    channels : number of channels
+    factor, offset : values are `stored * factor + offset`, in the units of the head
+    void : stored value of pixels without ground truth; None if each pixel has some
+    fill : value of pixels without ground truth in a batch
+    optional : whether images may lack a file; otherwise they count as unreadable
+    resize : nearest, of the same pixels as the mask, or bilinear
+    mirror : factor of each channel in a mirrored image, -1 for the horizontal part of a vector; None for no change
+    scale : what enlarging an image by a random scale does to the values: none, multiply (lengths in pixels) or divide
+        (distances from the camera). A scale of 1 is that of validation, so that predictions have the units of the files
+
+    Raises
+    ------
+    ValueError
+        if a value is none of these, or `mirror` has another length
+    """
+
+    folder: str
+    channels: int = 1
+    factor: float = 1.0
+    offset: float = 0.0
+    void: float | None = 0
+    fill: float = 0.0
+    optional: bool = False
+    resize: str = "nearest"
+    mirror: tuple[float, ...] | None = None
+    scale: str = "none"
+
+    def __post_init__(self) -> None:
+        allowed = {"resize": ("nearest", "bilinear"), "scale": ("none", "multiply", "divide")}
+        for name, values in allowed.items():
+            if getattr(self, name) not in values:
+                raise ValueError(f"ReadMap: {name} must be one of {values}, not {getattr(self, name)!r}")
+        if self.channels < 1 or (self.mirror is not None and len(self.mirror) != self.channels):
+            raise ValueError(f"ReadMap: mirror needs a factor for each of {self.channels} channels, got {self.mirror}")
+
+
+@dataclass(frozen=True)
 class Batch:
     """Training images with their targets, made by :func:`seamseg.data.loader.collate`.
 
@@ -209,6 +256,9 @@ class Batch:
 
     `cut[i]`, bool `n x 4`, states for each id, as it is after these transforms, whether its photo continues beyond the
     top, left, bottom and right border of the image; None if the images are no crops.
+
+    `maps` are the ground truth that heads read by name, see :class:`ReadMap`: `maps[name][i]` is `channels x H x W`
+    float32, as it is after these transforms, with `fill` where there is none.
     """
 
     images: PackedSequence
@@ -222,6 +272,7 @@ class Batch:
     deferred: list[DeferredTransform] | None = None
     cut: PackedSequence | None = None
     unreadable: list[tuple[str, str]] = field(default_factory=list)
+    maps: Mapping[str, PackedSequence] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -253,7 +304,7 @@ class Batch:
             for f in fields(self)
             if isinstance(getattr(self, f.name), PackedSequence)
         }
-        return replace(self, **changed)
+        return replace(self, **changed, maps={name: function(packed) for name, packed in self.maps.items()})
 
     def to(self, *args: Any, **kwargs: Any) -> Batch:
         """Apply `Tensor.to` to every tensor."""
@@ -265,7 +316,6 @@ class Batch:
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield every tensor."""
-        for f in fields(self):
-            packed = getattr(self, f.name)
+        for packed in (*(getattr(self, f.name) for f in fields(self)), *self.maps.values()):
             if isinstance(packed, PackedSequence):
                 yield from (t for t in packed if t is not None)

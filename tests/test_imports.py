@@ -17,7 +17,7 @@ PACKAGE = Path(seamseg.__file__).parent
 SCRIPTS = PACKAGE.parent / "scripts"
 
 ROOMS = (
-    "__main__", "cli", "demo", "doctor", "recipes", "components", "integrations", "serving", "deploy",
+    "__main__", "cli", "demo", "doctor", "testing", "recipes", "components", "integrations", "serving", "deploy",
     "classification", "training", "predict", "validation", "inference", "checkpoints", "report", "prepare", "toy_city",
     "evaluation", "data", "models", "fusion", "formats", "visualize", "config", "inplace_abn", "ops", "idmaps",
     "structures", "predictions", "panoptic_map", "utils", "version",
@@ -26,7 +26,7 @@ ROOMS = (
 
 TRAINING = (
     "run", "trainer", "checkpointer", "task", "logging", "losses", "debugging", "checkpointing", "preemption", "step",
-    "ddp", "averaging", "prefetch", "optim", "callbacks", "options",
+    "ddp", "averaging", "prefetch", "optim", "callbacks", "result", "options",
 )  # fmt: skip
 """The parts of `seamseg.training` from the top down, under the same rule."""
 

@@ -11,14 +11,14 @@ from seamseg.deploy.model_card import TASKS
 from seamseg.formats.exported import OUTPUTS
 from seamseg.inference.kinds import INFERENCE_KINDS
 from seamseg.models.build import build_network
-from seamseg.predict.writers import FORMATS
+from seamseg.predict.writers import formats_of
 from seamseg.serving.encoding import SERVED_KINDS
 from seamseg.validation.validator import SCORERS
 
 ROOMS = {
     "formats/exported": OUTPUTS,
     "inference/kinds": INFERENCE_KINDS,
-    "predict/writers": FORMATS,
+    "predict/writers": [kind for kind in INFERENCE_KINDS if formats_of(kind)],
     "serving/encoding": SERVED_KINDS,
     "deploy/model_card": TASKS,
 }

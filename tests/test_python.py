@@ -6,6 +6,8 @@ import inspect
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import urllib.request
 from dataclasses import MISSING, fields
@@ -16,9 +18,11 @@ import pytest
 from support.micro import write_config
 
 import seamseg
+from seamseg.components import Callback
 from seamseg.deploy.source import ExportOptions
 from seamseg.inference.options import InferenceOptions
 from seamseg.serving.app import ServeOptions
+from seamseg.toy_city import generate_toy_city
 from seamseg.training.run import TrainingOptions
 from seamseg.utils.errors import InputError
 from seamseg.validation.evaluate import EvaluationOptions
@@ -73,8 +77,10 @@ def test_values_of_another_type(call, options, message):
 def test_from_training_to_an_exported_file(micro, tmp_path, capsys):
     config = write_config(tmp_path / "micro.ini")
     run = tmp_path / "run"
-    scores = seamseg.train(config, micro, run, "cpu", overrides={"scheduler.epochs": 1})
+    trained = seamseg.train(config, micro, run, "cpu", overrides={"scheduler.epochs": 1})
+    scores = trained.validation
     assert scores.n_images == 3
+    assert repr(scores) == scores.table()
     again = seamseg.evaluate(run, micro, "cpu", quiet=True)
     assert again.mIoU_segments == pytest.approx(scores.mIoU_segments, abs=1e-3)
     none = seamseg.evaluate(run, micro, "cpu", quiet=True, score_threshold=1, min_stuff_area=10**6)
@@ -84,8 +90,47 @@ def test_from_training_to_an_exported_file(micro, tmp_path, capsys):
     report = seamseg.export(run, tmp_path / "net.onnx", size=(64, 96))
     photo = np.zeros((64, 96, 3), np.uint8)
     assert seamseg.load(report.path).predict(photo).size == seamseg.load(run, "cpu").predict(photo).size
+    assert repr(report).splitlines()[0].split()[:2] == ["file", f"{report.path},"]
     with pytest.raises(TypeError, match="tilse"):
         seamseg.load(run, tilse="off")
+
+
+@pytest.mark.usefixtures("narrow")
+def test_the_result_of_a_training(micro, micro_config, tmp_path):
+    class Stop(Callback):
+        def train(self, run, values):
+            if run.step == 3:
+                run.stop("enough")
+
+    run = tmp_path / "run"
+    given = {"general.log_interval": 1, "dataloader.train_batch_size": 1, "scheduler.epochs": 1}
+    stopped = seamseg.train(micro_config, micro, run, "cpu", overrides=given, callbacks=[Stop()])
+    assert (stopped.stopped, stopped.steps, stopped.epochs) == ("enough", 3, 0)
+    assert (stopped.scores, stopped.best, stopped.validation) == ({}, None, None)
+    assert repr(stopped) == f"{run}: stopped: enough (3 steps, 0 epochs)"
+    done = seamseg.train(micro_config, micro, run, "cpu", overrides=given, resume=run)
+    assert (done.run_folder, done.stopped, done.steps, done.epochs) == (run, "", 4, 1)
+    assert done.history == [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in done.history if line["kind"] == "train"] == [1, 2, 3, 4]
+    assert done.scores["PQ"] == done.validation.PQ == done.history[-1]["PQ"]
+    assert done.best == done.validation.best
+    assert repr(done).splitlines()[:2] == [f"{run}: done (4 steps, 1 epochs)", f"best score {done.best:.4g}"]
+    assert repr(done).endswith(done.validation.table())
+    again = seamseg.train(micro_config, micro, run, "cpu", overrides=given, resume="auto")
+    assert again.validation is None
+    assert again.scores == done.scores
+    assert again.best == done.best
+    with pytest.raises(AttributeError):
+        done.steps = 5
+
+
+def test_converters_are_functions(tmp_path):
+    code = "import sys, seamseg; seamseg.prepare.prepare_cityscapes; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    generate_toy_city(tmp_path / "raw", 1, 1, size=(64, 128), workers=1)
+    made = seamseg.prepare.prepare_cityscapes(tmp_path / "raw", tmp_path / "data")
+    assert made.splits == {"train": 1, "val": 1}
+    assert not seamseg.prepare.check_dataset(tmp_path / "data", workers=1).errors
 
 
 @pytest.mark.usefixtures("narrow")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from seamseg.checkpoints.foreign import TRANSFORMERS_CONFIG_NAME, is_transformers
@@ -18,9 +20,11 @@ from seamseg.checkpoints.names import CLASSES_NAME, CONFIG_NAME, METADATA_NAME, 
 from seamseg.checkpoints.snapshot import NETWORK_MODULES, LoadReport, Snapshot, load_into, load_snapshot
 from seamseg.config import KINDS, Config, config_from_string, find_experiment, load_config
 from seamseg.config.checks import head_parameters
+from seamseg.config.kinds import PANOPTIC, SEAMLESS, WHOLE
 from seamseg.formats.metadata import Metadata, metadata_of, parse_metadata, read_metadata
 from seamseg.formats.vistas import published_classes
 from seamseg.models.build import SegmentationNet, build_network
+from seamseg.models.custom_network import WholeNetwork
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import read_bytes
 from seamseg.utils.limits import CONFIG_BYTES, MODEL_METADATA_BYTES, SNAPSHOT_BYTES, parse_json, read_member
@@ -72,7 +76,7 @@ def open_model(
     own = kind_of(found.snapshot, found.name)
     chosen = _config(found, config, overrides, own)
     model = ModelFile(chosen, _metadata(found, meta), found.snapshot, found.name, found.licence)
-    check_kind(model.snapshot, model.config.kind, model.name)
+    check_kind(model.snapshot, model.config, model.name)
     given = config is not None or any(text.startswith("general.kind") for text in overrides)
     if not given and found.kind not in (None, chosen.kind):
         stated = f"{CLASSES_NAME} states kind {found.kind!s:.40}"
@@ -148,7 +152,7 @@ class _Parts:
     kind: object = None  # as stated beside the weights
 
 
-def load_network(model: ModelFile) -> tuple[SegmentationNet, LoadReport]:
+def load_network(model: ModelFile) -> tuple[SegmentationNet | WholeNetwork, LoadReport]:
     """Build the network of a model and load its weights; InputError if they do not fit."""
     net = build_network(model.config, model.metadata.num_stuff, model.metadata.num_thing)
     return net, load_into(net, model.snapshot, strict=True, name=model.name)
@@ -156,7 +160,7 @@ def load_network(model: ModelFile) -> tuple[SegmentationNet, LoadReport]:
 
 def _check_size(model: ModelFile) -> None:
     """Raise InputError, before the network is built, if its configuration makes it far larger than the snapshot."""
-    counts = head_parameters(model.config)
+    counts = _parameters(model)
     parts = (model.snapshot.state_dict.get(part, {}) for part in NETWORK_MODULES)
     held = sum(tensor.numel() for part in parts for tensor in part.values() if isinstance(tensor, Tensor))
     if (wanted := sum(counts.values())) > 2 * held + SPARE_PARAMETERS:
@@ -165,6 +169,16 @@ def _check_size(model: ModelFile) -> None:
             f"{model.name}: its configuration needs {wanted} parameters (most of them for [{most}]), the snapshot "
             f"has {held}: is it the configuration of another model?"
         )
+
+
+def _parameters(model: ModelFile) -> dict[str, int]:
+    """Return the number of parameters of the network, as far as they are known, by section."""
+    if model.config.general.network == SEAMLESS:
+        return head_parameters(model.config)
+    with torch.device("meta"):
+        net = build_network(model.config, model.metadata.num_stuff, model.metadata.num_thing)
+    tensors = itertools.chain(net.parameters(), net.buffers())
+    return {f"network {model.config.general.network}": sum(tensor.numel() for tensor in tensors)}
 
 
 def _beside(found: Path) -> _Parts:
@@ -283,24 +297,34 @@ def _metadata(found: _Parts, meta: str | Path | None) -> Metadata:
 def kind_of(snapshot: Snapshot, name: str) -> str:
     """Return the kind of network of a snapshot, according to its modules; `name` is the snapshot's, for errors.
 
+    Panoptic for a network of its own, whose kind its configuration states.
+
     Raises
     ------
     InputError
         if it holds no whole network
     """
     state = snapshot.state_dict
+    if WHOLE in state:
+        return PANOPTIC
     missing = {name: [part for part in kind.modules if part not in state] for name, kind in KINDS.items()}
     if all(missing.values()):
         fewest = min(missing.values(), key=len)
         raise InputError(f"{name}: has no {', '.join(fewest)}: pre-trained weights, not a whole network")
     whole = [kind for kind, parts in missing.items() if not parts]
-    masks = any("roi_msk" in str(key) for key in state.get("roi_head", ()))
+    layers = [str(key) for key in state.get("roi_head", ())]
+    # layers of a custom head have other names
+    masks = any("roi_msk" in layer for layer in layers) or not any("roi_cls" in layer for layer in layers)
     return next((kind for kind in whole if masks or not KINDS[kind].has_masks), whole[0])
 
 
-def check_kind(snapshot: Snapshot, kind: str, name: str) -> None:
-    """Raise InputError if a snapshot lacks parts of a kind of network; arguments as :func:`kind_of`."""
-    own = kind_of(snapshot, name)
+def check_kind(snapshot: Snapshot, config: Config, name: str) -> None:
+    """Raise InputError if a snapshot lacks parts of the network of a configuration; arguments as :func:`kind_of`."""
+    own, kind, network = kind_of(snapshot, name), config.kind, config.general.network
+    if (WHOLE in snapshot.state_dict) != (network != SEAMLESS):
+        raise InputError(f"{name}: holds another network than [general] network = {network} of its configuration")
+    if network != SEAMLESS:
+        return
     have, need = KINDS[own], KINDS[kind]
     if not (set(need.modules) <= set(have.modules) and set(need.losses) <= set(have.losses)):
         raise InputError(f"{name}: is a model for {own}, not for {kind}")

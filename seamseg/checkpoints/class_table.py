@@ -23,7 +23,7 @@ NAMES = "names"
 _LAYERS = {
     "sem_head": {"conv_sem": "all"},
     "cls": {"": "all"},
-    "roi_head": {"roi_cls": "scores", "roi_bbx": "things", "roi_msk": "things", "roi_pts.output": "things"},
+    "roi_head": {"roi_cls": "scores", "roi_bbx": "things", "roi_msk": "things"},
 }
 """Layers with rows for each class, by part: rows for all classes, for background and things, or equal numbers of rows
 for each thing."""
@@ -159,7 +159,9 @@ class ClassTable:
             if module is None or not isinstance(state.get(part), Mapping):
                 continue
             made[part], own = dict(state[part]), module.state_dict()
-            for layer, kind in layers.items():
+            refinement = getattr(module, "refinement", None)
+            refined = {f"refinement.{layer}": "things" for layer in getattr(refinement, "class_layers", ())}
+            for layer, kind in {**layers, **refined}.items():
                 for key in (f"{layer}.weight".lstrip("."), f"{layer}.bias".lstrip(".")):
                     if isinstance(found := made[part].get(key), Tensor) and key in own:
                         made[part][key] = _rows_of(found, own[key], *rows[kind], f"{name}: {part}.{key}")

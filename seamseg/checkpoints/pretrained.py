@@ -25,7 +25,6 @@ from seamseg.checkpoints.snapshot import (
 )
 from seamseg.config.sections import Dataloader
 from seamseg.models.backbones import Backbone
-from seamseg.models.backbones.timm_network import TimmBackbone
 from seamseg.utils.errors import InputError
 
 
@@ -98,11 +97,9 @@ def load_body_weights(net: nn.Module, path: str) -> LoadReport:
     body: Any = net.body
     backbone: Backbone = body if isinstance(body, Backbone) else body.backbone
     if path == "timm":
-        if not isinstance(backbone, TimmBackbone):
-            raise InputError(f"[body] weights = timm: {backbone.name} is no network of timm")
         with quiet_hub(f"[body] weights = timm: {backbone.name}"):
             state = backbone.download()
-        report = load_module(backbone.model, state, "body")
+        report = load_module(backbone.pretrained_part, state, "body")
     else:
         file = str(weights_at(path))
         report = _load_part(body, load_tensors(file, file), "body", file)
@@ -112,10 +109,6 @@ def load_body_weights(net: nn.Module, path: str) -> LoadReport:
         raise InputError(f"[body] weights = {path}: nothing in it fits this network's backbone: {report}")
     check_finite(net, path)
     return report
-
-
-_OWN_KEYS = ("backbone.", "fpn.", "model.", "pyramid.")
-"""Beginnings of the keys of the body of a network with a backbone of timm."""
 
 
 def _split(specification: str) -> tuple[str | None, str]:
@@ -148,9 +141,11 @@ def _load_part(module: nn.Module, content: Any, part: str, path: str) -> LoadRep
     state, averaged = _part_state(content, part, path)
     backbone = getattr(module, "backbone", None)
     network = module if backbone is None else backbone
-    if isinstance(network, TimmBackbone) and not any(key.startswith(_OWN_KEYS) for key in state):
-        # of the network alone, as timm stores it
-        return load_module(network.model, network.without_removed(without_prefix(state)), part)
+    if isinstance(network, Backbone) and network.pretrained_part is not network:
+        own = ("backbone.", "fpn.", *(f"{name}." for name, _ in network.named_children()))
+        if not any(key.startswith(own) for key in state):
+            # of the network alone, as its library stores it
+            return load_module(network.pretrained_part, network.without_removed(without_prefix(state)), part)
     if isinstance(backbone, Backbone) and (any(key.startswith("module.") for key in state) or "bn_out.weight" in state):
         return _load_classifier(backbone, without_prefix(state), part, path)
     if isinstance(backbone, nn.Module) and not any(key.startswith(("backbone.", "fpn.")) for key in state):
@@ -163,7 +158,7 @@ def normalisation_problem(net: nn.Module, loading: Dataloader) -> str | None:
     """Return a warning if the weights of timm were trained with images normalised in another way; None if not."""
     body: Any = net.body
     backbone = body if isinstance(body, Backbone) else body.backbone
-    trained = backbone.normalisation if isinstance(backbone, TimmBackbone) else None
+    trained = backbone.normalisation if isinstance(backbone, Backbone) else None
     if trained is None or trained == (loading.rgb_mean, loading.rgb_std):
         return None
     mean, std = trained

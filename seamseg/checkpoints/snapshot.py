@@ -23,12 +23,12 @@ from seamseg.checkpoints.pickle_check import CodeInPickle, RefusedPickle
 from seamseg.checkpoints.snapshot_check import check_snapshot, is_plain
 from seamseg.checkpoints.weights_file import read_weights
 from seamseg.config.components import Record, parse_records
-from seamseg.config.kinds import KINDS
+from seamseg.config.kinds import KINDS, WHOLE
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import nearest_path, replacing
 
-NETWORK_MODULES = (*dict.fromkeys(module for kind in KINDS.values() for module in kind.modules), "heads")
-"""The parts of the networks of all kinds, each with its own state dict in a snapshot; `heads` are custom ones."""
+NETWORK_MODULES = (*dict.fromkeys(module for kind in KINDS.values() for module in kind.modules), "heads", WHOLE)
+"""The parts of all networks, each with its own state dict in a snapshot; `heads` are custom ones."""
 
 _OPTIONAL_KEYS = ("num_batches_tracked",)
 _OLD_MULTIARRAY = "numpy.core.multiarray"

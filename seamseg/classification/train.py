@@ -24,15 +24,17 @@ from seamseg.classification.data import TRAIN, VAL, ClassFolders, ImageBatch, cl
 from seamseg.classification.network import Classifier, ClassifierLoss, build_classifier
 from seamseg.classification.optimizer import ClassifierSchedule, build_optimizer
 from seamseg.classification.transforms import train_transform
-from seamseg.classification.validate import ClassifierScores, ClassifierValidator, open_validator
+from seamseg.classification.validate import ClassifierValidator, open_validator
 from seamseg.data.loader import BatchLoader
 from seamseg.formats.metadata import Metadata
+from seamseg.training.callbacks import Callbacks
 from seamseg.training.checkpointing.run_folder import RunFolder, SnapshotFiles
 from seamseg.training.logging.images import SampleImages
-from seamseg.training.logging.logs import TensorBoardWriter, TextLog
+from seamseg.training.logging.logs import TextLog
 from seamseg.training.optim.schedule import LRSchedule
 from seamseg.training.options import KeyNames, TrainerOptions
 from seamseg.training.prefetch import TrainingBatch
+from seamseg.training.result import TrainResult
 from seamseg.training.run import TrainingOptions, run_training
 from seamseg.training.task import StepCallback, Task
 from seamseg.utils.distributed import World
@@ -163,18 +165,19 @@ class ClassifierTask(Task):
         write_json(folder.path / CLASSIFIER_CLASSES_NAME, metadata.categories, indent=1)
 
     def sample_images(self, metadata: Metadata) -> _TrainingImages:
-        """Return what draws training images for TensorBoard."""
+        """Return what draws training images."""
         return _TrainingImages(self.settings.input)
 
-    def step_callback(self, net: nn.Module, tensorboard: TensorBoardWriter) -> StepCallback | None:
-        """Return what writes histograms after a step, with `log_hist`."""
-        if not self.settings.training.log_hist or not tensorboard.active:
+    def step_callback(self, net: nn.Module, callbacks: Callbacks) -> StepCallback | None:
+        """Return what reports histograms after a step, with `log_hist`."""
+        if not self.settings.training.log_hist or not callbacks.active:
             return None
         shown = {name.removeprefix("body."): p for name, p in net.named_parameters() if any(w in name for w in _SHOWN)}
 
         def write(step: int) -> None:
             if step % HISTOGRAM_INTERVAL == 0:
-                tensorboard.histograms(shown, step)
+                for tag, parameter in shown.items():
+                    callbacks.histogram(step, tag, parameter.detach().float().cpu().numpy())
 
         return write
 
@@ -206,7 +209,7 @@ def _differences(name: str, old: Any, new: Any) -> Iterator[str]:
         yield f"{name}: {old} -> {new}"
 
 
-def train_classifier(options: TrainingOptions) -> ClassifierScores | None:
+def train_classifier(options: TrainingOptions) -> TrainResult:
     """Train a classifier; returns and raises as :func:`seamseg.training.run.run_training`.
 
     Parameters
@@ -215,6 +218,4 @@ def train_classifier(options: TrainingOptions) -> ClassifierScores | None:
         `val/<class>/*`
     """
     settings = load_classifier_config(options.config, options.overrides)
-    scores = run_training(options, ClassifierTask(settings))
-    assert scores is None or isinstance(scores, ClassifierScores)
-    return scores
+    return run_training(options, ClassifierTask(settings))

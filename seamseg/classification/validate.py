@@ -27,7 +27,7 @@ from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.progress import progress
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ClassifierScores:
     """Scores of a classifier, as :class:`seamseg.evaluation.scores.Scores`.
 
@@ -44,6 +44,9 @@ class ClassifierScores:
     loss: float
     n_images: int
     seconds: float = 0.0
+
+    def __repr__(self) -> str:
+        return self.table()
 
     @property
     def best(self) -> float:

@@ -14,6 +14,7 @@ import argparse
 from seamseg.cli.model_options import add_components
 from seamseg.config import components
 from seamseg.config.loader import load_components
+from seamseg.config.reference import by_make, chosen_by, summary
 from seamseg.config.values import format_value
 
 
@@ -30,12 +31,11 @@ def run(args: argparse.Namespace) -> int:
     for kind, what in components.KINDS.items():
         if args.kind not in (None, kind):
             continue
-        chosen = f"chosen by [{what.key.replace('.', '] ')}" if what.key else f"added by a section [{kind} NAME]"
-        print(f"{kind}: {what.what}; {'chosen by predict --format' if what.chosen else chosen}")
-        for component in components.registered(kind):
-            where = "built in" if component.built_in else str(component.file)
-            doc = (component.make.__doc__ or "").strip().split("\n")[0]
-            print(f"  {component.name} ({where}): {doc}")
-            for name, spec in components.declared(component.keys).items():
+        print(f"{kind}: {what.what}; {chosen_by(kind, what).replace('`', '')}")
+        for group in by_make(components.registered(kind)):
+            first = group[0]
+            where = "built in" if first.built_in else str(first.file)
+            print(f"  {', '.join(component.name for component in group)} ({where}): {summary(first)}")
+            for name, spec in components.declared(first.keys).items():
                 print(f"    {name} = {format_value(spec.default)}    {spec.metadata['doc']}")
     return 0

@@ -133,7 +133,7 @@ def _score_model(args: argparse.Namespace) -> Scores:
         raise InputError("nothing to score: give MODEL DATA, or --gt GT.json --pred PRED.json")
     if extra := _first_given(args, _FILE_OPTIONS):
         raise InputError(f"{extra} is for scoring files with --gt and --pred, not for MODEL DATA")
-    if not Path(args.data).is_dir():
+    if not Path(args.data).exists():
         find_metadata(args.data)
     check_model(args.model, args.config, args.meta, args.set, args.device)
     inference = inference_options(args)

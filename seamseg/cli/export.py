@@ -80,25 +80,16 @@ def run(args: argparse.Namespace) -> int:
     check_model(args.model, args.config, args.meta)
     if args.out.endswith(".onnx"):
         require_packages("onnx", "onnxscript", "onnxruntime", what=args.out, extra="export")
-    from seamseg.deploy.export import export_model
+    from seamseg.deploy.export import export_model, format_rows
     from seamseg.deploy.source import ExportOptions
-    from seamseg.utils.limits import format_bytes
 
     names = {field.name for field in fields(ExportOptions)} - {"size"}
     given = {name: value for name, value in vars(args).items() if name in names and value is not None}
     report = export_model(args.model, args.out, ExportOptions(size, **given))
-    made = report.metadata
-    shape = "free" if made.size is None else f"{made.size[0]} x {made.size[1]}"
-    rows = [
-        ("file", f"{report.path}, {report.format}, {format_bytes(report.nbytes)}"),
-        ("network", f"{made.kind}, part {made.part}, input {shape} (height x width), {made.precision}"),
-        ("time a picture", f"{1e3 * report.seconds:.0f} ms, of the network {1e3 * report.eager_seconds:.0f} ms"),
-        *((name, str(differences)) for name, differences in report.differences.items()),
-    ]
+    rows = report.rows()
     if args.data is not None:
-        rows += _scores(args, made.size)
-    width = max(len(name) for name, _ in rows)
-    print("\n".join(f"{name:{width}}  {text}" for name, text in rows), flush=True)
+        rows += _scores(args, report.metadata.size)
+    print(format_rows(rows), flush=True)
     return 0
 
 

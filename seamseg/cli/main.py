@@ -36,6 +36,7 @@ COMMANDS = {
     "push": "Upload a trained model to the Hugging Face Hub.",
     "classify": "Train and validate ImageNet classifiers.",
     "convert-backbone": "Convert a torchvision ResNet to pre-trained backbone weights.",
+    "new": "Write the template of a component: a head, a loss, a metric, ...",
     "components": "List the parts that a configuration can choose, yours included.",
     "doctor": "Check the installation; benchmark a prediction; repeat a failed training step.",
 }
@@ -302,6 +303,10 @@ def _one_line(error: Exception) -> str:
     words = one_line(error)
     if isinstance(error, SeamsegError):
         return words
+    if (components := sys.modules.get("seamseg.config.components")) is not None:
+        found: str | None = components.at_fault(error)
+        if found is not None:
+            return found
     return f"unexpected {type(error).__name__}: {words[:300]} (run with --debug to see where)"
 
 

@@ -78,6 +78,7 @@ def add_foreign_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", dest="overrides", default=[], metavar="SECTION.KEY=VALUE", help="override a key"
     )
+    add_components(parser, "overrides")
 
 
 def inference_options(args: argparse.Namespace) -> InferenceOptions:

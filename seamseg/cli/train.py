@@ -7,7 +7,7 @@
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc-per-node 8 --max-restarts 100 -m seamseg train ...
 
 `[general] kind` of the configuration selects what the network predicts: panoptic, instance_seg,
-detection or semantic.
+detection or semantic. `[general] base = cityscapes_r50` (or an INI file) makes the keys of another one its defaults.
 
 DATA is a dataset folder from `seamseg prepare`. The run folder holds config.ini, metadata.bin and, updated after each
 epoch, model_last.pth.tar and model_best.pth.tar, so that `seamseg predict runs/my ...` works; also training.log,
@@ -39,7 +39,7 @@ from seamseg.utils.files import nearest_path
 from seamseg.utils.launcher import is_main_process
 
 if TYPE_CHECKING:
-    from seamseg.evaluation.scores import Scores
+    from seamseg.training.result import TrainResult
     from seamseg.training.run import TrainingOptions
 
 
@@ -84,8 +84,10 @@ def add_set_and_device(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train, and print the scores of the last validation."""
-    body = load_config(args.config, None, args.set).body
-    find_metadata(args.data)
+    config = load_config(args.config, None, args.set)
+    body = config.body
+    if config.dataloader.reader == "folder":
+        find_metadata(args.data)
     parts = dict.fromkeys(module for kind in KINDS.values() for module in kind.modules)
     check_start(args, tuple(parts), body.weights)
     if body.body.startswith(TIMM) or body.weights == "timm":
@@ -127,7 +129,7 @@ def check_start(args: argparse.Namespace, parts: Collection[str] = (), weights: 
 
 
 def run_trainer(
-    train: Callable[[TrainingOptions], Scores | None],
+    train: Callable[[TrainingOptions], TrainResult],
     args: argparse.Namespace,
     overrides: Sequence[str],
     pretrain_classes: str | None = None,
@@ -154,7 +156,7 @@ def run_trainer(
         overrides=overrides,
         device=args.device,
     )
-    scores = train(options)
+    scores = train(options).validation
     if scores is not None and is_main_process():
         print(scores.table(), flush=True)
     return 0

@@ -1,7 +1,8 @@
 """The backbones that `[body] body` can name, with the channels and strides of their stages.
 
 The numbers are those of :mod:`seamseg.models.backbones`, here without torch. They are the defaults of `[body]
-out_channels`, `[body] out_strides` and `[fpn] inputs`. The channels of a network of timm are known to timm only.
+out_channels`, `[body] out_strides` and `[fpn] inputs`. Only the backbone itself knows the channels of one that is not
+listed here.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+from seamseg.config import components
+from seamseg.utils.errors import InputError
 
 _FIVE = ("mod1", "mod2", "mod3", "mod4", "mod5")
 
@@ -81,9 +85,6 @@ BODIES: dict[str, BodyLayout] = {
 """The backbones by name."""
 
 
-_TIMM_LAYOUT = BodyLayout({}, dict(zip(_FIVE[1:], (4, 8, 16, 32))), _FIVE[1:])
-
-
 def layout_of(body: str, params: Mapping[str, Any] | None = None) -> BodyLayout | None:
     """Return the stages of a backbone.
 
@@ -95,12 +96,21 @@ def layout_of(body: str, params: Mapping[str, Any] | None = None) -> BodyLayout 
     Returns
     -------
     None for an unknown name
+
+    Raises
+    ------
+    InputError
+        for a body of a user without strides
     """
-    if body.startswith(TIMM):
-        return _TIMM_LAYOUT
     layout, dilation = BODIES.get(body), (params or {}).get("dilation", 1)
     if layout is None:
-        return None
+        if not components.is_registered("body", body):
+            return None
+        component = components.find("body", body)
+        strides = getattr(component.make, "strides", None)
+        if not strides or not isinstance(strides, Mapping):
+            raise InputError(f"body {component.name} ({component.file}): declare the strides of its maps, by name")
+        return BodyLayout({}, dict(strides), tuple(strides))
     if body.startswith("wider_resnet"):
         if not (body.endswith("_a2") and is_dilated_a2(dilation)):
             return layout

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from seamseg.config.bodies import TIMM, layout_of
-from seamseg.config.kinds import KINDS
+from seamseg.config.bodies import BODIES, TIMM, layout_of
+from seamseg.config.kinds import SEAMLESS
 from seamseg.config.sections import CHANNELS, Config
 from seamseg.utils.errors import InputError
 
@@ -37,6 +37,8 @@ def raise_first(source: str, problems: Iterable[str | None]) -> None:
 
 def head_parameters(config: Config) -> dict[str, int]:
     """Estimate the number of parameters of the pyramid and each head, by section, without classes and norms."""
+    if config.general.network != SEAMLESS:
+        return {}
     if config.kind == "semantic":
         sem = config.sem
         kernels = _WIDEST_BODY * (2 + 9 * len(sem.dilations)) + sem.out_channels * (len(sem.dilations) + 2)
@@ -53,8 +55,7 @@ def head_parameters(config: Config) -> dict[str, int]:
         "roi": box_convs
         + box_width * (roi.roi_size[0] // 2) * (roi.roi_size[1] // 2) * roi.fc_channels
         + roi.fc_channels**2 * (not roi.box_convs)
-        + 9 * (width + 4 * roi.conv_channels) * roi.conv_channels
-        + (width + 2 * roi.conv_channels) * roi.conv_channels * (roi.mask_points > 0),
+        + 9 * (width + 4 * roi.conv_channels) * roi.conv_channels,
         "sem": 9 * (width + config.sem.hidden_channels) * config.sem.hidden_channels * config.sem.fpn_levels,
     }
 
@@ -83,9 +84,9 @@ def _numbers(value: object) -> Iterator[object]:
 
 def _parameters(config: Config) -> str | None:
     counts = head_parameters(config)
-    most = max(counts, key=counts.__getitem__)
     if (total := sum(counts.values())) <= MAX_PARAMETERS:
         return None
+    most = max(counts, key=counts.__getitem__)
     return (
         f"the channels and sizes require {total} parameters, {counts[most]} of them in [{most}]; the limit is "
         f"{MAX_PARAMETERS}"
@@ -93,8 +94,8 @@ def _parameters(config: Config) -> str | None:
 
 
 def _loss_weights(config: Config) -> str | None:
-    given, losses = len(config.optimizer.loss_weights), KINDS[config.kind].losses
-    if given == len(losses):
+    given, losses = len(config.optimizer.loss_weights), config.parts_of_kind.losses
+    if given == len(losses) or not config.parts_of_kind.uses("optimizer", "loss_weights"):
         return None
     names = ", ".join(loss.removesuffix("_loss") for loss in losses)
     return f"[optimizer] loss_weights has {given} values, {config.kind} has {len(losses)} losses ({names})"
@@ -118,7 +119,7 @@ def _levels(config: Config) -> str | None:
 
 def _heads(config: Config) -> str | None:
     levels = len(config.fpn.out_strides)
-    for name in KINDS[config.kind].heads:
+    for name in config.parts_of_kind.heads:
         section = getattr(config, name)
         last = section.fpn_min_level + section.fpn_levels
         if last > levels:
@@ -137,7 +138,7 @@ def _thresholds(config: Config) -> str | None:
 
 def _norms(config: Config) -> str | None:
     mode = config.body.normalization_mode
-    if config.general.qat and config.body.body.startswith(TIMM):
+    if config.general.qat and config.body.body not in BODIES:
         return f"[general] qat needs a body whose norms can be folded, not {config.body.body}"
     if not config.general.qat or set(mode.split("+")) <= {"bn", "syncbn"}:
         return None
@@ -145,9 +146,8 @@ def _norms(config: Config) -> str | None:
 
 
 def _crops(config: Config) -> str | None:
-    for name in ("rpn", "roi"):
-        if getattr(config, name).bbx_loss == "cabb" and config.dataloader.crop_size is None:
-            return f"[{name}] bbx_loss = cabb is for training on crops: set [dataloader] crop_size, or smooth_l1"
+    if config.roi.box_loss == "cabb" and config.dataloader.crop_size is None:
+        return "[roi] box_loss = cabb is for training on crops: set [dataloader] crop_size, or smooth_l1"
     loading = config.dataloader
     sizes, scales = loading.instance_scale_uniform, loading.random_scale
     if sizes is None:

@@ -14,52 +14,16 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
-from functools import cache
 from pathlib import Path
-from types import ModuleType
+from traceback import walk_tb
 from typing import Any, TypeVar
 
+from seamseg.config.component_kinds import KINDS as KINDS
 from seamseg.utils.component_errors import described
 from seamseg.utils.errors import InputError, did_you_mean
 
 API = 1
 """Version of the interface; one that breaks components gets another number."""
-
-
-@dataclass(frozen=True)
-class ComponentKind:
-    """What a component may be.
-
-    Attributes
-    ----------
-    what : a line for `seamseg components`
-    key : `section.key` of the configuration that chooses one by its name; empty if any number may be used, one for each
-        section `[KIND NAME]` of the configuration
-    modules : modules of this package that register the built-in ones
-    evaluated : used by an evaluation although the configuration of the model does not name it
-    chosen : used where an option names it, not because of its section
-    """
-
-    what: str
-    key: str = ""
-    modules: tuple[str, ...] = ()
-    evaluated: bool = False
-    chosen: bool = False
-
-
-KINDS: dict[str, ComponentKind] = {
-    "augmentation": ComponentKind("changes the colours of a training image"),
-    "callback": ComponentKind("follows a training, such as a logger, and may end it"),
-    "head": ComponentKind("head of the network, with losses and output maps"),
-    "format": ComponentKind("output format of predict, which its option names", chosen=True),
-    "loss": ComponentKind(
-        "loss of the semantic head", "sem.loss", ("seamseg.models.heads.semantic", "seamseg.recipes.max_pooling")
-    ),
-    "metric": ComponentKind("metric of a validation, which may select the best snapshot", evaluated=True),
-    "optimizer": ComponentKind("updates the weights", "optimizer.type", ("seamseg.training.optim.optimizer",)),
-    "scheduler": ComponentKind("learning rate over time", "scheduler.type", ("seamseg.training.optim.schedule",)),
-}
-"""The kinds of components by name."""
 
 
 @dataclass(frozen=True)
@@ -100,26 +64,48 @@ class Component:
         """Whether it is part of this package."""
         return self.module.partition(".")[0] == "seamseg"
 
+    def build(self, *arguments: Any) -> Any:
+        """Call :attr:`make`; its exceptions become an InputError with the component, its file and the line."""
+        try:
+            return self.make(*arguments)
+        except (InputError, MemoryError):
+            raise
+        except Exception as error:
+            raise InputError(f"{self.section}{described(error, str(self.file))}") from error
 
-_Made = TypeVar("_Made", bound=Callable[..., Any])
+
+@dataclass(frozen=True)
+class NotLoaded:
+    """The section of a component that is not imported: a model names it, the user does not.
+
+    Attributes
+    ----------
+    texts : its values as written
+    """
+
+    texts: dict[str, str]
+
+
+Made = TypeVar("Made", bound=Callable[..., Any])
 _REGISTERED: dict[tuple[str, str], Component] = {}
 
 
-def register(kind: str, name: str, keys: type = NoKeys) -> Callable[[_Made], _Made]:
+def register(kind: str, name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
     """Return a decorator that registers a class or function.
 
     Parameters
     ----------
     kind : of :data:`KINDS`
-    name : in the configuration: lower-case letters, digits and underscores
-    keys : frozen dataclass whose fields are declared with :func:`seamseg.components.key`, each with a default
+    name : in the configuration: lower-case letters, digits and underscores; in that of a format also hyphens
+    keys : frozen dataclass whose fields are declared with :func:`seamseg.config.sections.key`, each with a default
 
     Raises
     ------
     InputError
         if the name is not one, the keys are not declared, or another component has the name
     """
-    if not (name.isascii() and name.isidentifier() and name == name.lower()):
+    plain = name.replace("-", "_") if KINDS[kind].chosen else name
+    if not (plain.isascii() and plain.isidentifier() and plain == plain.lower()):
         raise InputError(f"{kind} {name!r:.80}: a name has lower-case letters, digits and underscores")
     if not (is_dataclass(keys) and keys.__dataclass_params__.frozen):  # type: ignore[attr-defined]
         raise InputError(f"{kind} {name}: its keys {keys.__name__} must be a dataclass with frozen=True")
@@ -129,7 +115,7 @@ def register(kind: str, name: str, keys: type = NoKeys) -> Callable[[_Made], _Ma
                 f"{kind} {name}: declare {spec.name} of {keys.__name__} as key(DOC, DEFAULT), in lower case"
             )
 
-    def decorate(made: _Made) -> _Made:
+    def decorate(made: Made) -> Made:
         component = Component(kind, name, made, keys, made.__module__)
         other = _REGISTERED.setdefault((kind, name), component)
         if other.module != component.module or other.make.__qualname__ != made.__qualname__:
@@ -199,21 +185,18 @@ def _import_file(path: Path) -> None:
 
 def registered(kind: str | None = None) -> list[Component]:
     """Return the built-in and the imported components, of a kind or of all, by name."""
-    for one in [kind] if kind is not None else KINDS:
-        _register_built_in(one)
+    for module in (m for one in ([kind] if kind is not None else KINDS) for m in KINDS[one].modules):
+        importlib.import_module(module)
     return sorted((c for c in _REGISTERED.values() if kind in (None, c.kind)), key=lambda c: (c.kind, c.name))
 
 
-@cache
-def _register_built_in(kind: str) -> None:
-    for module in KINDS[kind].modules:
-        importlib.import_module(module)
-
-
 def is_registered(kind: str, name: str) -> bool:
-    """Return whether a component is built in or imported."""
-    if kind in KINDS and (kind, name) not in _REGISTERED:
-        _register_built_in(kind)
+    """Return whether a component is built in or imported; the name may have an argument, `NAME:ARGUMENT`."""
+    name = name.partition(":")[0]
+    for module in KINDS[kind].modules if kind in KINDS else ():
+        if (kind, name) in _REGISTERED:
+            break
+        importlib.import_module(module)
     return (kind, name) in _REGISTERED
 
 
@@ -226,7 +209,7 @@ def find(kind: str, name: str) -> Component:
         if there is none of this kind and name
     """
     if is_registered(kind, name):
-        return _REGISTERED[kind, name]
+        return _REGISTERED[kind, name.partition(":")[0]]
     names = [component.name for component in registered(kind)]
     meant = did_you_mean(name, names) or f"; known are {', '.join(names) or 'none'}"
     raise InputError(f"no {kind} {name!r:.80}{meant}; name the file of another with `components=FILE`")
@@ -240,6 +223,21 @@ def added_by(names: Iterable[str]) -> Iterator[Component]:
         own = any(component.module == name or component.module.startswith(f"{name}.") for name in modules)
         if own and not (kind.key or kind.chosen):
             yield component
+
+
+def custom_of(made: object) -> Component | None:
+    """Return the component of the user whose class an object has; None for objects of this package."""
+    return next((c for c in _REGISTERED.values() if c.make is type(made) and not c.built_in), None)
+
+
+def at_fault(error: BaseException) -> str | None:
+    """Return a line for an exception of a component's code: its section, file and line; None for other exceptions."""
+    for frame, _ in walk_tb(error.__traceback__):
+        if found := [c for c in _REGISTERED.values() if not c.built_in and str(c.file) == frame.f_code.co_filename]:
+            owner = frame.f_locals.get("self")
+            own = [c for c in found if c.make is type(owner) or getattr(c.make, "__code__", None) is frame.f_code]
+            return ", ".join(c.section for c in own or found) + described(error, str(found[0].file))
+    return None
 
 
 def parse_section(section: str) -> tuple[str, str] | None:
@@ -273,9 +271,8 @@ class Record:
     @staticmethod
     def of(component: Component) -> Record:
         """Describe a component."""
-        module: ModuleType = sys.modules[component.module]
         checksum = hashlib.sha256(component.file.read_bytes()).hexdigest()
-        version = str(getattr(module, "__version__", ""))
+        version = str(getattr(sys.modules[component.module], "__version__", ""))
         return Record(component.kind, component.name, component.module, version, checksum)
 
     def content(self) -> dict[str, str]:

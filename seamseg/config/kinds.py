@@ -43,8 +43,8 @@ _DETECTION = ("obj_loss", "bbx_loss", "roi_cls_loss", "roi_bbx_loss")
 # the original accepts and ignores it, too
 _ALWAYS = frozenset({"body.out_strides"})
 _FUSION = frozenset(f"general.{key}" for key in ("overlap_threshold", "min_stuff_area", "eval_mode", "eval_coco"))
-_MASKS = frozenset(f"roi.{key}" for key in ("void_is_background", "mask_points", "mask_subdivisions"))
-_PYRAMID = frozenset({"fpn", "rpn", "roi", "body.out_channels", "sem.fpn_min_level", "sem.fpn_levels"})
+_MASKS = frozenset(f"roi.{key}" for key in ("void_is_background", "mask_refinement"))
+_PYRAMID = frozenset({"fpn", "rpn", "roi", "body.out_channels", "sem.fpn_min_level", "sem.fpn_levels", "sem.head"})
 
 KINDS = {
     "panoptic": Kind(
@@ -61,3 +61,21 @@ KINDS = {
 """The kinds by the name in `[general] kind`; the first is the default."""
 
 PANOPTIC = "panoptic"
+
+SEAMLESS = "seamless"
+"""The network that the sections body, fpn, rpn, roi and sem describe."""
+
+WHOLE = "network"
+"""The only module of other networks."""
+
+_OF_SEAMLESS = frozenset(
+    {"body", "fpn", "rpn", "roi", "sem", "optimizer.loss_weights", "optimizer.layer_decay"}
+    | {f"general.{key}" for key in ("channels_last", "compile", "checkpoint_body", "qat")}
+)
+
+
+def kind_of_network(kind: str, network: str) -> Kind:
+    """Return the modules, losses and ignored keys of a kind for the network of `[general] network`."""
+    if network == SEAMLESS:
+        return KINDS[kind]
+    return Kind((WHOLE,), (), KINDS[kind].ignored | _OF_SEAMLESS)

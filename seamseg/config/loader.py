@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import io
 import os
 import typing
@@ -16,15 +15,16 @@ from typing import Any
 from seamseg.config import components
 from seamseg.config.bodies import layout_of
 from seamseg.config.checks import check, raise_first
-from seamseg.config.experiments import near_files, packaged
-from seamseg.config.kinds import KINDS, PANOPTIC
-from seamseg.config.sections import SECTIONS, Config, NotLoaded
+from seamseg.config.components import NotLoaded
+from seamseg.config.experiments import packaged
+from seamseg.config.ini import Layer, Texts, layers_of, new_parser, read_ini, read_text
+from seamseg.config.kinds import KINDS, PANOPTIC, SEAMLESS, kind_of_network
+from seamseg.config.sections import SECTIONS, Config
 from seamseg.config.values import ValueProblem, format_value, parse_value
 from seamseg.utils.errors import InputError, did_you_mean
-from seamseg.utils.files import read_bytes
-from seamseg.utils.limits import CONFIG_BYTES
 
-_Texts = dict[str, dict[str, str]]
+_OF_BODY = (("body", "body_params"), ("body", "out_channels"), ("body", "out_strides"), ("fpn", "inputs"))
+"""Keys whose values belong to one body."""
 
 
 def load_config(path: str | Path, kind: str | None = None, overrides: Sequence[str] = ()) -> Config:
@@ -48,16 +48,7 @@ def load_config(path: str | Path, kind: str | None = None, overrides: Sequence[s
     # `Path.exists` raises an error for a name that no file can have
     if not os.path.exists(path):
         path = packaged(str(path)) or path
-    if os.path.isdir(path):
-        raise InputError(f"{path}: is a folder, not a config file")
-    if not os.path.exists(path):
-        raise InputError(f"{path}: no such config file{near_files(path)}")
-    try:
-        # Windows editors put a byte order mark in front
-        text = read_bytes(path, "config file", CONFIG_BYTES).decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: not a config file: it is not UTF-8 text") from None
-    return config_from_string(text, kind, str(path), overrides, trusted=path.parent)
+    return config_from_string(read_text(path), kind, str(path), overrides, trusted=path.parent)
 
 
 def config_from_string(
@@ -71,18 +62,23 @@ def config_from_string(
 
     The components that it names are imported only with `trusted`, the folder of a file of the user; those of overrides
     always are. A model is not trusted: its sections of components that are not registered stay as they are, see
-    :class:`NotLoaded`.
+    :class:`NotLoaded`, and it must not build on another configuration.
     """
-    given = _read_ini(text, source)
+    layers = layers_of(Layer(read_ini(text, source), source, trusted))
+    given, sources = _adapt_bases(layers, kind or PANOPTIC)
     changes = [(override, *split_override(override)) for override in overrides]
-    loaded = _load_components(given, changes, trusted)
+    loaded = _load_components(layers, changes)
     strict = trusted is not None
     own = given.get("general", {}).get("kind", kind or PANOPTIC)
     asked = [value for _, section, key, value in changes if (section, key) == ("general", "kind")]
     kind_is_from = "`overrides`" if asked else source
     texts = {section: dict(values) for section, values in _defaults(asked[-1] if asked else own, kind_is_from).items()}
-    for section, values in given.items():
-        _merge(texts, section, values, source, strict)
+    for name, value in _defaults_of_network(given, changes).items():
+        section, _, key = name.partition(".")
+        texts[section][key] = value
+    for layer in layers:
+        for section, values in layer.given.items():
+            _merge(texts, section, values, layer.source, strict)
     texts["general"]["kind"] = own
     if asked:
         _convert_weights(texts, own, asked[-1])
@@ -90,23 +86,76 @@ def config_from_string(
     for override, section, key, value in changes:
         _merge(texts, section, {key: value}, f"`overrides={override}`")
         origins[section, key] = "`overrides`"
+    if texts["general"]["base"]:
+        raise InputError("`overrides=general.base=...`: a base is named in a file: write one with [general] base")
+    _drop_replaced(texts, layers)
     for component in components.added_by(loaded):
         if strict or components.KINDS[component.kind].evaluated:
             texts.setdefault(component.section, {})
     if loaded:
         texts["general"]["components"] = ", ".join(loaded)
     _describe_body(texts, given, origins)
-    _reset_ignored(texts, given, origins, source)
-    return _typed(texts, source, origins, strict)
+    _reset_ignored(texts, layers[-1].given, origins, source)
+    whole = f"{source} with `overrides`" if origins else source
+    return _typed(texts, source, {**sources, **origins}, strict, whole)
 
 
-def _load_components(given: _Texts, changes: Sequence[tuple[str, str, str, str]], trusted: Path | None) -> list[str]:
+def _defaults_of_network(given: Texts, changes: Sequence[tuple[str, str, str, str]]) -> Mapping[str, str]:
+    """Return the defaults that differ for `[general] network`, by `section.key`."""
+    asked = [value for _, section, key, value in changes if (section, key) == ("general", "network")]
+    name = [given.get("general", {}).get("network", SEAMLESS), *asked][-1]
+    if name == SEAMLESS or not components.is_registered("network", name):
+        return {}
+    return dict(getattr(components.find("network", name).make, "defaults", {}))
+
+
+def _adapt_bases(layers: Sequence[Layer], kind: str) -> tuple[Texts, dict[tuple[str, str], str]]:
+    """Remove from bases what belongs to their body if another is named, and convert loss weights to another kind.
+
+    Returns
+    -------
+    the values of all layers, and the names of their files by (section, key)
+    """
+    given: Texts = {}
+    sources: dict[tuple[str, str], str] = {}
+    for number, layer in enumerate(layers):
+        own = layer.given.get("general", {}).get("kind")
+        body = layer.given.get("body", {}).get("body", given.get("body", {}).get("body"))
+        other_body = body != given.get("body", {}).get("body")
+        for base in layers[:number]:
+            if own not in (None, kind) and own in KINDS and "loss_weights" in base.given.get("optimizer", {}):
+                _convert_weights(base.given, kind, own)
+            for section, key in _OF_BODY if other_body else ():
+                base.given.get(section, {}).pop(key, None)
+                given.get(section, {}).pop(key, None)
+        for section, values in layer.given.items():
+            given.setdefault(section, {}).update(values)
+            sources |= dict.fromkeys(((section, key) for key in values), layer.source)
+        kind = own or kind
+    # a file that names no kind has that of its base
+    if len(layers) > 1 and "kind" in given.get("general", {}):
+        layers[-1].given.setdefault("general", {})["kind"] = kind
+    return given, sources
+
+
+def _drop_replaced(texts: Texts, layers: Sequence[Layer]) -> None:
+    """Remove the sections of components of a base that the configuration replaces by others."""
+    own = {components.parse_section(section) for section in layers[-1].given}
+    for section in [section for section in texts if section not in SECTIONS]:
+        kind, name = found = components.parse_section(section) or ("", "")
+        chooser, _, key = components.KINDS[kind].key.partition(".")
+        if len(layers) > 1 and key and found not in own and texts[chooser][key] != name:
+            del texts[section]
+
+
+def _load_components(layers: Sequence[Layer], changes: Sequence[tuple[str, str, str, str]]) -> list[str]:
     """Import the components that the user names; return their modules and files."""
+    loaded = []
+    for given, _, folder in layers:
+        if folder is not None:
+            loaded += components.load(given.get("general", {}).get("components", "").split(","), folder)
     asked = [value for _, section, key, value in changes if (section, key) == ("general", "components")]
-    loaded = components.load(",".join(asked).split(","))
-    if trusted is not None:
-        loaded = [*components.load(given.get("general", {}).get("components", "").split(","), trusted), *loaded]
-    return list(dict.fromkeys(loaded))
+    return list(dict.fromkeys([*loaded, *components.load(",".join(asked).split(","))]))
 
 
 def keys_of(kind: str, name: str, overrides: Sequence[str]) -> Any:
@@ -118,7 +167,7 @@ def keys_of(kind: str, name: str, overrides: Sequence[str]) -> Any:
 
 def load_components(overrides: Sequence[str]) -> None:
     """Import the components that overrides of `general.components` name."""
-    _load_components({}, [(text, *split_override(text)) for text in overrides], None)
+    _load_components([], [(text, *split_override(text)) for text in overrides])
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
@@ -142,7 +191,7 @@ def config_to_string(config: Config) -> str:
     """
     defaults = _defaults(config.kind)
     defaults = {**defaults, "general": {**defaults["general"], "kind": PANOPTIC}}
-    parser = _parser()
+    parser = new_parser()
     for section, cls in SECTIONS.items():
         hints = _hints(cls)
         parser[section] = {}
@@ -165,48 +214,24 @@ def _formatted(keys: Any) -> dict[str, str]:
     return {name: format_value(getattr(keys, name)) for name in components.declared(type(keys))}
 
 
-def _parser() -> configparser.ConfigParser:
-    return configparser.ConfigParser(interpolation=None, default_section="\0")
-
-
-def _read_ini(text: str, source: str) -> _Texts:
-    parser = _parser()
-    try:
-        parser.read_string(text, source)
-    except configparser.MissingSectionHeaderError as error:
-        raise InputError(f"{source}: line {error.lineno}: a [section] must come before the first key") from None
-    except configparser.DuplicateOptionError as error:
-        raise InputError(
-            f"{source}: line {error.lineno}: duplicate key {error.option!r:.80} in [{error.section:.80}]"
-        ) from None
-    except configparser.DuplicateSectionError as error:
-        raise InputError(f"{source}: line {error.lineno}: duplicate section [{error.section:.80}]") from None
-    except configparser.ParsingError as error:
-        line = error.errors[0][0]
-        # the error has the words quoted before Python 3.13 only
-        words = repr(text.split("\n")[line - 1].strip())
-        raise InputError(f"{source}: line {line}: not `key = value`: {words:.80}") from None
-    return {section: dict(parser[section]) for section in parser.sections()}
-
-
-def _defaults(kind: str, source: str = "config") -> _Texts:
+def _defaults(kind: str, source: str = "config") -> Texts:
     if kind not in KINDS:
         raise InputError(f"{source}: unknown kind of network {kind!r:.80}: choose {', '.join(KINDS)}")
     return _read_defaults(kind)
 
 
 @cache
-def _read_defaults(kind: str) -> _Texts:
+def _read_defaults(kind: str) -> Texts:
     folder = resources.files("seamseg.config") / "defaults"
-    texts: _Texts = {}
+    texts: Texts = {}
     for name in ("base.ini", f"{kind}.ini"):
-        for section, values in _read_ini((folder / name).read_text(encoding="utf-8"), name).items():
+        for section, values in read_ini((folder / name).read_text(encoding="utf-8"), name).items():
             texts.setdefault(section, {}).update(values)
     texts["general"]["kind"] = kind
     return texts
 
 
-def _merge(texts: _Texts, section: str, values: Mapping[str, str], source: str, strict: bool = True) -> None:
+def _merge(texts: Texts, section: str, values: Mapping[str, str], source: str, strict: bool = True) -> None:
     part = components.parse_section(section)
     if part is not None:
         section = " ".join(part)
@@ -223,7 +248,7 @@ def _merge(texts: _Texts, section: str, values: Mapping[str, str], source: str, 
         texts[section][key] = value
 
 
-def _convert_weights(texts: _Texts, own: str, asked: str) -> None:
+def _convert_weights(texts: Texts, own: str, asked: str) -> None:
     """Select the weights of the losses of another kind, if the text has those of its own kind, which include them."""
     if own not in KINDS or any(loss not in KINDS[own].losses for loss in KINDS[asked].losses):
         return
@@ -237,7 +262,7 @@ def _convert_weights(texts: _Texts, own: str, asked: str) -> None:
         texts["optimizer"]["loss_weights"] = format_value(tuple(named[loss] for loss in KINDS[asked].losses))
 
 
-def _describe_body(texts: _Texts, given: _Texts, changed: Iterable[tuple[str, str]]) -> None:
+def _describe_body(texts: Texts, given: Texts, changed: Iterable[tuple[str, str]]) -> None:
     """Fill in the channels, strides and inputs of the body, unless they are given for it."""
     name, written = texts["body"]["body"], set(changed)
     try:
@@ -254,7 +279,7 @@ def _describe_body(texts: _Texts, given: _Texts, changed: Iterable[tuple[str, st
             texts[section][key] = text
 
 
-def _reset_ignored(texts: _Texts, given: _Texts, changed: Mapping[tuple[str, str], str], source: str) -> None:
+def _reset_ignored(texts: Texts, given: Texts, changed: Mapping[tuple[str, str], str], source: str) -> None:
     """Set keys that the kind of network ignores to their defaults; refuse those that were set for this kind.
 
     Not refused are keys that the kind of the file uses, which is panoptic if it names none, and keys of the original in
@@ -268,20 +293,26 @@ def _reset_ignored(texts: _Texts, given: _Texts, changed: Mapping[tuple[str, str
     source : name of the file in errors
     """
     kind, named = texts["general"]["kind"], given.get("general", {}).get("kind")
-    of_file = KINDS.get(named or PANOPTIC)
+    network, own = texts["general"]["network"], given.get("general", {}).get("network", SEAMLESS)
+    of_file = kind_of_network(named or PANOPTIC, own) if (named or PANOPTIC) in KINDS else None
+    uses = kind_of_network(kind, network).uses
     defaults = {section: dict(values) for section, values in _defaults(kind).items()}
     defaults["body"] |= {key: texts["body"][key] for key in ("body", "body_params")}
     _describe_body(defaults, {}, ())
     for section, spec in _keys():
-        if KINDS[kind].uses(section, spec.name):
+        if uses(section, spec.name):
             continue
         origin = changed.get((section, spec.name))
         if origin is None and spec.name in given.get(section, {}) and (named or spec.metadata["ours"]):
             origin = None if of_file is None or of_file.uses(section, spec.name) else source
         text, default = texts[section][spec.name], defaults[section][spec.name]
-        is_set = _parsed(section, spec, text, origin or source) != _parsed(section, spec, default, source)
+        is_set = text != default and (
+            spec.metadata["component"] is not None
+            or _parsed(section, spec, text, origin or source) != _parsed(section, spec, default, source)
+        )
         if is_set and origin is not None:
-            raise InputError(f"{origin}: [{section}] {spec.name} has no effect on networks of kind {kind}: remove it")
+            which = f"networks of kind {kind}" if network == SEAMLESS else f"the network {network}"
+            raise InputError(f"{origin}: [{section}] {spec.name} has no effect on {which}: remove it")
         texts[section][spec.name] = default
 
 
@@ -295,7 +326,7 @@ def split_override(override: str) -> tuple[str, str, str]:
     return section, key.lower(), value.strip()
 
 
-def _typed(texts: _Texts, source: str, origins: Mapping[tuple[str, str], str], strict: bool) -> Config:
+def _typed(texts: Texts, source: str, origins: Mapping[tuple[str, str], str], strict: bool, whole: str) -> Config:
     sections, parts = {}, {}
     for name, cls in SECTIONS.items():
         values = {}
@@ -303,9 +334,10 @@ def _typed(texts: _Texts, source: str, origins: Mapping[tuple[str, str], str], s
             origin = origins.get((name, spec.name), source)
             text = texts[name][spec.name]
             if (kind := spec.metadata["component"]) is not None and text not in spec.metadata["choices"]:
-                values[spec.name] = _component_name(kind, name, spec.name, text, origin, strict)
+                needed = strict or components.KINDS[kind].needed
+                values[spec.name] = _component_name(kind, name, spec.name, text, origin, needed)
                 if components.is_registered(kind, text):
-                    texts.setdefault(f"{kind} {text}", {})
+                    texts.setdefault(components.find(kind, text).section, {})
             else:
                 values[spec.name] = _parsed(name, spec, text, origin)
         sections[name] = cls(**values)
@@ -323,7 +355,6 @@ def _typed(texts: _Texts, source: str, origins: Mapping[tuple[str, str], str], s
             }
         )
     config = Config(texts=texts, parts=parts, **sections)
-    whole = f"{source} with `overrides`" if origins else source
     if strict:
         raise_first(whole, [_unused_parts(config)])
     check(config, whole)

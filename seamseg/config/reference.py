@@ -1,15 +1,24 @@
-"""The page of all configuration keys: `python -m seamseg.config.reference > docs/config.md`."""
+"""The pages of all configuration keys and of all components.
+
+python -m seamseg.config.reference > docs/config.md
+python -m seamseg.config.reference components > docs/reference/components.md
+"""
 
 from __future__ import annotations
 
+import re
 import sys
+import textwrap
 import typing
+from collections.abc import Iterator
 from dataclasses import Field, fields
 
+from seamseg.config import components
+from seamseg.config.component_kinds import ComponentKind
 from seamseg.config.kinds import KINDS, PANOPTIC
 from seamseg.config.loader import default_config
 from seamseg.config.sections import SECTIONS
-from seamseg.config.values import split_optional
+from seamseg.config.values import format_value, split_optional
 
 _HEAD = """# Configuration keys
 
@@ -68,8 +77,9 @@ def _value(annotation: typing.Any, spec: Field[typing.Any]) -> str:
     kind, optional = split_optional(annotation)
     words = _kind(kind)
     if spec.metadata["choices"]:
-        choices = [*spec.metadata["choices"], *([f"{spec.metadata['prefix']}NAME"] if spec.metadata["prefix"] else [])]
-        words = ", ".join(f"`{choice}`" for choice in choices)
+        words = ", ".join(f"`{choice}`" for choice in spec.metadata["choices"])
+        if spec.metadata["component"]:
+            words += ", or a component"
     return words + _range(spec) + (", or empty" if optional else "")
 
 
@@ -102,5 +112,66 @@ def _default(texts: dict[str, str]) -> str:
     return "; ".join([first, *others])
 
 
+_COMPONENTS = """# Components
+
+<!-- made by `make docs` from the components of the package; change it there -->
+
+Parts that a configuration can choose by name. [Extend](../how-to/extend.md) shows how to write one, `seamseg new KIND
+NAME` writes a template, and `seamseg components --components FILE` lists those of a file. Kinds without a list are for
+parts of your own only.
+"""
+
+
+def components_reference() -> str:
+    """Return the page of components in Markdown."""
+    lines = [_COMPONENTS]
+    for kind, spec in components.KINDS.items():
+        lines += [f"## {kind}", "", f"{spec.what[0].upper()}{spec.what[1:]}; {chosen_by(kind, spec)}.", ""]
+        own = [component for component in components.registered(kind) if component.built_in]
+        for group in by_make(own):
+            lines += _described(group)
+        lines += [""] if own else []
+    return "\n".join(lines)
+
+
+def by_make(found: list[components.Component]) -> list[list[components.Component]]:
+    """Return components in groups of those that one class or function makes, such as bodies of one family."""
+    groups: dict[typing.Any, list[components.Component]] = {}
+    for component in found:
+        groups.setdefault((component.make, component.keys), []).append(component)
+    return list(groups.values())
+
+
+def summary(component: components.Component) -> str:
+    """Return the first line of the docstring of a component, without the roles of Sphinx."""
+    line = (component.make.__doc__ or "").strip().split("\n")[0]
+    return re.sub(r":\w+:`(?:[^`]*\.)?([^`.]+)`", r"`\1`", line)
+
+
+def chosen_by(kind: str, spec: ComponentKind) -> str:
+    """Return how a component of a kind is chosen."""
+    if spec.chosen:
+        return "chosen by `format=NAME` of predict"
+    if spec.key:
+        return f"chosen by `[{spec.key.replace('.', '] ')} = NAME`"
+    return f"added by a section `[{kind} NAME]`, or by its file"
+
+
+def _described(group: list[components.Component]) -> Iterator[str]:
+    first = group[0]
+    yield _wrapped(f"- {', '.join(f'`{component.name}`' for component in group)} (`{first.module}`): {summary(first)}")
+    specs = components.declared(first.keys)
+    hints = typing.get_type_hints(first.keys)
+    for name, spec in specs.items():
+        default = f"`{text}`" if (text := format_value(spec.default)) else "empty"
+        yield _wrapped(f"  - `{name}`: {spec.metadata['doc']}; {_value(hints[name], spec)}; default {default}")
+
+
+def _wrapped(item: str) -> str:
+    indent = " " * (item.index("- ") + 2)
+    return textwrap.fill(item, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
 if __name__ == "__main__":
-    sys.stdout.buffer.write(reference().encode("utf-8"))
+    page = components_reference if sys.argv[1:] == ["components"] else reference
+    sys.stdout.buffer.write(page().encode("utf-8"))

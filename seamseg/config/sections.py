@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 from seamseg.config import components
-from seamseg.config.bodies import BODIES, TIMM
-from seamseg.config.components import Component, NoKeys, Record
-from seamseg.config.kinds import KINDS
+from seamseg.config.bodies import BODIES
+from seamseg.config.components import Component, NoKeys, NotLoaded, Record
+from seamseg.config.kinds import KINDS, SEAMLESS, Kind, kind_of_network
 
 CHANNELS = 16_384
 """Largest number of channels of a layer."""
@@ -26,7 +26,6 @@ def key(
     default: Any = MISSING,
     *,
     choices: tuple[str, ...] | None = None,
-    prefix: str | None = None,
     minimum: float | None = None,
     maximum: float | None = None,
     above: float | None = None,
@@ -38,14 +37,14 @@ def key(
 
     Keys of components have a `default`; those of the sections below are in packaged files.
 
-    Keys whose type allows None may be empty, which is read as None. Values that begin with `prefix`, and names of the
-    kind of `component`, are allowed besides `choices`. `minimum` and `maximum` are allowed values, `above` is not;
+    Keys whose type allows None may be empty, which is read as None. Names of the kind of `component` are allowed
+    besides `choices`. `minimum` and `maximum` are allowed values, `above` is not;
     `most` is the largest number of values. Maxima of sizes are far above those of any experiment: they protect from a
     configuration that comes with an untrusted model. `ours` marks keys that the original does not have, see
     :data:`our_key`.
     """
     limits = {"minimum": minimum, "maximum": maximum, "above": above, "most": most}
-    metadata = {"doc": doc, "ours": ours, "choices": choices, "prefix": prefix, "component": component, **limits}
+    metadata = {"doc": doc, "ours": ours, "choices": choices, "component": component, **limits}
     return field(default=default, metadata=metadata)
 
 
@@ -53,22 +52,21 @@ our_key = partial(key, ours=True)
 """Declares a key that the original does not have; its default reproduces the original."""
 
 
-def _box_loss() -> Any:
-    return our_key(
-        "loss of the boxes: smooth L1, or the crop-aware one (cabb, arXiv 2012.07717), which does not penalise boxes "
-        "for extending beyond the border of a training crop that cuts their thing",
-        choices=("smooth_l1", "cabb"),
-    )
-
-
 @dataclass(frozen=True)
 class General:
     """Kind of network, validation, logging, fusion of network outputs to a panoptic map, and execution."""
 
     kind: str = our_key("kind of network: what it predicts", choices=tuple(KINDS))
+    base: str = our_key("packaged experiment, or INI file beside this one, whose values are the defaults of this file")
     components: str = our_key(
         "modules and files (`*.py`) of components, separated by commas, which are imported; files are searched beside "
         "the configuration, then in the working directory"
+    )
+    network: str = our_key(
+        "network as a whole: the one that the sections body, fpn, rpn, roi and sem describe (seamless), or another, of "
+        "which those have no effect",
+        choices=(SEAMLESS,),
+        component="network",
     )
     val_interval: int = key("number of epochs between validations", minimum=1)
     log_interval: int = key("number of steps between log lines", minimum=1)
@@ -125,7 +123,7 @@ class Body:
         "architecture of the backbone; those with `resnext`, `wider` and `dense` end with a norm, bn_out; `timm:NAME` "
         "is a network of timm, with or without a tag of weights",
         choices=tuple(BODIES),
-        prefix=TIMM,
+        component="body",
     )
     weights: str = key(
         "file of pre-trained weights, of `seamseg convert-backbone` or of ImageNet with in-place ABN; of a network of "
@@ -139,17 +137,11 @@ class Body:
     activation_slope: float = key("negative slope of leaky_relu, alpha of elu", minimum=0)
     gn_groups: int = key("number of groups of group norm", minimum=1, maximum=CHANNELS)
     body_params: dict[str, Any] = key("further arguments of the backbone: dilation, dropout, input_3x3, ...")
-    drop_path: float = our_key(
-        "stochastic depth, arXiv 1603.09382, of a network of timm: probability of skipping its last block in training, "
-        "which earlier blocks approach linearly",
-        minimum=0,
-        maximum=0.9,
-    )
     num_frozen: int = key(
         "number N of frozen modules mod1..modN; of a network of timm mod1 is the stem, mod2 the stage of stride 4, and "
         "so on",
         minimum=0,
-        maximum=7,
+        maximum=1024,
     )
     bn_frozen: bool = key("freeze norm layers: their learning rate is 0")
     out_channels: dict[str, int] = key(
@@ -200,7 +192,7 @@ class Rpn:
     fpn_min_level: int = key("first pyramid level", minimum=0, maximum=16)
     fpn_levels: int = key("number of pyramid levels", minimum=1, maximum=16)
     sigma: float = key("sigma of the smooth L1 loss: it is quadratic up to 1 / sigma²", above=0)
-    bbx_loss: str = _box_loss()
+    head: str = our_key("layers that score the anchors", choices=("fpn",), component="rpn_head")
 
 
 @dataclass(frozen=True)
@@ -226,19 +218,21 @@ class Roi:
     fpn_canonical_level: int = key("pyramid level of such a box")
     sigma: float = key("sigma of the smooth L1 loss: it is quadratic up to 1 / sigma²", above=0)
     bbx_reg_weights: tuple[float, float, float, float] = key("factors of the box codes", above=0)
-    bbx_loss: str = _box_loss()
+    box_loss: str = our_key(
+        "loss of boxes, those of anchors as well: smooth_l1, or cabb (arXiv 2012.07717), which does not penalise boxes "
+        "for extending beyond the border of a training crop that cuts their thing",
+        choices=("smooth_l1", "cabb"),
+        component="box_loss",
+    )
+    head: str = our_key("layers that score and mask regions", choices=("mask_rcnn",), component="roi_head")
     fc_channels: int = our_key("channels of the fully connected layers", minimum=1, maximum=65_536)
     conv_channels: int = our_key(
         "channels of the convolutions of the mask branch, and of the box branch", minimum=1, maximum=CHANNELS
     )
-    mask_points: int = our_key(
-        "points of each mask in training that a small network predicts from the finest level, to refine the edges of "
-        "masks (PointRend, arXiv 1912.08193: 196); their loss is part of roi_msk; 0 for none",
-        minimum=0,
-        maximum=10_000,
-    )
-    mask_subdivisions: int = our_key(
-        "with mask_points, how often the masks of 28 x 28 are doubled in size at inference", minimum=0, maximum=4
+    mask_refinement: str = our_key(
+        "refinement of masks, whose loss is part of roi_msk: points (PointRend, arXiv 1912.08193), or none",
+        choices=("none", "points"),
+        component="mask_refinement",
     )
     box_convs: int = our_key(
         "number N of 3x3 convolutions of the box branch, with a norm each, before a single fully connected layer (4: "
@@ -267,6 +261,7 @@ class Sem:
         above=0,
         maximum=1,
     )
+    head: str = our_key("layers of the semantic head", choices=("mini_deeplab",), component="semantic_head")
     hidden_channels: int = our_key("channels of each branch", minimum=1, maximum=CHANNELS)
     out_channels: int = our_key("channels before the classifier", minimum=1, maximum=CHANNELS)
     dilations: tuple[int, ...] = our_key("dilations of the 3x3 convolutions", minimum=1, maximum=1024, most=16)
@@ -337,6 +332,12 @@ class Scheduler:
 class Dataloader:
     """Images and batches."""
 
+    reader: str = our_key(
+        "what reads the data set: folder, a dataset folder, or the name of a reader of your own, whose keys are in the "
+        "section [reader NAME]",
+        choices=("folder",),
+        component="reader",
+    )
     shortest_size: int = key("shortest side of the network input in pixels", minimum=1, maximum=16384)
     longest_max_size: int = key(
         "largest long side in training; inference allows at least 4 times the shortest size", minimum=1, maximum=32_768
@@ -433,6 +434,11 @@ class Config:
         """The kind of network, a key of :data:`seamseg.config.kinds.KINDS`."""
         return self.general.kind
 
+    @property
+    def parts_of_kind(self) -> Kind:
+        """Modules, losses and keys of the network."""
+        return kind_of_network(self.kind, self.general.network)
+
     def components(self, kind: str) -> Iterator[tuple[Component, Any]]:
         """Yield the components of a kind that the sections of the configuration add, each with its keys."""
         yield from ((component, keys) for component, keys in self._loaded() if component.kind == kind)
@@ -466,18 +472,6 @@ class Config:
     def not_loaded(self) -> list[str]:
         """Sections of components that were not imported."""
         return [section for section, keys in self.parts.items() if isinstance(keys, NotLoaded)]
-
-
-@dataclass(frozen=True)
-class NotLoaded:
-    """The section of a component that is not imported: a model names it, the user does not.
-
-    Attributes
-    ----------
-    texts : its values as written
-    """
-
-    texts: dict[str, str]
 
 
 SECTIONS: dict[str, type] = {

@@ -32,7 +32,7 @@ def parse_value(text: str, annotation: Any, limits: Mapping[str, Any]) -> Any:
     ----------
     text : as written in the file
     annotation : resolved type of the key: bool, int, float, str, a `tuple`, `list` or `dict` of them, or one `| None`
-    limits : `choices`, `prefix` of further choices, `minimum`, `maximum` (both included), `above` (not included) and
+    limits : `choices`, `minimum`, `maximum` (both included), `above` (not included) and
         `most`, the largest number of values; each may be missing
 
     Raises
@@ -46,10 +46,9 @@ def parse_value(text: str, annotation: Any, limits: Mapping[str, Any]) -> Any:
     if text == "" and kind is not str:
         raise ValueProblem(f"is empty, expected {expected(kind)}")
     value = _read(text, kind)
-    choices, prefix = limits.get("choices"), limits.get("prefix")
-    if choices and value not in choices and not (prefix and value.startswith(prefix)):
-        known = [*choices, *([f"{prefix}NAME"] if prefix else [])]
-        raise ValueProblem(f"expected one of {', '.join(known)}{did_you_mean(text, choices)}")
+    choices = limits.get("choices")
+    if choices and value not in choices:
+        raise ValueProblem(f"expected one of {', '.join(choices)}{did_you_mean(text, choices)}")
     values = value if isinstance(value, (tuple, list)) else list(value.values()) if isinstance(value, dict) else [value]
     if (most := limits.get("most")) is not None and len(values) > most:
         raise ValueProblem(f"expected at most {most} values, got {len(values)}")

@@ -1,13 +1,13 @@
-"""A split of a dataset folder as a PyTorch data set of transformed images with their targets."""
+"""A split of a data set as a PyTorch data set of transformed images with their targets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from random import Random
-from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,15 +15,17 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from seamseg.data.folder import DatasetFolder
-from seamseg.data.images import open_image, open_reduced
+from seamseg.config import components
+from seamseg.data.folder import FolderReader
+from seamseg.data.images import as_rgb
 from seamseg.data.instances import InstanceOptions, draw_focus, paste_instances
+from seamseg.data.maps import MapValues, map_values
+from seamseg.data.reader import OpenReader, check_masks, reader_errors
 from seamseg.data.samplers import SampleIndex, is_wide
 from seamseg.data.transforms import AugmentationParams, AugmentedImage, TrainTransform, augment
 from seamseg.formats.metadata import ImageInfo, Metadata
 from seamseg.panoptic_map import VOID
-from seamseg.utils.component_errors import named_errors
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import InputError
 
 MAX_ATTEMPTS = 10
 """This many unreadable images in a row are an error, whatever fraction of all images may be unreadable."""
@@ -38,10 +40,6 @@ class Transform(Protocol):
         """Return the tensors of one image."""
 
 
-ChangePixels = Callable[[np.ndarray, Random], np.ndarray]
-"""Returns other pixels, uint8 `H x W x 3`, of the same size, with random numbers of the given RNG."""
-
-
 class PanopticDataset(Dataset[dict[str, Any]]):
     """Images of one split.
 
@@ -51,19 +49,19 @@ class PanopticDataset(Dataset[dict[str, Any]]):
 
     Parameters
     ----------
-    root : dataset folder
-    split : name of a list in `lst/`
+    root : data set, a folder unless it has another reader
+    split : name of the split, of a folder that of a list in `lst/`
     transform : makes tensors, :class:`seamseg.data.transforms.TrainTransform`
     seed : of the random transforms
     fast_decode : decode JPEG at the smallest sufficient size; needs a :class:`TrainTransform`
     replace_unreadable : replace an image that cannot be read by another one of the same orientation, drawn by `seed`,
         epoch and index
     instances : scale-uniform crops and copy-paste; need a :class:`TrainTransform`
-    augmentations : change the colours of an image after scaling and cropping, by name; need one as well
+    open_reader : opens what reads the data set
 
     Attributes
     ----------
-    folder : the opened :class:`DatasetFolder`
+    reader : the opened :class:`seamseg.data.reader.Reader`
     images : :class:`ImageInfo` by index
     img_sizes : `(height, width)` by index, for the samplers
     reading : one number in shared memory, the index of the image that is being read, -1 for none; None to record
@@ -72,7 +70,7 @@ class PanopticDataset(Dataset[dict[str, Any]]):
     Raises
     ------
     InputError
-        if the folder, its metadata or the split is missing, invalid or empty, or there is nothing to copy and paste
+        if the data set, its metadata or the split is missing, invalid or empty, or there is nothing to copy and paste
     """
 
     def __init__(
@@ -84,28 +82,27 @@ class PanopticDataset(Dataset[dict[str, Any]]):
         fast_decode: bool = False,
         replace_unreadable: bool = False,
         instances: InstanceOptions = InstanceOptions(),  # noqa: B008  # frozen
-        augmentations: Mapping[str, ChangePixels] = MappingProxyType({}),
+        open_reader: OpenReader = FolderReader,
     ) -> None:
         if (fast_decode or instances != InstanceOptions()) and not isinstance(transform, TrainTransform):
             raise ValueError("fast_decode and instances need a TrainTransform, whose size is known beforehand")
-        self.folder = DatasetFolder(root)
+        self.reader = open_reader(root, split)
         self.split = split
-        self.images: list[ImageInfo] = self.folder.split(split)
+        self.images: list[ImageInfo] = self.reader.images
         self.transform = transform
         self.seed = seed
         self.fast_decode = fast_decode
         self.replace_unreadable = replace_unreadable
         self.instances = instances
-        self.augmentations = dict(augmentations)
         self.reading: Tensor | None = None
         self.epoch = 0
         if instances.copy_paste and not self._with_things:
-            raise InputError(f"copy_paste: no image of split {split} of {self.folder.root} has an instance of a thing")
+            raise InputError(f"copy_paste: no image of split {split} of {root} has an instance of a thing")
 
     @property
     def metadata(self) -> Metadata:
-        """Classes and images of the whole folder."""
-        return self.folder.metadata
+        """Classes of the data set."""
+        return self.reader.metadata
 
     @property
     def num_stuff(self) -> int:
@@ -126,10 +123,7 @@ class PanopticDataset(Dataset[dict[str, Any]]):
 
     def file_name(self, index: int) -> str:
         """Return the path of an image for error messages, whether the file exists or not."""
-        try:
-            return str(self.folder.image_path(self.images[index].id))
-        except InputError:
-            return str(self.folder.root / "img" / self.images[index].id)
+        return self.reader.file_name(index)
 
     def read(self, index: int, at_least: tuple[int, int] | None = None) -> tuple[Image.Image, np.ndarray, ImageInfo]:
         """Read image and mask (`L x H x W` int32) without any transform.
@@ -142,20 +136,35 @@ class PanopticDataset(Dataset[dict[str, Any]]):
             naming the file, if one is missing or unreadable, or if their sizes differ
         """
         info = self.images[index]
-        path = self.folder.image_path(info.id)
-        if at_least is None:
-            image = open_image(path)
-            size = (image.height, image.width)
-        else:
-            image, size = open_reduced(path, at_least)
-        if size != info.size:
-            rotated = " (it is rotated by its EXIF orientation)" if size == info.size[::-1] else ""
+        with self._reader_errors(index):
+            image = self.reader.read_image(index, at_least)
+            image = as_rgb(Image.fromarray(image) if isinstance(image, np.ndarray) else image)
+        if at_least is None and (image.height, image.width) != info.size:
+            height, width = info.size
             raise InputError(
-                f"{path}: the image is {size[1]} x {size[0]} pixels (width x height), but its mask and "
-                f"metadata.bin have {info.size[1]} x {info.size[0]}{rotated}; "
-                "restore the image that the mask was drawn on, or prepare the data set again"
+                f"{self.file_name(index)}: the image is {image.width} x {image.height} pixels (width x height), its "
+                f"reader states {width} x {height}"
             )
-        return image, self.folder.read_mask(info.id), info
+        return image, self._read_masks(index), info
+
+    def _read_masks(self, index: int) -> np.ndarray:
+        with self._reader_errors(index):
+            masks = self.reader.read_masks(index)
+        return check_masks(masks, self.images[index], self.file_name(index))
+
+    def _read_maps(self, index: int) -> dict[str, MapValues]:
+        """Read the ground truth of custom heads for an image."""
+        assert isinstance(self.transform, TrainTransform)
+        info, found = self.images[index], {}
+        for name, spec in self.transform.maps.items():
+            with self._reader_errors(index):
+                stored = self.reader.read_map(index, spec.folder)
+            found[name] = map_values(stored, spec, info.size, str(self.reader.root / spec.folder / info.id))
+        return found
+
+    def _reader_errors(self, index: int) -> AbstractContextManager[None]:
+        own = components.custom_of(self.reader)
+        return nullcontext() if own is None else reader_errors(own, self.reader.file_name(index))
 
     def __getitem__(self, key: int | SampleIndex) -> dict[str, Any]:
         """Return the dict that the transform makes.
@@ -196,11 +205,7 @@ class PanopticDataset(Dataset[dict[str, Any]]):
             if self.instances.copy_paste:
                 # random numbers of its own: the other augmentation is that of a run without it
                 augmented = self._with_pasted(augmented, index, Random(f"paste/{seed}"), unreadable)
-            for name, change in self.augmentations.items():
-                augmented = augmented._replace(
-                    pixels=_changed(name, change, augmented.pixels, Random(f"{name}/{seed}"))
-                )
-            item = self.transform.finish(augmented, params)
+            item = self.transform.finish(self.transform.change_colours(augmented, seed), params)
         else:
             image, mask, _ = self.read(index)
             item = self.transform(image, mask, info.cat, info.iscrowd, Random(seed))
@@ -222,12 +227,12 @@ class PanopticDataset(Dataset[dict[str, Any]]):
 
         if self.fast_decode:
             # a crop around an instance needs the mask, which is read once more
-            params = sample(None if sizes is None else self.folder.read_mask(info.id))
+            params = sample(None if sizes is None else self._read_masks(index))
             image, mask, _ = self.read(index, params.size)
         else:
             image, mask, _ = self.read(index)
             params = sample(mask)
-        return augment(image, mask, info.cat, info.iscrowd, params), params
+        return augment(image, mask, info.cat, info.iscrowd, params, self._read_maps(index)), params
 
     def _with_pasted(
         self, augmented: AugmentedImage, index: int, rng: Random, unreadable: list[tuple[str, str]]
@@ -280,15 +285,3 @@ class PanopticDataset(Dataset[dict[str, Any]]):
         for group in (self._by_orientation[wide], self._by_orientation[not wide]):
             drawn = rng.sample(group, min(MAX_ATTEMPTS, len(group)))
             yield from (other for other in drawn if other != index)
-
-
-def _changed(name: str, change: ChangePixels, pixels: np.ndarray, rng: Random) -> np.ndarray:
-    """Change the colours of an image; SeamsegError, naming the augmentation, if that fails or changes more."""
-    with named_errors(f"augmentation {name}", change.__module__):
-        changed = change(pixels, rng)
-    shape, dtype = getattr(changed, "shape", None), getattr(changed, "dtype", None)
-    if shape != pixels.shape or dtype != np.uint8:
-        raise SeamsegError(
-            f"augmentation {name}: must return uint8 of shape {pixels.shape}, returned {dtype} of {shape}"
-        )
-    return np.ascontiguousarray(changed)

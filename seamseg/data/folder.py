@@ -1,18 +1,26 @@
-"""The dataset folder on disk: `img/`, `msk/`, `lst/`, `coco/`, `metadata.bin` (docs/contract.md, section 1)."""
+"""The dataset folder on disk: `img/`, `msk/`, `lst/`, `coco/`, `metadata.bin` (docs/contract.md, section 1).
+
+Custom heads may read further folders (docs/how-to/extend.md).
+"""
 
 from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from PIL import Image
 
-from seamseg.data.images import open_mask
+from seamseg.config.components import register
+from seamseg.data.images import open_image, open_map, open_mask, open_reduced
+from seamseg.data.reader import Reader
 from seamseg.formats.metadata import ImageInfo, Metadata, read_metadata
 from seamseg.utils.errors import InputError, UnreadableImage
 from seamseg.utils.files import nearest_path, read_bytes
 
 IMAGE_EXTENSIONS = (".png", ".jpg", ".jpeg")
+MAP_ENDINGS = (".png", ".npy")
 
 
 def find_metadata(root: str | Path) -> Path:
@@ -142,6 +150,68 @@ class DatasetFolder:
                 )
             layers.append(layer)
         return layers[0][None] if len(layers) == 1 else np.stack(layers)
+
+
+@register("reader", "folder")
+class FolderReader(Reader):
+    """A split of a dataset folder, by its list `lst/SPLIT.txt`."""
+
+    def __init__(self, root: str | Path, split: str, keys: Any = None) -> None:
+        super().__init__(root, split, keys)
+        self.folder = DatasetFolder(root)
+        self.metadata = self.folder.metadata
+        self.images = self.folder.split(split)
+
+    def file_name(self, index: int) -> str:
+        """Return the path of an image."""
+        try:
+            return str(self.folder.image_path(self.images[index].id))
+        except InputError:
+            return str(self.root / "img" / self.images[index].id)
+
+    def read_image(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
+        """Read an image; a JPEG may be reduced.
+
+        Raises
+        ------
+        InputError
+            naming the file, if it is missing or unreadable, or of another size than in the metadata
+        """
+        info = self.images[index]
+        path = self.folder.image_path(info.id)
+        if at_least is None:
+            image = open_image(path)
+            size = (image.height, image.width)
+        else:
+            image, size = open_reduced(path, at_least)
+        if size != info.size:
+            rotated = " (it is rotated by its EXIF orientation)" if size == info.size[::-1] else ""
+            raise InputError(
+                f"{path}: the image is {size[1]} x {size[0]} pixels (width x height), but its mask and "
+                f"metadata.bin have {info.size[1]} x {info.size[0]}{rotated}; "
+                "restore the image that the mask was drawn on, or prepare the data set again"
+            )
+        return image
+
+    def read_masks(self, index: int) -> np.ndarray:
+        """Read the instance ids of an image."""
+        return self.folder.read_mask(self.images[index].id)
+
+    def read_map(self, index: int, folder: str) -> np.ndarray | None:
+        """Read a file of a further folder, `FOLDER/ID.png` or `FOLDER/ID.npy`; None if there is none.
+
+        Raises
+        ------
+        InputError
+            if there is no such folder, or the file cannot be read
+        """
+        stem = self.root / folder / self.images[index].id
+        for ending in MAP_ENDINGS:
+            if (path := stem.with_name(stem.name + ending)).is_file():
+                return open_map(path)
+        if not (self.root / folder).is_dir():
+            raise InputError(f"{self.root / folder}: no such folder; a head reads its ground truth from it")
+        return None
 
 
 def _why_not_a_data_set(root: Path) -> str:

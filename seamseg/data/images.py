@@ -14,7 +14,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from seamseg.utils.errors import InputError, UnreadableImage, one_line
 from seamseg.utils.files import read_bytes
-from seamseg.utils.limits import open_pillow
+from seamseg.utils.limits import PHOTO_BYTES, open_pillow
 
 MAX_PIXELS = 201_326_592
 """Largest image that is decoded, 192 Mi pixels: a few kilobytes of a hostile file can declare terabytes."""
@@ -78,6 +78,34 @@ def open_mask(path: str | Path, data: bytes | None = None) -> np.ndarray:
         as :func:`open_image`; also if the image has colour channels or negative values
     """
     return _decode(Path(path), lambda image: _integers(image, Path(path)), data)
+
+
+def open_map(path: str | Path, data: bytes | None = None) -> np.ndarray:
+    """Decode a file of numbers: a grey image of 8 or 16 bits, an RGB image of 8, or an array `*.npy`.
+
+    Returns
+    -------
+    `H x W`, or `3 x H x W` of RGB; an array as it is
+
+    Raises
+    ------
+    UnreadableImage
+        as :func:`open_image`; also if it is a palette image, colours of 16 bits, or an array of other than numbers
+    """
+    path = Path(path)
+    if path.suffix != ".npy":
+        return _decode(path, lambda image: _stored_values(image, path), data)
+    content = BytesIO(read_bytes(path, "map", PHOTO_BYTES) if data is None else data)
+    try:
+        version = np.lib.format.read_magic(content)
+        read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        shape, fortran, dtype = read_header[version](content)
+        if dtype.kind not in "biuf":
+            raise UnreadableImage(f"{path}: the array is {dtype}, expected numbers")
+        # the buffer bounds what is allocated, whatever the header states
+        return np.frombuffer(content.read(), dtype).reshape(shape, order="F" if fortran else "C")
+    except (ValueError, KeyError, TypeError) as error:
+        raise UnreadableImage(f"{path}: not an array file, or a truncated one: {one_line(error)}") from None
 
 
 def image_size(path: str | Path, data: bytes | None = None) -> tuple[int, int]:
@@ -192,6 +220,18 @@ def _to_8_bit(values: np.ndarray, deep: bool) -> np.ndarray:
     for rows, result in zip(values, narrow):  # row by row: indices take eight bytes per pixel
         result[...] = table[np.clip(rows, 0, 65535)]
     return narrow
+
+
+def _stored_values(image: Image.Image, path: Path) -> np.ndarray:
+    # Pillow would reduce colours of 16 bits to 8
+    reduced = image.mode == "RGB" and "16" in str(getattr(image, "tile", ""))
+    if reduced or image.mode not in ("L", "I", "RGB", *_GREY_16):
+        raise UnreadableImage(
+            f"{path}: a map must be a grey image of 8 or 16 bits or an RGB image of 8, this one has mode {image.mode}; "
+            "store other maps as .npy"
+        )
+    values = np.asarray(image)
+    return values.transpose(2, 0, 1) if image.mode == "RGB" else values
 
 
 def _integers(image: Image.Image, path: Path) -> np.ndarray:

@@ -99,7 +99,8 @@ def paste_instances(target: AugmentedImage, source: AugmentedImage, num_stuff: i
 
     The number of pasted instances is uniform from 1 to all. Crowds are not pasted. Where the images differ in size, the
     source is shifted at random, and what lies outside the target is cut off. Instances that are covered completely
-    vanish. Pasted ones keep which borders cut them off, those of their own crop or of the target.
+    vanish. Pasted ones keep which borders cut them off, those of their own crop or of the target. Maps are pasted like
+    pixels.
 
     Parameters
     ----------
@@ -135,8 +136,11 @@ def paste_instances(target: AugmentedImage, source: AugmentedImage, num_stuff: i
     iscrowd = [*target.iscrowd.tolist(), *[0] * len(chosen)]
     beyond = [there[0].start > 0, there[1].start > 0, *(p.stop < n for p, n in zip(there, source.ids.shape[1:]))]
     cut = np.concatenate((target.cut, source.cut[chosen] | beyond))
+    maps = {name: x._replace(values=x.values.copy()) for name, x in target.maps.items()}
+    for name, x in maps.items():
+        x.values[:, here[0], here[1]][:, covered] = source.maps[name].values[:, there[0], there[1]][:, covered]
     ids, kept, crowds = compact_ids(ids, range(count), iscrowd)
-    return AugmentedImage(pixels, ids, np.asarray(cat, np.int64)[kept], crowds, cut[kept])
+    return AugmentedImage(pixels, ids, np.asarray(cat, np.int64)[kept], crowds, cut[kept], maps)
 
 
 def _overlap(target: int, source: int, rng: Random) -> tuple[slice, slice]:

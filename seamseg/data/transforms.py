@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import random as global_random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -19,10 +20,14 @@ from PIL import Image
 from torch import Tensor
 
 from seamseg.data.input_size import scaled_size
-from seamseg.idmaps.resize import nearest_index
+from seamseg.data.maps import MapValues, nearest_pixels, scale_and_crop
 from seamseg.ops.labels import extract_boxes
-from seamseg.structures import DeferredTransform
-from seamseg.utils.errors import InputError
+from seamseg.structures import DeferredTransform, ReadMap
+from seamseg.utils.component_errors import named_errors
+from seamseg.utils.errors import InputError, SeamsegError
+
+ChangePixels = Callable[[np.ndarray, Random], np.ndarray]
+"""Returns other pixels, uint8 `H x W x 3`, of the same size, with random numbers of the given RNG."""
 
 
 class _RandomSource(Protocol):
@@ -188,11 +193,13 @@ class AugmentationParams:
     size : `(height, width)` that the image is scaled to
     window : `(y0, x0, height, width)` of the crop of the scaled image, before the flip; all of it without a crop
     deferred : flip and colour jitter
+    scale : random scale, 1 for the size of an image in validation
     """
 
     size: tuple[int, int]
     window: tuple[int, int, int, int]
     deferred: DeferredTransform
+    scale: float = 1.0
 
 
 class Focus(NamedTuple):
@@ -223,6 +230,7 @@ class AugmentedImage(NamedTuple):
     ids : `L x H x W` instance ids without gaps in the narrowest type, 0 void
     cat, iscrowd : class, int64, and crowd flag, uint8, by id
     cut : bool `n x 4` by id: whether its photo continues beyond the top, left, bottom and right border of the crop
+    maps : ground truth of custom heads by name
     """
 
     pixels: np.ndarray
@@ -230,10 +238,14 @@ class AugmentedImage(NamedTuple):
     cat: np.ndarray
     iscrowd: np.ndarray
     cut: np.ndarray
+    maps: Mapping[str, MapValues] = MappingProxyType({})
 
     def mirrored(self) -> AugmentedImage:
         """Return the image and its targets mirrored left-right."""
-        return self._replace(pixels=self.pixels[:, ::-1], ids=self.ids[..., ::-1], cut=self.cut[:, _MIRRORED])
+        maps = {name: values.mirrored() for name, values in self.maps.items()}
+        return self._replace(
+            pixels=self.pixels[:, ::-1], ids=self.ids[..., ::-1], cut=self.cut[:, _MIRRORED], maps=maps
+        )
 
 
 class TrainTransform:
@@ -245,6 +257,8 @@ class TrainTransform:
     rgb_mean, rgb_std : normalisation of values in 0..1
     augmentation : random flip, scale, crop and colour jitter
     on_device : defer colour jitter, flip and normalisation to :func:`finish_image` on the device
+    augmentations : custom ones, which change the colours of an image after scaling and cropping, by name
+    maps : ground truth of custom heads, by name
     """
 
     def __init__(
@@ -255,11 +269,15 @@ class TrainTransform:
         rgb_std: Sequence[float] | None = None,
         augmentation: AugmentationOptions = AugmentationOptions(),
         on_device: bool = False,
+        augmentations: Mapping[str, ChangePixels] = MappingProxyType({}),
+        maps: Mapping[str, ReadMap] = MappingProxyType({}),
     ) -> None:
         self.shortest_size = shortest_size
         self.longest_max_size = longest_max_size
         self.augmentation = augmentation
         self.on_device = on_device
+        self.augmentations = dict(augmentations)
+        self.maps = dict(maps)
         self._normalise = Normalise(rgb_mean, rgb_std)
 
     def sample_params(
@@ -277,7 +295,8 @@ class TrainTransform:
             else:
                 y, x = (_offset(focus, axis, size, (height, width), (h, w), rng) for axis in (0, 1))
                 window = (y, x, h, w)
-        return AugmentationParams((height, width), window, DeferredTransform(flip, self._sample_jitter(rng)))
+        scale = width / scaled_size(size, self.shortest_size, self.longest_max_size)[1]
+        return AugmentationParams((height, width), window, DeferredTransform(flip, self._sample_jitter(rng)), scale)
 
     def _sample_shortest(self, rng: _RandomSource) -> int:
         scale = self.augmentation.random_scale
@@ -321,12 +340,20 @@ class TrainTransform:
         -------
         dict of `img` `3 x H x W` float32, `msk` `L x H x W` int64, `cat` `n` int64, `iscrowd` `n` uint8, `bbx` `n x 4`
         float32 (`(y0, x0, y1, x1)`, row 0 is the box of the void pixels). With a crop size, `cut` of
-        :class:`AugmentedImage`, bool `n x 4`, after the flip. With `on_device` the others are not flipped, `img` is
+        :class:`AugmentedImage`, bool `n x 4`, after the flip. :meth:`finish` adds `maps`, float32 by name, after the
+        flip, if there are any. With `on_device` the others are not flipped, `img` is
         uint8, `msk` uint8 or int32, and there is `deferred`.
         """
         source: Any = global_random if rng is None else rng
         params = self.sample_params((mask.shape[-2], mask.shape[-1]), source)
         return self.finish(augment(image, mask, cat, iscrowd, params), params)
+
+    def change_colours(self, augmented: AugmentedImage, seed: str) -> AugmentedImage:
+        """Apply the custom augmentations, each with an RNG of its own."""
+        for name, change in self.augmentations.items():
+            changed = _changed(name, change, augmented.pixels, Random(f"{name}/{seed}"))
+            augmented = augmented._replace(pixels=changed)
+        return augmented
 
     def finish(self, augmented: AugmentedImage, params: AugmentationParams) -> dict[str, Any]:
         """Return network input and targets as :meth:`__call__` does."""
@@ -341,6 +368,9 @@ class TrainTransform:
         }
         if self.augmentation.crop_size is not None:
             item["cut"] = torch.from_numpy(augmented.cut[:, _MIRRORED] if deferred.flip else augmented.cut)
+        if augmented.maps:
+            maps = {name: x.mirrored() if deferred.flip else x for name, x in augmented.maps.items()}
+            item["maps"] = {name: torch.from_numpy(x.filled()) for name, x in maps.items()}
         pixels = torch.from_numpy(augmented.pixels).permute(2, 0, 1)
         if self.on_device:
             return {"img": pixels.contiguous(), **item, "deferred": deferred}
@@ -348,14 +378,35 @@ class TrainTransform:
 
 
 def augment(
-    image: Image.Image, mask: np.ndarray, cat: Sequence[int], iscrowd: Sequence[int], params: AugmentationParams
+    image: Image.Image,
+    mask: np.ndarray,
+    cat: Sequence[int],
+    iscrowd: Sequence[int],
+    params: AugmentationParams,
+    maps: Mapping[str, MapValues] = MappingProxyType({}),
 ) -> AugmentedImage:
-    """Scale and crop an image and its mask; see :class:`TrainTransform`."""
+    """Scale and crop an image, its mask and its maps; see :class:`TrainTransform`."""
     ids = _transform_mask(mask, params, len(cat))
     pixels, targets = np.array(_scale_and_crop(image, params), dtype=np.uint8), compact_ids(ids, cat, iscrowd)
     (height, width), (y, x, h, w) = params.size, params.window
     cut = np.array([y > 0, x > 0, y + h < height, x + w < width])
-    return AugmentedImage(pixels, *targets, np.tile(cut, (len(targets[1]), 1)))
+    found = {
+        name: scale_and_crop(x, params.size, params.window, params.deferred.flip, params.scale)
+        for name, x in maps.items()
+    }
+    return AugmentedImage(pixels, *targets, np.tile(cut, (len(targets[1]), 1)), found)
+
+
+def _changed(name: str, change: ChangePixels, pixels: np.ndarray, rng: Random) -> np.ndarray:
+    """Change the colours of an image; SeamsegError, naming the augmentation, if that fails or changes more."""
+    with named_errors(f"augmentation {name}", change.__module__):
+        changed = change(pixels, rng)
+    shape, dtype = getattr(changed, "shape", None), getattr(changed, "dtype", None)
+    if shape != pixels.shape or dtype != np.uint8:
+        raise SeamsegError(
+            f"augmentation {name}: must return uint8 of shape {pixels.shape}, returned {dtype} of {shape}"
+        )
+    return np.ascontiguousarray(changed)
 
 
 def _offset(
@@ -392,11 +443,6 @@ def _scale_and_crop(image: Image.Image, params: AugmentationParams) -> Image.Ima
 
 def _transform_mask(mask: np.ndarray, params: AugmentationParams, count: int) -> np.ndarray:
     """Scale and crop ids, `L x h x w` in the narrowest type; the sampled flip is not applied."""
-    y, x, h, w = params.window
-    rows, columns = (nearest_index(have, wanted) for have, wanted in zip(mask.shape[-2:], params.size))
-    if params.deferred.flip:
-        # the original mirrors before it scales, which decides the rounding of centres between two pixels
-        columns = mask.shape[-1] - 1 - columns[::-1]
-    columns = columns[x : x + w]
+    rows, columns = nearest_pixels(mask.shape[-2:], params.size, params.window, params.deferred.flip)
     narrow = mask.astype(np.uint8 if count <= 256 else np.int32, copy=False)
-    return narrow.take(rows[y : y + h], axis=-2).take(columns, axis=-1)
+    return narrow.take(rows, axis=-2).take(columns, axis=-1)

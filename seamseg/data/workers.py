@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
+from seamseg.data.reader import Reader
 from seamseg.utils.errors import SeamsegError, one_line
 from seamseg.utils.signals import block_stop_signals, ignore_foreign_signals
 
@@ -65,6 +66,9 @@ def seed_generators(text: str) -> None:
 def begin_worker(worker: int = 0) -> None:
     """Prepare a worker process, to ignore signals and to end if it cannot send; a DataLoader's `worker_init_fn`."""
     ignore_foreign_signals(worker)
+    reader = getattr(getattr(get_worker_info(), "dataset", None), "reader", None)
+    if isinstance(reader, Reader):
+        reader.begin_worker()
     queues.Queue._on_queue_feeder_error = staticmethod(_end_worker)  # type: ignore[attr-defined]
 
 

@@ -65,7 +65,7 @@ def write_package(net: ExportNet, target: Path, metadata: ExportedMetadata, size
     # beside the target, so that renaming is atomic
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
         made = Path(folder, "network.pt2")
-        with failures_in_one_line(f"{target}: AOTInductor cannot compile this network"):
+        with failures_in_one_line(f"{target}: AOTInductor cannot compile this network", net):
             program = trace(net, size, None if metadata.size is not None else metadata.multiple)
             if in_int8:
                 fuse_pooling(program)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,7 @@ class Agreement:
         one class that have more than half of their union in common
     probability : largest difference, of 255
     values : largest difference of logits and features, as a fraction of the largest value of the output
+    maps : largest difference of each map of custom heads, by name
     """
 
     detections: tuple[int, int, int] | None = None
@@ -38,6 +40,7 @@ class Agreement:
     equal_segments: float | None = None
     probability: int | None = None
     values: float | None = None
+    maps: Mapping[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         parts = []
@@ -59,6 +62,7 @@ class Agreement:
             parts.append(f"probability {self.probability}/255")
         if self.values is not None:
             parts.append(f"values {self.values:.2g} of the largest")
+        parts += [f"{name} {value:.2g}" for name, value in self.maps.items()]
         return ", ".join(parts)
 
 
@@ -82,14 +86,28 @@ def compare(
     if "size" not in inputs or not {"count", "classmap"} & wanted.keys():
         return Agreement(values=max(_relative(wanted[name], found[name]) for name in wanted))
     height, width = (int(side) for side in inputs["size"])
-    differences = {}
+    differences: dict[str, Any] = {"maps": _map_differences(wanted, found, (height, width), exported)}
     if "classmap" in wanted:
         ours, theirs = (values["classmap"][:height, :width] for values in (wanted, found))
         differences["equal_pixels"] = float((ours == theirs).mean())
     if "probability" in wanted:
         ours, theirs = (values["probability"][:height, :width].astype(np.int64) for values in (wanted, found))
         differences["probability"] = int(np.abs(ours - theirs).max())
-    return Agreement(**(_detections(wanted, found) if "count" in wanted else {}), **differences)  # type: ignore[arg-type]
+    return Agreement(**(_detections(wanted, found) if "count" in wanted else {}), **differences)
+
+
+def _map_differences(
+    wanted: Mapping[str, np.ndarray],
+    found: Mapping[str, np.ndarray],
+    size: tuple[int, int],
+    exported: ExportedMetadata | None,
+) -> dict[str, float]:
+    """Return the largest difference of each map of custom heads in the valid part of the image."""
+    height, width = size
+    return {
+        name: float(np.abs(wanted[name].astype(np.float64) - found[name])[..., :height, :width].max())
+        for name in (() if exported is None else exported.maps)
+    }
 
 
 def _queries(
@@ -132,7 +150,7 @@ def _relative(wanted: np.ndarray, found: np.ndarray) -> float:
     return float(np.abs(found.astype(np.float64) - wanted).max() / max(float(np.abs(wanted).max()), 1e-12))
 
 
-def _detections(wanted: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray]) -> dict[str, object]:
+def _detections(wanted: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Return the differences of detections, each with the nearest one of its class: equal scores may change places."""
     ours, theirs = int(wanted["count"]), int(found["count"])
     distance = np.abs(wanted["boxes"][:ours, None] - found["boxes"][None, :theirs]).max(axis=2)
@@ -144,7 +162,7 @@ def _detections(wanted: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray
             pairs.append((row, column))
             distance[:, column] = np.inf
     rows, columns = (np.array([pair[i] for pair in pairs], np.int64) for i in (0, 1))
-    differences: dict[str, object] = {"detections": (ours, theirs, len(pairs))}
+    differences: dict[str, Any] = {"detections": (ours, theirs, len(pairs))}
     for name, key in (("box", "boxes"), ("score", "scores"), ("mask_logit", "mask_logits")):
         if key in wanted:
             gaps = np.abs(wanted[key][rows] - found[key][columns])

@@ -7,7 +7,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,20 +25,25 @@ from seamseg.deploy.compare import Agreement, compare
 from seamseg.deploy.integers import calibrated
 from seamseg.deploy.network import ExportNet, example_inputs, export_net
 from seamseg.deploy.quantize import calibration_photos, quantise_file
-from seamseg.deploy.query_network import check_queries, open_queries
+from seamseg.deploy.query_network import QuerySource, check_queries, open_queries, query_source
 from seamseg.deploy.source import ExportOptions, ExportSource, default_size, three
 from seamseg.formats.exported import CLASSIFIER_SIDES, DYNAMIC_SIDES, OPSETS, ExportedMetadata
 from seamseg.formats.metadata import Metadata
+from seamseg.inference.foreign.transformers_model import TransformersNetwork
 from seamseg.inference.images import as_image, network_input
 from seamseg.inference.network import TrainedModel
 from seamseg.inference.onnx_engines import open_onnx
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.package import PackageSession
-from seamseg.models.backbones.timm_network import TimmBackbone
+from seamseg.models.backbones.base import Backbone
+from seamseg.models.build import custom_heads
+from seamseg.models.custom_network import WholeNetwork
 from seamseg.models.folding import PRECISIONS, fold_layers
+from seamseg.models.panoptic import PanopticNet
 from seamseg.models.quantised import is_quantised
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, OutOfMemory, require_packages
+from seamseg.utils.limits import format_bytes
 from seamseg.utils.progress import is_quiet, progress
 from seamseg.utils.synthetic_image import write_synthetic_image
 
@@ -93,7 +98,7 @@ FORMATS = {
 _ROUNDS = 5
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ExportReport:
     """What was written, and how it compares with the network.
 
@@ -112,6 +117,26 @@ class ExportReport:
     seconds: float
     eager_seconds: float
     differences: Mapping[str, Agreement] = field(default_factory=dict)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the rows of a table, names and texts."""
+        made = self.metadata
+        shape = "free" if made.size is None else f"{made.size[0]} x {made.size[1]}"
+        return [
+            ("file", f"{self.path}, {self.format}, {format_bytes(self.nbytes)}"),
+            ("network", f"{made.kind}, part {made.part}, input {shape} (height x width), {made.precision}"),
+            ("time a picture", f"{1e3 * self.seconds:.0f} ms, of the network {1e3 * self.eager_seconds:.0f} ms"),
+            *((name, str(differences)) for name, differences in self.differences.items()),
+        ]
+
+    def __repr__(self) -> str:
+        return format_rows(self.rows())
+
+
+def format_rows(rows: Sequence[tuple[str, str]]) -> str:
+    """Format rows as a table of two columns."""
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:{width}}  {text}" for name, text in rows)
 
 
 def export_model(
@@ -142,6 +167,8 @@ def export_model(
         check_queries(found, path, options)
     _say(f"reading {model}")
     source = open_source(found, options)
+    if isinstance(source, QuerySource):
+        check_queries(model, path, options)
     if is_quantised(source.net) and options.int8 is not None:
         raise InputError(f"`int8={options.int8}`: {model} was trained for int8 and has its ranges: leave it out")
     try:
@@ -199,7 +226,26 @@ def open_source(model: str | Path, options: ExportOptions) -> ExportSource:
         thresholds=thresholds,
         licence=options.licence,
     )
-    return ExportSource(opened.build(inference).net, metadata, default_size(size), size)
+    network = opened.build(inference)
+    if isinstance(network, TransformersNetwork):
+        return query_source(opened, network, options)
+    net = network.net
+    if isinstance(net, WholeNetwork):
+        raise InputError(f"{path}: the network {net.name} cannot be exported")
+    if isinstance(net, PanopticNet) and options.part == "all":
+        if options.int8 is not None and (heads := custom_heads(config)):
+            remedy = ": leave out its file of `components`" if heads[0].startswith("head ") else ""
+            raise InputError(f"{heads[0]} is not quantised by `int8={options.int8}`{remedy}")
+        _check_heads(net)
+        metadata = replace(metadata, maps=net.map_formats)
+    return ExportSource(net, metadata, default_size(size), size)
+
+
+def _check_heads(net: PanopticNet) -> None:
+    """Raise InputError if a custom head is not exported."""
+    for name, head in net.custom_heads.items():
+        if not head.exportable:
+            raise InputError(f"head {name} cannot be exported: leave out its file of `components`")
 
 
 def _open_classifier(path: Path, config: Path | str, options: ExportOptions) -> ExportSource:
@@ -260,7 +306,7 @@ def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOpt
 
 
 def _check_dynamic(source: ExportSource, path: Path, size: tuple[int, int]) -> None:
-    windowed = next((m for m in source.net.modules() if isinstance(m, TimmBackbone) and m.has_windows), None)
+    windowed = next((m for m in source.net.modules() if isinstance(m, Backbone) and m.has_windows), None)
     if windowed is not None:
         raise InputError(
             f"`dynamic=True`: {windowed.name} attends within windows, which depend on the size: choose a `size`"

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from seamseg.formats.exported import CLASSIFIER_SIDES, DYNAMIC_SIDES
+from seamseg.models.heads.custom import predicted_maps
 from seamseg.models.heads.select import best_scores
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.panoptic_inference import DenseOutputs, Features
@@ -25,7 +26,8 @@ from seamseg.ops.boxes import decode_boxes
 from seamseg.ops.nms import nms_fixed
 from seamseg.ops.upsample import upsample_argmax
 from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.errors import SeamsegError, one_line
+from seamseg.utils.errors import SeamsegError, cause
+from seamseg.utils.quiet_logs import quiet_logs
 
 
 class ExportNet(nn.Module):
@@ -82,9 +84,10 @@ class DetectionExport(ExportNet):
     boxes : float32 `K x 4`, `(y0, x0, y1, x1)` in pixels of the input; K is `[roi] max_predictions`
     classes : int64 `K`, 0 = first thing
     scores : float32 `K`
-    mask_logits : float32 `K x 28 x 28`, for kinds with masks; larger with `[roi] mask_points`
+    mask_logits : float32 `K x 28 x 28`, for kinds with masks; larger with a `[roi] mask_refinement`
     count : int64 scalar, the number of detections: rows from there on are 0
     classmap : uint8 `H x W`, for kind panoptic
+    maps of custom heads under their names, float32 or integers, `H x W`, or `channels x H x W` of several channels
     """
 
     net: PanopticNet
@@ -103,7 +106,7 @@ class DetectionExport(ExportNet):
         """Names of the outputs, in order."""
         masks = ("mask_logits",) * self.net.roi_head.with_masks
         classmap = ("classmap",) * (self.net.sem_head is not None)
-        return ("boxes", "classes", "scores", *masks, "count", *classmap)
+        return ("boxes", "classes", "scores", *masks, "count", *classmap, *self.net.map_formats)
 
     def forward(self, image: Tensor, size: Tensor) -> tuple[Tensor, ...]:
         """Map a padded image and its valid size to the outputs of the class."""
@@ -121,7 +124,8 @@ class DetectionExport(ExportNet):
         outputs.append(count)
         if dense.semantic_logits is not None:
             outputs.append(upsample_argmax(dense.semantic_logits[0], padded_size, padded_size).to(torch.uint8))
-        return tuple(outputs)
+        (maps,) = predicted_maps(self.net.custom_heads, features)
+        return (*outputs, *(maps[name] for name in self.net.map_formats))
 
     def propose(self, dense: DenseOutputs, limit: Tensor) -> tuple[Tensor, Tensor]:
         """Return the proposals `P x 4`, with rows of 0 at the end, and which of them exist, bool `P`.
@@ -304,20 +308,26 @@ def example_inputs(net: ExportNet, size: tuple[int, int]) -> dict[str, Tensor]:
 
 
 @contextmanager
-def failures_in_one_line(problem: str) -> Iterator[None]:
+def failures_in_one_line(problem: str, net: ExportNet | None = None) -> Iterator[None]:
     """Raise SeamsegError `problem (reason)` for errors of a tracer or compiler, each of which has types of its own.
 
-    A lack of memory is passed on, see :func:`seamseg.utils.device_memory.lacks_memory`.
+    A lack of memory is passed on, see :func:`seamseg.utils.device_memory.lacks_memory`. Of a network `net` with custom
+    heads, the error names them.
     """
+    heads = net.net.custom_heads if net is not None and isinstance(net.net, PanopticNet) else {}
+    if heads:
+        problem += f" with the heads {', '.join(heads)}: leave out their file of `components`"
     try:
         yield
-    except SeamsegError:
-        raise
+    except SeamsegError as error:
+        if not heads:
+            raise
+        # that of a head has its name, file and line
+        raise SeamsegError(f"{problem} ({error})") from error
     except Exception as error:
         if lacks_memory(error):
             raise
-        reason = one_line(error)[:300] or type(error).__name__
-        raise SeamsegError(f"{problem} ({reason})") from error
+        raise SeamsegError(f"{problem} ({cause(error)[:300]})") from error
 
 
 def trace(net: ExportNet, size: tuple[int, int], multiple: int | None = None) -> torch.export.ExportedProgram:
@@ -335,7 +345,8 @@ def trace(net: ExportNet, size: tuple[int, int], multiple: int | None = None) ->
     if multiple is not None and isinstance(net, ClassifierExport):
         # an example of one image would fix their number
         inputs["image"] = inputs["image"].repeat(2, 1, 1, 1)
-    with torch.no_grad():
+    # an error has all that is logged about it
+    with torch.no_grad(), quiet_logs("torch.fx", "torch.export", "torch._export"):
         return torch.export.export(net, tuple(inputs.values()), dynamic_shapes=dynamic_shapes(net, multiple))
 
 

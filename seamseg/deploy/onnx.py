@@ -22,6 +22,7 @@ from onnxscript.onnx_opset import opset20
 from seamseg.deploy.network import ExportNet, example_inputs, failures_in_one_line, trace
 from seamseg.deploy.quantize import users_of
 from seamseg.formats.exported import METADATA_KEY, OPSETS, ExportedMetadata
+from seamseg.ops.activation import ACTIVATIONS
 from seamseg.utils.errors import SeamsegError
 from seamseg.utils.files import replacing
 from seamseg.utils.quiet_logs import quiet_logs
@@ -50,7 +51,7 @@ def write_onnx(
     SeamsegError
         if the file would exceed the 2 GiB of the format, or cannot be written
     """
-    with failures_in_one_line(f"{target}: this network cannot be exported to ONNX"):
+    with failures_in_one_line(f"{target}: this network cannot be exported to ONNX", net):
         model = _convert(net, size, opset, metadata.multiple if metadata.size is None else None)
     model.producer_name, model.producer_version = "seamseg", metadata.version
     onnx.helper.set_model_props(model, {METADATA_KEY: metadata.to_json()})
@@ -92,6 +93,8 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         ours.roi_sampling.default: _roi_sampling,
         ours.box_filter_pool.default: _box_filter_pool,
         ours.upsample_argmax.default: _upsample_argmax,
+        ours.abn_transform.default: _abn_transform,
+        torch.ops.aten._upsample_nearest_exact2d.vec: _upsample_nearest,
         torch.ops.seamseg_deploy.fake_quantise.default: _fake_quantise,
         torch.ops.aten.fake_quantize_per_channel_affine.default: _fake_quantise_weight,
     }
@@ -311,3 +314,32 @@ def _upsample_argmax(logits: Any, padded_height: Any, padded_width: Any, height:
         return classes
     ends = op.Concat(_as_tensor(height), _as_tensor(width), axis=0)
     return op.Slice(classes, _ints(0, 0), ends, _ints(0, 1))
+
+
+def _upsample_nearest(x: Any, size: Sequence[Any], scales: Any) -> Any:
+    """Translate `nearest-exact` of `interpolate`, which torch would decompose into an indexing of all pixels."""
+    sizes = op.Concat(_side(x, 0), _side(x, 1), *(_as_tensor(side) for side in size), axis=0)
+    return op.Resize(
+        x,
+        None,
+        None,
+        sizes,
+        mode="nearest",
+        coordinate_transformation_mode="half_pixel",
+        nearest_mode="round_prefer_ceil",
+    )
+
+
+def _abn_transform(x: Any, mean: Any, scale: Any, bias: Any, residual: Any, activation: int, parameter: float) -> Any:
+    """Translate :func:`seamseg.ops.abn_steps.abn_transform`, of norms that are not folded."""
+    axes = _ints(*range(1, len(x.shape) - 1))
+    mean, scale, bias = (op.Unsqueeze(values, axes) for values in (mean, scale, bias))
+    z = op.Add(op.Mul(op.Sub(x, mean), scale), bias)
+    if residual is not None:
+        z = op.Add(z, residual)
+    name = ACTIVATIONS[activation]
+    if name == "identity":
+        return z
+    if name == "relu":
+        return op.Relu(z)
+    return op.Elu(z, alpha=parameter) if name == "elu" else op.LeakyRelu(z, alpha=parameter)

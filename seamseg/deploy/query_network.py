@@ -14,8 +14,9 @@ from seamseg.deploy.source import ExportOptions, ExportSource, default_size, thr
 from seamseg.formats.exported import QUERY_OUTPUTS, ExportedMetadata
 from seamseg.inference.foreign.opening import open_foreign
 from seamseg.inference.foreign.padding import padded_input
-from seamseg.inference.foreign.transformers_model import TransformersModel, TransformersNetwork
+from seamseg.inference.foreign.transformers_model import TransformersModel, TransformersNetwork, export_size
 from seamseg.inference.options import InferenceOptions
+from seamseg.inference.predictor import OpenedModel
 from seamseg.utils.errors import InputError
 
 
@@ -90,7 +91,7 @@ class QuerySource(ExportSource):
         return QueryExport(self.net, self.metadata.mean, self.metadata.std, standard_ops).eval()
 
 
-def check_queries(model: Path, target: Path, options: ExportOptions) -> None:
+def check_queries(model: str | Path, target: Path, options: ExportOptions) -> None:
     """Raise InputError, before anything is loaded, for a model of another library that cannot be exported so.
 
     Parameters
@@ -105,7 +106,7 @@ def check_queries(model: Path, target: Path, options: ExportOptions) -> None:
         raise InputError(f"{target}: networks of transformers are exported to .onnx files only")
     for name, default in (("dynamic", False), ("part", "all"), ("int8", None)):
         if (value := getattr(options, name)) != default:
-            raise InputError(f"`{name}={value}`: does not apply to {model}, which is no network of seamseg")
+            raise InputError(f"`{name}={value}`: does not apply to {model}, a network of transformers")
 
 
 def open_queries(path: Path, options: ExportOptions) -> QuerySource:
@@ -120,8 +121,25 @@ def open_queries(path: Path, options: ExportOptions) -> QuerySource:
     opened = open_foreign(path, "cpu", options.config, options.meta, inference)
     assert isinstance(opened, TransformersModel)
     input_size = opened.input_size(inference)
-    size = opened.check_export(options.size, default_size(input_size))
-    net = QueryNet(opened.build(inference), opened.name)
+    opened.check_export(options.size, default_size(input_size))
+    return query_source(opened, opened.build(inference), options, opened.licence)
+
+
+def query_source(
+    opened: OpenedModel, network: TransformersNetwork, options: ExportOptions, licence: str = ""
+) -> QuerySource:
+    """Return a network of queries for export; errors as of :func:`open_queries`.
+
+    Parameters
+    ----------
+    opened, network : model and network
+    options : of the export
+    licence : of the weights as the model states it
+    """
+    inference = InferenceOptions(overrides=options.overrides)
+    input_size = opened.input_size(inference)
+    size = export_size(network.family, network.side, opened.name, options.size, default_size(input_size))
+    net = QueryNet(network, opened.name)
     loading = opened.config.dataloader
     metadata = ExportedMetadata(
         kind=opened.kind,
@@ -131,7 +149,7 @@ def open_queries(path: Path, options: ExportOptions) -> QuerySource:
         mean=three(loading.rgb_mean, 0.0),
         std=three(loading.rgb_std, 1.0),
         thresholds=vars(inference.thresholds(opened.config)),
-        licence=options.licence or opened.licence,
+        licence=options.licence or licence,
         query_classes=tuple(net.classes.used.tolist()),
     )
     return QuerySource(net, metadata, size, input_size)

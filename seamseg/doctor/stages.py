@@ -23,7 +23,7 @@ from seamseg.models.folding import for_inference
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.panoptic_inference import Features
 from seamseg.predict.sources.base import Source
-from seamseg.predict.writers import FORMATS, make_writers
+from seamseg.predict.writers import formats_of, make_writers
 from seamseg.predictions import Prediction
 from seamseg.structures import PackedSequence
 from seamseg.utils.errors import InputError
@@ -84,7 +84,7 @@ class StageProfile:
         self.photo = photo
         self.out = out
         self.random_weights = random_weights
-        self.formats = [name for name in ("overlay", "coco") if name in FORMATS[predictor.kind]]
+        self.formats = [name for name in ("overlay", "coco") if name in formats_of(predictor.kind)]
         self.counts: dict[str, int] = {}
 
     def run(self) -> dict[str, float]:
@@ -158,7 +158,7 @@ class WholeProfile:
         self.predictor = predictor
         self.photo = photo
         self.out = out
-        self.formats = [name for name in ("overlay", "coco") if name in FORMATS[predictor.kind]]
+        self.formats = [name for name in ("overlay", "coco") if name in formats_of(predictor.kind)]
         self.counts: dict[str, int] = {}
 
     def run(self) -> dict[str, float]:

@@ -14,7 +14,7 @@ from seamseg.predictions import ArrayPrediction
 
 
 class Metric:
-    """A metric; derive from it, and register the class with :func:`seamseg.components.metric`.
+    """A metric; derive from it, and register the class with :data:`seamseg.components.metric`.
 
     Parameters
     ----------
@@ -38,9 +38,11 @@ class Metric:
 
         Parameters
         ----------
-        item : :class:`seamseg.validation.validator.ValidationItem`: `mask`, ids `L x h x w` at native size, their
-            classes `cat` and crowd flags `iscrowd`, `id`, and `pixels` of the network's input
-        prediction : at the size of the network's input: boxes, classes, scores, semantic, maps
+        item : :class:`seamseg.validation.validator.ValidationItem`: `mask`, a tensor of ids `L x h x w` at native size,
+            their classes `cat` and crowd flags `iscrowd`, `id`, `native_size` `(h, w)`, and `pixels`, the network's
+            input, `H x W x 3` uint8
+        prediction : numpy arrays at the size of the network's input: boxes, classes, scores, semantic, maps; floats are
+            float32 whatever the precision of the network, maps of integers keep their type
         """
         raise NotImplementedError
 
@@ -53,7 +55,7 @@ class Metric:
         raise NotImplementedError
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class KindScores(ABC):
     """The scores of a kind of network, and those of custom metrics.
 
@@ -82,6 +84,9 @@ class KindScores(ABC):
     def line(self) -> str:
         """See :meth:`Scores.line`."""
         return "  ".join([self._line(), *(f"{name} {value:.4g}" for name, value in self.metrics.items())])
+
+    def __repr__(self) -> str:
+        return self.table()
 
     def table(self) -> str:
         """See :meth:`Scores.table`."""

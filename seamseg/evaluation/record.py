@@ -2,6 +2,7 @@
 
 - `evaluation.json`: scores, classes, confusion matrix, paths of the maps and photos
 - `images.jsonl`: one line per image with its scores and the outcome of each segment
+- `maps/NAME/`: images of the maps of custom heads
 
 The maps are in the COCO panoptic format, so the official tools can verify the scores. The keys are described in
 docs/how-to/evaluate.md. `seamseg report` creates an HTML page from such a folder.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from types import NoneType
@@ -30,8 +31,8 @@ from seamseg.utils.limits import EVALUATION_BYTES, LINE_BYTES, format_bytes, par
 
 FORMAT = "seamseg evaluation 1"
 _UNFINISHED = "seamseg evaluation, not finished"
-SUMMARY, IMAGES = "evaluation.json", "images.jsonl"
-"""The files of the folder."""
+SUMMARY, IMAGES, MAPS = "evaluation.json", "images.jsonl", "maps"
+"""The files of the folder, and the folder of the maps of custom heads."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ class ImageRecord:
     ground_truth_png, prediction_png : file names in the folders of the maps
     PQ, SQ, RQ, mIoU : means over the classes that occur in the image
     ground_truth, prediction : the segments
+    maps : output maps of custom heads by name: image files in the folder `maps` of the evaluation
     """
 
     image_id: int | str
@@ -97,10 +99,11 @@ class ImageRecord:
     mIoU: float | None
     ground_truth: list[SegmentRecord]
     prediction: list[SegmentRecord]
+    maps: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of a line of `images.jsonl`."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if value or name != "maps"}
 
     @staticmethod
     def from_json(entry: Mapping[str, Any]) -> ImageRecord:
@@ -109,7 +112,9 @@ class ImageRecord:
         image = ImageRecord(**{**entry, **segments})
         _expect_numbers(image, int, "width", "height")
         _expect_numbers(image, (int, float, NoneType), "PQ", "SQ", "RQ", "mIoU")
-        names = image.ground_truth_png, image.prediction_png, image.photo or ""
+        if not isinstance(image.maps, dict):
+            raise ValueError(f"invalid maps: {image.maps!r:.80}")
+        names = image.ground_truth_png, image.prediction_png, image.photo or "", *image.maps, *image.maps.values()
         if not isinstance(image.image_id, (int, str)) or not all(isinstance(name, str) for name in names):
             raise ValueError(f"invalid image_id or file names: {image.image_id!r}, {names}")
         if min(image.width, image.height) <= 0:
@@ -145,7 +150,7 @@ def image_record(
     image_id, photo, ground_truth_png, prediction_png : see :class:`ImageRecord`
     """
     gt, pred = segment_records(comparison)
-    means = {key: or_none(getattr(scores, key)) for key in ("PQ", "SQ", "RQ", "mIoU")}
+    means: dict[str, Any] = {key: or_none(getattr(scores, key)) for key in ("PQ", "SQ", "RQ", "mIoU")}
     height, width = (int(n) for n in size)
     return ImageRecord(image_id, photo, width, height, ground_truth_png, prediction_png, **means,
                        ground_truth=gt, prediction=pred)  # fmt: skip

@@ -126,7 +126,7 @@ class InstanceScores:
         return "  ".join(words)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DetectionScores(KindScores):
     """Scores of a detection or instance segmentation network.
 
@@ -174,7 +174,7 @@ class ClassIoU:
     IoU: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SemanticScores(KindScores):
     """Scores of a semantic segmentation network.
 
@@ -223,7 +223,7 @@ class SemanticScores(KindScores):
         return {"mIoU": [(c.info, c.IoU) for c in self.per_class]}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PanopticScores(KindScores):
     """Means over the classes, and the scores of each class.
 

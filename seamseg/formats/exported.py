@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from seamseg.formats.metadata import Metadata, metadata_of
+from seamseg.predictions import MapFormat, name_problem
 from seamseg.utils.errors import InputError, one_line
 from seamseg.utils.limits import MIB
 from seamseg.version import __version__
@@ -49,6 +50,7 @@ CLASSIFIER_SIDES = (64, 4096)
 MAX_SIDE = 1 << 14
 """Largest side and multiple that a file may state: an image of these sides has 768 MiB."""
 _MAX_BYTES = 4 * MIB
+_MOST_MAPS = 64
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ class ExportedMetadata:
     licence : of the weights, free text; empty if unknown
     query_classes : of a network of queries, one class and one mask each: the class (stuff first) of each of its class
         logits but the last one, of "no object"; None for other networks
+    maps : output maps of custom heads, by name, which is that of the output
     version : of seamseg that wrote the file
     extra : further keys, for example `quantization`; JSON values
 
@@ -93,6 +96,7 @@ class ExportedMetadata:
     thresholds: Mapping[str, float] = field(default_factory=dict)
     licence: str = ""
     query_classes: tuple[int, ...] | None = None
+    maps: Mapping[str, MapFormat] = field(default_factory=dict)
     version: str = __version__
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -119,6 +123,13 @@ class ExportedMetadata:
         found = self.query_classes
         if found is not None and (self.kind != "panoptic" or not self._are_classes(found)):
             raise InputError(f"query_classes must be different classes of a panoptic network, not {found!r:.60}")
+        self._check_maps()
+
+    def _check_maps(self) -> None:
+        if problem := next(filter(None, map(name_problem, self.maps)), None):
+            raise InputError(f"maps: {problem}")
+        if self.maps and ("boxes" not in self.outputs or len(self.maps) > _MOST_MAPS):
+            raise InputError(f"maps: a network with boxes has up to {_MOST_MAPS}, not one of kind {self.kind}")
 
     def _are_classes(self, numbers: tuple[int, ...]) -> bool:
         classes = range(self.metadata.num_classes)
@@ -133,7 +144,7 @@ class ExportedMetadata:
     @property
     def outputs(self) -> tuple[str, ...]:
         """Names of the outputs of part "all", in order."""
-        return QUERY_OUTPUTS if self.of_queries else OUTPUTS[self.kind]
+        return QUERY_OUTPUTS if self.of_queries else (*OUTPUTS[self.kind], *self.maps)
 
     @property
     def max_size(self) -> tuple[int, int] | None:
@@ -168,6 +179,9 @@ class ExportedMetadata:
         classes = asdict(self.metadata.without_images())
         del classes["images"]
         content.update(metadata=classes, thresholds=dict(self.thresholds))
+        content["maps"] = {name: asdict(spec) for name, spec in self.maps.items()}
+        if not self.maps:
+            del content["maps"]
         return json.dumps({"format": FORMAT, **content, **self.extra}, ensure_ascii=False)
 
     @staticmethod
@@ -190,10 +204,12 @@ class ExportedMetadata:
                     given[name] = tuple(given[name])
             if not isinstance(given.get("thresholds", {}), dict):
                 raise TypeError("thresholds must be an object")
+            if "maps" in given:
+                given["maps"] = {name: _map_format(spec) for name, spec in given["maps"].items()}
             return ExportedMetadata(metadata=metadata, extra=extra, **given)
         except InputError as error:
             raise InputError(f"{source}: its seamseg metadata is damaged: {error}") from None
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, AttributeError) as error:
             raise InputError(f"{source}: its seamseg metadata is damaged: {one_line(error)[:200]}") from None
 
 
@@ -229,6 +245,11 @@ def _classes(content: Any, kind: Any, source: str) -> Metadata:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise InputError(f"{source}: its seamseg metadata is damaged: categories must be a list of names")
     return Metadata(0, len(names), names, [], [])
+
+
+def _map_format(content: dict[str, Any]) -> MapFormat:
+    mirror = content.get("mirror")
+    return MapFormat(**{**content, "mirror": None if mirror is None else tuple(mirror)})
 
 
 def _is_side(value: object) -> bool:

@@ -92,6 +92,8 @@ def _fast_stream(data: bytes, path: str | Path) -> tuple[bytes, int, int] | None
     header, parts, animated = b"", [], False
     for kind, content in _chunks(data):
         if kind == b"IHDR":
+            if header:
+                raise ValueError("it has two headers")
             header = bytes(content)
         elif kind == b"IDAT":
             parts.append(content)

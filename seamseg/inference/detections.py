@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, overload
 
@@ -89,7 +89,7 @@ class Detections(PhotoResult, Sequence[Detection]):
     photo_size : `(height, width)` of the photo
     has_masks : whether the network has masks
     prediction : output of the network with all objects, whatever their score
-    metadata, source : see :class:`seamseg.inference.photo_result.PhotoResult`
+    metadata, source, maps : see :class:`seamseg.inference.photo_result.PhotoResult`
 
     Notes
     -----
@@ -110,6 +110,7 @@ class Detections(PhotoResult, Sequence[Detection]):
     metadata: Metadata
     prediction: ArrayPrediction | None = None
     source: SourceImage = None
+    maps: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @staticmethod
     def of(

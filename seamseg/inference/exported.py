@@ -24,7 +24,7 @@ _KINDS = {
     **dict.fromkeys(("boxes", "scores", "mask_logits", "class_logits", "logits"), "f"),
     **dict.fromkeys(("classes", "count"), "i"),
 }
-"""Kinds of the types of outputs in numpy; those of maps are `u`."""
+"""Kinds of the types of outputs in numpy; those of class maps are `u`, of custom heads any of numbers."""
 _LARGEST_MASK = 1024
 _MOST_QUERIES = 1000
 _BUILT_IN = ("tta", "tta_fusion", "precision", "compile", "cuda_graphs", "pad_to")
@@ -61,6 +61,7 @@ class ExportedNetwork:
         self.kind = exported.kind
         self.precision = exported.precision
         self.nms_threshold = nms_threshold
+        self.map_formats = exported.maps
         self._probabilities = probabilities
         self.device = session.device
         self.on_gpu = self.device.startswith("cuda")
@@ -109,6 +110,9 @@ class ExportedNetwork:
             class_logits, mask_logits = (found[name] for name in QUERY_OUTPUTS)
             classes, num_stuff = np.array(self.exported.query_classes), self.exported.metadata.num_stuff
             return prediction_of_queries(class_logits, mask_logits, size, padded_size, classes, num_stuff)
+        maps = {name: found[name][..., :height, :width] for name in self.map_formats}
+        if self._probabilities:
+            maps["probability"] = found["probability"][:height, :width]
         count = int(found.get("count", 0))
         nothing = np.zeros(0, np.float32)
         classmap, masks = found.get("classmap"), found.get("mask_logits")
@@ -119,7 +123,7 @@ class ExportedNetwork:
             None if masks is None else masks[:count],
             None if classmap is None else classmap[:height, :width],
             size,
-            maps={"probability": found["probability"][:height, :width]} if self._probabilities else {},
+            maps=maps,
         )
 
     def _classify(self, image: np.ndarray) -> ArrayPrediction:
@@ -235,8 +239,10 @@ def _shape_problem(exported: ExportedMetadata, found: _Arrays, size: tuple[int, 
         "mask_logits": (*rows, *masks, *masks),
         "count": (),
         "logits": (1, exported.metadata.num_classes),
+        **{name: (*([spec.channels] if spec.channels > 1 else []), *size) for name, spec in exported.maps.items()},
     }
-    if problem := _difference({name: shapes.get(name, size) for name in exported.outputs}, found):
+    kinds = _KINDS | dict.fromkeys(exported.maps, "fiub")
+    if problem := _difference({name: shapes.get(name, size) for name in exported.outputs}, found, kinds):
         return problem
     if masks and not 0 < masks[0] <= _LARGEST_MASK:
         return f"mask_logits has sides of {masks[0]}"
@@ -249,7 +255,7 @@ def _query_shape_problem(exported: ExportedMetadata, found: _Arrays, size: tuple
     (_, class_shape), (_, mask_shape) = (found[name] for name in QUERY_OUTPUTS)
     queries, sides = class_shape[:1], mask_shape[1:3]
     shapes = ((*queries, len(exported.query_classes) + 1), (*queries, *sides))
-    if problem := _difference(dict(zip(QUERY_OUTPUTS, shapes)), found):
+    if problem := _difference(dict(zip(QUERY_OUTPUTS, shapes)), found, _KINDS):
         return problem
     inside = len(sides) == 2 and all(0 < side <= most for side, most in zip(sides, size))
     if not inside or not 0 < queries[0] <= _MOST_QUERIES:
@@ -257,11 +263,11 @@ def _query_shape_problem(exported: ExportedMetadata, found: _Arrays, size: tuple
     return None
 
 
-def _difference(shapes: Mapping[str, tuple[int, ...]], found: _Arrays) -> str | None:
+def _difference(shapes: Mapping[str, tuple[int, ...]], found: _Arrays, kinds: Mapping[str, str]) -> str | None:
     """Return the first output of another type or shape, in words; None if there is none."""
     for name, wanted in shapes.items():
         dtype, shape = found[name]
-        if dtype.kind != _KINDS.get(name, "u"):
+        if dtype.kind not in kinds.get(name, "u"):
             return f"{name} has values of type {dtype}"
         if shape != wanted:
             return f"{name} has the shape {shape}, not {wanted}"

@@ -5,25 +5,29 @@ from __future__ import annotations
 import copy
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from seamseg.checkpoints.bundle import kind_of, load_network, open_model
+from seamseg.config.kinds import SEAMLESS
 from seamseg.data.input_size import InputSize
 from seamseg.data.transforms import Normalise
 from seamseg.inference.cuda_graphs import CudaGraphCache
-from seamseg.inference.options import Augmentation, InferenceOptions
+from seamseg.inference.options import OF_PARTS, Augmentation, InferenceOptions
 from seamseg.inference.tta import predict_augmented, segment_augmented
-from seamseg.models.folding import for_inference
+from seamseg.models.custom_network import WholeNetwork
+from seamseg.models.folding import choose_precision, for_inference
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.semantic import SemanticNet
 from seamseg.predictions import ArrayPrediction, MapFormat
 from seamseg.structures import PackedSequence
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.distributed import choose_device
+from seamseg.utils.errors import InputError
 from seamseg.utils.launcher import is_main_process
 from seamseg.utils.progress import is_quiet
 
@@ -46,7 +50,7 @@ class TorchNetwork:
 
     def __init__(
         self,
-        net: PanopticNet | SemanticNet,
+        net: PanopticNet | SemanticNet | WholeNetwork,
         normalise: Normalise,
         device: torch.device,
         augmentation: Augmentation | None = None,
@@ -70,12 +74,12 @@ class TorchNetwork:
     @property
     def nms_threshold(self) -> float | None:
         """IoU from which detections suppress others; None for a semantic network."""
-        return None if isinstance(self.net, SemanticNet) else self.net.options.selector.config.nms_threshold
+        return self.net.nms_threshold
 
     @property
-    def map_formats(self) -> dict[str, MapFormat]:
+    def map_formats(self) -> Mapping[str, MapFormat]:
         """The output maps of custom heads by name."""
-        return self.net.map_formats if isinstance(self.net, PanopticNet) else {}
+        return self.net.map_formats
 
     @property
     def graph_cache(self) -> CudaGraphCache | None:
@@ -103,7 +107,7 @@ class TorchNetwork:
             elif isinstance(self.net, SemanticNet):
                 predictions = segment_augmented(self.net, on_device, self.augmentation, self.tta_fusion)
             else:
-                predictions = predict_augmented(self.net, on_device, self.augmentation)
+                predictions = predict_augmented(cast(PanopticNet, self.net), on_device, self.augmentation)
         return [p.on_cpu() for p in predictions]
 
     def prepare(self, image: np.ndarray) -> torch.Tensor:
@@ -111,6 +115,19 @@ class TorchNetwork:
         # torch warns about arrays that are read-only
         pixels = torch.from_numpy(image if image.flags.writeable else image.copy())
         return self.normalise(pixels.to(self.device, non_blocking=True).permute(2, 0, 1))
+
+
+def run_by_torch(
+    net: PanopticNet | SemanticNet | WholeNetwork, normalise: Normalise, device: torch.device, dtype: torch.dtype
+) -> Any:
+    """Return a network as it is, without views, for a predictor; arguments as of :class:`TorchNetwork`."""
+    if isinstance(net, WholeNetwork):
+        net.to(device).eval()
+        with net.errors():
+            own = net.network.inference(copy.copy(normalise), device, dtype)
+        if own is not None:
+            return own
+    return TorchNetwork(net, normalise, device)
 
 
 class TrainedModel:
@@ -135,16 +152,25 @@ class TrainedModel:
         self.name = self._opened.name
         self.config = self._opened.config
         self.kind = self.config.kind
+        if self.config.general.network != SEAMLESS and (name := options.changed(OF_PARTS)):
+            raise InputError(f"`{name}` is for networks of body and heads, not for {self.config.general.network}")
         self.metadata = self._opened.metadata.without_images()
 
     def input_size(self, options: InferenceOptions) -> InputSize:
         """Return the size of the network's input."""
         return options.input_size(self.config)
 
-    def build(self, options: InferenceOptions) -> TorchNetwork:
+    def build(self, options: InferenceOptions) -> Any:
         """Return the network."""
         opened, device = self._opened, self._device
         net, report = load_network(opened)
+        loading = opened.config.dataloader
+        normalise = Normalise(loading.rgb_mean, loading.rgb_std)
+        if isinstance(net, WholeNetwork):
+            self._state_components()
+            network = run_by_torch(net, normalise, device, choose_precision(options.precision, device))
+            network.averaged = report.averaged
+            return network
         trained = kind_of(opened.snapshot, opened.name)
         if trained != net.kind and is_main_process() and not is_quiet():
             print(
@@ -155,15 +181,14 @@ class TrainedModel:
         if options.probabilities:
             net = net.with_options(probabilities=True)
         net = options.acceleration.apply(net, device)
-        loading = opened.config.dataloader
-        normalise = Normalise(loading.rgb_mean, loading.rgb_std)
         return TorchNetwork(net, normalise, device, options.augmentation, options.tta_fusion, report.averaged)
 
     def _state_components(self) -> None:
         """Warn of components of the training that are not imported, or have changed since."""
         if not is_main_process() or is_quiet():
             return
-        heads = [section for section in self.config.not_loaded if section.startswith("head ")]
+        optional = ("head ", "mask_refinement ")
+        heads = [section for section in self.config.not_loaded if section.startswith(optional)]
         missing = [f"without {', '.join(heads)}: name its file with `components=FILE`"] if heads else []
         for line in filter(None, (*missing, *(record.change() for record in self._opened.snapshot.components))):
             warnings.warn(f"{self.name}: {line}", stacklevel=2)

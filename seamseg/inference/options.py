@@ -103,6 +103,10 @@ class Thresholds:
         return Thresholds(**{name: getattr(config.general, name) for name in used})
 
 
+OF_PARTS = ("tta", "tta_fusion", "compile", "cuda_graphs", "pad_to")
+"""Options that need the parts of our own networks."""
+
+
 @dataclass(frozen=True)
 class InferenceOptions:
     """Options of :func:`seamseg.load`; None for the value of the configuration.

@@ -7,20 +7,21 @@ import zipfile
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from io import BytesIO
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, cast
 
 import numpy as np
 from PIL import Image
 
-from seamseg.data.images import open_image
+from seamseg.data.images import MAX_PIXELS, open_image
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.anonymize import LEAST_SCORE, Style, hide_classes
 from seamseg.inference.class_names import choose_classes
 from seamseg.panoptic_map import PanopticResult
-from seamseg.predictions import ArrayPrediction
+from seamseg.predictions import ArrayPrediction, name_problem
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing, write_atomically, write_json
 from seamseg.utils.limits import MODEL_METADATA_BYTES, check_member, check_method, packed_size, parse_json
@@ -50,6 +51,8 @@ class PhotoResult(ABC):
     metadata : names, colours and ids of the classes
     prediction : output of the network, in pixels of its input; None in a loaded result
     source : path or copy of the photo, if it is kept
+    maps : output maps of custom heads by name, `H x W` or `channels x H x W`, at the size of the network's input; see
+        :func:`seamseg.components.resize_map`
     counted : of :data:`COUNTED`
     """
 
@@ -58,6 +61,7 @@ class PhotoResult(ABC):
     metadata: Metadata
     prediction: ArrayPrediction | None
     source: SourceImage
+    maps: Mapping[str, np.ndarray] = MappingProxyType({})
 
     @property
     def size(self) -> tuple[int, int]:
@@ -75,7 +79,9 @@ class PhotoResult(ABC):
     def with_photo(self: R, photo: SourceImage, prediction: ArrayPrediction | None = None) -> R:
         """Return the result with its photo, and with a copy of the output of the network."""
         compact = None if prediction is None else prediction.copy()
-        return cast(R, replace(cast(Any, self), source=photo, prediction=compact))
+        has_maps = compact is not None and any(field.name == "maps" for field in fields(cast(Any, self)))
+        more = {"maps": compact.maps} if compact is not None and has_maps else {}
+        return cast(R, replace(cast(Any, self), source=photo, prediction=compact, **more))
 
     @property
     def photo(self) -> np.ndarray | None:
@@ -191,9 +197,10 @@ class PhotoResult(ABC):
             self._save_json(path)
         else:
             facts, arrays = self._content()
-            content = {"version": 1, **facts, "classes": asdict(self.metadata)}
+            stated = {"maps": list(self.maps)} if self.maps else {}
+            content = {"version": 1, **facts, **stated, "classes": asdict(self.metadata)}
             buffer = BytesIO()
-            np.savez_compressed(buffer, facts=np.array(json.dumps(content)), **cast(Any, arrays))
+            np.savez_compressed(buffer, facts=np.array(json.dumps(content)), **cast(Any, {**arrays, **self.maps}))
             write_atomically(path, buffer.getvalue())
         return path
 
@@ -213,7 +220,10 @@ class PhotoResult(ABC):
         """
         try:
             with zipfile.ZipFile(path) as archive:
-                return cast(R, cls._read(ResultFile(archive), None if photo is None else Path(photo)))
+                file = ResultFile(archive)
+                result = cls._read(file, None if photo is None else Path(photo))
+                maps = file.maps()
+                return cast(R, replace(cast(Any, result), maps=maps) if maps else result)
         except FileNotFoundError:
             raise InputError(f"{path}: no such file") from None
         except _BROKEN as error:
@@ -288,6 +298,17 @@ class ResultFile:
         classes = dict(self.content["classes"])
         classes["palette"] = [tuple(rgb) for rgb in classes["palette"]]
         return Metadata(**classes)
+
+    def maps(self) -> dict[str, np.ndarray]:
+        """Read the maps of custom heads."""
+        found = {}
+        for name in self.content.get("maps", ()):
+            if problem := name_problem(name):
+                raise ValueError(f"map {problem}")
+            found[name] = self.array(name, 4 * MAX_PIXELS + 1024)
+            if found[name].dtype.kind not in "fiub" or found[name].ndim not in (2, 3):
+                raise ValueError(f"its map {name} is {found[name].shape} {found[name].dtype}")
+        return found
 
     def array(self, name: str, limit: int) -> np.ndarray:
         """Read an array of at most `limit` bytes."""

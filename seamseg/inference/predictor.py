@@ -67,6 +67,10 @@ class InferenceNetwork(Protocol):
     def tiles_problem(self) -> str | None:
         """Why images cannot be processed in tiles; None if they can."""
 
+    @property
+    def map_formats(self) -> Mapping[str, MapFormat]:
+        """The output maps of custom heads by name."""
+
     def run(self, images: Sequence[np.ndarray]) -> list[ArrayPrediction]:
         """Return the outputs, as arrays, for images `H x W x 3` uint8 at the size of the network's input."""
 
@@ -328,8 +332,7 @@ class Predictor(Generic[R]):
     @property
     def map_formats(self) -> Mapping[str, MapFormat]:
         """The output maps of custom heads by name."""
-        found: Mapping[str, MapFormat] = getattr(self.network, "map_formats", {})
-        return found
+        return self.network.map_formats
 
     @property
     def kind(self) -> str:
@@ -339,7 +342,10 @@ class Predictor(Generic[R]):
     def result(self, prediction: ArrayPrediction, native_size: tuple[int, int]) -> R:
         """Make the result of a photo of `(height, width)` from the output of the network, without its photo."""
         settings = ResultSettings(self.metadata, self.thresholds, self.classes)
-        return cast(R, INFERENCE_KINDS[self.kind].result(prediction, native_size, settings))
+        result: Any = INFERENCE_KINDS[self.kind].result(prediction, native_size, settings)
+        if prediction.maps and self.map_formats:
+            result = replace(result, maps={name: prediction.maps[name] for name in self.map_formats})
+        return cast(R, result)
 
 
 def _size(image: np.ndarray) -> tuple[int, int]:

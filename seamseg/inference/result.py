@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,7 +44,7 @@ class Panoptic(PanopticResult, PhotoResult):
     id_map : `H x W` int32, the segment of each pixel, 0 void
     segments : id, class `name` and index `category`, score, area and box of each, see :class:`NamedSegment`
     prediction : output of the network before the fusion
-    metadata, source : see :class:`seamseg.inference.photo_result.PhotoResult`
+    metadata, source, maps : see :class:`seamseg.inference.photo_result.PhotoResult`
 
     Notes
     -----
@@ -64,6 +64,7 @@ class Panoptic(PanopticResult, PhotoResult):
     metadata: Metadata = field(default_factory=lambda: Metadata(0, 0, [], [], []))
     prediction: ArrayPrediction | None = None
     source: SourceImage = None
+    maps: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     segments: list[NamedSegment]  # type: ignore[assignment]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -11,34 +12,36 @@ import torch
 from torch import nn
 
 from seamseg.config import KINDS, Config
-from seamseg.config.bodies import TIMM
-from seamseg.config.sections import Body
-from seamseg.models.backbones import build_backbone
-from seamseg.models.backbones.base import Backbone, NormFactory
+from seamseg.config.components import Component, is_registered, register
+from seamseg.config.kinds import SEAMLESS
+from seamseg.config.sections import Body as BodyKeys
+from seamseg.config.sections import General
+from seamseg.models.backbones.base import Backbone, Body, BodyContext, NormFactory
 from seamseg.models.backbones.fpn import FPN, FPNBody
-from seamseg.models.backbones.timm_network import TimmBackbone
 from seamseg.models.criterion import Criterion, SemanticCriterion, TrainingModule
+from seamseg.models.custom_network import CustomNetwork, NetworkContext, WholeNetwork, own_losses
 from seamseg.models.folding import fold_layers
 from seamseg.models.heads.custom import Head, HeadContext
 from seamseg.models.heads.deeplab import DeeplabV3
 from seamseg.models.heads.detections import DetectionSelector
-from seamseg.models.heads.roi import ROIExtractor, ROIHead
+from seamseg.models.heads.refinement import MaskRefinement
+from seamseg.models.heads.roi import RegionHead, ROIExtractor
 from seamseg.models.heads.roi_targets import ProposalMatcher
-from seamseg.models.heads.rpn import AnchorGenerator, ProposalGenerator, RPNHead
-from seamseg.models.heads.semantic import SemanticHead
+from seamseg.models.heads.rpn import AnchorGenerator, ProposalGenerator
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.panoptic_inference import NetworkOptions
 from seamseg.models.quantised import quantised
 from seamseg.models.semantic import SemanticNet, SemanticOptions
 from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
+from seamseg.predictions import name_problem
 from seamseg.utils.component_errors import described
 from seamseg.utils.errors import InputError
 
 SegmentationNet: TypeAlias = PanopticNet | SemanticNet
-"""A network of a configuration."""
+"""A network of body and heads."""
 
 
-def build_network(config: Config, num_stuff: int, num_thing: int) -> SegmentationNet:
+def build_network(config: Config, num_stuff: int, num_thing: int) -> SegmentationNet | WholeNetwork:
     """Build the network of a configuration, with random weights, in training mode.
 
     Parameters
@@ -49,17 +52,39 @@ def build_network(config: Config, num_stuff: int, num_thing: int) -> Segmentatio
 
     Returns
     -------
-    PanopticNet; SemanticNet for kind semantic
+    PanopticNet; SemanticNet for kind semantic; WholeNetwork for another `[general] network`
 
     Raises
     ------
     InputError
         if keys of the configuration contradict each other
     """
+    component, keys = config.component("network")
+    context = NetworkContext(num_stuff, num_thing, config)
+    if component.built_in and component.name == SEAMLESS:
+        net: SegmentationNet = component.make(keys, context)
+        return net
+    if heads := [head.section for head, _ in config.components("head")]:
+        raise InputError(f"[{heads[0]}]: the network {component.name} has no pyramid for further heads")
+    network = component.build(keys, context)
+    where = f"{component.section} ({component.file})"
+    if not isinstance(network, CustomNetwork):
+        raise InputError(f"{where}: must be a class derived from seamseg.components.Network")
+    if network.kind != config.kind:
+        raise InputError(f"[general] kind = {config.kind}: the network {component.name} is of kind {network.kind}")
+    _check_weights(network.losses, keys, where)
+    return WholeNetwork(network, component.name)
+
+
+@register("network", SEAMLESS)
+def build_seamless(keys: General, context: NetworkContext) -> SegmentationNet:
+    """Build the network of the sections body, fpn, rpn, roi and sem."""
+    config, num_stuff, num_thing = context.config, context.num_stuff, context.num_thing
     if config.general.qat:
-        if heads := [component.section for component, _ in config.components("head")]:
+        if heads := custom_heads(config):
             raise InputError(f"[{heads[0]}]: [general] qat quantises no custom heads: remove one of them")
-        net = quantised(fold_layers(build_network(without_quantisation(config), num_stuff, num_thing)))
+        plain = NetworkContext(num_stuff, num_thing, without_quantisation(config))
+        net = quantised(fold_layers(build_seamless(keys, plain)))
         backbone = net.body if isinstance(net, SemanticNet) else net.body.backbone
         assert isinstance(backbone, Backbone)
         backbone.freeze(config.body.num_frozen)
@@ -71,6 +96,12 @@ def build_network(config: Config, num_stuff: int, num_thing: int) -> Segmentatio
     return _build_panoptic_net(config, num_stuff, num_thing)
 
 
+def custom_heads(config: Config) -> list[str]:
+    """Return the sections of the custom heads of a configuration."""
+    chosen = [config.component(kind)[0] for kind in ("rpn_head", "roi_head", "semantic_head")]
+    return [c.section for c, _ in config.components("head")] + [c.section for c in chosen if not c.built_in]
+
+
 def without_quantisation(config: Config) -> Config:
     """Return the configuration of the network from which a training with `[general] qat` starts."""
     return replace(config, general=replace(config.general, qat=False))
@@ -79,6 +110,8 @@ def without_quantisation(config: Config) -> Config:
 def build_training_module(config: Config, num_stuff: int, num_thing: int) -> TrainingModule:
     """Build network and losses as one module, whose `net` is that of :func:`build_network`."""
     net = build_network(config, num_stuff, num_thing)
+    if isinstance(net, WholeNetwork):
+        return TrainingModule(net, own_losses)
     return TrainingModule(net, SemanticCriterion.of(config) if config.kind == "semantic" else Criterion(config))
 
 
@@ -86,21 +119,53 @@ def _build_panoptic_net(config: Config, num_stuff: int, num_thing: int) -> Panop
     if num_thing < 1:
         raise InputError(f"the data set has {num_thing} thing classes, the network needs at least one")
     body_norm, head_norm = norm_factories(config.body)
-    width, has_masks = config.fpn.out_channels, KINDS[config.kind].has_masks
+    strides = tuple(config.fpn.out_strides)
+    context = HeadContext(config.fpn.out_channels, strides, num_stuff, num_thing, body_norm, config)
+    of_boxes = replace(context, norm=head_norm)
     net = PanopticNet(
         _build_body(config, body_norm),
-        RPNHead(config.rpn, width, head_norm),
-        ROIHead(config.roi, width, num_thing, head_norm, has_masks),
-        SemanticHead(config.sem, width, num_stuff + num_thing, body_norm) if config.kind == "panoptic" else None,
+        _build_head(config, "rpn_head", of_boxes),
+        _build_head(config, "roi_head", of_boxes, RegionHead),
+        _build_head(config, "semantic_head", context) if config.kind == "panoptic" else None,
         None,
         _network_options(config, num_stuff),
     )
-    initialise(net, config.body)
+    parts = {"rpn_head": net.rpn_head, "roi_head": net.roi_head, "semantic_head": net.sem_head}
+    own = [part for kind, part in parts.items() if part is not None and not config.component(kind)[0].built_in]
+    initialise(net, config.body, own)
     net.body.backbone.freeze(config.body.num_frozen)
     # last: the initial weights of the others do not depend on them, and they have initial weights of their own
-    context = HeadContext(width, tuple(config.fpn.out_strides), num_stuff, num_thing, body_norm)
+    if of_boxes.has_masks and config.roi.mask_refinement != "none":
+        _add_refinement(net.roi_head, config, of_boxes)
     heads = build_heads(config, context)
     return PanopticNet(net.body, net.rpn_head, net.roi_head, net.sem_head, heads, net.options) if heads else net
+
+
+def _build_head(config: Config, kind: str, context: HeadContext, base: type[nn.Module] = nn.Module) -> Any:
+    """Build the part that a key of the configuration chooses."""
+    component, keys = config.component(kind)
+    if component.built_in:
+        return component.make(keys, context)
+    head = component.build(keys, context)
+    if not isinstance(head, base):
+        name = "torch.nn.Module" if base is nn.Module else f"seamseg.components.{base.__name__}"
+        raise InputError(f"{component.section} ({component.file}): must be a {name}")
+    return head
+
+
+def _add_refinement(head: RegionHead, config: Config, context: HeadContext) -> None:
+    """Build the refinement of masks; without its file a snapshot is loaded without it."""
+    if is_registered("mask_refinement", config.roi.mask_refinement):
+        head.refinement = _build_head(config, "mask_refinement", context, MaskRefinement)
+    else:
+        head.unused_layers += ("refinement.",)
+
+
+def _check_weights(losses: Mapping[str, str], keys: object, where: str) -> None:
+    """Raise InputError if the key of the weight of a loss is not declared."""
+    for name, weight in losses.items():
+        if not isinstance(getattr(keys, weight, None), (int, float)):
+            raise InputError(f"{where}: the weight of {name} is the key {weight}, which it does not declare")
 
 
 def build_heads(config: Config, context: HeadContext) -> nn.ModuleDict:
@@ -115,17 +180,12 @@ def build_heads(config: Config, context: HeadContext) -> nn.ModuleDict:
     taken = set(KINDS[config.kind].losses)
     for component, keys in config.components("head"):
         where = f"head {component.name} ({component.file})"
-        try:
-            head = component.make(keys, context)
-        except (InputError, KeyboardInterrupt):
-            raise
-        except Exception as error:
-            raise InputError(f"head {component.name}{described(error, str(component.file))}") from error
+        head = component.build(keys, context)
         if not isinstance(head, Head):
             raise InputError(f"{where}: must be a class derived from seamseg.components.Head")
-        for name, weight in head.losses.items():
-            if not isinstance(getattr(keys, weight, None), (int, float)):
-                raise InputError(f"{where}: the weight of {name} is the key {weight}, which it does not declare")
+        _check_weights(head.losses, keys, where)
+        if problem := next(filter(None, map(name_problem, head.outputs)), None):
+            raise InputError(f"{where}: output {problem}")
         outputs = {output for other in heads.values() for output in other.outputs}  # type: ignore[union-attr]
         twice = [name for name in head.losses if name in taken] + [name for name in head.outputs if name in outputs]
         if twice:
@@ -198,29 +258,58 @@ def build_configured_backbone(config: Config, norm: NormFactory, keep_outputs: b
     for name in ("checkpoint", "keep_outputs"):
         if name in body.body_params:
             raise InputError(f"[body] body_params: {name} is no argument of the configuration")
+    synchronise = body.normalization_mode.startswith("syncbn")
+    checkpoint = config.general.checkpoint_body
+    context = BodyContext(norm, body.body, body.body_params, checkpoint, keep_outputs, synchronise)
+    component, keys = config.component("body")
     try:
-        backbone = _make_backbone(config, norm, keep_outputs)
+        backbone = component.make(keys, context) if component.built_in else component.build(keys, context)
     except (TypeError, ValueError) as error:
         # errors of timm do not name the network
-        name = f"{body.body}: " if body.body.startswith(TIMM) else ""
+        name = f"{body.body}: " if body.body != component.name else ""
         raise InputError(f"[body] body_params: {name}{error}") from error
+    if not component.built_in:
+        _check_body(backbone, config, component)
     if body.num_frozen > backbone.num_modules:
         raise InputError(f"[body] num_frozen: {body.body} has {backbone.num_modules} modules, not {body.num_frozen}")
+    assert isinstance(backbone, Backbone)
     return backbone
 
 
-def _make_backbone(config: Config, norm: NormFactory, keep_outputs: bool) -> Backbone:
-    body, checkpoint = config.body, config.general.checkpoint_body
-    if body.body.startswith(TIMM):
-        synchronise = body.normalization_mode.startswith("syncbn")
-        name = body.body.removeprefix(TIMM)
-        return TimmBackbone(name, body.body_params, body.drop_path, keep_outputs, checkpoint, synchronise)
-    if body.drop_path > 0:
-        raise InputError(f"[body] drop_path: {body.body} has none, only networks of timm have")
-    return build_backbone(body.body, norm, keep_outputs=keep_outputs, checkpoint=checkpoint, **body.body_params)
+def _check_body(backbone: object, config: Config, component: Component) -> None:
+    """Raise InputError if a body of a user is none, or its maps are others than it declares."""
+    where = f"{component.section} ({component.file})"
+    if not isinstance(backbone, Body):
+        raise InputError(f"{where}: must be a class derived from seamseg.components.Body")
+    if config.body.body_params:
+        raise InputError(f"[body] body_params has no effect on {component.name}: set keys of [{component.section}]")
+    if config.general.checkpoint_body:
+        raise InputError(f"[general] checkpoint_body: {component.name} does not support it")
+    strides, channels = dict(backbone.strides), backbone.out_channels
+    if list(strides.values()) != sorted(strides.values()):
+        raise InputError(f"{where}: strides must be in the order of the maps, finest first, got {strides}")
+    if channels.keys() != strides.keys():
+        raise InputError(f"{where}: out_channels names {[*channels]}, strides names {[*strides]}")
+    device = next((p.device for p in backbone.parameters()), torch.device("cpu"))
+    height, width = 3 * max(64, *strides.values()), 4 * max(64, *strides.values())
+    expected = {name: (1, channels[name], height // stride, width // stride) for name, stride in strides.items()}
+    try:
+        with torch.no_grad():
+            found = backbone.eval()(torch.zeros(1, 3, height, width, device=device))
+        shapes = {name: tuple(dict(found)[name].shape) for name in strides}
+    except Exception as error:
+        raise InputError(f"{component.section}{described(error, str(component.file))}") from error
+    finally:
+        backbone.train()
+    for name, shape in expected.items():
+        if shapes[name] != shape:
+            raise InputError(
+                f"{where}: {name} of an image of 3 x {height} x {width} is {' x '.join(map(str, shapes[name][1:]))}, "
+                f"its channels and stride declare {' x '.join(map(str, shape[1:]))}"
+            )
 
 
-def norm_factories(config: Body) -> tuple[NormFactory, NormFactory]:
+def norm_factories(config: BodyKeys) -> tuple[NormFactory, NormFactory]:
     """Return the norm factories of body, FPN and semantic head, and of RPN and ROI head.
 
     Parameters
@@ -265,13 +354,12 @@ _OUTPUT_STD = {
     "rpn_head.conv_bbx": 0.01,
     "roi_head.roi_cls": 0.01,
     "roi_head.roi_bbx": 0.001,
-    "roi_head.roi_pts.output": 0.001,
 }
 """Standard deviation of the weights of output layers; small outputs at the start, as usual for Faster R-CNN."""
 
 
 @torch.no_grad()
-def initialise(net: nn.Module, config: Body) -> None:
+def initialise(net: nn.Module, config: BodyKeys, keep: Sequence[nn.Module] = ()) -> None:
     """Initialise the convolutions and linear layers of a network; norms keep weight 1 and bias 0.
 
     Hidden layers keep the variance of the signal (He et al. 2015); biases are 0; outputs start small.
@@ -280,14 +368,16 @@ def initialise(net: nn.Module, config: Body) -> None:
     ----------
     net : changed in place
     config : the section `[body]`, whose activation decides the gain
+    keep : parts with initial weights of their own
     """
     gain_slope = config.activation_slope if config.activation == "leaky_relu" else 0.0
     outputs = {"roi_head.roi_msk", "sem_head.conv_sem", "cls", *_OUTPUT_STD}
     body = "body.backbone." if isinstance(net, PanopticNet) else "body."
-    # networks of timm have their own initial weights
-    initialised = tuple(f"{name}.model." for name, module in net.named_modules() if isinstance(module, TimmBackbone))
+    backbones = [module for module in net.modules() if isinstance(module, Backbone) and module.initialised]
+    parts = [*(backbone.pretrained_part for backbone in backbones), *keep]
+    initialised = {module for part in parts for module in part.modules()}
     for name, module in net.named_modules():
-        if name.startswith(initialised) or not isinstance(module, (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)):
+        if module in initialised or not isinstance(module, (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)):
             continue
         if module.bias is not None:
             nn.init.zeros_(module.bias)

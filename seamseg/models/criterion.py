@@ -6,15 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from seamseg.config import KINDS, Config
-from seamseg.models.heads.crop_aware import consistent_codes, cut_sides, matched_boxes
+from seamseg.config.components import Component
+from seamseg.models.heads.box_loss import BoxSamples, ImageBoxes, MatchedImage
 from seamseg.models.heads.custom import head_losses
-from seamseg.models.heads.points import point_loss
+from seamseg.models.heads.refinement import Refined, RegionTruth
 from seamseg.models.heads.roi import box_loss, class_loss, mask_loss, of_class
 from seamseg.models.heads.roi_targets import box_targets, labels_of, mask_targets
 from seamseg.models.heads.rpn import AnchorMatcher, rpn_losses
@@ -22,6 +23,8 @@ from seamseg.models.heads.semantic import SemanticImage, semantic_loss, semantic
 from seamseg.models.network import Network, SemanticLogits
 from seamseg.models.panoptic import TrainingOutputs
 from seamseg.structures import Batch
+from seamseg.utils.component_errors import named_errors
+from seamseg.utils.errors import SeamsegError
 
 _Term = tuple[Tensor, "Tensor | int"]
 
@@ -56,13 +59,12 @@ class SemanticCriterion:
     @staticmethod
     def of(config: Config) -> SemanticCriterion:
         """Return that of `[sem] loss`."""
-        component, keys = config.component("loss")
-        return SemanticCriterion(partial(component.make, keys=keys))
+        return SemanticCriterion(_loss_of(config, "loss", _custom_loss))
 
     def __call__(self, output: SemanticLogits, targets: Batch) -> Losses:
         """Compute `sem_loss`."""
         loss, count = self.term(output.logits, output.padded_size, targets)
-        return Losses({"sem_loss": loss}, {"sem_loss": _as_count(count, loss.device)})
+        return Losses({"sem_loss": loss}, {"sem_loss": as_count(count, loss.device)})
 
     def term(self, logits: Tensor, padded_size: tuple[int, int], targets: Batch) -> _Term:
         """Return the loss of logits `N x classes x h x w`, and the number of images with ground truth."""
@@ -74,6 +76,30 @@ class SemanticCriterion:
         return semantic_loss(labelled, padded_size, list(classes.values()), self.image_loss), len(classes)
 
 
+def _loss_of(config: Config, kind: str, custom: Callable[..., Tensor]) -> Callable[[Any], Tensor]:
+    """Return the loss that a key of the configuration chooses; one of the user is called by `custom`."""
+    component, keys = config.component(kind)
+    if component.built_in:
+        return partial(component.make, keys=keys)
+    return partial(custom, component, keys)
+
+
+def _custom_loss(component: Component, keys: Any, given: Any) -> Tensor:
+    """Call the function of a user, which errors name."""
+    with named_errors(component.section, component.module):
+        loss: Tensor = component.make(given, keys)
+    return loss
+
+
+def _custom_box_loss(component: Component, keys: Any, samples: BoxSamples) -> Tensor:
+    """Call the function of a user; SeamsegError if it does not return a loss of each sample."""
+    errors, count = _custom_loss(component, keys, samples), samples.predicted.shape[0]
+    if tuple(errors.shape) not in ((count,), (count, 4)):
+        shapes = f"{count} or {count} x 4 numbers, returned {' x '.join(map(str, errors.shape)) or 'a scalar'}"
+        raise SeamsegError(f"{component.section} ({component.file}): must return {shapes}")
+    return errors
+
+
 class Criterion:
     """The losses of the network (docs/contract.md, section 4), not weighted.
 
@@ -83,9 +109,10 @@ class Criterion:
 
     Attributes
     ----------
-    names : the losses of this kind, see :data:`seamseg.config.KINDS`
+    names : the losses of this kind, see :data:`seamseg.config.kinds.KINDS`
     anchor_matcher : makes the targets of the anchors
     mask_size : `(height, width)` of the masks, None without a mask branch
+    box_loss : of boxes, those of anchors as well
     semantic : the loss of the semantic head; None without one
     """
 
@@ -95,6 +122,7 @@ class Criterion:
         self.rpn, self.roi = config.rpn, config.roi
         self.anchor_matcher = AnchorMatcher(config.rpn, config.roi.fixed_samples)
         self.mask_size = (2 * height, 2 * width) if KINDS[config.kind].has_masks else None
+        self.box_loss = _loss_of(config, "box_loss", _custom_box_loss)
         self.semantic = SemanticCriterion.of(config) if config.kind == "panoptic" else None
 
     def __call__(self, outputs: TrainingOutputs, targets: Batch) -> Losses:
@@ -106,70 +134,58 @@ class Criterion:
         named = dict(zip(self.names, terms, strict=True)) | head_losses(outputs.heads, targets)
         return Losses(
             {name: loss for name, (loss, _) in named.items()},
-            {name: _as_count(count, device) for name, (_, count) in named.items()},
+            {name: as_count(count, device) for name, (_, count) in named.items()},
         )
 
     def _rpn(self, outputs: TrainingOutputs, targets: Batch) -> list[_Term]:
         boxes = [t.boxes for t in outputs.things]
         crowds = [t.crowd for t in outputs.things]
+        matches = self.anchor_matcher.batch(outputs.anchors, boxes, outputs.valid_sizes, crowds)
         objectness, regression, count = rpn_losses(
             outputs.obj_logits,
             outputs.bbx_logits,
             outputs.anchors,
-            self.anchor_matcher.batch(outputs.anchors, boxes, outputs.valid_sizes, crowds),
-            boxes,
+            matches,
+            _boxes_of(outputs, targets),
             self.rpn.sigma,
             self.rpn.num_samples,
-            self._cut(outputs, targets) if self.rpn.bbx_loss == "cabb" else None,
+            self.box_loss,
         )
         return [(objectness, count), (regression, count)]
 
     def _roi(self, outputs: TrainingOutputs, targets: Batch) -> list[_Term]:
-        rois = outputs.rois
+        rois, refined = outputs.rois, outputs.rois.refined
         if all(sample is None for sample in rois.samples):
             # sums of no rows: their backward pass runs the collectives of the head on this rank too
             logits = (rois.cls_logits, rois.bbx_logits, rois.msk_logits)
             nothing: list[_Term] = [(x.float().sum(), 0) for x in logits if x is not None]
-            if rois.points is not None:
-                nothing[-1] = (nothing[-1][0] + rois.points.logits.float().sum(), 0)
+            if refined is not None:
+                nothing[-1] = (nothing[-1][0] + self._refinement_loss(refined, outputs, targets), 0)
             return nothing
         roi_targets = self._roi_targets(outputs, targets)
+        labels = roi_targets.labels
         given = [sample.weight for sample in rois.samples if sample is not None and sample.weight is not None]
         weights = torch.cat(given) if given else None
-        count = roi_targets.labels.shape[0] if weights is None else weights.sum()
-        codes = roi_targets.codes
-        if self.roi.bbx_loss == "cabb":
-            codes = self._crop_aware_codes(outputs, roi_targets, targets)
+        count = labels.shape[0] if weights is None else weights.sum()
+        images = zip(rois.samples, _boxes_of(outputs, targets), strict=True)
+        matched = [MatchedImage(sample.boxes, sample.match, truth) for sample, truth in images if sample is not None]
+        codes = of_class(rois.bbx_logits, labels), roi_targets.codes
+        errors = self.box_loss(BoxSamples(*codes, matched, self.roi.sigma, self.roi.bbx_reg_weights))
         terms: list[_Term] = [
-            (class_loss(rois.cls_logits, roi_targets.labels, weights), count),
-            (box_loss(rois.bbx_logits, roi_targets.labels, codes, self.roi.sigma, weights), count),
+            (class_loss(rois.cls_logits, labels, weights), count),
+            (box_loss(errors, labels, weights), count),
         ]
         if rois.msk_logits is not None:
             loss, count = mask_loss(rois.msk_logits, roi_targets.mask_labels, roi_targets.masks)
-            if rois.points is not None:
-                ids = [things.ids for things in outputs.things]
-                loss = loss + point_loss(rois.points, rois.samples, ids, targets.masks, self.roi.void_is_background)
+            if refined is not None:
+                loss = loss + self._refinement_loss(refined, outputs, targets)
             terms.append((loss, count))
         return terms
 
-    def _cut(self, outputs: TrainingOutputs, targets: Batch) -> list[Tensor]:
-        """Return which sides of the things of each image the crop cuts, bool `G x 4`."""
-        whole = [torch.zeros_like(boxes, dtype=torch.bool) for boxes in targets.boxes if boxes is not None]
-        images = zip(outputs.things, outputs.valid_sizes, targets.cut or whole, strict=True)
-        return [cut_sides(things.boxes, size, cut[things.ids]) for things, size, cut in images if cut is not None]
-
-    def _crop_aware_codes(self, outputs: TrainingOutputs, roi_targets: _ROITargets, targets: Batch) -> Tensor:
-        """Return the codes, `M x 4`, that the crop-aware loss compares the predicted ones with."""
-        images = zip(outputs.rois.samples, outputs.things, self._cut(outputs, targets), strict=True)
-        parts = [
-            (sample.boxes, *matched_boxes(sample.boxes, things.boxes, cut, sample.match))
-            for sample, things, cut in images
-            if sample is not None
-        ]
-        samples, boxes, cut = (torch.cat(part) for part in zip(*parts, strict=True))
-        predicted = of_class(outputs.rois.bbx_logits, roi_targets.labels)
-        weights, sigma = self.roi.bbx_reg_weights, self.roi.sigma
-        return consistent_codes(predicted, roi_targets.codes, samples, boxes, cut, sigma, weights)
+    def _refinement_loss(self, refined: Refined, outputs: TrainingOutputs, targets: Batch) -> Tensor:
+        ids = [things.ids for things in outputs.things]
+        truth = RegionTruth(outputs.rois.samples, ids, list(targets.masks), self.roi.void_is_background)
+        return refined.refinement.loss(refined.outputs, truth)
 
     @torch.no_grad()
     def _roi_targets(self, outputs: TrainingOutputs, targets: Batch) -> _ROITargets:
@@ -190,6 +206,13 @@ class Criterion:
             torch.cat(leading_labels),
             torch.cat(masks) if masks else torch.empty(0),
         )
+
+
+def _boxes_of(outputs: TrainingOutputs, targets: Batch) -> list[ImageBoxes]:
+    """Return the ground-truth boxes of each image."""
+    continues = targets.cut or [None] * len(outputs.things)
+    images = zip(outputs.things, outputs.valid_sizes, continues, strict=True)
+    return [ImageBoxes(things.boxes, size, things.ids, beyond) for things, size, beyond in images]
 
 
 class TrainingModule(nn.Module):
@@ -224,7 +247,7 @@ class _ROITargets(NamedTuple):
     masks: Tensor
 
 
-def _as_count(count: Tensor | int, device: torch.device) -> Tensor:
+def as_count(count: Tensor | int, device: torch.device) -> Tensor:
     """Return a count on the device; a number is filled in there, as a copy would block the host."""
     if isinstance(count, Tensor):
         return count.double()

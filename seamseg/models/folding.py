@@ -68,7 +68,7 @@ def fold_layers(net: Module) -> Module:
             made = _replacement(child)
             if made is not None:
                 setattr(parent, name, made)
-    if isinstance(folded, PanopticNet):
+    if isinstance(folded, PanopticNet) and isinstance(folded.roi_head, ROIHead):
         _fold_roi_head(folded.roi_head)
     _fold_sequences(folded)
     return folded

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from seamseg.predictions import MapFormat
 from seamseg.structures import PackedSequence
 
 N = TypeVar("N", bound="Network")
@@ -64,6 +65,16 @@ class Network(nn.Module):
         self.memory_format = torch.channels_last if options.channels_last else torch.contiguous_format
         self.to(memory_format=self.memory_format)
         self.compiled = False
+
+    @property
+    def nms_threshold(self) -> float | None:
+        """IoU from which detections suppress others; None for a network without detections."""
+        return None
+
+    @property
+    def map_formats(self) -> Mapping[str, MapFormat]:
+        """The further output maps by name."""
+        return {}
 
     @property
     def dtype(self) -> torch.dtype:

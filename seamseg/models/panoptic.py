@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from seamseg.models.heads.custom import HeadOutputs, run_heads
-from seamseg.models.heads.points import PointOutputs, PointSource
+from seamseg.models.heads.refinement import Refined, Regions
 from seamseg.models.heads.roi_targets import ROISample, leading_classes, leading_rows
 from seamseg.models.heads.select import upload
 from seamseg.models.panoptic_inference import Features, PanopticInference
@@ -22,7 +22,7 @@ class ROIOutputs:
 
     samples: of each image, None for an image without any. Over all images, M samples of which P are leading: cls_logits
     `M x (things + 1)`, bbx_logits `M x things x 4`, msk_logits `P x things x 28 x 28` of the leading ones, None without
-    a mask branch; points: of the leading ones, too, None without their refinement. Without samples in any image M and P
+    a mask branch; refined: of the leading ones, too, None without a refinement. Without samples in any image M and P
     are 0.
     """
 
@@ -30,7 +30,7 @@ class ROIOutputs:
     cls_logits: Tensor
     bbx_logits: Tensor
     msk_logits: Tensor | None
-    points: PointOutputs | None = None
+    refined: Refined | None = None
 
 
 @dataclass(frozen=True)
@@ -161,10 +161,10 @@ class PanopticNet(PanopticInference):
         x = self.options.rois(features.levels, boxes, index, features.padded_size)
         rows = leading_rows(sampled, boxes.device)
         cls_logits, bbx_logits, msk_logits = self.roi_head(x, rows)
-        points = None
-        if self.roi_head.roi_pts is not None:
+        refined, refinement = None, self.roi_head.refinement
+        if refinement is not None:
             classes = leading_classes(sampled, [t.classes for t in things], boxes.device)
             coarse = msk_logits[torch.arange(classes.shape[0], device=boxes.device), classes].float()
-            source = (features.levels[0], features.padded_size, boxes[rows], index[rows], classes, coarse)
-            points = self.roi_head.roi_pts.in_training(PointSource(*source))
-        return ROIOutputs(sampled, cls_logits, bbx_logits, msk_logits, points)
+            regions = (features.levels, features.padded_size, boxes[rows], index[rows], classes, coarse)
+            refined = Refined(refinement, refinement(Regions(*regions)))
+        return ROIOutputs(sampled, cls_logits, bbx_logits, msk_logits, refined)

@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from seamseg.models.backbones.fpn import FPNBody
 from seamseg.models.heads.custom import Head, predicted_maps
 from seamseg.models.heads.detections import DetectionSelector
-from seamseg.models.heads.points import PointSource
-from seamseg.models.heads.roi import ROIExtractor, ROIHead
+from seamseg.models.heads.refinement import Regions
+from seamseg.models.heads.roi import RegionHead, ROIExtractor
 from seamseg.models.heads.roi_targets import ProposalMatcher
-from seamseg.models.heads.rpn import AnchorGenerator, ProposalGenerator, RPNHead
-from seamseg.models.heads.semantic import SemanticHead
+from seamseg.models.heads.rpn import AnchorGenerator, ProposalGenerator
 from seamseg.models.network import BatchOptions, Network, mark_sizes_dynamic
 from seamseg.ops.boxes import clip_boxes, decode_boxes
 from seamseg.ops.upsample import upsample_argmax
@@ -154,18 +153,18 @@ class PanopticInference(Network):
 
     compiled_parts = ("body", "sem_head")
     body: FPNBody
-    rpn_head: RPNHead
-    roi_head: ROIHead
-    sem_head: SemanticHead | None
+    rpn_head: nn.Module
+    roi_head: RegionHead
+    sem_head: nn.Module | None
     heads: nn.ModuleDict | None
     options: NetworkOptions
 
     def __init__(
         self,
         body: FPNBody,
-        rpn_head: RPNHead,
-        roi_head: ROIHead,
-        sem_head: SemanticHead | None,
+        rpn_head: nn.Module,
+        roi_head: RegionHead,
+        sem_head: nn.Module | None,
         heads: nn.ModuleDict | None,
         options: NetworkOptions,
     ) -> None:
@@ -180,6 +179,11 @@ class PanopticInference(Network):
         if self.sem_head is not None:
             return "panoptic"
         return "instance_seg" if self.roi_head.with_masks else "detection"
+
+    @property
+    def nms_threshold(self) -> float | None:
+        """IoU from which detections suppress others."""
+        return self.options.selector.config.nms_threshold
 
     @property
     def custom_heads(self) -> dict[str, Head]:
@@ -297,9 +301,9 @@ class PanopticInference(Network):
             x = self.options.rois(features.levels, all_boxes[chunk], index[chunk], features.padded_size)
             parts.append(self.roi_head.masks_of(x, all_classes[chunk]).float())
         masks = torch.cat(parts)
-        if self.roi_head.roi_pts is not None:
-            source = PointSource(features.levels[0], features.padded_size, all_boxes, index, all_classes, masks)
-            masks = self.roi_head.roi_pts.refine(source)
+        if self.roi_head.refinement is not None:
+            regions = Regions(features.levels, features.padded_size, all_boxes, index, all_classes, masks)
+            masks = self.roi_head.refinement.refine(regions)
         return list(torch.split(masks, [b.shape[0] for b in boxes]))
 
     def segment(self, features: Features) -> list[Tensor | None]:

@@ -28,7 +28,14 @@ from seamseg.ops.fused import FusedConv2d, FusedLinear
 from seamseg.ops.quantisation import FakeQuantise, Histogram, RoundedWeight
 from seamseg.utils.errors import InputError
 
-FLOAT_LAYERS = ("rpn_head.scores.", "roi_head.roi_", "sem_head.classifiers.", "sem_head.conv_sem.", "net.cls.")
+FLOAT_LAYERS = (
+    "rpn_head.scores.",
+    "roi_head.roi_",
+    "roi_head.refinement.",
+    "sem_head.classifiers.",
+    "sem_head.conv_sem.",
+    "net.cls.",
+)
 """Layers that stay in float, by their place in the network, `net.` in front: those that compute the outputs."""
 
 Module = TypeVar("Module", bound=nn.Module)

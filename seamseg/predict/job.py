@@ -18,7 +18,7 @@ from seamseg.predict.sinks.base import EarlierResults, Sink, SinkWriter
 from seamseg.predict.sources.base import Container, Source, of_part
 from seamseg.predict.sources.find import refuse_overwriting, refuse_sharing
 from seamseg.predict.sources.share import Decoders, DecoderShare, ThreadDecoders, retry_on_worker_death
-from seamseg.predict.writers import Writer
+from seamseg.predict.writers import OutputFormat, errors_of
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.distributed import World, broadcast_object, gather_objects, long_timeout_group, shared_counter
 from seamseg.utils.errors import InputError, SeamsegError, UnreadableImage, one_line
@@ -145,7 +145,7 @@ def _begin(
     return found
 
 
-def _check_names(sources: Sequence[Source | Container], writers: Sequence[Writer[Any]]) -> None:
+def _check_names(sources: Sequence[Source | Container], writers: Sequence[OutputFormat[Any]]) -> None:
     photos = [s for s in sources if isinstance(s, Source)]
     containers = [s for s in sources if not isinstance(s, Source)]
     for writer in writers:
@@ -259,7 +259,10 @@ class _PredictionLoop:
         result = self.predictor.result(prediction, image.size)
         with self.writer.scratch_dir() as scratch:
             try:
-                records = [writer.write(source, image.rgb, prediction, result) for writer in scratch.writers]
+                records = []
+                for writer in scratch.writers:
+                    with errors_of(writer, f"{source}: "):
+                        records.append(writer.write(source, image.rgb, prediction, result))
             except Exception as error:
                 for path in (path for writer in scratch.writers for path in writer.paths(source)):
                     with suppress(OSError):

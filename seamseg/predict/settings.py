@@ -8,24 +8,25 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from seamseg.checkpoints.model_path import digest, local_model
+from seamseg.checkpoints.model_path import digest, is_exported, local_model
 from seamseg.checkpoints.names import CLASSES_NAME, CONFIG_NAME, METADATA_NAME
+from seamseg.config import components
 from seamseg.config.loader import load_components
 from seamseg.inference.anonymize import LEAST_SCORE, NOT_LOCATED, Style
+from seamseg.inference.kinds import INFERENCE_KINDS
 from seamseg.inference.options import Augmentation, InferenceOptions
 from seamseg.inference.predictor import Predictor, load_predictor
 from seamseg.predict.manifest import Line, header
 from seamseg.predict.part import Part
 from seamseg.predict.sinks import SHARD_PHOTOS, OutputTarget, Sink, open_sink
 from seamseg.predict.sources.base import Container, Source
-from seamseg.predict.writers import FORMATS, AnonymizeWriter, DetectionChoice, Writer, formats_of, make_writers
+from seamseg.predict.writers import AnonymizeWriter, DetectionChoice, OutputFormat, formats_of, make_writers
 from seamseg.utils.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
     import torch
 
 _SHOWING = ("overlay", "overlay-legacy")
-_OF_ALL_CLASSES = ("raw", "cityscapes", "vistas")
 
 _SAME_OUTPUTS = {"compile", "cuda_graphs", "probabilities"}
 """Options that do not change the outputs, except for rounding; `probabilities` follows from the formats."""
@@ -80,7 +81,7 @@ class PredictSettings:
                 f"`formats={shown[0]}` shows what `hide` hides, under the same name: predict on the "
                 "anonymised photos afterwards, into another folder"
             )
-        whole = [name for name in self.format_names if name in _OF_ALL_CLASSES]
+        whole = self._declaring("all_classes")
         if self.inference.classes is not None and whole:
             raise InputError(f"`formats={whole[0]}` contains all classes: remove `classes`, or use another format")
 
@@ -99,18 +100,26 @@ class PredictSettings:
 
     def _check_formats(self) -> None:
         """Raise InputError if a list of formats is empty, or no kind of network has one of them."""
-        known = dict.fromkeys(name for kind in FORMATS for name in formats_of(kind))
+        known = dict.fromkeys(name for kind in INFERENCE_KINDS for name in formats_of(kind))
         unknown = next((name for name in self.format_names if name not in known), None)
         if unknown is None and (self.format_names or self.formats is None):
+            return
+        if unknown is not None and is_exported(self.model):
+            # it may state a map of this name
             return
         problem = "no format is given" if unknown is None else f"there is no format {unknown!r}"
         meant = did_you_mean(unknown or "", known) or f"; choose among {', '.join(known)}"
         raise InputError(f"`formats={_joined(self.formats)}`: {problem}{meant}")
 
+    def _declaring(self, attribute: str) -> list[str]:
+        """Return the names of the formats that declare an attribute of `OutputFormat`."""
+        known = [name for name in self.format_names if components.is_registered("format", name)]
+        return [name for name in known if getattr(components.find("format", name).make, attribute, False)]
+
     def load(self, device: str | torch.device = "auto") -> Predictor[Any]:
         """Load the model for these formats, see :func:`seamseg.inference.predictor.load_predictor`."""
         options = self.inference
-        if "probabilities" in self.format_names:
+        if self._declaring("probabilities"):
             options = replace(options, probabilities=True)
         return load_predictor(self.path, device, self.config, self.meta, options)
 
@@ -126,7 +135,7 @@ class PredictSettings:
 
         Parameters
         ----------
-        target : from :func:`seamseg.predict.sinks.parse_target`
+        target : from :func:`seamseg.predict.sinks.target.parse_target`
         predictor : from :meth:`load`
         sources : all images
         shard_photos : maximum number of images in a shard
@@ -153,8 +162,8 @@ class PredictSettings:
         if self.hide is not None and predictor.kind == "classification":
             raise InputError(f"`hide={_joined(self.hide)}`: {NOT_LOCATED}")
 
-    def _writers(self, folder: Path, predictor: Predictor[Any]) -> list[Writer[Any]]:
-        made: list[Writer[Any]] = []
+    def _writers(self, folder: Path, predictor: Predictor[Any]) -> list[OutputFormat[Any]]:
+        made: list[OutputFormat[Any]] = []
         if self.format_names:
             choice = DetectionChoice(self.inference.score_threshold or 0.0, predictor.classes)
             given = (folder, predictor.metadata, predictor.kind, choice, self.inference.overrides)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 
-from seamseg.evaluation.record import Evaluation, ImageRecord, SegmentRecord
+from seamseg.evaluation.record import MAPS, Evaluation, ImageRecord, SegmentRecord
 from seamseg.formats.id_png import read_id_png
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.utils.errors import InputError
@@ -41,7 +41,8 @@ def image_block(
     -------
     content : `width`, `height`, `photo` (JPEG, base64, or None), and `results`, one per run: the index maps `truth`
         (None: that of the first run) and `prediction`, see :func:`encode_index_map`, and the segments of their indices
-        1, 2, ... as lists: id, class, area, outcome, partner (index in the other map, 0 none), IoU, score
+        1, 2, ... as lists: id, class, area, outcome, partner (index in the other map, 0 none), IoU, score; and by name
+        the `maps` of custom heads, as the photo
     has_photo : whether there is a photo
 
     Raises
@@ -61,11 +62,11 @@ def image_block(
                 "prediction": _map(evaluation.prediction.folder, image.prediction_png, image.prediction, image, shape),
                 "truth_segments": _listed(image.ground_truth, image.prediction),
                 "prediction_segments": _listed(image.prediction, image.ground_truth),
+                "maps": {name: _photo(evaluation.folder / MAPS, file, shape) for name, file in image.maps.items()},
             }
         )
     photo = _photo(photos, record.photo, shape)
-    encoded = None if photo is None else base64.b64encode(photo).decode("ascii")
-    return {"width": shape[1], "height": shape[0], "photo": encoded, "results": results}, photo is not None
+    return {"width": shape[1], "height": shape[0], "photo": photo, "results": results}, photo is not None
 
 
 def encode_index_map(indices: np.ndarray, segments: int) -> str:
@@ -131,13 +132,14 @@ def _listed(segments: list[SegmentRecord], others: list[SegmentRecord]) -> list[
     ]  # fmt: skip
 
 
-def _photo(folder: Path | None, name: str | None, shape: tuple[int, int]) -> bytes | None:
-    """Encode a photo as JPEG; None if there is none that can be read."""
+def _photo(folder: Path | None, name: str | None, shape: tuple[int, int]) -> str | None:
+    """Encode a photo as JPEG in base64; None if there is none that can be read."""
     path = None if folder is None or name is None else join_inside(folder, name)
     if path is None:
         return None
     with suppress(InputError), reading_image(path, "missing", "unreadable"), open_pillow(path) as image:
         longest = max(shape)
         image.draft("RGB", (longest, longest))  # decodes a JPEG at a fraction of its size
-        return encode_photo(ImageOps.exif_transpose(image).convert("RGB"), shape)
+        photo = encode_photo(ImageOps.exif_transpose(image).convert("RGB"), shape)
+        return base64.b64encode(photo).decode("ascii")
     return None

@@ -52,6 +52,7 @@ class ReportStatistics:
     score_matched, score_false : `BINS` counts of predictions with a score
     area_matched, area_missed : segments of the ground truth by floor(log2(area))
     unscored : matched or false predictions without a score
+    maps : names of the maps of custom heads
     """
 
     images: list[ImageEntry] = field(default_factory=list)
@@ -61,9 +62,11 @@ class ReportStatistics:
     area_matched: dict[int, int] = field(default_factory=dict)
     area_missed: dict[int, int] = field(default_factory=dict)
     unscored: int = 0
+    maps: set[str] = field(default_factory=set)
 
     def add(self, image: ImageRecord) -> None:
         """Count an image."""
+        self.maps.update(image.maps)
         classes: dict[int, int] = {}
         missed = false = 0
         if image.PQ is not None:
@@ -151,6 +154,7 @@ def summary_block(runs: Sequence[ReportRun], chosen: Sequence[tuple[ImageEntry, 
         "headline": _headline([one.scores for one in evaluations]),
         "n_images": [len(run.statistics.images) for run in runs],
         "unpaired": unpaired,
+        "maps": sorted(set().union(*(run.statistics.maps for run in runs))),
         "classes": _classes(evaluations),
         "confusion": evaluations[0].confusion.tolist(),
         "histograms": [run.statistics.to_json() for run in runs],

@@ -6,6 +6,7 @@ import base64
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -24,17 +25,17 @@ from seamseg.inference.predictor import Predictor
 from seamseg.inference.result import Panoptic
 from seamseg.inference.semantic import SemanticMap
 from seamseg.panoptic_map import VOID, class_infos
-from seamseg.predict.writers import FORMATS as FILE_FORMATS
-from seamseg.predict.writers.images import ImageWriter
+from seamseg.predict.writers.images import OverlayWriter
 from seamseg.predict.writers.semantic import LabelsWriter
 from seamseg.predictions import ArrayPrediction
 from seamseg.report.images import encode_index_map, encode_photo, reduced_shape
+from seamseg.visualize.maps import draw_map, encode_map
 from seamseg.visualize.palette import distinct_colors
 
 VIEW_SIZE = 1280
 """Longest side in pixels of what the page shows."""
 
-JSON, PNG, JPEG = "application/json", "image/png", "image/jpeg"
+JSON, PNG, JPEG, ARRAY = "application/json", "image/png", "image/jpeg", "application/octet-stream"
 
 Entry = dict[str, Any]
 Photo = Callable[[], Image.Image]
@@ -47,6 +48,9 @@ class Content:
 
     data: bytes
     media_type: str
+
+
+_Encoder = Callable[[PhotoResult, ArrayPrediction, Photo], Content]
 
 
 class ResultEncoder:
@@ -66,7 +70,13 @@ class ResultEncoder:
         self._metadata: Metadata = predictor.metadata
         self._classes = _class_entries(predictor.metadata, predictor.kind)
         self._kind = SERVED_KINDS[predictor.kind]
-        encoders = {"json": self._json, "png": self._png, "overlay": self._overlay, "view": self._view}
+        encoders: dict[str, _Encoder] = {
+            "json": self._json,
+            "png": self._png,
+            "overlay": self._overlay,
+            "view": self._view,
+            **{name: partial(self._map, name) for name in predictor.map_formats},
+        }
         if self._kind.png is None:
             del encoders["png"]
         self._encoders = encoders
@@ -98,9 +108,12 @@ class ResultEncoder:
 
     def _overlay(self, result: PhotoResult, prediction: ArrayPrediction, photo: Photo) -> Content:
         # the content of the file that `predict` writes
-        writer = FILE_FORMATS[self._predictor.kind]["overlay"](Path(), self._metadata)
-        assert isinstance(writer, ImageWriter)
+        writer = OverlayWriter(Path(), self._metadata)
         return Content(writer.encode(np.asarray(photo()), prediction, result), JPEG)
+
+    def _map(self, name: str, result: PhotoResult, prediction: ArrayPrediction, photo: Photo) -> Content:
+        spec = self._predictor.map_formats[name]
+        return Content(encode_map(prediction.maps[name], spec, result.size), PNG if spec.ending == ".png" else ARRAY)
 
     def _view(self, result: PhotoResult, prediction: ArrayPrediction, photo: Photo) -> Content:
         shape = reduced_shape(*result.size, VIEW_SIZE)
@@ -110,6 +123,10 @@ class ResultEncoder:
             shown = {key: entry.get(key) for key in ("class", "score", "area")}
             info = self._classes[category]
             named.append({**shown, "thing": info["isthing"], "color": info["color"]})
+        maps = {}
+        for name, spec in self._predictor.map_formats.items():
+            drawn = Image.fromarray(draw_map(prediction.maps[name], spec, shape))
+            maps[name] = base64.b64encode(encode_photo(drawn, shape)).decode("ascii")
         return _json(
             {
                 "kind": self._predictor.kind,
@@ -118,6 +135,7 @@ class ResultEncoder:
                 "full": [result.size[1], result.size[0]],
                 "photo": base64.b64encode(encode_photo(photo(), shape)).decode("ascii"),
                 "map": encode_index_map(indices, len(named)),
+                "maps": maps,
                 "segments": named,
             }
         )

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from seamseg.training.result import numbers
 from seamseg.utils.errors import one_line
 
 
@@ -22,8 +23,11 @@ class Run:
     folder : run folder
     config : text of the configuration
     epochs : length of the training
-    step, epoch : finished steps and epochs, more than 0 in a resumed training
+    step, epoch : finished steps and epochs, more than 0 in a resumed training; `step` is that under way where learning
+        rates and the images of a training batch are reported
+    resumed : whether the training continues an earlier run
     stop_reason : of :meth:`stop`; empty unless it was called
+    stopped_by : name of the callback that called it
     """
 
     folder: Path
@@ -31,10 +35,15 @@ class Run:
     epochs: int
     step: int = 0
     epoch: int = 0
+    resumed: bool = False
     stop_reason: str = ""
+    stopped_by: str = ""
 
     def stop(self, reason: str) -> None:
-        """End the training after the current step or validation, with a snapshot; the log has the reason."""
+        """End the training after the current step or validation, with a snapshot; the log has the reason.
+
+        `resume=auto` does not go on with a training that was stopped, `resume=SNAPSHOT` does.
+        """
         self.stop_reason = self.stop_reason or reason
 
 
@@ -47,7 +56,13 @@ class Callback:
     Parameters
     ----------
     keys : of the section `[callback NAME]`
+
+    Attributes
+    ----------
+    enabled : whether it is called
     """
+
+    enabled: bool = True
 
     def __init__(self, keys: Any = None) -> None:
         self.keys = keys
@@ -61,8 +76,18 @@ class Callback:
     def validated(self, run: Run, scores: Mapping[str, float]) -> None:
         """Report the scores of a validation, fractions such as `PQ`, without those that are undefined."""
 
+    def scalars(self, run: Run, values: Mapping[str, float]) -> None:
+        """Report numbers by the tags of TensorBoard, such as `lr/other` and `val_PQ/car`.
+
+        These are the learning rates of each step, the numbers of :meth:`train`, and all scores of a validation, with
+        those of classes.
+        """
+
     def image(self, run: Run, tag: str, rgb: np.ndarray) -> None:
-        """Report a sample image, uint8 `H x W x 3`."""
+        """Report a sample image, uint8 `H x W x 3`; images are drawn only if a callback has this method."""
+
+    def histogram(self, run: Run, tag: str, values: np.ndarray) -> None:
+        """Report the distribution of an array, float32, where a training has any."""
 
     def end(self, run: Run, status: str) -> None:
         """End a training; the status is `done`, `stopped: REASON`, or the message of an exception."""
@@ -97,6 +122,11 @@ class Callbacks:
                 self._call(name, partial(callback.load_state_dict, states[name]))
         self._call_all(lambda callback: callback.begin(self.run))
 
+    @property
+    def draws(self) -> bool:
+        """Whether a callback takes sample images."""
+        return any(type(callback).image is not Callback.image for callback in self.active.values())
+
     def train(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
         """Report the numbers of a log line."""
         self.run.step, self.run.epoch = step, epoch
@@ -105,12 +135,23 @@ class Callbacks:
     def validated(self, step: int, epoch: int, scores: Mapping[str, Any]) -> None:
         """Report a validation after so many epochs; `scores` may contain more than numbers."""
         self.run.step, self.run.epoch = step, epoch
-        numbers = {name: float(value) for name, value in scores.items() if type(value) in (int, float)}
-        self._call_all(lambda callback: callback.validated(self.run, numbers))
+        found = numbers(scores)
+        self._call_all(lambda callback: callback.validated(self.run, found))
 
-    def image(self, tag: str, rgb: np.ndarray) -> None:
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Report numbers by tag."""
+        self.run.step = step
+        self._call_all(lambda callback: callback.scalars(self.run, values))
+
+    def image(self, step: int, tag: str, rgb: np.ndarray) -> None:
         """Report an image."""
+        self.run.step = step
         self._call_all(lambda callback: callback.image(self.run, tag, rgb))
+
+    def histogram(self, step: int, tag: str, values: np.ndarray) -> None:
+        """Report the distribution of an array."""
+        self.run.step = step
+        self._call_all(lambda callback: callback.histogram(self.run, tag, values))
 
     def end(self, status: str) -> None:
         """End the training."""
@@ -118,22 +159,21 @@ class Callbacks:
 
     def states(self) -> dict[str, Any]:
         """Return the states of all callbacks that have one."""
-        states: dict[str, Any] = {}
-        for name, callback in list(self.active.items()):
-            self._call(name, partial(_store, states, name, callback))
+        states = {name: self._call(name, callback.state_dict) for name, callback in list(self.active.items())}
         return {name: state for name, state in states.items() if state}
 
     def _call_all(self, call: Callable[[Callback], None]) -> None:
         for name, callback in list(self.active.items()):
             self._call(name, partial(call, callback))
 
-    def _call(self, name: str, call: Callable[[], None]) -> None:
+    def _call(self, name: str, call: Callable[[], Any]) -> Any:
+        """Return what a function returns; None, with a warning and without this callback from now on, if it fails."""
+        stopped = bool(self.run.stop_reason)
         try:
-            call()
+            return call()
         except Exception as error:
             del self.active[name]
             self.warn(f"callback {name} is not called again: {type(error).__name__}: {one_line(error)}")
-
-
-def _store(states: dict[str, Any], name: str, callback: Callback) -> None:
-    states[name] = callback.state_dict()
+        finally:
+            if self.run.stop_reason and not stopped:
+                self.run.stopped_by = name

@@ -43,7 +43,7 @@ class Checkpointer:
         losses: LossCheck,
         log: TextLog,
         resumed: ResumePoint | None,
-        callbacks: Callbacks | None = None,
+        callbacks: Callbacks,
     ) -> None:
         self.callbacks = callbacks
         self.state = state
@@ -90,8 +90,10 @@ class Checkpointer:
         if self._writer is None:
             return
         more = resume_state(position, ranks, is_best, state.schedule.total)
-        if self.callbacks is not None and (states := self.callbacks.states()):
+        if states := self.callbacks.states():
             more["callbacks"] = states
+        if (run := self.callbacks.run).stop_reason:
+            more["stopped"] = {"by": run.stopped_by, "reason": run.stop_reason}
         self.has_best = self.has_best or is_best
         meters = {name: meter.state_dict() for name, meter in self.losses.meters.items()}
         snapshot = make_snapshot(state, progress, meters, more)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from seamseg.config import Config
-from seamseg.config.kinds import KINDS
 
 
 @dataclass(frozen=True)
@@ -39,14 +38,14 @@ class KeyNames:
         return f"lower {self.learning_rate}, or begin with a smaller one ({self.burn_in})"
 
 
-def _of_heads(config: Config) -> dict[str, float]:
-    """Return the weights of the losses of custom heads."""
-    heads = [(component.make, keys) for component, keys in config.components("head")]
+def _of_components(config: Config) -> dict[str, float]:
+    """Return the weights of the losses of custom heads, and of a network with losses of its own."""
+    heads = [(component.make, keys) for kind in ("head", "network") for component, keys in config.components(kind)]
     return {loss: float(getattr(keys, key, 1)) for head, keys in heads for loss, key in head.losses.items()}  # type: ignore[attr-defined]
 
 
 INI_KEYS = KeyNames()
-"""Those of :class:`seamseg.config.Config`."""
+"""Those of :class:`seamseg.config.sections.Config`."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ class TrainerOptions:
         return cls(
             epochs=config.scheduler.epochs,
             # `train --eval` needs no weights, so their number is checked with the training
-            loss_weights=dict(zip(KINDS[config.kind].losses, optimizer.loss_weights)) | _of_heads(config),
+            loss_weights=dict(zip(config.parts_of_kind.losses, optimizer.loss_weights)) | _of_components(config),
             loss_average=optimizer.loss_average,
             seed=general.seed,
             accumulate=optimizer.accumulate,

@@ -12,8 +12,9 @@ import torch._dynamo.config
 from torch import nn
 
 from seamseg.checkpoints.class_table import ClassTable
-from seamseg.config import load_config
+from seamseg.config import Config, load_config
 from seamseg.config.checks import check_training
+from seamseg.config.components import find
 from seamseg.data.loader import BatchLoader, index_sampler
 from seamseg.evaluation.scores import Scores
 from seamseg.formats.metadata import Metadata
@@ -21,6 +22,7 @@ from seamseg.models.network import Network
 from seamseg.training.callbacks import Callback, Callbacks, Run
 from seamseg.training.checkpointing.checkpoint import (
     ResumePoint,
+    TrainingProgress,
     TrainState,
     data_order,
     load_rank_state,
@@ -31,17 +33,19 @@ from seamseg.training.checkpointing.rank_state import seed_everything
 from seamseg.training.checkpointing.run_folder import DUMPS, RunFolder
 from seamseg.training.ddp import wrap_distributed
 from seamseg.training.debugging.dump import StepRecorder
-from seamseg.training.logging.logs import TensorBoardWriter, TextLog
-from seamseg.training.logging.metrics import MetricsFile
+from seamseg.training.logging.logs import TextLog
+from seamseg.training.logging.metrics import MetricsFile, read_metrics
 from seamseg.training.logging.reporter import Reporter
 from seamseg.training.optim.schedule import LRSchedule
 from seamseg.training.options import TrainerOptions
 from seamseg.training.preemption import Preempted
 from seamseg.training.prefetch import DevicePrefetcher, count_unreadable
+from seamseg.training.result import TrainResult
 from seamseg.training.step import Stepper, compute_dtype
 from seamseg.training.task import SegmentationTask, Task, Validate
 from seamseg.training.trainer import Trainer, steps_per_epoch
 from seamseg.utils.compiler import compiler_problem
+from seamseg.utils.component_errors import named_errors
 from seamseg.utils.distributed import World, barrier, distributed, gather_objects, reported_by_main
 from seamseg.utils.errors import InputError, SeamsegError, one_line
 
@@ -81,7 +85,7 @@ class TrainingOptions:
     callbacks: Sequence[Callback] = ()
 
 
-def run_training(options: TrainingOptions, task: Task | None = None) -> Scores | None:
+def run_training(options: TrainingOptions, task: Task | None = None) -> TrainResult:
     """Train a network, or with `evaluate` only score it; joins the processes of torchrun if there are any.
 
     Parameters
@@ -91,7 +95,7 @@ def run_training(options: TrainingOptions, task: Task | None = None) -> Scores |
 
     Returns
     -------
-    scores : of the last validation; None if there was none
+    scores and numbers; those of steps are 0 with `evaluate`
 
     Raises
     ------
@@ -105,7 +109,7 @@ def run_training(options: TrainingOptions, task: Task | None = None) -> Scores |
     if options.evaluate and options.resume is None and not options.pretrain:
         raise InputError("`evaluate=True` needs existing weights: name them with `resume=F` or `pretrain=F`")
     if task is None:
-        config = load_config(options.config, None, options.overrides)
+        config = completed(load_config(options.config, None, options.overrides))
         if not options.evaluate:
             check_training(config, options.config, options.overrides)
         task = SegmentationTask(config, options.config)
@@ -138,8 +142,18 @@ def run_training(options: TrainingOptions, task: Task | None = None) -> Scores |
                 log.close()
 
 
-def _run(options: TrainingOptions, task: Task, world: World, folder: RunFolder, log: TextLog) -> Scores | None:
+def completed(config: Config) -> Config:
+    """Return a configuration with what its network reads from other files, so that snapshots need these no more."""
+    component, keys = config.component("network")
+    if not hasattr(component.make, "completed"):
+        return config
+    with named_errors(component.section, component.module):
+        return replace(config, parts={**config.parts, component.section: component.make.completed(keys)})
+
+
+def _run(options: TrainingOptions, task: Task, world: World, folder: RunFolder, log: TextLog) -> TrainResult:
     """Train or score in a locked run folder."""
+    auto = options.resume == AUTO
     options = _find_snapshot(options, world, folder, log)
     _check_weights(options, task)
     torch.backends.cudnn.benchmark = task.options.cudnn_benchmark
@@ -160,11 +174,14 @@ def _run(options: TrainingOptions, task: Task, world: World, folder: RunFolder, 
     _initialise(options, task, module.get_submodule("net"), metadata, world, log)
     if loader is not None:
         state, resumed = _prepare(options, task, module, metadata, loader, world, log)
+        if auto and resumed is not None and resumed.stopped:
+            return _stopped(resumed, state, folder, log)
         return _train(state, resumed, task, loader, validator, folder, log, options.callbacks)
     assert validator is not None
     if options.resume is not None:
         load_weights(options.resume, module.get_submodule("net"), metadata, task.files)
-    return validator(module.get_submodule("net"))
+    scores = validator(module.get_submodule("net"))
+    return TrainResult(folder.path, best=scores.best, validation=scores)
 
 
 def _initialise(
@@ -220,7 +237,7 @@ def _train(
     folder: RunFolder,
     log: TextLog,
     callbacks: Sequence[Callback],
-) -> Scores | None:
+) -> TrainResult:
     world, net, settings = state.world, state.net, state.options
     if world.is_main:
         log_earlier_runs(folder, log, resumed is not None)
@@ -231,20 +248,18 @@ def _train(
     barrier(world)
     output = folder.path if world.is_main else None
     done = None if resumed is None else resumed.progress
-    tensorboard = TensorBoardWriter(output, done.global_step + 1 if done else None, log)
     metrics = MetricsFile(output, (done.global_step, done.epoch) if done else None)
     recorder = StepRecorder(state.config, state.metadata, world, net, folder.path) if task.replayable else None
     images = task.sample_images(state.metadata)
     run = Run(folder.path, state.config, settings.epochs)
     if done is not None:
-        run.step, run.epoch = done.global_step, done.epoch + 1
+        run.step, run.epoch, run.resumed = done.global_step, done.epoch + 1, True
     following = Callbacks(run, log.warning, _named(task, callbacks) if world.is_main else {})
-    reporter = Reporter(settings, images, world, log, tensorboard, metrics, validator is not None, following)
+    reporter = Reporter(settings, images, world, log, following, metrics, validator is not None)
     unreadable = count_unreadable(loader, world, settings.broken_limit, log.warning)
     batches = DevicePrefetcher(loader, world.device, task.prepare, unreadable)
-    callback = task.step_callback(net, tensorboard)
+    callback = task.step_callback(net, following)
     trainer = Trainer(state, batches, validator, folder, reporter, recorder, resumed, callback)
-    tensorboard.text("config", state.config)
     if trainer.progress.epoch + 1 >= settings.epochs:
         log.warning(f"all {settings.epochs} epochs are done already; raise {settings.keys.epochs} to train on")
     following.begin({} if resumed is None else resumed.callbacks)
@@ -254,25 +269,45 @@ def _train(
         if run.stop_reason:
             status = f"stopped: {run.stop_reason}"
             log.info(f"{status} (step {run.step}, epoch {run.epoch})")
-        return scores
+        return _result(trainer.world, trainer.progress, run, scores)
     except BaseException as error:
         status = f"{type(error).__name__}: {one_line(error)}"
         raise
     finally:
         following.end(status)
-        tensorboard.close()
         metrics.close()
 
 
+def _stopped(resumed: ResumePoint, state: TrainState, folder: RunFolder, log: TextLog) -> TrainResult:
+    """Return the result of a training that a callback has stopped, without going on with it; a collective call."""
+    by, reason = resumed.stopped["by"], resumed.stopped["reason"]
+    log.info(
+        f"stopped by callback {by} at step {resumed.progress.global_step}: {reason}; `resume={resumed.source}` "
+        "continues the training"
+    )
+    run = Run(folder.path, state.config, state.options.epochs, stop_reason=reason, stopped_by=by)
+    return _result(state.world, resumed.progress, run, None)
+
+
+def _result(world: World, done: TrainingProgress, run: Run, scores: Scores | None) -> TrainResult:
+    """Collect what the main process knows about a finished training, for all processes; a collective call."""
+    history = read_metrics(run.folder) if world.is_main else []
+    stopped, history = gather_objects(world, (run.stop_reason, history))[0]
+    validated = any(line.get("kind") == "validation" for line in history)
+    best = done.best_score if validated else None
+    return TrainResult(run.folder, done.global_step, done.epoch + 1, best, stopped, history, scores)
+
+
 def _named(task: Task, callbacks: Sequence[Callback]) -> dict[str, Callback]:
-    """Return the callbacks of a task, and further ones by the name of their class, by unique names."""
-    named = task.build_callbacks()
+    """Return TensorBoard, the callbacks of a task, and further ones by the name of their class, by unique names."""
+    board = find("callback", "tensorboard")
+    named: dict[str, Callback] = {board.name: board.make(board.keys()), **task.build_callbacks()}
     for callback in callbacks:
         name = type(callback).__name__
         while name in named:
             name += "+"
         named[name] = callback
-    return named
+    return {name: callback for name, callback in named.items() if callback.enabled}
 
 
 @contextmanager
@@ -339,7 +374,7 @@ def _load_initial_weights(
     # others may leave the rest random
     complete = options.evaluate or task.quantised
     why = "`evaluate=True`" if options.evaluate else "[general] qat"
-    task.load_body(net, log)
+    task.load_start(net, metadata, log)
     table = None if options.pretrain_classes is None else ClassTable(metadata, options.pretrain_classes)
     for specification in options.pretrain:
         report = task.load_pretrained(net, specification, table)

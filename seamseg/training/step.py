@@ -28,6 +28,8 @@ from seamseg.utils.errors import InputError
 class StepResult(NamedTuple):
     """The result of a step, on the device: reading it waits for the step.
 
+    Attributes
+    ----------
     losses : unweighted means by name, detached: over the batches of this process, or with `loss_average = step` over
         those of all processes
     total : the weighted loss that was minimised

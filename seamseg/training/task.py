@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,30 +19,33 @@ from seamseg.checkpoints.pretrained import load_body_weights, load_pretrained, n
 from seamseg.checkpoints.snapshot import LoadReport
 from seamseg.config import Config, config_from_string, config_to_string
 from seamseg.config.components import Record
-from seamseg.config.kinds import KINDS, PANOPTIC
+from seamseg.config.kinds import PANOPTIC
 from seamseg.config.loader import differences
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.instances import InstanceOptions
 from seamseg.data.loader import BatchLoader, LoaderOptions, train_loader
+from seamseg.data.reader import open_reader
 from seamseg.data.samplers import DistributedARBatchSampler
 from seamseg.data.transforms import AugmentationOptions, Normalise, TrainTransform
 from seamseg.evaluation.scores import Scores
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.network import TorchNetwork
 from seamseg.models.build import build_training_module, without_quantisation
+from seamseg.models.custom_network import WholeNetwork
 from seamseg.models.folding import fold_layers
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.quantised import choosing_ranges
 from seamseg.models.semantic import SemanticNet
-from seamseg.structures import Batch
-from seamseg.training.callbacks import Callback
+from seamseg.structures import Batch, ReadMap
+from seamseg.training.callbacks import Callback, Callbacks
 from seamseg.training.checkpointing.run_folder import SNAPSHOT_FILES, RunFolder, SnapshotFiles
 from seamseg.training.logging.images import SampleImages, SampleRenderer
-from seamseg.training.logging.logs import TensorBoardWriter, TextLog
+from seamseg.training.logging.logs import TextLog
 from seamseg.training.optim.optimizer import build_optimizer
 from seamseg.training.optim.schedule import CurveSchedule, LRSchedule
 from seamseg.training.options import TrainerOptions
 from seamseg.training.prefetch import TrainingBatch, prepare_batch
+from seamseg.utils.component_errors import named_errors
 from seamseg.utils.distributed import World, broadcast_buffers
 from seamseg.utils.errors import InputError
 from seamseg.utils.progress import is_quiet
@@ -86,7 +90,7 @@ class Task(ABC):
     @property
     @abstractmethod
     def config_text(self) -> str:
-        """The configuration as text, for snapshots and TensorBoard."""
+        """The configuration as text, for snapshots and callbacks."""
 
     @property
     def components(self) -> tuple[Record, ...]:
@@ -149,8 +153,8 @@ class Task(ABC):
         """Fill a network, on its device, from one of :meth:`build_float` with trained weights."""
         return
 
-    def load_body(self, net: nn.Module, log: TextLog) -> None:
-        """Load the weights of the backbone that the configuration names, if any."""
+    def load_start(self, net: nn.Module, metadata: Metadata, log: TextLog) -> None:
+        """Load the weights that the configuration names, such as those of the backbone, if any."""
         return
 
     @abstractmethod
@@ -171,9 +175,9 @@ class Task(ABC):
 
     @abstractmethod
     def sample_images(self, metadata: Metadata) -> SampleImages:
-        """Return what draws the sample images for TensorBoard."""
+        """Return what draws the sample images."""
 
-    def step_callback(self, net: nn.Module, tensorboard: TensorBoardWriter) -> StepCallback | None:
+    def step_callback(self, net: nn.Module, callbacks: Callbacks) -> StepCallback | None:
         """Return a function that is called after each step; None for none."""
         return None
 
@@ -206,7 +210,7 @@ class SegmentationTask(Task):
     @property
     def parts(self) -> tuple[str, ...]:
         """Parts of the network."""
-        return KINDS[self.config.kind].modules
+        return self.config.parts_of_kind.modules
 
     @property
     def quantised(self) -> bool:
@@ -282,9 +286,14 @@ class SegmentationTask(Task):
         net.train()
         broadcast_buffers(world, net)
 
-    def load_body(self, net: nn.Module, log: TextLog) -> None:
-        """Load `[body] weights`; warn if they need another normalisation of the images."""
-        if (weights := self.config.body.weights) and not self.quantised:
+    def load_start(self, net: nn.Module, metadata: Metadata, log: TextLog) -> None:
+        """Load `[body] weights`, or those of another network; warn if they need another normalisation of the images."""
+        if isinstance(net, WholeNetwork):
+            with net.errors():
+                line = net.network.initialise(metadata.categories)
+            if line:
+                log.info(line)
+        elif (weights := self.config.body.weights) and not self.quantised:
             log.info(f"body weights {weights}: {load_body_weights(net, weights)}")
             if (problem := normalisation_problem(net, self.config.dataloader)) is not None:
                 log.warning(problem)
@@ -304,7 +313,11 @@ class SegmentationTask(Task):
 
     def build_callbacks(self) -> dict[str, Callback]:
         """Make the callbacks of the configuration, by name."""
-        return {component.name: component.make(keys) for component, keys in self.config.components("callback")}
+        made = {}
+        for component, keys in self.config.components("callback"):
+            with named_errors(component.section, component.module):
+                made[component.name] = component.make(keys)
+        return made
 
     def write_model(self, folder: RunFolder, metadata: Metadata) -> None:
         """Write `config.ini` and `metadata.bin`."""
@@ -321,7 +334,7 @@ def open_loader(config: Config, data: str | Path, source: str | Path, world: Wor
     Parameters
     ----------
     config : `[dataloader]`, seed
-    data : dataset folder
+    data : data set
     source : name of the configuration, for errors
     world : the processes, among which the images are divided
 
@@ -342,6 +355,8 @@ def open_loader(config: Config, data: str | Path, source: str | Path, world: Wor
         loading.rgb_std,
         AugmentationOptions(loading.random_flip, loading.random_scale, loading.crop_size, loading.color_jitter),
         loading.device_transforms,
+        {c.name: partial(c.make, keys=keys) for c, keys in config.components("augmentation")},
+        _read_maps(config),
     )
     dataset = PanopticDataset(
         data,
@@ -351,9 +366,22 @@ def open_loader(config: Config, data: str | Path, source: str | Path, world: Wor
         loading.fast_decode,
         replace_unreadable=loading.broken_limit > 0,
         instances=InstanceOptions(loading.instance_scale_uniform, loading.copy_paste),
-        augmentations={c.name: partial(c.make, keys=keys) for c, keys in config.components("augmentation")},
+        open_reader=partial(open_reader, config),
     )
     sampler = DistributedARBatchSampler(
         dataset.img_sizes, loading.train_batch_size, world.size, world.rank, loading.drop_last, seed=seed
     )
     return train_loader(dataset, sampler, LoaderOptions.of(loading, seed, world, loading.class_uniform))
+
+
+def _read_maps(config: Config) -> dict[str, ReadMap]:
+    """Return the ground truth that heads, or a network, read, by name; InputError if two declare it differently."""
+    found: dict[str, ReadMap] = {}
+    for component, _ in itertools.chain(config.components("head"), config.components("network")):
+        for name, spec in getattr(component.make, "reads", {}).items():
+            where = f"{component.section} ({component.file}): reads[{name!r}]"
+            if not isinstance(spec, ReadMap):
+                raise InputError(f"{where} must be a seamseg.components.ReadMap")
+            if found.setdefault(name, spec) != spec:
+                raise InputError(f"{where} differs from that of another head: rename it")
+    return found

@@ -149,8 +149,7 @@ class Trainer:
         return scores
 
     def _ask_to_stop(self) -> None:
-        callbacks = self.reporter.callbacks
-        if callbacks is not None and callbacks.run.stop_reason:
+        if self.reporter.callbacks.run.stop_reason:
             self._preemption.request(STOP)
 
     def _train_epoch(self, epoch: int) -> bool:

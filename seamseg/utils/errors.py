@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _LONG_WORD = re.compile(r"\S{301,}")
 _LONGEST_WORD, _LONGEST = 300, 2000
 """Characters of a word and of a message: texts of files, and names in them, are part of some."""
@@ -38,6 +39,14 @@ def harmless(text: str) -> str:
     """
     text = _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
     return _shortened(_LONG_WORD.sub(lambda word: _shortened(word[0], _LONGEST_WORD), text), _LONGEST)
+
+
+def cause(error: BaseException) -> str:
+    """Return type and message of the first of the errors that led to this one, on one line, without colours."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = _COLOUR.sub("", str(error))
+    return one_line(f"{type(error).__name__}: {text}").rstrip(": ")
 
 
 def one_line(text: object) -> str:

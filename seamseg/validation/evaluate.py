@@ -122,7 +122,11 @@ def evaluate_model(
         predictor = build_predictor(opened, inference, size)
         if predictor.network.averaged and world.is_main and not options.quiet:
             print(f"{opened.name}: scoring the moving average of its weights", file=sys.stderr)
-        writer = None if options.out is None else EvaluationWriter(options.out, validator.dataset.folder, world)
+        writer = (
+            None
+            if options.out is None
+            else EvaluationWriter(options.out, validator.dataset.reader, world, predictor.map_formats)
+        )
         scores = validator.score(predictor, writer, f"evaluate {split}")
         if mapped is not None:
             assert isinstance(scores, (PanopticScores, DetectionScores, SemanticScores))

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
-from seamseg.data.folder import DatasetFolder
+from PIL import Image
+
+from seamseg.data.folder import FolderReader
+from seamseg.data.reader import Reader
 from seamseg.evaluation.confusion import ConfusionMatrix
 from seamseg.evaluation.record import (
+    MAPS,
     Evaluation,
     ImageRecord,
     MapFiles,
@@ -20,10 +27,14 @@ from seamseg.evaluation.record import (
 from seamseg.evaluation.scores import PanopticScores
 from seamseg.evaluation.segments import gt_segments_from_instances
 from seamseg.formats.coco_writer import CocoPanopticWriter
+from seamseg.predictions import MapFormat
 from seamseg.prepare.export import with_boxes
 from seamseg.utils.distributed import World, gather_to_main, sum_over_processes
+from seamseg.utils.errors import InputError
+from seamseg.utils.files import replacing
 from seamseg.utils.parallel import BackgroundWriter
 from seamseg.validation.validator import PanopticValidation
+from seamseg.visualize.maps import draw_map
 
 
 class EvaluationWriter:
@@ -35,15 +46,31 @@ class EvaluationWriter:
     Parameters
     ----------
     out : the folder (:mod:`seamseg.evaluation.record`); it also gets `ground_truth/`, `prediction/` and their JSONs
-    dataset : the evaluated one
+    reader : of the evaluated split
     world : the processes
+    maps : output maps of custom heads, of which `maps/NAME/` gets an image to look at
+
+    Raises
+    ------
+    InputError
+        if the split is not that of a dataset folder, whose photos the evaluation folder refers to
     """
 
-    def __init__(self, out: str | Path, dataset: DatasetFolder, world: World) -> None:
+    def __init__(
+        self,
+        out: str | Path,
+        reader: Reader,
+        world: World,
+        maps: Mapping[str, MapFormat] = MappingProxyType({}),
+    ) -> None:
+        if not isinstance(reader, FolderReader):
+            raise InputError(f"`out={out}`: an evaluation folder needs photos in files: [dataloader] reader = folder")
+        dataset = reader.folder
         self.out = Path(out)
         # maps of an earlier evaluation in the folder must be removed
         self._replaces = world.is_main and begin_evaluation(self.out, own_maps=True)
         self.dataset = dataset
+        self.maps = maps
         self.ground_truth = CocoPanopticWriter(self.out / "ground_truth.json", dataset.metadata)
         self.prediction = CocoPanopticWriter(self.out / "prediction.json", dataset.metadata)
         self.records: list[ImageRecord] = []
@@ -72,8 +99,21 @@ class EvaluationWriter:
                 record,
                 ground_truth=[_renamed(s, gt_id, pred_id) for s in record.ground_truth],
                 prediction=[_renamed(s, pred_id, gt_id) for s in record.prediction],
+                maps=self._write_maps(validated, names[1]),
             )
         )
+
+    def _write_maps(self, validated: PanopticValidation, name: str) -> dict[str, str]:
+        """Write the maps of custom heads as images, named as that of the prediction."""
+        written = {}
+        for key, spec in self.maps.items():
+            written[key] = f"{key}/{name}"
+            path = self.out / MAPS / written[key]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            drawn = draw_map(validated.prediction.maps[key], spec, validated.result.size)
+            with replacing(path) as temporary:
+                Image.fromarray(drawn).save(temporary, "PNG", compress_type=zlib.Z_RLE)
+        return written
 
     def finish(self, world: World, title: str, scores: PanopticScores) -> None:
         """Gather the records of all processes and write the summary; a collective call.
@@ -92,6 +132,10 @@ class EvaluationWriter:
             return
         every = [record for part in records for record in part]
         write_images(self.out, sorted(every, key=lambda record: str(record.image_id)))
+        if self._replaces:
+            kept = {self.out / MAPS / name for record in every for name in record.maps.values()}
+            for path in set((self.out / MAPS).rglob("*.png")) - kept:
+                path.unlink()
         metadata = self.dataset.metadata
         summary = Evaluation(
             self.out,

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, Protocol, cast
@@ -19,6 +20,7 @@ from seamseg.config import KINDS, Config
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.input_size import InputSize
 from seamseg.data.loader import BatchLoader
+from seamseg.data.reader import open_reader
 from seamseg.data.samplers import shard
 from seamseg.data.transforms import Normalise
 from seamseg.data.workers import begin_worker
@@ -31,13 +33,14 @@ from seamseg.formats.metadata import Metadata
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.inference.detections import choose_detections
 from seamseg.inference.images import equal_size_batches, input_size, network_input
-from seamseg.inference.network import TorchNetwork
+from seamseg.inference.network import run_by_torch
 from seamseg.inference.options import Thresholds
 from seamseg.inference.predictor import Predictor
 from seamseg.inference.queries import ranked_by_masks
 from seamseg.inference.result import Panoptic
 from seamseg.inference.semantic import SemanticMap
 from seamseg.models.build import SegmentationNet
+from seamseg.models.custom_network import WholeNetwork
 from seamseg.models.heads.semantic import semantic_target
 from seamseg.panoptic_map import ClassInfo, PanopticResult, class_infos
 from seamseg.predictions import ArrayPrediction
@@ -158,15 +161,15 @@ class Validator:
         quiet: bool = False,
         size: InputSize | None = None,
     ) -> Validator:
-        """Open a split of a dataset folder; the other arguments are the attributes.
+        """Open a split of a data set; the other arguments are the attributes.
 
         `size` is that of the network's input; None for that of the configuration.
 
         Raises
         ------
         InputError
-            if the folder or the split is missing or broken, pycocotools is needed and missing, or a semantic network is
-            to be scored as the original, which does not score them
+            if the data set or the split is missing or broken, pycocotools is needed and missing, or a semantic network
+            is to be scored as the original, which does not score them
         """
         if legacy and SCORERS[config.kind] is SemanticScorer:
             raise InputError("`legacy=True`: the original has no evaluation of semantic networks")
@@ -174,7 +177,7 @@ class Validator:
         if scorer is InstanceScorer or (scorer is PanopticScorer and config.general.eval_coco):
             require_pycocotools()
         size = size or input_size(config)
-        dataset = PanopticDataset(root, split, _ValidationTransform(size))
+        dataset = PanopticDataset(root, split, _ValidationTransform(size), open_reader=partial(open_reader, config))
         return Validator(dataset, size, config, world, legacy, quiet)
 
     def __call__(self, net: nn.Module, observer: Observer | None = None, desc: str = "validate") -> Scores:
@@ -186,8 +189,9 @@ class Validator:
         observer, desc : see :meth:`score`
         """
         options, was_training = self.config.dataloader, net.training
-        trained = cast(SegmentationNet, net)  # a task builds no other networks
-        network = TorchNetwork(trained, Normalise(options.rgb_mean, options.rgb_std), self.world.device)
+        trained = cast("SegmentationNet | WholeNetwork", net)  # a task builds no other networks
+        normalise = Normalise(options.rgb_mean, options.rgb_std)
+        network = run_by_torch(trained, normalise, self.world.device, torch.float32)
         predictor: Predictor[Any] = Predictor(network, self.metadata, self.size, Thresholds.of(self.config))
         try:
             return self.score(predictor, observer, desc)
@@ -290,11 +294,12 @@ class CustomMetrics:
         """
         found: dict[str, float] = {}
         selected = None
+        others = scores.to_json() if self._metrics else {}
         for name, metric in self._metrics.items():
             with self._errors(name, type(metric).__module__):
                 state = torch.from_numpy(np.asarray(metric.state(), np.float64))
                 own = metric.scores(sum_over_processes(self._world, state).numpy())
-            taken = [score for score in own if score in found or score in scores.to_json()]
+            taken = [score for score in own if score in found or score in others]
             if taken:
                 raise SeamsegError(f"metric {name}: there is another score {taken[0]}: rename it")
             found |= {score: float(value) for score, value in own.items()}

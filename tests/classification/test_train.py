@@ -31,7 +31,8 @@ def config(tmp_path: Path) -> Path:
 
 
 def train(config: Path, data: Path, run: Path, *overrides: str, **options: object) -> ClassifierScores | None:
-    return train_classifier(TrainingOptions(config, data, run, overrides=overrides, device="cpu", **options))
+    options = TrainingOptions(config, data, run, overrides=overrides, device="cpu", **options)
+    return train_classifier(options).validation
 
 
 def weights(run: Path, name: str = "checkpoint.pth.tar") -> dict[str, torch.Tensor]:

@@ -23,7 +23,8 @@ def work(rank: int, join: Callable[[], None], folder: Path) -> None:
     data, run = folder / "data", folder / "run"
     join()
     overrides = ("optimizer.schedule.epochs=1",)
-    trained = train_classifier(TrainingOptions(folder / "c.json", data, run, overrides=overrides, device="cpu"))
+    options = TrainingOptions(folder / "c.json", data, run, overrides=overrides, device="cpu")
+    trained = train_classifier(options).validation
     join()
     options = ValidationOptions(folder / "c.json", run / "checkpoint.pth.tar", data, device="cpu")
     scores = validate_classifier(options)

@@ -8,16 +8,28 @@ def test_lists_built_in_components_and_those_of_files(seamseg_main, tmp_path, ca
     file.write_text(LION)
     assert seamseg_main("components", "--components", file) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "optimizer: updates the weights; chosen by [optimizer] type" in lines
+    assert "optimizer: updates the weights; chosen by [optimizer] type = NAME" in lines
     assert any(line.startswith("  sgd (built in): Return SGD") for line in lines)
     assert f"  lion ({file}): Lion (arXiv 2302.06675)." in lines
     assert "    beta1 = 0.9    weight of the momentum in an update" in lines
-    assert "head: head of the network, with losses and output maps; added by a section [head NAME]" in lines
+    assert (
+        "head: head of the network, with losses and output maps; added by a section [head NAME], or by its file"
+        in lines
+    )
     assert seamseg_main("components", "--kind", "loss") == 0
     out = capsys.readouterr().out
     assert out.startswith("loss: ")
     assert "  max_pooling (built in)" in out
     assert "optimizer" not in out
+
+
+def test_bodies_of_one_family_are_one_line(seamseg_main, capsys):
+    assert seamseg_main("components", "--kind", "body") == 0
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = [line for line in lines if "resnet50" in line]
+    assert line.startswith("  densenet121, densenet169, ")
+    assert line.endswith("wider_resnet38_a2 (built in): Backbones of the original, and ResNets, see `build_backbone`.")
+    assert any(line.startswith("  timm (built in)") for line in lines)
 
 
 def test_a_missing_file(seamseg_main, capsys):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 
+import numpy as np
 import pytest
+import torch
 from support.interruptions import result, signals_at, train_until_done
 
 import seamseg
+from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.components import Callback
 from seamseg.training.run import run_training
 
@@ -115,9 +119,33 @@ def test_a_callback_ends_a_training(options, tmp_path):
     assert found[-1] == {"kind": "end", "step": step, "epoch": epoch, "status": status}
     assert found[-2]["kind"] == "validated"
     assert epoch < 9
-    assert scores is not None
+    assert scores.stopped == "no better PQ in 1 validations"
+    assert scores.validation is not None
     assert f"{status} (step {step}, epoch {epoch})" in (tmp_path / "run/training.log").read_text()
     assert (tmp_path / "run" / "model_best.pth.tar").exists()
+
+
+class StopsOnce(Callback):
+    """Ends a training after two steps."""
+
+    def train(self, run, values):
+        if run.step == 2:
+            run.stop("enough")
+
+
+def test_a_stopped_training_is_continued_only_if_it_is_named(options, tmp_path):
+    stopped = run_training(options("run", callbacks=[StopsOnce()]))
+    assert (stopped.steps, stopped.stopped) == (2, "enough")
+    again = run_training(options("run", callbacks=[StopsOnce()], resume="auto"))
+    assert (again.steps, again.stopped, again.history) == (2, "enough", stopped.history)
+    last = (tmp_path / "run" / "training.log").read_text().strip().splitlines()[-1]
+    assert "stopped by callback StopsOnce at step 2: enough; `resume=" in last
+    continued = run_training(options("run", resume=tmp_path / "run"))
+    assert (continued.steps, continued.stopped) == (8, "")
+    run_training(options("straight"))
+    weights, straight = (load_snapshot(tmp_path / run / "model_last.pth.tar").state_dict for run in ("run", "straight"))
+    assert all(torch.equal(x, straight["body"][name]) for name, x in weights["body"].items())
+    assert run_training(options("run", resume="auto")).stopped == ""
 
 
 def test_callbacks_given_in_python_that_fail(micro, micro_config, tmp_path):
@@ -146,3 +174,48 @@ def test_callbacks_given_in_python_that_fail(micro, micro_config, tmp_path):
     assert len(collector.scores) == 2
     log = (tmp_path / "training.log").read_text()
     assert log.count("callback Broken is not called again: ValueError: no network at all") == 1
+
+
+class Recorder(Callback):
+    """What TensorBoard shows."""
+
+    def __init__(self):
+        super().__init__()
+        self.numbers, self.images = {}, []
+
+    def scalars(self, run, values):
+        for tag, value in values.items():
+            self.numbers.setdefault(tag, []).append((run.step, value))
+
+    def image(self, run, tag, rgb):
+        self.images.append((run.step, tag, rgb.shape))
+
+
+def test_callbacks_get_what_tensorboard_shows(micro, micro_config, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    recorder = Recorder()
+    seamseg.train(micro_config, micro, tmp_path / "run", "cpu", callbacks=[recorder])
+    events = EventAccumulator(str(tmp_path / "run"), {"scalars": 0, "images": 0})
+    events.Reload()
+    assert set(events.Tags()["scalars"]) == set(recorder.numbers) > {"lr/other", "train/loss", "val_PQ/car"}
+    for tag, values in recorder.numbers.items():
+        assert [(e.step, e.value) for e in events.Scalars(tag)] == [(s, np.float32(v)) for s, v in values]
+    shown = {(e.step, tag) for tag in events.Tags()["images"] for e in events.Images(tag)}
+    assert shown == {(step, tag) for step, tag, _ in recorder.images}
+    assert {(1, "train/targets"), (3, "train/targets")} < shown
+
+
+def test_without_tensorboard(micro, micro_config, tmp_path, monkeypatch):
+    """Turned off, nothing is written or drawn; not installed, a warning."""
+    off = {"callback tensorboard.enabled": "no"}
+    with monkeypatch.context() as patch:
+        patch.setattr("seamseg.training.logging.images.SampleRenderer.targets", None)
+        seamseg.train(micro_config, micro, tmp_path / "off", "cpu", overrides=off)
+    log = (tmp_path / "off" / "training.log").read_text()
+    assert "WARNING" not in log
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    seamseg.train(micro_config, micro, tmp_path / "missing", "cpu")
+    log = (tmp_path / "missing" / "training.log").read_text()
+    assert log.count("callback tensorboard is not called again: SeamsegError: no TensorBoard files are written: ") == 1
+    assert not [path for folder in ("off", "missing") for path in (tmp_path / folder).glob("events*")]

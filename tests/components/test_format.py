@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import tarfile
 
 import numpy as np
 import pytest
 from PIL import Image
+from support.components import forget
 
+from seamseg.inference.options import InferenceOptions
 from seamseg.predict.settings import PredictSettings
 from seamseg.utils.errors import InputError
 
@@ -76,9 +80,22 @@ def test_other_keys_are_another_run(file, micro_run, micro, tmp_path, seamseg_ma
     assert "format borders.value=7" in capsys.readouterr().err
 
 
-def test_mistakes(file, micro_run, tmp_path):
-    from seamseg.inference.options import InferenceOptions
+def test_errors_name_the_format_and_the_image(file, micro_run, micro, tmp_path, seamseg_main, capsys):
+    """Nothing remains of a run whose first image fails, so that the corrected format runs in the same folder."""
+    photo = micro / "img" / "val0.png"
+    file.write_text(BORDERS.replace("ids = result.id_map", 'ids = result.maps["none"]'))
+    words = ("--device", "cpu", "--workers", "0", "--quiet", "--components", file, "--format", "borders")
+    assert seamseg_main("predict", micro_run, photo, tmp_path / "out", *words) == 1
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert lines[-1] == f"seamseg predict: {photo}: format borders, {file} line 28: KeyError: 'none'"
+    file.write_text(BORDERS.replace("self.keys.value", "self.key.value"))
+    forget("my_borders")
+    del sys.modules["my_borders"]
+    assert seamseg_main("predict", micro_run, photo, tmp_path / "out", *words) == 1
+    assert "AttributeError" in capsys.readouterr().err
 
+
+def test_mistakes(file, micro_run, tmp_path):
     with pytest.raises(InputError, match="there is no format 'borders'; choose among"):
         PredictSettings(micro_run, "borders")
     given = InferenceOptions(overrides=(f"general.components={file}", "format borders.valeu=7"))
@@ -98,3 +115,53 @@ def test_networks_of_transformers(file, micro, tmp_path, seamseg_main):
     size = ("--shortest-size", SMALL["shortest_size"])
     assert seamseg_main("predict", model, photo, tmp_path / "out", *words, *size) == 0
     assert (tmp_path / "out" / "val0_borders.png").exists()
+
+
+COUNTS = '''
+import json
+
+from seamseg.components import OutputFormat, output_format
+
+
+@output_format("segment-counts")
+class Counts(OutputFormat):
+    """The numbers of segments of all photos in a file."""
+
+    kinds = ("panoptic",)
+    member = ""
+    all_classes = True
+
+    def paths(self, source):
+        return []
+
+    def write(self, source, rgb, prediction, result):
+        assert rgb is None
+        return {"name": source.name, "count": sum(not s.iscrowd for s in result.segments)}
+
+    def finals(self):
+        return [self.out / "counts.json"]
+
+    def finish(self, records):
+        self.finals()[0].write_text(json.dumps({record["name"]: record["count"] for record in records()}))
+'''
+
+
+def test_a_format_with_a_file_about_all_photos(micro_run, micro, tmp_path, seamseg_main, capsys):
+    file, expected = tmp_path / "my_counts.py", {}
+    file.write_text(COUNTS)
+    words = ("--device", "cpu", "--workers", "0", "--quiet", "--components", file, "--format", "segment-counts,coco")
+    assert seamseg_main("predict", micro_run, micro / "img", tmp_path / "out", *words) == 0
+    for entry in json.loads((tmp_path / "out" / "panoptic.json").read_text())["annotations"]:
+        expected[entry["file_name"].removesuffix(".png")] = len(entry["segments_info"])
+    found = json.loads((tmp_path / "out" / "counts.json").read_text())
+    assert found == expected
+    assert sum(found.values()) > 0
+    assert seamseg_main("predict", micro_run, micro / "img", tmp_path / "o", *words, "--classes", "car") == 2
+    assert "--format segment-counts contains all classes" in capsys.readouterr().err
+
+
+def test_a_name_of_a_built_in_format(file, micro_run):
+    file.write_text(BORDERS.replace('"borders", keys', '"coco", keys'))
+    given = InferenceOptions(overrides=(f"general.components={file}",))
+    with pytest.raises(InputError, match=r"there is a format coco already, in .*: rename one"):
+        PredictSettings(micro_run, "coco", inference=given)

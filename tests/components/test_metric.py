@@ -64,7 +64,7 @@ def options(component_options, file):
 
 
 def test_all_outputs(options, tmp_path):
-    scores = run_training(options("run"))
+    scores = run_training(options("run")).validation
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     validations = [line for line in lines if line["kind"] == "validation"]
     assert [line["car_images"] for line in validations] == [3, 3]
@@ -111,7 +111,7 @@ def score_in_two(rank, join, options, out):
 
     join()
     with narrow_body():
-        scores = run_training(options)
+        scores = run_training(options).validation
     (out / f"{rank}.json").write_text(json.dumps(scores.metrics))
 
 

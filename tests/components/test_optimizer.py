@@ -6,13 +6,13 @@ import hashlib
 
 import pytest
 import torch
-from support.components import LION
+from support.components import LION, forget
 from support.interruptions import result, signals_at, train_until_done
 
 from seamseg.checkpoints.bundle import open_model
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.training.run import TrainingOptions, run_training
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, SeamsegError
 
 pytestmark = pytest.mark.usefixtures("narrow", "imported")
 
@@ -23,7 +23,7 @@ def options(component_options, tmp_path):
     file = tmp_path / "my_lion.py"
     file.write_text(LION)
     given = ("optimizer.type=lion", "optimizer.lr=.0003", "scheduler.type=halving", "optimizer lion.beta1=.8")
-    return lambda run, **more: component_options(file, run, *given, **more)
+    return lambda run, *overrides, **more: component_options(file, run, *given, *overrides, **more)
 
 
 def test_an_interrupted_training_resumes_to_the_bit(options, tmp_path):
@@ -46,10 +46,7 @@ def test_a_snapshot_states_its_components_and_opens_without_them(options, tmp_pa
         ("scheduler", "halving", "my_lion", checksum),
     ]
     assert "[optimizer lion]\nbeta1 = .8\nbeta2 = 0.99\n" in snapshot.config.replace("0.8", ".8")
-    from seamseg.config import components
-
-    for key in [key for key, component in components._REGISTERED.items() if component.module == "my_lion"]:
-        del components._REGISTERED[key]
+    forget("my_lion")
     opened = open_model(tmp_path / "run")
     assert opened.config.not_loaded == ["optimizer lion", "scheduler halving"]
     with pytest.raises(InputError, match=r"no optimizer 'lion'"):
@@ -62,3 +59,29 @@ def test_a_resumed_training_needs_the_component(options, tmp_path, micro, micro_
     with pytest.raises(InputError, match="its optimizer is lion, this training uses sgd"):
         run_training(plain)
     assert torch.is_grad_enabled()
+
+
+LOSS = """
+from seamseg.components import loss
+
+@loss("broken")
+def broken(image, keys):
+    return image.logit.sum()
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("return 0.5 **", "return half **", "scheduler halving, .*my_lion.py line 40: NameError: name 'half'"),
+        ("momentum.lerp_(", "momentum.lerb_(", "optimizer Lion, .*my_lion.py line 34: AttributeError"),
+        ("super().__init__(groups, {})", "super().__init__(group, {})", "optimizer lion, .*line 22: NameError"),
+        ("import torch\n", f"import torch\n{LOSS}", "loss broken, .*my_lion.py line 10: AttributeError: .*logit"),
+    ],
+)
+def test_errors_name_component_and_line(options, tmp_path, old, new, message):
+    (tmp_path / "my_lion.py").write_text(LION.replace(old, new, 1))
+    given = ("sem.loss=broken",) if new.endswith(LOSS) else ()
+    with pytest.raises(SeamsegError, match=message) as error:
+        run_training(options("run", *given))
+    assert "\n" not in str(error.value)

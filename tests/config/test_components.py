@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 
 import pytest
 from support.components import LION
 
+from seamseg import components as interface
 from seamseg.config import components, config_from_string, config_to_string, load_config
 from seamseg.config.components import Record
 from seamseg.config.loader import differences
@@ -125,6 +127,18 @@ def test_files_that_fail(tmp_path, imported, text, message):
     file.write_text("")
     load_config(ini(tmp_path, ""), overrides=named(file))
     assert before.items() <= components._REGISTERED.items()
+
+
+def test_the_interface_explains_itself():
+    """`dir` lists what is imported when it is used; the decorators have signatures and docstrings."""
+    assert set(interface.__all__) <= set(dir(interface))
+    decorators = {"output_format" if kind == "format" else kind for kind in components.KINDS}
+    assert decorators <= set(interface.__all__)
+    for name in decorators:
+        decorator = getattr(interface, name)
+        assert list(inspect.signature(decorator).parameters) == ["name", "keys"]
+        assert decorator.__doc__.startswith("Register a ")
+        assert decorator.__doc__.count("\n") > 2
 
 
 def test_missing_files_and_names_of_other_modules(tmp_path, imported):

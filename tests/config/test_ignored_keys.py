@@ -40,6 +40,7 @@ MICRO = CONFIG.format(norm="bn")
 KEYS = {f"{section}.{spec.name}": spec for section, cls in SECTIONS.items() for spec in fields(cls)}
 SKIPPED = {
     "general.kind",  # selects the kind
+    "dataloader.reader",  # chosen by name: tests/components/test_reader.py
     "general.unused_parameters",  # read with several processes: tests/training/test_unused_parameters.py
 }
 TRAINER = "trainer"
@@ -61,10 +62,8 @@ CROPS = ("dataloader.crop_size=(48, 48)", "dataloader.random_scale=(0.5, 2)")
 NEEDS = {
     "body.gn_groups": ("body.normalization_mode=gn", "body.gn_groups=4"),
     **{f"{head}.fpn_min_level": (f"{head}.fpn_levels=3",) for head in ("rpn", "roi", "sem")},
-    "rpn.bbx_loss": CROPS,
-    "roi.bbx_loss": CROPS,
+    "roi.box_loss": CROPS,
     "roi.conv_channels": ("roi.box_convs=1",),
-    "roi.mask_subdivisions": ("roi.mask_points=4",),
     "optimizer.beta2": ("optimizer.type=adamw",),
     "scheduler.params": ("scheduler.burn_in_steps=0",),
     "dataloader.instance_scale_uniform": CROPS,
@@ -88,7 +87,7 @@ def other(name: str, config: Config) -> str:
     if name in OTHERS:
         return OTHERS[name]
     if spec.metadata["choices"]:
-        return next(choice for choice in spec.metadata["choices"] if choice != value)
+        return next((choice for choice in spec.metadata["choices"] if choice != value), "transformers")
     if kind is str:
         return "other"
     if typing.get_origin(kind) is tuple:

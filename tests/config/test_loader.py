@@ -72,7 +72,7 @@ def test_unknown_names(text: str, expected: str) -> None:
         ("[fpn]\ninputs = (1, 2)", "my.ini: [fpn] inputs = (1, 2): expected a list of quoted names"),
         ("[body]\nout_channels = (1, 2)", "my.ini: [body] out_channels = (1, 2): expected a dict such as"),
         ("[scheduler]\nparams = {'a': open('x')}", "expected a dict such as"),
-        ("[body]\nbody = resnet51", "my.ini: [body] body = resnet51: expected one of resnet18, resnet34"),
+        ("[body]\nbody = resnet51", "my.ini: [body] body = resnet51: no body 'resnet51'; did you mean 'resnet50'?"),
         ("[body]\nnormalization_mode = batch", "expected one of bn, syncbn"),
         (
             "[dataloader]\ntrain_batch_size = 0",
@@ -138,8 +138,8 @@ def test_keys_of_a_head_that_the_task_lacks_are_ignored() -> None:
     [
         ("panoptic", "[sem]\ndilations = (1, 2)", "[sem] dilations"),
         ("instance_seg", "[sem]\nloss = max_pooling", "[sem] loss"),
-        ("detection", "[roi]\nmask_points = 196", "[roi] mask_points"),
-        ("semantic", "[rpn]\nbbx_loss = cabb", "[rpn] bbx_loss"),
+        ("detection", "[roi]\nmask_refinement = points", "[roi] mask_refinement"),
+        ("semantic", "[roi]\nbox_loss = cabb", "[roi] box_loss"),
     ],
 )
 def test_keys_without_effect_are_refused(kind: str, text: str, key: str) -> None:
@@ -355,7 +355,7 @@ def test_an_override_of_the_kind_selects_its_loss_weights() -> None:
     [
         "[optimizer]\nloss_weights = (1, 1, 1, 1, 1, 1, 1)",
         "[rpn]\nneg_threshold = .9",
-        "[roi]\nbbx_loss = cabb",
+        "[roi]\nbox_loss = cabb",
         "[dataloader]\ninstance_scale_uniform = (8, 40)",
     ],
 )

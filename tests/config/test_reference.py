@@ -1,5 +1,7 @@
 """The page of keys is generated from the code."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 from seamseg.config.reference import reference
@@ -14,3 +16,11 @@ def test_the_page_is_up_to_date() -> None:
 
 def test_every_section_is_there() -> None:
     assert [line[4:-1] for line in reference().splitlines() if line.startswith("## [")] == list(SECTIONS)
+
+
+def test_the_page_of_components_is_up_to_date() -> None:
+    """In a process of its own: other tests import components."""
+    program = "from seamseg.config.reference import components_reference as page; print(page(), end='')"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    page = PAGE.parent / "reference" / "components.md"
+    assert page.read_text(encoding="utf-8") == done.stdout, "run `make docs` and commit docs/reference/components.md"

@@ -114,9 +114,9 @@ def test_a_file_that_is_too_large_is_not_written(panoptic, tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("tool", "message"),
     [
-        ("torch.onnx.export", "this network cannot be exported to ONNX (of the tool, in lines)"),
-        ("seamseg.deploy.onnx.trace", "this network cannot be exported to ONNX (of the tool, in lines)"),
-        ("onnx.checker.check_model", "the exported network is no valid ONNX file (of the tool, in lines)"),
+        ("torch.onnx.export", "this network cannot be exported to ONNX (ValueError: of the tool, in lines)"),
+        ("seamseg.deploy.onnx.trace", "this network cannot be exported to ONNX (ValueError: of the tool, in lines)"),
+        ("onnx.checker.check_model", "the exported network is no valid ONNX file (ValueError: of the tool, in lines)"),
     ],
 )
 def test_failures_of_the_exporter_and_the_checker(panoptic, tmp_path, monkeypatch, tool, message):
@@ -229,13 +229,13 @@ def test_other_options_of_the_network(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("layers", "side"), [("roi.box_convs=2", 16), ("roi.mask_points=9", 64), ("roi.roi_size=(7, 7)", 14)]
+    ("layers", "side"), [("roi.box_convs=2", 16), ("roi.mask_refinement=points", 64), ("roi.roi_size=(7, 7)", 14)]
 )
 def test_optional_layers(layers, side, tmp_path):
     """Convolutions of the box branch, masks refined at points, and an odd number of cells, whose last is not pooled."""
     folded = detector("panoptic", layers)
-    if folded.roi_head.roi_pts is not None:
-        torch.nn.init.normal_(folded.roi_head.roi_pts.output.weight, std=1)
+    if folded.roi_head.refinement is not None:
+        torch.nn.init.normal_(folded.roi_head.refinement.output.weight, std=1)
     net = export_net(folded, MEAN, STD, standard_ops=True)
     path, _ = write(tmp_path, "panoptic", net)
     for engine in ENGINES:

@@ -136,7 +136,7 @@ def test_what_does_not_apply_is_refused(tmp_path: Path) -> None:
     folder, out = annealed("eomt", tmp_path / "net"), tmp_path / "net.onnx"
     for options in ({"dynamic": True}, {"part": "dense"}, {"int8": "data/city"}):
         ((name, value),) = options.items()
-        wanted = f"`{name}={value}`: does not apply to {folder}, which is no network of seamseg"
+        wanted = f"`{name}={value}`: does not apply to {folder}, a network of transformers"
         assert refusal(folder, out, **options) == wanted
     assert refusal(folder, out, size=(64, 128)) == f"`size=64x128`: the input of {folder} is {SIDE} x {SIDE}"
     assert "`config` has no effect" in refusal(folder, out, config="a.ini")

@@ -142,14 +142,14 @@ def test_network(kind, free, tmp_path):
 @pytest.mark.slow
 def test_optional_layers_are_trained():
     """Convolutions of the box branch in int8, the layers that refine masks in float; all of them learn."""
-    net = quantised(detector("panoptic", "roi.box_convs=2", "roi.mask_points=9"))
+    net = quantised(detector("panoptic", "roi.box_convs=2", "roi.mask_refinement=points"))
     module = export_net(net.eval(), MEAN, STD, "all")
     with choosing_ranges(net), torch.no_grad():
         module(*picture(valid=SIZE))
     head = net.roi_head
     assert head.box_conv[0].before is not None
     assert head.fc.first.after is not None
-    assert not any(isinstance(layer, FakeQuantise) for layer in head.roi_pts.modules())
+    assert not any(isinstance(layer, FakeQuantise) for layer in head.refinement.modules())
     outputs = dict(zip(module.output_names, module(*picture(valid=SIZE)), strict=True))
     assert outputs["count"] > 2
     sum(outputs[name].sum() for name in ("boxes", "scores", "mask_logits")).backward()

@@ -137,6 +137,15 @@ def test_missing_rows_with_correct_checksums(tmp_path, reader):
         read_id_png(path)
 
 
+def test_two_headers(tmp_path, reader):
+    # Pillow takes the first; a reader that takes the last makes a map of another size
+    path = tmp_path / "x.png"
+    second = chunk(b"IHDR", struct.pack(">II5B", 4, 2, 8, 2, 0, 0, 0))
+    path.write_bytes(png((3, 4), zlib.compress(bytes(3 * 13)), after=[second]))
+    with pytest.raises(InputError, match=r"x\.png: not a readable PNG.*it has two headers"):
+        read_id_png(path)
+
+
 def test_rows_beyond_the_size_are_ignored_like_by_pillow(tmp_path, reader):
     path = tmp_path / "x.png"
     ids = random_ids(np.random.default_rng(5), 6, 11)

@@ -207,7 +207,7 @@ class Ideal:
     """Finds what :func:`street` drew, on inputs padded to multiples of 32, with masks of a quarter of their size."""
 
     kind, precision, device, on_gpu, uses_torch, averaged = "panoptic", "float32", "cpu", False, False, False
-    nms_threshold, tiles_problem = 0.5, None
+    nms_threshold, tiles_problem, map_formats = 0.5, None, {}
 
     def run(self, images):
         """See :class:`seamseg.inference.predictor.InferenceNetwork`."""

@@ -69,11 +69,11 @@ def test_same_outputs(kind, mode, plain, monkeypatch):
 
 @pytest.mark.parametrize("mode", ["bn", "syncbn+gn"])
 def test_convolutions_of_the_box_branch(mode):
-    net = network(mode=mode, overrides=("roi.box_convs=4", "roi.mask_points=9"))
+    net = network(mode=mode, overrides=("roi.box_convs=4", "roi.mask_refinement=points"))
     folded = fold_abn(net)
     same(outputs(folded), outputs(net))
     # the layers that refine masks have no norms
-    assert torch.equal(folded.roi_head.roi_pts.layers[1].weight, net.roi_head.roi_pts.layers[1].weight)
+    assert torch.equal(folded.roi_head.refinement.layers[1].weight, net.roi_head.refinement.layers[1].weight)
     assert isinstance(folded.roi_head.box_conv[0], FusedConv2d) == (mode == "bn")
     assert isinstance(folded.roi_head.fc, FoldedBoxBranch) == (mode == "bn")
 

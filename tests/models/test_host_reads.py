@@ -19,8 +19,8 @@ EXACT = 3
 """Reads of a step whose samples are drawn as the original does: the numbers of proposals, of candidates for the ROI
 head, and of anchors to draw from, each once for all images."""
 FIXED = ("roi.fixed_samples=yes",)
-CROPS = ("rpn.bbx_loss=cabb", "roi.bbx_loss=cabb", "dataloader.crop_size=(64, 64)")
-RECIPES = ("roi.box_convs=1", "roi.mask_points=9", *CROPS)
+CROPS = ("roi.box_loss=cabb", "dataloader.crop_size=(64, 64)")
+RECIPES = ("roi.box_convs=1", "roi.mask_refinement=points", "mask_refinement points.points=9", *CROPS)
 """Optional layers and losses."""
 
 

@@ -190,9 +190,9 @@ def test_state_dict_survives_a_round_trip():
 
 RECIPES = (
     "roi.box_convs=2",
-    "roi.mask_points=12",
-    "rpn.bbx_loss=cabb",
-    "roi.bbx_loss=cabb",
+    "roi.mask_refinement=points",
+    "mask_refinement points.points=12",
+    "roi.box_loss=cabb",
     "dataloader.crop_size=(64, 64)",
 )
 
@@ -214,7 +214,7 @@ def test_the_crop_aware_loss_of_a_network(fixed):
         ("cut", "cabb", True),
     ):
         sides = borders(batch, (False, True, False, False), (True,) * 4, (True,) * 4) if cut else None
-        overrides = (f"rpn.bbx_loss={loss}", f"roi.bbx_loss={loss}", *RECIPES[-1:], f"roi.fixed_samples={fixed}")
+        overrides = (f"roi.box_loss={loss}", *RECIPES[-1:], f"roi.fixed_samples={fixed}")
         module = training_module(overrides=overrides)
         torch.manual_seed(1)
         losses = module(replace(batch, cut=sides)).means
@@ -232,9 +232,9 @@ def test_the_crop_aware_loss_of_a_network(fixed):
 
 def test_a_crop_aware_loss_needs_crops():
     with pytest.raises(
-        InputError, match=r"\[roi\] bbx_loss = cabb is for training on crops: set \[dataloader\] crop_size"
+        InputError, match=r"\[roi\] box_loss = cabb is for training on crops: set \[dataloader\] crop_size"
     ):
-        check_training(tiny_config(overrides=("roi.bbx_loss=cabb",)), "my.ini")
+        check_training(tiny_config(overrides=("roi.box_loss=cabb",)), "my.ini")
 
 
 def test_masks_refined_at_points():
@@ -242,8 +242,10 @@ def test_masks_refined_at_points():
     batch = toy_batch((64, 96), (80, 64), empty=(1,))
     # points are drawn before the anchors: all of these are used
     every = ("rpn.num_samples=100000",)
-    plain, module = training_module(overrides=every), training_module(overrides=(*every, "roi.mask_points=12"))
-    # more layers change the random weights of those after them
+    plain, module = (
+        training_module(overrides=every),
+        training_module(overrides=(*every, "roi.mask_refinement=points", "mask_refinement points.points=12")),
+    )
     module.net.load_state_dict(plain.net.state_dict(), strict=False)
     losses = []
     for one in (plain, module):
@@ -255,7 +257,7 @@ def test_masks_refined_at_points():
     net = module.net.eval()
     (found,) = net.predict(PackedSequence([batch.images[0]]))
     assert found.mask_logits.shape == (len(found.classes), 64, 64)
-    net.roi_head.roi_pts.subdivisions = 0
+    net.roi_head.refinement.subdivisions = 0
     (coarse,) = net.predict(PackedSequence([batch.images[0]]))
     assert coarse.mask_logits.shape == (len(found.classes), 16, 16)
     assert len(found.classes) > 0

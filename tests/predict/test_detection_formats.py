@@ -256,10 +256,10 @@ def test_a_snapshot_without_the_parts_is_refused(models, micro_config, tmp_path,
     [
         (
             ("--format", "overlay,coco"),
-            "--format overlay,coco: a model of kind {kind} has no format 'coco': choose among overlay, overlay-legacy, "
-            "coco-results, raw",
+            "--format overlay,coco: a model of kind {kind} has no format 'coco': choose among coco-results, "
+            "overlay, overlay-legacy, raw",
         ),
-        (("--format", "cityscapes"), "choose among overlay, overlay-legacy, coco-results, raw"),
+        (("--format", "cityscapes"), "choose among coco-results, overlay, overlay-legacy, raw"),
         (("--format", "overlay,overlay-legacy"), "overlay and overlay-legacy would both write NAME.jpg"),
         (("--min-area", "3"), "--min-area has no effect: the model is of kind {kind}"),
         (("--overlap-threshold", ".3"), "--overlap-threshold has no effect: the model is of kind {kind}"),
@@ -278,9 +278,8 @@ def test_refusals(models, kind, photos, tmp_path, seamseg_main, capsys, words, m
 
 def test_formats_that_panoptic_models_lack(models, photos, tmp_path, seamseg_main, capsys):
     assert seamseg_main("predict", models["panoptic"], photos, tmp_path, "--format", "coco-results", *CPU) == 2
-    assert (
-        "a model of kind panoptic has no format 'coco-results': choose among overlay, coco" in capsys.readouterr().err
-    )
+    expected = "a model of kind panoptic has no format 'coco-results': choose among cityscapes, coco"
+    assert expected in capsys.readouterr().err
 
 
 def test_unreadable_and_missing_photos(models, kind, photos, tmp_path, seamseg_main, capsys):

@@ -209,7 +209,7 @@ def test_limit_of_each_shard_and_of_the_photos_beside_them(micro_run, micro, tmp
         ),
         (("{run}", "{photos}", "{out}", "--anonymize-style", "pixels"), "--anonymize-style has no effect without"),
         (("{run}", "{photos}/street.jpg", "{photos}"), "would overwrite an input photo"),
-        (("{run}", "{photos}", "{out}", "--format", "svg"), "choose among overlay, coco, raw, cityscapes, vistas"),
+        (("{run}", "{photos}", "{out}", "--format", "svg"), "choose among cityscapes, coco, cvat, labelstudio"),
         (("{run}", "{photos}", "{out}", "--batch-size", "0"), "--batch-size 0: must be at least 1"),
         (("{out}", "{photos}", "{out}"), "not a run folder"),
         (("{run}", "{photos}", "{out}", "--shortest-size", "0"), "network size"),
@@ -310,7 +310,7 @@ def test_memory_does_not_grow_with_the_number_of_photos(micro_run, tmp_path, mon
         most = max(most, ahead)
         return raw(images)
 
-    class Slow(writers.Writer):
+    class Slow(writers.OutputFormat):
         needs_photo = False
         member = None
 
@@ -322,7 +322,7 @@ def test_memory_does_not_grow_with_the_number_of_photos(micro_run, tmp_path, mon
             ahead -= 1
 
     monkeypatch.setattr(model, "raw", counted)
-    sink = FolderSink(tmp_path, [Slow()], header("model", "", {}))
+    sink = FolderSink(tmp_path, [Slow(tmp_path, model.metadata)], header("model", "", {}))
     summary = job.predict_all(model, find_sources(tmp_path / "data" / "img"), sink, World())
     assert summary == job.RunSummary(40, 0, 0)
     assert most <= 8

@@ -63,7 +63,7 @@ def test_greyscale(semantic_model, photos, seamseg_main):
     ("words", "message"),
     [
         (("--format", "labels,ids"), "labels and ids would both write NAME.png"),
-        (("--format", "coco"), "a model of kind semantic has no format 'coco': choose among overlay, labels, ids"),
+        (("--format", "coco"), "a model of kind semantic has no format 'coco': choose among ids, labels, overlay"),
         (("--tta-fusion", "median"), "--tta-fusion median: choose one of mean, max, voting"),
         (("--size", "0"), "--size must be positive"),
         (("--size", "10", "--shortest-size", "20"), "--size and --shortest-size are mutually exclusive"),

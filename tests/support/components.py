@@ -53,10 +53,160 @@ def halving(t, total, keys):
     return 0.5 ** (10 * t // total)
 '''
 
+EDGES = '''
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from seamseg.components import Head, Map, head, key
+
+
+@dataclass(frozen=True)
+class EdgeKeys:
+    """Keys of the borders."""
+
+    weight: float = key("weight of edge_loss in the total", 0.5, minimum=0)
+    channels: int = key("channels of the hidden layer", 8, minimum=1)
+
+
+@head("edge", keys=EdgeKeys)
+class EdgeHead(Head):
+    """Pixels on the border between two segments."""
+
+    losses = {"edge_loss": "weight"}
+    outputs = {"edge": Map()}
+
+    def __init__(self, keys, context):
+        super().__init__(keys, context)
+        self.hidden = nn.Conv2d(context.width, keys.channels, 3, padding=1, bias=False)
+        self.norm = context.norm(keys.channels)
+        self.output = nn.Conv2d(keys.channels, 1, 1)
+
+    def forward(self, features):
+        """Classify the cells of the finest level."""
+        return {"edge": self.output(self.norm(self.hidden(features.levels[0])))}
+
+    def targets(self, batch):
+        """Find the borders, 1 x H x W each, padded to one size; -1 in the padding."""
+        found = []
+        for masks in batch.masks:
+            ids = masks[0]
+            border = torch.zeros_like(ids, dtype=torch.float32)
+            border[:, 1:] += (ids[:, 1:] != ids[:, :-1]).float()
+            border[1:] += (ids[1:] != ids[:-1]).float()
+            found.append(border.clamp(max=1))
+        height, width = (max(x.shape[d] for x in found) for d in (0, 1))
+        return torch.stack(
+            [functional.pad(x, (0, width - x.shape[1], 0, height - x.shape[0]), value=-1) for x in found]
+        )[:, None]
+
+    def loss(self, outputs, targets):
+        """Compare with the cross-entropy."""
+        logits = functional.interpolate(outputs["edge"].float(), targets.shape[-2:], mode="bilinear")
+        valid = targets >= 0
+        losses = functional.binary_cross_entropy_with_logits(logits[valid], targets[valid])
+        return {"edge_loss": (losses, valid.sum())}
+
+    def predict(self, outputs):
+        """Return probabilities."""
+        return {"edge": outputs["edge"].sigmoid()}
+'''
+
+VECTORS = '''
+import torch
+from torch import nn
+from torch.nn import functional
+
+from seamseg.components import Head, Map, head
+
+
+@head("vectors")
+class Vectors(Head):
+    """Two channels of either sign, whose horizontal one is mirrored, and integers."""
+
+    outputs = {
+        "vector": Map(2, "nearest", "core", mirror=(-1.0, 1.0)),
+        "best": Map(resize="nearest", tiles="core", scale=1, bits=16),
+    }
+
+    def __init__(self, keys, context):
+        super().__init__(keys, context)
+        self.output = nn.Conv2d(context.width, 2, 1)
+
+    def forward(self, features):
+        """Compute both from the second level."""
+        return {"vector": self.output(features.levels[1])}
+
+    def predict(self, outputs):
+        """Return the vectors and the larger channel."""
+        return {"vector": outputs["vector"], "best": outputs["vector"].argmax(1, keepdim=True)}
+'''
+
+
+DEPTH = '''
+from dataclasses import dataclass
+
+from torch import nn
+from torch.nn import functional
+
+from seamseg.components import Head, Map, ReadMap, head, key
+
+BATCHES = []
+
+
+@dataclass(frozen=True)
+class DepthKeys:
+    """Keys of the depth."""
+
+    weight: float = key("weight of depth_loss in the total", 0.5, minimum=0)
+
+
+@head("depth", keys=DepthKeys)
+class DepthHead(Head):
+    """Distance from the camera."""
+
+    losses = {"depth_loss": "weight"}
+    outputs = {"depth": Map(scale=256, bits=16)}
+    reads = {"depth": ReadMap("depth", factor=0.5, fill=-1)}
+
+    def __init__(self, keys, context):
+        super().__init__(keys, context)
+        self.output = nn.Conv2d(context.width, 1, 1)
+
+    def forward(self, features):
+        """Predict the logarithm."""
+        return {"depth": self.output(features.levels[0])}
+
+    def targets(self, batch):
+        """Pad what was read."""
+        BATCHES.append(batch)
+        return batch.maps["depth"].as_padded(-1)[0]
+
+    def loss(self, outputs, targets):
+        """Compare where there is ground truth."""
+        found = functional.interpolate(outputs["depth"].float(), targets.shape[-2:], mode="bilinear")
+        valid = targets > 0
+        return {"depth_loss": (functional.l1_loss(found[valid], targets[valid].log1p()), valid.sum())}
+
+    def predict(self, outputs):
+        """Return distances."""
+        return {"depth": outputs["depth"].expm1()}
+'''
+"""A head that reads its ground truth, and keeps the batches of its targets."""
+
+
+def forget(module: str) -> None:
+    """Remove the components of a module, as in a process that has not imported it."""
+    for key in [key for key, component in components._REGISTERED.items() if component.module == module]:
+        del components._REGISTERED[key]
+
 
 @pytest.fixture
 def imported(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Undo what a test imports from files that it has written."""
+    components.registered()  # built-in ones register once only
     monkeypatch.setattr(components, "_REGISTERED", dict(components._REGISTERED))
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield
@@ -77,3 +227,12 @@ def component_options(tmp_path: Path, micro: Path, micro_config: Path) -> Callab
         return TrainingOptions(micro_config, micro, tmp_path / run, overrides=given, device="cpu", **options)
 
     return make
+
+
+def error_of_training(run: Any, data: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the last line of `seamseg train`, with the options of a training that must fail."""
+    from seamseg.cli.main import main
+
+    command = ["train", str(run.config), str(data), "--log-dir", str(run.log_dir), "--device", "cpu"]
+    assert main([*command, *(word for x in run.overrides for word in ("--set", x))]) != 0
+    return capsys.readouterr().err.strip().splitlines()[-1]

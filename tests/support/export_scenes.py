@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -70,6 +71,7 @@ class Guesser(torch.nn.Module):
     """
 
     kind = "panoptic"
+    map_formats: ClassVar[dict[str, Any]] = {}
 
     def predict(self, images: PackedSequence) -> list[Prediction]:
         """As `PanopticNet.predict`."""

@@ -16,40 +16,18 @@ from seamseg.config import Config, load_config
 from seamseg.formats.metadata import ImageInfo, Metadata, write_metadata
 from seamseg.models.backbones.resnet import RESNETS, Architecture
 from seamseg.panoptic_map import VOID
+from seamseg.testing import TINY_NETWORK
 
 if TYPE_CHECKING:
     from seamseg.evaluation.scores import PanopticScores
 
-CONFIG = """
-[general]
-log_interval = 1
-min_stuff_area = 16
+CONFIG = f"""{TINY_NETWORK}
 [body]
 body = resnet18
-normalization_mode = {norm}
+normalization_mode = {{norm}}
 num_frozen = 0
 bn_frozen = no
-out_channels = {{"mod1": 64, "mod2": 8, "mod3": 16, "mod4": 16, "mod5": 16}}
-[fpn]
-out_channels = 16
-[rpn]
-hidden_channels = 16
-anchor_scale = 2
-num_pre_nms_train = 50
-num_post_nms_train = 20
-num_pre_nms_val = 50
-num_post_nms_val = 20
-min_size = 0
-num_samples = 16
-[roi]
-num_samples = 8
-fc_channels = 16
-conv_channels = 8
-fpn_canonical_scale = 32
-max_predictions = 10
-[sem]
-hidden_channels = 8
-pooling_size = (4, 4)
+out_channels = {{{{"mod1": 64, "mod2": 8, "mod3": 16, "mod4": 16, "mod5": 16}}}}
 [optimizer]
 lr = 0.005
 weight_decay_norm = no
@@ -140,7 +118,7 @@ def train(config: Path, data: Path, run: Path, *overrides: str, **options: Any) 
     """Train on the CPU; the scores of the last validation."""
     from seamseg.training.run import TrainingOptions, run_training
 
-    return run_training(TrainingOptions(config, data, run, overrides=overrides, device="cpu", **options))
+    return run_training(TrainingOptions(config, data, run, overrides=overrides, device="cpu", **options)).validation
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from seamseg.inference.options import Thresholds
 from seamseg.inference.predictor import Predictor
 from seamseg.inference.tiling.tiles import Tiling
 from seamseg.panoptic_map import VOID
-from seamseg.predictions import Prediction
+from seamseg.predictions import MapFormat, Prediction
 from seamseg.serving.app import ServeOptions, Service, build_app
 from seamseg.serving.server import AppServer, accepted_hosts, bind
 
@@ -46,6 +46,7 @@ class RedNetwork:
     averaged: bool = False
     nms_threshold: None = None
     tiles_problem: None = None
+    map_formats: dict[str, MapFormat] = field(default_factory=dict)
 
     def run(self, images: Sequence[np.ndarray]) -> list[Prediction]:
         self.batches.append([image.shape[:2] for image in images])

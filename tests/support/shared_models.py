@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -23,16 +24,17 @@ from support.small_snapshots import save_snapshot
 CLASSES = Metadata(2, 1, ["sky", "road|street", "car"], [(70, 130, 180), (128, 64, 128), (0, 0, 142)], [23, 7, 26])
 
 
-def config_of(kind: str) -> Config:
-    """The configuration of a small network."""
+def config_of(kind: str, *overrides: str) -> Config:
+    """The configuration of a small network; the components that overrides name are trusted."""
     if kind == "semantic":
         return semantic_config()
-    return config_from_string(CONFIG.format(norm="bn"), overrides=[f"general.kind={kind}"])
+    trusted = Path() if overrides else None
+    return config_from_string(CONFIG.format(norm="bn"), overrides=[f"general.kind={kind}", *overrides], trusted=trusted)
 
 
-def write_run(folder: Path, kind: str = "panoptic", average: bool = False) -> Path:
+def write_run(folder: Path, kind: str = "panoptic", average: bool = False, overrides: Sequence[str] = ()) -> Path:
     """A run folder with random weights; with `average`, the snapshot also holds a moving average, other than them."""
-    config = config_of(kind)
+    config = config_of(kind, *overrides)
     torch.manual_seed(0)
     with narrow_body():
         net = build_network(config, CLASSES.num_stuff, CLASSES.num_thing).eval()

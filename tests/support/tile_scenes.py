@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,6 +45,8 @@ class SceneNet(torch.nn.Module):
     def __init__(self, least: int = 1, room: int | None = None) -> None:
         super().__init__()
         self.options = SimpleNamespace(selector=DetectionSelector(roi()), run_dense=None)
+        self.nms_threshold = roi().nms_threshold
+        self.map_formats: dict[str, Any] = {}
         self.kind = "panoptic"
         self.least = least
         self.room = room

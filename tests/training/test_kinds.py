@@ -33,7 +33,7 @@ ALL_BOXES = "roi.score_threshold=0.01"
 
 def train(config, data, run, kind, *overrides, **options):
     words = (f"general.kind={kind}", ALL_BOXES, *overrides)
-    return run_training(TrainingOptions(config, data, run, overrides=words, device="cpu", **options))
+    return run_training(TrainingOptions(config, data, run, overrides=words, device="cpu", **options)).validation
 
 
 def evaluate(model, data, *overrides, **options):

@@ -13,10 +13,11 @@ from seamseg.config import load_config
 from seamseg.data.dataset import PanopticDataset
 from seamseg.formats.metadata import Metadata, read_metadata
 from seamseg.structures import Batch, PackedSequence
+from seamseg.training.callbacks import Callbacks, Run
 from seamseg.training.debugging.dump import read_dump
 from seamseg.training.debugging.replay import replay
 from seamseg.training.logging.images import SampleRenderer
-from seamseg.training.logging.logs import TensorBoardWriter, TextLog
+from seamseg.training.logging.logs import TextLog
 from seamseg.training.logging.metrics import read_metrics
 from seamseg.training.logging.reporter import Reporter, StepPosition, peak_memory
 from seamseg.training.losses import LossMeans
@@ -210,7 +211,9 @@ def test_remaining_time_includes_validations(micro, micro_config, micro_run):
     log = TextLog(None, enabled=False)
     lines = log.info = Lines()
     images = SampleRenderer(read_metadata(micro / "metadata.bin"), config)
-    reporter = Reporter(TrainerOptions.from_config(config), images, World(), log, TensorBoardWriter(None))
+    reporter = Reporter(
+        TrainerOptions.from_config(config), images, World(), log, Callbacks(Run(micro_run, "", 10), log.warning)
+    )
     means = LossMeans({"obj_loss": 1.0, "loss": 1.0}, {"grad_norm": 3.0}, 0)
 
     def report(epoch, first):

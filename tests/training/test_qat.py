@@ -36,7 +36,7 @@ def options(micro_run, micro_config, tmp_path_factory):
 
 def test_training(options, narrow, micro_run, seamseg_main, tmp_path, capsys):
     """It learns, a resumed run ends with the same bits, and `evaluate` gives the scores of the validation."""
-    scores = run_training(options)
+    scores = run_training(options).validation
     start, end = (
         load_snapshot(file).state_dict for file in (*options.pretrain, options.log_dir / "model_last.pth.tar")
     )

@@ -110,9 +110,9 @@ def test_interrupted_anywhere(seven, straight, tmp_path, workers, seed):
 RECIPES = (
     "dataloader.crop_size=(40, 48)",
     "roi.box_convs=2",
-    "roi.mask_points=8",
-    "rpn.bbx_loss=cabb",
-    "roi.bbx_loss=cabb",
+    "roi.mask_refinement=points",
+    "mask_refinement points.points=8",
+    "roi.box_loss=cabb",
 )
 
 

@@ -14,11 +14,13 @@ from support.processes import launch, stderr_to
 import seamseg
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.cli.main import main
-from seamseg.models.backbones.timm_network import TimmBackbone
+from seamseg.components import BodyContext
+from seamseg.ops.norm import InPlaceABN
+from seamseg.recipes.timm_body.network import TimmBackbone, TimmKeys
 from seamseg.utils.distributed import distributed
 
 KEYS = (
-    "body.drop_path=0.2",
+    "body timm.drop_path=0.2",
     "optimizer.type=adamw",
     "optimizer.lr=0.001",
     "optimizer.body_lr_factor=0.5",
@@ -89,7 +91,8 @@ def test_a_resumed_training_ends_with_the_same_bits(micro: Path, tmp_path: Path)
 def step(images: torch.Tensor, checkpoint: bool) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Gradients and running statistics of a backbone with batch norms after a step."""
     torch.manual_seed(0)
-    body = TimmBackbone("test_resnet", {}, checkpoint=checkpoint, synchronise=True)
+    context = BodyContext(InPlaceABN, "timm:test_resnet", {}, checkpoint=checkpoint, synchronise=True)
+    body = TimmBackbone(TimmKeys(), context)
     sum((x**2).sum() for x in body(images).values()).backward()
     return {key: p.grad for key, p in body.named_parameters()}, dict(body.named_buffers())
 

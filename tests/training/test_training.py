@@ -421,7 +421,7 @@ def test_a_new_run_does_not_keep_the_best_of_an_old_one(micro, micro_config, tmp
 @pytest.mark.gpu
 def test_training_on_a_gpu(micro, micro_config, tmp_path):
     overrides = ("dataloader.num_workers=2", "general.log_interval=2")
-    scores = run_training(TrainingOptions(micro_config, micro, tmp_path, overrides=overrides, device="cuda"))
+    scores = run_training(TrainingOptions(micro_config, micro, tmp_path, overrides=overrides, device="cuda")).validation
     assert scores.n_images == 3
     state = load_snapshot(tmp_path / "model_last.pth.tar").state_dict
     assert all(t.device.type == "cpu" for t in state["body"].values())

@@ -93,7 +93,7 @@ def score(rank: int, join: Callable[[], None], folder: Path) -> None:
         run = TrainingOptions(
             folder / "sync.ini", folder / "data", folder / "three", overrides=overrides, device="cpu", **options
         )
-        (folder / f"three.{rank}.json").write_text(json.dumps(run_training(run).to_json()))
+        (folder / f"three.{rank}.json").write_text(json.dumps(run_training(run).validation.to_json()))
 
 
 Train = Callable[..., None]
@@ -122,7 +122,7 @@ def trainings(rank: int, join: Callable[[], None], folder: Path) -> Iterator[Tra
             folder / config, folder / data, folder / name, overrides=overrides, device="cpu", **options
         )
         with stderr_to(folder / f"{name}.{rank}.err"):
-            scores = run_training(run)
+            scores = run_training(run).validation
         (folder / f"{name}.{rank}.json").write_text(json.dumps(scores.to_json()))
 
     with narrow_body(), mock.patch.object(Trainer, "_save", watched):

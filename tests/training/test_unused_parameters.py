@@ -20,7 +20,7 @@ from seamseg.utils.errors import SeamsegError
 NORMS = ("syncbn", "syncbn+gn", "bn")
 
 
-RECIPES = ("roi.box_convs=2", "roi.mask_points=8")
+RECIPES = ("roi.box_convs=2", "roi.mask_refinement=points", "mask_refinement points.points=8")
 """Layers that networks have on demand."""
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 
 import torch
 from torch import nn
 
 from seamseg.data.transforms import Normalise
+from seamseg.predictions import MapFormat
 
 
 class ForeignNetwork:
@@ -25,6 +27,7 @@ class ForeignNetwork:
     uses_torch = True
     averaged = False
     tiles_problem = None
+    map_formats: Mapping[str, MapFormat] = MappingProxyType({})
 
     def __init__(self, net: nn.Module, normalise: Normalise, device: torch.device, dtype: torch.dtype) -> None:
         self.net = net.to(device)

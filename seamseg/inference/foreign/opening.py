@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seamseg.checkpoints.foreign import is_torchvision
-from seamseg.inference.options import InferenceOptions
+from seamseg.inference.options import OF_PARTS, InferenceOptions
 from seamseg.utils.errors import InputError, require_packages
 
 if TYPE_CHECKING:
@@ -14,9 +14,6 @@ if TYPE_CHECKING:
 
     from seamseg.inference.foreign.torchvision_model import TorchvisionModel
     from seamseg.inference.foreign.transformers_model import TransformersModel
-
-_REFUSED = ("tta", "tta_fusion", "compile", "cuda_graphs", "pad_to")
-"""Options that need the parts of our own networks."""
 
 
 def open_foreign(
@@ -29,7 +26,7 @@ def open_foreign(
     """Open a model of transformers or torchvision; see :func:`seamseg.inference.predictor.open_for_inference`."""
     if config is not None:
         raise InputError(f"`config` has no effect: {model} is no network of seamseg")
-    if name := options.changed(_REFUSED):
+    if name := options.changed(OF_PARTS):
         raise InputError(f"`{name}` is for networks of seamseg only, {model} is none")
     if is_torchvision(model):
         require_packages("torchvision", what=str(model))

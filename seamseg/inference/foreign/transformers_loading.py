@@ -43,22 +43,22 @@ def load_network(folder: Path, family: Family) -> nn.Module:
     InputError
         if the configuration is invalid, or the weights are missing, damaged, incomplete or of another network
     """
-    with _quiet() as transformers:
+    with quiet() as transformers:
         model_class = getattr(transformers, family.model_class)
         content = read_json(folder / TRANSFORMERS_CONFIG_NAME)
-        config = _built(f"{folder / TRANSFORMERS_CONFIG_NAME}", lambda: model_class.config_class.from_dict(content))
+        config = built_by(f"{folder / TRANSFORMERS_CONFIG_NAME}", lambda: model_class.config_class.from_dict(content))
         for key, meant in _misspelt(content, config):
             if is_main_process():
                 where = f"seamseg: warning: {folder / TRANSFORMERS_CONFIG_NAME}"
                 print(f"{where}: unknown key {key!r}, which has no effect: is it {meant!r}?", file=sys.stderr)
-        _make_plain(config)
+        make_plain(config)
         state = _read_state(folder)
-        _check_layers(content, len(state), str(folder))
-        empty = _built(str(folder), lambda: _on_meta(model_class, config))
+        check_layers(content, len(state), str(folder))
+        empty = built_by(str(folder), lambda: on_meta(model_class, config))
         _check_size(empty, state, str(folder))
         shapes = {key: values.shape for key, values in empty.state_dict().items()}
         _check_shapes([(key, v.shape, shapes[key]) for key, v in state.items() if key in shapes], str(folder))
-        net, report = _built(
+        net, report = built_by(
             str(folder),
             lambda: model_class.from_pretrained(
                 None,
@@ -88,13 +88,13 @@ def task_tokens(folder: Path, task: str, length: int) -> Tensor:
     InputError
         if the tokenizer is missing or damaged
     """
-    with _quiet() as transformers:
+    with quiet() as transformers:
         if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
             raise InputError(
                 f"{folder}: holds no tokenizer (tokenizer.json, or vocab.json and merges.txt), which its network needs "
                 "for the text of its task"
             )
-        tokenizer = _built(
+        tokenizer = built_by(
             f"{folder}: tokenizer",
             lambda: transformers.AutoTokenizer.from_pretrained(
                 str(folder), local_files_only=True, trust_remote_code=False
@@ -118,7 +118,8 @@ def _read_state(folder: Path) -> dict[str, Tensor]:
     return state
 
 
-def _on_meta(model_class: Any, config: Any) -> nn.Module:
+def on_meta(model_class: Any, config: Any) -> nn.Module:
+    """Build a network without memory for its weights."""
     with torch.device("meta"):
         net: nn.Module = model_class(config)
     return net
@@ -150,11 +151,11 @@ def _check_shapes(tensors: Iterable[tuple[str, Sequence[int], Sequence[int]]], n
         )
 
 
-def _check_layers(content: Mapping[str, Any], tensors: int, name: str) -> None:
+def check_layers(content: Mapping[str, Any], tensors: int, name: str) -> None:
     """Raise InputError, before any is built, if a network has more layers than its weights have tensors."""
     for key, value in content.items():
         if isinstance(value, Mapping):
-            _check_layers(value, tensors, name)
+            check_layers(value, tensors, name)
         elif _OF_LAYERS.search(key):
             counts = [count for count in (value if isinstance(value, list) else [value]) if isinstance(count, int)]
             if sum(counts) > tensors:
@@ -164,7 +165,7 @@ def _check_layers(content: Mapping[str, Any], tensors: int, name: str) -> None:
                 )
 
 
-def _make_plain(config: Any) -> None:
+def make_plain(config: Any) -> None:
     """Change what would need a download, or other inputs, at inference."""
     parts: list[Any] = [config, getattr(config, "backbone_config", None)]
     for part in parts:
@@ -190,7 +191,7 @@ def _misspelt(content: Mapping[str, Any], config: Any) -> Iterator[tuple[str, st
             yield from _misspelt(value, part)
 
 
-def _built(name: str, make: Any) -> Any:
+def built_by(name: str, make: Any) -> Any:
     """Return what a function of transformers returns; InputError, about `name`, for any of its errors."""
     try:
         return make()
@@ -217,7 +218,7 @@ def _is_of_the_hub(error: BaseException | None) -> bool:
 
 
 @contextmanager
-def _quiet() -> Iterator[Any]:
+def quiet() -> Iterator[Any]:
     """Yield the module transformers, without its messages and progress bars: our own errors replace them.
 
     It is offline: a configuration may name a backbone that it would look for on the hub.

@@ -164,11 +164,13 @@ class TransformersModel:
         self._dtype = choose_precision(options.precision, self._device)
         content = read_json(self._folder / TRANSFORMERS_CONFIG_NAME)
         self._processor = read_processor(self._folder)
-        self.family = _family(content, self._processor, self.name)
+        self.family = family_of(content, self._processor, self.name)
         _warn_of_other_tasks(content, self._folder)
-        self.side = _square(content, self.name) if self.family.square else None
+        self.side = square_side(content, self.name) if self.family.square else None
         self._task_length = _task_length(content, self.name) if self.family.task else 0
-        self._classes = identify(_names(content, self.name), self.name, _things(self._folder, self._processor), meta)
+        self._classes = identify(
+            column_names(content, self.name), self.name, _things(self._folder, self._processor), meta
+        )
         self.metadata = self._classes.metadata
         self.config = self._config(options)
         self.licence = _licence(self._folder)
@@ -210,21 +212,7 @@ class TransformersModel:
         InputError
             if the network cannot be exported, or not at this size
         """
-        if self.family.export_problem:
-            raise InputError(f"{self.name}: cannot be exported: {self.family.export_problem}")
-        if self.side is not None:
-            if size is not None and size != (self.side, self.side):
-                raise InputError(f"`size={_shown(size)}`: the input of {self.name} is {self.side} x {self.side}")
-            return self.side, self.side
-        chosen, multiple = size or usual, self.family.multiple
-        if any(side % multiple for side in chosen):
-            below = [side // multiple * multiple for side in chosen]
-            above = [-(-side // multiple) * multiple for side in chosen]
-            raise InputError(
-                f"`size={_shown(chosen)}`: height and width must be multiples of {multiple} for {self.name}; near are "
-                f"{_shown(below)} and {_shown(above)}"
-            )
-        return chosen
+        return export_size(self.family, self.side, self.name, size, usual)
 
     def build(self, options: InferenceOptions) -> TransformersNetwork:
         """Build the network and load its weights."""
@@ -239,7 +227,35 @@ class TransformersModel:
         )
 
 
-def _family(content: Mapping[str, Any], processor: Mapping[str, Any], name: str) -> Family:
+def export_size(
+    family: Family, side: int | None, name: str, size: tuple[int, int] | None, usual: tuple[int, int]
+) -> tuple[int, int]:
+    """Return the `(height, width)` of the input of an export, see :meth:`TransformersModel.check_export`.
+
+    Parameters
+    ----------
+    family, side : of the network
+    name : of the model, for errors
+    size, usual : as there
+    """
+    if family.export_problem:
+        raise InputError(f"{name}: cannot be exported: {family.export_problem}")
+    if side is not None:
+        if size is not None and size != (side, side):
+            raise InputError(f"`size={_shown(size)}`: the input of {name} is {side} x {side}")
+        return side, side
+    chosen, multiple = size or usual, family.multiple
+    if any(value % multiple for value in chosen):
+        below = [value // multiple * multiple for value in chosen]
+        above = [-(-value // multiple) * multiple for value in chosen]
+        raise InputError(
+            f"`size={_shown(chosen)}`: height and width must be multiples of {multiple} for {name}; near are "
+            f"{_shown(below)} and {_shown(above)}"
+        )
+    return chosen
+
+
+def family_of(content: Mapping[str, Any], processor: Mapping[str, Any], name: str) -> Family:
     """Return the family of a network; InputError if it is none, or does not make panoptic maps."""
     if "auto_map" in content or "auto_map" in processor:
         raise InputError(f"{name}: comes with code of its own (auto_map), which is never run: use another model")
@@ -271,7 +287,7 @@ def _warn_of_other_tasks(content: Mapping[str, Any], folder: Path) -> None:
             break
 
 
-def _names(content: Mapping[str, Any], name: str) -> list[str]:
+def column_names(content: Mapping[str, Any], name: str) -> list[str]:
     """Return the names of the classes, one a column."""
     labels = content.get("id2label") or {}
     if not labels and isinstance(count := content.get("num_labels", 2), int) and 0 < count <= 100_000:
@@ -296,7 +312,7 @@ def _things(folder: Path, processor: Mapping[str, Any]) -> list[str] | None:
     return [str(entry.get("name")) for entry in entries if entry.get("isthing")]
 
 
-def _square(content: Mapping[str, Any], name: str) -> int:
+def square_side(content: Mapping[str, Any], name: str) -> int:
     """Return the side of the input of a network for squares."""
     value = content.get("image_size", 640)
     sides = value if isinstance(value, list) else [value]

@@ -8,7 +8,9 @@ from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
-from seamseg.models.backbones.base import Backbone, NormFactory
+from seamseg.config.components import register
+from seamseg.config.sections import Body
+from seamseg.models.backbones.base import Backbone, BodyContext, NormFactory
 from seamseg.models.backbones.densenet import DENSENETS, DenseNet
 from seamseg.models.backbones.fpn import FPN, FPNBody
 from seamseg.models.backbones.preactivation import PreActivationBlock
@@ -96,6 +98,16 @@ def build_backbone(
     network = kind(architecture, norm, classes=classes, keep_outputs=keep_outputs, **params)
     network.name = name
     return network
+
+
+def _configured(keys: Body, context: BodyContext) -> Backbone:
+    """Backbones of the original, and ResNets, see :func:`build_backbone`."""
+    options = {"keep_outputs": context.keep_outputs, "checkpoint": context.checkpoint}
+    return build_backbone(context.name, context.norm, **options, **context.params)
+
+
+for _name in BACKBONES:
+    register("body", _name)(_configured)
 
 
 def _size(name: str, key: str, value: Any, default: Any) -> Any:

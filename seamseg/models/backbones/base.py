@@ -4,16 +4,40 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
 from seamseg.config.bodies import keeps_size
 from seamseg.ops.abn_recompute import checkpointed
+from seamseg.utils.errors import InputError
 
 NormFactory = Callable[..., nn.Module]
 """Makes a norm + activation layer: `norm(channels)` or `norm(channels, activation="identity")`."""
+
+
+@dataclass(frozen=True)
+class BodyContext:
+    """What a backbone is built for.
+
+    Attributes
+    ----------
+    norm : factory of norm + activation layers, `norm(channels)`, of `[body] normalization_mode`
+    name : `[body] body`, with what follows a colon
+    params : `[body] body_params`
+    checkpoint : recompute activations in the backward pass, `[general] checkpoint_body`
+    keep_outputs : return the outputs of all stages, not only the last one
+    synchronise : norms take the statistics of all processes
+    """
+
+    norm: NormFactory
+    name: str
+    params: Mapping[str, Any]
+    checkpoint: bool = False
+    keep_outputs: bool = True
+    synchronise: bool = False
 
 
 class Backbone(nn.Module):
@@ -29,7 +53,10 @@ class Backbone(nn.Module):
     ----------
     out_channels, out_strides : of the output of each stage, by name
     name : of the network
+    initialised : it sets its initial weights itself
     """
+
+    initialised: ClassVar[bool] = False
 
     def __init__(self, classes: int = 0, keep_outputs: bool = True, checkpoint: bool = False) -> None:
         super().__init__()
@@ -95,6 +122,89 @@ class Backbone(nn.Module):
             last = self._order.index(f"mod{modules}")
             for name in self._order[: last + 1]:
                 self.get_submodule(name).requires_grad_(False)
+
+    @property
+    def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+        """Mean and standard deviation of the images that pre-trained weights need; None if unknown."""
+        return None
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether attention is within windows, whose masks or numbers depend on the size of the image."""
+        return False
+
+    @property
+    def pretrained_part(self) -> nn.Module:
+        """The module that files of pre-trained weights are for."""
+        return self
+
+    def without_removed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the entries of a file of pre-trained weights without those of layers that are not used."""
+        return dict(state)
+
+    def download(self) -> dict[str, Tensor]:
+        """Return the weights of :attr:`pretrained_part` that a library has; InputError if there are none."""
+        raise InputError(f"[body] weights = timm: {self.name} is no network of timm")
+
+    def layer_ids(self) -> dict[str, int]:
+        """Return the number of the layer of each parameter of :attr:`pretrained_part`, from 0 at the images.
+
+        Raises
+        ------
+        InputError
+            if the layers have no numbers
+        """
+        raise InputError(f"[optimizer] layer_decay: {self.name} does not number its layers")
+
+    def undecayed(self) -> set[str]:
+        """Return the names of the parameters of :attr:`pretrained_part` without weight decay."""
+        return set()
+
+
+class Body(Backbone):
+    """A backbone of a user: derive from it, and register the class with :func:`seamseg.components.body`.
+
+    `forward` maps images `N x 3 x H x W` to a dict of maps `N x channels x ceil(H / stride) x ceil(W / stride)`, finest
+    first. Convolutions keep the initial weights that the class gives them. `[body] num_frozen` counts its child modules
+    in the order in which they are assigned.
+
+    Parameters
+    ----------
+    keys : of the section `[body NAME]`
+    context : of the network
+
+    Attributes
+    ----------
+    strides : of each map by its name, finest first; all are inputs of the pyramid unless `[fpn] inputs` names some
+    out_channels : channels of each map by its name, set by `__init__`
+    """
+
+    initialised = True
+    strides: ClassVar[Mapping[str, int]] = {}
+
+    def __init__(self, keys: Any, context: BodyContext) -> None:
+        super().__init__()
+        self.out_strides = dict(self.strides)
+        self.keys = keys
+        self.context = context
+        self.name = context.name
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        """Map images to the outputs of the stages, see above."""
+        raise NotImplementedError
+
+    @property
+    def num_modules(self) -> int:
+        """Number of modules that :meth:`freeze` counts."""
+        return sum(1 for _ in self.children())
+
+    def keep_inputs_after(self, names: Sequence[str]) -> None:
+        """Do nothing: only blocks of this package save memory if their inputs are kept."""
+
+    def freeze(self, modules: int) -> None:
+        """Exclude the parameters of the first child modules from training."""
+        for module in itertools.islice(self.children(), modules):
+            module.requires_grad_(False)
 
 
 def _is_trained(stage: nn.Module, x: Tensor) -> bool:

@@ -17,10 +17,12 @@ from torch.nn import functional
 
 from seamseg.models.backbones.base import NormFactory
 from seamseg.predictions import MapFormat
+from seamseg.structures import ReadMap
 from seamseg.utils.component_errors import named_errors
 from seamseg.utils.errors import SeamsegError
 
 if TYPE_CHECKING:
+    from seamseg.config import Config
     from seamseg.models.panoptic_inference import Features
     from seamseg.structures import Batch
 
@@ -39,6 +41,7 @@ class HeadContext:
     strides : of the levels, finest first
     num_stuff, num_thing : classes of the data set; stuff comes first
     norm : factory of norm + activation layers, `norm(channels)`, of `[body] normalization_mode`
+    config : the whole configuration
     """
 
     width: int
@@ -46,10 +49,16 @@ class HeadContext:
     num_stuff: int
     num_thing: int
     norm: NormFactory
+    config: Config
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether detections have masks."""
+        return self.config.parts_of_kind.has_masks
 
 
 class Head(nn.Module):
-    """A head; derive from it, and register the class with :func:`seamseg.components.head`.
+    """A head; derive from it, and register the class with :data:`seamseg.components.head`.
 
     Parameters
     ----------
@@ -60,10 +69,14 @@ class Head(nn.Module):
     ----------
     losses : name of each loss, and the key that holds its weight
     outputs : the maps that it predicts, by name, which is also that of their output format
+    exportable : whether `forward` and `predict` can be traced by `torch.export`
+    reads : the ground truth that is read from the data set in training, by name
     """
 
     losses: ClassVar[Mapping[str, str]] = {}
     outputs: ClassVar[Mapping[str, Map]] = {}
+    exportable: ClassVar[bool] = True
+    reads: ClassVar[Mapping[str, ReadMap]] = {}
 
     def __init__(self, keys: Any, context: HeadContext) -> None:
         super().__init__()
@@ -76,7 +89,8 @@ class Head(nn.Module):
         Parameters
         ----------
         features : `levels` of a padded batch, `N x width x h x w` each, finest first; `padded_size`; `valid_sizes`, the
-            `(height, width)` of each image, which is the upper left part of the padded one
+            `(height, width)` of each image, which is the upper left part of the padded one; in an exported network that
+            is `padded_size`
         """
         raise NotImplementedError
 
@@ -86,7 +100,8 @@ class Head(nn.Module):
         Parameters
         ----------
         batch : `masks`, `L x H x W` ids of each image, after scaling, cropping, flipping and pasting; `categories` and
-            `iscrowd` by id; see :class:`seamseg.structures.Batch`
+            `iscrowd` by id; `maps`, those of :attr:`reads` by name, `channels x H x W` float32 of each image; see
+            :class:`seamseg.structures.Batch`
         """
         return None
 
@@ -157,7 +172,8 @@ def predicted_maps(heads: Mapping[str, Head], features: Features) -> list[dict[s
 def resized(maps: Tensor, size: tuple[int, int], spec: Map) -> Tensor:
     """Return maps `N x channels x h x w` at another size as their declaration says, float32 or integers."""
     if spec.resize == "nearest":
-        return functional.interpolate(maps.float(), size, mode="nearest-exact").to(maps.dtype)
+        large = functional.interpolate(maps.float(), size, mode="nearest-exact")
+        return large if maps.is_floating_point() else large.to(maps.dtype)
     return functional.interpolate(maps.float(), size, mode="bilinear", align_corners=False)
 
 

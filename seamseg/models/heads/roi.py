@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from seamseg.config.components import register
 from seamseg.config.sections import Roi
 from seamseg.models.backbones.base import NormFactory
-from seamseg.models.heads.points import PointHead
+from seamseg.models.heads.custom import HeadContext
+from seamseg.models.heads.refinement import MaskRefinement
 from seamseg.models.heads.roi_targets import pixel_loss
-from seamseg.ops.boxes import box_area, smooth_l1
+from seamseg.ops.boxes import box_area
 from seamseg.ops.norm import InPlaceABN, NormSequential, run_layers
 from seamseg.ops.roi_sampling import roi_features
 
@@ -56,8 +58,51 @@ class ROIExtractor:
         return roi_features(used, boxes, index, self.level_of(boxes) - first, padded_size, self.config.roi_size)
 
 
-class ROIHead(nn.Module):
-    """Class, box and (optionally) mask of regions (docs/contract.md, section 3 "ROI head").
+class RegionHead(nn.Module):
+    """Class, box and mask of regions; derive from it for a head of `[roi] head`.
+
+    Parameters
+    ----------
+    num_things : thing classes
+    with_masks : whether it has masks; detection has none
+    roi_size : `(height, width)` of the features of a region, `[roi] roi_size`
+
+    Attributes
+    ----------
+    refinement : of the masks; None for none
+    unused_layers : beginnings of the names of weights that a snapshot may have and this head does not use
+    """
+
+    def __init__(self, num_things: int, with_masks: bool, roi_size: tuple[int, int]) -> None:
+        super().__init__()
+        self.num_things = num_things
+        self.with_masks = with_masks
+        self.roi_size = roi_size
+        self.unused_layers: tuple[str, ...] = ()
+        self.refinement: MaskRefinement | None = None
+
+    def boxes(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Map features `K x C x roi_size` to logits `K x (things + 1)` (0: background), codes `K x things x 4`."""
+        raise NotImplementedError
+
+    def masks(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Map features `K x C x roi_size` to mask logits `K x things x 2 roi_size`, of the regions `rows` if given."""
+        raise NotImplementedError
+
+    def masks_of(self, x: Tensor, classes: Tensor) -> Tensor:
+        """Return mask logits `K x 2 roi_size` of features `K x C x roi_size`, for the thing class of each region."""
+        masks = self.masks(x)
+        # not by two indices, a GatherND in ONNX, which some engines do not check
+        return masks.gather(1, classes[:, None, None, None].expand(-1, 1, *masks.shape[2:]))[:, 0]
+
+    def forward(self, x: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Run all branches: class logits, box codes and (of `rows` only, if given) mask logits or None."""
+        cls_logits, bbx_logits = self.boxes(x)
+        return cls_logits, bbx_logits, self.masks(x, rows) if self.with_masks else None
+
+
+class ROIHead(RegionHead):
+    """The head of Mask R-CNN, with or without masks (docs/contract.md, section 3 "ROI head").
 
     Parameters
     ----------
@@ -71,13 +116,10 @@ class ROIHead(nn.Module):
     def __init__(
         self, config: Roi, in_channels: int, num_things: int, norm: NormFactory, with_masks: bool = True
     ) -> None:
-        super().__init__()
+        super().__init__(num_things, with_masks, config.roi_size)
         fc_channels, conv_channels, box_convs = config.fc_channels, config.conv_channels, config.box_convs
-        self.num_things = num_things
-        self.with_masks = with_masks
         # snapshots of networks with masks have them, too
-        self.unused_layers = () if with_masks else ("conv.", "roi_msk.", "roi_pts.")
-        self.roi_size = config.roi_size
+        self.unused_layers = () if with_masks else ("conv.", "roi_msk.", "refinement.")
         cells = (config.roi_size[0] // 2) * (config.roi_size[1] // 2)
         self.box_conv = None
         if box_convs:
@@ -97,8 +139,6 @@ class ROIHead(nn.Module):
             layers["bn_up"] = norm(conv_channels)
             self.conv = NormSequential(layers)
             self.roi_msk = nn.Conv2d(conv_channels, num_things, 1)
-        refines = with_masks and config.mask_points > 0
-        self.roi_pts = PointHead(config, in_channels, num_things) if refines else None
 
     def boxes(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Map features `K x C x roi_size` to logits `K x (things + 1)` (0: background), codes `K x things x 4`."""
@@ -139,10 +179,11 @@ class ROIHead(nn.Module):
             logits = enlarge.project(x, weight)  # type: ignore[operator]
         return logits if bias is None else logits + bias[classes, None, None]
 
-    def forward(self, x: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Run all branches: class logits, box codes and (of `rows` only, if given) mask logits or None."""
-        cls_logits, bbx_logits = self.boxes(x)
-        return cls_logits, bbx_logits, self.masks(x, rows) if self.with_masks else None
+
+@register("roi_head", "mask_rcnn")
+def mask_rcnn(keys: Roi, context: HeadContext) -> ROIHead:
+    """Class and box from two fully connected layers, masks from four convolutions."""
+    return ROIHead(keys, context.width, context.num_thing, context.norm, context.has_masks)
 
 
 def _convolutions(inputs: int, channels: int, norm: NormFactory, count: int) -> OrderedDict[str, nn.Module]:
@@ -161,18 +202,16 @@ def class_loss(cls_logits: Tensor, labels: Tensor, weights: Tensor | None = None
     return (losses * weights).sum() / weights.sum().clamp(min=1)
 
 
-def box_loss(bbx_logits: Tensor, labels: Tensor, codes: Tensor, sigma: float, weights: Tensor | None = None) -> Tensor:
-    """Compute the smooth L1 loss of the code of the true class, summed over the positives, per sample.
+def box_loss(errors: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Compute the sum of the losses of the boxes of positives, per sample.
 
     Parameters
     ----------
-    bbx_logits : `M x things x 4`
+    errors : of the codes of the true class, `M x 4` or `M`
     labels : int64 `M`, 0 = background
-    codes : `M x 4`; those of the background are ignored
-    sigma : of the smooth L1 loss
     weights : `M`, the number of samples is their sum; None for 1 each. Positives have weight 1
     """
-    errors = smooth_l1(of_class(bbx_logits, labels), codes, sigma)
+    errors = errors.view(labels.shape[0], -1)
     loss = torch.where((labels > 0)[:, None], errors, 0.0).sum()
     return loss / (labels.shape[0] if weights is None else weights.sum().clamp(min=1))
 

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from seamseg.config.components import register
 from seamseg.config.sections import Rpn
 from seamseg.models.backbones.base import NormFactory
-from seamseg.models.heads.crop_aware import consistent_codes, matched_boxes
+from seamseg.models.heads.box_loss import BoxSamples, ImageBoxes, MatchedImage, smooth_l1_loss
+from seamseg.models.heads.custom import HeadContext
 from seamseg.models.heads.roi_targets import BACKGROUND, box_targets
 from seamseg.models.heads.select import best_scores, first_true, nth_true, rank_samples, rows_of_groups, upload
-from seamseg.ops.boxes import clip_boxes, crowd_fraction, decode_boxes, match_boxes, smooth_l1
+from seamseg.ops.boxes import clip_boxes, crowd_fraction, decode_boxes, match_boxes
 from seamseg.ops.nms import nms_fixed
 from seamseg.ops.norm import run_layers
 from seamseg.structures import PackedSequence
@@ -132,6 +134,12 @@ class RPNHead(nn.Module):
             bbx_logits.append(self.conv_bbx(hidden).permute(0, 2, 3, 1).reshape(n, -1, 4))
             shapes.append((h, w))
         return torch.cat(obj_logits, dim=1), torch.cat(bbx_logits, dim=1), shapes
+
+
+@register("rpn_head", "fpn")
+def rpn_head(keys: Rpn, context: HeadContext) -> RPNHead:
+    """Objectness and box codes of a 3x3 convolution, with the same weights on all levels."""
+    return RPNHead(keys, context.width, context.norm)
 
 
 IGNORED = -2
@@ -329,10 +337,10 @@ def rpn_losses(
     bbx_logits: Tensor,
     anchors: Tensor,
     matches: Tensor,
-    boxes: Sequence[Tensor | None],
+    truth: Sequence[ImageBoxes],
     sigma: float,
     limit: int | None = None,
-    cut: Sequence[Tensor] | None = None,
+    box_loss: Callable[[BoxSamples], Tensor] = smooth_l1_loss,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute objectness and box loss (docs/contract.md, section 4 "RPN targets").
 
@@ -341,16 +349,15 @@ def rpn_losses(
     obj_logits, bbx_logits : `N x A` and `N x A x 4`
     anchors : `A x 4`
     matches : int64 `N x A` from :class:`seamseg.models.heads.rpn.AnchorMatcher`
-    boxes : ground-truth boxes of each image, `G x 4` or None
+    truth : of each image
     sigma : of the smooth L1 loss
     limit : largest number of sampled anchors of an image; None if it is unknown, which takes more memory
-    cut : which sides of the ground-truth boxes of each image the crop cuts, bool `G x 4`, for the crop-aware loss; None
-        for the plain one
+    box_loss : of the sampled anchors, `M x 4` or `M`
 
     Returns
     -------
     obj_loss : binary cross-entropy summed over the sampled anchors, over their number
-    bbx_loss : smooth L1 summed over the positive anchors, over the same number
+    bbx_loss : loss of the boxes summed over the positive anchors, over the same number
     count : that number, int64
 
     Both losses are 0, with a graph, when nothing is sampled: all ranks of a training run the same backward pass.
@@ -366,12 +373,10 @@ def rpn_losses(
     obj_loss = torch.where(counts, errors, 0.0).sum()
 
     sampled = anchors[rows]
-    codes = torch.stack([box_targets(*of_image) for of_image in zip(sampled, boxes, match)])
+    found = [MatchedImage(*of_image) for of_image in zip(sampled, match, truth, strict=True)]
+    codes = torch.stack([box_targets(x.samples, x.truth.boxes, x.match) for x in found])
     predicted = bbx_logits[image, rows].float()
-    if cut is not None:
-        matched = [matched_boxes(*of_image) for of_image in zip(sampled, boxes, cut, match)]
-        parts = zip(predicted, codes, sampled, matched)
-        codes = torch.stack([consistent_codes(p, code, a, *found, sigma) for p, code, a, found in parts])
-    errors = smooth_l1(predicted, codes, sigma)
+    errors = box_loss(BoxSamples(predicted.flatten(0, 1), codes.flatten(0, 1), found, sigma))
+    errors = errors.view(*positive.shape, -1)
     bbx_loss = torch.where(positive[:, :, None], errors, 0.0).sum()
     return obj_loss / count.clamp(min=1), bbx_loss / count.clamp(min=1), count

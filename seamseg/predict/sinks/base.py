@@ -13,7 +13,8 @@ from seamseg.predict.part import Part
 from seamseg.predict.sinks.lock import FolderLock
 from seamseg.predict.sinks.scratch import ScratchDir
 from seamseg.predict.sources.base import Container, Source
-from seamseg.predict.writers.base import Writer
+from seamseg.predict.writers import errors_of
+from seamseg.predict.writers.base import OutputFormat
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import cannot_write
@@ -63,7 +64,7 @@ class Sink(Protocol):
     part : of this run; None for all photos
     """
 
-    writers: Sequence[Writer[Any]]
+    writers: Sequence[OutputFormat[Any]]
     lock: FolderLock
     part: Part | None
 
@@ -99,16 +100,17 @@ class Sink(Protocol):
         """
 
 
-def finish_formats(writers: Sequence[Writer[Any]], manifest: ManifestFolder) -> None:
+def finish_formats(writers: Sequence[OutputFormat[Any]], manifest: ManifestFolder) -> None:
     """Let formats write their summary files; SeamsegError if that fails."""
     for position, writer in enumerate(writers):
         try:
-            writer.finish(manifest.records(position))
+            with errors_of(writer):
+                writer.finish(manifest.records(position))
         except OSError as error:
             raise cannot_write(error.filename or "output", error) from error
 
 
-def planned_outputs(writers: Sequence[Writer[Any]], sources: Sequence[Source | Container]) -> Iterator[Path]:
+def planned_outputs(writers: Sequence[OutputFormat[Any]], sources: Sequence[Source | Container]) -> Iterator[Path]:
     """Iterate over the files that will be written, as far as they are known in advance."""
     for writer in writers:
         yield from writer.finals()

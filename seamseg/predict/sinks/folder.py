@@ -22,7 +22,7 @@ from seamseg.predict.sinks.base import (
 from seamseg.predict.sinks.lock import FolderLock
 from seamseg.predict.sinks.scratch import ScratchDir
 from seamseg.predict.sources.base import Container, Source
-from seamseg.predict.writers.base import Writer
+from seamseg.predict.writers.base import OutputFormat
 from seamseg.utils.distributed import World
 
 
@@ -37,7 +37,7 @@ class FolderSink(Sink):
     part : of this run; None for all photos
     """
 
-    def __init__(self, out: Path, writers: Sequence[Writer[Any]], head: Line, part: Part | None = None) -> None:
+    def __init__(self, out: Path, writers: Sequence[OutputFormat[Any]], head: Line, part: Part | None = None) -> None:
         self.writers = writers
         self.part = part
         self.lock = FolderLock(out, part)

@@ -13,7 +13,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from seamseg.predict.writers.base import Writer
+from seamseg.predict.writers.base import OutputFormat
 from seamseg.utils.files import cannot_write
 from seamseg.utils.locks import close_locked, flock, open_locked
 
@@ -22,7 +22,7 @@ _LOCK = "lock"
 _UNLOCKED_SECONDS = 60
 """Longer than a process takes to create the lock of its folder."""
 
-MakeWriters = Callable[[Path], Sequence[Writer[Any]]]
+MakeWriters = Callable[[Path], Sequence[OutputFormat[Any]]]
 """Creates the writers of a run for a folder"""
 
 
@@ -31,7 +31,7 @@ class ScratchDir:
     """A folder for the outputs of one photo at a time, and the writers that write there."""
 
     folder: Path
-    writers: Sequence[Writer[Any]]
+    writers: Sequence[OutputFormat[Any]]
 
     def files(self) -> list[str]:
         """Return the names of all files, relative to the folder."""

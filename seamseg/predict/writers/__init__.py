@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -11,57 +12,23 @@ from seamseg.config import components
 from seamseg.config.loader import keys_of
 from seamseg.formats.metadata import Metadata
 from seamseg.predict.sources.base import Source
-from seamseg.predict.writers.annotation_tools import CvatWriter, LabelStudioWriter
-from seamseg.predict.writers.base import Writer
-from seamseg.predict.writers.detections import CocoResultsWriter, DetectionChoice, LegacyOverlayWriter
-from seamseg.predict.writers.images import AnonymizeWriter, OverlayWriter, PanopticOverlayWriter
+from seamseg.predict.writers.base import DetectionChoice, OutputFormat
+from seamseg.predict.writers.images import AnonymizeWriter
 from seamseg.predict.writers.maps import MapWriter
-from seamseg.predict.writers.predictions import CityscapesWriter, CocoWriter, VistasWriter
-from seamseg.predict.writers.raw import RawDetectionsWriter, RawWriter
-from seamseg.predict.writers.semantic import IdsWriter, LabelsWriter, ProbabilitiesWriter
 from seamseg.predictions import MapFormat
+from seamseg.utils.component_errors import named_errors
 from seamseg.utils.errors import InputError
 
-__all__ = ["FORMATS", "AnonymizeWriter", "DetectionChoice", "Writer", "formats_of", "make_writers"]
+__all__ = ["AnonymizeWriter", "DetectionChoice", "OutputFormat", "errors_of", "formats_of", "make_writers"]
 
-_MakeWriter = Callable[[Path, Metadata], Writer[Any]]
-
-_DETECTORS = ("instance_seg", "detection")
-
-_OF_DETECTIONS: dict[str, _MakeWriter] = {
-    "overlay": OverlayWriter,
-    "overlay-legacy": LegacyOverlayWriter,
-    "coco-results": CocoResultsWriter,
-    "raw": RawDetectionsWriter,
-}
-
-FORMATS: dict[str, dict[str, _MakeWriter]] = {
-    "panoptic": {
-        "overlay": PanopticOverlayWriter,
-        "coco": CocoWriter,
-        "raw": RawWriter,
-        "cityscapes": CityscapesWriter,
-        "vistas": VistasWriter,
-        "cvat": CvatWriter,
-        "labelstudio": LabelStudioWriter,
-    },
-    **dict.fromkeys(_DETECTORS, _OF_DETECTIONS),
-    "classification": {"overlay": OverlayWriter},
-    "semantic": {
-        "overlay": OverlayWriter,
-        "labels": LabelsWriter,
-        "ids": IdsWriter,
-        "probabilities": ProbabilitiesWriter,
-    },
-}
-"""The built-in formats of each kind of network, by name."""
+_WITH_HEADS = ("panoptic", "instance_seg", "detection")
 
 
 def formats_of(kind: str) -> list[str]:
-    """Return the names of the formats of a kind of network, those of imported components included."""
+    """Return the names of the formats of a kind of network, built in, of imported files, and of imported heads."""
     of_heads = [name for head in components.registered("head") for name in head.make.outputs]  # type: ignore[attr-defined]
-    others = [c.name for c in components.registered("format") if kind in c.make.kinds]  # type: ignore[attr-defined]
-    return [*FORMATS[kind], *others, *(of_heads if kind in ("panoptic", *_DETECTORS) else [])]
+    formats = [c.name for c in components.registered("format") if kind in c.make.kinds]  # type: ignore[attr-defined]
+    return [*formats, *(of_heads if kind in _WITH_HEADS else [])]
 
 
 def make_writers(
@@ -72,7 +39,7 @@ def make_writers(
     choice: DetectionChoice = DetectionChoice(),  # noqa: B008  # frozen
     overrides: Sequence[str] = (),
     maps: Mapping[str, MapFormat] = MappingProxyType({}),
-) -> list[Writer[Any]]:
+) -> list[OutputFormat[Any]]:
     """Create the writers of a list of formats.
 
     Parameters
@@ -81,8 +48,8 @@ def make_writers(
     out : folder
     metadata : the classes of the model
     kind : of the network
-    choice : detections that `coco-results` holds
-    overrides : configuration keys, of which custom formats have sections
+    choice : of detections
+    overrides : configuration keys, of which formats have sections
     maps : output maps of custom heads, each a format
 
     Raises
@@ -90,26 +57,37 @@ def make_writers(
     InputError
         if the kind of network does not have one, two would write the same file, or a format cannot hold the classes
     """
-    known = formats_of(kind)
+    known = list(dict.fromkeys((*formats_of(kind), *maps)))
     unknown = next((name for name in formats if name not in known), None)
     if unknown is not None:
         raise InputError(
             f"`formats={','.join(formats)}`: a model of kind {kind} has no format {unknown!r}: choose among "
             f"{', '.join(known)}, separated by commas"
         )
-    made: list[Writer[Any]] = []
+    made: list[OutputFormat[Any]] = []
     owners: dict[Path, str] = {}
     for name in formats:
-        make = FORMATS[kind].get(name)
         if name in maps:
             made.append(MapWriter(out, metadata, name, maps[name]))
-        elif make is None:
-            if not components.is_registered("format", name):
-                raise InputError(f"`formats={','.join(formats)}`: the model has no head with the output {name}")
-            made.append(components.find("format", name).make(out, metadata, keys_of("format", name, overrides)))
+        elif components.is_registered("format", name):
+            component = components.find("format", name)
+            with named_errors(component.section, component.module):
+                made.append(component.make(out, metadata, keys_of("format", name, overrides)))
+            made[-1].choice = choice
         else:
-            made.append(make(out, metadata, choice) if make is CocoResultsWriter else make(out, metadata))
-        for path in made[-1].paths(Source(Path("NAME"), "NAME", "NAME")):
+            raise InputError(f"`formats={','.join(formats)}`: the model has no head with the output {name}")
+        with errors_of(made[-1]):
+            paths = made[-1].paths(Source(Path("NAME"), "NAME", "NAME"))
+        for path in paths:
             if (owner := owners.setdefault(path, name)) != name:
                 raise InputError(f"`formats={','.join(formats)}`: {owner} and {name} would both write {path.name}")
     return made
+
+
+def errors_of(writer: OutputFormat[Any], where: str = "") -> AbstractContextManager[None]:
+    """Return a context that names a custom format, and the line of its file, in errors of its code.
+
+    `where` is the beginning of the message, such as the name of a photo; those of built-in formats remain as they are.
+    """
+    own = components.custom_of(writer)
+    return nullcontext() if own is None else named_errors(f"{where}{own.section}", own.module)

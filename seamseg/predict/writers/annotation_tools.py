@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 
+from seamseg.config.components import register
 from seamseg.formats import cvat, label_studio
 from seamseg.formats.id_png import write_id_png
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.result import Panoptic
 from seamseg.panoptic_map import class_infos
 from seamseg.predict.sources.base import Source
-from seamseg.predict.writers.base import Record, Records, Writer
+from seamseg.predict.writers.base import OutputFormat, Record, Records
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing, write_atomically, write_json
@@ -27,14 +29,10 @@ LOCAL_FILES = "/data/local-files/?d="
 """Start of the addresses of photos below LABEL_STUDIO_LOCAL_FILES_DOCUMENT_ROOT."""
 
 
-class _ToolWriter(Writer[Panoptic]):
+class _ToolWriter(OutputFormat[Panoptic]):
     """Base of the formats with a class list."""
 
-    needs_photo = False
-
-    def __init__(self, out: Path, metadata: Metadata) -> None:
-        self.out = out
-        self.metadata = metadata
+    kinds = ("panoptic",)
 
     def finals(self) -> list[Path]:
         """Return the class list."""
@@ -47,8 +45,11 @@ class _ToolWriter(Writer[Panoptic]):
         write_json(self.out / CLASSES, entries, indent=1)
 
 
+@register("format", "cvat")
 class CvatWriter(_ToolWriter):
-    """The layout "Segmentation mask 1.1" of CVAT in `OUT/cvat/`, see :mod:`seamseg.formats.cvat`.
+    """The layout "Segmentation mask 1.1" of CVAT in `OUT/cvat/`.
+
+    See :mod:`seamseg.formats.cvat`.
 
     Raises
     ------
@@ -56,10 +57,8 @@ class CvatWriter(_ToolWriter):
         if the name of a class cannot be a label, that of a photo cannot be in the list, or it has too many segments
     """
 
-    member = None
-
-    def __init__(self, out: Path, metadata: Metadata) -> None:
-        super().__init__(out / "cvat", metadata)
+    def __init__(self, out: Path, metadata: Metadata, keys: Any = None) -> None:
+        super().__init__(out / "cvat", metadata, keys)
         self._colors = cvat.label_colors(metadata)
         self._list = self.out / cvat.LISTS / "default.txt"
 
@@ -88,16 +87,18 @@ class CvatWriter(_ToolWriter):
             file.writelines(f"{record['listed']}\n" for record in records())
 
 
+@register("format", "labelstudio")
 class LabelStudioWriter(_ToolWriter):
-    """Tasks of Label Studio in `OUT/labelstudio/tasks/<name>.json`, see :mod:`seamseg.formats.label_studio`.
+    """Tasks of Label Studio in `OUT/labelstudio/tasks/<name>.json`.
 
-    A photo of a URL keeps its address; others have that of Label Studio's local file serving, relative to the input.
+    See :mod:`seamseg.formats.label_studio`. A photo of a URL keeps its address; others have that of Label Studio's
+    local file serving, relative to the input.
     """
 
     member = "labelstudio.json"
 
-    def __init__(self, out: Path, metadata: Metadata) -> None:
-        super().__init__(out / "labelstudio", metadata)
+    def __init__(self, out: Path, metadata: Metadata, keys: Any = None) -> None:
+        super().__init__(out / "labelstudio", metadata, keys)
 
     def paths(self, source: Source) -> list[Path]:
         """Return the file of the task."""

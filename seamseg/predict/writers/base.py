@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from seamseg.formats.metadata import Metadata
 from seamseg.inference.photo_result import PhotoResult
 from seamseg.predict.sources.base import Source
 from seamseg.predictions import ArrayPrediction
@@ -22,24 +25,59 @@ Records = Callable[[], Iterator[Record]]
 R = TypeVar("R", bound=PhotoResult, contravariant=True)
 
 
-class Writer(Protocol[R]):
-    """An output format for results of type `R`. Its methods may be called from several threads at a time.
+@dataclass(frozen=True)
+class DetectionChoice:
+    """Which detections the user has asked for.
 
     Attributes
     ----------
-    needs_photo : whether :meth:`write` needs the pixels of the photo
-    kinds : kinds of networks whose results a custom format holds
-    member : ending of its file in a tar shard, after the key of the photo; None for formats with several folders, ""
-        for those without a file of each photo
+    least_score : they score above; by default all that the network returns, as average precision needs
+    classes : indices of their classes, stuff first; None for all
     """
 
-    needs_photo: bool
-    member: str | None
-    kinds: tuple[str, ...] = ()
+    least_score: float = 0.0
+    classes: Sequence[int] | None = None
 
+
+class OutputFormat(ABC, Generic[R]):
+    """An output format for results of type `R`; derive from it, and register the class.
+
+    The methods may be called from several threads at a time.
+
+    Parameters
+    ----------
+    out : folder
+    metadata : the classes of the model
+    keys : of the section `[format NAME]`
+
+    Attributes
+    ----------
+    kinds : kinds of networks whose results it holds
+    needs_photo : whether :meth:`write` needs the pixels of the photo
+    member : ending of its file in a tar shard, after the key of the photo; None for formats with several folders, ""
+        for those without a file of each photo
+    all_classes : whether it contains all classes whatever the user chooses, so that a choice is an error
+    probabilities : whether it needs the probabilities of a semantic network
+    choice : of detections, set after the construction; only formats that read them from the prediction need it
+    """
+
+    kinds: tuple[str, ...] = ()
+    needs_photo: bool = False
+    member: str | None = None
+    all_classes: bool = False
+    probabilities: bool = False
+    choice: DetectionChoice = DetectionChoice()
+
+    def __init__(self, out: Path, metadata: Metadata, keys: Any = None) -> None:
+        self.out = out
+        self.metadata = metadata
+        self.keys = keys
+
+    @abstractmethod
     def paths(self, source: Source) -> list[Path]:
         """Return the files of a photo, as far as they are known in advance."""
 
+    @abstractmethod
     def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: R) -> Record | None:
         """Write the files of a photo, each atomically, and return what :meth:`finish` needs of it, if anything."""
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from seamseg.formats.metadata import Metadata
+from seamseg.config.components import register
 from seamseg.inference.detections import Detections
 from seamseg.predict.sources.base import Source
-from seamseg.predict.writers.base import Record, Records, Writer
-from seamseg.predict.writers.images import ImageWriter
+from seamseg.predict.writers.base import OutputFormat, Record, Records
+from seamseg.predict.writers.images import ImageFormat
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.files import replacing
 from seamseg.visualize.detections import draw_legacy
@@ -22,45 +20,29 @@ from seamseg.visualize.detections import draw_legacy
 RESULTS_JSON = "coco_results.json"
 
 
-@dataclass(frozen=True)
-class DetectionChoice:
-    """Which detections the formats for evaluation hold.
-
-    Attributes
-    ----------
-    least_score : they score above; by default all that the network returns, as average precision needs
-    classes : indices of their classes, stuff first; None for all
-    """
-
-    least_score: float = 0.0
-    classes: Sequence[int] | None = None
-
-
-class LegacyOverlayWriter(ImageWriter[Detections]):
+@register("format", "overlay-legacy")
+class LegacyOverlayWriter(ImageFormat[Detections]):
     """The photo as the original's `test_instance_seg.py` draws it: masks at 75 % opacity and boxes, without text."""
 
+    kinds = ("instance_seg", "detection")
     member = "overlay.jpg"
 
     def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: Detections) -> Image.Image:
-        """See :class:`seamseg.predict.writers.images.ImageWriter`."""
+        """See :class:`seamseg.predict.writers.images.ImageFormat`."""
         assert rgb is not None
         return Image.fromarray(draw_legacy(rgb, list(result), result.size, self.metadata.palette))
 
 
-class CocoResultsWriter(Writer[Detections]):
+@register("format", "coco-results")
+class CocoResultsWriter(OutputFormat[Detections]):
     """All detections in COCO's format of results: `coco_results.json`, a list that `COCO.loadRes` reads.
 
     `image_id` is the name of the photo without its ending, with its sub-folder, as in `coco/<split>.json` of a dataset
     folder; see :meth:`seamseg.inference.detections.Detections.to_coco` for the rest.
     """
 
-    needs_photo = False
-    member: str | None = ""
-
-    def __init__(self, out: Path, metadata: Metadata, choice: DetectionChoice = DetectionChoice()) -> None:
-        self.out = out
-        self.metadata = metadata
-        self.choice = choice
+    kinds = ("instance_seg", "detection")
+    member = ""
 
     def paths(self, source: Source) -> list[Path]:
         """Return no files: all detections are in one file."""

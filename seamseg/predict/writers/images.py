@@ -12,13 +12,14 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from PIL import Image
 
+from seamseg.config.components import register
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.anonymize import LEAST_SCORE, Style, hide_classes
 from seamseg.inference.class_names import choose_classes
 from seamseg.inference.photo_result import PhotoResult
 from seamseg.panoptic_map import PanopticResult
 from seamseg.predict.sources.base import Source
-from seamseg.predict.writers.base import Writer
+from seamseg.predict.writers.base import OutputFormat
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import write_atomically
@@ -29,24 +30,18 @@ OVERLAY_QUALITY = 92
 ANONYMIZED_QUALITY = 95
 
 
-class ImageWriter(Writer[R]):
+class ImageFormat(OutputFormat[R]):
     """Base of the formats with one image a photo: `<name><ending>`, a JPEG or PNG without any metadata.
 
     Attributes
     ----------
     ending : after the name of the photo
-    keys : of a component
     encoding : options of Pillow for a JPEG
     """
 
     needs_photo = True
     ending = ".jpg"
     encoding: ClassVar[dict[str, Any]] = {"quality": OVERLAY_QUALITY}
-
-    def __init__(self, out: Path, metadata: Metadata, keys: Any = None) -> None:
-        self.out = out
-        self.metadata = metadata
-        self.keys = keys
 
     def paths(self, source: Source) -> list[Path]:
         """Return `OUT/<name><ending>`."""
@@ -71,24 +66,19 @@ class ImageWriter(Writer[R]):
         """Return the image of a result; `rgb` is given if :attr:`needs_photo`."""
 
 
-class OverlayWriter(ImageWriter[PhotoResult]):
-    """The photo with the result, as its `draw` shows it."""
+@register("format", "overlay")
+class OverlayWriter(ImageFormat[PhotoResult]):
+    """The photo with the result: blended with segments or classes, or with boxes, masks, names and scores."""
 
+    kinds = ("panoptic", "instance_seg", "detection", "classification", "semantic")
     member = "overlay.jpg"
-    options: ClassVar[dict[str, Any]] = {}
 
     def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: PhotoResult) -> Image.Image:
-        """See :class:`ImageWriter`."""
-        return result.draw(rgb, **self.options)
+        """See :class:`ImageFormat`."""
+        return result.draw(rgb, **({"labels": False} if isinstance(result, PanopticResult) else {}))
 
 
-class PanopticOverlayWriter(OverlayWriter):
-    """The photo blended equally with the colours of its segments, and their contours, without text."""
-
-    options: ClassVar[dict[str, Any]] = {"labels": False}
-
-
-class AnonymizeWriter(ImageWriter[PhotoResult]):
+class AnonymizeWriter(ImageFormat[PhotoResult]):
     """The photo, upright and at its own size, with some classes hidden: `<name>.jpg`.
 
     The file holds pixels only: no EXIF (place, date, camera), thumbnail, comment or colour profile.
@@ -127,7 +117,7 @@ class AnonymizeWriter(ImageWriter[PhotoResult]):
             raise InputError(f"`least_score` must be between 0 and 1, not {least_score}")
 
     def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: PhotoResult) -> Image.Image:
-        """See :class:`ImageWriter`."""
+        """See :class:`ImageFormat`."""
         assert rgb is not None
         segments = result if isinstance(result, PanopticResult) else None
         num_stuff = self.metadata.num_stuff

@@ -6,9 +6,11 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from seamseg.config.components import register
 from seamseg.formats.cityscapes.instance_files import mask_png
 from seamseg.formats.cityscapes.layout import VOID_LABEL, frame_name, with_label_ids
 from seamseg.formats.coco_writer import CocoPanopticWriter
@@ -18,7 +20,7 @@ from seamseg.formats.vistas import INSTANCES_PER_LABEL, photo_stem, vistas_label
 from seamseg.fusion import paste_detections
 from seamseg.inference.result import Panoptic
 from seamseg.predict.sources.base import Source
-from seamseg.predict.writers.base import Record, Records, Writer
+from seamseg.predict.writers.base import OutputFormat, Record, Records
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.files import write_atomically
 
@@ -26,14 +28,13 @@ COCO_JSON = "panoptic.json"
 MASKS = "masks"
 
 
-class PanopticWriter(Writer[Panoptic]):
+class PanopticWriter(OutputFormat[Panoptic]):
     """Base of the formats with a `panoptic.json` for all photos, written by the main process."""
 
-    needs_photo = False
-    member: str | None = None
+    kinds = ("panoptic",)
 
-    def __init__(self, out: Path, classes: Metadata) -> None:
-        self.out = out
+    def __init__(self, out: Path, classes: Metadata, keys: Any = None) -> None:
+        super().__init__(out, classes, keys)
         self._panoptic = CocoPanopticWriter(out / COCO_JSON, classes)
 
     def finals(self) -> list[Path]:
@@ -45,6 +46,7 @@ class PanopticWriter(Writer[Panoptic]):
         self._panoptic.write_json_of(records)
 
 
+@register("format", "coco")
 class CocoWriter(PanopticWriter):
     """The COCO panoptic format: `panoptic/<name>.png` and `panoptic.json`."""
 
@@ -59,6 +61,7 @@ class CocoWriter(PanopticWriter):
         return self._panoptic.write(source.name, result, source.relative)
 
 
+@register("format", "cityscapes")
 class CityscapesWriter(PanopticWriter):
     """Submissions to the three benchmarks of Cityscapes, in folders below `OUT/cityscapes/`.
 
@@ -73,9 +76,11 @@ class CityscapesWriter(PanopticWriter):
         if the model has a class that Cityscapes lacks
     """
 
-    def __init__(self, out: Path, metadata: Metadata) -> None:
+    all_classes = True
+
+    def __init__(self, out: Path, metadata: Metadata, keys: Any = None) -> None:
         self._classes = with_label_ids(metadata, "the model")
-        super().__init__(out / "cityscapes", self._classes)
+        super().__init__(out / "cityscapes", self._classes, keys)
 
     def paths(self, source: Source) -> list[Path]:
         """Return `panoptic/<frame>.png`, `pixel/<frame>.png` and `instance/<frame>.txt`."""
@@ -97,6 +102,7 @@ class CityscapesWriter(PanopticWriter):
         return record
 
 
+@register("format", "vistas")
 class VistasWriter(PanopticWriter):
     """The layout of Mapillary Vistas in `OUT/vistas/`, with the original ids of the classes as labels.
 
@@ -112,11 +118,13 @@ class VistasWriter(PanopticWriter):
         if the original ids are not labels
     """
 
-    def __init__(self, out: Path, metadata: Metadata) -> None:
+    all_classes = True
+
+    def __init__(self, out: Path, metadata: Metadata, keys: Any = None) -> None:
         self._labels = vistas_labels(metadata, "the model")
         self._void = void_label(self._labels)
         self._num_stuff = metadata.num_stuff
-        super().__init__(out / "vistas", with_panoptic_ids(metadata, self._labels))
+        super().__init__(out / "vistas", with_panoptic_ids(metadata, self._labels), keys)
 
     def paths(self, source: Source) -> list[Path]:
         """Return `panoptic/<name>.png`, `labels/<name>.png`, `instances/<name>.png` and `instances/<name>.txt`."""

@@ -5,47 +5,55 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
+from seamseg.config.components import register
 from seamseg.inference.semantic import SemanticMap
-from seamseg.predict.writers.images import ImageWriter
+from seamseg.predict.writers.images import ImageFormat
 from seamseg.predictions import ArrayPrediction
 from seamseg.visualize import padded_palette
 
 
-class LabelsWriter(ImageWriter[SemanticMap]):
+@register("format", "labels")
+class LabelsWriter(ImageFormat[SemanticMap]):
     """The class of each pixel as an image with a palette: indices with the colours of the classes, black from there."""
 
+    kinds = ("semantic",)
     needs_photo = False
     member = "labels.png"
     ending = ".png"
 
     def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: SemanticMap) -> Image.Image:
-        """See :class:`seamseg.predict.writers.images.ImageWriter`."""
+        """See :class:`seamseg.predict.writers.images.ImageFormat`."""
         image = Image.fromarray(result.classes)
         # red, green, blue of the first colour, then of the next
         image.putpalette(padded_palette(self.metadata.palette).tobytes(), "RGB")
         return image
 
 
-class IdsWriter(ImageWriter[SemanticMap]):
-    """The class of each pixel as a greyscale image, under the name of :class:`LabelsWriter`."""
+@register("format", "ids")
+class IdsWriter(ImageFormat[SemanticMap]):
+    """The class of each pixel as a greyscale image, `<name>.png`, like that of `labels`."""
 
+    kinds = ("semantic",)
     needs_photo = False
     member = "ids.png"
     ending = ".png"
 
     def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: SemanticMap) -> Image.Image:
-        """See :class:`seamseg.predict.writers.images.ImageWriter`."""
+        """See :class:`seamseg.predict.writers.images.ImageFormat`."""
         return Image.fromarray(result.classes)
 
 
-class ProbabilitiesWriter(ImageWriter[SemanticMap]):
+@register("format", "probabilities")
+class ProbabilitiesWriter(ImageFormat[SemanticMap]):
     """The probability of the class of each pixel as a greyscale image: 255 times the probability, rounded down."""
 
+    kinds = ("semantic",)
     needs_photo = False
     member = "prob.png"
     ending = "_prob.png"
+    probabilities = True
 
     def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: SemanticMap) -> Image.Image:
-        """See :class:`seamseg.predict.writers.images.ImageWriter`."""
+        """See :class:`seamseg.predict.writers.images.ImageFormat`."""
         assert result.probability is not None
         return Image.fromarray(result.probability)

@@ -13,9 +13,12 @@ function parseSegment([id, category, area, outcome, partner, iou, score]) {
 async function decodeResult(result, first, width, height) {
   const truth = [null, ...result.truth_segments.map(parseSegment)];
   const prediction = [null, ...result.prediction_segments.map(parseSegment)];
+  const maps = {};
+  for (const [name, data] of Object.entries(result.maps)) if (data) maps[name] = await decodePhoto(data);
   return {
     truth,
     prediction,
+    maps,
     truthMap: result.truth === null ? first.truthMap : await decodeIndexMap(result.truth, width, height, truth.length - 1),
     predictionMap: await decodeIndexMap(result.prediction, width, height, prediction.length - 1),
   };
@@ -28,4 +31,9 @@ async function decodeImage(number) {
   for (const result of results) decoded.push(await decodeResult(result, decoded[0], width, height));
   const image = photo === null ? null : await decodePhoto(photo);
   return { width, height, photo: image, results: decoded };
+}
+
+/** Release the pixels of a decoded image. */
+function closeImage({ photo, results }) {
+  for (const bitmap of [photo, ...results.flatMap(({ maps }) => Object.values(maps))]) if (bitmap) bitmap.close();
 }

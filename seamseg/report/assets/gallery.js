@@ -83,7 +83,7 @@ class Card {
         this.image = decoded;
         this.repaint();
         this.element.classList.add("drawn");
-      } else if (decoded.photo) decoded.photo.close();
+      } else closeImage(decoded);
     } catch (error) {
       this.element.append(make("p.problem", { role: "alert" }, `This image cannot be shown: ${error.message}`));
     }
@@ -99,7 +99,7 @@ class Card {
     this.nearViewport = false;
     if (!this.image) return;
     this.panels.forEach((panel) => panel.release());
-    if (this.image.photo) this.image.photo.close();
+    closeImage(this.image);
     this.image = null;
     this.element.classList.remove("drawn");
   }

@@ -34,7 +34,9 @@ const VIEWS = [
   { key: "truth", name: "Ground truth" },
   { key: "errors", name: "Errors" },
   { key: "photo", name: "Photo" },
+  ...report.maps.map((name) => ({ key: name, name, isMap: true })),
 ];
+const isMap = (view) => VIEWS.some(({ key, isMap }) => isMap && key === view);
 
 /** Pixel value of each segment of a map, entry 0 for void. */
 function segmentColours(segments) {
@@ -60,9 +62,11 @@ function outlinedMap(result, view) {
  * `highlighted`: {map: "truth" or "prediction", index} of a segment while the others are darkened, or null.
  */
 function paint(canvas, image, result, view, highlighted) {
-  if (view === "photo" && !highlighted) return paintLayers(canvas, image, null);
-  paintLayers(canvas, image, (out) => {
-    if (view !== "photo") {
+  const plain = view === "photo" || isMap(view);
+  const background = isMap(view) ? { ...image, photo: result.maps[view] } : image;
+  if (plain && !highlighted) return paintLayers(canvas, background, null);
+  paintLayers(canvas, background, (out) => {
+    if (!plain) {
       paintColours(out, result, view);
       const [map, segments] = outlinedMap(result, view);
       paintOutlines(out, map, segments.map((s) => s !== null && report.classes[s.category].thing), image.width);

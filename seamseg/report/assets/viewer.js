@@ -50,7 +50,7 @@ async function showCurrent() {
   byId("viewer-position").textContent = `${viewer.at + 1} of ${order.length} · PQ ${percent(image.pq[0])}${change}`;
   const decoded = await decodeImage(number);
   // another image may have been requested while this one was decoded
-  if (request !== viewer.request || !byId("viewer").open) return decoded.photo && decoded.photo.close();
+  if (request !== viewer.request || !byId("viewer").open) return closeImage(decoded);
   releaseImage();
   viewer.image = decoded;
   const list = byId("viewer-segments");
@@ -67,7 +67,7 @@ async function showCurrent() {
 
 function releaseImage() {
   viewer.panels.forEach((panel) => panel.release());
-  if (viewer.image && viewer.image.photo) viewer.image.photo.close();
+  if (viewer.image) closeImage(viewer.image);
   viewer.image = null;
 }
 
@@ -100,7 +100,7 @@ function initViewer() {
     if (event.altKey || event.ctrlKey || event.metaKey) return;
     if (event.key === "ArrowLeft") showNext(-1);
     else if (event.key === "ArrowRight") showNext(1);
-    else if (event.key >= "1" && event.key <= String(VIEWS.length)) setView(VIEWS[event.key - 1].key);
+    else if (VIEWS[event.key - 1]) setView(VIEWS[event.key - 1].key);
     else return;
     event.preventDefault();
   });

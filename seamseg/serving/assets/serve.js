@@ -25,7 +25,8 @@ function repaint() {
   if (!image) return;
   const { map, segments } = image;
   const alpha = Number(byId("opacity").value);
-  paintLayers(canvas, image, (out) => {
+  const photo = image.backgrounds[byId("background").value];
+  paintLayers(canvas, { ...image, photo }, (out) => {
     const colours = Uint32Array.from([0, ...segments.map((s) => pixel(s.color, alpha))]);
     for (let k = 0; k < out.length; k++) out[k] = colours[map[k]];
     if (alpha) paintOutlines(out, map, [false, ...segments.map((s) => s.thing)], image.width);
@@ -51,6 +52,13 @@ function listSegments() {
   byId("segments").replaceChildren(...buttons);
 }
 
+/** Offer the photo and the maps of custom heads, if any, to be shown under the segments. */
+function listBackgrounds() {
+  const [select, names] = [byId("background"), Object.keys(image.backgrounds)];
+  byId("backgrounds").hidden = names.length === 1;
+  if (select.options.length !== names.length) select.replaceChildren(...names.map((name) => make("option", { value: name }, name)));
+}
+
 function point(event) {
   const at = image ? pixelAt(canvas, image, event.clientX, event.clientY) : null;
   const number = at === null ? 0 : image.map[at];
@@ -62,10 +70,12 @@ function point(event) {
 
 async function show(view) {
   const map = await decodeIndexMap(view.map, view.width, view.height, view.segments.length);
-  const photo = await decodePhoto(view.photo);
-  if (image) image.photo.close();
-  image = { ...view, map, photo };
+  const backgrounds = { photo: await decodePhoto(view.photo) };
+  for (const [name, data] of Object.entries(view.maps)) backgrounds[name] = await decodePhoto(data);
+  if (image) Object.values(image.backgrounds).forEach((bitmap) => bitmap.close());
+  image = { ...view, map, backgrounds };
   highlighted = 0;
+  listBackgrounds();
   listSegments();
   byId("result").hidden = false;
   repaint();
@@ -117,6 +127,7 @@ function initDrop() {
 
 initDrop();
 byId("opacity").addEventListener("input", repaint);
+byId("background").addEventListener("change", repaint);
 for (const name of ["pointermove", "pointerdown"]) canvas.addEventListener(name, point);
 canvas.addEventListener("pointerleave", () => {
   hideTooltip();

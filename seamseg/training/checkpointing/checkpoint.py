@@ -144,6 +144,7 @@ class ResumePoint:
     stepper_state : for :meth:`Stepper.load_state_dict`, of the main process
     config : INI text it was trained with
     callbacks : their states by name
+    stopped : `by`, the callback that stopped the training, and its `reason`; empty unless one did
     """
 
     source: Path
@@ -154,6 +155,7 @@ class ResumePoint:
     stepper_state: dict[str, Any] = field(default_factory=dict)
     config: str = ""
     callbacks: dict[str, Any] = field(default_factory=dict)
+    stopped: dict[str, str] = field(default_factory=dict)
 
     def rank_state(self, world: World) -> dict[str, Any] | None:
         """Return the state of this process; None if another number of processes wrote the snapshot."""
@@ -241,6 +243,7 @@ def resume(
             stepper_state={k: snapshot.state_dict[k] for k in STEPPER_PARTS if k in snapshot.state_dict},
             config=snapshot.config,
             callbacks=dict(more.get("callbacks", {})),
+            stopped={name: str(more["stopped"][name]) for name in ("by", "reason")} if "stopped" in more else {},
         )
         if point.position is not None:
             if not point.rank_states:

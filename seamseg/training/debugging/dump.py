@@ -6,7 +6,7 @@ that it can be loaded without trusting its source.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -146,11 +146,13 @@ def read_dump(path: str | Path) -> Dump:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value to data that loads without pickled code: packed sequences and dataclasses to dicts."""
+    """Convert a value to data that loads without pickled code: packed sequences, dataclasses and maps to dicts."""
     if isinstance(value, Tensor):
         return value.detach().cpu().clone()
     if isinstance(value, PackedSequence):
         return {"packed": [_plain(t) for t in value]}
+    if isinstance(value, Mapping):
+        return {"mapping": {name: _plain(item) for name, item in value.items()}}
     if is_dataclass(value):
         kind = type(value).__name__
         values = {f.name: None if f.name in _COMPUTED else _plain(getattr(value, f.name)) for f in fields(value)}
@@ -166,6 +168,8 @@ def _typed(value: Any) -> Any:
     if isinstance(value, dict):
         if "packed" in value:
             return PackedSequence(value["packed"])
+        if "mapping" in value:
+            return {str(name): _typed(item) for name, item in value["mapping"].items()}
         name = str(value["kind"])
         kind = getattr(structures, _CODE_NAMES.get(name, name), None)
         if not (isinstance(kind, type) and is_dataclass(kind)):

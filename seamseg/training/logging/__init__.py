@@ -1,1 +1,1 @@
-"""Text log, metrics file and TensorBoard output of a training."""
+"""Text log, metrics file, sample images and TensorBoard files of a training."""

@@ -1,4 +1,4 @@
-"""Sample images of a training for TensorBoard: inputs with their targets, proposals and predictions."""
+"""Sample images of a training for callbacks: inputs with their targets, proposals and predictions."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from seamseg.structures import Batch, PackedSequence
 from seamseg.training.prefetch import TrainingBatch, prepare_batch
 from seamseg.validation.validator import PanopticValidation, ValidationResult
 from seamseg.visualize.detections import draw_detections
+from seamseg.visualize.maps import draw_map
 from seamseg.visualize.overlay import draw_boxes, draw_overlay
 
 _MAX_SIDE = 640
@@ -33,7 +34,7 @@ _PROPOSALS = 50
 
 
 class SampleImages(Protocol):
-    """Draws the sample images of a training for TensorBoard."""
+    """Draws the sample images of a training."""
 
     def targets(self, batch: TrainingBatch) -> np.ndarray:
         """Draw an image of a training batch as it was loaded, on the host, with its targets: uint8 `H x W x 3`."""
@@ -130,6 +131,9 @@ class SampleRenderer:
             else:
                 proposals = None
             yield f"val/{number}_proposals_target_prediction", self.triptych(sample, proposals)
+            for name, spec in (net.map_formats if isinstance(net, PanopticNet) else {}).items():
+                values = sample.prediction.maps[name]
+                yield f"val/{number}_map_{name}", _shrunk(draw_map(values, spec, sample.prediction.size))
 
     def triptych(self, sample: ImageSample, proposals: Tensor | None) -> np.ndarray:
         """Draw a validation image three times side by side: with the best proposals, ground truth, prediction."""

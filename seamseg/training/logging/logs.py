@@ -1,16 +1,11 @@
-"""The text log and the TensorBoard files of a run folder, and the format of their entries."""
+"""The text log of a run folder, and the format of its entries and of tags."""
 
 from __future__ import annotations
 
 import logging
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from torch import Tensor
 
 from seamseg.training.checkpointing.run_folder import LOG_NAME
 from seamseg.utils.errors import SeamsegError
@@ -82,64 +77,6 @@ class TextLog:
             handler.close()
         self._handlers = []
         self.enabled = False
-
-
-class TensorBoardWriter:
-    """Writes TensorBoard files in the main process; without TensorBoard, or on other processes, it does nothing.
-
-    Parameters
-    ----------
-    folder : run folder; None for no files
-    purge_step : for a resumed run: hide the entries of an earlier run from this step on
-    log : for a warning if TensorBoard is not installed
-    """
-
-    def __init__(self, folder: Path | None, purge_step: int | None = None, log: TextLog | None = None) -> None:
-        self._writer: Any = None
-        if folder is None:
-            return
-        try:
-            # takes a second to import
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            if log is not None:
-                log.warning(f"no TensorBoard files are written: {error}; install it with `pip install tensorboard`")
-            return
-        self._writer = SummaryWriter(str(folder), purge_step=purge_step)
-
-    @property
-    def active(self) -> bool:
-        """Whether entries are written."""
-        return self._writer is not None
-
-    def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """Write numbers by tag."""
-        if self._writer is not None:
-            for tag, value in values.items():
-                self._writer.add_scalar(tag, value, step)
-
-    def image(self, tag: str, rgb: np.ndarray, step: int) -> None:
-        """Write an `H x W x 3` uint8 image."""
-        if self._writer is not None:
-            self._writer.add_image(tag, rgb, step, dataformats="HWC")
-
-    def histograms(self, tensors: Mapping[str, Tensor], step: int) -> None:
-        """Write the distribution of the values of tensors by tag."""
-        if self._writer is not None:
-            for tag, tensor in tensors.items():
-                self._writer.add_histogram(tag, tensor.detach().float().cpu(), step)
-
-    def text(self, tag: str, text: str) -> None:
-        """Write preformatted text."""
-        if self._writer is not None:
-            indented = "\n".join("    " + line for line in text.splitlines())
-            self._writer.add_text(tag, indented, 0)
-
-    def close(self) -> None:
-        """Flush and close the files."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
 
 
 def duration(seconds: float) -> str:

@@ -12,7 +12,7 @@ from torch import nn
 from seamseg.evaluation.scores import Scores
 from seamseg.training.callbacks import Callbacks
 from seamseg.training.logging.images import SampleCollector, SampleImages
-from seamseg.training.logging.logs import TensorBoardWriter, TextLog, duration, remaining, train_tag
+from seamseg.training.logging.logs import TextLog, duration, remaining, train_tag
 from seamseg.training.logging.metrics import MetricsFile
 from seamseg.training.losses import AverageMeter, Averages, LossMeans
 from seamseg.training.options import TrainerOptions
@@ -31,16 +31,15 @@ class StepPosition:
 
 
 class Reporter:
-    """Writes the progress of all processes to the log, TensorBoard and `metrics.jsonl` of the main process.
+    """Reports the progress of all processes to the log, `metrics.jsonl` and the callbacks of the main process.
 
     Parameters
     ----------
     options : of the trainer
     images : draws sample images
     world : the processes; all of them must report the same steps
-    log, tensorboard, metrics : outputs
+    log, callbacks, metrics : outputs
     validates : the training has validations, whose time is unknown before the first
-    callbacks : get the numbers and images, too
 
     Attributes
     ----------
@@ -54,19 +53,17 @@ class Reporter:
         images: SampleImages,
         world: World,
         log: TextLog,
-        tensorboard: TensorBoardWriter,
+        callbacks: Callbacks,
         metrics: MetricsFile | None = None,
         validates: bool = True,
-        callbacks: Callbacks | None = None,
     ) -> None:
         self.options = options
         self.world = world
         self.log = log
-        self.tensorboard = tensorboard
+        self.callbacks = callbacks
         self.metrics = metrics or MetricsFile(None)
         self.notes: dict[str, float] = {"ema_decay": options.ema} if options.ema else {}
         self.broken = 0
-        self.callbacks = callbacks
         self._validates = validates
         self._images = images
         self._pace = _Pace()
@@ -80,14 +77,14 @@ class Reporter:
 
     def targets(self, batch: TrainingBatch, step: int) -> None:
         """Draw the targets of a batch as it was loaded, on the host."""
-        if self.world.is_main and self.tensorboard.active:
-            self.tensorboard.image("train/targets", self._images.targets(batch), step)
+        if self.callbacks.draws:
+            self.callbacks.image(step, "train/targets", self._images.targets(batch))
 
     def begin_step(self, step: int, rates: list[float]) -> None:
         """Record the learning rates of a step."""
         # a single group of parameters has the first name
         self._rates = dict(zip(self.options.rate_names, (rates[0], *rates[1:][-1:])))
-        self.tensorboard.scalars({train_tag(name): value for name, value in self._rates.items()}, step)
+        self.callbacks.scalars(step, {train_tag(name): value for name, value in self._rates.items()})
 
     def add(self, data_seconds: float, seconds: float, images: int) -> None:
         """Add the time that a step waited for data, its total time, and its number of images in this process."""
@@ -114,12 +111,10 @@ class Reporter:
         self._pace.update(line["step_seconds"])
         self.log.info(self._format(position, line, list(losses), list(gradients), memory))
         rates = self._rates
-        self.tensorboard.scalars(
-            {train_tag(name): value for name, value in line.items() if name not in rates}, position.step
-        )
+        tagged = {train_tag(name): value for name, value in line.items() if name not in rates}
+        self.callbacks.scalars(position.step, tagged)
         self.metrics.write("train", position.step, position.epoch, line)
-        if self.callbacks is not None:
-            self.callbacks.train(position.step, position.epoch, line)
+        self.callbacks.train(position.step, position.epoch, line)
 
     def _format(
         self,
@@ -153,23 +148,20 @@ class Reporter:
         self._validations.update(seconds)
         line = f"{scores.line()} ({scores.n_images} images, {duration(seconds)})"
         self.log.info(f"validation after epoch {epoch + 1}: {line}")
-        self.tensorboard.scalars(scores.scalars(), step)
+        self.callbacks.scalars(step, scores.scalars())
         content = scores.to_json()
         self.metrics.write("validation", step, epoch, {"seconds": round(seconds, 3), **content})
-        if self.callbacks is not None:
-            self.callbacks.validated(step, epoch + 1, content)
+        self.callbacks.validated(step, epoch + 1, content)
 
     def sample_collector(self) -> SampleCollector | None:
-        """Return an observer of a validation that keeps the images for :meth:`samples`; None without TensorBoard."""
-        return self._images.collector() if self.world.is_main and self.tensorboard.active else None
+        """Return an observer of a validation that keeps the images for :meth:`samples`; None if none are drawn."""
+        return self._images.collector() if self.callbacks.draws else None
 
     def samples(self, net: nn.Module, collector: SampleCollector, step: int) -> None:
         """Draw the validation images that a collector has kept."""
         net.eval()
         for tag, image in self._images.validation(net, collector):
-            self.tensorboard.image(tag, image, step)
-            if self.callbacks is not None:
-                self.callbacks.image(tag, image)
+            self.callbacks.image(step, tag, image)
         net.train()
 
 

@@ -13,10 +13,11 @@ from seamseg.config import Config
 from seamseg.config.components import register
 from seamseg.config.sections import Optimizer
 from seamseg.models.backbones import Backbone
-from seamseg.models.backbones.timm_network import TimmBackbone
+from seamseg.models.custom_network import WholeNetwork
 from seamseg.ops.norm import ABN
 from seamseg.training.optim.update import has_known_state
 from seamseg.training.options import INI_KEYS, KeyNames
+from seamseg.utils.component_errors import named_errors
 from seamseg.utils.errors import InputError
 
 NORM_LAYERS = (ABN, _BatchNorm, nn.GroupNorm, nn.LayerNorm)
@@ -60,7 +61,9 @@ def build_optimizer(net: nn.Module, config: Config) -> torch.optim.Optimizer:
         if a beta of AdamW is 1, or the layers of the backbone cannot be told apart for `optimizer.layer_decay`
     """
     component, keys = config.component("optimizer")
-    optimizer: torch.optim.Optimizer = component.make(_parameter_groups(net, config), keys)
+    groups = _parameter_groups(net, config)
+    with named_errors(component.section, component.module):
+        optimizer: torch.optim.Optimizer = component.make(groups, keys)
     fill_state(optimizer)
     return optimizer
 
@@ -98,8 +101,9 @@ def _parameter_groups(net: nn.Module, config: Config) -> list[dict[str, Any]]:
             members.setdefault((is_norm, factor, decayed or is_norm), []).append(parameter)
     members[False, 1.0, True] = members.pop((False, 1.0, True), [])
     groups = []
+    frozen = config.body.bn_frozen and config.parts_of_kind.uses("body", "bn_frozen")
     for (is_norm, factor, decayed), parameters in members.items():
-        rate = 0.0 if is_norm and config.body.bn_frozen else options.lr * factor
+        rate = 0.0 if is_norm and frozen else options.lr * factor
         decays = options.weight_decay_norm if is_norm else decayed
         groups.append({"params": parameters, "lr": rate, "weight_decay": options.weight_decay if decays else 0.0})
     return groups
@@ -108,17 +112,18 @@ def _parameter_groups(net: nn.Module, config: Config) -> list[dict[str, Any]]:
 def _body_parameters(net: nn.Module, config: Config) -> dict[nn.Parameter, tuple[float, bool]]:
     """Return the factor of the learning rate, and whether it is decayed, of each parameter of the backbone."""
     factor, decay = config.optimizer.body_lr_factor, config.optimizer.layer_decay
+    if isinstance(net, WholeNetwork):
+        own = net.network.backbone
+        return {} if own is None else dict.fromkeys(own.parameters(), (factor, True))
     backbone = next((module for module in net.modules() if isinstance(module, Backbone)), None)
-    if isinstance(backbone, TimmBackbone):
-        # without the pyramid of a plain network: it is not pre-trained
-        named, undecayed = dict(backbone.model.named_parameters()), backbone.undecayed()
-        layers = backbone.layer_ids() if decay < 1 else {}
-        above = max(layers.values(), default=-1) + 1
-        factors = {name: factor * decay ** (above - layers.get(name, above)) for name in named}
-        return {parameter: (factors[name], name not in undecayed) for name, parameter in named.items()}
-    if decay < 1:
-        raise InputError(f"[optimizer] layer_decay: {config.body.body} is no network of timm, only those have layers")
-    return {} if backbone is None else dict.fromkeys(backbone.parameters(), (factor, True))
+    if backbone is None:
+        return {}
+    # without what is not pre-trained, such as the pyramid of a plain network
+    named, undecayed = dict(backbone.pretrained_part.named_parameters()), backbone.undecayed()
+    layers = backbone.layer_ids() if decay < 1 else {}
+    above = max(layers.values(), default=-1) + 1
+    factors = {name: factor * decay ** (above - layers.get(name, above)) for name in named}
+    return {parameter: (factors[name], name not in undecayed) for name, parameter in named.items()}
 
 
 def fill_state(optimizer: torch.optim.Optimizer) -> None:

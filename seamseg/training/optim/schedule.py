@@ -10,6 +10,7 @@ from typing import Any
 
 from seamseg.config.components import register
 from seamseg.config.sections import Scheduler
+from seamseg.utils.component_errors import named_errors
 from seamseg.utils.errors import InputError
 
 Curve = Callable[[int, int, Any], float]
@@ -119,7 +120,8 @@ class CurveSchedule(LRSchedule):
         return self._at(epoch if self.by_epoch else step)
 
     def _at(self, t: int) -> float:
-        factor = self._curve(t, self.total, self._keys)
+        with named_errors(f"scheduler {self._options.type}", self._curve.__module__):
+            factor = self._curve(t, self.total, self._keys)
         if not math.isfinite(factor):
             raise InputError(f"[scheduler] {self._options.type}: the factor of the learning rate at {t} is {factor}")
         return factor

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
+
+from seamseg.utils.component_errors import named_errors
 
 
 @torch.no_grad()
@@ -21,7 +25,7 @@ def step_unless(optimizer: torch.optim.Optimizer, skipped: Tensor) -> None:
         # the flag by which torch's GradScaler skips steps of fused optimizers; it is compared with exactly 1
         optimizer.found_inf = skipped.to(torch.float32)  # type: ignore[attr-defined]
         try:
-            optimizer.step()
+            _step(optimizer)
         finally:
             del optimizer.found_inf  # type: ignore[attr-defined]
         return
@@ -32,10 +36,18 @@ def step_unless(optimizer: torch.optim.Optimizer, skipped: Tensor) -> None:
     states = [value for p in parameters for value in optimizer.state[p].values() if isinstance(value, Tensor)]
     tensors = [p.detach() for p in parameters] + states
     before = [tensor.clone() for tensor in tensors]
-    optimizer.step()
+    _step(optimizer)
     for tensor, old in zip(tensors, before):
         # the step counts of AdamW may be on the CPU
         tensor.copy_(torch.where(skipped.to(tensor.device), old, tensor))
+
+
+def _step(optimizer: torch.optim.Optimizer) -> None:
+    """Take a step; an error in the code of a custom optimizer names it."""
+    kind = type(optimizer)
+    of_torch = kind.__module__.startswith("torch.")
+    with nullcontext() if of_torch else named_errors(f"optimizer {kind.__name__}", kind.__module__):
+        optimizer.step()
 
 
 def set_learning_rates(optimizer: torch.optim.Optimizer, rates: list[float]) -> None:

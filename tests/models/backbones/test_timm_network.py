@@ -20,9 +20,11 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.testing import assert_close
 
 from seamseg.checkpoints.pretrained import load_body_weights, normalisation_problem
+from seamseg.components import BodyContext
 from seamseg.config import Config, config_from_string, config_to_string
-from seamseg.models.backbones.timm_network import TimmBackbone
 from seamseg.models.build import build_network
+from seamseg.ops.norm import InPlaceABN
+from seamseg.recipes.timm_body.network import TimmBackbone, TimmKeys
 from seamseg.training.optim.optimizer import build_optimizer, load_optimizer_state
 from seamseg.utils.errors import InputError, SeamsegError
 
@@ -53,7 +55,8 @@ def problem(body: str, *overrides: str) -> str:
 
 def backbone(name: str, **options: Any) -> TimmBackbone:
     torch.manual_seed(0)
-    return TimmBackbone(name, FAMILIES.get(name, {}), **options)
+    context = BodyContext(InPlaceABN, f"timm:{name}", FAMILIES.get(name, {}), **options)
+    return TimmBackbone(TimmKeys(), context)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -87,7 +90,7 @@ def test_a_plain_network_has_a_pyramid() -> None:
     assert [tuple(x.shape[2:]) for x in found.values()] == [(16, 24), (8, 12), (4, 6), (2, 3)]
     assert_close(found["mod4"], tokens.transpose(1, 2).reshape(1, 64, 4, 6))
     assert_close(found["mod5"], nn.functional.max_pool2d(found["mod4"], 2))
-    alone = TimmBackbone(PLAIN, {}, keep_outputs=False)
+    alone = backbone(PLAIN, keep_outputs=False)
     assert (alone.pyramid, alone.out_strides) == (None, {"mod5": 16})
 
 
@@ -166,7 +169,7 @@ def test_the_learning_rate_of_other_bodies() -> None:
     assert sorted(halved) == sorted(id(p) for p in net.body.backbone.parameters())
     plain = build_optimizer(net, config("resnet18"))
     assert [group["lr"] for group in plain.param_groups] == [0.005, 0.005]
-    with pytest.raises(InputError, match="layer_decay: resnet18 is no network of timm"):
+    with pytest.raises(InputError, match="layer_decay: resnet18 does not number its layers"):
         build_optimizer(net, config("resnet18", "optimizer.layer_decay=0.9"))
 
 
@@ -240,7 +243,7 @@ def test_building_downloads_nothing() -> None:
 
 
 def test_the_configuration_survives_its_text() -> None:
-    wanted = config("timm:test_convnext", "body.drop_path=0.1", "optimizer.layer_decay=0.75")
+    wanted = config("timm:test_convnext", "body timm.drop_path=0.1", "optimizer.layer_decay=0.75")
     again = config_from_string(config_to_string(wanted))
     assert again == wanted
     assert (again.body.out_channels, again.fpn.inputs) == ({}, ["mod2", "mod3", "mod4", "mod5"])
@@ -270,8 +273,7 @@ def test_the_configuration_survives_its_text() -> None:
         ("timm:test_convnext", ("body.num_frozen=6",), "has 5 modules, not 6"),
         ("timm:twins_svt_small", ("body.num_frozen=2",), "give 0 or 5"),
         ("timm:test_convnext", ("fpn.out_strides=(4, 8, 16, 64)",), "gives (4, 8, 16, 32)"),
-        ("timm:vgg11", ("body.drop_path=0.1",), "drop_path: timm:vgg11 has none"),
-        ("resnet18", ("body.drop_path=0.1",), "only networks of timm"),
+        ("timm:vgg11", ("body timm.drop_path=0.1",), "drop_path: timm:vgg11 has none"),
         ("timm:vgg11", ("general.checkpoint_body=yes",), "vgg11 does not support it"),
     ],
 )

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.golden_files import crowd_mask_of, tensor
+from support.matches import whole_images
 from support.sections import roi, rpn
 from torch.testing import assert_close
 
@@ -54,7 +55,7 @@ def test_losses_look_at_no_more_anchors_than_there_are_samples():
     results = []
     for limit in (None, 64):
         obj, bbx = ops("rpn/obj_logits").requires_grad_(), ops("rpn/bbx_logits").requires_grad_()
-        losses = rpn_losses(obj, bbx, ops("rpn/anchors"), found, boxes, 3.0, limit)
+        losses = rpn_losses(obj, bbx, ops("rpn/anchors"), found, whole_images(boxes), 3.0, limit)
         (losses[0] + losses[1]).backward()
         results.append((*losses, obj.grad, bbx.grad))
     assert_close(results[0], results[1])
@@ -177,8 +178,8 @@ def test_leading_rows():
 def test_rows_of_weight_0_count_in_no_loss():
     torch.manual_seed(0)
     labels, weights = torch.tensor([2, 0, 1, 0, 0]), torch.tensor([1.0, 1, 1, 0, 0])
-    cls, bbx, codes = torch.randn(5, 4), torch.randn(5, 3, 4), torch.randn(5, 4)
+    cls, errors = torch.randn(5, 4), torch.randn(5, 4)
     assert_close(class_loss(cls, labels, weights), class_loss(cls[:3], labels[:3]))
-    assert_close(box_loss(bbx, labels, codes, 1.0, weights), box_loss(bbx[:3], labels[:3], codes[:3], 1.0))
+    assert_close(box_loss(errors, labels, weights), box_loss(errors[:3], labels[:3]))
     nothing = torch.zeros(5)
-    assert class_loss(cls, labels * 0, nothing) == box_loss(bbx, labels * 0, codes, 1.0, nothing) == 0
+    assert class_loss(cls, labels * 0, nothing) == box_loss(errors, labels * 0, nothing) == 0

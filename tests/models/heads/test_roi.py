@@ -12,9 +12,9 @@ from support.sections import roi
 from torch.testing import assert_close
 
 from seamseg.models.heads.detections import DetectionSelector
-from seamseg.models.heads.roi import ROIExtractor, ROIHead, box_loss, class_loss, mask_loss
+from seamseg.models.heads.roi import ROIExtractor, ROIHead, box_loss, class_loss, mask_loss, of_class
 from seamseg.models.heads.roi_targets import BACKGROUND, IGNORED_PIXEL, ProposalMatcher, box_targets, mask_targets
-from seamseg.ops.boxes import clip_boxes
+from seamseg.ops.boxes import clip_boxes, smooth_l1
 from seamseg.ops.norm import ABN, ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
 
 WEIGHTS = (10.0, 10.0, 5.0, 5.0)
@@ -101,7 +101,7 @@ def test_losses_equal_the_original():
 
     losses = (
         class_loss(cls, labels),
-        box_loss(bbx, labels, codes, 1.0),
+        box_loss(smooth_l1(of_class(bbx, labels), codes, 1.0), labels),
         mask_loss(msk[labels > 0], labels[labels > 0], masks)[0],
     )
     for loss, name in zip(losses, ("cls", "bbx", "msk")):
@@ -118,7 +118,7 @@ def test_losses_without_positives_keep_their_graph():
     msk = torch.zeros(0, 8, 28, 28, requires_grad=True)
     losses = [
         class_loss(cls, labels),
-        box_loss(bbx, labels, torch.zeros(5, 4), 1.0),
+        box_loss(smooth_l1(of_class(bbx, labels), torch.zeros(5, 4), 1.0), labels),
         mask_loss(msk, labels[labels > 0], torch.zeros(0, 28, 28))[0],
     ]
     assert_close(torch.stack([loss.detach().double() for loss in losses]), ops("roi/loss_nopos"), rtol=1e-6, atol=1e-6)

@@ -8,9 +8,13 @@ extend beyond the crop cost nothing for it, and others as much as a box that end
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from seamseg.config.components import register
+from seamseg.models.heads.box_loss import BoxSamples
 from seamseg.ops.boxes import MIN_ANCHOR_SIDE, smooth_l1
 
 _Pair = tuple[Tensor, Tensor]
@@ -19,32 +23,12 @@ _STEPS, _ROUNDS = 17, 5
 error of the logarithm of the side is below a thousandth of the interval."""
 
 
-def cut_sides(boxes: Tensor, size: tuple[int, int], cut: Tensor) -> Tensor:
-    """Return which sides of boxes lie on a border of the crop where the photo continues.
-
-    Parameters
-    ----------
-    boxes : `G x 4`, within the crop
-    size : `(height, width)` of the crop
-    cut : bool `G x 4`, whether the photo of each box continues beyond the top, left, bottom and right border
-
-    Returns
-    -------
-    bool `G x 4`, in the order of the corners
-    """
-    on_border = torch.stack((boxes[:, 0] <= 0, boxes[:, 1] <= 0, boxes[:, 2] >= size[0], boxes[:, 3] >= size[1]), dim=1)
-    return on_border & cut
-
-
-def matched_boxes(samples: Tensor, boxes: Tensor | None, cut: Tensor, match: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the arguments `targets` and `cut` of :func:`consistent_codes` for samples of an image.
-
-    Those of a sample are the ones of the ground-truth box (`boxes` and `cut`, `G x 4`) that `match` (int64 `M`) names.
-    """
-    if boxes is None or boxes.shape[0] == 0:
-        return samples, torch.zeros_like(samples, dtype=torch.bool)
-    row = match.clamp(min=0)
-    return boxes[row], cut[row]
+@register("box_loss", "cabb")
+def crop_aware_loss(samples: BoxSamples, keys: Any) -> Tensor:
+    """Return the smooth L1 loss of the best box that equals the target within the crop (cabb, arXiv 2012.07717)."""
+    given = (samples.predicted, samples.codes, samples.boxes, samples.targets, samples.cut)
+    codes = consistent_codes(*given, samples.sigma, samples.weights)
+    return smooth_l1(samples.predicted, codes, samples.sigma)
 
 
 @torch.no_grad()
@@ -71,7 +55,7 @@ def consistent_codes(
     predicted : predicted codes `M x 4`
     codes : of the targets, `M x 4`; returned where no side is cut
     anchors, targets : the boxes `M x 4` that the codes are relative to, and the visible boxes
-    cut : bool `M x 4` from :func:`cut_sides`
+    cut : bool `M x 4`, see :class:`seamseg.models.heads.box_loss.BoxSamples`
     sigma : of the smooth L1 loss
     weights : factors of the four numbers of a code
 

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from seamseg.models.heads.crop_aware import consistent_codes, cut_sides
+from seamseg.models.heads.box_loss import cut_sides
 from seamseg.ops.boxes import clip_boxes, encode_boxes, smooth_l1
+from seamseg.recipes.crop_aware import consistent_codes
 
 SIZE = (60, 80)
 WEIGHTS = (10.0, 10.0, 5.0, 5.0)

@@ -16,17 +16,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from seamseg.components import BodyContext
 from seamseg.config.bodies import TIMM
 from seamseg.config.checks import MAX_PARAMETERS
 from seamseg.models.backbones.base import Backbone
-from seamseg.models.backbones.timm_model import create_model, import_timm
 from seamseg.ops.abn import apply_norm
 from seamseg.ops.abn_channels import Norm
 from seamseg.ops.norm import synchronised_over
+from seamseg.recipes.timm_body import STRIDES, TimmKeys
+from seamseg.recipes.timm_body.model import create_model, import_timm
 from seamseg.utils.errors import InputError
 
-STRIDES = (4, 8, 16, 32)
-"""Of the levels `mod2` to `mod5`."""
+_STRIDES = tuple(STRIDES.values())
 
 _FREE_SIZE = {"dynamic_img_size": True, "strict_img_size": False, "always_partition": True}
 """Arguments of some networks, with which they take images of any size."""
@@ -35,7 +36,7 @@ _RESERVED = {
     **dict.fromkeys(("pretrained", "pretrained_cfg", "pretrained_cfg_overlay"), "[body] weights = timm"),
     **dict.fromkeys(("checkpoint_path", "cache_dir"), "[body] weights"),
     **dict.fromkeys(("features_only", "out_indices", "feature_cls"), "[fpn] inputs"),
-    "drop_path_rate": "[body] drop_path",
+    "drop_path_rate": "[body timm] drop_path",
 }
 """Arguments of `timm.create_model` that are keys of the configuration instead."""
 
@@ -51,12 +52,10 @@ class TimmBackbone(Backbone):
 
     Parameters
     ----------
-    name : of the network, with or without a tag of weights, as `convnext_tiny.in12k_ft_in1k`
-    params : further arguments of `timm.create_model`
-    drop_path : probability of skipping the last block in training (stochastic depth)
-    keep_outputs : return all levels by name; otherwise only the last map, and that of a plain network as it is
-    checkpoint : recompute activations in the backward pass, where the network itself does
-    synchronise : the batch norms of the network take the statistics of all ranks in training
+    keys : of the section `[body timm]`
+    context : `name` is that of the network after a colon, with or without a tag of weights, as
+        `timm:convnext_tiny.in12k_ft_in1k`; `params` are further arguments of `timm.create_model`. Without
+        `keep_outputs` only the last map is returned, and that of a plain network as it is
 
     Attributes
     ----------
@@ -72,18 +71,14 @@ class TimmBackbone(Backbone):
         if the network refuses `params`
     """
 
-    def __init__(
-        self,
-        name: str,
-        params: Mapping[str, Any],
-        drop_path: float = 0.0,
-        keep_outputs: bool = True,
-        checkpoint: bool = False,
-        synchronise: bool = False,
-    ) -> None:
+    initialised = True
+
+    def __init__(self, keys: TimmKeys, context: BodyContext) -> None:
+        keep_outputs, checkpoint = context.keep_outputs, context.checkpoint
         super().__init__(keep_outputs=keep_outputs, checkpoint=checkpoint)
-        self.name = TIMM + name
-        self.arguments, shape = _arguments(name, params, drop_path)
+        self.name = context.name
+        name = self.name.removeprefix(TIMM)
+        self.arguments, shape = _arguments(name, context.params, keys.drop_path)
         if (count := sum(p.numel() for p in shape.parameters())) > MAX_PARAMETERS:
             raise InputError(f"[body] body = {self.name}: has {count} parameters, the limit is {MAX_PARAMETERS}")
         levels = _Levels.of(shape, self.name, all_strides=keep_outputs)
@@ -101,11 +96,11 @@ class TimmBackbone(Backbone):
         _prune(self.model, indices, levels.is_plain)
         stride, width = used[-1]
         self.pyramid = SimplePyramid(width, stride) if levels.is_plain and keep_outputs else None
-        made = used if self.pyramid is None else list(zip(STRIDES, self.pyramid.out_channels))
+        made = used if self.pyramid is None else list(zip(_STRIDES, self.pyramid.out_channels))
         for i, (stride, width) in enumerate(made, start=self.num_modules + 1 - len(made)):
             self.out_channels[f"mod{i}"], self.out_strides[f"mod{i}"] = width, stride
-        if checkpoint or synchronise:
-            _replace_batch_norms(self.model, synchronise)
+        if checkpoint or context.synchronise:
+            _replace_batch_norms(self.model, context.synchronise)
         if checkpoint:
             _checkpoint_blocks(self.model, self.name)
 
@@ -193,6 +188,11 @@ class TimmBackbone(Backbone):
         return {key: value for key, value in state.items() if key not in removed and not key.startswith(classifiers)}
 
     @property
+    def pretrained_part(self) -> nn.Module:
+        """The network of timm, without the pyramid."""
+        return self.model
+
+    @property
     def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
         """Mean and standard deviation of the images that the weights of timm were trained with; None if unknown."""
         stated = self.model.pretrained_cfg
@@ -226,7 +226,7 @@ class SimplePyramid(nn.Module):
 
         self.out_channels: list[int] = []
         self.levels = nn.ModuleList()
-        for target in STRIDES:
+        for target in _STRIDES:
             layers: list[nn.Module] = []
             width, current = channels, stride
             while current > target:
@@ -359,15 +359,15 @@ class _Levels:
         strides = [entry["reduction"] for entry in info]
         if len(set(strides)) == 1 and len(info) > 1:
             return cls._plain(info, name, all_strides)
-        chosen = [max(i for i, s in enumerate(strides) if s == stride) for stride in STRIDES if stride in strides]
-        if len(chosen) < len(STRIDES):
+        chosen = [max(i for i, s in enumerate(strides) if s == stride) for stride in _STRIDES if stride in strides]
+        if len(chosen) < len(_STRIDES):
             if all_strides:
-                own, needed = (", ".join(map(str, dict.fromkeys(values))) for values in (strides, STRIDES))
+                own, needed = (", ".join(map(str, dict.fromkeys(values))) for values in (strides, _STRIDES))
                 raise InputError(
                     f"[body] body = {name}: its maps have the strides {own}; the pyramid needs {needed}, "
                     "or one of 8, 16 and 32 alone"
                 )
-            chosen = list(range(len(info)))[-len(STRIDES) :]
+            chosen = list(range(len(info)))[-len(_STRIDES) :]
         names = tuple(str(info[i]["module"]) for i in chosen)
         maps = [(int(info[i]["reduction"]), int(info[i]["num_chs"])) for i in chosen]
         return cls(chosen, maps, False, _Stages(names[0], names))
@@ -375,7 +375,7 @@ class _Levels:
     @classmethod
     def _plain(cls, info: list[dict[str, Any]], name: str, all_strides: bool) -> _Levels:
         stride, count = int(info[-1]["reduction"]), len(info)
-        if all_strides and stride not in STRIDES[1:]:
+        if all_strides and stride not in _STRIDES[1:]:
             raise InputError(
                 f"[body] body = {name}: its patches have {stride} pixels, the pyramid needs 8, 16 or 32: with "
                 '[body] body_params = {"patch_size": 16} timm resamples the weights of many networks'
@@ -388,10 +388,10 @@ class _Levels:
 
 def _arguments(name: str, params: Mapping[str, Any], drop_path: float) -> tuple[dict[str, Any], Any]:
     """Return the arguments of a network, with those for images of any size, and the network on the meta device."""
-    for key in params:
-        if key in _RESERVED or key in _FIXED:
-            advice = f"set {_RESERVED[key]} instead" if key in _RESERVED else "it cannot be changed"
-            raise ValueError(f"{key} is no argument of the configuration: {advice}")
+    for param in params:
+        if param in _RESERVED or param in _FIXED:
+            advice = f"set {_RESERVED[param]} instead" if param in _RESERVED else "it cannot be changed"
+            raise ValueError(f"{param} is no argument of the configuration: {advice}")
     try:
         model = create_model(name, params, meta=True)
     except (RuntimeError, AssertionError, LookupError, ArithmeticError, AttributeError, MemoryError) as error:
@@ -401,7 +401,7 @@ def _arguments(name: str, params: Mapping[str, Any], drop_path: float) -> tuple[
     if "drop_path_rate" in known:
         arguments["drop_path_rate"] = drop_path
     elif drop_path > 0:
-        raise InputError(f"[body] drop_path: {TIMM}{name} has none")
+        raise InputError(f"[body timm] drop_path: {TIMM}{name} has none")
     return arguments, model if arguments == dict(params) else create_model(name, arguments, meta=True)
 
 

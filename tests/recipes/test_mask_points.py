@@ -4,18 +4,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.sections import roi
 from torch.nn import functional
 from torch.testing import assert_close
 
-from seamseg.models.heads.points import (
-    PointHead,
-    PointSource,
-    point_targets,
-    sample_coarse,
-    sample_points,
-)
-from seamseg.models.heads.roi_targets import IGNORED_PIXEL, mask_targets, pixel_loss
+from seamseg.config.loader import default_config
+from seamseg.models.heads.custom import HeadContext
+from seamseg.models.heads.refinement import Regions, RegionTruth
+from seamseg.models.heads.roi_targets import IGNORED_PIXEL, ROISample, mask_targets, pixel_loss
+from seamseg.ops.norm import InPlaceABN
+from seamseg.recipes.mask_points import PointHead, PointKeys, places_of, sample_coarse, sample_points
 
 PADDED = (64, 96)
 
@@ -27,12 +24,22 @@ def source_of(count=3, images=2, channels=5, dtype=torch.float32):
     boxes = torch.cat((corners, corners + 10 + torch.rand(count, 2, generator=generator) * 20), dim=1)
     index = torch.arange(count) % images
     coarse = torch.randn(count, 8, 8, generator=generator, dtype=dtype) * 3
-    return PointSource(fine, PADDED, boxes, index, torch.arange(count) % 3, coarse)
+    return Regions([fine], PADDED, boxes, index, torch.arange(count) % 3, coarse)
 
 
-def head_of(points=16, subdivisions=2):
+def head_of(points=16, subdivisions=2, channels=6):
     torch.manual_seed(0)
-    return PointHead(roi(conv_channels=6, mask_points=points, mask_subdivisions=subdivisions), 5, 3)
+    context = HeadContext(5, (4, 8), 2, 3, InPlaceABN, default_config())
+    return PointHead(PointKeys(points, subdivisions, channels), context)
+
+
+def truth_of(boxes, match, ids, masks, void_is_background=False):
+    """Of one image, all samples of which are leading."""
+    return RegionTruth([ROISample(boxes, match, None, len(boxes))], [ids], [masks], void_is_background)
+
+
+def as_boxes(places):
+    return torch.cat((places, places), dim=-1)
 
 
 @settings(max_examples=30)
@@ -51,7 +58,7 @@ def test_features_are_those_of_the_finest_level_at_the_point():
     head, source = head_of(), source_of()
     rows = torch.arange(16.0)[:, None].expand(16, 24) * 4 + 0.5
     columns = torch.arange(24.0).expand(16, 24) * 4 + 0.5
-    source = source._replace(fine=torch.stack((rows, columns)).repeat(2, 3, 1, 1)[:, :5])
+    source = source._replace(levels=[torch.stack((rows, columns)).repeat(2, 3, 1, 1)[:, :5]])
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.zero_()
@@ -59,8 +66,8 @@ def test_features_are_those_of_the_finest_level_at_the_point():
             layer.weight[:2, :2] = torch.eye(2)
         head.output.weight[:, 0], head.output.weight[:, 1] = 1, 100
     points = torch.rand(3, 9, 2) * 0.8 + 0.1
-    places = source.places(points)
-    found = head(source, points) - sample_coarse(source.coarse, points)
+    places = places_of(source, points)
+    found = head.logits(source, points) - sample_coarse(source.coarse, points)
     assert_close(found, places[..., 0] + 100 * places[..., 1], rtol=1e-4, atol=1e-2)
 
 
@@ -88,7 +95,9 @@ def test_targets_are_those_of_the_mask():
     places = boxes[:, None, :2] + grid * (boxes[:, None, 2:] - boxes[:, None, :2])
     for void in (True, False):
         wanted = mask_targets(boxes, match, ids, masks, (6, 6), void).flatten(1)
-        assert torch.equal(point_targets(places, match, ids, masks, void), wanted)
+        truth = truth_of(boxes, match, ids, masks, void)
+        assert torch.equal(truth.inside(as_boxes(places), (1, 1)).flatten(1), wanted)
+        assert torch.equal(truth.inside(boxes[:, None], (6, 6))[:, 0].flatten(1), wanted)
     assert wanted.unique().tolist() == [IGNORED_PIXEL, 0, 1]
 
 
@@ -128,20 +137,21 @@ def test_chunks_of_regions_do_not_matter(monkeypatch):
     head, source = head_of(), source_of(count=7)
     with torch.no_grad():
         wanted = head.refine(source)
-        monkeypatch.setattr("seamseg.models.heads.points._CHUNK", 3)
+        monkeypatch.setattr("seamseg.recipes.mask_points._CHUNK", 3)
         assert_close(head.refine(source), wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_gradients():
     head = head_of().double()
     source = source_of(dtype=torch.float64)
-    source = source._replace(fine=source.fine[:, :, :3, :2].clone(), coarse=source.coarse[:, :3, :2].clone())
+    fine = source.levels[0][:, :, :3, :2].clone()
+    source = source._replace(coarse=source.coarse[:, :3, :2].clone())
     points = torch.rand(3, 4, 2, dtype=torch.float64)
 
     def call(fine, coarse):
-        return head(source._replace(fine=fine, coarse=coarse), points)
+        return head.logits(source._replace(levels=[fine], coarse=coarse), points)
 
-    leaves = [source.fine.requires_grad_(), source.coarse.requires_grad_()]
+    leaves = [fine.requires_grad_(), source.coarse.requires_grad_()]
     assert torch.autograd.gradcheck(call, leaves)
     call(*leaves).sum().backward()
     assert all(parameter.grad.abs().sum() > 0 for parameter in head.parameters())
@@ -150,12 +160,14 @@ def test_gradients():
 def test_without_regions_every_parameter_has_a_gradient_of_zero():
     head = head_of()
     source = source_of()
-    none = source.part(slice(0, 0))._replace(fine=source.fine.requires_grad_())
-    outputs = head.in_training(none)
+    fine = source.levels[0].requires_grad_()
+    outputs = head(source.part(slice(0, 0))._replace(levels=[fine]))
     assert outputs.logits.shape == (0, 16)
-    outputs.logits.sum().backward()
+    loss = head.loss(outputs, RegionTruth([None, None], [torch.zeros(0).long()] * 2, [None, None], False))
+    assert loss == 0
+    loss.backward()
     assert all(p.grad is not None and not p.grad.any() for p in head.parameters())
-    assert not source.fine.grad.any()
+    assert not fine.grad.any()
 
 
 def test_an_edge_is_learnt_from_fine_features():
@@ -168,15 +180,13 @@ def test_an_edge_is_learnt_from_fine_features():
     ids[..., edge:] = 2
     boxes = torch.tensor([[8.0, 20, 56, 76]])
     coarse = functional.interpolate(torch.tensor([[[[-2.0, 2.0]]]]), size=(8, 8), mode="bilinear")[0]
-    source = PointSource(fine, PADDED, boxes, torch.tensor([0]), torch.tensor([1]), coarse)
-    head = PointHead(roi(conv_channels=8, mask_points=64, mask_subdivisions=2), 5, 3)
-    torch.nn.init.normal_(head.output.weight, std=0.001)
+    source = Regions([fine], PADDED, boxes, torch.tensor([0]), torch.tensor([1]), coarse)
+    head = head_of(points=64, channels=8)
     optimizer = torch.optim.Adam(head.parameters(), lr=0.02)
     match, thing = torch.tensor([0]), torch.tensor([2])
     losses = []
     for _ in range(60):
-        places, logits = head.in_training(source)
-        loss, _ = pixel_loss(logits, point_targets(places, match, thing, ids, False))
+        loss = head.loss(head(source), truth_of(boxes, match, thing, ids))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -1,0 +1,33 @@
+"""An output format: `predict --format example` writes `NAME_example.png` for each image."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from seamseg.components import ImageFormat, key, output_format
+
+
+@dataclass(frozen=True)
+class ExampleKeys:
+    """Keys of the section [format example]."""
+
+    value: int = key("grey value of things", 255, minimum=1, maximum=255)
+
+
+@output_format("example", keys=ExampleKeys)
+class Example(ImageFormat):
+    """A mask of all things."""
+
+    kinds = ("panoptic",)
+    needs_photo = False
+    member = "example.png"  # ending of its files in shards
+    ending = "_example.png"  # and in folders
+
+    def image(self, rgb, prediction, result):
+        """Return the image of a result, at the size of the photo."""
+        mask = np.zeros(result.id_map.shape, np.uint8)
+        for segment in result.segments:
+            if segment.isthing:
+                mask[result.mask(segment)] = self.keys.value
+        return Image.fromarray(mask)

@@ -1,0 +1,39 @@
+"""A metric of validations and of `evaluate`; `[general] eval_mode = example` selects the best snapshot by it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from seamseg.components import Metric, key, metric
+
+
+@dataclass(frozen=True)
+class ExampleKeys:
+    """Keys of the section [metric example]."""
+
+    score: float = key("minimum score of a detection", 0.5, minimum=0, maximum=1)
+
+
+@metric("example", keys=ExampleKeys)
+class Example(Metric):
+    """Mean difference between the numbers of detected and of true things."""
+
+    higher_is_better = False  # of the first of its scores
+
+    def begin(self, num_stuff, num_thing):
+        """Set the counts to zero; stuff classes come first."""
+        self.first_thing, self.counts = num_stuff, np.zeros(2)
+
+    def add(self, item, prediction):
+        """Add an image."""
+        true = sum(self.first_thing <= c != 255 for c in item.cat)
+        found = int((prediction.scores > self.keys.score).sum())
+        self.counts += abs(found - true), 1
+
+    def state(self):
+        """Return counts, which are summed over the processes."""
+        return self.counts
+
+    def scores(self, state):
+        """Return numbers by name from the sum."""
+        return {"example_error": state[0] / state[1]}

@@ -1,0 +1,81 @@
+"""INI files: their text, and the files that they build on."""
+
+from __future__ import annotations
+
+import configparser
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from seamseg.config.experiments import near_files, packaged
+from seamseg.utils.errors import InputError
+from seamseg.utils.files import read_bytes
+from seamseg.utils.limits import CONFIG_BYTES
+
+Texts = dict[str, dict[str, str]]
+"""Values by section and key."""
+
+
+class Layer(NamedTuple):
+    """The content of a configuration or of a base of it, its name in errors, and its folder; None for a model."""
+
+    given: Texts
+    source: str
+    folder: Path | None
+
+
+def read_text(path: Path, named_by: str = "") -> str:
+    """Return the text of a configuration file; InputError, which begins with `named_by`, if it cannot be read."""
+    if os.path.isdir(path):
+        raise InputError(f"{named_by}{path}: is a folder, not a config file")
+    if not os.path.exists(path):
+        raise InputError(f"{named_by}{path}: no such config file{near_files(path)}")
+    try:
+        # Windows editors put a byte order mark in front
+        return read_bytes(path, "config file", CONFIG_BYTES).decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not a config file: it is not UTF-8 text") from None
+
+
+def new_parser() -> configparser.ConfigParser:
+    """Return a parser that replaces nothing in values."""
+    return configparser.ConfigParser(interpolation=None, default_section="\0")
+
+
+def read_ini(text: str, source: str) -> Texts:
+    """Return the sections of INI text; InputError, with its name `source`, if it is none."""
+    parser = new_parser()
+    try:
+        parser.read_string(text, source)
+    except configparser.MissingSectionHeaderError as error:
+        raise InputError(f"{source}: line {error.lineno}: a [section] must come before the first key") from None
+    except configparser.DuplicateOptionError as error:
+        raise InputError(
+            f"{source}: line {error.lineno}: duplicate key {error.option!r:.80} in [{error.section:.80}]"
+        ) from None
+    except configparser.DuplicateSectionError as error:
+        raise InputError(f"{source}: line {error.lineno}: duplicate section [{error.section:.80}]") from None
+    except configparser.ParsingError as error:
+        line = error.errors[0][0]
+        # the error has the words quoted before Python 3.13 only
+        words = repr(text.split("\n")[line - 1].strip())
+        raise InputError(f"{source}: line {line}: not `key = value`: {words:.80}") from None
+    return {section: dict(parser[section]) for section in parser.sections()}
+
+
+def layers_of(layer: Layer, above: tuple[str, ...] = ()) -> list[Layer]:
+    """Read the configurations that one builds on; return them, the first base first, and itself."""
+    base = layer.given.get("general", {}).pop("base", "").strip()
+    if not base:
+        return [layer]
+    names = f"{layer.source}: [general] base = {base:.80}: "
+    if layer.folder is None:
+        raise InputError(f"{names}a model must have a complete configuration")
+    path = layer.folder / base
+    if not os.path.exists(path):
+        path = packaged(base) or path
+    above = (*above, os.path.realpath(layer.source))
+    if os.path.realpath(path) in above:
+        raise InputError(f"{names}a configuration cannot build on itself")
+    text = read_text(path, names)
+    return [*layers_of(Layer(read_ini(text, str(path)), str(path), path.parent), above), layer]

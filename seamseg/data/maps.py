@@ -1,0 +1,125 @@
+"""Ground truth that custom heads read, from the stored values to those of the augmented image.
+
+Pixels without ground truth are NaN until the end, see :class:`seamseg.structures.ReadMap`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from seamseg.idmaps.resize import nearest_index
+from seamseg.structures import ReadMap
+from seamseg.utils.errors import InputError
+
+
+class MapValues(NamedTuple):
+    """A map of an image: values `channels x H x W` float32, NaN where there are none, and its declaration."""
+
+    values: np.ndarray
+    spec: ReadMap
+
+    def mirrored(self) -> MapValues:
+        """Return the map of the mirrored image."""
+        flipped = self.values[..., ::-1]
+        if self.spec.mirror is not None:
+            flipped = flipped * np.array(self.spec.mirror, np.float32)[:, None, None]
+        return self._replace(values=flipped)
+
+    def filled(self) -> np.ndarray:
+        """Return a copy of the values, contiguous, with `fill` where there are none."""
+        values = np.array(self.values, order="C")
+        values[np.isnan(values)] = self.spec.fill
+        return values
+
+
+def map_values(stored: np.ndarray | None, spec: ReadMap, size: tuple[int, int], name: str) -> MapValues:
+    """Convert what a reader has read.
+
+    Parameters
+    ----------
+    stored : `H x W`, or `channels x H x W`, numbers; None for an image without a file
+    size : `(height, width)` of the image
+    name : path of the map in errors, without an ending
+
+    Raises
+    ------
+    InputError
+        if it is missing although `spec` is not optional, or has another shape, or no numbers
+    """
+    shape = (spec.channels, *size)
+    if stored is None:
+        if not spec.optional:
+            raise InputError(f"{name}: no such map (.png, .npy); ReadMap(optional=True) allows that")
+        return MapValues(np.full(shape, np.nan, np.float32), spec)
+    if stored.ndim == 2:
+        stored = stored[None]
+    if stored.shape != shape or stored.dtype.kind not in "biuf":
+        want = " x ".join(map(str, shape))
+        have = f"{stored.dtype} of {' x '.join(map(str, stored.shape))}"
+        raise InputError(f"{name}: the map is {have}, expected numbers of {want} (channels x height x width)")
+    values = stored.astype(np.float32)
+    absent = ~np.isfinite(values)
+    if spec.void is not None:
+        absent |= stored == spec.void
+    # products with 1 would not change the values, but take their time
+    if spec.factor != 1:
+        values *= np.float32(spec.factor)
+    if spec.offset != 0:
+        values += np.float32(spec.offset)
+    values[absent] = np.nan
+    return MapValues(values, spec)
+
+
+def scale_and_crop(
+    source: MapValues, size: tuple[int, int], window: tuple[int, int, int, int], flip: bool, scale: float
+) -> MapValues:
+    """Scale and crop a map.
+
+    Parameters
+    ----------
+    source : of the whole image
+    size : `(height, width)` that the image is scaled to
+    window : `(y0, x0, height, width)` of the crop of the scaled image
+    flip : whether the image is to be mirrored afterwards, see :func:`nearest_pixels`
+    scale : random scale of the image
+    """
+    values, spec = source
+    if spec.resize == "nearest":
+        rows, columns = nearest_pixels(values.shape[-2:], size, window, flip)
+        values = values.take(rows, axis=-2).take(columns, axis=-1)
+    else:
+        for axis, (start, length) in enumerate(((window[0], window[2]), (window[1], window[3]))):
+            values = _interpolated(values, axis + 1, size[axis], start, length)
+    if scale != 1 and spec.scale != "none":
+        values = values * np.float32(scale) if spec.scale == "multiply" else values / np.float32(scale)
+    return MapValues(values, spec)
+
+
+def nearest_pixels(
+    old: tuple[int, ...], size: tuple[int, int], window: tuple[int, int, int, int], flip: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows and columns of an image, of size `old`, from which those of a crop of the scaled image are taken.
+
+    See :func:`scale_and_crop` for the other arguments; the flip itself is not applied.
+    """
+    y, x, h, w = window
+    rows, columns = (nearest_index(have, wanted) for have, wanted in zip(old, size))
+    if flip:
+        # the original mirrors before it scales, which decides the rounding of centres between two pixels
+        columns = old[-1] - 1 - columns[::-1]
+    return rows[y : y + h], columns[x : x + w]
+
+
+def _interpolated(values: np.ndarray, axis: int, wanted: int, start: int, length: int) -> np.ndarray:
+    """Resize an axis to `wanted` pixels by linear interpolation between the centres of pixels; return a part of it."""
+    have = values.shape[axis]
+    where = np.clip((np.arange(start, start + length) + 0.5) * (have / wanted) - 0.5, 0, have - 1)
+    first = where.astype(np.intp)
+    weight = (where - first).astype(np.float32)
+    weight = weight[:, None] if axis == 1 else weight
+    low, high = values.take(first, axis), values.take(np.minimum(first + 1, have - 1), axis)
+    # a neighbour without weight may be NaN
+    found: np.ndarray = np.where(weight == 0, low, low + (high - low) * weight)
+    return found

@@ -1,0 +1,138 @@
+"""Readers of data sets: what a training and a validation read of a split; no torch.
+
+`[dataloader] reader` chooses one: that of dataset folders (:mod:`seamseg.data.folder`), or a custom one
+(docs/how-to/extend.md).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from seamseg.config.components import Component
+from seamseg.formats.metadata import ImageInfo, Metadata, metadata_header, metadata_of
+from seamseg.utils.component_errors import named_errors
+from seamseg.utils.errors import InputError, UnreadableImage
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from seamseg.config import Config
+
+
+class Reader(ABC):
+    """A split of a data set; derive from it, and register the class with :func:`seamseg.components.reader`.
+
+    An :class:`InputError`, such as those of :func:`seamseg.components.open_image`, means an unreadable image, which a
+    training may replace by another one. Other exceptions end it. Worker processes get a copy of the reader.
+
+    Parameters
+    ----------
+    root : path that the command line or the caller names
+    split : name of the split
+    keys : of the section `[reader NAME]`
+
+    Attributes
+    ----------
+    metadata : classes of the data set
+    images : id, size and instances of each image of the split, in the order of its indices
+    """
+
+    metadata: Metadata
+    images: list[ImageInfo]
+
+    def __init__(self, root: str | Path, split: str, keys: Any = None) -> None:
+        self.root = Path(root)
+        self.split = split
+        self.keys = keys
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @abstractmethod
+    def read_image(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image | np.ndarray:
+        """Read an image, RGB: of Pillow, or uint8 `H x W x 3`.
+
+        With `at_least`, `(height, width)`, it may be decoded at a reduced size that is not below it.
+        """
+
+    @abstractmethod
+    def read_masks(self, index: int) -> np.ndarray:
+        """Read the instance ids of an image, integers `L x H x W`, 0 void."""
+
+    def read_map(self, index: int, folder: str) -> np.ndarray | None:
+        """Read a map of :class:`seamseg.structures.ReadMap` as it is stored.
+
+        Returns
+        -------
+        numbers `H x W` or `channels x H x W`; None if the image has none
+        """
+        raise InputError(f"{self.root}: its reader reads no maps, such as {folder}: define its method read_map")
+
+    def file_name(self, index: int) -> str:
+        """Return the name of an image in errors, whether it exists or not."""
+        return f"{self.root}: image {self.images[index].id}"
+
+    def begin_worker(self) -> None:  # noqa: B027  # not every reader has open files
+        """Prepare this copy of the reader in a worker process: close files that the main process has open."""
+
+
+@contextmanager
+def reader_errors(component: Component, where: str) -> Iterator[None]:
+    """Name a reader in errors of its code; `where`, a path or an image, in an InputError that names no file.
+
+    Those of :class:`UnreadableImage`, as :func:`seamseg.components.open_image` raises them, name theirs.
+    """
+    try:
+        with named_errors(f"{where}: {component.section}", component.module):
+            yield
+    except InputError as error:
+        if component.built_in or isinstance(error, UnreadableImage) or where.partition(": ")[0] in str(error):
+            raise
+        raise InputError(f"{where}: {component.section}: {error}") from error
+
+
+OpenReader = Callable[[str | Path, str], Reader]
+"""Opens the reader of a path and a split."""
+
+
+def open_reader(config: Config, root: str | Path, split: str) -> Reader:
+    """Open the reader that `[dataloader] reader` chooses.
+
+    Raises
+    ------
+    InputError
+        if it is not loaded, or the data set is missing or broken
+    SeamsegError
+        if it fails otherwise
+    """
+    component, keys = config.component("reader")
+    with reader_errors(component, str(root)):
+        reader = component.make(root, split, keys)
+        if not isinstance(reader, Reader):
+            raise InputError(f"{root}: reader {component.name}: must be a class derived from seamseg.components.Reader")
+        metadata_of(metadata_header(reader.metadata), f"{root}: reader {component.name}", reader.images)
+        if not len(reader):
+            raise InputError(f"{root}: reader {component.name} finds no image in split {split!r}")
+    return reader
+
+
+def check_masks(masks: np.ndarray, info: ImageInfo, name: str) -> np.ndarray:
+    """Return masks as int32.
+
+    Raises
+    ------
+    InputError
+        if they are not integers `L x H x W` of the size of an image, or have an id without a class
+    """
+    if masks.ndim != 3 or masks.shape[1:] != info.size or masks.dtype.kind not in "iu" or len(masks) == 0:
+        raise InputError(f"{name}: the masks are {masks.dtype} of {masks.shape}, expected integers L x {info.size}")
+    lowest, highest = int(masks.min()), int(masks.max())
+    if lowest < 0 or highest >= len(info.cat):
+        raise InputError(f"{name}: the masks have ids {lowest} to {highest}, classes are listed for {len(info.cat)}")
+    return masks.astype(np.int32, copy=False)

@@ -1,0 +1,174 @@
+"""Networks of users as a whole, instead of the one that body, pyramid and heads make."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from seamseg.config import Config
+from seamseg.models.criterion import Losses, as_count
+from seamseg.models.network import BatchOptions, Network
+from seamseg.predictions import MapFormat, Prediction
+from seamseg.structures import Batch, PackedSequence, ReadMap
+from seamseg.utils.component_errors import named_errors
+from seamseg.utils.errors import SeamsegError
+
+
+@dataclass(frozen=True)
+class NetworkContext:
+    """What a network is built for.
+
+    Attributes
+    ----------
+    num_stuff, num_thing : classes of the data set; stuff comes first
+    config : of the training
+    """
+
+    num_stuff: int
+    num_thing: int
+    config: Config
+
+
+class CustomNetwork(nn.Module):
+    """A network as a whole; derive from it, and register the class with :func:`seamseg.components.network`.
+
+    Parameters
+    ----------
+    keys : of the section `[network NAME]`
+    context : of the training
+
+    Attributes
+    ----------
+    kind : what it predicts: panoptic, instance_seg, detection or semantic
+    losses : name of each loss, and the key that holds its weight
+    reads : ground truth that is read from the data set in training, by name
+    outputs : further maps of its predictions, by name
+    defaults : values of keys of other sections that differ from those of the kind, `section.key` to text
+    nms_threshold : IoU from which detections of neighbouring tiles are the same thing
+    """
+
+    kind: ClassVar[str] = "panoptic"
+    losses: ClassVar[Mapping[str, str]] = {}
+    reads: ClassVar[Mapping[str, ReadMap]] = {}
+    outputs: ClassVar[Mapping[str, MapFormat]] = {}
+    defaults: ClassVar[Mapping[str, str]] = {}
+    nms_threshold: ClassVar[float | None] = 0.5
+
+    def __init__(self, keys: Any, context: NetworkContext) -> None:
+        super().__init__()
+        self.keys = keys
+        self.context = context
+
+    @staticmethod
+    def completed(keys: Any) -> Any:
+        """Return the keys with what a training reads from other files once, before it starts."""
+        return keys
+
+    def initialise(self, categories: Sequence[str]) -> str | None:
+        """Load the weights that a new training starts from; return a line for its log.
+
+        Parameters
+        ----------
+        categories : names of the classes of the data set
+        """
+        return None
+
+    @property
+    def backbone(self) -> nn.Module | None:
+        """The part whose learning rate has the factor `[optimizer] body_lr_factor`."""
+        return None
+
+    def loss(self, batch: Batch) -> dict[str, tuple[Tensor, Tensor | int]]:
+        """Return the mean of each of :attr:`losses` and the number of what it averages, 0 for a batch without any.
+
+        Parameters
+        ----------
+        batch : normalised `images`, `3 x H x W` each, with their ground truth, see :class:`seamseg.structures.Batch`
+        """
+        raise NotImplementedError
+
+    def predict(self, images: PackedSequence) -> list[Prediction[Tensor]]:
+        """Return the predictions for normalised images `3 x H x W`."""
+        raise NotImplementedError
+
+    def inference(self, normalise: Any, device: torch.device, dtype: torch.dtype) -> Any:
+        """Return what runs the network on images `H x W x 3` uint8; None for :meth:`predict`.
+
+        It is an :class:`seamseg.inference.predictor.InferenceNetwork`.
+        """
+        return None
+
+
+@dataclass(frozen=True)
+class CustomOptions(BatchOptions):
+    """The options of a network as a whole, which runs as it is."""
+
+    channels_last: bool = False
+    run_dense: None = None
+
+
+class WholeNetwork(Network):
+    """A :class:`CustomNetwork` for the trainer and for predictors.
+
+    Parameters
+    ----------
+    network : its only part
+    name : of the component
+    """
+
+    compiled_parts = ()
+    network: CustomNetwork
+
+    def __init__(self, network: CustomNetwork, name: str) -> None:
+        super().__init__({"network": network}, CustomOptions())
+        self.name = name
+
+    @property
+    def kind(self) -> str:
+        """What the network predicts."""
+        return self.network.kind
+
+    @property
+    def nms_threshold(self) -> float | None:
+        """See :class:`CustomNetwork`."""
+        return self.network.nms_threshold
+
+    @property
+    def map_formats(self) -> Mapping[str, MapFormat]:
+        """The further maps by name."""
+        return self.network.outputs
+
+    def errors(self) -> Any:
+        """Name the network in errors of its code inside a `with` block."""
+        return named_errors(f"network {self.name}", type(self.network).__module__)
+
+    def forward(self, images: PackedSequence, targets: Batch) -> dict[str, tuple[Tensor, Tensor | int]]:
+        """Compute the losses of a batch, not weighted.
+
+        Raises
+        ------
+        SeamsegError
+            if the network fails, or returns other losses than it declares
+        """
+        with self.errors():
+            found = self.network.loss(targets)
+        if found.keys() != self.network.losses.keys():
+            declared, given = (", ".join(losses) or "none" for losses in (self.network.losses, found))
+            raise SeamsegError(f"network {self.name}: returns the losses {given}, declares {declared}")
+        return found
+
+    @torch.no_grad()
+    def predict(self, images: PackedSequence) -> list[Prediction[Tensor]]:
+        """Return the predictions for normalised images `3 x H x W`."""
+        with self.errors():
+            return self.network.predict(images)
+
+
+def own_losses(terms: Mapping[str, tuple[Tensor, Tensor | int]], targets: Batch) -> Losses:
+    """Return the losses of a :class:`WholeNetwork` as a criterion does."""
+    means = {name: mean for name, (mean, _) in terms.items()}
+    return Losses(means, {name: as_count(count, means[name].device) for name, (_, count) in terms.items()})

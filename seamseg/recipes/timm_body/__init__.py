@@ -1,0 +1,37 @@
+"""Networks of timm as backbones, `[body] body = timm:NAME`; no torch until one is built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from seamseg.components import body, key
+
+STRIDES = {"mod2": 4, "mod3": 8, "mod4": 16, "mod5": 32}
+"""Of the levels."""
+
+
+@dataclass(frozen=True)
+class TimmKeys:
+    """Keys of the section [body timm]."""
+
+    drop_path: float = key(
+        "stochastic depth, arXiv 1603.09382: probability of skipping the last block in training, which earlier blocks "
+        "approach linearly",
+        0.0,
+        minimum=0,
+        maximum=0.9,
+    )
+
+
+@body("timm", keys=TimmKeys)
+class TimmBody:
+    """Makes a :class:`seamseg.recipes.timm_body.network.TimmBackbone`."""
+
+    strides: ClassVar[dict[str, int]] = STRIDES
+
+    def __new__(cls, keys: TimmKeys, context: Any) -> Any:
+        """Build the network."""
+        from seamseg.recipes.timm_body.network import TimmBackbone
+
+        return TimmBackbone(keys, context)

@@ -1,0 +1,494 @@
+"""Check that a component works in all that a training, an evaluation and a prediction do; for tests of your own.
+
+    from seamseg.testing import check_component
+
+    def test_edges():
+        check_component("edges.py")
+
+`python -m seamseg.testing edges.py` prints what was checked; `--help` lists the options.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from seamseg.checkpoints.snapshot import load_snapshot
+from seamseg.config import load_config
+from seamseg.config.components import KINDS, Component, added_by, load, registered
+from seamseg.config.values import format_value
+from seamseg.data.images import open_image
+from seamseg.inference.options import InferenceOptions
+from seamseg.inference.predictor import load_predictor
+from seamseg.predict.job import predict_all
+from seamseg.predict.settings import PredictSettings
+from seamseg.predict.sinks import parse_target
+from seamseg.predict.sources.find import find_sources
+from seamseg.prepare.cityscapes import prepare_cityscapes
+from seamseg.structures import ReadMap
+from seamseg.toy_city import generate_toy_city
+from seamseg.training.callbacks import Callback, Run
+from seamseg.training.run import TrainingOptions, run_training
+from seamseg.utils.component_errors import described
+from seamseg.utils.distributed import World
+from seamseg.utils.errors import InputError, SeamsegError, one_line
+from seamseg.utils.progress import is_quiet, set_quiet
+
+TINY_NETWORK = """
+[general]
+log_interval = 1
+min_stuff_area = 16
+[fpn]
+out_channels = 16
+[rpn]
+hidden_channels = 16
+anchor_scale = 2
+num_pre_nms_train = 50
+num_post_nms_train = 20
+num_pre_nms_val = 50
+num_post_nms_val = 20
+min_size = 0
+num_samples = 16
+[roi]
+num_samples = 8
+fc_channels = 16
+conv_channels = 8
+fpn_canonical_scale = 32
+max_predictions = 10
+[sem]
+hidden_channels = 8
+pooling_size = (4, 4)
+"""
+"""Sections of a network that trains in seconds."""
+
+_TINY = f"""{TINY_NETWORK}
+[body]
+body = resnet18
+normalization_mode = syncbn
+num_frozen = 0
+bn_frozen = no
+[optimizer]
+lr = 0.005
+[scheduler]
+epochs = 1
+burn_in_steps = 1
+[dataloader]
+shortest_size = 64
+longest_max_size = 128
+train_batch_size = 1
+val_batch_size = 1
+random_scale = None
+num_workers = 0
+train_set = train
+val_set = val
+"""
+
+_SECONDS = 900
+"""Longest time of a process, on a busy machine."""
+
+_WORKER = "from seamseg.testing import _work; _work()"
+
+
+def check_component(
+    source: str | Path,
+    kind: str | None = None,
+    name: str | None = None,
+    keys: Mapping[str, object] | None = None,
+    *,
+    deterministic: bool = True,
+    data: str | Path | None = None,
+) -> list[str]:
+    """Check the components of a file or module with a small network on a generated city, on the CPU.
+
+    A training that is stopped and resumed is compared with one that is not, a training runs on two processes (in bf16
+    where the CPU has it), and the model predicts a whole image and tiles. The outputs of heads and formats are written
+    to a folder and to shards, a model opens without its head, the sum of a metric over two processes is compared with
+    that of one, and the state of a callback is restored. It takes half a minute of two cores.
+
+    Parameters
+    ----------
+    source : Python file, or name of a module
+    kind, name : of the component; None for all of the source
+    keys : values of its keys, if the defaults do not suit the check
+    deterministic : whether a resumed training must give the same weights, to the bit
+    data : what the trainings read in place of the generated city, with the splits `train` and `val`: for readers of
+        other formats, and for heads whose ground truth has a meaning. In the city, heads that declare `reads` find maps
+        of random integers from 1 to 255 and rows of `void`; half of the images have none of those with `optional`
+
+    Returns
+    -------
+    what was checked, a line each
+
+    Raises
+    ------
+    AssertionError
+        with one line, if a check fails
+    SeamsegError
+        if the component has an error
+    """
+    module = Path(load([str(source)])[0]).stem if str(source).endswith(".py") else str(source)
+    found = [c for c in registered(kind) if c.module == module or c.module.startswith(f"{module}.")]
+    found = [component for component in found if name in (None, component.name)]
+    if not found:
+        raise InputError(f"{source}: registers no {kind or 'component'}{'' if name is None else f' {name}'}")
+    if keys and len(found) > 1:
+        raise InputError(f"{source}: `keys` are those of one component: name it with `kind` and `name`")
+    if data is not None and not Path(data).exists():
+        raise InputError(f"{data}: no such file or folder")
+    with tempfile.TemporaryDirectory(prefix="seamseg-check-") as folder, _quietly():
+        raw, city = Path(folder, "raw"), Path(folder, "data")
+        generate_toy_city(raw, 4, 3, size=(64, 128), workers=1)
+        prepare_cityscapes(raw, city, ("train", "val"))
+        for made in added_by([module]):
+            _write_maps(city, getattr(made.make, "reads", {}).values())
+        config = Path(folder, "tiny.ini")
+        config.write_text(_TINY)
+        files = _Files(city if data is None else Path(data), config, min((city / "img").iterdir()))
+        lines = []
+        for number, component in enumerate(found):
+            work = Path(folder, str(number))
+            lines += _Check(component, str(source), work, files, dict(keys or {}), deterministic).run()
+    return lines
+
+
+def _write_maps(city: Path, specs: Iterable[ReadMap]) -> None:
+    """Write the maps that a head reads."""
+    rng = np.random.default_rng(0)
+    for spec in specs:
+        (city / spec.folder).mkdir(parents=True, exist_ok=True)
+        for number, path in enumerate(sorted((city / "img").iterdir())):
+            height, width = np.asarray(open_image(path)).shape[:2]
+            values = rng.integers(1, 256, (spec.channels, height, width)).astype(np.float32)
+            if spec.void is not None:
+                values[:, :4] = spec.void
+            if not (spec.optional and number % 2):
+                np.save(city / spec.folder / f"{path.stem}.npy", values)
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    before = is_quiet()
+    set_quiet(True)
+    try:
+        yield
+    finally:
+        set_quiet(before)
+
+
+class _StopAfter(Callback):
+    """Ends a training after a step, with a snapshot."""
+
+    def train(self, run: Run, values: Mapping[str, float]) -> None:
+        if run.step == 2:
+            run.stop("check")
+
+
+@dataclass(frozen=True)
+class _Files:
+    """Dataset folder or what else the trainings read, configuration, and an image."""
+
+    data: Path
+    config: Path
+    photo: Path
+
+
+@dataclass(frozen=True)
+class _Check:
+    """The check of a component.
+
+    Attributes
+    ----------
+    component : as registered
+    source : file or module
+    work : folder for the runs
+    files : that all checks use
+    keys, deterministic : see :func:`check_component`
+    """
+
+    component: Component
+    source: str
+    work: Path
+    files: _Files
+    keys: Mapping[str, object]
+    deterministic: bool
+
+    def run(self) -> list[str]:
+        """Run all checks that the kind has."""
+        checks = [self.resume, self.two_processes, self.predict]
+        own = getattr(self, f"_{self.component.kind}", None)
+        section = self.component.section
+        try:
+            return [f"{section}: {check()}" for check in [*checks, *([own] if own else [])]]
+        except (AssertionError, SeamsegError):
+            raise
+        except Exception as error:
+            raise SeamsegError(f"{section}{described(error, str(self.component.file))}") from error
+
+    @cached_property
+    def overrides(self) -> tuple[str, ...]:
+        """The overrides that use the component."""
+        made, kind = self.component, KINDS[self.component.kind]
+        source = Path(self.source).resolve() if self.source.endswith(".py") else self.source
+        found = [f"general.components={source}", *([f"{kind.key}={made.name}"] if kind.key else [])]
+        found += [f"{made.section}.{key}={_text(value)}" for key, value in self.keys.items()]
+        if made.kind == "format" and "panoptic" not in (networks := tuple(made.make.kinds)):  # type: ignore[attr-defined]
+            found.append(f"general.kind={networks[0]}")
+        return tuple(found)
+
+    @property
+    def model(self) -> Path:
+        """The run folder of the training that was not stopped."""
+        return self.work / "straight"
+
+    def options(self, run: str, *overrides: str, **more: Any) -> TrainingOptions:
+        """Return the options of a training."""
+        more |= {"overrides": (*self.overrides, *overrides), "device": "cpu"}
+        return TrainingOptions(self.files.config, self.files.data, self.work / run, **more)
+
+    def expect(self, holds: bool, problem: str) -> None:
+        """Raise AssertionError, with the name of the component, unless a condition holds."""
+        if not holds:
+            raise AssertionError(f"{self.component.section}: {problem}")
+
+    def two_processes(self) -> str:
+        """Train two steps on two processes."""
+        # the scores are compared with those of one process
+        precision = "fp32" if self.component.kind == "metric" else "auto"
+        overrides = [*self.overrides, f"general.precision={precision}"]
+        job = {"run": str(self.work / "two"), "overrides": overrides, "out": str(self.work / "scores.json")}
+        self._start("training on two processes", 2, job)
+        log = (self.work / "two" / "training.log").read_text()
+        self._expect_callback(log)
+        snapshot = load_snapshot(self.work / "two" / "model_last.pth.tar")
+        broken = [name for name, x in _tensors(snapshot.state_dict) if not torch.isfinite(x.float()).all()]
+        self.expect(not broken, f"training on two processes: {', '.join(broken[:1])} is not finite")
+        dtype = "bfloat16" if "bfloat16" in log else "float32"
+        return f"trains two steps on two processes ({dtype})"
+
+    def resume(self) -> str:
+        """Compare a training that was stopped and resumed with one that was not."""
+        run_training(self.options("straight"))
+        self._expect_callback((self.model / "training.log").read_text())
+        stopped = run_training(self.options("stopped", callbacks=[_StopAfter()]))
+        self.expect(stopped.steps == 2, f"the training ended after step {stopped.steps}: {stopped.stopped}")
+        # another number of workers must not change the numbers
+        workers = ("dataloader.num_workers=1",) if self.component.kind == "augmentation" else ()
+        run_training(self.options("stopped", *workers, resume=self.work / "stopped"))
+        self._expect_callback((self.work / "stopped" / "training.log").read_text())
+        if not self.deterministic:
+            return "is resumed"
+        first, second = (load_snapshot(self.work / run / "model_last.pth.tar") for run in ("straight", "stopped"))
+        pairs = zip(_tensors(first.state_dict), _tensors(second.state_dict), strict=True)
+        other = [name for (name, a), (_, b) in pairs if not torch.equal(a, b)]
+        self.expect(
+            not other,
+            f"a resumed training has other weights, first {', '.join(other[:1])}: keep all state in state_dict, take "
+            "random numbers from torch or the given RNG (or pass deterministic=False)",
+        )
+        return "a resumed training has the same weights, to the bit"
+
+    def predict(self) -> str:
+        """Predict an image as a whole, in tiles and mirrored; a network as a whole has no views."""
+        image = np.ascontiguousarray(np.tile(np.asarray(open_image(self.files.photo)), (4, 3, 1)))
+        whole = self.component.kind == "network"
+        views: list[dict[str, Any]] = [
+            {"tiles": "off"},
+            {"tiles": 160},
+            *([{"tiles": "off", "tta": "flip"}] * (not whole)),
+        ]
+        for options in views:
+            given: dict[str, Any] = {**options, "overrides": self.overrides}
+            (found,) = load_predictor(self.model, "cpu", options=InferenceOptions(**given)).raw([image])
+            for name, spec in getattr(self.component.make, "outputs", {}).items():
+                wanted = image.shape[:2] if spec.channels == 1 else (spec.channels, *image.shape[:2])
+                shape = found.maps[name].shape
+                self.expect(shape == wanted, f"predict: the map {name} has shape {shape}, not {wanted} ({options})")
+                self.expect(bool(np.isfinite(found.maps[name]).all()), f"predict: {name} is not finite ({options})")
+        return f"predicts an image as a whole{' and in tiles' if whole else ', in tiles and mirrored'}"
+
+    def _head(self) -> str:
+        """Write the maps, and open the model in a process that does not know the head."""
+        written = self._files(tuple(self.component.make.outputs))  # type: ignore[attr-defined]
+        out = self.work / "warnings.json"
+        self._start("without it", 1, {"model": str(self.model), "photo": str(self.files.photo), "out": str(out)})
+        warned = any(f"without head {self.component.name}" in line for line in json.loads(out.read_text()))
+        self.expect(warned, "the model opens without the head, but does not warn")
+        return f"{written}; the model opens without it, with a warning"
+
+    def _format(self) -> str:
+        return self._files((self.component.name,))
+
+    def _files(self, formats: Sequence[str]) -> str:
+        settings = PredictSettings(self.model, formats, inference=InferenceOptions(overrides=self.overrides))
+        predictor = settings.load("cpu")
+        sources = find_sources([str(self.files.photo)])
+        for out in ("out", "shards-%06d.tar"):
+            sink = settings.open_sink(parse_target(str(self.work / "files" / out)), predictor, sources)
+            done = predict_all(predictor, sources, sink, World(device=predictor.network.device))
+            self.expect(done.done == 1, f"predict: {self.files.photo.name} was not written to {out}")
+        stem = self.files.photo.stem
+        found = [path for path in (self.work / "files" / "out").rglob(f"{stem}*") if path.stat().st_size]
+        self.expect(len(found) >= len(formats), f"predict: no files of {', '.join(formats)}")
+        names = sorted(path.name.replace(stem, "NAME") for path in found)
+        return f"writes {', '.join(names)}, also in shards"
+
+    def _metric(self) -> str:
+        """Compare the sum over two processes with that of one."""
+        two = json.loads((self.work / "scores.json").read_text())
+        last = self.work / "two" / "model_last.pth.tar"
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            scores = run_training(self.options("one", resume=last, evaluate=True)).validation
+        finally:
+            torch.set_num_threads(threads)
+        one = dict(getattr(scores, "metrics", {}))
+        self.expect(bool(one), "scores() returns no numbers")
+        for name, value in one.items():
+            other = two[name]
+            same = math.isclose(value, other, rel_tol=1e-6) or (math.isnan(value) and math.isnan(other))
+            wrong = f"{name} is {value:.6g} on one process, {other:.6g} on two: state() must be a sum over images"
+            self.expect(same, wrong)
+        return f"two processes give the same {', '.join(one)} as one"
+
+    def _callback(self) -> str:
+        """Restore the state of a snapshot in a new object."""
+        resume = load_snapshot(self.model / "model_last.pth.tar").resume or {}
+        state = resume.get("callbacks", {}).get(self.component.name)
+        if not state:
+            return "has no state"
+        config = load_config(self.files.config, None, self.overrides)
+        made = next(c.make(keys) for c, keys in config.components("callback") if c.name == self.component.name)
+        made.load_state_dict(state)
+        self.expect(_same(made.state_dict(), state), "load_state_dict() does not restore what state_dict() returns")
+        return "its state is restored"
+
+    def _scheduler(self) -> str:
+        """Compute the factors of a training."""
+        made, keys = load_config(self.files.config, None, self.overrides).component("scheduler")
+        for t in range(101):
+            factor = made.make(t, 100, keys)
+            self.expect(math.isfinite(factor) and factor >= 0, f"the factor of step {t} of 100 is {factor}")
+        return "its factors are numbers from 0"
+
+    def _expect_callback(self, log: str) -> None:
+        lines = [line for line in log.splitlines() if "is not called again" in line]
+        self.expect(not lines, one_line(lines[0]) if lines else "")
+
+    def _start(self, what: str, size: int, job: Mapping[str, Any]) -> None:
+        """Run :func:`_work` in so many processes; SeamsegError with the message of one that fails."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        self.work.mkdir(exist_ok=True)
+        content = json.dumps({"config": str(self.files.config), "data": str(self.files.data), **job})
+        shared = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+        shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(size)} if size > 1 else {}
+        processes = []
+        for rank in range(size):
+            ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if size > 1 else {}
+            with open(self.work / f"stderr{rank}", "wb") as log:
+                command = [sys.executable, "-c", _WORKER, content]
+                processes.append(subprocess.Popen(command, env={**shared, **ranks}, stdout=log, stderr=log))
+        end = time.monotonic() + _SECONDS
+        try:
+            # the others wait for one that has failed
+            while None in (codes := [process.poll() for process in processes]) and not any(codes):
+                self.expect(time.monotonic() < end, f"{what}: not done after {_SECONDS} seconds")
+                time.sleep(0.05)
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        for rank, code in enumerate(codes):
+            if code:
+                lines = (self.work / f"stderr{rank}").read_text(errors="replace").strip().splitlines()
+                raise SeamsegError(f"{self.component.section}: {what}: {lines[-1] if lines else f'exit code {code}'}")
+
+
+def _work() -> None:
+    """Train or predict in a process of :meth:`_Check._start`, as the JSON of the arguments says."""
+    job = json.loads(sys.argv[1])
+    try:
+        if "model" in job:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                load_predictor(job["model"], "cpu").predict(job["photo"])
+            Path(job["out"]).write_text(json.dumps([str(warning.message) for warning in caught]))
+            return
+        set_quiet(True)
+        given = {"overrides": job["overrides"], "device": "cpu"}
+        options = TrainingOptions(job["config"], job["data"], job["run"], **given)
+        result = run_training(options)
+    except SeamsegError as error:
+        raise SystemExit(one_line(error)) from None
+    if os.environ.get("RANK") == "0":
+        Path(job["out"]).write_text(json.dumps(dict(getattr(result.validation, "metrics", {}))))
+
+
+def _tensors(state: Any) -> list[tuple[str, torch.Tensor]]:
+    """Return the tensors of nested dicts and lists, with their names."""
+    leaves, _ = torch.utils._pytree.tree_flatten_with_path(state)
+    named = [(".".join(str(getattr(k, "key", getattr(k, "idx", k))) for k in path), x) for path, x in leaves]
+    return [(name, x) for name, x in named if isinstance(x, torch.Tensor)]
+
+
+def _same(a: Any, b: Any) -> bool:
+    (x, first), (y, second) = (torch.utils._pytree.tree_flatten(tree) for tree in (a, b))
+    return first == second and all(
+        torch.equal(p, q) if isinstance(p, torch.Tensor) else bool(np.all(p == q)) for p, q in zip(x, y)
+    )
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else format_value(value)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Check the files that the command line names and print what was checked; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m seamseg.testing",
+        description="Check components with a small network on a generated city: training, resume, two processes, "
+        "prediction, files.",
+        epilog="example: python -m seamseg.testing edges.py --kind head --set channels=8",
+    )
+    parser.add_argument("sources", nargs="+", metavar="FILE", help="Python file or module of components")
+    parser.add_argument("--kind", choices=KINDS, metavar="KIND", help="check only components of this kind")
+    parser.add_argument("--name", help="check only the component of this name")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="value of a key of it")
+    parser.add_argument("--data", help="data set, with splits train and val, to train on instead of the city")
+    parser.add_argument("--not-deterministic", action="store_true", help="a resumed training may have other weights")
+    args = parser.parse_args(argv)
+    if wrong := [text for text in args.set if "=" not in text]:
+        parser.error(f"--set {wrong[0]}: expected KEY=VALUE")
+    keys = dict(text.split("=", 1) for text in args.set)
+    try:
+        for source in args.sources:
+            deterministic = not args.not_deterministic
+            lines = check_component(source, args.kind, args.name, keys, deterministic=deterministic, data=args.data)
+            print("\n".join(lines), flush=True)
+    except (AssertionError, SeamsegError) as error:
+        print(f"seamseg.testing: {one_line(error)}", file=sys.stderr)
+        return error.exit_code if isinstance(error, SeamsegError) else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

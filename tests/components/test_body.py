@@ -1,0 +1,170 @@
+"""A body of the user: trained, resumed, predicted with, exported, and refused where it breaks its own declaration."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from PIL import Image
+from support.components import forget
+from support.interruptions import result, signals_at, train_until_done
+
+import seamseg
+from seamseg.cli.main import main
+from seamseg.config import config_from_string, load_config
+from seamseg.models.build import build_network
+from seamseg.training.run import run_training
+from seamseg.utils.errors import InputError
+
+pytestmark = pytest.mark.usefixtures("imported")
+
+TINY = '''
+from dataclasses import dataclass
+
+from torch import nn
+
+from seamseg.components import Body, body, key
+
+
+@dataclass(frozen=True)
+class TinyKeys:
+    """Keys of the body."""
+
+    width: int = key("channels of the finest map", 4, minimum=1)
+
+
+@body("tiny", keys=TinyKeys)
+class Tiny(Body):
+    """A convolution a stage."""
+
+    strides = {"c2": 4, "c3": 8, "c4": 16, "c5": 32}
+
+    def __init__(self, keys, context):
+        super().__init__(keys, context)
+        width, channels = 3, keys.width
+        for name, stride in zip(self.strides, (4, 2, 2, 2)):
+            layers = nn.Conv2d(width, channels, 3, stride=stride, padding=1, bias=False), context.norm(channels)
+            self.add_module(name, nn.Sequential(*layers))
+            self.out_channels[name] = width = channels
+            channels *= 2
+
+    def forward(self, x):
+        """Run the stages."""
+        maps = {}
+        for name in self.strides:
+            maps[name] = x = getattr(self, name)(x)
+        return maps
+'''
+
+DECORATED = '@body("tiny", keys=TinyKeys)\nclass Tiny(Body):'
+OTHER = """@body("tiny", keys=TinyKeys)
+class Other(nn.Module):
+    strides = {"c2": 4, "c3": 8, "c4": 16, "c5": 32}
+
+    def __init__(self, keys, context):
+        super().__init__()
+
+
+class Tiny(Body):"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "my_tiny.py"
+    path.write_text(TINY)
+    return path
+
+
+@pytest.fixture
+def options(component_options, file):
+    """Of a training with the body."""
+    return lambda run, *more, **others: component_options(file, run, "body.body=tiny", *more, **others)
+
+
+def test_a_network_with_it_is_trained_resumed_and_predicts(options, file, micro, tmp_path, capsys):
+    run_training(options("straight", "body tiny.width=6", "body.num_frozen=1"))
+    with signals_at([3, 5]):
+        again = options("stopped", "body tiny.width=6", "body.num_frozen=1", resume="auto")
+        assert train_until_done(again) == 2
+    assert result(tmp_path / "stopped") == result(tmp_path / "straight")
+    run = tmp_path / "straight"
+    model = seamseg.load(run, device="cpu", overrides=[f"general.components={file}"])
+    backbone = model.network.net.body.backbone
+    assert backbone.out_channels == {"c2": 6, "c3": 12, "c4": 24, "c5": 48}
+    assert model.predict(Image.new("RGB", (97, 63))).id_map.shape == (63, 97)
+    out = tmp_path / "net.onnx"
+    assert main(["export", str(run), str(out), "--size", "64x96", "--components", str(file)]) == 0
+    photos = next(path for path in (micro / "img").iterdir())
+    capsys.readouterr()
+    assert main(["predict", str(out), str(photos), str(tmp_path / "out")]) == 0
+
+
+def test_a_semantic_network_uses_its_last_map(options):
+    run_training(options("semantic", "general.kind=semantic", "sem.pooling_size=(2, 2)", "scheduler.epochs=1"))
+
+
+def test_a_model_does_not_open_without_its_file(options, tmp_path):
+    run_training(options("run", "scheduler.epochs=1"))
+    forget("my_tiny")
+    with pytest.raises(InputError, match=r"\[body\] body = tiny: no body 'tiny'.*`components=FILE`"):
+        seamseg.load(tmp_path / "run", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "overrides", "message"),
+    [
+        (
+            '@body("tiny", keys=TinyKeys)\nclass Tiny(Body):',
+            OTHER,
+            (),
+            r"\(.*my_tiny.py\): must be a class derived from .*Body",
+        ),
+        ("super().__init__(keys, context)\n", "super().__init__(keys, context)\n        1 / 0\n", (), "line 24: Zero"),
+        ("return maps", "return maps['c2']", (), "body tiny: ValueError"),
+        ('"c3": 8', '"c3": 16', (), "c3 of an image of 3 x 192 x 256 is 8 x 24 x 32, .* declare 8 x 12 x 16"),
+        ('"c3": 8', '"c3": 2', (), "strides must be in the order"),
+        ("self.out_channels[name] =", "self.out_channels['c2'] =", (), r"out_channels names \['c2'\], strides names"),
+        ("", "", ("body.num_frozen=5",), "num_frozen: tiny has 4 modules, not 5"),
+        ("", "", ("body.body_params={'a': 1}",), r"body_params has no effect on tiny: set keys of \[body tiny\]"),
+        ("", "", ("general.checkpoint_body=yes",), "checkpoint_body: tiny does not support it"),
+        ("", "", ("optimizer.layer_decay=.5",), "layer_decay: tiny does not number its layers"),
+        ("", "", ("body.weights=timm",), "tiny is no network of timm"),
+    ],
+)
+def test_what_is_refused(old, new, overrides, message, component_options, tmp_path):
+    file = tmp_path / "my_tiny.py"
+    file.write_text(TINY.replace(old, new) if old else TINY)
+    with pytest.raises(InputError, match=message) as error:
+        run_training(component_options(file, "run", "body.body=tiny", *overrides))
+    assert "\n" not in str(error.value)
+
+
+def test_errors_of_the_configuration(file, micro_config):
+    given = f"general.components={file}"
+    with pytest.raises(InputError, match=r"unknown key 'wide' in \[body tiny\]; did you mean 'width'"):
+        load_config(micro_config, None, [given, "body.body=tiny", "body tiny.wide=3"])
+    with pytest.raises(InputError, match=r"\[body tiny\] has no effect: \[body\] body is resnet18"):
+        load_config(micro_config, None, [given, "body tiny.width=3"])
+    with pytest.raises(InputError, match=r"\[general\] qat needs a body whose norms can be folded, not tiny"):
+        load_config(micro_config, None, [given, "body.body=tiny", "general.qat=yes"])
+
+
+def test_initial_weights_are_its_own(file, micro_config):
+    config = load_config(micro_config, None, [f"general.components={file}", "body.body=tiny"])
+    nets = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        nets.append(build_network(config, 2, 1))
+    torch.manual_seed(3)
+    from torch import nn
+
+    alone = nn.Conv2d(3, 4, 3, stride=4, padding=1, bias=False)
+    assert torch.equal(nets[0].body.backbone.c2[0].weight, alone.weight)
+    states = [net.state_dict() for net in nets]
+    assert all(torch.equal(value, states[1][key]) for key, value in states[0].items())
+
+
+def test_built_in_bodies_come_through_the_same_door():
+    component, keys = config_from_string("[body]\nbody = resnet18").component("body")
+    assert (component.name, component.built_in, type(keys).__name__) == ("resnet18", True, "Body")
+    component, keys = config_from_string("[body]\nbody = timm:test_vit\n[body timm]\ndrop_path = .1").component("body")
+    assert (component.name, keys.drop_path) == ("timm", 0.1)

@@ -1,0 +1,121 @@
+"""Losses of boxes and refinements of masks by the user: trained, resumed, predicted, exported, left out."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from PIL import Image
+from support.components import error_of_training, forget
+from support.interruptions import result, signals_at, train_until_done
+
+import seamseg
+from seamseg.cli.main import main
+from seamseg.cli.new import template
+from seamseg.config import load_config
+from seamseg.models.build import build_network
+from seamseg.models.heads.box_loss import BoxSamples, ImageBoxes, MatchedImage
+from seamseg.training.run import run_training
+from seamseg.utils.errors import InputError
+
+pytestmark = pytest.mark.usefixtures("imported", "narrow")
+
+CHOSEN = ("roi.mask_refinement=own", "roi.box_loss=own", "mask_refinement own.channels=4", "box_loss own.weight=2")
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Both templates in one file."""
+    path = tmp_path / "my_masks.py"
+    kinds = ("box_loss", "mask_refinement")
+    path.write_text("\n\n".join(template(kind, "own").replace("Own", kind.title()) for kind in kinds))
+    return path
+
+
+@pytest.fixture
+def options(component_options, file):
+    """Of a training with both."""
+    return lambda run, *more, **others: component_options(file, run, *CHOSEN, *more, **others)
+
+
+def test_a_network_with_them_is_trained_resumed_and_exported(options, file, micro, tmp_path):
+    run_training(options("straight"))
+    with signals_at([3, 5]):
+        assert train_until_done(options("stopped", resume="auto")) == 2
+    assert result(tmp_path / "stopped") == result(tmp_path / "straight")
+    run = tmp_path / "straight"
+    model = seamseg.load(run, device="cpu", overrides=[f"general.components={file}"])
+    net = model.network.net
+    assert net.roi_head.refinement.output.weight.abs().sum() > 0, "it starts with 0, and is trained"
+    assert model.predict(Image.new("RGB", (97, 63))).id_map.shape == (63, 97)
+    out = tmp_path / "net.onnx"
+    assert main(["export", str(run), str(out), "--size", "64x96", "--components", str(file)]) == 0
+    photo = next(path for path in (micro / "img").iterdir())
+    assert main(["predict", str(out), str(photo), str(tmp_path / "out")]) == 0
+
+
+def test_a_model_opens_without_the_refinement(options, file, tmp_path):
+    run_training(options("run", "scheduler.epochs=1"))
+    forget("my_masks")
+    with pytest.warns(UserWarning, match="without mask_refinement own: name its file with `components=FILE`"):
+        model = seamseg.load(tmp_path / "run", device="cpu")
+    assert model.network.net.roi_head.refinement is None
+    assert model.predict(Image.new("RGB", (97, 63))).id_map.shape == (63, 97)
+
+
+def test_detection_has_no_refinement(component_options, file, tmp_path):
+    chosen = [override for override in CHOSEN if "mask" not in override]
+    run_training(component_options(file, "boxes", *chosen, "general.kind=detection", "scheduler.epochs=1"))
+
+
+def test_what_a_loss_of_boxes_is_given(options, file):
+    run = options("loss")
+    config = load_config(run.config, None, run.overrides)
+    assert build_network(config, 2, 1).roi_head.refinement.hidden.out_channels == 4
+    component, keys = config.component("box_loss")
+    assert keys.weight == 2
+    boxes, nothing = torch.tensor([[0.0, 0, 20, 30], [4, 4, 12, 12]]), torch.tensor([], dtype=torch.long)
+    cut = torch.tensor([[False] * 4, [True, False, False, True], [True] * 4])
+    crop, whole = ImageBoxes(boxes, (20, 30), torch.tensor([1, 2]), cut), ImageBoxes(None, (20, 30), nothing, None)
+    first = MatchedImage(torch.rand(3, 4), torch.tensor([1, -1, 0]), crop)
+    second = MatchedImage(torch.rand(2, 4), torch.tensor([-1, -1]), whole)
+    samples = BoxSamples(torch.zeros(5, 4), torch.zeros(5, 4), [first, second], 1.0)
+    assert torch.equal(samples.boxes, torch.cat((first.samples, second.samples)))
+    assert torch.equal(samples.targets[:3], boxes[[1, 0, 0]])
+    assert torch.equal(samples.targets[3:], second.samples)
+    # only sides on the border of the crop, of things whose image continues there
+    assert samples.cut.tolist() == [[False] * 4, *[[True, False, False, True]] * 2, *[[False] * 4] * 2]
+    assert component.make(samples, keys).shape == (5,)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("hull = outside", "hull = nowhere", "box_loss own, .*my_masks.py line .*NameError"),
+        (
+            "logits, boxes = outputs",
+            "logits, boxes, more = outputs",
+            "mask_refinement own, .*my_masks.py line .*ValueErr",
+        ),
+        (
+            "return plain.sum(dim=1) + keys.weight * (1 - iou)",
+            "return plain.mean()",
+            r"box_loss own \(.*my_masks.py\): must return \d+ or \d+ x 4 numbers, returned a scalar",
+        ),
+    ],
+)
+def test_an_exception_names_the_component(options, file, micro, capsys, old, new, message):
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+    assert re.search(message, error_of_training(options("broken"), micro, capsys))
+
+
+def test_another_class_is_refused(options, file):
+    file.write_text(
+        file.read_text().replace("(MaskRefinement):", "(nn.Module):").replace("__init__(keys, context)", "__init__()")
+    )
+    run = options("other")
+    with pytest.raises(InputError, match=r"mask_refinement own \(.*\): must be a seamseg.components.MaskRefinement"):
+        build_network(load_config(run.config, None, run.overrides), 2, 1)

@@ -1,0 +1,379 @@
+"""The maps of heads in all that a prediction goes to: files, results, servers, reports, exported networks."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import subprocess
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from support.browsers import watched_pages
+from support.components import EDGES, VECTORS
+from support.micro import narrow_body
+from support.report_pages import blocks
+from support.serving import serving
+from support.shared_models import write_run
+
+import seamseg
+from seamseg.components import resize_map
+from seamseg.config import components, load_config
+from seamseg.deploy.export import ExportReport, export_model
+from seamseg.deploy.source import ExportOptions
+from seamseg.formats.exported import OUTPUTS, ExportedMetadata
+from seamseg.formats.metadata import Metadata
+from seamseg.inference.result import Panoptic
+from seamseg.inference.tiling.tiles import Tiling
+from seamseg.predictions import RESERVED_NAMES, MapFormat
+from seamseg.training.logging.images import ImageSample, SampleRenderer
+from seamseg.utils.errors import InputError, SeamsegError
+
+pytestmark = pytest.mark.usefixtures("narrow", "imported")
+
+NAMES = ("edge", "vector", "best")
+SIZE = (64, 96)
+"""Of the photos, and of the input of the network."""
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory):
+    """The value of `general.components` with the files of both heads."""
+    folder = tmp_path_factory.mktemp("heads")
+    (folder / "map_edges.py").write_text(EDGES)
+    (folder / "map_vectors.py").write_text(VECTORS)
+    return f"{folder / 'map_edges.py'}, {folder / 'map_vectors.py'}"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, heads) -> tuple[str, ExportReport]:
+    """A run folder with random weights, and the report of its export to `net.onnx` beside it."""
+    folder = tmp_path_factory.mktemp("maps")
+    with ExitStack() as stack:
+        stack.enter_context(narrow_body())
+        stack.enter_context(pytest.MonkeyPatch.context()).setattr(
+            components, "_REGISTERED", dict(components._REGISTERED)
+        )
+        overrides = (f"general.components={heads}",)
+        run = write_run(folder / "run", overrides=overrides)
+        report = export_model(run, folder / "net.onnx", ExportOptions(dynamic=True, overrides=overrides))
+    for name in ("map_edges", "map_vectors"):
+        del sys.modules[name]
+    return str(run), report
+
+
+@pytest.fixture
+def run(made):
+    return made[0]
+
+
+@pytest.fixture
+def network(made):
+    """The exported network; nothing imports the files of its heads."""
+    return str(made[1].path)
+
+
+@pytest.fixture
+def photo(micro):
+    return micro / "img" / "val0.png"
+
+
+@pytest.fixture
+def predictor(run, heads):
+    return seamseg.load(run, device="cpu", overrides={"general.components": heads})
+
+
+def test_the_export_compares_the_maps(made):
+    (differences,) = made[1].differences.values()
+    assert differences.maps.keys() == set(NAMES)
+    assert max(differences.maps.values()) <= 1e-4
+    assert "edge " in str(differences)
+    assert made[1].metadata.maps["vector"] == MapFormat(2, "nearest", "core", mirror=(-1.0, 1.0))
+
+
+@pytest.mark.parametrize("tiles", ["off", 256])
+def test_an_exported_network_has_the_same_maps(predictor, network, photo, tiles):
+    exported = seamseg.load(network)
+    assert exported.network.map_formats == predictor.network.map_formats
+    rgb = np.array(Image.open(photo))
+    large = np.ascontiguousarray(np.tile(rgb, (7, 6, 1))[:448, :512])
+    (found,), (wanted,) = (model.raw([large], Tiling(tiles)) for model in (exported, predictor))
+    assert found.maps.keys() == wanted.maps.keys() == set(NAMES)
+    for name in ("edge", "vector"):
+        assert found.maps[name].shape == wanted.maps[name].shape
+        assert np.abs(found.maps[name] - wanted.maps[name]).max() <= 1e-4
+        assert wanted.maps[name].std() > 0.01
+    assert found.maps["best"].dtype == wanted.maps["best"].dtype == np.int64
+    assert (found.maps["best"] != wanted.maps["best"]).mean() < 1e-3
+
+
+def test_the_sign_of_a_mirrored_channel(predictor, run, heads, photo):
+    rgb = np.array(Image.open(photo))
+    flipped = seamseg.load(run, device="cpu", tta="flip", overrides={"general.components": heads}).raw([rgb])[0]
+    plain, mirror = (predictor.raw([np.ascontiguousarray(x)])[0].maps["vector"] for x in (rgb, rgb[:, ::-1]))
+    back = mirror[..., ::-1] * np.float32([-1, 1])[:, None, None]
+    assert np.allclose(flipped.maps["vector"], (plain + back) / 2, atol=1e-5)
+
+
+def test_files_without_the_file_of_the_heads(run, heads, network, photo, tmp_path, seamseg_main):
+    """Of the exported network and of the one in torch; formats that are not of maps ignore them."""
+    words = ("--device", "cpu", "--workers", "0", "--quiet", "--shortest-size", "256")
+    assert seamseg_main("predict", network, photo, tmp_path / "onnx", *words, "--format", "coco,edge,vector,best") == 0
+    files = [word for name in heads.split(", ") for word in ("--components", name)]
+    formats = ("--format", "raw,edge,vector,best")
+    assert seamseg_main("predict", run, photo, tmp_path / "torch", *words, *formats, *files) == 0
+    for name, dtype in (("edge", np.uint8), ("best", np.int32)):
+        ours, theirs = (np.array(Image.open(tmp_path / x / f"val0_{name}.png")) for x in ("torch", "onnx"))
+        assert ours.dtype == theirs.dtype == (dtype if name == "edge" else ours.dtype)
+        assert ours.shape == SIZE
+        assert np.abs(ours.astype(int) - theirs).max() <= 1
+        assert len(np.unique(ours)) > 1
+    ours, theirs = (np.load(tmp_path / x / "val0_vector.npy") for x in ("torch", "onnx"))
+    assert ours.shape == (2, *SIZE)
+    assert ours.dtype == np.float32
+    assert np.abs(ours - theirs).max() <= 1e-4
+    raw = torch.load(tmp_path / "torch" / "val0.pth.tar", weights_only=True)
+    assert raw["edge"].shape == raw["sem_pred"].shape == raw["vector"].shape[1:] == (256, 384)
+    assert seamseg_main("predict", network, photo, tmp_path / "no", *words, "--format", "egde") == 2
+
+
+def test_an_exported_network_needs_no_torch(network, photo, tmp_path):
+    program = "import sys; sys.modules['torch'] = None; from seamseg.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    words = ["predict", network, str(photo), str(tmp_path / "out"), "--workers", "0", "--format", "edge,vector"]
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.suffix for path in (tmp_path / "out").glob("val0_*")) == [".npy", ".png"]
+
+
+def test_a_server_sends_the_files_of_predict(network, photo, tmp_path, seamseg_main):
+    words = ("--workers", "0", "--quiet", "--format", "edge,vector")
+    assert seamseg_main("predict", network, photo, tmp_path, *words) == 0
+    data = photo.read_bytes()
+    with serving(seamseg.load(network)) as client:
+        assert client.request("GET", "/health").json["formats"][-3:] == list(NAMES)
+        edge, vector = (client.predict(data, f"?format={name}") for name in ("edge", "vector"))
+        view = client.predict(data, "?format=view").json
+        assert "maps" not in client.predict(data).json
+    assert edge.headers["content-type"] == "image/png"
+    assert edge.body == (tmp_path / "val0_edge.png").read_bytes()
+    assert vector.headers["content-type"] == "application/octet-stream"
+    assert vector.body == (tmp_path / "val0_vector.npy").read_bytes()
+    assert set(view["maps"]) == set(NAMES)
+    shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(view["maps"]["edge"]))).convert("L")).astype(int)
+    assert np.abs(shown - np.asarray(Image.open(tmp_path / "val0_edge.png"))).mean() < 8
+
+
+def test_a_saved_result_has_the_maps(network, photo, tmp_path):
+    result = seamseg.load(network).predict(photo)
+    path = result.save(tmp_path / "a.npz")
+    with np.load(path) as file:
+        assert all(np.array_equal(file[name], result.prediction.maps[name]) for name in NAMES)
+    loaded = Panoptic.load(path)
+    assert loaded == result
+    assert loaded.prediction is None
+    assert loaded.maps.keys() == result.maps.keys() == set(NAMES)
+    assert np.array_equal(loaded.maps["vector"], result.maps["vector"])
+    assert replace(loaded, maps={}).save(tmp_path / "b.npz").stat().st_size < path.stat().st_size
+
+
+@pytest.fixture
+def report_page(network, micro, tmp_path, seamseg_main):
+    """A report about the exported network."""
+    assert seamseg_main("evaluate", network, micro, "--out", tmp_path / "eval", "--quiet") == 0
+    assert seamseg_main("report", tmp_path / "eval", "--out", tmp_path / "report.html", "--quiet") == 0
+    return tmp_path / "report.html"
+
+
+def test_a_report_has_a_panel_of_each_map(report_page, network, micro, tmp_path, seamseg_main):
+    found = blocks(report_page)
+    assert found["summary"][0]["maps"] == sorted(NAMES)
+    for image in found["image"]:
+        assert image["results"][0]["maps"].keys() == set(NAMES)
+        panel = Image.open(io.BytesIO(base64.b64decode(image["results"][0]["maps"]["vector"])))
+        assert panel.size == (image["width"], image["height"])
+    records = [json.loads(line) for line in (tmp_path / "eval" / "images.jsonl").read_text().splitlines()]
+    assert {record["maps"]["edge"] for record in records} == {f"edge/val{n}.png" for n in range(3)}
+    stale = tmp_path / "eval" / "maps" / "edge" / "gone.png"
+    stale.write_bytes(b"")
+    assert seamseg_main("evaluate", network, micro, "--out", tmp_path / "eval", "--quiet") == 0
+    assert not stale.exists()
+
+
+def test_the_view_of_a_map_in_a_browser(report_page, browser):
+    with watched_pages(browser) as go:
+        page = go(report_page.as_uri())
+        page.locator("#images").scroll_into_view_if_needed()
+        page.wait_for_selector(".card.drawn")
+        for name in NAMES:
+            page.locator("#views").get_by_role("button", name=name, exact=True).click()
+            assert page.locator("#views [aria-pressed=true]").inner_text() == name
+        # integers of 16 bits, near 0: black
+        assert page.locator(".card canvas").first.evaluate(MEAN) < 3
+        page.locator("#views").get_by_role("button", name="Photo").click()
+        assert page.locator(".card canvas").first.evaluate(MEAN) > 20
+
+
+def test_the_page_of_a_server_shows_a_map(network, photo, browser):
+    with serving(seamseg.load(network)) as client, watched_pages(browser) as go:
+        page = go(f"http://127.0.0.1:{client.port}/")
+        assert page.locator("#backgrounds").is_hidden()
+        page.locator("#file").set_input_files(photo)
+        page.wait_for_selector("body[data-shown='val0.png']")
+        page.locator("#opacity").fill("0")
+        assert page.locator("#canvas").evaluate(MEAN) > 20
+        page.locator("#background").select_option("best")
+        assert page.locator("#canvas").evaluate(MEAN) < 3
+
+
+MEAN = """(canvas) => {
+    const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+    return data.filter((_, k) => k % 4 < 3).reduce((a, b) => a + b, 0) / (data.length * 0.75);
+}"""
+"""The mean of the pixels of a canvas."""
+
+
+def test_the_format_and_the_metric_of_the_page(run, heads, micro, photo, predictor, tmp_path, seamseg_main):
+    """Those of docs/how-to/extend_maps.md get the map and resize it."""
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "extend_maps.md").read_text()
+    file = tmp_path / "map_outlines.py"
+    file.write_text(page.split("```python\n")[1].split("```")[0])
+    large = tmp_path / "large.png"
+    Image.open(photo).resize((192, 128)).save(large)
+    words = ("--device", "cpu", "--components", f"{heads}, {file}")
+    assert seamseg_main("predict", run, large, tmp_path / "out", *words, "--workers", "0", "--format", "outlines") == 0
+    written = np.array(Image.open(tmp_path / "out" / "large_outlines.png"))
+    result = predictor.predict(large)
+    edge = resize_map(result.maps["edge"], (128, 192))
+    assert np.array_equal(written, np.where(edge > 0.5, 0, 255))
+    assert np.array_equal(resize_map(result.maps["best"], (128, 192), "nearest")[::2, ::2].shape, SIZE)
+    scores = seamseg.evaluate(run, micro, device="cpu", overrides={"general.components": f"{heads}, {file}"})
+    assert 0 <= scores.metrics["edge_recall"] <= 1
+
+
+def test_resized_maps():
+    values = np.arange(6, dtype=np.float64).reshape(2, 3)
+    assert resize_map(values, (2, 3)).dtype == np.float32
+    assert np.array_equal(resize_map(values, (2, 3)), values)
+    large = resize_map(np.stack((values, -values)).astype(np.int16), (4, 6), "nearest")
+    assert (large.shape, large.dtype) == ((2, 4, 6), np.int16)
+    assert np.array_equal(large[1], -values.repeat(2, 0).repeat(2, 1))
+
+
+def test_tensorboard_has_an_image_of_each_map(predictor, micro_config, photo):
+    rgb = np.array(Image.open(photo))
+    (prediction,) = predictor.raw([rgb])
+    renderer = SampleRenderer(predictor.metadata, load_config(micro_config))
+    sample = ImageSample("a", rgb, np.zeros((1, *SIZE), np.int64), [0], [0], prediction, None)
+    collector = renderer.collector()
+    collector.samples.append(sample)
+    images = dict(renderer.validation(predictor.network.net, collector))
+    assert [tag for tag in images if "_map_" in tag] == [f"val/0_map_{name}" for name in NAMES]
+    shown = images["val/0_map_edge"]
+    assert np.abs(shown[..., 0] - prediction.maps["edge"] * 255).max() <= 1
+    assert np.array_equal(images["val/0_map_vector"].min((0, 1)), [0, 0, 0])
+    assert np.array_equal(images["val/0_map_vector"].max((0, 1)), [255, 255, 0])
+
+
+MISTAKES = {
+    "data-dependent": (
+        'return {"vector": outputs["vector"],',
+        'int(outputs["vector"].sum()) and None; return {"vector": outputs["vector"],',
+        SeamsegError,
+        "cannot be exported to ONNX with the heads mistake: leave out .* \\(head mistake, .*line 2",
+    ),
+    "without an ONNX operator": (
+        'return {"vector": outputs["vector"],',
+        'return {"vector": torch.special.airy_ai(outputs["vector"]),',
+        SeamsegError,
+        "heads mistake: leave out .* \\(DispatchError: No ONNX function found for [^\x1b]*airy_ai",
+    ),
+    "not exportable": (
+        "    outputs = {",
+        "    exportable = False\n    outputs = {",
+        InputError,
+        "head mistake cannot be exported: leave out its file",
+    ),
+    "a taken name": ('"best"', '"coco"', InputError, "output coco: the name has another meaning"),
+    "a path": ('"best"', '"../x"', InputError, "output '../x': a name has lower-case letters"),
+}
+"""What is replaced in the file, by what, and the error of an export."""
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes(name, tmp_path):
+    old, new, error, message = MISTAKES[name]
+    file = tmp_path / "map_mistake.py"
+    file.write_text(VECTORS.replace('@head("vectors")', '@head("mistake")').replace(old, new))
+    overrides = (f"general.components={file}",)
+
+    def export():
+        run = write_run(tmp_path / "run", overrides=overrides)
+        export_model(run, tmp_path / "a.onnx", ExportOptions((64, 96), overrides=overrides))
+
+    with pytest.raises(error, match=message) as caught:
+        export()
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "a.onnx").exists()
+
+
+def test_heads_are_not_quantised(run, heads, micro, tmp_path):
+    options = ExportOptions(SIZE, int8=micro, overrides=(f"general.components={heads}",))
+    with pytest.raises(InputError, match=r"head edge is not quantised by `int8=.*`: leave out its file"):
+        export_model(run, tmp_path / "a.onnx", options)
+
+
+def test_names_with_another_meaning():
+    taken = {name for names in OUTPUTS.values() for name in names}
+    taken |= {component.name for component in components.registered("format") if component.built_in}
+    assert {name for name in taken if name.isidentifier()} <= RESERVED_NAMES | {"logits"}
+
+
+STATED = ExportedMetadata(
+    "panoptic", "", Metadata(1, 1, ["a", "b"], [(0, 0, 0)] * 2, [0, 1]), None, maps={"flow": MapFormat(2)}
+)
+
+
+def test_what_a_file_states_about_its_maps():
+    assert ExportedMetadata.from_json(STATED.to_json(), "a.onnx") == STATED
+    assert STATED.outputs[-2:] == ("classmap", "flow")
+    assert "maps" not in json.loads(replace(STATED, maps={}).to_json())
+
+
+@pytest.mark.parametrize(
+    "maps",
+    [
+        {"../flow": {"channels": 2}},
+        {"boxes": {"channels": 2}},
+        {"flow": {"channels": "2"}},
+        {"flow": {"channels": 1 << 20}},
+        {"flow": {"channels": 2, "mirror": [1, "x"]}},
+        {"flow": {"channels": 2, "mirror": 3}},
+        {"flow": {"scale": float("nan")}},
+        {"flow": {"scale": None}},
+        {"flow": {"depth": 8}},
+        {"flow": []},
+        {f"m{n}": {} for n in range(65)},
+        ["flow"],
+    ],
+)
+def test_damaged_maps_in_a_file(maps):
+    content = json.loads(STATED.to_json()) | {"maps": maps}
+    with pytest.raises(InputError, match=r"a\.onnx: its seamseg metadata is damaged") as caught:
+        ExportedMetadata.from_json(json.dumps(content), "a.onnx")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_package_has_the_maps(predictor, run, heads, photo, tmp_path):
+    options = ExportOptions((256, 256), overrides=(f"general.components={heads}",))
+    report = export_model(run, tmp_path / "a.pt2", options)
+    assert max(next(iter(report.differences.values())).maps.values()) <= 1e-4
+    large = np.ascontiguousarray(np.tile(np.array(Image.open(photo)), (4, 3, 1))[:256, :256])
+    (found,), (wanted,) = (model.raw([large]) for model in (seamseg.load(report.path, device="cpu"), predictor))
+    assert all(np.abs(found.maps[name] - wanted.maps[name]).max() <= 1e-4 for name in ("edge", "vector"))

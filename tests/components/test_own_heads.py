@@ -1,0 +1,117 @@
+"""Heads of the user in place of RPN, ROI and semantic head: trained, resumed, exported, refused if they are wrong."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from PIL import Image
+from support.components import error_of_training, forget
+from support.interruptions import result, signals_at, train_until_done
+
+import seamseg
+from seamseg.cli.main import main
+from seamseg.cli.new import template
+from seamseg.config import config_from_string, load_config
+from seamseg.models.build import build_network
+from seamseg.models.heads.roi import ROIHead
+from seamseg.training.run import run_training
+from seamseg.utils.errors import InputError
+
+pytestmark = pytest.mark.usefixtures("imported", "narrow")
+
+CHOSEN = {"semantic_head": "sem.head", "rpn_head": "rpn.head", "roi_head": "roi.head"}
+OVERRIDES = [f"{key}=own" for key in CHOSEN.values()] + [f"{kind} own.channels=8" for kind in CHOSEN]
+
+
+@pytest.fixture
+def file(tmp_path):
+    """All three templates in one file."""
+    path = tmp_path / "my_three_heads.py"
+    path.write_text("\n\n".join(template(kind, "own").replace("Own", kind.title()) for kind in CHOSEN))
+    return path
+
+
+@pytest.fixture
+def options(component_options, file):
+    """Of a training with the three."""
+    return lambda run, *more, **others: component_options(file, run, *OVERRIDES, *more, **others)
+
+
+def test_networks_with_them_are_trained_resumed_and_exported(options, file, micro, tmp_path, capsys):
+    run_training(options("straight"))
+    with signals_at([3, 5]):
+        assert train_until_done(options("stopped", resume="auto")) == 2
+    assert result(tmp_path / "stopped") == result(tmp_path / "straight")
+    run = tmp_path / "straight"
+    model = seamseg.load(run, device="cpu", overrides=[f"general.components={file}"])
+    assert model.network.net.roi_head.classes.in_features == 8
+    assert not isinstance(model.network.net.roi_head, ROIHead)
+    assert model.predict(Image.new("RGB", (97, 63))).id_map.shape == (63, 97)
+    out = tmp_path / "net.onnx"
+    assert main(["export", str(run), str(out), "--size", "64x96", "--components", str(file)]) == 0
+    photo = next(path for path in (micro / "img").iterdir())
+    assert main(["predict", str(out), str(photo), str(tmp_path / "out")]) == 0
+    capsys.readouterr()
+    int8 = ["export", str(run), str(tmp_path / "int8.onnx"), "--size", "64x96", "--int8", str(micro)]
+    assert main([*int8, "--components", str(file)]) == 2
+    assert "rpn_head own is not quantised by" in capsys.readouterr().err
+
+
+def test_detection_has_no_masks(component_options, file, tmp_path):
+    chosen = [override for override in OVERRIDES if "sem" not in override]
+    run_training(component_options(file, "boxes", *chosen, "general.kind=detection", "scheduler.epochs=1"))
+    model = seamseg.load(tmp_path / "boxes", device="cpu", overrides=[f"general.components={file}"])
+    assert not hasattr(model.network.net.roi_head, "mask")
+
+
+def test_a_model_does_not_open_without_the_file(options, tmp_path):
+    run_training(options("run", "scheduler.epochs=1"))
+    forget("my_three_heads")
+    with pytest.raises(InputError, match=r"no \w+_head 'own'.*`components=FILE`"):
+        seamseg.load(tmp_path / "run", device="cpu")
+
+
+def test_initial_weights_are_those_of_the_head(options, file):
+    run = options("weights")
+    config = load_config(run.config, None, run.overrides)
+    net = build_network(config, 11, 8)
+    assert net.roi_head.codes.weight.std() < 0.002
+
+
+def test_the_built_in_heads_are_chosen_by_name():
+    config = config_from_string("[sem]\nhead = mini_deeplab\n[rpn]\nhead = fpn\n[roi]\nhead = mask_rcnn")
+    assert config == config_from_string("")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("class Roi_Head(RegionHead):", "class Roi_Head(nn.Module):", "roi_head own.*TypeError"),
+        (
+            "self.classes(self.hidden(total))",
+            "self.classes(self.hidden(total) / nothing)",
+            "semantic_head own, .* line",
+        ),
+        ("self.hidden = nn.Linear(context.width", "self.hidden = nn.Linear(context.breadth", "roi_head own, .* line"),
+        ("x = self.hidden(x.mean((2, 3))).relu()", "x = self.hidden(x).relu()", "roi_head own, .* line .*RuntimeError"),
+        ("for x in levels:", "for x in levels + 1:", "rpn_head own, .* line .*TypeError"),
+    ],
+)
+def test_an_exception_names_the_head(options, file, micro, capsys, old, new, message):
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+    assert re.search(message, error_of_training(options("broken"), micro, capsys))
+
+
+def test_qat_refuses_them(options):
+    run = options("qat", "general.qat=yes")
+    config = load_config(run.config, None, run.overrides)
+    with pytest.raises(InputError, match=r"\[rpn_head own\]: \[general\] qat quantises no custom heads"):
+        build_network(config, 11, 8)
+
+
+def test_semantic_networks_have_no_pyramid(options):
+    with pytest.raises(InputError, match=r"\[rpn\] head has no effect on networks of kind semantic"):
+        run_training(options("semantic", "general.kind=semantic"))

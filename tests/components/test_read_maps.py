@@ -1,0 +1,174 @@
+"""A head of the user with ground truth that is read from a folder of the data set."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from support.components import DEPTH
+from support.interruptions import loss_lines, result, signals_at, train_until_done
+
+from seamseg.checkpoints.snapshot import load_snapshot
+from seamseg.config import load_config
+from seamseg.data.folder import DatasetFolder
+from seamseg.structures import Batch, PackedSequence
+from seamseg.training.debugging.dump import _plain, _typed
+from seamseg.training.run import run_training
+from seamseg.training.task import open_loader
+from seamseg.utils.distributed import World
+from seamseg.utils.errors import InputError
+
+pytestmark = pytest.mark.usefixtures("narrow", "imported")
+
+AUGMENTED = (
+    "dataloader.random_flip=yes",
+    "dataloader.random_scale=(0.5, 2)",
+    "dataloader.crop_size=(48, 56)",
+    "dataloader.copy_paste=.9",
+)
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "my_depth.py"
+    path.write_text(DEPTH)
+    return path
+
+
+@pytest.fixture
+def data(tmp_path, micro):
+    """A data set whose maps state image and segment of each pixel: `200 * number + 2 * id`, 0 for void."""
+    root = tmp_path / "data"
+    shutil.copytree(micro, root)
+    (root / "depth").mkdir()
+    folder = DatasetFolder(root)
+    for number, info in enumerate(folder.metadata.images):
+        ids = folder.read_mask(info.id)[0]
+        stored = np.where(ids > 0, 200 * (number + 1) + 2 * ids, 0).astype(np.uint16)
+        Image.fromarray(stored).save(root / "depth" / f"{info.id}.png")
+    return root
+
+
+@pytest.fixture
+def options(component_options, file, data):
+    """Of a training with the head and all augmentations."""
+    return lambda run, *more, **others: replace(component_options(file, run, *AUGMENTED, *more, **others), data=data)
+
+
+def check(batch: Batch, data) -> tuple[int, int]:
+    """Compare a map with the masks, pixel by pixel; return the numbers of pasted and of void pixels."""
+    images = DatasetFolder(data).metadata.images
+    numbers = {info.id: number + 1 for number, info in enumerate(images)}
+    pasted = void = 0
+    for name, masks, categories, depth in zip(batch.ids, batch.masks, batch.categories, batch.maps["depth"]):
+        assert depth.shape == (1, *masks.shape[1:])
+        assert depth.dtype == torch.float32
+        assert ((depth[0] == -1) == (masks[0] == 0)).all()
+        void += int((masks[0] == 0).sum())
+        for segment in range(1, len(categories)):
+            found = torch.unique(depth[0][masks[0] == segment]).tolist()
+            if not found:
+                continue
+            (value,) = found
+            number, of_image = divmod(int(value), 100)
+            assert images[number - 1].cat[of_image] == categories[segment]
+            if number != numbers[name]:
+                pasted += int((masks[0] == segment).sum())
+    return pasted, void
+
+
+@pytest.mark.parametrize("on_device", ["no", "yes"])
+def test_each_pixel_has_the_value_of_its_segment(options, data, tmp_path, on_device):
+    run_training(options("run", f"dataloader.device_transforms={on_device}", "dataloader.num_workers=1"))
+    assert all("  depth " in line for line in loss_lines(tmp_path / "run"))
+    batches = sys.modules["my_depth"].BATCHES
+    assert len(batches) == 8
+    pasted, void = (sum(counts) for counts in zip(*(check(batch, data) for batch in batches)))
+    assert pasted > 100
+    assert void > 0
+
+
+def batches_of(options, data, micro_config, *overrides, epoch=0):
+    from seamseg.data.loader import set_epoch
+    from seamseg.training.prefetch import prepare_batch
+
+    config = load_config(micro_config, None, (*options("run").overrides, *overrides))
+    loader = open_loader(config, data, "micro.ini", World())
+    set_epoch(loader, epoch)
+    return [prepare_batch(batch, config.dataloader) for batch in loader]
+
+
+def test_workers_and_the_device_change_nothing(options, data, micro_config):
+    plain = batches_of(options, data, micro_config)
+    for overrides in (("dataloader.num_workers=2",), ("dataloader.device_transforms=yes",)):
+        for one, other in zip(plain, batches_of(options, data, micro_config, *overrides), strict=True):
+            assert torch.equal(one.maps["depth"][0], other.maps["depth"][0])
+            assert torch.equal(one.masks[0], other.masks[0])
+    other = batches_of(options, data, micro_config, epoch=1)
+    assert any(not torch.equal(a.maps["depth"][0], b.maps["depth"][0]) for a, b in zip(plain, other))
+
+
+def test_a_resumed_training_is_equal(options, tmp_path):
+    run_training(options("straight"))
+    with signals_at([3, 6]):
+        assert train_until_done(options("stopped", resume="auto")) == 2
+    assert result(tmp_path / "stopped") == result(tmp_path / "straight")
+
+
+def test_maps_change_no_other_target(options, data, micro, micro_config):
+    config = load_config(micro_config, None, ("dataloader.train_batch_size=1", *AUGMENTED))
+    plain = list(open_loader(config, micro, "micro.ini", World()))
+    for one, other in zip(plain, batches_of(options, data, micro_config), strict=True):
+        assert one.maps == {}
+        assert torch.equal(one.images[0], other.images[0])
+        assert torch.equal(one.masks[0], other.masks[0])
+
+
+def test_missing_maps(options, data, file):
+    (data / "depth" / "train0.png").unlink()
+    with pytest.raises(InputError, match=r"data/depth/train0: no such map \(.png, .npy\)") as caught:
+        run_training(options("run", "dataloader.broken_limit=0"))
+    assert "\n" not in str(caught.value)
+    shutil.rmtree(data / "depth")
+    with pytest.raises(InputError, match=r"data/depth: no such folder; a head reads"):
+        run_training(options("run", "dataloader.broken_limit=0"))
+
+
+def test_declarations_that_differ(options, file):
+    other = DEPTH[DEPTH.index("@head") :].replace('"depth_loss"', '"far_loss"').replace('@head("depth"', '@head("far"')
+    file.write_text(DEPTH + other.replace("class DepthHead", "class FarHead").replace("factor=0.5", "factor=1"))
+    with pytest.raises(InputError, match=r"head far .*reads\['depth'\] differs"):
+        run_training(options("run"))
+
+
+def test_a_dump_holds_the_maps(options, data, micro_config):
+    batch = batches_of(options, data, micro_config)[0]
+    loaded = _typed(_plain(batch))
+    assert isinstance(loaded.maps["depth"], PackedSequence)
+    assert torch.equal(loaded.maps["depth"][0], batch.maps["depth"][0])
+    assert sum(1 for _ in batch.tensors()) == sum(1 for _ in replace(batch, maps={}).tensors()) + len(batch)
+    assert batch.to(torch.float64).maps["depth"].dtype == torch.float64
+
+
+def train_in_two(rank, join, options):
+    from support.micro import narrow_body
+
+    join()
+    with narrow_body():
+        run_training(options)
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_two_processes(options, tmp_path):
+    from support.processes import launch
+
+    launch(train_in_two, 2, options("run"))
+    state = load_snapshot(tmp_path / "run" / "model_last.pth.tar").state_dict["heads"]
+    assert not torch.equal(state["depth.output.bias"], torch.zeros(1))
+    assert all("  depth " in line for line in loss_lines(tmp_path / "run"))

@@ -1,0 +1,238 @@
+"""Networks of transformers, trained: targets, weights by class name, resume, processes, prediction and export."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from support.interruptions import loss_lines, result, signals_at, train_until_done
+from support.processes import launch
+from support.tiny_transformers import save
+
+import seamseg
+from seamseg.checkpoints.snapshot import load_snapshot, snapshot_content, write_tensors
+from seamseg.cli.main import main
+from seamseg.config import config_from_string, load_config
+from seamseg.models.build import build_network
+from seamseg.structures import Batch, PackedSequence
+from seamseg.training.run import TrainingOptions, completed, run_training
+from seamseg.utils.distributed import distributed
+from seamseg.utils.errors import InputError
+
+pytest.importorskip("transformers")
+
+NAMES = ["car", "sky", "dog"]
+"""Of the columns of the networks; the data set has sky, road, car."""
+FAMILIES = ["mask2former", "maskformer", "eomt", "eomt_dinov3"]
+CONFIG = """
+[general]
+network = transformers
+log_interval = 1
+[network transformers]
+model = {model}
+[optimizer]
+type = adamw
+lr = 0.001
+momentum = 0.9
+[scheduler]
+epochs = 2
+burn_in_steps = 0
+[dataloader]
+shortest_size = 64
+longest_max_size = 96
+crop_size = (64, 64)
+random_flip = yes
+random_scale = (0.8, 1.5)
+train_batch_size = 2
+num_workers = 0
+train_set = train
+val_set = val
+"""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("transformers")
+    return {family: save(family, root / family, NAMES) for family in FAMILIES}
+
+
+@pytest.fixture
+def options(folders, tmp_path, micro):
+    """Of a training of a family."""
+
+    def make(family, run="run", *overrides, **others):
+        path = tmp_path / f"{family}.ini"
+        path.write_text(CONFIG.format(model=folders[family]))
+        return TrainingOptions(path, micro, tmp_path / run, overrides=overrides, device="cpu", **others)
+
+    return make
+
+
+def build(given, num_stuff=2, num_thing=1):
+    config = completed(load_config(given.config, None, given.overrides))
+    return build_network(config, num_stuff, num_thing).network
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_family_is_trained_and_predicts(family, options, tmp_path):
+    given = options(family, "run", "scheduler.epochs=1", "optimizer.ema=.5")
+    run_training(given)
+    lines = loss_lines(tmp_path / "run")
+    assert len(lines) == 2
+    assert all("  query " in line for line in lines)
+    log = (tmp_path / "run" / "training.log").read_text()
+    assert "2 of 3 classes by name; random for road" in log
+    state = load_snapshot(tmp_path / "run" / "model_last.pth.tar")
+    assert "ema" in state.state_dict
+    model = seamseg.load(tmp_path / "run", device="cpu", score_threshold=0)
+    assert model.network.averaged
+    found = model.predict(Image.new("RGB", (97, 63), (90, 150, 220)))
+    assert found.id_map.shape == (63, 97)
+    assert found.prediction.queries is not None
+    assert {segment.name for segment in found.segments} <= {"sky", "road", "car"}
+    if "eomt" in family:
+        assert not model.network.net.attn_mask_probs.any()
+
+
+def test_a_stopped_training_resumes_to_the_bit_without_the_folder(options, tmp_path):
+    given = options("mask2former", "straight", "optimizer.ema=.9", "general.precision=bf16")
+    run_training(given)
+    # the run's own configuration has the architecture
+    alone = replace(given, config=tmp_path / "straight" / "config.ini", overrides=("network transformers.model=",))
+    with signals_at([2]):
+        first = replace(given, log_dir=tmp_path / "stopped", resume="auto")
+        assert train_until_done(first) == 1
+    assert result(tmp_path / "stopped") == result(tmp_path / "straight")
+    more = (*alone.overrides, "scheduler.epochs=3")
+    again = replace(alone, log_dir=tmp_path / "straight", resume="auto", overrides=more)
+    run_training(again)
+    assert len(loss_lines(tmp_path / "straight")) == 6
+
+
+def train_in_two(rank, join, given):
+    join()
+    run_training(given)
+    with distributed("cpu"):
+        net = load_snapshot(given.log_dir / "model_last.pth.tar").state_dict["network"]
+        assert all(bool(torch.isfinite(value).all()) for value in net.values() if value.is_floating_point())
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("family", ["mask2former", "eomt"])
+def test_two_processes_resume_to_the_bit(family, options, tmp_path):
+    keys = ("dataloader.train_batch_size=1", "general.snapshot_interval=1", "general.snapshot_keep=9")
+    launch(train_in_two, 2, options(family, "straight", *keys), seconds=400)
+    first = sorted((tmp_path / "straight" / "snapshots").iterdir())[0]
+    again = replace(options(family, "again", *keys), resume=first)
+    launch(train_in_two, 2, again, seconds=400)
+    assert result(tmp_path / "again") == result(tmp_path / "straight")
+
+
+def test_weights_of_classes_are_copied_by_name(options, folders):
+    network = build(options("mask2former"))
+    torch.manual_seed(0)
+    line = network.initialise(["sky", "road", "car"])
+    assert "2 of 3 classes by name; random for road" in line
+    from seamseg.inference.foreign.families import FAMILIES as KNOWN
+    from seamseg.inference.foreign.transformers_loading import load_network
+
+    source = load_network(folders["mask2former"], KNOWN["mask2former"]).state_dict()
+    own = network.net.state_dict()
+    (name,) = [key for key in own if key.endswith("class_predictor.weight")]
+    for row, column in ((0, 1), (2, 0), (3, 3)):  # sky, car, no object
+        assert torch.equal(own[name][row], source[name][column])
+    assert not any(torch.equal(own[name][1], row) for row in source[name])
+    others = [key for key in own if "class_predictor" not in key and not key.startswith("criterion.")]
+    assert all(torch.equal(own[key], source[key]) for key in others)
+    plain = build(options("mask2former", "x", "network transformers.pretrained=no"))
+    assert plain.initialise(["sky", "road", "car"]) is None
+
+
+def test_targets_are_things_and_classes_of_stuff(options):
+    network = build(options("mask2former"))
+    ids = torch.zeros(2, 4, 6, dtype=torch.long)
+    ids[0, :2], ids[0, 2:], ids[0, 0, 0] = 1, 2, 0
+    ids[0, 1:3, 1:3], ids[0, 3, 5] = 3, 5
+    ids[0, 2, 4:] = 6  # a crowd
+    ids[1, 2:, 2:5] = 4  # below another layer, over the road
+    categories = torch.tensor([255, 0, 1, 2, 2, 0, 2])
+    crowd = torch.tensor([0, 0, 0, 0, 0, 0, 1], dtype=torch.uint8)
+    image = torch.zeros(3, 4, 6)
+    batch = Batch(
+        PackedSequence([image]), PackedSequence([ids]), PackedSequence([categories]), PackedSequence([crowd]),
+        PackedSequence([torch.zeros(7, 4)]), ["a"], [(4, 6)],
+    )  # fmt: skip
+    masks, classes = network._targets(batch, 0, (5, 8))
+    found = {(int(c), tuple(map(tuple, m.nonzero().tolist()))) for m, c in zip(masks, classes)}
+
+    def where(*numbers):
+        return tuple(map(tuple, np.argwhere(np.isin(ids.numpy(), numbers).any(0)).tolist()))
+
+    assert found == {(0, where(1, 5)), (1, where(2)), (2, where(3)), (2, where(4))}
+    assert masks.shape == (4, 5, 8)
+    empty = replace(
+        batch, images=PackedSequence([torch.rand(3, 64, 64)]), masks=PackedSequence([torch.zeros(2, 64, 64).long()])
+    )
+    masks, classes = network._targets(empty, 0, (64, 64))
+    assert masks.shape == (0, 64, 64)
+    loss, count = network.loss(empty)["query_loss"]
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert count == 1
+
+
+def test_it_is_exported(options, tmp_path, capsys):
+    run_training(options("eomt", "run", "scheduler.epochs=1"))
+    file = tmp_path / "eomt.onnx"
+    assert main(["export", str(tmp_path / "run"), str(file)]) == 0
+    photo = Image.fromarray(np.random.default_rng(0).integers(0, 255, (48, 64, 3), dtype=np.uint8))
+    models = [seamseg.load(path, device="cpu", score_threshold=0, size=64) for path in (tmp_path / "run", file)]
+    first, second = (model.predict(photo) for model in models)
+    assert (first.id_map == second.id_map).mean() > 0.999
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "a.pt2")]) == 2
+    assert "to .onnx files only" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"model": ""}, "model is required: the folder of a network"),
+        ({"model": "nothing"}, "nothing: no such model"),
+        ({"architecture": "{"}, "architecture: not JSON"),
+        ({"architecture": "{}"}, "it has no model_type"),
+        ({"architecture": json.dumps({"model_type": "detr"})}, "networks of type detr are not trained here"),
+        ({"architecture": json.dumps({"model_type": "eomt", "num_hidden_layers": 10**6})}, "num_hidden_layers"),
+        ({"architecture": json.dumps({"model_type": "mask2former", "auto_map": {}})}, "auto_map"),
+        ({"architecture": json.dumps({"model_type": "eomt", "hidden_size": 10**6})}, "the limit is"),
+    ],
+)
+def test_what_is_refused(keys, message, options):
+    given = options("mask2former", "run", *(f"network transformers.{name}={value}" for name, value in keys.items()))
+    if "architecture" in keys:
+        given = replace(given, overrides=(*given.overrides, "network transformers.model="))
+    with pytest.raises(InputError, match=message) as error:
+        run_training(given)
+    assert "\n" not in str(error.value)
+
+
+def test_images_beyond_the_square(options):
+    with pytest.raises(InputError, match=r"an image has 96 pixels.*square of 64: set crop_size = \(64, 64\)"):
+        run_training(options("eomt", "run", "dataloader.crop_size=", "dataloader.random_scale="))
+
+
+def test_a_snapshot_with_a_larger_architecture_is_refused_before_it_is_built(options, tmp_path):
+    run_training(options("eomt", "run", "scheduler.epochs=1"))
+    snapshot = load_snapshot(tmp_path / "run" / "model_last.pth.tar")
+    config = config_from_string(snapshot.config)
+    keys = config.parts["network transformers"]
+    content = json.loads(keys.architecture) | {"hidden_size": 2048, "num_hidden_layers": 12}
+    text = snapshot.config.replace(keys.architecture, json.dumps(content))
+    assert text != snapshot.config
+    write_tensors(tmp_path / "large.pth.tar", snapshot_content(replace(snapshot, config=text)))
+    with pytest.raises(InputError, match=r"its configuration needs \d+ parameters .*\[network transformers\]"):
+        seamseg.load(tmp_path / "large.pth.tar", device="cpu")

@@ -1,0 +1,130 @@
+"""Configurations that build on others: what they inherit, what they write, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from support.components import LION
+
+from seamseg.config import config_from_string, config_to_string, load_config
+from seamseg.config.loader import differences
+from seamseg.utils.errors import InputError
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write a file of a folder."""
+
+    def write(name, text):
+        file = tmp_path / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+        return file
+
+    return write
+
+
+def test_keys_override_those_of_a_packaged_experiment(write):
+    mine = load_config(write("mine.ini", "[general]\nbase = cityscapes_r50\n[optimizer]\nlr = 0.5\n"))
+    base = load_config("cityscapes_r50")
+    assert differences(base, mine) == [f"optimizer.lr: {base.optimizer.lr} -> 0.5"]
+    assert load_config(write("same.ini", "[general]\nbase = cityscapes_r50.ini\n")) == base
+
+
+def test_a_chain_and_overrides(write):
+    write("shared/first.ini", "[general]\nseed = 1\nlog_interval = 1\n[optimizer]\nlr = 1\nmomentum = 0.1\n")
+    write("shared/second.ini", "[general]\nbase = first.ini\nseed = 2\n[optimizer]\nlr = 0.2\n")
+    mine = write("mine.ini", "[general]\nbase = shared/second.ini\n[optimizer]\nlr = 0.3\n")
+    config = load_config(mine, None, ["optimizer.momentum=0.4"])
+    assert (config.general.log_interval, config.general.seed) == (1, 2)
+    assert (config.optimizer.lr, config.optimizer.momentum) == (0.3, 0.4)
+
+
+def test_the_written_configuration_is_complete(write):
+    config = load_config(write("mine.ini", "[general]\nbase = toy_city_r18\n[optimizer]\nlr = 0.5\n"))
+    text = config_to_string(config)
+    assert "base" not in text
+    assert config_from_string(text) == config
+    with pytest.raises(InputError, match=r"config: \[general\] base = toy_city_r18: a model must have a complete"):
+        config_from_string("[general]\nbase = toy_city_r18\n")
+
+
+def test_another_body_has_its_own_channels(write):
+    """As with an override; the same body keeps those of the base."""
+    text = "[general]\nbase = toy_city_r18\n[body]\nbody = resnet50\n"
+    config = load_config(write("mine.ini", text))
+    assert config.body.out_channels == load_config("toy_city_r18", None, ["body.body=resnet50"]).body.out_channels
+    write("params.ini", '[body]\nbody = resnext50\nbody_params = {"input_3x3": True}\n')
+    assert load_config(write("plain.ini", "[general]\nbase = params.ini\n[body]\nbody = resnet50\n"))
+    kept = '[general]\nbase = toy_city_r18\n[body]\nbody = resnet18\nout_channels = {"mod1": 1, "mod2": 2}\n[fpn]\n'
+    config = load_config(write("mine.ini", kept + 'inputs = ["mod1", "mod2"]\nextra_scales = 2\n'))
+    assert config.body.out_channels == {"mod1": 1, "mod2": 2}
+
+
+def test_another_kind(write):
+    """Keys of the base without effect on it are dropped, weights of losses converted; own ones are refused."""
+    text = "[general]\nbase = toy_city_r18\nkind = detection\n"
+    config = load_config(write("mine.ini", text))
+    wanted = load_config("toy_city_r18", None, ["general.kind=detection"])
+    assert replace(config, texts={}) == replace(wanted, texts={})
+    inherited = load_config(write("mine.ini", "[general]\nbase = toy_city_semantic_r18\nseed = 7\n"))
+    assert inherited.kind == "semantic"
+    with pytest.raises(InputError, match=r"mine.ini: \[roi\] void_is_background has no effect on networks of kind sem"):
+        load_config(write("mine.ini", "[general]\nbase = toy_city_semantic_r18\n[roi]\nvoid_is_background = yes\n"))
+
+
+def test_components_of_the_base_are_found_beside_it(write, imported):
+    lion = write("shared/lion_of_base.py", LION)
+    chosen = "[optimizer]\ntype = lion\n[optimizer lion]\nbeta1 = .8\n"
+    write("shared/lion.ini", f"[general]\ncomponents = lion_of_base.py\n{chosen}")
+    more = write("more_of_mine.py", "")
+    own = "[general]\nbase = shared/lion.ini\ncomponents = more_of_mine.py\n"
+    config = load_config(write("mine.ini", f"{own}[optimizer lion]\nbeta2 = .5\n"))
+    assert config.general.components == f"{lion}, {more}"
+    assert (config.parts["optimizer lion"].beta1, config.parts["optimizer lion"].beta2) == (0.8, 0.5)
+    other = load_config(write("mine.ini", f"{own}[optimizer]\ntype = adamw\n"))
+    assert "optimizer lion" not in other.parts
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("base = none.ini", "mine.ini: [general] base = none.ini: {0}/none.ini: no such config file"),
+        ("base = cityscapes_r5", "no such config file; did you mean the packaged experiment cityscapes_r50?"),
+        ("base = shared", "mine.ini: [general] base = shared: {0}/shared: is a folder"),
+        ("base = mine.ini", "mine.ini: [general] base = mine.ini: a configuration cannot build on itself"),
+        ("base = shared/circle.ini", "[general] base = ../mine.ini: a configuration cannot build on itself"),
+        ("base = shared/typo.ini", "shared/typo.ini: unknown key 'lrr' in [optimizer]"),
+        ("base = shared/value.ini", "shared/value.ini: [optimizer] lr = fast: "),
+    ],
+)
+def test_mistakes(write, tmp_path, text, message):
+    write("shared/circle.ini", "[general]\nbase = ../mine.ini\n")
+    write("shared/typo.ini", "[optimizer]\nlrr = 1\n")
+    write("shared/value.ini", "[optimizer]\nlr = fast\n")
+    with pytest.raises(InputError) as error:
+        load_config(write("mine.ini", f"[general]\n{text}\n"))
+    assert message.format(tmp_path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_base_is_named_in_a_file(write):
+    with pytest.raises(InputError, match=r"general\.base=.*a base is named in a file"):
+        load_config(write("mine.ini", ""), None, ["general.base=cityscapes_r50"])
+
+
+@pytest.mark.usefixtures("narrow")
+def test_a_training_with_a_base(micro, micro_config, write, tmp_path, seamseg_main):
+    """Its run folder and snapshot hold all keys, so that they open without the base."""
+    base = write("base.ini", micro_config.read_text())
+    mine = write("mine.ini", "[general]\nbase = base.ini\n[scheduler]\nepochs = 1\n")
+    assert seamseg_main("train", mine, micro, "--log-dir", tmp_path / "run", "--device", "cpu", "--quiet") == 0
+    base.unlink()
+    written = load_config(tmp_path / "run" / "config.ini")
+    assert (written.scheduler.epochs, written.fpn.out_channels) == (1, 16)
+    out = tmp_path / "scores.json"
+    words = ("--device", "cpu", "--quiet", "--json", out)
+    assert seamseg_main("evaluate", tmp_path / "run", micro, *words) == 0
+    assert json.loads(out.read_text())["n_images"] == 3

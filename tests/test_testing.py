@@ -1,0 +1,169 @@
+"""The check of components: it passes for the templates, and names what is wrong with others."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.components import DEPTH
+
+from seamseg.cli.new import TEMPLATES, template
+from seamseg.testing import check_component, main
+from seamseg.utils.errors import InputError, SeamsegError
+
+pytestmark = pytest.mark.usefixtures("imported")
+
+TOO = {
+    "head": ["writes NAME_mine.png, also in shards; the model opens without it, with a warning"],
+    "format": ["writes NAME_mine.png, also in shards"],
+    "metric": ["two processes give the same mine_error as one"],
+    "callback": ["its state is restored"],
+    "scheduler": ["its factors are numbers from 0"],
+}
+"""Lines of a kind, besides those of all kinds."""
+
+
+@pytest.fixture
+def file(tmp_path, request):
+    """A file with a template, and another one for each replacement."""
+
+    def write(kind, **replaced):
+        path = tmp_path / f"check_{kind}_{request.node.name[:4]}{len(list(tmp_path.iterdir()))}.py"
+        text = template(kind, "mine")
+        for old, new in replaced.values():
+            assert text.count(old) >= 1
+            text = text.replace(old, new)
+        path.write_text(text)
+        return path
+
+    return write
+
+
+# two of them in the fast tests
+FAST = ("metric", "scheduler")
+
+
+@pytest.mark.parametrize("kind", [k if k in FAST else pytest.param(k, marks=pytest.mark.slow) for k in TEMPLATES])
+def test_the_templates_pass(kind, file):
+    lines = check_component(file(kind))
+    dtypes = [f"trains two steps on two processes ({dtype})" for dtype in ("bfloat16", "float32")]
+    found = [line.removeprefix(f"{kind} mine: ") for line in lines]
+    assert found[0] == "a resumed training has the same weights, to the bit"
+    assert found[1] in dtypes
+    views = " and in tiles" if kind == "network" else ", in tiles and mirrored"
+    assert found[2:] == [f"predicts an image as a whole{views}", *TOO.get(kind, [])]
+
+
+def test_errors_name_component_and_file(file):
+    path = file("scheduler", error=("max(1, total)", "max(1, totals)"))
+    with pytest.raises(SeamsegError, match=r"scheduler mine, .*\.py line 19: NameError: name 'totals' is not") as error:
+        check_component(path)
+    assert "\n" not in str(error.value)
+
+
+WRONG = {
+    "a metric that is no sum": (
+        "metric",
+        ("return self.counts", "return np.array([self.counts[0] / max(1, self.counts[1]), 1.0])"),
+        "metric mine: mine_error is .* on one process, .* on two: state.. must be a sum over images",
+    ),
+    "an optimizer whose momentum is not saved": (
+        "optimizer",
+        (
+            'self.state[p].setdefault("average", torch.zeros_like(p))',
+            'vars(self).setdefault("averages", {}).setdefault(p, torch.zeros_like(p))',
+        ),
+        "optimizer mine: a resumed training has other weights, first ",
+    ),
+    "random numbers of its own": (
+        "augmentation",
+        ("rng.uniform(-keys.strength, keys.strength)", "np.random.default_rng().uniform(-0.9, 0)"),
+        "augmentation mine: a resumed training has other weights, first body.*RNG",
+    ),
+    "a state that is not restored": (
+        "callback",
+        ('self.best, self.waited = state["best"], state["waited"]', 'self.best = state["best"] - 1'),
+        "callback mine: load_state_dict.. does not restore what state_dict.. returns",
+    ),
+    "a callback that fails": (
+        "callback",
+        ('scores.get("PQ", 0.0)', 'scores["AP"]'),
+        "again: KeyError: 'AP'",
+    ),
+}
+"""Kind, what is replaced by what, and the error."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WRONG)
+def test_mistakes(name, file):
+    kind, replaced, message = WRONG[name]
+    with pytest.raises((AssertionError, SeamsegError), match=message) as error:
+        check_component(file(kind, wrong=replaced))
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_not_there(file):
+    path = file("loss")
+    with pytest.raises(InputError, match=r"registers no head$"):
+        check_component(path, "head")
+    with pytest.raises(InputError, match=r"registers no loss other$"):
+        check_component(path, "loss", "other")
+    with pytest.raises(InputError, match=r"none\.py: no such file"):
+        check_component("none.py")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optional", [False, True])
+def test_heads_that_read_maps(tmp_path, optional):
+    """The maps are made; the reader of a zip file gets one."""
+    path = tmp_path / f"check_depth_{optional}.py"
+    text = DEPTH.replace("fill=-1)", f"fill=-1, optional={optional})")
+    # some batches have no ground truth
+    text = text.replace(".log1p())", '.log1p(), reduction="sum") / valid.sum().clamp(min=1)')
+    path.write_text(text)
+    assert any("writes NAME_depth.png" in line for line in check_component(path))
+
+
+@pytest.mark.slow
+def test_readers_of_other_formats(micro, tmp_path):
+    shutil.make_archive(str(tmp_path / "micro"), "zip", micro)
+    page = (Path(__file__).parents[1] / "docs" / "how-to" / "extend_data.md").read_text()
+    path = tmp_path / "check_zips.py"
+    path.write_text(next(part for part in page.split("```python\n") if '@reader("zip")' in part).split("```")[0])
+    lines = check_component(path, data=tmp_path / "micro.zip")
+    assert "reader zip: a resumed training has the same weights, to the bit" in lines
+
+
+def test_help_and_wrong_options(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--help"])
+    assert stop.value.code == 0
+    out = capsys.readouterr().out
+    assert all(option in out for option in ("--kind", "--name", "--set", "--data", "--not-deterministic"))
+    with pytest.raises(SystemExit) as stop:
+        main(["a.py", "--set", "channels"])
+    assert stop.value.code == 2
+    (tmp_path / "check_none.py").write_text("")
+    assert main([str(tmp_path / "check_none.py"), "--kind", "head", "--name", "x"]) == 2
+    assert capsys.readouterr().err.strip().endswith("registers no head x")
+    assert main([str(tmp_path / "none.py")]) == 2
+
+
+def test_data_that_is_missing(file):
+    with pytest.raises(InputError, match=r"none\.zip: no such file or folder"):
+        check_component(file("loss"), data="none.zip")
+
+
+@pytest.mark.slow
+def test_the_command(file):
+    """Outside of the tests: the processes find the file, and the keys of the component are checked."""
+    command = [sys.executable, "-m", "seamseg.testing"]
+    done = subprocess.run([*command, file("loss")], capture_output=True, text=True, check=True)
+    assert "loss mine: trains two steps on two processes" in done.stdout
+    failed = subprocess.run([*command, "none.py"], capture_output=True, text=True)
+    assert failed.returncode == 2
+    assert failed.stderr.strip().splitlines()[-1] == "seamseg.testing: components: none.py: no such file"
