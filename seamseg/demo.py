@@ -21,7 +21,7 @@ from seamseg.prepare.convert import ConversionOptions
 from seamseg.prepare.export import dataset_to_coco_panoptic
 from seamseg.report import write_report
 from seamseg.toy_city import generate_toy_city
-from seamseg.toy_city.writer import check_settings
+from seamseg.toy_city.writer import check_scenes, check_settings
 from seamseg.training.checkpointing.run_folder import RunFolder
 from seamseg.training.run import TrainingOptions, run_training
 from seamseg.utils.distributed import World
@@ -71,9 +71,10 @@ def run_demo(options: DemoOptions, print_line: Callable[[str], None] = print) ->
     Raises
     ------
     InputError
-        if the folder holds a demo with other settings
+        if an option is out of range, or the folder holds a demo with other settings
     """
     out = options.out
+    check_scenes("toy city", options.train, options.val, options.seed, least=1)
     settings = {"train": options.train, "val": options.val, "seed": options.seed, "overrides": list(options.overrides)}
     check_settings(out, settings, "demo.json")
     raw, data = out / "toy_city" / "raw", out / "toy_city" / "data"

@@ -34,6 +34,9 @@ SCHEDULES = {
 }
 """Required parameters of each schedule; step and multistep also have `gamma`, 0.1 by default."""
 
+MAX_SIDE = 16_384
+"""Largest side of an image or crop in pixels."""
+
 _OLD_NAMES = {"leaky_relu_slope": "activation_param"}
 _OLD_ACTIVATIONS = {"none": "identity"}
 
@@ -98,11 +101,11 @@ class InputConfig:
     """Sizes, augmentation and normalisation of the images."""
 
     scale_train: int = _key(-1, "shorter side that training images are resized to before the crop; -1 for none")
-    crop_train: int = _key(224, "side of the random crop", minimum=1, maximum=16_384)
+    crop_train: int = _key(224, "side of the random crop", minimum=1, maximum=MAX_SIDE)
     color_jitter_train: bool = _key(False, "random saturation, brightness and contrast")
     lighting_train: bool = _key(False, "random shift along the principal components of the colours")
     scale_val: int = _key(256, "shorter side that validation images are resized to before the crop; -1 for none")
-    crop_val: int = _key(224, "side of the centre crop", minimum=1, maximum=16_384)
+    crop_val: int = _key(224, "side of the centre crop", minimum=1, maximum=MAX_SIDE)
     mean: tuple[float, float, float] = _key((0.485, 0.456, 0.406), "mean of each channel, for values in 0..1")
     std: tuple[float, float, float] = _key((0.229, 0.224, 0.225), "standard deviation of each channel", above=0)
 
@@ -122,7 +125,7 @@ class TrainingConfig:
     )
     upright: bool = _key(False, "apply the EXIF orientation of images, which `seamseg predict` always does")
     channels_last: bool = _key(False, "run the network in channels-last memory format")
-    accumulate: int = _key(1, "batches whose gradients are accumulated for one step", minimum=1)
+    accumulate: int = _key(1, "batches whose gradients are accumulated for one step", minimum=1, maximum=10**6)
     ema: float = _key(
         0.0, "decay per step of a moving average of the weights, which is then validated", minimum=0, maximum=1
     )
@@ -341,8 +344,8 @@ def _check(config: ClassifierConfig) -> None:
     if config.optimizer.classifier_lr < 0 and config.optimizer.classifier_lr != -1:
         raise InputError(f"{source}: optimizer.classifier_lr = {config.optimizer.classifier_lr}: expected -1 or a rate")
     for name in ("scale_train", "scale_val"):
-        if (scale := getattr(config.input, name)) != -1 and not 1 <= scale <= 16_384:
-            raise InputError(f"{source}: input.{name} = {scale}: expected -1, or a side from 1 to 16384 pixels")
+        if (scale := getattr(config.input, name)) != -1 and not 1 <= scale <= MAX_SIDE:
+            raise InputError(f"{source}: input.{name} = {scale}: expected -1, or a side from 1 to {MAX_SIDE} pixels")
     _check_schedule(schedule, source)
 
 

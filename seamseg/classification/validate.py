@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from seamseg.classification.checkpoint import load_checkpoint
-from seamseg.classification.config import ClassifierConfig, load_classifier_config
+from seamseg.classification.config import MAX_SIDE, ClassifierConfig, load_classifier_config
 from seamseg.classification.data import VAL, ClassFolders, ImageBatch, open_val_loader
 from seamseg.classification.network import TOP, Classifier, build_classifier, correct
 from seamseg.classification.transforms import TEN_CROPS, test_transform
@@ -172,8 +172,8 @@ def validate_classifier(options: ValidationOptions) -> ClassifierScores:
     """
     config = load_classifier_config(options.config, options.overrides)
     for name, value in (("crop", options.crop), ("scale", options.scale)):
-        if value is not None and value < 1 and not (name == "scale" and value == -1):
-            raise InputError(f"`{name}` must be at least 1 pixel, got {value}")
+        if value is not None and not (1 <= value <= MAX_SIDE or (name == "scale" and value == -1)):
+            raise InputError(f"`{name}={value}`: must be from 1 to {MAX_SIDE} pixels")
     transform = test_transform(config.input, options.scale, options.crop, options.ten_crops)
     dataset = ClassFolders(options.data, VAL, transform, config.training.seed, config.training.upright)
     dataset.check_classes(config)

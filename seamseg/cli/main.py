@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from seamseg.utils import process_settings
 from seamseg.utils.errors import InputError, SeamsegError, Terminated, missing_packages, one_line
 from seamseg.utils.launcher import is_main_process, process_count
-from seamseg.utils.signals import graceful_termination
+from seamseg.utils.signals import end_at_interrupt, graceful_termination
 from seamseg.version import __version__
 
 COMMANDS = {
@@ -69,7 +69,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         _open_streams()
         process_settings.apply()
-        argv = sys.argv[1:]
+        try:
+            return main(sys.argv[1:])
+        finally:
+            end_at_interrupt()
     # parsing the arguments may fail, too
     debug = "--debug" in argv
     with warnings.catch_warnings():

@@ -299,7 +299,9 @@ class Optimizer:
     )
     beta2: float = our_key("second beta of adamw", minimum=0, maximum=1)
     clip_norm: float = our_key("largest norm of the gradient, which is scaled down to it; 0 for no limit", minimum=0)
-    accumulate: int = our_key("number of batches whose gradients are accumulated for one step", minimum=1)
+    accumulate: int = our_key(
+        "number of batches whose gradients are accumulated for one step", minimum=1, maximum=10**6
+    )
     loss_average: str = our_key(
         "average of a loss over its anchors, samples, mask pixels or images: for each batch of each process, then the "
         "mean of these (process, as in the original), or over the whole step at once (step)",

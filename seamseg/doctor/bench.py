@@ -29,6 +29,9 @@ from seamseg.utils.synthetic_image import synthetic_image, write_synthetic_image
 CONVOLUTIONS = ("body", "FPN", "RPN head", "mask", "semantic")
 """Stages that mainly multiply matrices; a network of another library has none of them."""
 
+MAX_ROUNDS = 1000
+"""Most runs of a benchmark."""
+
 
 def measure(
     model: str | None,
@@ -61,8 +64,8 @@ def measure(
     InputError
         if an argument is invalid, or the kind of network has other stages
     """
-    if rounds < 1:
-        raise InputError(f"`rounds` must be at least 1, not {rounds}")
+    if not 1 <= rounds <= MAX_ROUNDS:
+        raise InputError(f"`rounds={rounds}`: must be from 1 to {MAX_ROUNDS}")
     chosen, shortest = choose_device(device), min(size)
     if meta is not None and (model is None or not is_foreign(local_model(model))):
         raise InputError("`meta` is for networks of transformers and torchvision")

@@ -44,7 +44,7 @@ def prepare_folders(
     """
     listed = read_class_list(class_list)
     if divisor < 0 or divisor == 1:
-        raise InputError(f"the divisor must be 2 or more, got {divisor}")
+        raise InputError(f"`divisor={divisor}`: must be 2 or more")
     frames = {name: find_frames(name, folders, suffixes, options) for name, folders in splits.items()}
     if divisor and any(frame.second for group in frames.values() for frame in group):
         raise InputError("with a divisor the labels hold the instances: omit the folder of instances")

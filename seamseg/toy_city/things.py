@@ -13,8 +13,7 @@ import numpy as np
 
 from seamseg.toy_city import labels
 from seamseg.toy_city.scene import render_scene
-from seamseg.toy_city.writer import MAX_SCENES, check_settings, save_png
-from seamseg.utils.errors import InputError
+from seamseg.toy_city.writer import check_scenes, check_settings, save_png
 from seamseg.utils.parallel import parallel_map
 
 SCENE_SIZE = (128, 256)
@@ -61,10 +60,9 @@ def generate_toy_things(
     Raises
     ------
     InputError
-        if the number of scenes of a split is out of range, or `root` has things of other settings
+        if the number of scenes of a split or the seed is out of range, or `root` has things of other settings
     """
-    if not (1 <= train <= MAX_SCENES and 1 <= val <= MAX_SCENES):
-        raise InputError(f"toy things: train and val must be from 1 to {MAX_SCENES}, got {train} and {val}")
+    check_scenes("toy things", train, val, seed, least=1)
     folder = Path(root)
     settings = {"version": VERSION, "seed": int(seed), "train": int(train), "val": int(val)}
     check_settings(folder, settings, "toy_things.json")

@@ -77,10 +77,9 @@ def generate_toy_city(
     Raises
     ------
     InputError
-        for a count or size out of range, or a `root` with a toy city of other settings
+        for a count, size or seed out of range, or a `root` with a toy city of other settings
     """
-    if not (0 <= train <= MAX_SCENES and 0 <= val <= MAX_SCENES):
-        raise InputError(f"toy city: train and val must be from 0 to {MAX_SCENES}, got {train} and {val}")
+    check_scenes("toy city", train, val, seed, least=0)
     if min(size) < 64 or max(size) > MAX_SIDE:
         raise InputError(f"toy city: size must be from 64 to {MAX_SIDE} pixels a side, got {size[0]}x{size[1]}")
     folder = Path(root)
@@ -97,6 +96,15 @@ def generate_toy_city(
         if progress is not None:
             progress(done, len(jobs))
     return [job.name for job in jobs]
+
+
+def check_scenes(what: str, train: int, val: int, seed: int, least: int) -> None:
+    """Raise InputError, which begins with `what`, if a number of scenes or the seed is out of range."""
+    for name, count in (("train", train), ("val", val)):
+        if not least <= count <= MAX_SCENES:
+            raise InputError(f"{what}: `{name}={count}`: must be from {least} to {MAX_SCENES}")
+    if seed < 0:
+        raise InputError(f"{what}: `seed={seed}`: must not be negative")
 
 
 def _write_scene(job: _Job) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from seamseg.utils.errors import HungUp, Terminated
 
 _ENDINGS = {"SIGTERM": Terminated, "SIGHUP": HungUp}
 """By names, since Windows lacks SIGHUP."""
+_AGAIN_SECONDS = 0.02
 _OF_WORKERS = {getattr(signal, name) for name in ("SIGINT", *_ENDINGS) if hasattr(signal, name)}
 
 
@@ -33,17 +36,35 @@ def graceful_termination(advice: str = "") -> Iterator[None]:
         signal.signal(number, signal.SIG_DFL)
         raise numbers[number]
 
+    def repeat(dropped: Any) -> None:
+        # Python drops what is raised in a destructor or in a callback of a weak reference
+        if not isinstance(dropped.exc_value, KeyboardInterrupt):
+            hook(dropped)
+            return
+        number = next((n for n, ending in numbers.items() if type(dropped.exc_value) is ending), signal.SIGINT)
+        if number in before:
+            signal.signal(number, terminate)
+        threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), number)).start()
+
     handlers = {number: signal.getsignal(number) for number in numbers}
     before = {number: handler for number, handler in handlers.items() if handler not in (signal.SIG_IGN, None)}
     for number in before:
         signal.signal(number, terminate)
+    hook, sys.unraisablehook = sys.unraisablehook, repeat
     try:
         yield
     except KeyboardInterrupt as stop:
         raise type(stop)(*([advice] if advice else stop.args)) from stop
     finally:
+        sys.unraisablehook = hook
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def end_at_interrupt() -> None:
+    """Let SIGINT end the process at once, unless it is ignored: without a traceback while the interpreter exits."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextmanager

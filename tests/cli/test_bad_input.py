@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -13,8 +14,10 @@ import pytest
 import torch
 from PIL import Image
 
+from seamseg.cli.main import COMMANDS, build_parser
 from seamseg.formats.id_png import read_id_png
 from seamseg.formats.metadata import Metadata, read_metadata, write_metadata
+from seamseg.utils.files import write_json
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
@@ -325,3 +328,95 @@ def test_arguments_that_nothing_can_have(
     assert "unexpected" not in line
     assert "unknown argument" not in line
     assert not list(tmp_path.rglob("*.json*"))
+
+
+OF_MODELS = "score-threshold overlap-threshold min-area shortest-size size longest-max-size tile-overlap pad-to"
+NUMBERS = {
+    "predict RUN IMG OUT": f"{OF_MODELS} batch-size workers limit shard-photos",
+    "predict RUN IMG OUT --anonymize car": "anonymize-score",
+    "serve RUN --port 0": f"{OF_MODELS} port batch-size batch-wait queue max-upload max-megapixels timeout",
+    "evaluate RUN DATA --json s.json": OF_MODELS,
+    "evaluate --gt GT --pred GT --json s.json": "workers",
+    "export RUN m.onnx": "opset",
+    "export RUN m.onnx --int8 DATA": "calibrate",
+    "report EV --out r.html": "images size",
+    "doctor --bench RUN": "rounds",
+    "demo --out OUT": "train val seed",
+    "classify validate toy_things_resnext none DATA --json s.json": "crop scale",
+    "prepare toy-city OUT": "train val seed workers",
+    "prepare toy-things OUT": "train val seed workers",
+    "prepare folders OUT --classes LIST --split a IMG MSK": "divisor workers",
+    "prepare check DATA --json s.json": "samples workers",
+    "prepare cityscapes DATA OUT": "workers",
+    "prepare vistas DATA OUT": "workers",
+    "prepare coco DATA OUT": "workers",
+    "prepare panoptic OUT --split a IMG GT MSK": "workers",
+    "prepare instances OUT --split a IMG GT": "workers",
+    "prepare cvat OUT --split a IMG DATA": "workers",
+    "prepare labelstudio OUT --split a IMG DATA": "workers",
+    "prepare merge DATA DATA OUT": "workers",
+    "prepare export DATA OUT": "workers",
+}
+"""The options with a number, by the command with its other arguments."""
+LIMITED = {
+    *(
+        "--workers",
+        "--rounds",
+        "--train",
+        "--val",
+        "--pad-to",
+        "--tile-overlap",
+        "--opset",
+        "--port",
+        "--size",
+        "--crop",
+        "--scale",
+    ),
+    *("--score-threshold", "--overlap-threshold", "--anonymize-score"),
+}
+"""Those that have a largest number."""
+INPUT_SIZE = ("--shortest-size", "--longest-max-size")
+OPTIONS = [(command, f"--{option}") for command, options in NUMBERS.items() for option in options.split()]
+
+
+def test_every_option_with_a_number_is_tried() -> None:
+    def numbers(parser: argparse.ArgumentParser, name: str) -> set[tuple[str, str]]:
+        found = set()
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                found |= {one for sub, inner in action.choices.items() for one in numbers(inner, f"{name} {sub}")}
+            elif action.type in (int, float):
+                found.add((name.strip(), action.option_strings[0]))
+        return found
+
+    wanted = {one for command in COMMANDS for one in numbers(build_parser([command]), "") if one[0].startswith(command)}
+    # `prepare --check DATA` has the options of `prepare check DATA`
+    wanted -= {("prepare", "--samples"), ("prepare", "--workers")}
+    tried = {
+        (" ".join(command.split()[: 2 if command.startswith(("prepare", "classify")) else 1]), option)
+        for command, option in OPTIONS
+    }
+    assert tried == wanted
+
+
+@pytest.mark.parametrize(("command", "option"), OPTIONS)
+def test_numbers_that_no_option_can_have(
+    command, option, micro_run, micro, tmp_path, seamseg_main, capsys, monkeypatch
+) -> None:
+    """Each ends with a line that names the option, before anything is written."""
+    monkeypatch.chdir(tmp_path)
+    write_json("gt.json", {"images": [], "annotations": [], "categories": []})
+    write_json("list.json", [{"id": 0, "name": "sky", "isthing": 0}])
+    places = {"RUN": micro_run, "DATA": micro, "IMG": micro / "img", "MSK": micro / "msk", "OUT": tmp_path / "out"}
+    places |= {"GT": tmp_path / "gt.json", "LIST": tmp_path / "list.json", "EV": micro_run}
+    words = [str(places.get(word, word)) for word in command.split()]
+    values = ("nan", "1e400", "-inf", "", "-1", "-9223372036854775809")
+    for value in (*values, "9223372036854775808") if option in LIMITED else values:
+        if (option, value) == ("--scale", "-1"):
+            continue  # the size of the image
+        assert seamseg_main(*words, f"{option}={value}", "--quiet") == 2, value
+        printed = capsys.readouterr()
+        (line,) = printed.err.strip().splitlines()
+        assert printed.out == ""
+        assert option in line or (option in INPUT_SIZE and "network size: " in line), line
+        assert sorted(path.name for path in tmp_path.rglob("*")) == ["gt.json", "list.json"]

@@ -70,7 +70,7 @@ def test_bad_arguments(folder: Path, tmp_path: Path, refused: Callable[..., str]
     assert "its training progress is missing" in refused(*train, "--resume", folder / "model.pth.tar")
     assert "no such config file" in refused("train", tmp_path / "c.json", folder / "data", "--log-dir", run)
     assert "no such folder" in refused("train", folder / "c.json", tmp_path, "--log-dir", run)
-    assert "--crop must be at least 1 pixel" in refused(*model, "--crop", 0)
+    assert "--crop 0: must be from 1 to 16384 pixels" in refused(*model, "--crop", 0)
     assert "--crop 300: does not fit" in refused(*model, "--crop", 300)
     assert "name train or validate" in refused()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import suppress
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
@@ -18,6 +20,7 @@ from seamseg.config import (
 )
 from seamseg.config.checks import check_training
 from seamseg.config.loader import differences
+from seamseg.config.sections import SECTIONS
 from seamseg.utils.errors import InputError
 
 
@@ -376,3 +379,26 @@ def test_names_that_no_file_can_have(name: str) -> None:
         with pytest.raises(InputError) as found:
             read(name)
         assert len(str(found.value)) < 1000
+
+
+NUMBERS = [
+    f"{section}.{field.name}"
+    for section, cls in SECTIONS.items()
+    for field in dataclasses.fields(cls)
+    if get_type_hints(cls)[field.name] in (int, float, int | None, float | None)
+]
+
+
+@pytest.mark.parametrize("key", NUMBERS)
+def test_numbers_that_no_key_can_have(key: str) -> None:
+    section, _, name = key.partition(".")
+    for value in ("nan", "NaN", "1e400", "inf", "-inf", "9" * 5000, "1,5", "0x10", "1 2", "None of it"):
+        assert f"[{section}] {name} = " in problem("", overrides=(f"{key}={value}",))
+    # these are accepted or refused, without another error
+    for number in ("-1", "0", str(2**31), str(2**63), "1e300", "\u0663", "1_0"):
+        with suppress(InputError):
+            check_training(config_from_string("", "panoptic", "my.ini", (f"{key}={number}",)), "my.ini")
+
+
+def test_a_number_of_batches_that_no_step_has() -> None:
+    assert problem("[optimizer]\naccumulate = 9223372036854775808").endswith("expected a value from 1 to 1000000")

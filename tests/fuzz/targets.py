@@ -10,8 +10,10 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import re
 import resource
+import shutil
 import struct
 import sys
 import time
@@ -27,6 +29,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from PIL import Image
 
 from seamseg.checkpoints.bundle import open_model
 from seamseg.checkpoints.pickle_check import CodeInPickle, RefusedPickle, check_pickle
@@ -37,7 +40,7 @@ from seamseg.data.images import image_size, open_image, open_mask
 from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
 from seamseg.evaluation.record import MapFiles
 from seamseg.formats import id_png
-from seamseg.formats.cityscapes.instance_files import read_mask
+from seamseg.formats.cityscapes.instance_files import read_instance_list, read_mask
 from seamseg.formats.cityscapes.labels import read_map
 from seamseg.formats.id_png import read_id_runs
 from seamseg.formats.metadata import pack_metadata, parse_metadata
@@ -45,7 +48,10 @@ from seamseg.idmaps import library, reference
 from seamseg.idmaps.id_runs import decode_id_runs
 from seamseg.predict.sources.shards import Shard
 from seamseg.prepare import coco_instances, panoptic
+from seamseg.prepare.annotation_tools import prepare_cvat, prepare_label_studio
 from seamseg.prepare.archives import SourceTree
+from seamseg.prepare.check import check_dataset
+from seamseg.prepare.cityscapes import prepare_cityscapes
 from seamseg.prepare.class_file import build_class_list, coco_categories, parse_class_list
 from seamseg.prepare.convert import ConversionOptions
 from seamseg.prepare.pairs import tree_files
@@ -122,6 +128,7 @@ def write_files(folder: Path) -> None:
         content["annotations"].append({"image_id": int(name), "file_name": f"{name}.png", "segments_info": entries})
     content["categories"] = [{"id": k, "name": "ab"[k], "isthing": k, "color": [k, k, k]} for k in (0, 1)]
     (folder / "good.json").write_text(json.dumps(content))
+    (folder / "classes.json").write_text(json.dumps(content["categories"]))
 
 
 def _written(path: Path, data: bytes) -> Path:
@@ -369,10 +376,77 @@ def safetensors(data: bytes, folder: Path) -> None:
     _check_plain(tensors, 0)
 
 
+def cityscapes(data: bytes, folder: Path) -> None:
+    """Raw Cityscapes in a zip file: lines of paths, a zero byte, and the pixels of all annotations."""
+    listed, _, values = data.partition(b"\0")
+    paths = list(dict.fromkeys(filter(None, listed.decode(errors="replace").splitlines())))[:20]
+    pixels = np.frombuffer(values[: 2 * SIZE[0] * SIZE[1]].ljust(2 * SIZE[0] * SIZE[1], b"\0"), "<u2").reshape(SIZE)
+    annotation = io.BytesIO()
+    Image.fromarray(pixels).save(annotation, "PNG", compress_level=1)
+    photo = (folder / "photos" / "1.png").read_bytes()
+    with zipfile.ZipFile(path := folder / "a.zip", "w") as file:
+        for name in paths:
+            file.writestr(name, annotation.getvalue() if "instanceIds" in name else photo)
+    _convert(folder, lambda out: prepare_cityscapes(path, out, options=_QUIET))
+
+
+def instance_list(data: bytes, folder: Path) -> None:
+    """The text file of a frame of instance results of Cityscapes: its masks are inside of the folder of results."""
+    root = folder / "pred"
+    for found in read_instance_list(_written(root / "a.txt", data), root):
+        if root not in (found.mask, *found.mask.parents):
+            raise Violation(f"the mask {found.mask} is outside of the folder")
+        with refusing():
+            read_mask(found.mask)
+
+
+def cvat(data: bytes, folder: Path) -> None:
+    """An export of CVAT: labelmap, list, and the pixels of both images, with a zero byte between them."""
+    labelmap, listed, pixels = (*data.split(b"\0", 2), b"", b"")[:3]
+    export = folder / "export"
+    for path, content in (("labelmap.txt", labelmap), ("ImageSets/Segmentation/a.txt", listed)):
+        (export / path).parent.mkdir(parents=True, exist_ok=True)
+        _written(export / path, content)
+    count = 3 * SIZE[0] * SIZE[1]
+    for kind, values in (("Class", pixels[:count]), ("Object", pixels[count : 2 * count])):
+        (export / f"Segmentation{kind}").mkdir(exist_ok=True)
+        colours = np.frombuffer(values.ljust(count, b"\0"), np.uint8).reshape(*SIZE, 3)
+        Image.fromarray(colours).save(export / f"Segmentation{kind}" / "1.png", "PNG", compress_level=1)
+    given = {"a": (str(folder / "photos"), str(export))}
+    _convert(folder, lambda out: prepare_cvat(out, given, folder / "classes.json", _QUIET))
+
+
+def label_studio(data: bytes, folder: Path) -> None:
+    """Tasks of Label Studio."""
+    given = {"a": (str(folder / "photos"), str(_written(folder / "tasks.json", data)))}
+    _convert(folder, lambda out: prepare_label_studio(out, given, folder / "classes.json", _QUIET))
+
+
+def _convert(folder: Path, prepare: Callable[[Path], Any]) -> None:
+    """Convert to a data set, which must have no errors, and nothing that seems complete if the source is refused."""
+    out = folder / "inside" / "out"
+    shutil.rmtree(out.parent, ignore_errors=True)
+    out.parent.mkdir()
+    before = set(os.listdir(folder))
+    try:
+        prepare(out)
+    except SeamsegError:
+        if (out / "metadata.bin").exists():
+            raise Violation("a refused source leaves a data set that seems complete") from None
+        raise
+    finally:
+        others = set(os.listdir(folder)) - before | set(os.listdir(out.parent)) - {"out"}
+        if others:
+            raise Violation(f"writes {others}")
+    if errors := check_dataset(out, workers=1).errors:
+        raise Violation(f"the data set has errors: {errors[0]}")
+
+
 TARGETS: dict[str, Target] = {
     target.__name__: target
     for target in (
-        metadata, pickle, snapshot, png, image, config, coco_panoptic, coco_objects, tar, archive, safetensors
+        metadata, pickle, snapshot, png, image, config, coco_panoptic, coco_objects, tar, archive, safetensors,
+        cityscapes, instance_list, cvat, label_studio,
     )
 }  # fmt: skip
 CORPUS = Path(__file__).parent / "corpus"

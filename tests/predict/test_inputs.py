@@ -151,6 +151,19 @@ def test_a_member_of_a_shard_that_states_any_size(tmp_path, name, ending):
         last.open()
 
 
+@pytest.mark.parametrize("at", [-8, -4, 40])
+def test_a_compressed_shard_that_is_damaged(tmp_path, at):
+    """Its checksum is at the end; its content may be stored, so that a changed byte is no error of the compression."""
+    data = bytearray(
+        gzip.compress(make_shard(tmp_path / "p.tar", [(f"{k}.png", png(k)) for k in range(2)]).read_bytes(), 0)
+    )
+    data[at] ^= 1
+    (tmp_path / "part.tar.gz").write_bytes(data)
+    *_, last = Shard(str(tmp_path / "part.tar.gz"), "part", "part.tar.gz").items()
+    with pytest.raises(UnreadableImage, match=r"part\.tar\.gz: (cannot be read|broken tar) after \d images: "):
+        last.open()
+
+
 def test_missing_shards(tmp_path):
     for number in (0, 2):
         make_shard(tmp_path / f"p{number}.tar", [("a.png", png())])

@@ -98,7 +98,7 @@ def test_inconsistent_folders(raw):
     assert_folders_fail(raw, "empty: 0 photos found for train", (str(raw / "empty"), labels))
     assert_folders_fail(raw, r"0 of 1 photos have labels .*the first photo is sub/a", (photos, str(raw / "empty")))
     assert_folders_fail(raw, "0 photos found for train .names that end in '_x'.", suffixes=("_x", "", ""))
-    assert_folders_fail(raw, "the divisor must be 2 or more", divisor=1)
+    assert_folders_fail(raw, "`divisor=1`: must be 2 or more", divisor=1)
     assert_folders_fail(raw, "omit the folder of instances", divisor=9)
     picture(raw / "other" / "b.png", np.zeros((8, 12)))
     assert_folders_fail(raw, "has labels, but no instance image", (photos, labels, str(raw / "other")))

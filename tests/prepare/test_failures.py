@@ -102,6 +102,88 @@ def test_truncated_zip(source, data):
         assert message.startswith(f"{archive}: not a zip file, or a truncated one")
 
 
+def _headers(data: bytearray, name: bytes) -> tuple[int, int]:
+    """Return where the header of a file begins in a zip file, and its entry in the list at the end."""
+    return data.index(name) - 30, data.rindex(name) - 46
+
+
+def _encrypted(data: bytearray, local: int, listed: int) -> None:
+    data[local + 6] |= 1
+    data[listed + 8] |= 1
+
+
+def _of_unknown_compression(data: bytearray, local: int, listed: int) -> None:
+    data[local + 8] = data[listed + 10] = 97
+
+
+def _with_a_wrong_checksum(data: bytearray, local: int, listed: int) -> None:
+    data[local + 14] ^= 1
+    data[listed + 16] ^= 1
+
+
+def _with_a_changed_byte(data: bytearray, local: int, listed: int) -> None:
+    size = int.from_bytes(data[listed + 20 : listed + 24], "little")
+    data[local + 30 + int.from_bytes(data[local + 26 : local + 28], "little") + size // 2] ^= 1
+
+
+def _not_compressed(data: bytearray, local: int, listed: int) -> None:
+    data[local + 8] = data[listed + 10] = zipfile.ZIP_DEFLATED
+
+
+def _listed_elsewhere(data: bytearray, local: int, listed: int) -> None:
+    data[listed + 42 : listed + 46] = (len(data) - 60).to_bytes(4, "little")
+
+
+def _listed_with_another_size(data: bytearray, local: int, listed: int) -> None:
+    data[listed + 24 : listed + 28] = (7).to_bytes(4, "little")
+
+
+def _listed_as_a_huge_file(data: bytearray, local: int, listed: int) -> None:
+    data[listed + 24 : listed + 28] = (0xFFFFFFF0).to_bytes(4, "little")
+
+
+def _listed_without_a_signature(data: bytearray, local: int, listed: int) -> None:
+    data[listed] ^= 1
+
+
+DAMAGE = {
+    _encrypted: "is encrypted or packed in an unusual way",
+    _of_unknown_compression: "is encrypted or packed in an unusual way",
+    _with_a_wrong_checksum: "the archive is damaged (wrong checksum)",
+    _with_a_changed_byte: "the archive is damaged (wrong checksum)",
+    _not_compressed: "cannot be unpacked",
+    _listed_elsewhere: "",
+    _listed_with_another_size: "the archive is damaged",
+    _listed_as_a_huge_file: "4 GiB are above 1 GiB, the limit of a photo or map",
+    _listed_without_a_signature: "not a zip file, or a truncated one",
+}
+
+
+@every_source
+@pytest.mark.parametrize("spoil", DAMAGE, ids=lambda spoil: spoil.__name__.strip("_"))
+def test_damaged_file_in_a_zip(source, spoil, tmp_path):
+    """The file is named, unless the list of the archive cannot be read, and nothing is taken for complete."""
+    write_source(source, tmp_path / "raw")
+    # that of COCO is in two archives
+    spoilt = [(path, _member(path, source)) for path in sorted(packed(source, tmp_path / "raw").rglob("shard.zip"))]
+    for path, member in spoilt:
+        if member is not None:
+            data = bytearray(path.read_bytes())
+            spoil(data, *_headers(data, member.encode()))
+            path.write_bytes(data)
+    message = refusal(source, tmp_path / "packed", tmp_path / "out")
+    assert DAMAGE[spoil] in message
+    named = [member for path, member in spoilt if member is not None and str(path) in message]
+    assert any(member in message for member in named) or (spoil is _listed_without_a_signature and named)
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def _member(archive: Path, source) -> str | None:
+    """Return the path of the annotation of image `a` in an archive; None if it is in another one."""
+    with zipfile.ZipFile(archive) as file:
+        return next((name for name in file.namelist() if source.mask.endswith(name)), None)
+
+
 @every_source
 def test_ids_without_category(source, tmp_path):
     write_source(source, tmp_path / "raw")

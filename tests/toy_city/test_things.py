@@ -43,7 +43,7 @@ def test_settings_are_not_mixed(tmp_path: Path) -> None:
     generate_toy_things(tmp_path / "a", train=1, val=1, workers=1)
     with pytest.raises(InputError, match="choose another folder"):
         generate_toy_things(tmp_path / "a", train=2, val=1, workers=1)
-    with pytest.raises(InputError, match="must be from 1 to 500000, got 0 and 1"):
+    with pytest.raises(InputError, match="toy things: `train=0`: must be from 1 to 500000"):
         generate_toy_things(tmp_path / "b", train=0, val=1)
     assert not (tmp_path / "b").exists()
 

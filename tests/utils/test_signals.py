@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
-from seamseg.utils.errors import Terminated
+from seamseg.utils.errors import HungUp, Terminated
 from seamseg.utils.signals import block_stop_signals, graceful_termination
 
 
@@ -28,3 +32,45 @@ def test_nothing_is_blocked_where_workers_could_not_unblock_it(monkeypatch: pyte
     monkeypatch.delattr(signal, "sigwaitinfo")
     with block_stop_signals():
         assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+
+
+class Doomed:
+    """Its destructor receives a signal."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), self.number)
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("number", "raised"), [(2, KeyboardInterrupt), (15, Terminated), (1, HungUp)])
+def test_a_signal_in_a_destructor_is_not_lost(number: int, raised: type[BaseException]) -> None:
+    """Python drops what a destructor raises."""
+    hook, handler = sys.unraisablehook, signal.getsignal(number)
+
+    def wait() -> None:
+        Doomed(number)
+        time.sleep(5)
+
+    with pytest.raises(raised) as stop, graceful_termination():
+        wait()
+    assert stop.type is raised
+    assert sys.unraisablehook is hook
+    assert signal.getsignal(number) is handler
+
+
+AT_EXIT = """
+import atexit, os, sys, time
+from seamseg.cli.main import main
+atexit.register(lambda: (os.kill(os.getpid(), 2), time.sleep(5)))
+sys.argv[1:] = ["--version"]
+sys.exit(main())
+"""
+
+
+def test_an_interrupt_at_exit_is_silent() -> None:
+    ended = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "")
+    assert ended.stdout.startswith("seamseg ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import tarfile
 from collections.abc import Iterator
 from contextlib import closing
@@ -26,6 +27,9 @@ from seamseg.utils.limits import (
 from seamseg.utils.urls import describe_error, is_url, open_url
 
 _EMPTY_READS = 100
+_BLOCK_BYTES = 64 << 10
+_PADDING_BYTES = MIB
+"""Largest padding after the end mark of a tar file that is read; programs write up to 10 KiB."""
 SHARD_ENDINGS = (".tar", ".tar.gz", ".tgz")
 
 
@@ -41,12 +45,20 @@ def _is_photo(member: str) -> bool:
 
 
 class _Peeked:
-    """A file whose first bytes have been read in advance; it counts what is read."""
+    """A file whose first bytes have been read in advance; it counts what is read.
 
-    def __init__(self, file: IO[bytes]) -> None:
+    Attributes
+    ----------
+    head : the first bytes
+    count : bytes that have been read
+    may_repeat : whether the end may be read again and again
+    """
+
+    def __init__(self, file: IO[bytes] | gzip.GzipFile) -> None:
         self._file = file
         self.head = file.read(6)
         self.count = self._empty = 0
+        self.may_repeat = False
 
     def read(self, count: int) -> bytes:
         """Read up to `count` bytes.
@@ -54,13 +66,14 @@ class _Peeked:
         Raises
         ------
         EOFError
-            if it is called again and again after the end: `tarfile` skips a file of any stated size by reading
+            if it is called again and again after the end: `tarfile` skips a file of any stated size by reading;
+            unless `may_repeat`
         """
         data, self.head = self.head[:count], self.head[count:]
         data += self._file.read(count - len(data))
         self.count += len(data)
         self._empty += not data
-        if self._empty > _EMPTY_READS:
+        if self._empty > _EMPTY_READS and not self.may_repeat:
             raise EOFError("it ends in the middle of a file")
         return data
 
@@ -109,6 +122,13 @@ def _read(archive: tarfile.TarFile, member: tarfile.TarInfo, peeked: _Peeked) ->
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+def _read_checksum(content: _Peeked) -> None:
+    """Read a compressed file to its end, where its checksum is; OSError if it is that of other content."""
+    for _ in range(_PADDING_BYTES // _BLOCK_BYTES):
+        if not content.read(_BLOCK_BYTES):
+            return
+
+
 @dataclass(frozen=True)
 class ShardMember:
     """A photo of a shard."""
@@ -138,16 +158,21 @@ class Shard(ContainerFile):
                 if kind := detect_compression(peeked.head):
                     yield self._broken(0, f"is compressed by {kind}, which is not supported; use gzip instead")
                     return
-                mode: Any = "r|gz" if peeked.head.startswith(b"\x1f\x8b") else "r|"
-                with tarfile.open(fileobj=peeked, mode=mode, tarinfo=LimitedTarInfo) as archive:
+                # `gzip` asks for more until all is inflated
+                packed = peeked.may_repeat = peeked.head.startswith(b"\x1f\x8b")
+                # `tarfile` would not compare the checksum
+                content: Any = _Peeked(gzip.GzipFile(fileobj=peeked, mode="rb")) if packed else peeked
+                with tarfile.open(fileobj=content, mode="r|", tarinfo=LimitedTarInfo) as archive:
                     for member in _members(archive):
                         source = self._source(member.name, seen)
                         try:
                             problem = source.problem or _problem(member)
-                            content = b"" if problem else _read(archive, member, peeked)
+                            photo = b"" if problem else _read(archive, member, peeked)
                         except TooLarge as error:
                             problem = error.args[0].removeprefix(f"{member.name}: ")
-                        yield replace(source, problem=problem) if problem else ShardMember(source, content)
+                        yield replace(source, problem=problem) if problem else ShardMember(source, photo)
+                if packed:
+                    _read_checksum(content)
         except UnreadableImage as error:
             yield self._broken(len(seen), str(error).removeprefix(f"{self.address}: "))
         except OSError as error:
