@@ -65,9 +65,13 @@ class Averages:
         for name, value in values.items():
             self.meters.setdefault(name, AverageMeter()).update(value)
 
+    def means(self) -> dict[str, float]:
+        """Return the means of all names with values."""
+        return {name: meter.mean for name, meter in self.meters.items() if meter.count}
+
     def pop_means(self) -> dict[str, float]:
         """Return the means of all names with values, and reset all meters."""
-        means = {name: meter.mean for name, meter in self.meters.items() if meter.count}
+        means = self.means()
         for meter in self.meters.values():
             meter.reset()
         return means

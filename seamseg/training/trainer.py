@@ -205,6 +205,8 @@ class Trainer:
             self.losses.check()
         if due:
             self.reporter.report(position, self.losses.pop_means())
+        else:
+            self.reporter.progress(position)
 
     def _begin_epoch(self, epoch: int) -> int:
         """Begin an epoch, or resume within it; return the number of its finished steps."""

@@ -74,14 +74,35 @@ def test_the_numbers_in_tensorboard_and_in_the_log(micro_run):
     events = EventAccumulator(str(micro_run), {"scalars": 0})
     events.Reload()
     assert {
-        "train/grad_norm", "train/skipped", "time/images_per_second", "time/data_share", "memory/rss_peak_gib",
-        "val_SQ/sky", "val_RQ/sky", "val_IoU/sky",
+        "train/grad_norm", "train/skipped", "time/images_per_second", "time/data_share", "time/seconds_left",
+        "memory/rss_peak_gib", "val_SQ/sky", "val_RQ/sky", "val_IoU/sky",
     } <= set(events.Tags()["scalars"])  # fmt: skip
     written = {m["step"]: m for m in read_metrics(micro_run) if m["kind"] == "train"}
     for event in events.Scalars("train/grad_norm"):
         assert event.value == pytest.approx(written[event.step]["grad_norm"])
     log = (micro_run / "training.log").read_text()
     assert re.search(r"loss \d+\.\d{4}  grad \S+  \d+\.\d\d s/step \(data .*\)  \S+ images/s  \S+ GiB  0:0", log)
+
+
+@pytest.mark.parametrize("every", [0.0, 1000.0])
+def test_steps_between_the_lines_are_shown_on_the_console(micro, micro_config, tmp_path, monkeypatch, capsys, every):
+    """The first step always; the log file has the ordinary lines only."""
+    monkeypatch.setattr("seamseg.training.logging.reporter.LINE_SECONDS", every)
+    train(micro_config, micro, tmp_path, "general.log_interval=3", "scheduler.epochs=2")
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("epoch ")]
+    shown = [line for line in lines if "loss" not in line]
+    pace = r"\d+\.\d\d s/step \(data \d+\.\d\d\)  \d+\.\d images/s  \d+\.\d GiB"
+    assert re.fullmatch(rf"epoch 1/2 \[1/2\]  {pace}", shown[0])
+    if every:
+        assert len(shown) == 1
+    else:
+        assert re.fullmatch(rf"epoch 2/2 \[1/2\]  {pace}  0:00:\d\d left", shown[1])
+        assert len(shown) == 2
+    logged = [
+        line for line in (tmp_path / "training.log").read_text().splitlines() if "epoch " in line and "s/step" in line
+    ]
+    assert len(logged) == 2
+    assert all("loss" in line for line in logged)
 
 
 def test_average_precision_while_training(micro, micro_config, tmp_path):

@@ -58,6 +58,10 @@ class TextLog:
         if self.enabled:
             _logger.info(message)
 
+    def progress(self, message: str) -> None:
+        """Show an informational message on the console only."""
+        self._handle(logging.INFO, message, in_file=False)
+
     def warning(self, message: str) -> None:
         """Log a warning."""
         if self.enabled:
@@ -65,9 +69,13 @@ class TextLog:
 
     def failure(self, message: str) -> None:
         """Log an error to the file only: the command line prints errors itself."""
-        record = _logger.makeRecord(_logger.name, logging.ERROR, "", 0, message, (), None)
+        self._handle(logging.ERROR, message, in_file=True)
+
+    def _handle(self, level: int, message: str, in_file: bool) -> None:
+        """Pass a message to the file only, or to the console only."""
+        record = _logger.makeRecord(_logger.name, level, "", 0, message, (), None)
         for handler in self._handlers:
-            if isinstance(handler, logging.FileHandler):
+            if isinstance(handler, logging.FileHandler) == in_file and level >= handler.level:
                 handler.handle(record)
 
     def close(self) -> None:
@@ -106,6 +114,7 @@ _GROUPS = {
     "data_seconds": "time/data",
     "data_share": "time/data_share",
     "images_per_second": "time/images_per_second",
+    "seconds_left": "time/seconds_left",
     "rss_peak_gib": "memory/rss_peak_gib",
     "allocated_peak_gib": "memory/allocated_peak_gib",
     "reserved_peak_gib": "memory/reserved_peak_gib",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from seamseg.training.losses import AverageMeter, Averages, LossMeans
 from seamseg.training.options import TrainerOptions
 from seamseg.training.prefetch import TrainingBatch
 from seamseg.utils.distributed import World, max_over_processes, mean_over_processes
+from seamseg.utils.progress import LINE_SECONDS
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class Reporter:
         self._validations = AverageMeter()
         self._times = Averages()
         self._rates: dict[str, float] = {}
+        self._shown: float | None = None
 
     def begin_epoch(self) -> None:
         """Reset the times."""
@@ -94,6 +97,18 @@ class Reporter:
         """Return whether a :meth:`report` is due after a step."""
         return (position.index + 1) % self.options.log_interval == 0 or position.index + 1 == position.length
 
+    def progress(self, position: StepPosition) -> None:
+        """Show the first step on the console, and others if there was no line for 15 seconds; without losses."""
+        now, first = time.perf_counter(), self._shown is None
+        if not self.log.enabled or (self._shown is not None and now - self._shown < LINE_SECONDS):
+            return
+        self._shown = now
+        line = self._times.means()
+        line["images_per_second"] = self.world.size * line["images"] / max(line["step_seconds"], 1e-9)
+        if not first:  # a first step takes longer
+            line["seconds_left"] = self._seconds_left(position, self._pace.mean or line["step_seconds"])
+        self.log.progress(self._format(position, line, peak_memory(self.world.device)))
+
     def report(self, position: StepPosition, recent: LossMeans) -> None:
         """Write a line to all outputs, with the averages since the last one; a collective call."""
         losses, gradients, skipped = recent
@@ -107,9 +122,11 @@ class Reporter:
         line |= {name: means[name] for name in ("step_seconds", "data_seconds")}
         line["data_share"] = line["data_seconds"] / max(line["step_seconds"], 1e-9)
         line["images_per_second"] = size * means["images"] / max(line["step_seconds"], 1e-9)
-        line |= {**memory, **self.notes}
         self._pace.update(line["step_seconds"])
-        self.log.info(self._format(position, line, list(losses), list(gradients), memory))
+        line["seconds_left"] = self._seconds_left(position, self._pace.mean)
+        line |= {**memory, **self.notes}
+        self._shown = time.perf_counter()
+        self.log.info(self._format(position, line, memory, list(losses), list(gradients)))
         rates = self._rates
         tagged = {train_tag(name): value for name, value in line.items() if name not in rates}
         self.callbacks.scalars(position.step, tagged)
@@ -120,28 +137,28 @@ class Reporter:
         self,
         position: StepPosition,
         line: Mapping[str, float],
-        losses: Sequence[str],
-        gradients: Sequence[str],
         memory: Mapping[str, float],
+        losses: Sequence[str] = (),
+        gradients: Sequence[str] = (),
     ) -> str:
         words = [f"epoch {position.epoch + 1}/{self.options.epochs} [{position.index + 1}/{position.length}]"]
         words += [f"{name.removesuffix('_loss')} {line[name]:.4f}" for name in losses]
         words += [f"grad {line[name]:.3g}" for name in gradients]
-        words += [f"{int(line['skipped'])} skipped"] if line["skipped"] else []
-        words += [f"broken images: {line['broken_images']}"] if line["broken_images"] else []
+        words += [f"{int(line['skipped'])} skipped"] if line.get("skipped") else []
+        words += [f"broken images: {line['broken_images']}"] if line.get("broken_images") else []
         words += [f"{line['step_seconds']:.2f} s/step (data {line['data_seconds']:.2f})"]
         words += [f"{line['images_per_second']:.1f} images/s"]
         words += [f"{list(memory.values())[-1]:.1f} GiB"] if memory else []
         untimed = " and validation" if self._validations.count == 0 and self._validates else ""
-        words += [f"{remaining(self._seconds_left(position))}{untimed} left"]
+        words += [f"{remaining(line['seconds_left'])}{untimed} left"] if "seconds_left" in line else []
         return "  ".join(words)
 
-    def _seconds_left(self, position: StepPosition) -> float:
-        """Estimate the remaining time from the recent pace of steps and the mean time of validations."""
+    def _seconds_left(self, position: StepPosition, pace: float) -> float:
+        """Estimate the remaining time from the recent seconds per step and the mean time of validations."""
         epochs, interval = self.options.epochs, self.options.val_interval
         steps = (epochs - position.epoch) * position.length - position.index - 1
         validations = sum((e + 1) % interval == 0 or e + 1 == epochs for e in range(position.epoch, epochs))
-        return steps * self._pace.mean + validations * self._validations.mean
+        return steps * pace + validations * self._validations.mean
 
     def validated(self, epoch: int, step: int, scores: Scores, seconds: float) -> None:
         """Report the scores of a validation that took `seconds`."""
