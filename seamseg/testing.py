@@ -327,21 +327,22 @@ class _Check:
 
     def _head(self) -> str:
         """Write the maps, and open the model in a process that does not know the head."""
-        written = self._files(tuple(self.component.make.outputs))  # type: ignore[attr-defined]
+        maps = tuple(self.component.make.outputs)  # type: ignore[attr-defined]
+        written = f"{self._files(maps)}; " if maps else ""
         out = self.work / "warnings.json"
         self._start("without it", 1, {"model": str(self.model), "photo": str(self.files.photo), "out": str(out)})
         warned = any(f"without head {self.component.name}" in line for line in json.loads(out.read_text()))
         self.expect(warned, "the model opens without the head, but does not warn")
-        return f"{written}; the model opens without it, with a warning"
+        return f"{written}the model opens without it, with a warning"
 
     def _format(self) -> str:
-        return self._files((self.component.name,))
+        return self._files((self.component.name,), self.component.make.member is not None)  # type: ignore[attr-defined]
 
-    def _files(self, formats: Sequence[str]) -> str:
+    def _files(self, formats: Sequence[str], shards: bool = True) -> str:
         settings = PredictSettings(self.model, formats, inference=InferenceOptions(overrides=self.overrides))
         predictor = settings.load("cpu")
         sources = find_sources([str(self.files.photo)])
-        for out in ("out", "shards-%06d.tar"):
+        for out in ("out", "shards-%06d.tar") if shards else ("out",):
             sink = settings.open_sink(parse_target(str(self.work / "files" / out)), predictor, sources)
             done = predict_all(predictor, sources, sink, World(device=predictor.network.device))
             self.expect(done.done == 1, f"predict: {self.files.photo.name} was not written to {out}")
@@ -349,7 +350,7 @@ class _Check:
         found = [path for path in (self.work / "files" / "out").rglob(f"{stem}*") if path.stat().st_size]
         self.expect(len(found) >= len(formats), f"predict: no files of {', '.join(formats)}")
         names = sorted(path.name.replace(stem, "NAME") for path in found)
-        return f"writes {', '.join(names)}, also in shards"
+        return f"writes {', '.join(names)}{', also in shards' if shards else ''}"
 
     def _metric(self) -> str:
         """Compare the sum over two processes with that of one."""

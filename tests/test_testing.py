@@ -57,6 +57,40 @@ def test_the_templates_pass(kind, file):
     assert found[2:] == [f"predicts an image as a whole{views}", *TOO.get(kind, [])]
 
 
+AUXILIARY = """
+from torch import nn
+from seamseg.components import Head, head
+
+
+@head("classes")
+class Classes(Head):
+    losses = {"classes_loss": 1.0}
+
+    def __init__(self, keys, context):
+        super().__init__(keys, context)
+        self.scores = nn.Linear(context.width, 1)
+
+    def forward(self, features):
+        return {"scores": self.scores(features.levels[-1].mean((2, 3)))}
+
+    def targets(self, batch):
+        return None
+
+    def loss(self, outputs, targets):
+        return {"classes_loss": (outputs["scores"].float().square().mean(), outputs["scores"].shape[0])}
+"""
+
+
+def test_a_head_without_maps_and_a_format_without_shards(file, tmp_path):
+    auxiliary = tmp_path / "auxiliary.py"
+    auxiliary.write_text(AUXILIARY)
+    assert check_component(auxiliary)[-1] == "head classes: the model opens without it, with a warning"
+    folders = file(
+        "format", member=('    member = "example.png"  # ending of its files in shards\n', "    member = None\n")
+    )
+    assert check_component(folders)[-1] == "format mine: writes NAME_mine.png"
+
+
 def test_errors_name_component_and_file(file):
     path = file("scheduler", error=("max(1, total)", "max(1, totals)"))
     with pytest.raises(SeamsegError, match=r"scheduler mine, .*\.py line 19: NameError: name 'totals' is not") as error:

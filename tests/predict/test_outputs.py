@@ -392,7 +392,7 @@ def test_invalid_formats_and_numbers_of_shards(micro_run, photos, tmp_path, seam
         ("p-%d.tar.gz", (), "end with .tar"),
         ("p-{3..1}.tar", (), "the last number of the shards is below the first"),
         ("p-{0..1}.tar", ("--shard-photos", "1"), "4 photos do not fit into 2 shards of 1; raise --shard-photos"),
-        ("p-%d.tar", ("--format", "vistas"), "layouts of folders"),
+        ("p-%d.tar", ("--format", "coco,vistas,cvat"), "--format cvat,vistas: a layout of folders"),
         ("p-%d.tar", ("--shard-photos", "0"), "--shard-photos 0: must be at least 1"),
     ):
         assert seamseg_main("predict", micro_run, photos, tmp_path / "out" / out, *CPU, *words) == 2

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 
+from seamseg.config.components import registered
 from seamseg.inference.photo_result import COUNTED
 from seamseg.predict.manifest import Done, Line, ManifestFolder
 from seamseg.predict.part import Part
@@ -49,7 +50,7 @@ class ShardSink(StoredSink):
     Raises
     ------
     InputError
-        if a format is a layout of folders
+        if a format has no :attr:`OutputFormat.member`
     """
 
     def __init__(
@@ -60,10 +61,11 @@ class ShardSink(StoredSink):
         self.pattern: ShardPattern = target.shards
         self.photos = photos
         self._listed: set[str] = set()
-        if any(writer.member is None for writer in self.writers):
+        layouts = {type(writer) for writer in self.writers if writer.member is None}
+        if layouts:
+            names = ",".join(c.name for c in registered("format") if c.make in layouts)
             raise InputError(
-                "`formats` cityscapes, vistas and cvat are layouts of folders for other tools: write them "
-                "to a folder or URL; shards take overlay, coco, raw, labelstudio and `hide`"
+                f"`formats={names}`: a layout of folders, without a `member` for shards: write it to a folder or URL"
             )
 
     def check(self, sources: Sequence[Source | Container]) -> None:
