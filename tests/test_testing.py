@@ -85,9 +85,7 @@ def test_a_head_without_maps_and_a_format_without_shards(file, tmp_path):
     auxiliary = tmp_path / "auxiliary.py"
     auxiliary.write_text(AUXILIARY)
     assert check_component(auxiliary)[-1] == "head classes: the model opens without it, with a warning"
-    folders = file(
-        "format", member=('    member = "example.png"  # ending of its files in shards\n', "    member = None\n")
-    )
+    folders = file("format", member=('member = "mine.png"', "member = None"))
     assert check_component(folders)[-1] == "format mine: writes NAME_mine.png"
 
 

@@ -21,7 +21,7 @@ from seamseg.models.backbones.fpn import FPN, FPNBody
 from seamseg.models.criterion import Criterion, SemanticCriterion, TrainingModule
 from seamseg.models.custom_network import CustomNetwork, NetworkContext, WholeNetwork, own_losses
 from seamseg.models.folding import fold_layers
-from seamseg.models.heads.custom import Head, HeadContext
+from seamseg.models.heads.custom import Head, HeadContext, loss_weight
 from seamseg.models.heads.deeplab import DeeplabV3
 from seamseg.models.heads.detections import DetectionSelector
 from seamseg.models.heads.refinement import MaskRefinement
@@ -161,10 +161,10 @@ def _add_refinement(head: RegionHead, config: Config, context: HeadContext) -> N
         head.unused_layers += ("refinement.",)
 
 
-def _check_weights(losses: Mapping[str, str], keys: object, where: str) -> None:
+def _check_weights(losses: Mapping[str, str | float], keys: object, where: str) -> None:
     """Raise InputError if the key of the weight of a loss is not declared."""
     for name, weight in losses.items():
-        if not isinstance(getattr(keys, weight, None), (int, float)):
+        if not isinstance(loss_weight(keys, weight), (int, float)):
             raise InputError(f"{where}: the weight of {name} is the key {weight}, which it does not declare")
 
 

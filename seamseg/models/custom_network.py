@@ -44,7 +44,7 @@ class CustomNetwork(nn.Module):
     Attributes
     ----------
     kind : what it predicts: panoptic, instance_seg, detection or semantic
-    losses : name of each loss, and the key that holds its weight
+    losses : name of each loss, and the key that holds its weight, or the weight itself
     reads : ground truth that is read from the data set in training, by name
     outputs : further maps of its predictions, by name
     defaults : values of keys of other sections that differ from those of the kind, `section.key` to text
@@ -52,7 +52,7 @@ class CustomNetwork(nn.Module):
     """
 
     kind: ClassVar[str] = "panoptic"
-    losses: ClassVar[Mapping[str, str]] = {}
+    losses: ClassVar[Mapping[str, str | float]] = {}
     reads: ClassVar[Mapping[str, ReadMap]] = {}
     outputs: ClassVar[Mapping[str, MapFormat]] = {}
     defaults: ClassVar[Mapping[str, str]] = {}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from seamseg.config import Config
+from seamseg.models.heads.custom import loss_weight
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class KeyNames:
 def _of_components(config: Config) -> dict[str, float]:
     """Return the weights of the losses of custom heads, and of a network with losses of its own."""
     heads = [(component.make, keys) for kind in ("head", "network") for component, keys in config.components(kind)]
-    return {loss: float(getattr(keys, key, 1)) for head, keys in heads for loss, key in head.losses.items()}  # type: ignore[attr-defined]
+    # an unknown key is reported when the head is built
+    return {loss: float(loss_weight(keys, weight) or 0) for head, keys in heads for loss, weight in head.losses.items()}  # type: ignore[attr-defined]
 
 
 INI_KEYS = KeyNames()

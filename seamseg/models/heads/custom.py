@@ -67,13 +67,13 @@ class Head(nn.Module):
 
     Attributes
     ----------
-    losses : name of each loss, and the key that holds its weight
+    losses : name of each loss, and the key that holds its weight, or the weight itself
     outputs : the maps that it predicts, by name, which is also that of their output format
     exportable : whether `forward` and `predict` can be traced by `torch.export`
     reads : the ground truth that is read from the data set in training, by name
     """
 
-    losses: ClassVar[Mapping[str, str]] = {}
+    losses: ClassVar[Mapping[str, str | float]] = {}
     outputs: ClassVar[Mapping[str, Map]] = {}
     exportable: ClassVar[bool] = True
     reads: ClassVar[Mapping[str, ReadMap]] = {}
@@ -112,6 +112,11 @@ class Head(nn.Module):
     def predict(self, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the maps of :attr:`outputs`, `N x channels x h x w`, such as sigmoids, from those of `forward`."""
         return outputs
+
+
+def loss_weight(keys: Any, weight: str | float) -> Any:
+    """Return the weight of a loss, which is declared as the name of a key or as a number; None for an unknown key."""
+    return getattr(keys, weight, None) if isinstance(weight, str) else weight
 
 
 class HeadOutputs(NamedTuple):
