@@ -30,7 +30,7 @@ With --part slurm each task of a Slurm job array takes its part. When all have e
 
 Formats of panoptic models, separated by commas:
 
-  overlay     <name>.jpg, the photo blended with the colours of its segments
+  overlay     <name>.jpg, the photo blended with the colours of its segments, with --labels also their classes
   coco        panoptic/<name>.png and panoptic.json, the COCO panoptic format
   raw         <name>.pth.tar, the output of the network before the fusion
   cityscapes  cityscapes/{panoptic.json,panoptic/,pixel/,instance/}: a submission to the three benchmarks, for models
@@ -85,6 +85,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("out", metavar="OUT", help="folder (created) or URL for the outputs, or PART-%%06d.tar")
     parser.add_argument("--format", metavar="LIST", help="see above (default: overlay; with --anonymize none)")
+    parser.add_argument(
+        "--labels",
+        dest="set",
+        action="append_const",
+        default=[],
+        const="format overlay.labels=yes",
+        help="write class and score on the segments of overlays",
+    )
     add_model_options(parser)
     _add_anonymisation(parser.add_argument_group("anonymisation"))
     _add_run(parser.add_argument_group("run"))

@@ -2,6 +2,7 @@
 
 import json
 import tarfile
+from io import BytesIO
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from seamseg.data.folder import DatasetFolder
 from seamseg.formats.coco_panoptic import read_id_png
 from seamseg.panoptic_map import PanopticResult
 from seamseg.predict import job, writers
+from seamseg.predict.writers.images import OVERLAY_QUALITY
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.parallel import BackgroundWriter
 
@@ -112,6 +114,20 @@ def test_all_formats(micro_run, photos, tmp_path, seamseg_main, capsys):
 def test_one_photo_makes_one_overlay(micro_run, photos, tmp_path, seamseg_main):
     assert predict(seamseg_main, micro_run, photos / "street.jpg", tmp_path / "out", "--quiet") == 0
     assert written(tmp_path / "out") == ["predictions.jsonl", "street.jpg"]
+
+
+def test_overlays_with_labels(micro_run, photos, tmp_path, seamseg_main, capsys):
+    """The file is the result drawn with these options."""
+    words = ("--labels", "--set", "format overlay.opacity=0.25")
+    assert seamseg_main("predict", micro_run, photos / "street.jpg", tmp_path / "out", *CPU, *words) == 0
+    predictor = seamseg.load(micro_run, "cpu")
+    buffer = BytesIO()
+    result = predictor.predict(photos / "street.jpg")
+    result.draw(labels=True, opacity=0.25).save(buffer, "JPEG", quality=OVERLAY_QUALITY)
+    assert (tmp_path / "out" / "street.jpg").read_bytes() == buffer.getvalue()
+    words = ("--set", "format overlay.label=yes")
+    assert seamseg_main("predict", micro_run, photos, tmp_path / "other", *CPU, *words) == 2
+    assert "label" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_batches_and_workers_change_nothing(micro_run, micro, tmp_path, seamseg_main):

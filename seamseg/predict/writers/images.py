@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -13,6 +14,7 @@ import numpy as np
 from PIL import Image
 
 from seamseg.config.components import register
+from seamseg.config.sections import key
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.anonymize import LEAST_SCORE, Style, hide_classes
 from seamseg.inference.class_names import choose_classes
@@ -66,7 +68,15 @@ class ImageFormat(OutputFormat[R]):
         """Return the image of a result; `rgb` is given if :attr:`needs_photo`."""
 
 
-@register("format", "overlay")
+@dataclass(frozen=True)
+class OverlayKeys:
+    """Keys of overlays of panoptic maps."""
+
+    labels: bool = key("write class and score on the segments that are large enough", False)
+    opacity: float = key("opacity of the colours; 0 shows the photo only, 1 no photo", 0.5, minimum=0, maximum=1)
+
+
+@register("format", "overlay", keys=OverlayKeys)
 class OverlayWriter(ImageFormat[PhotoResult]):
     """The photo with the result: blended with segments or classes, or with boxes, masks, names and scores."""
 
@@ -75,7 +85,7 @@ class OverlayWriter(ImageFormat[PhotoResult]):
 
     def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: PhotoResult) -> Image.Image:
         """See :class:`ImageFormat`."""
-        return result.draw(rgb, **({"labels": False} if isinstance(result, PanopticResult) else {}))
+        return result.draw(rgb, **(vars(self.keys or OverlayKeys()) if isinstance(result, PanopticResult) else {}))
 
 
 class AnonymizeWriter(ImageFormat[PhotoResult]):
