@@ -24,6 +24,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ from seamseg.config import load_config
 from seamseg.config.components import KINDS, Component, added_by, load, registered
 from seamseg.config.values import format_value
 from seamseg.data.images import open_image
+from seamseg.deploy.export import export_model
+from seamseg.deploy.source import ExportOptions
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.predictor import load_predictor
 from seamseg.predict.job import predict_all
@@ -103,6 +106,9 @@ val_set = val
 _SECONDS = 900
 """Longest time of a process, on a busy machine."""
 
+_EXPORTED = ("head", "body", "mask_refinement", "roi_head", "rpn_head", "semantic_head")
+"""Kinds whose components are part of an exported network."""
+
 _WORKER = "from seamseg.testing import _work; _work()"
 
 
@@ -120,7 +126,8 @@ def check_component(
     A training that is stopped and resumed is compared with one that is not, a training runs on two processes (in bf16
     where the CPU has it), and the model predicts a whole image and tiles. The outputs of heads and formats are written
     to a folder and to shards, a model opens without its head, the sum of a metric over two processes is compared with
-    that of one, and the state of a callback is restored. It takes half a minute of two cores.
+    that of one, and the state of a callback is restored. Networks are exported to ONNX and compared,
+    where the packages of the extra `export` are installed. It takes half a minute of two cores.
 
     Parameters
     ----------
@@ -232,6 +239,7 @@ class _Check:
     def run(self) -> list[str]:
         """Run all checks that the kind has."""
         checks = [self.resume, self.two_processes, self.predict]
+        checks += [self.export] if self.component.kind in _EXPORTED else []
         own = getattr(self, f"_{self.component.kind}", None)
         section = self.component.section
         try:
@@ -324,6 +332,16 @@ class _Check:
                 self.expect(shape == wanted, f"predict: the map {name} has shape {shape}, not {wanted} ({options})")
                 self.expect(bool(np.isfinite(found.maps[name]).all()), f"predict: {name} is not finite ({options})")
         return f"predicts an image as a whole{' and in tiles' if whole else ', in tiles and mirrored'}"
+
+    def export(self) -> str:
+        """Export the model to ONNX, which compares the file with it."""
+        if not getattr(self.component.make, "exportable", True):
+            return "is not part of exported networks"
+        if missing := [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]:
+            return f"the export is not checked without {', '.join(missing)}"
+        options = ExportOptions(check=(self.files.photo,), overrides=self.overrides)
+        export_model(self.model, self.work / "network.onnx", options)
+        return "exports to ONNX, which gives the same for an image"
 
     def _head(self) -> str:
         """Write the maps, and open the model in a process that does not know the head."""

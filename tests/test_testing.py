@@ -16,8 +16,10 @@ from seamseg.utils.errors import InputError, SeamsegError
 
 pytestmark = pytest.mark.usefixtures("imported")
 
+EXPORTS = "exports to ONNX, which gives the same for an image"
 TOO = {
-    "head": ["writes NAME_mine.png, also in shards; the model opens without it, with a warning"],
+    **{kind: [EXPORTS] for kind in ("body", "mask_refinement", "roi_head", "rpn_head", "semantic_head")},
+    "head": [EXPORTS, "writes NAME_mine.png, also in shards; the model opens without it, with a warning"],
     "format": ["writes NAME_mine.png, also in shards"],
     "metric": ["two processes give the same mine_error as one"],
     "callback": ["its state is restored"],
