@@ -25,7 +25,7 @@ def check(config: Config, source: str) -> None:
 def check_training(config: Config, source: str | Path, overrides: Sequence[str] = ()) -> None:
     """Raise InputError if keys contradict each other that inference does not need; arguments as :func:`load_config`."""
     name = f"{source} with `overrides`" if overrides else str(source)
-    raise_first(name, (check(config) for check in (_loss_weights, _thresholds)))
+    raise_first(name, (check(config) for check in (_loss_weights, _thresholds, _crops)))
 
 
 def raise_first(source: str, problems: Iterable[str | None]) -> None:
@@ -143,3 +143,10 @@ def _norms(config: Config) -> str | None:
     if not config.general.qat or set(mode.split("+")) <= {"bn", "syncbn"}:
         return None
     return f"[general] qat folds the norms into the convolutions, which needs batch norm, not normalization_mode {mode}"
+
+
+def _crops(config: Config) -> str | None:
+    loss, loading = config.component("box_loss")[0], config.dataloader
+    if not getattr(loss.make, "needs_crops", False) or loading.crop_size or loading.crop != "random":
+        return None
+    return f"[roi] box_loss = {loss.name} is for training on crops: set [dataloader] crop_size or crop, or another loss"

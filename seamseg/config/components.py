@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 
 from seamseg.config.component_kinds import KINDS as KINDS
 from seamseg.utils.component_errors import described
-from seamseg.utils.errors import InputError, did_you_mean
+from seamseg.utils.device_memory import lacks_memory
+from seamseg.utils.errors import InputError, SeamsegError, did_you_mean
 
 API = 1
 """Version of the interface; one that breaks components gets another number."""
@@ -68,9 +69,9 @@ class Component:
         """Call :attr:`make`; its exceptions become an InputError with the component, its file and the line."""
         try:
             return self.make(*arguments)
-        except (InputError, MemoryError):
-            raise
         except Exception as error:
+            if isinstance(error, SeamsegError) or lacks_memory(error):
+                raise
             raise InputError(f"{self.section}{described(error, str(self.file))}") from error
 
 

@@ -45,9 +45,16 @@ class CropImage:
     read: Callable[[], np.ndarray]
 
     @cached_property
-    def ids(self) -> np.ndarray:
-        """The instance ids, `L x H x W` int32, 0 void; with `fast_decode` they are read before the image."""
+    def masks(self) -> np.ndarray:
+        """The instance ids, for what follows the crop."""
         return self.read()
+
+    @property
+    def ids(self) -> np.ndarray:
+        """The instance ids, `L x H x W` int32, 0 void, read-only; with `fast_decode` they are read before the image."""
+        ids: np.ndarray = self.masks.view()
+        ids.flags.writeable = False
+        return ids
 
 
 @dataclass(frozen=True)
@@ -146,13 +153,10 @@ def make_crop(config: Config, context: CropContext) -> Crop:
     Raises
     ------
     InputError
-        if it is not loaded, or does not suit the context
-    SeamsegError
-        if it fails otherwise
+        if it is not loaded, fails, or does not suit the context
     """
     component, keys = config.component("crop")
-    with named_errors(component.section, component.module):
-        crop = component.make(keys, context)
+    crop = component.build(keys, context)
     if not isinstance(crop, Crop):
         raise InputError(f"{component.section}: must be a class derived from seamseg.components.Crop")
     crop.name = component.name
@@ -168,7 +172,11 @@ def draw_crop(crop: Crop, image: CropImage, rng: Random) -> CropParams:
         naming the crop, if it fails or its window is not within the scaled image
     """
     with named_errors(f"crop {crop.name}", type(crop).__module__):
-        found = crop.draw(image, rng)
+        try:
+            found = crop.draw(image, rng)
+        except InputError as error:
+            image.masks  # noqa: B018  # if they cannot be read, this is the error
+            raise SeamsegError(f"crop {crop.name}: {error}") from error
         if not isinstance(found, CropParams):
             raise SeamsegError(f"crop {crop.name}: must return CropParams, returned {type(found).__name__}")
         height, width = map(index, found.size)

@@ -56,7 +56,7 @@ class PanopticDataset(Dataset[dict[str, Any]]):
     fast_decode : decode JPEG at the smallest sufficient size; needs a :class:`TrainTransform`
     replace_unreadable : replace an image that cannot be read by another one of the same orientation, drawn by `seed`,
         epoch and index
-    mixes : make what combines images with others, in this order; need a :class:`TrainTransform`
+    mixes : factories of the mixes, which are applied in this order; need a :class:`TrainTransform`
     open_reader : opens what reads the data set
 
     Attributes
@@ -186,7 +186,7 @@ class PanopticDataset(Dataset[dict[str, Any]]):
                 seed = f"{self.seed}/{epoch}/{candidate}"
                 if slot != candidate:
                     seed += f"/{slot}"  # an image that fills several slots is augmented differently in each
-                item = self._item(candidate, seed, category, unreadable)
+                item = self._item(candidate, seed, category)
             except InputError as error:
                 unreadable.append((self.images[candidate].id, str(error)))
             else:
@@ -197,14 +197,14 @@ class PanopticDataset(Dataset[dict[str, Any]]):
         tried = f"; the {others} images tried as replacements cannot be read either" if others else ""
         raise InputError(f"{unreadable[0][1]}{tried}")
 
-    def _item(self, index: int, seed: str, category: int | None, unreadable: list[tuple[str, str]]) -> dict[str, Any]:
+    def _item(self, index: int, seed: str, category: int | None) -> dict[str, Any]:
         info = self.images[index]
         if isinstance(self.transform, TrainTransform):
             augmented, params = self._augmented(index, Random(seed), category)
             for mix in self.mixes:
                 # random numbers of its own: the other augmentation is that of a run without it
                 rng = Random(f"{mix.stream or f'mix {mix.name}'}/{seed}")
-                augmented = combine(mix, augmented, rng, partial(self._load_other, index, rng, unreadable))
+                augmented = combine(mix, augmented, rng, partial(self._load_other, index, rng))
             item = self.transform.finish(self.transform.change_colours(augmented, seed), params)
         else:
             image, mask, _ = self.read(index)
@@ -218,30 +218,30 @@ class PanopticDataset(Dataset[dict[str, Any]]):
         transform, info = self.transform, self.images[index]
         assert isinstance(transform, TrainTransform)
         read = partial(self._read_masks, index)
-        source = CropImage(info.size, info.cat, info.iscrowd, self.num_stuff, category, read)
+        source = CropImage(info.size, tuple(info.cat), tuple(info.iscrowd), self.num_stuff, category, read)
         if self.fast_decode:
             params = transform.sample_params(source, rng)
             image = self._read_image(index, params.size)
         else:
             image = self._read_image(index)
             params = transform.sample_params(source, rng)
-        return augment(image, source.ids, info.cat, info.iscrowd, params, self._read_maps(index)), params
+        return augment(image, source.masks, info.cat, info.iscrowd, params, self._read_maps(index)), params
 
-    def _load_other(
-        self, index: int, rng: Random, unreadable: list[tuple[str, str]], among: Sequence[int] | None = None
-    ) -> AugmentedImage | None:
+    def _load_other(self, index: int, rng: Random, among: Sequence[int] | None = None) -> AugmentedImage | None:
         """Read another image than that of an index, drawn and augmented by `rng`; see :class:`Load`."""
         among = range(len(self.images)) if among is None else among
         # one more, in place of the image itself
         drawn = rng.sample(among, min(MAX_ATTEMPTS + 1, len(among)))
+        if wrong := [other for other in drawn if not 0 <= other < len(self.images)]:
+            raise IndexError(f"load: there is no image {wrong[0]}, but 0 to {len(self.images) - 1}")
         for other in [other for other in drawn if other != index][:MAX_ATTEMPTS]:
             self._record_reading(other)
             try:
                 augmented, params = self._augmented(other, rng)
-            except InputError as error:
+            except InputError:
+                # counted where the image itself is drawn
                 if not self.replace_unreadable:
                     raise
-                unreadable.append((self.images[other].id, str(error)))
             else:
                 return augmented.mirrored() if params.deferred.flip else augmented
         return None

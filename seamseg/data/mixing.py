@@ -49,6 +49,12 @@ class AugmentedImage(NamedTuple):
         maps = {name: values.mirrored() for name, values in self.maps.items()}
         return self._replace(pixels=self.pixels[:, ::-1], ids=self.ids[..., ::-1], cut=self.cut[:, MIRRORED], maps=maps)
 
+    def read_only(self) -> AugmentedImage:
+        """Return the same arrays as read-only ones."""
+        maps = {name: of._replace(values=_read_only(of.values)) for name, of in self.maps.items()}
+        pixels, ids, cat, iscrowd, cut = map(_read_only, (self.pixels, self.ids, self.cat, self.iscrowd, self.cut))
+        return AugmentedImage(pixels, ids, cat, iscrowd, cut, maps)
+
     def paste(self, source: AugmentedImage, chosen: Sequence[int], y: int = 0, x: int = 0) -> AugmentedImage:
         """Return this image with segments of another one over it: their pixels, ids, classes, crowd flags and maps.
 
@@ -92,6 +98,12 @@ class AugmentedImage(NamedTuple):
             np.concatenate((self.cut, source.cut[segments] | beyond)),
             maps,
         )
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    view: np.ndarray = array.view()
+    view.flags.writeable = False
+    return view
 
 
 def _overlap(target: int, source: int, shift: int) -> tuple[slice, slice]:
@@ -141,7 +153,7 @@ class Mix(ABC):
 
     Attributes
     ----------
-    stream : start of the seed of its random numbers; that of its name if empty
+    stream : prefix of the seed of its random numbers; derived from its name if empty
     """
 
     name = "custom"
@@ -170,12 +182,9 @@ def make_mix(component: Component, keys: Any, reader: Reader) -> Mix:
     Raises
     ------
     InputError
-        if it does not suit the data set
-    SeamsegError
-        if it fails otherwise
+        if it fails, or does not suit the data set
     """
-    with named_errors(component.section, component.module):
-        mix = component.make(keys, reader)
+    mix = component.build(keys, reader)
     if not isinstance(mix, Mix):
         raise InputError(f"{component.section}: must be a class derived from seamseg.components.Mix")
     mix.name = component.name
@@ -190,17 +199,33 @@ def combine(mix: Mix, image: AugmentedImage, rng: Random, load: Load) -> Augment
     SeamsegError
         naming the mix, if it fails or what it returns does not fit together
     """
+    unreadable: list[InputError] = []
+
+    def load_other(among: Sequence[int] | None = None) -> AugmentedImage | None:
+        try:
+            return load(among)
+        except InputError as error:
+            unreadable.append(error)
+            raise
+
+    given = image.read_only()
     with named_errors(f"mix {mix.name}", type(mix).__module__):
-        found = mix.combine(image, rng, load)
-        if found is image:
+        try:
+            found = mix.combine(given, rng, load_other)
+        except InputError as error:
+            if error in unreadable:
+                raise
+            raise SeamsegError(f"mix {mix.name}: {error}") from error
+        if found is given:
             return image
         problem = _problem(found, image, mix.metadata.num_stuff + mix.metadata.num_thing)
     if problem is not None:
         raise SeamsegError(f"mix {mix.name}: {problem}")
-    narrow = np.ascontiguousarray(found.ids, np.uint8 if len(found.cat) <= 256 else np.int32)
+    narrow = np.require(found.ids, np.uint8 if len(found.cat) <= 256 else np.int32, ["C", "W"])
     ids, kept, iscrowd = compact_ids(narrow, range(len(found.cat)), found.iscrowd)
-    pixels, cat = np.ascontiguousarray(found.pixels), np.asarray(found.cat, np.int64)[kept]
-    return AugmentedImage(pixels, ids, cat, iscrowd, found.cut[kept], dict(found.maps))
+    pixels, cat = np.require(found.pixels, None, ["C", "W"]), np.asarray(found.cat, np.int64)[kept]
+    maps = {name: of._replace(values=np.require(of.values, None, "W")) for name, of in found.maps.items()}
+    return AugmentedImage(pixels, ids, cat, iscrowd, found.cut[kept], maps)
 
 
 def _problem(found: Any, image: AugmentedImage, classes: int) -> str | None:
@@ -222,8 +247,17 @@ def _problem(found: Any, image: AugmentedImage, classes: int) -> str | None:
     if len(found.iscrowd) != count or int(ids.min()) < 0 or int(ids.max()) >= count:
         given = f"{count} classes and {len(found.iscrowd)} crowd flags"
         return f"ids {ids.min()} to {ids.max()} need a class and a crowd flag each, returned {given}"
-    wrong = [int(c) for c in found.cat if not 0 <= c < classes and c != VOID]
-    if wrong or found.cat[0] != VOID:
+    return _problem_of_ids(np.asarray(found.cat), np.asarray(found.iscrowd), classes)
+
+
+def _problem_of_ids(cat: np.ndarray, iscrowd: np.ndarray, classes: int) -> str | None:
+    for name, values in (("cat", cat), ("iscrowd", iscrowd)):
+        if values.ndim != 1 or values.dtype.kind not in "biu":
+            return f"{name} must be integers of ({len(cat)},), returned {values.dtype} of {values.shape}"
+    if not np.isin(iscrowd, (0, 1)).all():
+        return f"iscrowd must be 0 or 1, returned {iscrowd[~np.isin(iscrowd, (0, 1))][0]}"
+    wrong = [int(c) for c in cat if not 0 <= c < classes and c != VOID]
+    if wrong or cat[0] != VOID:
         wanted = f"class {VOID} for id 0, and classes below {classes} or {VOID} for others"
-        return f"cat must have {wanted}, returned {wrong[0] if wrong else found.cat[0]}"
+        return f"cat must have {wanted}, returned {wrong[0] if wrong else cat[0]}"
     return None

@@ -133,7 +133,7 @@ class AugmentationOptions:
     random_scale : factor of the shortest size, drawn uniformly between two values or from more than two
     crop_size : `(height, width)` of a crop of the scaled image where it is larger; None for no crop
     color_jitter : largest change of brightness, contrast and saturation (factors `1 - x` to `1 + x`) and hue (turns)
-    crop : makes what draws flip, scale and crop by the other options
+    crop : factory of the crop, which draws flip, scale and window from the other options
 
     Raises
     ------

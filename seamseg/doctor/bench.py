@@ -30,7 +30,7 @@ CONVOLUTIONS = ("body", "FPN", "RPN head", "mask", "semantic")
 """Stages that mainly multiply matrices; a network of another library has none of them."""
 
 MAX_ROUNDS = 1000
-"""Most runs of a benchmark."""
+"""Maximum number of runs of a benchmark."""
 
 
 def measure(

@@ -59,7 +59,7 @@ class SemanticCriterion:
     @staticmethod
     def of(config: Config) -> SemanticCriterion:
         """Return that of `[sem] loss`."""
-        return SemanticCriterion(_loss_of(config, "loss", _custom_loss))
+        return SemanticCriterion(_loss_of(config, "loss", _custom_image_loss))
 
     def __call__(self, output: SemanticLogits, targets: Batch) -> Losses:
         """Compute `sem_loss`."""
@@ -91,11 +91,21 @@ def _custom_loss(component: Component, keys: Any, given: Any) -> Tensor:
     return loss
 
 
+def _custom_image_loss(component: Component, keys: Any, image: SemanticImage) -> Tensor:
+    """Call the function of a user; SeamsegError if it does not return the loss of an image."""
+    loss = _custom_loss(component, keys, image)
+    if not isinstance(loss, Tensor) or loss.ndim:
+        given = f"a tensor of {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise SeamsegError(f"{component.section} ({component.file}): must return a scalar tensor, returned {given}")
+    return loss
+
+
 def _custom_box_loss(component: Component, keys: Any, samples: BoxSamples) -> Tensor:
     """Call the function of a user; SeamsegError if it does not return a loss of each sample."""
     errors, count = _custom_loss(component, keys, samples), samples.predicted.shape[0]
-    if tuple(errors.shape) not in ((count,), (count, 4)):
-        shapes = f"{count} or {count} x 4 numbers, returned {' x '.join(map(str, errors.shape)) or 'a scalar'}"
+    if not isinstance(errors, Tensor) or tuple(errors.shape) not in ((count,), (count, 4)):
+        shape = " x ".join(map(str, errors.shape)) if isinstance(errors, Tensor) else type(errors).__name__
+        shapes = f"{count} or {count} x 4 numbers, returned {shape or 'a scalar'}"
         raise SeamsegError(f"{component.section} ({component.file}): must return {shapes}")
     return errors
 

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from seamseg.config import Config
 from seamseg.models.criterion import Losses, as_count
+from seamseg.models.heads.custom import checked_losses
 from seamseg.models.network import BatchOptions, Network
 from seamseg.predictions import MapFormat, Prediction
 from seamseg.structures import Batch, PackedSequence, ReadMap
 from seamseg.utils.component_errors import named_errors
-from seamseg.utils.errors import SeamsegError
 
 
 @dataclass(frozen=True)
@@ -152,14 +152,10 @@ class WholeNetwork(Network):
         Raises
         ------
         SeamsegError
-            if the network fails, or returns other losses than it declares
+            if the network fails, or its losses are not those that it declares
         """
         with self.errors():
-            found = self.network.loss(targets)
-        if found.keys() != self.network.losses.keys():
-            declared, given = (", ".join(losses) or "none" for losses in (self.network.losses, found))
-            raise SeamsegError(f"network {self.name}: returns the losses {given}, declares {declared}")
-        return found
+            return checked_losses(self.network.losses, self.network.loss(targets))
 
     @torch.no_grad()
     def predict(self, images: PackedSequence) -> list[Prediction[Tensor]]:

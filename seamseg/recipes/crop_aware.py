@@ -13,10 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seamseg.config.components import register
-from seamseg.models.heads.box_loss import BoxSamples
+from seamseg.components import BoxSamples, box_loss
 from seamseg.ops.boxes import MIN_ANCHOR_SIDE, smooth_l1
-from seamseg.utils.errors import InputError
 
 _Pair = tuple[Tensor, Tensor]
 _STEPS, _ROUNDS = 17, 5
@@ -24,20 +22,15 @@ _STEPS, _ROUNDS = 17, 5
 error of the logarithm of the side is below a thousandth of the interval."""
 
 
-@register("box_loss", "cabb")
+@box_loss("cabb")
 def crop_aware_loss(samples: BoxSamples, keys: Any) -> Tensor:
-    """Return the smooth L1 loss of the best box that equals the target within the crop (cabb, arXiv 2012.07717).
-
-    Raises
-    ------
-    InputError
-        if the images are no crops
-    """
-    if all(image.truth.continues is None for image in samples.images):
-        raise InputError("[roi] box_loss = cabb is for training on crops: set [dataloader] crop_size, or smooth_l1")
+    """Return the smooth L1 loss of the best box that equals the target within the crop (cabb, arXiv 2012.07717)."""
     given = (samples.predicted, samples.codes, samples.boxes, samples.targets, samples.cut)
     codes = consistent_codes(*given, samples.sigma, samples.weights)
     return smooth_l1(samples.predicted, codes, samples.sigma)
+
+
+setattr(crop_aware_loss, "needs_crops", True)  # noqa: B010  # read by the check of the configuration
 
 
 @torch.no_grad()

@@ -46,7 +46,6 @@ from seamseg.training.optim.optimizer import build_optimizer
 from seamseg.training.optim.schedule import CurveSchedule, LRSchedule
 from seamseg.training.options import TrainerOptions
 from seamseg.training.prefetch import TrainingBatch, prepare_batch
-from seamseg.utils.component_errors import named_errors
 from seamseg.utils.distributed import World, broadcast_buffers
 from seamseg.utils.errors import InputError
 from seamseg.utils.progress import is_quiet
@@ -316,8 +315,11 @@ class SegmentationTask(Task):
         """Make the callbacks of the configuration, by name."""
         made = {}
         for component, keys in self.config.components("callback"):
-            with named_errors(component.section, component.module):
-                made[component.name] = component.make(keys)
+            made[component.name] = component.build(keys)
+            if not isinstance(made[component.name], Callback):
+                raise InputError(
+                    f"{component.section} ({component.file}): must be derived from seamseg.components.Callback"
+                )
         return made
 
     def write_model(self, folder: RunFolder, metadata: Metadata) -> None:

@@ -1,4 +1,4 @@
-"""Signals that end a process: in the main process as exceptions, so that its files are removed; in its workers not."""
+"""Signals that end a process: as exceptions in the main process, which removes its files, but not in its workers."""
 
 from __future__ import annotations
 

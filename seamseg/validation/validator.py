@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -45,7 +45,13 @@ from seamseg.models.heads.semantic import semantic_target
 from seamseg.panoptic_map import ClassInfo, PanopticResult, class_infos
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.component_errors import named_errors
-from seamseg.utils.distributed import World, broadcast_object, gather_to_main, sum_over_processes
+from seamseg.utils.distributed import (
+    World,
+    broadcast_object,
+    gather_objects,
+    gather_to_main,
+    sum_over_processes,
+)
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.parallel import available_cores
 from seamseg.utils.progress import progress
@@ -128,18 +134,37 @@ class Scorer(Protocol):
         """Return the scores from the counts or entries of all processes."""
 
 
-def scores_of_all(world: World, scorer: Scorer | Metric) -> Any:
+def scores_of_all(world: World, scorer: Scorer | Metric, errors: Callable[[], Any] = nullcontext) -> Any:
     """Return the scores of a scorer or metric over the images of all processes; a collective call.
 
     Arrays are summed, and each process computes the scores; lists are joined in the main process, which computes them.
+
+    Parameters
+    ----------
+    world : the processes
+    scorer : of the images of this process
+    errors : makes a context that names the scorer in errors of its code
     """
-    state = scorer.state()
-    if not scorer.gathered:
-        array = np.asarray(state)
-        counts = array.astype(np.int64 if np.issubdtype(array.dtype, np.integer) else np.float64)
-        return scorer.scores(sum_over_processes(world, torch.from_numpy(counts)).numpy())
-    parts = gather_to_main(world, state)
-    return broadcast_object(world, None if parts is None else scorer.scores([x for part in parts for x in part]))
+    with errors():
+        state: Any = scorer.state()
+        if scorer.gathered and not isinstance(state, list):
+            raise TypeError(f"state() must return a list, returned {type(state).__name__}")
+        array = np.asarray(0 if scorer.gathered else state)
+        if array.dtype.kind not in "biuf":
+            raise TypeError(f"state() must return a vector of numbers, returned {type(state).__name__}")
+    if scorer.gathered:
+        parts = gather_to_main(world, state)
+        with errors():
+            scores = None if parts is None else scorer.scores([x for part in parts for x in part])
+        return broadcast_object(world, scores)
+    # a process without images has zeros, which may be integers beside the fractions of another one
+    shapes, integers = zip(*gather_objects(world, (array.shape, array.dtype.kind != "f")))
+    with errors():
+        if len(set(shapes)) > 1:
+            raise ValueError(f"state() returned vectors of different shapes in the processes: {set(shapes)}")
+    summed = sum_over_processes(world, torch.from_numpy(array.astype(np.int64 if all(integers) else np.float64)))
+    with errors():
+        return scorer.scores(summed.numpy())
 
 
 @dataclass(frozen=True)
@@ -315,14 +340,18 @@ class CustomMetrics:
         selected = None
         others = scores.to_json() if self._metrics else {}
         for name, metric in self._metrics.items():
-            with self._errors(name, type(metric).__module__):
-                own: dict[str, float] = scores_of_all(self._world, metric)
+            errors = partial(self._errors, name, type(metric).__module__)
+            given = scores_of_all(self._world, metric, errors)
+            with errors():
+                own = {score: float(value) for score, value in given.items()}
+                if not own:
+                    raise ValueError("scores() returned no numbers")
             taken = [score for score in own if score in found or score in others]
             if taken:
                 raise SeamsegError(f"metric {name}: there is another score {taken[0]}: rename it")
-            found |= {score: float(value) for score, value in own.items()}
+            found |= own
             if name == self._options.eval_mode:
-                selected = _selecting(float(next(iter(own.values()))), metric.higher_is_better)
+                selected = _selecting(next(iter(own.values())), metric.higher_is_better)
         if not found:
             return scores
         assert isinstance(scores, KindScores)

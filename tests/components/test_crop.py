@@ -107,6 +107,8 @@ MISTAKES = {
     ),
     "empty": ("side, side), False", "side, 0), False", r"the window .* is not within the scaled image of"),
     "fractions": ("(y, x, side, side)", "(y / 2, x, side, side)", "TypeError: 'float' object"),
+    "a change": ("side, side), False", "side, side), image.ids.fill(0)", "ValueError: .*read-only"),
+    "an error of its own": ("CropParams(size,", "fail() or (size,", ": no luck"),
     "a name": ("places.tolist()", "place.tolist()", r", .*my_rare.py line 26: NameError: name 'place'"),
 }
 """What is replaced in the file, by what, and the error."""
@@ -116,7 +118,9 @@ MISTAKES = {
 def test_mistakes(name, file, options):
     old, new, message = MISTAKES[name]
     assert RARE.count(old) == 1
-    file.write_text(RARE.replace(old, new))
+    failing = "from seamseg.utils.errors import InputError\ndef fail(): raise InputError('no luck')\n"
+    text = RARE.replace(old, new)
+    file.write_text(text + failing)
     with pytest.raises(SeamsegError, match=f"^crop rare.*{message}") as error:
         run_training(options("run"))
     assert not isinstance(error.value, InputError), "an unreadable image would be replaced"

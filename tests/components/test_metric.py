@@ -12,7 +12,9 @@ from PIL import Image
 import seamseg
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.training.run import run_training
+from seamseg.utils.distributed import distributed
 from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.validation.validator import scores_of_all
 
 pytestmark = pytest.mark.usefixtures("narrow", "imported")
 
@@ -142,6 +144,10 @@ def test_the_metric_selects_the_best_snapshot(options, tmp_path):
         ("return self.counts", "return self.count", "metric cars, .*line [0-9]+: AttributeError"),
         ('"car_images": state', '"PQ": state', "metric cars: there is another score PQ: rename it"),
         ("self.counts += abs(", "self.counts += len(", "metric cars, .*: TypeError"),
+        ("return self.counts", "return None", "metric cars: TypeError: state.. must return a vector of numbers"),
+        ('"car_images": state', '"car_images": "many" or state', "metric cars: ValueError: could not convert"),
+        ("def scores(self, state):", "def scores(self, state):\n        return {}", "metric cars: .*no numbers"),
+        ("(Metric):", "(Metric):\n    gathered = True", "metric cars: TypeError: state.. must return a list, returned"),
     ],
 )
 def test_mistakes(file, options, old, new, message):
@@ -159,6 +165,46 @@ def score_in_two(rank, join, options, out):
     with narrow_body():
         scores = run_training(options).validation
     (out / f"{rank}.json").write_text(json.dumps(scores.metrics))
+
+
+class Part:
+    """A metric of one process."""
+
+    gathered = False
+
+    def __init__(self, counts):
+        self.counts = counts
+
+    def state(self):
+        return self.counts
+
+    def scores(self, state):
+        return {"type": state.dtype.name, "sums": state.tolist()}
+
+
+def sum_in_two(rank, join, out):
+    join()
+    with distributed("cpu") as world:
+        sum_in_group(rank, world, out)
+
+
+def sum_in_group(rank, world, out):
+    found = [scores_of_all(world, Part(counts)) for counts in (((0.5, 1), (0, 1))[rank], [rank, 2**60])]
+    with pytest.raises(ValueError, match="different shapes in the processes"):
+        scores_of_all(world, Part([1] * (rank + 1)))
+    (out / f"{rank}.json").write_text(json.dumps(found))
+
+
+@pytest.mark.distributed
+def test_sums_of_integers_and_fractions(tmp_path):
+    """Counts of a process without images are integers even where others have fractions; large integers stay exact."""
+    from support.processes import launch
+
+    launch(sum_in_two, 2, tmp_path)
+    for rank in range(2):
+        mixed, integers = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert mixed == {"type": "float64", "sums": [0.5, 2.0]}
+        assert integers == {"type": "int64", "sums": [1, 2**61]}
 
 
 @pytest.mark.slow

@@ -159,6 +159,10 @@ MISTAKES = {
     ),
     "a class": ("image._replace(cat=image.cat + 7)", "cat must have class 255 for id 0, .*, returned 262"),
     "no void": ("image._replace(cat=image.cat * 0)", "cat must have class 255 for id 0, .*, returned 0"),
+    "crowds": ("image._replace(iscrowd=image.iscrowd + 2)", "iscrowd must be 0 or 1, returned 2"),
+    "fractions": ("image._replace(cat=image.cat + 0.5)", r"cat must be integers of \(\d+,\), returned float64"),
+    "a change": ("image.pixels.fill(0)", "ValueError: .*read-only"),
+    "no image": ("load([-1])", "IndexError: load: there is no image -1"),
     "borders": (
         "image._replace(cut=image.cut[:, :2])",
         r"cut must be bool of \(\d+, 4\), returned bool of",
@@ -188,9 +192,13 @@ def test_a_data_set_that_does_not_suit(file, options):
     file.write_text("from seamseg.utils.errors import InputError\n" + text)
     with pytest.raises(InputError, match=r"mix mosaic: \w+ has \d images only$"):
         run_training(options("run"))
-    file.write_text(
-        MOSAIC.replace("Mosaic(Mix)", "Mosaic").replace("def combine", "def __init__(*_): 0\n    def combine")
-    )
+
+
+def test_what_is_no_mix(file, options):
+    text = MOSAIC.replace("Mosaic(Mix)", "Mosaic").replace("def combine", "def __init__(*_): return\n\n    def combine")
+    file.write_text(text)
+    with pytest.raises(InputError, match=r"must be a class derived from seamseg\.components\.Mix"):
+        run_training(options("run"))
 
 
 def test_an_image_without_others(options, file, micro, micro_config, tmp_path):

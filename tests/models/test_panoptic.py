@@ -7,6 +7,7 @@ import torch
 from support.networks import tiny_config, toy_batch
 from torch.testing import assert_close
 
+from seamseg.config.checks import check_training
 from seamseg.models.build import build_network, build_training_module
 from seamseg.models.panoptic import Things
 from seamseg.structures import PackedSequence
@@ -233,7 +234,7 @@ def test_a_crop_aware_loss_needs_crops():
     with pytest.raises(
         InputError, match=r"\[roi\] box_loss = cabb is for training on crops: set \[dataloader\] crop_size"
     ):
-        training_module(overrides=("roi.box_loss=cabb",))(toy_batch((64, 96)))
+        check_training(tiny_config(overrides=("roi.box_loss=cabb",)), "my.ini")
 
 
 def test_masks_refined_at_points():

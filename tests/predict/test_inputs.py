@@ -7,6 +7,7 @@ import json
 import os
 import tarfile
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -162,6 +163,25 @@ def test_a_compressed_shard_that_is_damaged(tmp_path, at):
     *_, last = Shard(str(tmp_path / "part.tar.gz"), "part", "part.tar.gz").items()
     with pytest.raises(UnreadableImage, match=r"part\.tar\.gz: (cannot be read|broken tar) after \d images: "):
         last.open()
+
+
+def test_a_truncated_compressed_shard_gives_all_that_is_inflated(tmp_path):
+    photos = [(f"{k}.png", png(k)) for k in range(50)]
+    data = gzip.compress(make_shard(tmp_path / "p.tar", photos).read_bytes())
+    (tmp_path / "part.tar.gz").write_bytes(data[: len(data) * 3 // 4])
+    inflated = zlib.decompressobj(31).decompress(data[: len(data) * 3 // 4])
+    *whole, last = Shard(str(tmp_path / "part.tar.gz"), "part", "part.tar.gz").items()
+    (tmp_path / "plain.tar").write_bytes(inflated)
+    assert len(whole) == len(list(Shard(str(tmp_path / "plain.tar"), "plain", "plain.tar").items())) - 1 > 10
+    with pytest.raises(UnreadableImage):
+        last.open()
+
+
+def test_bytes_after_a_compressed_shard_are_ignored(tmp_path):
+    data = gzip.compress(make_shard(tmp_path / "p.tar", [(f"{k}.png", png(k)) for k in range(3)]).read_bytes())
+    (tmp_path / "part.tar.gz").write_bytes(data + b"garbage")
+    for item in Shard(str(tmp_path / "part.tar.gz"), "part", "part.tar.gz").items():
+        item.open()
 
 
 def test_missing_shards(tmp_path):

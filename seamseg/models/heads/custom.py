@@ -19,7 +19,6 @@ from seamseg.models.backbones.base import NormFactory
 from seamseg.predictions import MapFormat
 from seamseg.structures import ReadMap
 from seamseg.utils.component_errors import named_errors
-from seamseg.utils.errors import SeamsegError
 
 if TYPE_CHECKING:
     from seamseg.config import Config
@@ -142,19 +141,35 @@ def head_losses(outputs: list[HeadOutputs], batch: Batch) -> dict[str, tuple[Ten
     Raises
     ------
     SeamsegError
-        if a head fails, or returns other losses than it declares
+        if a head fails, or its losses are not those that it declares
     """
     losses: dict[str, tuple[Tensor, Tensor | int]] = {}
     for name, head, maps in outputs:
         with named_errors(f"head {name}", type(head).__module__):
             with torch.no_grad():
                 targets = head.targets(batch)
-            found = head.loss(maps, targets)
-        if found.keys() != head.losses.keys():
-            declared = ", ".join(head.losses) or "none"
-            raise SeamsegError(f"head {name}: returns the losses {', '.join(found) or 'none'}, declares {declared}")
-        losses |= {loss: found[loss] for loss in head.losses}
+            losses |= checked_losses(head.losses, head.loss(maps, targets))
     return losses
+
+
+def checked_losses(declared: Mapping[str, Any], found: Any) -> dict[str, tuple[Tensor, Tensor | int]]:
+    """Return the mean and the count of each loss that a head or network declares.
+
+    Raises
+    ------
+    TypeError, ValueError
+        if others are found, or a mean or a count is no scalar
+    """
+    if not isinstance(found, Mapping):
+        raise TypeError(f"loss() must return a dict, returned {type(found).__name__}")
+    if found.keys() != declared.keys():
+        raise ValueError(f"returns the losses {', '.join(found) or 'none'}, declares {', '.join(declared) or 'none'}")
+    for name, (mean, count) in found.items():
+        if not isinstance(mean, Tensor) or mean.ndim or (isinstance(count, Tensor) and count.numel() != 1):
+            raise ValueError(f"{name} must be a scalar tensor, the mean, and a number, the count")
+        if not isinstance(count, Tensor) and count < 0:
+            raise ValueError(f"the count of {name} is {count}")
+    return {name: found[name] for name in declared}
 
 
 def predicted_maps(heads: Mapping[str, Head], features: Features) -> list[dict[str, Tensor]]:
@@ -167,6 +182,9 @@ def predicted_maps(heads: Mapping[str, Head], features: Features) -> list[dict[s
             if missing:
                 raise KeyError(f"predict() returns no {missing[0]}")
             for output, spec in head.outputs.items():
+                shape = tuple(found[output].shape)
+                if len(shape) != 4 or shape[1] != spec.channels:
+                    raise ValueError(f"{output} must be N x {spec.channels} x h x w, is {' x '.join(map(str, shape))}")
                 full = resized(found[output], features.padded_size, spec)
                 for image, x, (height, width) in zip(images, full, features.valid_sizes, strict=True):
                     part = x[:, :height, :width]

@@ -70,12 +70,26 @@ class _Peeked:
             unless `may_repeat`
         """
         data, self.head = self.head[:count], self.head[count:]
-        data += self._file.read(count - len(data))
+        data += self._read(count - len(data))
         self.count += len(data)
         self._empty += not data
         if self._empty > _EMPTY_READS and not self.may_repeat:
             raise EOFError("it ends in the middle of a file")
         return data
+
+    def _read(self, count: int) -> bytes:
+        if not isinstance(self._file, gzip.GzipFile):
+            return self._file.read(count)
+        parts: list[bytes] = []
+        try:
+            while count > 0 and (part := self._file.read1(count)):
+                parts.append(part)
+                count -= len(part)
+        except (EOFError, OSError):
+            # what is inflated comes first; the next call fails again
+            if not parts:
+                raise
+        return b"".join(parts)
 
 
 def _members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
@@ -124,9 +138,13 @@ def _read(archive: tarfile.TarFile, member: tarfile.TarInfo, peeked: _Peeked) ->
 
 def _read_checksum(content: _Peeked) -> None:
     """Read a compressed file to its end, where its checksum is; OSError if it is that of other content."""
-    for _ in range(_PADDING_BYTES // _BLOCK_BYTES):
-        if not content.read(_BLOCK_BYTES):
-            return
+    try:
+        for _ in range(_PADDING_BYTES // _BLOCK_BYTES):
+            if not content.read(_BLOCK_BYTES):
+                return
+    except gzip.BadGzipFile as error:
+        if "Not a gzipped file" not in str(error):  # bytes after it, which gzip ignores, too
+            raise
 
 
 @dataclass(frozen=True)

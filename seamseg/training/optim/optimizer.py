@@ -17,7 +17,6 @@ from seamseg.models.custom_network import WholeNetwork
 from seamseg.ops.norm import ABN
 from seamseg.training.optim.update import has_known_state
 from seamseg.training.options import INI_KEYS, KeyNames
-from seamseg.utils.component_errors import named_errors
 from seamseg.utils.errors import InputError
 
 NORM_LAYERS = (ABN, _BatchNorm, nn.GroupNorm, nn.LayerNorm)
@@ -62,8 +61,9 @@ def build_optimizer(net: nn.Module, config: Config) -> torch.optim.Optimizer:
     """
     component, keys = config.component("optimizer")
     groups = _parameter_groups(net, config)
-    with named_errors(component.section, component.module):
-        optimizer: torch.optim.Optimizer = component.make(groups, keys)
+    optimizer = component.make(groups, keys) if component.built_in else component.build(groups, keys)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InputError(f"{component.section} ({component.file}): must return a torch.optim.Optimizer")
     fill_state(optimizer)
     return optimizer
 

@@ -121,7 +121,7 @@ class CurveSchedule(LRSchedule):
 
     def _at(self, t: int) -> float:
         with named_errors(f"scheduler {self._options.type}", self._curve.__module__):
-            factor = self._curve(t, self.total, self._keys)
-        if not math.isfinite(factor):
+            factor = float(self._curve(t, self.total, self._keys))
+        if not 0 <= factor < math.inf:
             raise InputError(f"[scheduler] {self._options.type}: the factor of the learning rate at {t} is {factor}")
         return factor
