@@ -280,6 +280,14 @@ def test_transforms_on_the_device_and_fast_decoding_get_the_same_targets(streets
     assert flips == {True, False}
 
 
+def problem_of(data, key):
+    try:
+        data[key]
+    except InputError as error:
+        return str(error)
+    return ""
+
+
 def test_an_unreadable_source_is_replaced_or_refused(tmp_path):
     root = make_dataset(tmp_path, [1, 2, 0], [1])
     (root / "img" / "train1.png").write_bytes(b"no photo")
@@ -291,11 +299,9 @@ def test_an_unreadable_source_is_replaced_or_refused(tmp_path):
         assert item["id"] == "train2"
         assert 2 in item["cat"]
         assert not item["unreadable"], "it is counted where it is drawn itself"
-        try:
-            strict[key]
-        except InputError as error:
-            failed += 1
-            assert "train1.png" in str(error)
+        problem = problem_of(strict, key)
+        assert "train1.png: not an image" in problem or not problem
+        failed += bool(problem)
     assert 0 < failed < 6
 
 
