@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 RUN    ?= runs/demo
 
-.PHONY: help setup kernels demo test test-slow gpu lint format docs clean
+.PHONY: help setup kernels demo test test-slow gpu lint format reference docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -64,16 +64,21 @@ format: setup  ## fix style and formatting
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# the extra `docs` is installed when missing; pip is the fallback for uv, as in setup
-DOCS_NEEDS = -c constraints.txt sphinx myst-parser furo sphinx-copybutton
-
-docs: setup  ## regenerate docs/config.md and build the site into build/docs
-	@$(BIN)/python -c 'import furo, myst_parser, sphinx, sphinx_copybutton' 2>/dev/null || \
-	  { test -x $(BIN)/uv && $(BIN)/uv pip install --quiet --python $(BIN)/python $(DOCS_NEEDS); } || \
-	  $(BIN)/python -m pip install --quiet $(DOCS_NEEDS)
+reference: setup  ## write docs/config.md and docs/reference/components.md
 	$(BIN)/python -m seamseg.config.reference > docs/config.md
 	$(BIN)/python -m seamseg.config.reference components > docs/reference/components.md
-	$(BIN)/python -m sphinx -W --keep-going -n -q -b html docs build/docs
+
+# without .venv and torch, which docs/conf.py replaces by mocks
+DOCS_BIN = build/docs_venv/bin
+
+build/docs_venv/.ready: pyproject.toml constraints.txt
+	@test -x $(DOCS_BIN)/python || $(PYTHON) -m venv build/docs_venv
+	@$(DOCS_BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	@$(DOCS_BIN)/uv pip install --quiet --python $(DOCS_BIN)/python -c constraints.txt --extra docs --requirements pyproject.toml
+	@touch $@
+
+docs: build/docs_venv/.ready  ## build the site into build/docs (downloads 60 MB once); warnings are errors
+	$(DOCS_BIN)/python -m sphinx -W --keep-going -n -q -b html docs build/docs
 	@echo "open build/docs/index.html"
 
 clean:  ## remove build products and runs (keeps .venv)

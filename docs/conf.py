@@ -7,8 +7,10 @@ import pkgutil
 import re
 import shutil
 import sys
+import warnings
 from importlib import import_module
 from pathlib import Path
+from typing import Union
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -29,7 +31,10 @@ html_title = f"seamseg {release}"
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 
-# numpy docstrings; entries have the form "name : description", so the text after the colon is not a type to look up
+# these take gigabytes, and the reference does not need them
+autodoc_mock_imports = ["torch", "torchvision", "onnx", "onnxruntime", "onnxscript", "torchao"]
+
+# numpy docstrings, see describe_fields
 napoleon_google_docstring = False
 napoleon_use_param = False
 napoleon_use_rtype = False
@@ -46,6 +51,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(?!seamseg\.).*"),
     ("py:.*", r"seamseg\.(.*\.)?(_.*|[A-Z])"),
     # type variables
+    ("py:.*", r"seamseg\.config\.components\.Made"),
     ("py:.*", r"seamseg\.(models\.(folding|quantised)|deploy\.integers)\.(Net|Module)"),
     ("py:.*", r"seamseg\.(classification|cli|doctor|report|serving|toy_city|demo|utils)\..*"),
 ]
@@ -54,8 +60,8 @@ suppress_warnings = ["ref.python"]
 
 PUBLIC = (
     "checkpoints", "components", "config", "data", "deploy", "evaluation", "formats", "fusion", "idmaps", "inference",
-    "inplace_abn", "models", "ops", "panoptic_map", "predict", "predictions", "prepare", "structures", "testing",
-    "training", "validation", "visualize",
+    "inplace_abn", "integrations", "models", "ops", "panoptic_map", "predict", "predictions", "prepare", "structures",
+    "testing", "training", "validation", "visualize",
 )  # fmt: skip
 """The rooms of the API reference."""
 
@@ -67,6 +73,29 @@ ROOT_PAGES = {
     "README.md": "/index.md",
 }
 """Files of the repository root and the pages of the site that contain them."""
+
+
+SEARCHES = {
+    "how-to/python": ("train from Python", "evaluate from Python", "predict from Python", "notebook"),
+    "how-to/extend": (
+        "custom loss",
+        "custom head",
+        "custom metric",
+        "custom optimizer",
+        "custom callback",
+        "wandb",
+        "MLflow",
+    ),
+    "how-to/extend_data": ("custom dataset", "custom data set", "custom augmentation"),
+    "how-to/monitor": ("progress", "log", "TensorBoard", "metrics.jsonl"),
+    "how-to/train_distributed": ("multi-GPU", "DDP", "torchrun"),
+    "how-to/resume": ("checkpoint", "resume"),
+    "how-to/deploy": ("ONNX", "OpenVINO"),
+    "how-to/aotinductor": ("C++", "AOTInductor"),
+    "how-to/foreign_networks": ("Mask2Former", "OneFormer", "EoMT", "DETR"),
+    "how-to/migrate": ("original", "differences from the original"),
+}
+"""Index entries, which the search of the site ranks first, for words that the title of the page does not have."""
 
 
 def write_api_pages() -> None:
@@ -89,9 +118,38 @@ def _page(title: str, modules: list[str]) -> str:
     parts = [f"# {title}"]
     for module in modules:
         heading = [] if module == title else [f"## {module}"]
-        options = "\n   ".join((f".. automodule:: {module}", ":members:", ":ignore-module-all:", ":show-inheritance:"))
+        # what seamseg.components exports is defined in other modules, some of them private
+        own = ":imported-members:" if module == "seamseg.components" else ":ignore-module-all:"
+        options = "\n   ".join((f".. automodule:: {module}", ":members:", own, ":show-inheritance:"))
         parts += [*heading, f"```{{eval-rst}}\n{options}\n```"]
     return "\n\n".join(parts) + "\n"
+
+
+ENTRY = re.compile(r"(\*{0,2}\w+(?:, \*{0,2}\w+)*) : (.*)")
+"""An entry of a section of a docstring: names and description."""
+
+
+def describe_fields(app, what, name, obj, options, lines) -> None:  # type: ignore[no-untyped-def]
+    """Put the description of `name : description` on its own line: napoleon takes what follows a name for a type."""
+    heads = [n for n, line in enumerate(lines[1:]) if line.strip("-") == "" and len(line) >= 3 and lines[n].strip()]
+    for start, end in reversed(list(zip(heads, [*heads[1:], len(lines)], strict=False))):
+        title, body = lines[start].strip(), lines[start + 2 : end]
+        if title == "Returns" and not any(ENTRY.match(line) or line.startswith(" ") for line in body):
+            # prose without a name or a type
+            lines[start:end] = ["", "", ":returns: " + body[0], *(f"    {line}" for line in body[1:]), ""]
+        elif title in ("Parameters", "Attributes", "Returns"):
+            lines[start + 2 : end] = _entries(body)
+
+
+def _entries(body: list[str]) -> list[str]:
+    found: list[str] = []
+    for line in body:
+        entry = ENTRY.match(line)
+        if not entry and line and not line.startswith(" ") and found[-1:] == [""]:
+            # a paragraph after the entries: two empty lines end a section
+            found.append("")
+        found += [entry[1], f"    {entry[2]}"] if entry else [line]
+    return found
 
 
 def mark_code(app, what, name, obj, options, lines) -> None:  # type: ignore[no-untyped-def]
@@ -123,9 +181,33 @@ def link_root_files(app, docname, source) -> None:  # type: ignore[no-untyped-de
         source[0] = re.sub(rf"\]\((?:\.\./)*{re.escape(path)}{tail}", f"]({page}", source[0])
 
 
+def add_index_entries(app, docname, source) -> None:  # type: ignore[no-untyped-def]
+    """Put the entries of SEARCHES below the title of a page."""
+    for words in SEARCHES.get(docname, ()):
+        source[0] = source[0].replace("\n", f"\n\n```{{index}} single: {words}\n```\n", 1)
+
+
+def adapt_mocks() -> None:
+    """Give what is documented with mocked modules the signatures that it has with the modules themselves."""
+    from sphinx.ext.autodoc.mock import _MockObject
+
+    # a class that derives from a mock has the signature of its __init__
+    del _MockObject.__new__
+    # annotations and aliases such as torch.Tensor | None
+    _MockObject.__or__ = lambda self, other: Union[self, other]  # noqa: UP007
+    _MockObject.__ror__ = lambda self, other: Union[other, self]  # noqa: UP007
+
+
 def setup(app) -> None:  # type: ignore[no-untyped-def]
     """Connect the hooks."""
-    write_api_pages()
+    from sphinx.ext.autodoc.mock import mock
+
+    adapt_mocks()
+    warnings.filterwarnings("ignore", "seamseg: no compiled operators")
+    with mock(autodoc_mock_imports):
+        write_api_pages()
     # before napoleon, which builds on the marked text
     app.connect("autodoc-process-docstring", mark_code, priority=400)
+    app.connect("autodoc-process-docstring", describe_fields, priority=450)
     app.connect("source-read", link_root_files)
+    app.connect("source-read", add_index_entries)

@@ -22,7 +22,7 @@ from seamseg.config.values import format_value, split_optional
 
 _HEAD = """# Configuration keys
 
-<!-- made by `make docs` from seamseg/config/sections.py; change it there -->
+<!-- made by `make reference` from seamseg/config/sections.py; change it there -->
 
 A configuration is an INI file. Missing keys have the default of the table. Values other than plain text are Python
 literals. Keys marked ° do not exist in the original; their defaults reproduce it. Unknown sections and keys are
@@ -114,7 +114,7 @@ def _default(texts: dict[str, str]) -> str:
 
 _COMPONENTS = """# Components
 
-<!-- made by `make docs` from the components of the package; change it there -->
+<!-- made by `make reference` from the components of the package; change it there -->
 
 Parts that a configuration can choose by name. [Extend](../how-to/extend.md) shows how to write one, `seamseg new KIND
 NAME` writes a template, and `seamseg components --components FILE` lists those of a file. Kinds without a list are for

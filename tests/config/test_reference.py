@@ -11,7 +11,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "config.md"
 
 
 def test_the_page_is_up_to_date() -> None:
-    assert PAGE.read_text(encoding="utf-8") == reference(), "run `make docs` and commit docs/config.md"
+    assert PAGE.read_text(encoding="utf-8") == reference(), "run `make reference` and commit docs/config.md"
 
 
 def test_every_section_is_there() -> None:
@@ -23,4 +23,4 @@ def test_the_page_of_components_is_up_to_date() -> None:
     program = "from seamseg.config.reference import components_reference as page; print(page(), end='')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     page = PAGE.parent / "reference" / "components.md"
-    assert page.read_text(encoding="utf-8") == done.stdout, "run `make docs` and commit docs/reference/components.md"
+    assert page.read_text(encoding="utf-8") == done.stdout, "run `make reference` and commit components.md"
