@@ -45,13 +45,7 @@ from seamseg.models.heads.semantic import semantic_target
 from seamseg.panoptic_map import ClassInfo, PanopticResult, class_infos
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.component_errors import named_errors
-from seamseg.utils.distributed import (
-    World,
-    broadcast_object,
-    gather_objects,
-    gather_to_main,
-    sum_over_processes,
-)
+from seamseg.utils.distributed import World, broadcast_object, gather_objects, gather_to_main, sum_over_processes
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.parallel import available_cores
 from seamseg.utils.progress import progress
@@ -138,12 +132,7 @@ def scores_of_all(world: World, scorer: Scorer | Metric, errors: Callable[[], An
     """Return the scores of a scorer or metric over the images of all processes; a collective call.
 
     Arrays are summed, and each process computes the scores; lists are joined in the main process, which computes them.
-
-    Parameters
-    ----------
-    world : the processes
-    scorer : of the images of this process
-    errors : makes a context that names the scorer in errors of its code
+    `errors` makes a context that names the scorer in errors of its code.
     """
     with errors():
         state: Any = scorer.state()
