@@ -17,11 +17,18 @@ import numpy as np
 
 from seamseg.config.components import register
 from seamseg.data.input_size import scaled_size
-from seamseg.utils.component_errors import named_errors
+from seamseg.utils.component_errors import instance_of, named_errors
 from seamseg.utils.errors import InputError, SeamsegError
 
 if TYPE_CHECKING:
     from seamseg.config import Config
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    """Return a view of an array that cannot be written to."""
+    view: np.ndarray = array.view()
+    view.flags.writeable = False
+    return view
 
 
 @dataclass(frozen=True)
@@ -52,9 +59,7 @@ class CropImage:
     @property
     def ids(self) -> np.ndarray:
         """The instance ids, `L x H x W` int32, 0 void, read-only; with `fast_decode` they are read before the image."""
-        ids: np.ndarray = self.masks.view()
-        ids.flags.writeable = False
-        return ids
+        return read_only(self.masks)
 
 
 @dataclass(frozen=True)
@@ -156,9 +161,7 @@ def make_crop(config: Config, context: CropContext) -> Crop:
         if it is not loaded, fails, or does not suit the context
     """
     component, keys = config.component("crop")
-    crop = component.build(keys, context)
-    if not isinstance(crop, Crop):
-        raise InputError(f"{component.section}: must be a class derived from seamseg.components.Crop")
+    crop = instance_of(Crop, component.build(keys, context), component.section)  # type: ignore[type-abstract]
     crop.name = component.name
     return crop
 

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 
 from seamseg.config.components import Component
+from seamseg.data.crops import read_only
 from seamseg.data.maps import MapValues
 from seamseg.data.reader import Reader
 from seamseg.panoptic_map import VOID
-from seamseg.utils.component_errors import named_errors
+from seamseg.utils.component_errors import instance_of, named_errors
 from seamseg.utils.errors import InputError, SeamsegError
 
 MIRRORED = [0, 3, 2, 1]
@@ -51,8 +52,8 @@ class AugmentedImage(NamedTuple):
 
     def read_only(self) -> AugmentedImage:
         """Return the same arrays as read-only ones."""
-        maps = {name: of._replace(values=_read_only(of.values)) for name, of in self.maps.items()}
-        pixels, ids, cat, iscrowd, cut = map(_read_only, (self.pixels, self.ids, self.cat, self.iscrowd, self.cut))
+        maps = {name: of._replace(values=read_only(of.values)) for name, of in self.maps.items()}
+        pixels, ids, cat, iscrowd, cut = map(read_only, (self.pixels, self.ids, self.cat, self.iscrowd, self.cut))
         return AugmentedImage(pixels, ids, cat, iscrowd, cut, maps)
 
     def paste(self, source: AugmentedImage, chosen: Sequence[int], y: int = 0, x: int = 0) -> AugmentedImage:
@@ -98,12 +99,6 @@ class AugmentedImage(NamedTuple):
             np.concatenate((self.cut, source.cut[segments] | beyond)),
             maps,
         )
-
-
-def _read_only(array: np.ndarray) -> np.ndarray:
-    view: np.ndarray = array.view()
-    view.flags.writeable = False
-    return view
 
 
 def _overlap(target: int, source: int, shift: int) -> tuple[slice, slice]:
@@ -168,7 +163,7 @@ class Mix(ABC):
         """Return an image with its targets, combined with others that `load` loads; it may have another size.
 
         Take random numbers from `rng` only: it is seeded by the seed of the training, the epoch and the image. Ids
-        without pixels are removed afterwards. Do not change the arrays of `image` in place.
+        without pixels are removed afterwards. The arrays of `image` are read-only.
         """
 
 
@@ -184,9 +179,7 @@ def make_mix(component: Component, keys: Any, reader: Reader) -> Mix:
     InputError
         if it fails, or does not suit the data set
     """
-    mix = component.build(keys, reader)
-    if not isinstance(mix, Mix):
-        raise InputError(f"{component.section}: must be a class derived from seamseg.components.Mix")
+    mix = instance_of(Mix, component.build(keys, reader), component.section)  # type: ignore[type-abstract]
     mix.name = component.name
     return mix
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from seamseg.config.components import Component
 from seamseg.formats.metadata import ImageInfo, Metadata, metadata_header, metadata_of
-from seamseg.utils.component_errors import named_errors
+from seamseg.utils.component_errors import instance_of, named_errors
 from seamseg.utils.errors import InputError, UnreadableImage
 
 if TYPE_CHECKING:
@@ -113,9 +113,8 @@ def open_reader(config: Config, root: str | Path, split: str) -> Reader:
     """
     component, keys = config.component("reader")
     with reader_errors(component, str(root)):
-        reader = component.make(root, split, keys)
-        if not isinstance(reader, Reader):
-            raise InputError(f"{root}: reader {component.name}: must be a class derived from seamseg.components.Reader")
+        made = component.make(root, split, keys)
+        reader = instance_of(Reader, made, f"{root}: reader {component.name}")  # type: ignore[type-abstract]
         metadata_of(metadata_header(reader.metadata), f"{root}: reader {component.name}", reader.images)
         if not len(reader):
             raise InputError(f"{root}: reader {component.name} finds no image in split {split!r}")

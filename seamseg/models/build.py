@@ -34,7 +34,7 @@ from seamseg.models.quantised import quantised
 from seamseg.models.semantic import SemanticNet, SemanticOptions
 from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
 from seamseg.predictions import name_problem
-from seamseg.utils.component_errors import described
+from seamseg.utils.component_errors import described, instance_of
 from seamseg.utils.errors import InputError
 
 SegmentationNet: TypeAlias = PanopticNet | SemanticNet
@@ -66,10 +66,8 @@ def build_network(config: Config, num_stuff: int, num_thing: int) -> Segmentatio
         return net
     if heads := [head.section for head, _ in config.components("head")]:
         raise InputError(f"[{heads[0]}]: the network {component.name} has no pyramid for further heads")
-    network = component.build(keys, context)
     where = f"{component.section} ({component.file})"
-    if not isinstance(network, CustomNetwork):
-        raise InputError(f"{where}: must be a class derived from seamseg.components.Network")
+    network = instance_of(CustomNetwork, component.build(keys, context), where, "Network")
     if network.kind != config.kind:
         raise InputError(f"[general] kind = {config.kind}: the network {component.name} is of kind {network.kind}")
     _check_weights(network.losses, keys, where)
@@ -180,9 +178,7 @@ def build_heads(config: Config, context: HeadContext) -> nn.ModuleDict:
     taken = set(KINDS[config.kind].losses)
     for component, keys in config.components("head"):
         where = f"head {component.name} ({component.file})"
-        head = component.build(keys, context)
-        if not isinstance(head, Head):
-            raise InputError(f"{where}: must be a class derived from seamseg.components.Head")
+        head = instance_of(Head, component.build(keys, context), where)
         _check_weights(head.losses, keys, where)
         if problem := next(filter(None, map(name_problem, head.outputs)), None):
             raise InputError(f"{where}: output {problem}")
@@ -279,8 +275,7 @@ def build_configured_backbone(config: Config, norm: NormFactory, keep_outputs: b
 def _check_body(backbone: object, config: Config, component: Component) -> None:
     """Raise InputError if a body of a user is none, or its maps are others than it declares."""
     where = f"{component.section} ({component.file})"
-    if not isinstance(backbone, Body):
-        raise InputError(f"{where}: must be a class derived from seamseg.components.Body")
+    backbone = instance_of(Body, backbone, where)
     if config.body.body_params:
         raise InputError(f"[body] body_params has no effect on {component.name}: set keys of [{component.section}]")
     if config.general.checkpoint_body:

@@ -46,6 +46,7 @@ from seamseg.training.optim.optimizer import build_optimizer
 from seamseg.training.optim.schedule import CurveSchedule, LRSchedule
 from seamseg.training.options import TrainerOptions
 from seamseg.training.prefetch import TrainingBatch, prepare_batch
+from seamseg.utils.component_errors import instance_of
 from seamseg.utils.distributed import World, broadcast_buffers
 from seamseg.utils.errors import InputError
 from seamseg.utils.progress import is_quiet
@@ -315,11 +316,8 @@ class SegmentationTask(Task):
         """Make the callbacks of the configuration, by name."""
         made = {}
         for component, keys in self.config.components("callback"):
-            made[component.name] = component.build(keys)
-            if not isinstance(made[component.name], Callback):
-                raise InputError(
-                    f"{component.section} ({component.file}): must be derived from seamseg.components.Callback"
-                )
+            where = f"{component.section} ({component.file})"
+            made[component.name] = instance_of(Callback, component.build(keys), where)
         return made
 
     def write_model(self, folder: RunFolder, metadata: Metadata) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.errors import SeamsegError, one_line
+from seamseg.utils.errors import InputError, SeamsegError, one_line
+
+Base = TypeVar("Base")
 
 
 @contextmanager
@@ -41,3 +44,23 @@ def described(error: BaseException, file: str | None) -> str:
             line = f", {file} line {trace.tb_lineno}"
         trace = trace.tb_next
     return f"{line}: {one_line(f'{type(error).__name__}: {error}').rstrip(': ')}"
+
+
+def instance_of(base: type[Base], made: Any, where: str, name: str = "") -> Base:
+    """Return what a component has made.
+
+    Parameters
+    ----------
+    base : the class of :mod:`seamseg.components` that its class must derive from
+    made : the object
+    where : beginning of the message, the component
+    name : of `base` in that module, if it is another one there
+
+    Raises
+    ------
+    InputError
+        if it is of another class
+    """
+    if not isinstance(made, base):
+        raise InputError(f"{where}: must be a class derived from seamseg.components.{name or base.__name__}")
+    return made

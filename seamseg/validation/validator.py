@@ -136,12 +136,12 @@ def scores_of_all(world: World, scorer: Scorer | Metric, errors: Callable[[], An
     """
     with errors():
         state: Any = scorer.state()
-        if scorer.gathered and not isinstance(state, list):
+        array = np.asarray(state) if not scorer.gathered else None
+        if array is None and not isinstance(state, list):
             raise TypeError(f"state() must return a list, returned {type(state).__name__}")
-        array = np.asarray(0 if scorer.gathered else state)
-        if array.dtype.kind not in "biuf":
+        if array is not None and array.dtype.kind not in "biuf":
             raise TypeError(f"state() must return a vector of numbers, returned {type(state).__name__}")
-    if scorer.gathered:
+    if array is None:
         parts = gather_to_main(world, state)
         with errors():
             scores = None if parts is None else scorer.scores([x for part in parts for x in part])
