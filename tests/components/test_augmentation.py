@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.components import component_file
 from support.interruptions import result, signals_at, train_until_done
 
 from seamseg.config import load_config
@@ -39,11 +40,7 @@ def rain(pixels, rng, keys):
 '''
 
 
-@pytest.fixture
-def file(tmp_path):
-    path = tmp_path / "my_rain.py"
-    path.write_text(RAIN)
-    return path
+file = component_file("my_rain.py", RAIN)
 
 
 @pytest.fixture

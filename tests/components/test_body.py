@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from PIL import Image
-from support.components import forget
+from support.components import component_file, forget
 from support.interruptions import result, signals_at, train_until_done
 
 import seamseg
@@ -67,11 +67,7 @@ class Other(nn.Module):
 class Tiny(Body):"""
 
 
-@pytest.fixture
-def file(tmp_path):
-    path = tmp_path / "my_tiny.py"
-    path.write_text(TINY)
-    return path
+file = component_file("my_tiny.py", TINY)
 
 
 @pytest.fixture

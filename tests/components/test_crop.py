@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.components import component_file
 from support.interruptions import result, signals_at, train_until_done
 
 from seamseg.checkpoints.snapshot import load_snapshot
@@ -47,11 +48,7 @@ class RareCrop(Crop):
 '''
 
 
-@pytest.fixture
-def file(tmp_path):
-    path = tmp_path / "my_rare.py"
-    path.write_text(RARE)
-    return path
+file = component_file("my_rare.py", RARE)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import tarfile
 import numpy as np
 import pytest
 from PIL import Image
-from support.components import forget
+from support.components import component_file, forget
 
 from seamseg.inference.options import InferenceOptions
 from seamseg.predict.settings import PredictSettings
@@ -51,12 +51,7 @@ class Borders(ImageFormat):
 '''
 
 
-@pytest.fixture
-def file(tmp_path):
-    """A file with a format."""
-    path = tmp_path / "my_borders.py"
-    path.write_text(BORDERS)
-    return path
+file = component_file("my_borders.py", BORDERS)
 
 
 def test_a_format_in_a_folder_and_in_shards(file, micro_run, micro, tmp_path, seamseg_main):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.components import EDGES
+from support.components import EDGES, component_file
 from support.interruptions import loss_lines, result, signals_at, train_until_done
 
 import seamseg
@@ -21,11 +21,7 @@ from seamseg.utils.errors import InputError, SeamsegError
 pytestmark = pytest.mark.usefixtures("narrow", "imported")
 
 
-@pytest.fixture
-def file(tmp_path):
-    path = tmp_path / "my_edges.py"
-    path.write_text(EDGES)
-    return path
+file = component_file("my_edges.py", EDGES)
 
 
 @pytest.fixture

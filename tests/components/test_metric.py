@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 from PIL import Image
+from support.components import component_file
 
 import seamseg
 from seamseg.checkpoints.snapshot import load_snapshot
@@ -80,11 +81,7 @@ class Median(Metric):
 '''
 
 
-@pytest.fixture
-def file(tmp_path):
-    path = tmp_path / "my_cars.py"
-    path.write_text(CARS)
-    return path
+file = component_file("my_cars.py", CARS)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support.components import DEPTH
+from support.components import DEPTH, component_file
 from support.interruptions import result, signals_at, train_until_done
 
 from seamseg.checkpoints.snapshot import load_snapshot
@@ -49,11 +49,7 @@ class Mosaic(Mix):
 CROPS = ("dataloader.crop_size=(48, 56)", "dataloader.random_scale=(0.5, 2)", "dataloader.random_flip=yes")
 
 
-@pytest.fixture
-def file(tmp_path):
-    path = tmp_path / "my_mosaic.py"
-    path.write_text(MOSAIC)
-    return path
+file = component_file("my_mosaic.py", MOSAIC)
 
 
 @pytest.fixture

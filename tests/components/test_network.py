@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from PIL import Image
-from support.components import forget
+from support.components import component_file, forget
 from support.interruptions import loss_lines, result, signals_at, train_until_done
 
 import seamseg
@@ -75,11 +75,7 @@ class Pixels(Network):
 '''
 
 
-@pytest.fixture
-def file(tmp_path):
-    path = tmp_path / "my_pixels.py"
-    path.write_text(PIXELS)
-    return path
+file = component_file("my_pixels.py", PIXELS)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.components import DEPTH
+from support.components import DEPTH, component_file
 from support.interruptions import loss_lines, result, signals_at, train_until_done
 
 from seamseg.checkpoints.snapshot import load_snapshot
@@ -33,11 +33,7 @@ AUGMENTED = (
 )
 
 
-@pytest.fixture
-def file(tmp_path):
-    path = tmp_path / "my_depth.py"
-    path.write_text(DEPTH)
-    return path
+file = component_file("my_depth.py", DEPTH)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.components import DEPTH
+from support.components import DEPTH, component_file
 
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.training.run import run_training
@@ -70,11 +70,7 @@ class ZipReader(Reader):
 '''
 
 
-@pytest.fixture
-def file(tmp_path):
-    path = tmp_path / "my_zip.py"
-    path.write_text(ZIP)
-    return path
+file = component_file("my_zip.py", ZIP)
 
 
 @pytest.fixture

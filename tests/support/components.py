@@ -216,6 +216,18 @@ def imported(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathF
             del sys.modules[name]
 
 
+def component_file(name: str, text: str) -> Any:
+    """Return a fixture: a file of this name and content, with components."""
+
+    @pytest.fixture
+    def file(tmp_path: Path) -> Path:
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return file
+
+
 @pytest.fixture
 def component_options(tmp_path: Path, micro: Path, micro_config: Path) -> Callable[..., Any]:
     """Options of a training on the CPU with a file of components, some overrides, and further arguments."""
