@@ -13,9 +13,9 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from seamseg.utils import process_settings
 from seamseg.utils.errors import InputError, SeamsegError, Terminated, missing_packages, one_line
@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return stop.exit_code if isinstance(stop, Terminated) else EXIT_INTERRUPTED
         except BrokenPipeError:
             # the reader of stdout has exited, as `| head` does
-            _discard_output()
+            _discard(sys.stdout)
             return EXIT_FAILED
         except Exception as error:
             if debug:
@@ -118,9 +118,9 @@ def _open_streams() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def _discard_output() -> None:
-    """Connect stdout to nothing: it is flushed once more when the interpreter exits."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _discard(stream: TextIO) -> None:
+    """Connect a stream to nothing: it is flushed once more when the interpreter exits, whose code a failure changes."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _full_disk(error: Exception) -> SeamsegError | None:
@@ -132,14 +132,16 @@ def _full_disk(error: Exception) -> SeamsegError | None:
     try:
         sys.stdout.flush()
     except OSError:
-        _discard_output()
+        _discard(sys.stdout)
     return cannot_write(error.filename or "standard output or another file", error)
 
 
 def _print_error(line: str) -> None:
     # stderr may be gone, as that of a closed terminal: the exit code must not change
-    with suppress(OSError):
+    try:
         print(line, file=sys.stderr, flush=True)
+    except OSError:
+        _discard(sys.stderr)
 
 
 def _run(argv: Sequence[str]) -> int:
