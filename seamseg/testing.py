@@ -349,7 +349,7 @@ class _Check:
         written = f"{self._files(maps)}; " if maps else ""
         out = self.work / "warnings.json"
         self._start("without it", 1, {"model": str(self.model), "photo": str(self.files.photo), "out": str(out)})
-        warned = any(f"without head {self.component.name}" in line for line in json.loads(out.read_text()))
+        warned = any(f"head {self.component.name} (" in line for line in json.loads(out.read_text()))
         self.expect(warned, "the model opens without the head, but does not warn")
         return f"{written}the model opens without it, with a warning"
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import warnings
 import zipfile
 import zlib
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -105,8 +107,38 @@ def snapshot_content(snapshot: Snapshot) -> dict[str, Any]:
     if snapshot.resume is not None:
         content["resume"] = snapshot.resume
     if snapshot.components:
-        content["components"] = [record.content() for record in snapshot.components]
+        content["components"] = [asdict(record) for record in snapshot.components]
     return content
+
+
+def check_storable(value: Any, where: str) -> None:
+    """Raise InputError if a snapshot that holds a value could be written, but not be opened.
+
+    Parameters
+    ----------
+    value : numbers, texts, tensors, arrays, and lists and dicts of them
+    where : beginning of the message, what the value belongs to
+    """
+    if isinstance(value, (Tensor, str, int, float, type(None))) and type(value).__module__ in ("builtins", "torch"):
+        return
+    if type(value) in (dict, OrderedDict):
+        for key, item in value.items():
+            check_storable(key, f"{where}: the key {key!r:.80}")
+            check_storable(item, f"{where}[{key!r:.80}]")
+    elif type(value) in (list, tuple):
+        for number, item in enumerate(value):
+            check_storable(item, f"{where}[{number}]")
+    else:
+        file = io.BytesIO()
+        try:
+            torch.save(value, file)
+            file.seek(0)
+            _load(file, where, file)
+        except Exception:
+            kind = type(value).__name__
+            raise InputError(
+                f"{where} is a {kind}, which snapshots cannot hold: return numbers, texts, tensors, lists and dicts"
+            ) from None
 
 
 def write_tensors(path: Path, content: Any) -> None:

@@ -10,6 +10,7 @@ A component is a part that is chosen by its name: docs/how-to/extend.md shows ho
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
 
 from seamseg.cli.model_options import add_components
 from seamseg.config import components
@@ -36,6 +37,6 @@ def run(args: argparse.Namespace) -> int:
             first = group[0]
             where = "built in" if first.built_in else str(first.file)
             print(f"  {', '.join(component.name for component in group)} ({where}): {summary(first)}")
-            for name, spec in components.declared(first.keys).items():
-                print(f"    {name} = {format_value(spec.default)}    {spec.metadata['doc']}")
+            for spec in fields(first.keys):
+                print(f"    {spec.name} = {format_value(spec.default)}    {spec.metadata['doc']}")
     return 0

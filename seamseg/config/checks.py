@@ -103,7 +103,8 @@ def _loss_weights(config: Config) -> str | None:
 
 def _inputs(config: Config) -> str | None:
     layout = layout_of(config.body.body, config.body.body_params)
-    assert layout is not None
+    if layout is None:  # an exported network with a custom body
+        return None
     for module in config.fpn.inputs:
         if module not in (config.body.out_channels or layout.out_strides):
             return f"[fpn] inputs names {module!r:.80}, which is not in [body] out_channels"

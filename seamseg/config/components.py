@@ -13,12 +13,14 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any, TypeVar
 
 from seamseg.config.component_kinds import KINDS as KINDS
+from seamseg.config.component_kinds import parse_section as parse_section
+from seamseg.config.values import default_problem
 from seamseg.utils.component_errors import described
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, SeamsegError, did_you_mean
@@ -112,15 +114,17 @@ def register(kind: str, name: str, keys: type = NoKeys) -> Callable[[Made], Made
         raise InputError(f"{kind} {name}: its keys {keys.__name__} must be a dataclass with frozen=True")
     for spec in fields(keys):
         if "doc" not in spec.metadata or spec.name != spec.name.lower() or spec.default is MISSING:
-            raise InputError(
-                f"{kind} {name}: declare {spec.name} of {keys.__name__} as key(DOC, DEFAULT), in lower case"
-            )
+            problem: str | None = "declare it as key(DOC, DEFAULT), in lower case"
+        else:
+            problem = default_problem(spec, keys)
+        if problem:
+            raise InputError(f"{kind} {name}: {spec.name} of {keys.__name__}: {problem}")
 
     def decorate(made: Made) -> Made:
         component = Component(kind, name, made, keys, made.__module__)
         other = _REGISTERED.setdefault((kind, name), component)
         if other.module != component.module or other.make.__qualname__ != made.__qualname__:
-            raise InputError(f"{component.file}: there is a {kind} {name} already, in {other.file}: rename one")
+            raise InputError(f"another {kind} {name} is in {other.file}: rename one")
         _REGISTERED[kind, name] = component
         return made
 
@@ -154,10 +158,11 @@ def load(names: Iterable[str], folder: Path | None = None) -> list[str]:
                 raise InputError(f"components: {name}: no such file")
         try:
             _import_file(path) if path is not None else importlib.import_module(name)
-        except InputError:
-            raise
+        except InputError as error:
+            raise InputError(f"components: {path or name}: {error}") from error
         except (Exception, SystemExit) as error:
-            raise InputError(f"components: {name}{described(error, str(path))}") from error
+            where = f": {name}{described(error, None)}" if path is None else described(error, str(path))
+            raise InputError(f"components{where}") from error
         loaded.append(str(path or name))
     return loaded
 
@@ -168,7 +173,7 @@ def _import_file(path: Path) -> None:
     if known is not None:
         if os.path.realpath(str(getattr(known, "__file__", None))) == str(path):
             return
-        raise InputError(f"components: {path}: another module is named {path.stem}: rename the file")
+        raise InputError(f"another module is named {path.stem}: rename the file")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -241,17 +246,6 @@ def at_fault(error: BaseException) -> str | None:
     return None
 
 
-def parse_section(section: str) -> tuple[str, str] | None:
-    """Return kind and name of the component that a section of a configuration is for; None for other sections."""
-    kind, space, name = section.partition(" ")
-    return (kind, name.strip()) if space and kind in KINDS else None
-
-
-def declared(keys: type) -> dict[str, Field[Any]]:
-    """Return the fields of keys by name."""
-    return {spec.name: spec for spec in fields(keys)}
-
-
 @dataclass(frozen=True)
 class Record:
     """What a model states about a component that its training used; nothing is imported because of it.
@@ -276,12 +270,17 @@ class Record:
         version = str(getattr(sys.modules[component.module], "__version__", ""))
         return Record(component.kind, component.name, component.module, version, checksum)
 
-    def content(self) -> dict[str, str]:
-        """Return plain data, as a snapshot holds it."""
-        return asdict(self)
+    @property
+    def missing(self) -> str | None:
+        """A line if the component is not imported."""
+        if (self.kind, self.name) in _REGISTERED:
+            return None
+        file = self.module if "." in self.module else f"{self.module}.py"
+        return f"{self.kind:.80} {self.name:.80} ({file:.80}) is not imported: name its file with `components=FILE`"
 
+    @property
     def change(self) -> str | None:
-        """Return a line if the imported component is another than that of the training; None if it is not imported."""
+        """A line if the imported component is another than that of the training."""
         component = _REGISTERED.get((self.kind, self.name))
         if component is None or Record.of(component).sha256 == self.sha256:
             return None

@@ -15,6 +15,7 @@ from typing import Any
 from seamseg.config import components
 from seamseg.config.bodies import layout_of
 from seamseg.config.checks import check, raise_first
+from seamseg.config.component_kinds import NEEDED
 from seamseg.config.components import NotLoaded
 from seamseg.config.experiments import packaged
 from seamseg.config.ini import Layer, Texts, layers_of, new_parser, read_ini, read_text
@@ -57,12 +58,14 @@ def config_from_string(
     source: str = "config",
     overrides: Sequence[str] = (),
     trusted: Path | None = None,
+    exported: bool = False,
 ) -> Config:
     """Read a configuration from INI text; `source` is its name in errors, other arguments as :func:`load_config`.
 
     The components that it names are imported only with `trusted`, the folder of a file of the user; those of overrides
     always are. A model is not trusted: its sections of components that are not registered stay as they are, see
-    :class:`NotLoaded`, and it must not build on another configuration.
+    :class:`NotLoaded`, and it must not build on another configuration. That of an `exported` network needs no
+    components: the network is not built from it.
     """
     layers = layers_of(Layer(read_ini(text, source), source, trusted))
     given, sources = _adapt_bases(layers, kind or PANOPTIC)
@@ -88,7 +91,7 @@ def config_from_string(
         origins[section, key] = "`overrides`"
     if texts["general"]["base"]:
         raise InputError("`overrides=general.base=...`: a base is named in a file: write one with [general] base")
-    _drop_replaced(texts, layers)
+    _drop_replaced(texts, layers, origins)
     for component in components.added_by(loaded):
         if strict or components.KINDS[component.kind].evaluated:
             texts.setdefault(component.section, {})
@@ -97,7 +100,7 @@ def config_from_string(
     _describe_body(texts, given, origins)
     _reset_ignored(texts, layers[-1].given, origins, source)
     whole = f"{source} with `overrides`" if origins else source
-    return _typed(texts, source, {**sources, **origins}, strict, whole)
+    return _typed(texts, source, {**sources, **origins}, strict, whole, exported)
 
 
 def _defaults_of_network(given: Texts, changes: Sequence[tuple[str, str, str, str]]) -> Mapping[str, str]:
@@ -138,9 +141,9 @@ def _adapt_bases(layers: Sequence[Layer], kind: str) -> tuple[Texts, dict[tuple[
     return given, sources
 
 
-def _drop_replaced(texts: Texts, layers: Sequence[Layer]) -> None:
-    """Remove the sections of components of a base that the configuration replaces by others."""
-    own = {components.parse_section(section) for section in layers[-1].given}
+def _drop_replaced(texts: Texts, layers: Sequence[Layer], changed: Iterable[tuple[str, str]]) -> None:
+    """Remove the sections of components of a base that the configuration, or an override, replaces by others."""
+    own = {components.parse_section(section) for section in [*layers[-1].given, *(section for section, _ in changed)]}
     for section in [section for section in texts if section not in SECTIONS]:
         kind, name = found = components.parse_section(section) or ("", "")
         chooser, _, key = components.KINDS[kind].key.partition(".")
@@ -211,7 +214,7 @@ def config_to_string(config: Config) -> str:
 
 
 def _formatted(keys: Any) -> dict[str, str]:
-    return {name: format_value(getattr(keys, name)) for name in components.declared(type(keys))}
+    return {spec.name: format_value(getattr(keys, spec.name)) for spec in fields(keys)}
 
 
 def _defaults(kind: str, source: str = "config") -> Texts:
@@ -345,7 +348,9 @@ def split_override(override: str) -> tuple[str, str, str]:
     return section, key.lower(), value.strip()
 
 
-def _typed(texts: Texts, source: str, origins: Mapping[tuple[str, str], str], strict: bool, whole: str) -> Config:
+def _typed(
+    texts: Texts, source: str, origins: Mapping[tuple[str, str], str], strict: bool, whole: str, exported: bool
+) -> Config:
     sections, parts = {}, {}
     for name, cls in SECTIONS.items():
         values = {}
@@ -353,7 +358,7 @@ def _typed(texts: Texts, source: str, origins: Mapping[tuple[str, str], str], st
             origin = origins.get((name, spec.name), source)
             text = texts[name][spec.name]
             if (kind := spec.metadata["component"]) is not None and text not in spec.metadata["choices"]:
-                needed = strict or components.KINDS[kind].needed
+                needed = strict or (kind in NEEDED and not exported)
                 values[spec.name] = _component_name(kind, name, spec.name, text, origin, needed)
                 if components.is_registered(kind, text):
                     texts.setdefault(components.find(kind, text).section, {})
@@ -366,11 +371,11 @@ def _typed(texts: Texts, source: str, origins: Mapping[tuple[str, str], str], st
             parts[name] = NotLoaded(texts[name])
             continue
         cls = components.find(kind, part).keys
-        given = {key: spec for key, spec in components.declared(cls).items() if key in texts[name]}
         parts[name] = cls(
             **{
-                key: _parsed(name, spec, texts[name][key], origins.get((name, key), source))
-                for key, spec in given.items()
+                spec.name: _parsed(name, spec, texts[name][spec.name], origins.get((name, spec.name), source))
+                for spec in fields(cls)
+                if spec.name in texts[name]
             }
         )
     config = Config(texts=texts, parts=parts, **sections)

@@ -160,11 +160,12 @@ def chosen_by(kind: str, spec: ComponentKind) -> str:
 def _described(group: list[components.Component]) -> Iterator[str]:
     first = group[0]
     yield _wrapped(f"- {', '.join(f'`{component.name}`' for component in group)} (`{first.module}`): {summary(first)}")
-    specs = components.declared(first.keys)
     hints = typing.get_type_hints(first.keys)
-    for name, spec in specs.items():
+    for spec in fields(first.keys):
         default = f"`{text}`" if (text := format_value(spec.default)) else "empty"
-        yield _wrapped(f"  - `{name}`: {spec.metadata['doc']}; {_value(hints[name], spec)}; default {default}")
+        yield _wrapped(
+            f"  - `{spec.name}`: {spec.metadata['doc']}; {_value(hints[spec.name], spec)}; default {default}"
+        )
 
 
 def _wrapped(item: str) -> str:

@@ -7,6 +7,7 @@ import math
 import types
 import typing
 from collections.abc import Mapping
+from dataclasses import Field
 from typing import Any
 
 from seamseg.utils.errors import did_you_mean
@@ -65,6 +66,22 @@ def format_value(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return value if isinstance(value, str) else repr(value)
+
+
+def default_problem(spec: Field[Any], keys: type) -> str | None:
+    """Return why the default of a key could not be read from a configuration; None if it can be."""
+    try:
+        hints = typing.get_type_hints(keys)
+    except NameError as error:
+        return str(error)
+    try:
+        value = parse_value(format_value(spec.default), hints[spec.name], spec.metadata)
+        same = value == spec.default or (value is None and spec.default == "")
+    except ValueProblem as problem:
+        return f"its default {spec.default!r:.80}: {problem}"
+    except (KeyError, IndexError, TypeError):
+        return f"a key is bool, int, float, str, or a tuple, list or dict of them, not {spec.type}"
+    return None if same else f"its default {spec.default!r:.80} is not {expected(hints[spec.name])}"
 
 
 def split_optional(annotation: Any) -> tuple[Any, bool]:

@@ -181,12 +181,11 @@ def draw_crop(crop: Crop, image: CropImage, rng: Random) -> CropParams:
             image.masks  # noqa: B018  # if they cannot be read, this is the error
             raise SeamsegError(f"crop {crop.name}: {error}") from error
         if not isinstance(found, CropParams):
-            raise SeamsegError(f"crop {crop.name}: must return CropParams, returned {type(found).__name__}")
+            raise TypeError(f"draw() must return CropParams, returned {type(found).__name__}")
         height, width = map(index, found.size)
         y, x, h, w = map(index, found.window)
-    if not (0 <= y < y + h <= height and 0 <= x < x + w <= width):
-        raise SeamsegError(
-            f"crop {crop.name}: the window {(y, x, h, w)} (y, x, height, width) is not within the scaled image of "
-            f"{(height, width)}"
-        )
+        if not (0 <= y < y + h <= height and 0 <= x < x + w <= width):
+            raise ValueError(
+                f"the window {(y, x, h, w)} (y, x, height, width) is not within the scaled image of {(height, width)}"
+            )
     return CropParams((height, width), (y, x, h, w), bool(found.flip))

@@ -11,6 +11,7 @@ from random import Random
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -51,7 +52,8 @@ class PanopticDataset(Dataset[dict[str, Any]]):
     ----------
     root : data set, a folder unless it has another reader
     split : name of the split, of a folder that of a list in `lst/`
-    transform : makes tensors, :class:`seamseg.data.transforms.TrainTransform`
+    transform : makes tensors, :class:`seamseg.data.transforms.TrainTransform`; its attribute `maps`, if it has one, has
+        the ground truth to read for custom heads or metrics
     seed : of the random transforms
     fast_decode : decode JPEG at the smallest sufficient size; needs a :class:`TrainTransform`
     replace_unreadable : replace an image that cannot be read by another one of the same orientation, drawn by `seed`,
@@ -149,21 +151,30 @@ class PanopticDataset(Dataset[dict[str, Any]]):
     def _read_masks(self, index: int) -> np.ndarray:
         with self._reader_errors(index):
             masks = self.reader.read_masks(index)
+            if self._own and not (isinstance(masks, np.ndarray) and masks.ndim == 3 and masks.dtype.kind in "iu"):
+                found = f"{masks.dtype} {masks.shape}" if isinstance(masks, np.ndarray) else type(masks).__name__
+                raise TypeError(f"read_masks() must return integers L x H x W, returned {found}")
         return check_masks(masks, self.images[index], self.file_name(index))
 
     def _read_maps(self, index: int) -> dict[str, MapValues]:
-        """Read the ground truth of custom heads for an image."""
-        assert isinstance(self.transform, TrainTransform)
+        """Read the ground truth of custom heads or metrics for an image."""
         info, found = self.images[index], {}
-        for name, spec in self.transform.maps.items():
+        for name, spec in getattr(self.transform, "maps", {}).items():
             with self._reader_errors(index):
                 stored = self.reader.read_map(index, spec.folder)
-            found[name] = map_values(stored, spec, info.size, str(self.reader.root / spec.folder / info.id))
+                if self._own and not (stored is None or isinstance(stored, np.ndarray)):
+                    raise TypeError(f"read_map() must return an array or None, returned {type(stored).__name__}")
+            where = f"{self.reader.root / spec.folder / info.id} (map {name!r})"
+            found[name] = map_values(stored, spec, info.size, where)
         return found
 
+    @cached_property
+    def _own(self) -> components.Component | None:
+        """The component of the reader; None for one of this package."""
+        return components.custom_of(self.reader)
+
     def _reader_errors(self, index: int) -> AbstractContextManager[None]:
-        own = components.custom_of(self.reader)
-        return nullcontext() if own is None else reader_errors(own, self.reader.file_name(index))
+        return nullcontext() if self._own is None else reader_errors(self._own, self.reader.file_name(index))
 
     def __getitem__(self, key: int | SampleIndex) -> dict[str, Any]:
         """Return the dict that the transform makes.
@@ -194,7 +205,7 @@ class PanopticDataset(Dataset[dict[str, Any]]):
             finally:
                 self._record_reading(-1)
         others = len(unreadable) - 1
-        tried = f"; the {others} images tried as replacements cannot be read either" if others else ""
+        tried = f"; nor can the others tried in its place ({others})" if others else ""
         raise InputError(f"{unreadable[0][1]}{tried}")
 
     def _item(self, index: int, seed: str, category: int | None) -> dict[str, Any]:
@@ -209,6 +220,8 @@ class PanopticDataset(Dataset[dict[str, Any]]):
         else:
             image, mask, _ = self.read(index)
             item = self.transform(image, mask, info.cat, info.iscrowd, Random(seed))
+            if maps := self._read_maps(index):
+                item["maps"] = {name: torch.from_numpy(values.filled()) for name, values in maps.items()}
         return {**item, "id": info.id, "size": info.size}
 
     def _augmented(

@@ -210,7 +210,7 @@ class FolderReader(Reader):
             if (path := stem.with_name(stem.name + ending)).is_file():
                 return open_map(path)
         if not (self.root / folder).is_dir():
-            raise InputError(f"{self.root / folder}: no such folder; a head reads its ground truth from it")
+            raise InputError(f"{self.root / folder}: no such folder; a head or metric reads its ground truth from it")
         return None
 
 

@@ -5,13 +5,16 @@ Pixels without ground truth are NaN until the end, see :class:`seamseg.structure
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from seamseg.idmaps.resize import nearest_index
 from seamseg.structures import ReadMap
 from seamseg.utils.errors import InputError
+
+if TYPE_CHECKING:
+    from seamseg.config import Config
 
 
 class MapValues(NamedTuple):
@@ -32,6 +35,25 @@ class MapValues(NamedTuple):
         values = np.array(self.values, order="C")
         values[np.isnan(values)] = self.spec.fill
         return values
+
+
+def declared_maps(config: Config, *kinds: str) -> dict[str, ReadMap]:
+    """Return the ground truth that the components of some kinds read, by name.
+
+    Raises
+    ------
+    InputError
+        if a declaration is none, or two have one name and are different
+    """
+    found: dict[str, ReadMap] = {}
+    for component, _ in (pair for kind in kinds for pair in config.components(kind)):
+        for name, spec in getattr(component.make, "reads", {}).items():
+            where = f"{component.section} ({component.file}): reads[{name!r}]"
+            if not isinstance(spec, ReadMap):
+                raise InputError(f"{where} must be a seamseg.components.ReadMap")
+            if found.setdefault(name, spec) != spec:
+                raise InputError(f"{where} differs from that of another {component.kind}: rename it")
+    return found
 
 
 def map_values(stored: np.ndarray | None, spec: ReadMap, size: tuple[int, int], name: str) -> MapValues:

@@ -25,7 +25,7 @@ from seamseg.data.mixing import MIRRORED, AugmentedImage, compact_ids
 from seamseg.ops.labels import extract_boxes
 from seamseg.structures import DeferredTransform, ReadMap
 from seamseg.utils.component_errors import named_errors
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import InputError
 
 ChangePixels = Callable[[np.ndarray, Random], np.ndarray]
 """Returns other pixels, uint8 `H x W x 3`, of the same size, with random numbers of the given RNG."""
@@ -300,13 +300,11 @@ def augment(
 
 def _changed(name: str, change: ChangePixels, pixels: np.ndarray, rng: Random) -> np.ndarray:
     """Change the colours of an image; SeamsegError, naming the augmentation, if that fails or changes more."""
-    with named_errors(f"augmentation {name}", change.__module__):
+    with named_errors(f"augmentation {name}", getattr(change, "func", change).__module__):
         changed = change(pixels, rng)
-    shape, dtype = getattr(changed, "shape", None), getattr(changed, "dtype", None)
-    if shape != pixels.shape or dtype != np.uint8:
-        raise SeamsegError(
-            f"augmentation {name}: must return uint8 of shape {pixels.shape}, returned {dtype} of {shape}"
-        )
+        shape, dtype = getattr(changed, "shape", None), getattr(changed, "dtype", None)
+        if shape != pixels.shape or dtype != np.uint8:
+            raise ValueError(f"must return uint8 of shape {pixels.shape}, returned {dtype} of {shape}")
     return np.ascontiguousarray(changed)
 
 

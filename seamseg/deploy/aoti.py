@@ -101,7 +101,7 @@ def package_metadata(metadata: ExportedMetadata) -> dict[str, str]:
     if metadata.kind != "panoptic":
         return entries
     height, width = metadata.size or ("", "")
-    sizes = config_from_string(metadata.config).dataloader
+    sizes = config_from_string(metadata.config, exported=True).dataloader
     plain = {
         "part": metadata.part,
         "height": height,

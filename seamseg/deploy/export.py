@@ -373,7 +373,7 @@ def _calibration_photos(source: ExportSource, options: ExportOptions) -> list[Pa
     assert options.int8 is not None
     if source.input_size is None:
         raise InputError(f"`int8={options.int8}`: classifiers are not quantised")
-    config = config_from_string(source.metadata.config, source="the model")
+    config = config_from_string(source.metadata.config, source="the model", exported=True)
     return calibration_photos(options.int8, source.metadata.metadata, config.dataloader.train_set, options.calibrate)
 
 

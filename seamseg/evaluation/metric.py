@@ -6,11 +6,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from seamseg.predictions import ArrayPrediction
+
+if TYPE_CHECKING:
+    from seamseg.structures import ReadMap
 
 
 class Metric:
@@ -24,9 +27,11 @@ class Metric:
     ----------
     higher_is_better : of the first of its :meth:`scores`, which can select the best snapshot (`[general] eval_mode`)
     gathered : whether :meth:`state` is a list of entries of images, which is collected instead of summed
+    reads : the ground truth that is read from the data set, by name, as of :class:`seamseg.components.Head`
     """
 
     higher_is_better: ClassVar[bool] = True
+    reads: ClassVar[Mapping[str, ReadMap]] = {}
     gathered: ClassVar[bool] = False
 
     def __init__(self, keys: Any = None) -> None:
@@ -41,8 +46,8 @@ class Metric:
         Parameters
         ----------
         item : :class:`seamseg.validation.validator.ValidationItem`: `mask`, a tensor of ids `L x h x w` at native size,
-            their classes `cat` and crowd flags `iscrowd`, `id`, `native_size` `(h, w)`, and `pixels`, the network's
-            input, `H x W x 3` uint8
+            their classes `cat` and crowd flags `iscrowd`, `id`, `native_size` `(h, w)`, `pixels`, the network's input,
+            `H x W x 3` uint8, and `maps`, those of :attr:`reads` by name, `channels x h x w` float32
         prediction : numpy arrays at the size of the network's input: boxes, classes, scores, semantic, maps; floats are
             float32 whatever the precision of the network, maps of integers keep their type
         """

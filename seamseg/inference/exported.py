@@ -204,7 +204,7 @@ class ExportedModel:
         options.check_overrides(sections, f"cannot be changed after the export of {self.name}")
         if self.kind == "classification":
             return default_config()
-        return config_from_string(self._exported.config, source=self.name, overrides=options.overrides)
+        return config_from_string(self._exported.config, None, self.name, options.overrides, exported=True)
 
     def input_size(self, options: InferenceOptions) -> InputSize:
         """Return the size of the network's input; InputError if an option is to change that of a classifier."""

@@ -185,10 +185,9 @@ class TrainedModel:
 
     def _state_components(self) -> None:
         """Warn of components of the training that are not imported, or have changed since."""
-        if not is_main_process() or is_quiet():
+        if not is_main_process():
             return
-        optional = ("head ", "mask_refinement ")
-        heads = [section for section in self.config.not_loaded if section.startswith(optional)]
-        missing = [f"without {', '.join(heads)}: name its file with `components=FILE`"] if heads else []
-        for line in filter(None, (*missing, *(record.change() for record in self._opened.snapshot.components))):
+        records = self._opened.snapshot.components
+        missing = [record.missing for record in records if record.kind in ("head", "mask_refinement")]
+        for line in filter(None, (*missing, *(record.change for record in records))):
             warnings.warn(f"{self.name}: {line}", stacklevel=2)

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from seamseg.checkpoints.snapshot import check_storable
+from seamseg.config.components import custom_of
 from seamseg.training.result import numbers
-from seamseg.utils.errors import one_line
+from seamseg.utils.component_errors import described, file_of
 
 
 @dataclass
@@ -55,7 +57,7 @@ class Callback:
 
     Parameters
     ----------
-    keys : of the section `[callback NAME]`
+    keys : of the section `[callback NAME]`; None for the defaults
 
     Attributes
     ----------
@@ -65,7 +67,8 @@ class Callback:
     enabled: bool = True
 
     def __init__(self, keys: Any = None) -> None:
-        self.keys = keys
+        component = custom_of(self) if keys is None else None
+        self.keys = keys if component is None else component.keys()
 
     def begin(self, run: Run) -> None:
         """Begin a training; called before the first step, in a resumed training after :meth:`load_state_dict`."""
@@ -121,6 +124,7 @@ class Callbacks:
             if name in states:
                 self._call(name, partial(callback.load_state_dict, states[name]))
         self._call_all(lambda callback: callback.begin(self.run))
+        self.states()  # refuses now what no snapshot can hold
 
     @property
     def draws(self) -> bool:
@@ -158,8 +162,10 @@ class Callbacks:
         self._call_all(lambda callback: callback.end(self.run, status))
 
     def states(self) -> dict[str, Any]:
-        """Return the states of all callbacks that have one."""
+        """Return the states of all callbacks that have one; InputError for one that no snapshot can hold."""
         states = {name: self._call(name, callback.state_dict) for name, callback in list(self.active.items())}
+        for name, state in states.items():
+            check_storable(state, f"callback {name}: state_dict()")
         return {name: state for name, state in states.items() if state}
 
     def _call_all(self, call: Callable[[Callback], None]) -> None:
@@ -172,8 +178,9 @@ class Callbacks:
         try:
             return call()
         except Exception as error:
-            del self.active[name]
-            self.warn(f"callback {name} is not called again: {type(error).__name__}: {one_line(error)}")
+            module = type(self.active.pop(name)).__module__
+            where = described(error, None if module.startswith("seamseg.") else file_of(module))
+            self.warn(f"callback {name} is not called again{where}")
         finally:
             if self.run.stop_reason and not stopped:
                 self.run.stopped_by = name

@@ -108,6 +108,7 @@ def run_training(options: TrainingOptions, task: Task | None = None) -> TrainRes
     """
     if options.evaluate and options.resume is None and not options.pretrain:
         raise InputError("`evaluate=True` needs existing weights: name them with `resume=F` or `pretrain=F`")
+    _check_callbacks(options.callbacks)
     if task is None:
         config = completed(load_config(options.config, None, options.overrides))
         if not options.evaluate:
@@ -220,6 +221,8 @@ def _prepare(
     if resumed is not None:
         load_rank_state(resumed, net, stepper, world)
         log.info(f"resumed from {resumed.source}, {_describe_position(resumed)}, step {resumed.progress.global_step}")
+        for line in resumed.missing:
+            log.warning(f"{resumed.source}: {line}")
         # such as a forgotten override
         if changed := task.changes(resumed.config):
             log.warning(f"configuration differs from the snapshot's: {', '.join(changed)}")
@@ -268,7 +271,7 @@ def _train(
         scores = trainer.train()
         if run.stop_reason:
             status = f"stopped: {run.stop_reason}"
-            log.info(f"{status} (step {run.step}, epoch {run.epoch})")
+            log.warning(f"{status} (step {run.step}, epoch {run.epoch})")
         return _result(trainer.world, trainer.progress, run, scores)
     except BaseException as error:
         status = f"{type(error).__name__}: {one_line(error)}"
@@ -296,6 +299,16 @@ def _result(world: World, done: TrainingProgress, run: Run, scores: Scores | Non
     validated = any(line.get("kind") == "validation" for line in history)
     best = done.best_score if validated else None
     return TrainResult(run.folder, done.global_step, done.epoch + 1, best, stopped, history, scores)
+
+
+def _check_callbacks(callbacks: object) -> None:
+    """Raise InputError unless these are objects of classes derived from :class:`Callback`, in a list."""
+    if not isinstance(callbacks, (list, tuple)):
+        raise InputError(f"`callbacks` must be a list of callbacks, not {callbacks!r:.80}")
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            made = f": make an object of it, {callback.__name__}()" if isinstance(callback, type) else ""
+            raise InputError(f"`callbacks`: {callback!r:.80} is no seamseg.components.Callback{made}")
 
 
 def _named(task: Task, callbacks: Sequence[Callback]) -> dict[str, Callback]:

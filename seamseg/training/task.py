@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from seamseg.config.loader import differences
 from seamseg.data.crops import make_crop
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.loader import BatchLoader, LoaderOptions, train_loader
+from seamseg.data.maps import declared_maps
 from seamseg.data.mixing import make_mix
 from seamseg.data.reader import open_reader
 from seamseg.data.samplers import DistributedARBatchSampler
@@ -37,7 +37,7 @@ from seamseg.models.folding import fold_layers
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.quantised import choosing_ranges
 from seamseg.models.semantic import SemanticNet
-from seamseg.structures import Batch, ReadMap
+from seamseg.structures import Batch
 from seamseg.training.callbacks import Callback, Callbacks
 from seamseg.training.checkpointing.run_folder import SNAPSHOT_FILES, RunFolder, SnapshotFiles
 from seamseg.training.logging.images import SampleImages, SampleRenderer
@@ -363,7 +363,7 @@ def open_loader(config: Config, data: str | Path, source: str | Path, world: Wor
         ),
         loading.device_transforms,
         {c.name: partial(c.make, keys=keys) for c, keys in config.components("augmentation")},
-        _read_maps(config),
+        declared_maps(config, "head", "network"),
     )
     dataset = PanopticDataset(
         data,
@@ -379,16 +379,3 @@ def open_loader(config: Config, data: str | Path, source: str | Path, world: Wor
         dataset.img_sizes, loading.train_batch_size, world.size, world.rank, loading.drop_last, seed=seed
     )
     return train_loader(dataset, sampler, LoaderOptions.of(loading, seed, world, loading.class_uniform))
-
-
-def _read_maps(config: Config) -> dict[str, ReadMap]:
-    """Return the ground truth that heads, or a network, read, by name; InputError if two declare it differently."""
-    found: dict[str, ReadMap] = {}
-    for component, _ in itertools.chain(config.components("head"), config.components("network")):
-        for name, spec in getattr(component.make, "reads", {}).items():
-            where = f"{component.section} ({component.file}): reads[{name!r}]"
-            if not isinstance(spec, ReadMap):
-                raise InputError(f"{where} must be a seamseg.components.ReadMap")
-            if found.setdefault(name, spec) != spec:
-                raise InputError(f"{where} differs from that of another head: rename it")
-    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from traceback import walk_tb
 from typing import Any, TypeVar
 
 from seamseg.utils.device_memory import lacks_memory
@@ -32,18 +33,23 @@ def named_errors(what: str, module: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, SeamsegError) or lacks_memory(error):
             raise
-        file = getattr(sys.modules.get(module), "__file__", None)
-        raise SeamsegError(f"{what}{described(error, file)}") from error
+        raise SeamsegError(f"{what}{described(error, file_of(module))}") from error
+
+
+def file_of(module: str) -> str | None:
+    """Return the file of an imported module."""
+    return getattr(sys.modules.get(module), "__file__", None)
 
 
 def described(error: BaseException, file: str | None) -> str:
-    """Return the end of a message: the line of a file where an exception left it, its type and its message."""
-    trace, line = error.__traceback__, ""
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == file:
-            line = f", {file} line {trace.tb_lineno}"
-        trace = trace.tb_next
-    return f"{line}: {one_line(f'{type(error).__name__}: {error}').rstrip(': ')}"
+    """Return the end of a message: a file, the line of it where an exception left it, its type and its message."""
+    where, message = "" if file is None else f", {file}", str(error)
+    for frame, line in walk_tb(error.__traceback__):
+        if frame.f_code.co_filename == file:
+            where = f", {file} line {line}"
+    if isinstance(error, SyntaxError) and error.filename == file:
+        where, message = f", {file} line {error.lineno}", error.msg
+    return f"{where}: {one_line(f'{type(error).__name__}: {message}').rstrip(': ')}"
 
 
 def instance_of(base: type[Base], made: Any, where: str, name: str = "") -> Base:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -20,6 +18,7 @@ from seamseg.config import KINDS, Config
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.input_size import InputSize
 from seamseg.data.loader import BatchLoader
+from seamseg.data.maps import declared_maps
 from seamseg.data.reader import open_reader
 from seamseg.data.samplers import shard
 from seamseg.data.transforms import Normalise
@@ -27,7 +26,6 @@ from seamseg.data.workers import begin_worker
 from seamseg.evaluation.coco_ap import ImageInstances, InstanceEvaluator, average_precision, require_pycocotools
 from seamseg.evaluation.confusion import ConfusionMatrix
 from seamseg.evaluation.evaluator import Comparison, PanopticEvaluator
-from seamseg.evaluation.metric import KindScores, Metric
 from seamseg.evaluation.scores import ClassIoU, DetectionScores, PanopticScores, Scores, SemanticScores
 from seamseg.formats.metadata import Metadata
 from seamseg.idmaps.resize import resize_nearest
@@ -44,23 +42,28 @@ from seamseg.models.custom_network import WholeNetwork
 from seamseg.models.heads.semantic import semantic_target
 from seamseg.panoptic_map import ClassInfo, PanopticResult, class_infos
 from seamseg.predictions import ArrayPrediction
-from seamseg.utils.component_errors import named_errors
-from seamseg.utils.distributed import World, broadcast_object, gather_objects, gather_to_main, sum_over_processes
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.structures import ReadMap
+from seamseg.utils.distributed import World
+from seamseg.utils.errors import InputError
 from seamseg.utils.parallel import available_cores
 from seamseg.utils.progress import progress
 from seamseg.validation.class_mapping import ClassMapping
+from seamseg.validation.metrics import CustomMetrics, scores_of_all
 
 
 @dataclass(frozen=True)
 class ValidationItem:
-    """An image of a split: network input `H x W x 3` uint8, instance ids `L x h x w` at native size, their classes."""
+    """An image of a split: network input `H x W x 3` uint8, instance ids `L x h x w` at native size, their classes.
+
+    `maps` are those of :attr:`seamseg.components.Metric.reads`, `channels x h x w` float32.
+    """
 
     id: str
     pixels: np.ndarray
     mask: Tensor
     cat: Sequence[int]
     iscrowd: Sequence[int]
+    maps: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def native_size(self) -> tuple[int, int]:
@@ -73,6 +76,7 @@ class _ValidationTransform:
     """Transforms the image as in prediction and leaves the ground truth unchanged."""
 
     size: InputSize
+    maps: Mapping[str, ReadMap]
 
     def __call__(
         self, image: Image.Image, mask: np.ndarray, cat: Sequence[int], iscrowd: Sequence[int], rng: Random | None
@@ -126,34 +130,6 @@ class Scorer(Protocol):
 
     def scores(self, state: Any) -> Scores:
         """Return the scores from the counts or entries of all processes."""
-
-
-def scores_of_all(world: World, scorer: Scorer | Metric, errors: Callable[[], Any] = nullcontext) -> Any:
-    """Return the scores of a scorer or metric over the images of all processes; a collective call.
-
-    Arrays are summed, and each process computes the scores; lists are joined in the main process, which computes them.
-    `errors` makes a context that names the scorer in errors of its code.
-    """
-    with errors():
-        state: Any = scorer.state()
-        array = np.asarray(state) if not scorer.gathered else None
-        if array is None and not isinstance(state, list):
-            raise TypeError(f"state() must return a list, returned {type(state).__name__}")
-        if array is not None and array.dtype.kind not in "biuf":
-            raise TypeError(f"state() must return a vector of numbers, returned {type(state).__name__}")
-    if array is None:
-        parts = gather_to_main(world, state)
-        with errors():
-            scores = None if parts is None else scorer.scores([x for part in parts for x in part])
-        return broadcast_object(world, scores)
-    # a process without images has zeros, which may be integers beside the fractions of another one
-    shapes, integers = zip(*gather_objects(world, (array.shape, array.dtype.kind != "f")))
-    with errors():
-        if len(set(shapes)) > 1:
-            raise ValueError(f"state() returned vectors of different shapes in the processes: {set(shapes)}")
-    summed = sum_over_processes(world, torch.from_numpy(array.astype(np.int64 if all(integers) else np.float64)))
-    with errors():
-        return scorer.scores(summed.numpy())
 
 
 @dataclass(frozen=True)
@@ -210,7 +186,8 @@ class Validator:
         if scorer is InstanceScorer or (scorer is PanopticScorer and config.general.eval_coco):
             require_pycocotools()
         size = size or input_size(config)
-        dataset = PanopticDataset(root, split, _ValidationTransform(size), open_reader=partial(open_reader, config))
+        transform = _ValidationTransform(size, declared_maps(config, "metric"))
+        dataset = PanopticDataset(root, split, transform, open_reader=partial(open_reader, config))
         return Validator(dataset, size, config, world, legacy, quiet)
 
     def __call__(self, net: nn.Module, observer: Observer | None = None, desc: str = "validate") -> Scores:
@@ -245,7 +222,7 @@ class Validator:
         Scores, those of the kind of network
         """
         scorer = SCORERS[self.config.kind](self, predictor)
-        metrics = CustomMetrics(self)
+        metrics = CustomMetrics(self.config, self.metadata, self.world)
         for group in equal_size_batches(
             self._items(desc), self._batch_size, lambda item: item.pixels.shape, tiling=predictor.tiling
         ):
@@ -292,69 +269,6 @@ class Validator:
             metrics.add(item, prediction)
             if observer is not None:
                 observer(validated)
-
-
-class CustomMetrics:
-    """The custom metrics.
-
-    Parameters
-    ----------
-    validator : data set, configuration, processes
-    """
-
-    def __init__(self, validator: Validator) -> None:
-        self._world, self._options = validator.world, validator.config.general
-        self._metrics: dict[str, Metric] = {}
-        metadata = validator.metadata
-        for component, keys in validator.config.components("metric"):
-            with self._errors(component.name, component.module):
-                self._metrics[component.name] = component.make(keys)
-                self._metrics[component.name].begin(metadata.num_stuff, metadata.num_thing)
-
-    def add(self, item: ValidationItem, prediction: ArrayPrediction) -> None:
-        """Add an image of this process."""
-        for name, metric in self._metrics.items():
-            with self._errors(name, type(metric).__module__):
-                metric.add(item, prediction)
-
-    def added_to(self, scores: Scores) -> Scores:
-        """Return scores with those of the metrics over the images of all processes; a collective call.
-
-        Raises
-        ------
-        SeamsegError
-            if a metric fails, or two have a score of one name
-        """
-        found: dict[str, float] = {}
-        selected = None
-        others = scores.to_json() if self._metrics else {}
-        for name, metric in self._metrics.items():
-            errors = partial(self._errors, name, type(metric).__module__)
-            given = scores_of_all(self._world, metric, errors)
-            with errors():
-                own = {score: float(value) for score, value in given.items()}
-                if not own:
-                    raise ValueError("scores() returned no numbers")
-            taken = [score for score in own if score in found or score in others]
-            if taken:
-                raise SeamsegError(f"metric {name}: there is another score {taken[0]}: rename it")
-            found |= own
-            if name == self._options.eval_mode:
-                selected = _selecting(next(iter(own.values())), metric.higher_is_better)
-        if not found:
-            return scores
-        assert isinstance(scores, KindScores)
-        return cast(Scores, replace(scores, metrics=found, selected=selected))
-
-    def _errors(self, name: str, module: str) -> AbstractContextManager[None]:
-        return named_errors(f"metric {name}", module)
-
-
-def _selecting(value: float, higher_is_better: bool) -> float:
-    """Return a number from 0, higher for a better score; 0 for NaN."""
-    if math.isnan(value):
-        return 0.0
-    return max(value, 0.0) if higher_is_better else 1 / (1 + max(value, 0.0))
 
 
 class PanopticScorer:
@@ -494,4 +408,5 @@ SCORERS: dict[str, Callable[[Validator, Predictor[Any]], Scorer]] = {
 
 
 def _item(data: Any) -> ValidationItem:
-    return ValidationItem(data["id"], data["img"].numpy(), data["msk"], data["cat"], data["iscrowd"])
+    maps = {name: values.numpy() for name, values in data.get("maps", {}).items()}
+    return ValidationItem(data["id"], data["img"].numpy(), data["msk"], data["cat"], data["iscrowd"], maps)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 
 from seamseg.cli.new import TEMPLATES
@@ -31,7 +33,7 @@ def test_a_template_registers_the_component(kind, seamseg_main, tmp_path, monkey
     camel = "".join(word.capitalize() for word in f"template_{kind}".split("_"))
     assert found.make.__name__ in (camel, f"template_{kind}")
     assert found.section in found.keys.__doc__
-    assert components.declared(found.keys), "its keys show how they are declared"
+    assert fields(found.keys), "its keys show how they are declared"
 
 
 @pytest.mark.parametrize(

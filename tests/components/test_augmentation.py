@@ -75,9 +75,9 @@ def test_resumed_with_other_workers(options, tmp_path, workers):
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("return pixels", "augmentation rain: must return uint8 of shape .*, returned float64"),
-        ("return pixels[1:]", "augmentation rain: must return uint8 of shape"),
-        ("return undefined", "augmentation rain: NameError: name 'undefined' is not defined"),
+        ("return pixels", "augmentation rain, .*my_rain.py: .*must return uint8 of shape .*, returned float64"),
+        ("return pixels[1:]", "augmentation rain, .*must return uint8 of shape"),
+        ("return undefined", r"augmentation rain, .*my_rain.py line \d+: NameError: name 'undefined' is not defined"),
     ],
 )
 def test_mistakes(file, options, code, message):

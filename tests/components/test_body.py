@@ -91,7 +91,10 @@ def test_a_network_with_it_is_trained_resumed_and_predicts(options, file, micro,
     assert main(["export", str(run), str(out), "--size", "64x96", "--components", str(file)]) == 0
     photos = next(path for path in (micro / "img").iterdir())
     capsys.readouterr()
+    forget("my_tiny")
+    # the exported network does not need the file
     assert main(["predict", str(out), str(photos), str(tmp_path / "out")]) == 0
+    assert main(["evaluate", str(out), str(micro), "--split", "val"]) == 0
 
 
 def test_a_semantic_network_uses_its_last_map(options):
@@ -101,7 +104,7 @@ def test_a_semantic_network_uses_its_last_map(options):
 def test_a_model_does_not_open_without_its_file(options, tmp_path):
     run_training(options("run", "scheduler.epochs=1"))
     forget("my_tiny")
-    with pytest.raises(InputError, match=r"\[body\] body = tiny: no body 'tiny'.*`components=FILE`"):
+    with pytest.raises(InputError, match=r"body tiny \(my_tiny.py\) is not imported: name its file with"):
         seamseg.load(tmp_path / "run", device="cpu")
 
 
@@ -115,7 +118,7 @@ def test_a_model_does_not_open_without_its_file(options, tmp_path):
             r"\(.*my_tiny.py\): must be a class derived from .*Body",
         ),
         ("super().__init__(keys, context)\n", "super().__init__(keys, context)\n        1 / 0\n", (), "line 24: Zero"),
-        ("return maps", "return maps['c2']", (), "body tiny: ValueError"),
+        ("return maps", "return maps['c2']", (), "body tiny, .*my_tiny.py: ValueError"),
         ('"c3": 8', '"c3": 16', (), "c3 of an image of 3 x 192 x 256 is 8 x 24 x 32, .* declare 8 x 12 x 16"),
         ('"c3": 8', '"c3": 2', (), "strides must be in the order"),
         ("self.out_channels[name] =", "self.out_channels['c2'] =", (), r"out_channels names \['c2'\], strides names"),

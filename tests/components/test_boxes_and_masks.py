@@ -58,7 +58,7 @@ def test_a_network_with_them_is_trained_resumed_and_exported(options, file, micr
 def test_a_model_opens_without_the_refinement(options, file, tmp_path):
     run_training(options("run", "scheduler.epochs=1"))
     forget("my_masks")
-    with pytest.warns(UserWarning, match="without mask_refinement own: name its file with `components=FILE`"):
+    with pytest.warns(UserWarning, match=r"mask_refinement own \(my_masks.py\) is not imported: name its file"):
         model = seamseg.load(tmp_path / "run", device="cpu")
     assert model.network.net.roi_head.refinement is None
     assert model.predict(Image.new("RGB", (97, 63))).id_map.shape == (63, 97)

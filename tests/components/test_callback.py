@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -12,8 +14,10 @@ from support.interruptions import result, signals_at, train_until_done
 
 import seamseg
 from seamseg.checkpoints.snapshot import load_snapshot
-from seamseg.components import Callback
+from seamseg.components import Callback, key
+from seamseg.components import callback as callback_of
 from seamseg.training.run import run_training
+from seamseg.utils.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("narrow", "imported")
 
@@ -173,7 +177,59 @@ def test_callbacks_given_in_python_that_fail(micro, micro_config, tmp_path):
     assert Broken.calls == 1
     assert len(collector.scores) == 2
     log = (tmp_path / "training.log").read_text()
-    assert log.count("callback Broken is not called again: ValueError: no network at all") == 1
+    assert (
+        len(re.findall(r"callback Broken is not called again, .*py line \d+: ValueError: no network at all", log)) == 1
+    )
+
+
+class Counter(Callback):
+    """Counts steps up to a key of its own."""
+
+    def train(self, run, values):
+        self.limit = self.keys.limit
+
+
+@dataclass(frozen=True)
+class CounterKeys:
+    """Keys of the counter."""
+
+    limit: int = key("steps", 7)
+
+
+def test_callbacks_given_in_python_have_the_defaults_of_their_keys(micro, micro_config, tmp_path, imported):
+    callback_of("counter", keys=CounterKeys)(Counter)
+    counter = Counter()
+    seamseg.train(micro_config, micro, tmp_path, "cpu", {"scheduler.epochs": 1}, callbacks=[counter])
+    assert counter.limit == 7
+    assert Counter(CounterKeys(limit=3)).keys.limit == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("wandb", "`callbacks` must be a list of callbacks, not 'wandb'"),
+        (["wandb"], "`callbacks`: 'wandb' is no seamseg.components.Callback"),
+        ([Counter], r"is no seamseg.components.Callback: make an object of it, Counter\(\)"),
+    ],
+)
+def test_what_is_no_callback(micro, micro_config, tmp_path, given, message):
+    with pytest.raises(InputError, match=message):
+        seamseg.train(micro_config, micro, tmp_path / "run", "cpu", callbacks=given)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_state_that_no_snapshot_can_hold(micro, micro_config, tmp_path):
+    """Refused before the first step, not when the training is to be resumed."""
+
+    class Writer(Callback):
+        def state_dict(self):
+            return {"seen": [1, 2.5, "a", None, True, np.float32(3), torch.ones(2)], "to": {"path": tmp_path}}
+
+    with pytest.raises(
+        InputError, match=r"callback Writer: state_dict\(\)\['to'\]\['path'\] is a PosixPath, which snap"
+    ):
+        seamseg.train(micro_config, micro, tmp_path / "run", "cpu", callbacks=[Writer()])
+    assert not (tmp_path / "run" / "snapshots").exists()
 
 
 class Recorder(Callback):

@@ -158,5 +158,5 @@ def test_a_format_with_a_file_about_all_photos(micro_run, micro, tmp_path, seams
 def test_a_name_of_a_built_in_format(file, micro_run):
     file.write_text(BORDERS.replace('"borders", keys', '"coco", keys'))
     given = InferenceOptions(overrides=(f"general.components={file}",))
-    with pytest.raises(InputError, match=r"there is a format coco already, in .*: rename one"):
+    with pytest.raises(InputError, match=r"my_borders.py: another format coco is in .*predictions.py: rename one"):
         PredictSettings(micro_run, "coco", inference=given)

@@ -118,7 +118,7 @@ def test_a_model_opens_without_its_head(edge_run, micro, tmp_path, seamseg_main,
     photo = micro / "img" / "val0.png"
     words = ("--device", "cpu", "--workers", "0", "--format", "coco")
     assert seamseg_main("predict", run, photo, tmp_path / "out", *words) == 0
-    assert "without head edge: name its file with --components FILE" in capsys.readouterr().err
+    assert "head edge (run_edges.py) is not imported: name its file with --components FILE" in capsys.readouterr().err
     assert seamseg_main("predict", run, photo, tmp_path / "out2", *words[:-1], "edge") == 2
     assert "there is no format 'edge'" in capsys.readouterr().err
 
@@ -136,7 +136,7 @@ MISTAKES = {
         'return {"edge_loss"',
         'return None and {"edge_loss"',
         SeamsegError,
-        "head edge: .*must return a dict",
+        "head edge, .*must return a dict",
     ),
     "a loss of each pixel": (
         "(losses, valid",

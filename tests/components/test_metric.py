@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from functools import partial
 
 import numpy as np
@@ -107,6 +108,57 @@ def test_an_evaluation_uses_a_metric_that_the_training_did_not(micro_run, micro,
     assert seamseg.evaluate(micro_run, micro, device="cpu").metrics == {}
 
 
+DISTANCES = '''
+import numpy as np
+
+from seamseg.components import Metric, ReadMap, metric
+
+
+@metric("distances")
+class Distances(Metric):
+    """Mean of the ground truth of depth, and the number of pixels that have some."""
+
+    reads = {"depth": ReadMap("depth", factor=0.5, fill=-1)}
+
+    def begin(self, num_stuff, num_thing):
+        self.sums = np.zeros(2)
+
+    def add(self, item, prediction):
+        depth = item.maps["depth"]
+        assert depth.shape == (1, *item.native_size) and depth.dtype == np.float32
+        self.sums += depth[depth >= 0].sum(dtype=float), (depth >= 0).sum()
+
+    def state(self):
+        return self.sums
+
+    def scores(self, state):
+        return {"mean_depth": state[0] / state[1], "depth_pixels": state[1]}
+'''
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_metric_reads_ground_truth_of_its_own(micro, micro_run, tmp_path, workers):
+    file = tmp_path / "my_distances.py"
+    file.write_text(DISTANCES)
+    data = shutil.copytree(micro, tmp_path / "data")
+    (data / "depth").mkdir()
+    values = []
+    for number, name in enumerate((data / "lst" / "val.txt").read_text().split()):
+        depth = np.full(np.array(Image.open(data / "msk" / f"{name}.png")).shape, 10 + number, np.uint8)
+        depth[:5] = 0  # no ground truth
+        Image.fromarray(depth).save(data / "depth" / f"{name}.png")
+        values.append(depth[5:])
+    overrides = {"general.components": file, "dataloader.num_workers": workers}
+    scores = seamseg.evaluate(micro_run, data, device="cpu", overrides=overrides)
+    assert scores.metrics == {
+        "mean_depth": pytest.approx(np.mean([x.mean() / 2 for x in values])),
+        "depth_pixels": sum(x.size for x in values),
+    }
+    (data / "depth" / f"{name}.png").unlink()
+    with pytest.raises(InputError, match=rf"depth/{name} \(map 'depth'\): no such map"):
+        seamseg.evaluate(micro_run, data, device="cpu", overrides=overrides)
+
+
 @pytest.fixture
 def median(tmp_path):
     path = tmp_path / "my_median.py"
@@ -141,10 +193,26 @@ def test_the_metric_selects_the_best_snapshot(options, tmp_path):
         ("return self.counts", "return self.count", "metric cars, .*line [0-9]+: AttributeError"),
         ('"car_images": state', '"PQ": state', "metric cars: there is another score PQ: rename it"),
         ("self.counts += abs(", "self.counts += len(", "metric cars, .*: TypeError"),
-        ("return self.counts", "return None", "metric cars: TypeError: state.. must return a vector of numbers"),
-        ('"car_images": state', '"car_images": "many" or state', "metric cars: ValueError: could not convert"),
-        ("def scores(self, state):", "def scores(self, state):\n        return {}", "metric cars: .*no numbers"),
-        ("(Metric):", "(Metric):\n    gathered = True", "metric cars: TypeError: state.. must return a list, returned"),
+        (
+            "return self.counts",
+            "return None",
+            "metric cars, .*my_cars.py: TypeError: state.. must return a vector of numbers",
+        ),
+        (
+            '"car_images": state',
+            '"car_images": "many" or state',
+            "metric cars, .*my_cars.py: ValueError: could not convert",
+        ),
+        (
+            "def scores(self, state):",
+            "def scores(self, state):\n        return {}",
+            "metric cars, .*my_cars.py: .*no numbers",
+        ),
+        (
+            "(Metric):",
+            "(Metric):\n    gathered = True",
+            "metric cars, .*my_cars.py: TypeError: state.. must return a list, returned",
+        ),
     ],
 )
 def test_mistakes(file, options, old, new, message):

@@ -126,7 +126,7 @@ def test_it_is_trained_resumed_and_predicts(options, file, tmp_path):
 def test_a_model_does_not_open_without_its_file(options, tmp_path):
     run_training(options("run", "scheduler.epochs=1"))
     forget("my_pixels")
-    with pytest.raises(InputError, match=r"\[general\] network = pixels: no network 'pixels'.*`components=FILE`"):
+    with pytest.raises(InputError, match=r"network pixels \(my_pixels.py\) is not imported"):
         seamseg.load(tmp_path / "run", device="cpu")
 
 

@@ -68,7 +68,7 @@ def test_detection_has_no_masks(component_options, file, tmp_path):
 def test_a_model_does_not_open_without_the_file(options, tmp_path):
     run_training(options("run", "scheduler.epochs=1"))
     forget("my_three_heads")
-    with pytest.raises(InputError, match=r"no \w+_head 'own'.*`components=FILE`"):
+    with pytest.raises(InputError, match=r"\w+_head own \(my_three_heads.py\) is not imported"):
         seamseg.load(tmp_path / "run", device="cpu")
 
 

@@ -127,11 +127,11 @@ def test_maps_change_no_other_target(options, data, micro, micro_config):
 
 def test_missing_maps(options, data, file):
     (data / "depth" / "train0.png").unlink()
-    with pytest.raises(InputError, match=r"data/depth/train0: no such map \(.png, .npy\)") as caught:
+    with pytest.raises(InputError, match=r"data/depth/train0 \(map 'depth'\): no such map \(.png, .npy\)") as caught:
         run_training(options("run", "dataloader.broken_limit=0"))
     assert "\n" not in str(caught.value)
     shutil.rmtree(data / "depth")
-    with pytest.raises(InputError, match=r"data/depth: no such folder; a head reads"):
+    with pytest.raises(InputError, match=r"data/depth: no such folder; a head or metric reads"):
         run_training(options("run", "dataloader.broken_limit=0"))
 
 

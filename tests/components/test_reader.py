@@ -141,7 +141,13 @@ MISTAKES = {
         SeamsegError,
         r"micro.zip: image \w+: reader zip, .*line 39: Attrib",
     ),
-    "a mask without layers": ("))[None]", "))", InputError, r"micro.zip: image \w+: the masks are int32 of \(64, 96\)"),
+    "a mask without layers": (
+        "))[None]",
+        "))",
+        SeamsegError,
+        r"image \w+: reader zip, .*TypeError: read_masks.. must return integers L x H x W, returned int32 \(64, 96\)",
+    ),
+    "a mask that is a list": ("))[None]", ")).tolist()", SeamsegError, "reader zip, .*, returned list"),
     "its own InputError": (
         'name = f"{self.keys.images}/',
         "raise __import__('seamseg').utils.errors.InputError('a damaged row')\n        name = f\"{self.keys.images}/",
@@ -166,7 +172,8 @@ def test_mistakes(name, file, options):
     text = ZIP.replace(old, new)
     file.write_text(text.replace('"metadata.bin"))', '"metadata.bin")))') if name == "classes" else text)
     with pytest.raises(error, match=message) as caught:
-        run_training(options("run", "dataloader.broken_limit=0"))
+        # an error of the reader ends the training whatever part of the images may be unreadable
+        run_training(options("run", f"dataloader.broken_limit={0.9 if error is SeamsegError else 0}"))
     assert "\n" not in str(caught.value)
 
 

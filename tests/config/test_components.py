@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from dataclasses import asdict
 
 import pytest
 from support.components import LION
@@ -114,7 +115,22 @@ def test_mistakes(lion, tmp_path, text, message):
         (
             "from dataclasses import dataclass\nfrom seamseg.components import scheduler\n"
             "@dataclass(frozen=True)\nclass K:\n  x: int = 1\n@scheduler('k', keys=K)\ndef f(): ...",
-            "scheduler k: declare x of K as key(DOC, DEFAULT), in lower case",
+            "scheduler k: x of K: declare it as key(DOC, DEFAULT), in lower case",
+        ),
+        *(
+            (
+                "from dataclasses import dataclass\nfrom seamseg.components import key, scheduler\n"
+                f"@dataclass(frozen=True)\nclass K:\n  x: {declared}\n@scheduler('k', keys=K)\ndef f(): ...",
+                f"my_part.py: scheduler k: x of K: {problem}",
+            )
+            for declared, problem in (
+                ("int = key('', 0, minimum=1)", "its default 0: expected at least 1"),
+                ("str = key('', 'c', choices=('a', 'b'))", "its default 'c': expected one of a, b"),
+                ("int = key('', .5)", "its default 0.5: expected a whole number"),
+                ("str = key('', None)", "its default None is not text"),
+                ("object = key('', 1)", "a key is bool, int, float, str, or a tuple, list or dict of them, not"),
+                ("'Missing' = key('', 1)", "name 'Missing' is not defined"),
+            )
         ),
     ],
 )
@@ -139,6 +155,14 @@ def test_the_interface_explains_itself():
         assert list(inspect.signature(decorator).parameters) == ["name", "keys"]
         assert decorator.__doc__.startswith("Register a ")
         assert decorator.__doc__.count("\n") > 2
+
+
+@pytest.mark.parametrize("base", ["cityscapes_r50", None])
+def test_an_override_of_what_nothing_chooses_is_an_error(lion, tmp_path, base):
+    """Also where the configuration has a base, whose own components a file may replace silently."""
+    path = ini(tmp_path, f"[general]\nbase = {base}\n" if base else "")
+    message = refusal(path, overrides=[*named(lion), "optimizer lion.beta1=.5"])
+    assert "[optimizer lion] has no effect: [optimizer] type is sgd" in message
 
 
 def test_missing_files_and_names_of_other_modules(tmp_path, imported):
@@ -168,9 +192,9 @@ def test_a_text_that_is_not_the_users_imports_nothing(tmp_path, imported, monkey
 def test_records_tell_changed_files(lion, tmp_path):
     config = load_config(ini(tmp_path, "[optimizer]\ntype = lion\n"), None, named(lion))
     record = Record.of(config.component("optimizer")[0])
-    assert record.change() is None
+    assert record.change is None
     assert re.fullmatch("[0-9a-f]{64}", record.sha256)
-    assert Record(**record.content()) == record
+    assert Record(**asdict(record)) == record
     lion.write_text(LION + "\n")
-    assert record.change() == f"optimizer lion: {lion} has changed since the training"
-    assert Record("optimizer", "unknown", "", "", "").change() is None
+    assert record.change == f"optimizer lion: {lion} has changed since the training"
+    assert Record("optimizer", "unknown", "", "", "").change is None

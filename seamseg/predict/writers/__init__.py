@@ -62,7 +62,7 @@ def make_writers(
     if unknown is not None:
         raise InputError(
             f"`formats={','.join(formats)}`: a model of kind {kind} has no format {unknown!r}: choose among "
-            f"{', '.join(known)}, separated by commas"
+            f"{', '.join(known)}, separated by commas; name the file of another with `components=FILE`"
         )
     made: list[OutputFormat[Any]] = []
     owners: dict[Path, str] = {}

@@ -11,7 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from seamseg.checkpoints.bundle import check_classes
-from seamseg.checkpoints.snapshot import NETWORK_MODULES, Snapshot, is_optional, load_into, network_parts
+from seamseg.checkpoints.snapshot import (
+    NETWORK_MODULES,
+    Snapshot,
+    check_storable,
+    is_optional,
+    load_into,
+    network_parts,
+)
 from seamseg.config.components import Record
 from seamseg.data.samplers import ARBatchSampler, EpochSegment
 from seamseg.formats.metadata import Metadata, metadata_header
@@ -145,6 +152,7 @@ class ResumePoint:
     config : INI text it was trained with
     callbacks : their states by name
     stopped : `by`, the callback that stopped the training, and its `reason`; empty unless one did
+    missing : a line for each custom component that it was trained with and that is not imported
     """
 
     source: Path
@@ -156,6 +164,7 @@ class ResumePoint:
     config: str = ""
     callbacks: dict[str, Any] = field(default_factory=dict)
     stopped: dict[str, str] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
 
     def rank_state(self, world: World) -> dict[str, Any] | None:
         """Return the state of this process; None if another number of processes wrote the snapshot."""
@@ -175,10 +184,12 @@ def make_snapshot(
     content: dict[str, Any] = {
         part: _copied(module.state_dict(), torch.contiguous_format) for part, module in network_parts(state.net).items()
     }
-    content["optimizer"] = _copied(state.stepper.optimizer.state_dict())
+    optimizer = state.stepper.optimizer
+    content["optimizer"] = _copied(optimizer.state_dict())
+    check_storable(content["optimizer"], f"optimizer {type(optimizer).__name__}: state_dict()")
     content.update(_copied(state.stepper.state_dict(), torch.contiguous_format))
     content.update({f"{name}_meter": dict(meter) for name, meter in meters.items()})
-    more = {**resume, "optimizer": type(state.stepper.optimizer).__name__}
+    more = {**resume, "optimizer": type(optimizer).__name__}
     header = metadata_header(state.metadata)
     return Snapshot(state.config, content, asdict(progress), header, more, state.components)
 
@@ -244,6 +255,7 @@ def resume(
             config=snapshot.config,
             callbacks=dict(more.get("callbacks", {})),
             stopped={name: str(more["stopped"][name]) for name in ("by", "reason")} if "stopped" in more else {},
+            missing=tuple(filter(None, (record.missing for record in snapshot.components))),
         )
         if point.position is not None:
             if not point.rank_states:
@@ -256,7 +268,10 @@ def resume(
         ) from None
     if "optimizer" not in snapshot.state_dict:
         raise InputError(f"{path}: has no optimizer state; use `pretrain={path}` to start from its weights")
-    load_optimizer_state(optimizer, snapshot.state_dict["optimizer"], str(path), more.get("optimizer"), keys)
+    try:
+        load_optimizer_state(optimizer, snapshot.state_dict["optimizer"], str(path), more.get("optimizer"), keys)
+    except InputError as error:
+        raise InputError("; ".join([str(error), *point.missing])) from None
     return point
 
 

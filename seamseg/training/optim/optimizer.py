@@ -64,6 +64,8 @@ def build_optimizer(net: nn.Module, config: Config) -> torch.optim.Optimizer:
     optimizer = component.make(groups, keys) if component.built_in else component.build(groups, keys)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InputError(f"{component.section} ({component.file}): must return a torch.optim.Optimizer")
+    if not hasattr(optimizer, "param_groups"):
+        raise InputError(f"{component.section} ({component.file}): call super().__init__(groups, DEFAULTS)")
     fill_state(optimizer)
     return optimizer
 

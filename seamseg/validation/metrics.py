@@ -1,0 +1,118 @@
+"""Metrics of a validation over the images of all processes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+
+from seamseg.config import Config
+from seamseg.evaluation.metric import KindScores, Metric
+from seamseg.evaluation.scores import Scores
+from seamseg.formats.metadata import Metadata
+from seamseg.predictions import ArrayPrediction
+from seamseg.utils.component_errors import instance_of, named_errors
+from seamseg.utils.distributed import World, broadcast_object, gather_objects, gather_to_main, sum_over_processes
+from seamseg.utils.errors import SeamsegError
+
+if TYPE_CHECKING:
+    from seamseg.validation.validator import Scorer, ValidationItem
+
+
+def scores_of_all(world: World, scorer: Scorer | Metric, errors: Callable[[], Any] = nullcontext) -> Any:
+    """Return the scores of a scorer or metric over the images of all processes; a collective call.
+
+    Arrays are summed, and each process computes the scores; lists are joined in the main process, which computes them.
+    `errors` makes a context that names the scorer in errors of its code.
+    """
+    with errors():
+        state: Any = scorer.state()
+        array = np.asarray(state) if not scorer.gathered else None
+        if array is None and not isinstance(state, list):
+            raise TypeError(f"state() must return a list, returned {type(state).__name__}")
+        if array is not None and array.dtype.kind not in "biuf":
+            raise TypeError(f"state() must return a vector of numbers, returned {type(state).__name__}")
+    if array is None:
+        parts = gather_to_main(world, state)
+        with errors():
+            scores = None if parts is None else scorer.scores([x for part in parts for x in part])
+        return broadcast_object(world, scores)
+    # a process without images has zeros, which may be integers beside the fractions of another one
+    shapes, integers = zip(*gather_objects(world, (array.shape, array.dtype.kind != "f")))
+    with errors():
+        if len(set(shapes)) > 1:
+            raise ValueError(f"state() returned vectors of different shapes in the processes: {set(shapes)}")
+    summed = sum_over_processes(world, torch.from_numpy(array.astype(np.int64 if all(integers) else np.float64)))
+    with errors():
+        return scorer.scores(summed.numpy())
+
+
+class CustomMetrics:
+    """The custom metrics.
+
+    Parameters
+    ----------
+    config : names them
+    metadata : classes of the data set
+    world : the processes
+    """
+
+    def __init__(self, config: Config, metadata: Metadata, world: World) -> None:
+        self._world, self._options = world, config.general
+        self._metrics: dict[str, Metric] = {}
+        for component, keys in config.components("metric"):
+            with self._errors(component.name, component.module):
+                metric = instance_of(Metric, component.make(keys), f"{component.section} ({component.file})")
+                metric.begin(metadata.num_stuff, metadata.num_thing)
+            self._metrics[component.name] = metric
+
+    def add(self, item: ValidationItem, prediction: ArrayPrediction) -> None:
+        """Add an image of this process."""
+        for name, metric in self._metrics.items():
+            with self._errors(name, type(metric).__module__):
+                metric.add(item, prediction)
+
+    def added_to(self, scores: Scores) -> Scores:
+        """Return scores with those of the metrics over the images of all processes; a collective call.
+
+        Raises
+        ------
+        SeamsegError
+            if a metric fails, or two have a score of one name
+        """
+        found: dict[str, float] = {}
+        selected = None
+        others = scores.to_json() if self._metrics else {}
+        for name, metric in self._metrics.items():
+            errors = partial(self._errors, name, type(metric).__module__)
+            given = scores_of_all(self._world, metric, errors)
+            with errors():
+                own = {score: float(value) for score, value in given.items()}
+                if not own:
+                    raise ValueError("scores() returned no numbers")
+            taken = [score for score in own if score in found or score in others]
+            if taken:
+                raise SeamsegError(f"metric {name}: there is another score {taken[0]}: rename it")
+            found |= own
+            if name == self._options.eval_mode:
+                selected = _selecting(next(iter(own.values())), metric.higher_is_better)
+        if not found:
+            return scores
+        assert isinstance(scores, KindScores)
+        return cast(Scores, replace(scores, metrics=found, selected=selected))
+
+    def _errors(self, name: str, module: str) -> AbstractContextManager[None]:
+        return named_errors(f"metric {name}", module)
+
+
+def _selecting(value: float, higher_is_better: bool) -> float:
+    """Return a number from 0, higher for a better score; 0 for NaN."""
+    if math.isnan(value):
+        return 0.0
+    return max(value, 0.0) if higher_is_better else 1 / (1 + max(value, 0.0))
