@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import json
 import math
 import os
@@ -189,6 +190,16 @@ def _write_maps(city: Path, specs: Iterable[ReadMap]) -> None:
                 np.save(city / spec.folder / f"{path.stem}.npy", values)
 
 
+def _misspelt(made: object) -> tuple[str, str] | None:
+    """Return a method whose name is almost that of one of the base class, and that name."""
+    base = next((c for c in getattr(made, "__mro__", ()) if c.__module__.startswith("seamseg.")), None)
+    own = vars(made) if base is not None else {}
+    for name in (name for name, value in own.items() if callable(value) and not hasattr(base, name)):
+        if found := difflib.get_close_matches(name, set(vars(base)) - set(own), 1, 0.8):
+            return name, found[0]
+    return None
+
+
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
     before = is_quiet()
@@ -242,6 +253,8 @@ class _Check:
         checks += [self.export] if self.component.kind in _EXPORTED else []
         own = getattr(self, f"_{self.component.kind}", None)
         section = self.component.section
+        if misspelt := _misspelt(self.component.make):
+            self.expect(False, f"it has a method {misspelt[0]}, which nothing calls: is it meant to be {misspelt[1]}?")
         try:
             return [f"{section}: {check()}" for check in [*checks, *([own] if own else [])]]
         except (AssertionError, SeamsegError):

@@ -125,7 +125,7 @@ WRONG = {
     "a callback that fails": (
         "callback",
         ('scores.get("PQ", 0.0)', 'scores["AP"]'),
-        "again: KeyError: 'AP'",
+        "again, .*line .*: KeyError: 'AP'",
     ),
 }
 """Kind, what is replaced by what, and the error."""
@@ -138,6 +138,14 @@ def test_mistakes(name, file):
     with pytest.raises((AssertionError, SeamsegError), match=message) as error:
         check_component(file(kind, wrong=replaced))
     assert "\n" not in str(error.value)
+
+
+def test_a_misspelt_method(file):
+    path = file("callback", old=("def validated(", "def validate("))
+    with pytest.raises(
+        AssertionError, match=r"callback mine: it has a method validate, which nothing calls.* validated"
+    ):
+        check_component(path)
 
 
 def test_what_is_not_there(file):

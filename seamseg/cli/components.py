@@ -1,8 +1,8 @@
-"""List the components that a configuration can choose, built in and of your own files, with their keys.
+"""List the components that a configuration can choose, with their keys: the built-in ones, or those of your own files.
 
     seamseg components
     seamseg components --components my_heads.py
-    seamseg components --kind optimizer
+    seamseg components --kind optimizer --components my_optimizers.py
 
 A component is a part that is chosen by its name: docs/how-to/extend.md shows how to write one.
 """
@@ -30,10 +30,13 @@ def run(args: argparse.Namespace) -> int:
     """Print the components by kind."""
     load_components(args.set)
     for kind, what in components.KINDS.items():
-        if args.kind not in (None, kind):
+        found = components.registered(kind)
+        if args.set and args.kind is None:
+            found = [component for component in found if not component.built_in]
+        if args.kind not in (None, kind) or (args.set and not found):
             continue
         print(f"{kind}: {what.what}; {chosen_by(kind, what).replace('`', '')}")
-        for group in by_make(components.registered(kind)):
+        for group in by_make(found):
             first = group[0]
             where = "built in" if first.built_in else str(first.file)
             print(f"  {', '.join(component.name for component in group)} ({where}): {summary(first)}")

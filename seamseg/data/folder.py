@@ -26,6 +26,8 @@ MAP_ENDINGS = (".png", ".npy")
 def find_metadata(root: str | Path) -> Path:
     """Return the path of the `metadata.bin` of a data set; InputError if there is none."""
     root = Path(root)
+    if root.is_file():
+        raise InputError(f"{root}: a file, not a data set folder; [dataloader] reader names what reads other formats")
     if not root.is_dir():
         how = nearest_path(root) or "; see `seamseg prepare --help` for how to make one"
         raise InputError(f"{root}: no such data set folder{how}")

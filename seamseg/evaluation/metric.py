@@ -106,7 +106,8 @@ class KindScores(ABC):
 
     def table(self) -> str:
         """See :meth:`Scores.table`."""
-        return "\n".join([self._table(), *(f"{name}: {value:.4g}" for name, value in self.metrics.items())])
+        own = [f"{name}: {value:.4g}" for name, value in self.metrics.items()]
+        return "\n".join([self._table(), *(["not in percent:"] if own else []), *own])
 
     @abstractmethod
     def _best(self) -> float: ...

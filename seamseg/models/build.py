@@ -12,14 +12,15 @@ import torch
 from torch import nn
 
 from seamseg.config import KINDS, Config
-from seamseg.config.components import Component, is_registered, register
+from seamseg.config.components import is_registered, register
 from seamseg.config.kinds import SEAMLESS
 from seamseg.config.sections import Body as BodyKeys
 from seamseg.config.sections import General
-from seamseg.models.backbones.base import Backbone, Body, BodyContext, NormFactory
+from seamseg.models.backbones.base import Backbone, BodyContext, NormFactory
 from seamseg.models.backbones.fpn import FPN, FPNBody
 from seamseg.models.criterion import Criterion, SemanticCriterion, TrainingModule
 from seamseg.models.custom_network import CustomNetwork, NetworkContext, WholeNetwork, own_losses
+from seamseg.models.custom_parts import check_body, check_part
 from seamseg.models.folding import fold_layers
 from seamseg.models.heads.custom import Head, HeadContext, loss_weight
 from seamseg.models.heads.deeplab import DeeplabV3
@@ -34,7 +35,7 @@ from seamseg.models.quantised import quantised
 from seamseg.models.semantic import SemanticNet, SemanticOptions
 from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
 from seamseg.predictions import name_problem
-from seamseg.utils.component_errors import described, instance_of
+from seamseg.utils.component_errors import instance_of
 from seamseg.utils.errors import InputError
 
 SegmentationNet: TypeAlias = PanopticNet | SemanticNet
@@ -148,6 +149,7 @@ def _build_head(config: Config, kind: str, context: HeadContext, base: type[nn.M
     if not isinstance(head, base):
         name = "torch.nn.Module" if base is nn.Module else f"seamseg.components.{base.__name__}"
         raise InputError(f"{component.section} ({component.file}): must be a {name}")
+    check_part(kind, head, context, component)
     return head
 
 
@@ -265,43 +267,11 @@ def build_configured_backbone(config: Config, norm: NormFactory, keep_outputs: b
         name = f"{body.body}: " if body.body != component.name else ""
         raise InputError(f"[body] body_params: {name}{error}") from error
     if not component.built_in:
-        _check_body(backbone, config, component)
+        check_body(backbone, config, component)
     if body.num_frozen > backbone.num_modules:
         raise InputError(f"[body] num_frozen: {body.body} has {backbone.num_modules} modules, not {body.num_frozen}")
     assert isinstance(backbone, Backbone)
     return backbone
-
-
-def _check_body(backbone: object, config: Config, component: Component) -> None:
-    """Raise InputError if a body of a user is none, or its maps are others than it declares."""
-    where = f"{component.section} ({component.file})"
-    backbone = instance_of(Body, backbone, where)
-    if config.body.body_params:
-        raise InputError(f"[body] body_params has no effect on {component.name}: set keys of [{component.section}]")
-    if config.general.checkpoint_body:
-        raise InputError(f"[general] checkpoint_body: {component.name} does not support it")
-    strides, channels = dict(backbone.strides), backbone.out_channels
-    if list(strides.values()) != sorted(strides.values()):
-        raise InputError(f"{where}: strides must be in the order of the maps, finest first, got {strides}")
-    if channels.keys() != strides.keys():
-        raise InputError(f"{where}: out_channels names {[*channels]}, strides names {[*strides]}")
-    device = next((p.device for p in backbone.parameters()), torch.device("cpu"))
-    height, width = 3 * max(64, *strides.values()), 4 * max(64, *strides.values())
-    expected = {name: (1, channels[name], height // stride, width // stride) for name, stride in strides.items()}
-    try:
-        with torch.no_grad():
-            found = backbone.eval()(torch.zeros(1, 3, height, width, device=device))
-        shapes = {name: tuple(dict(found)[name].shape) for name in strides}
-    except Exception as error:
-        raise InputError(f"{component.section}{described(error, str(component.file))}") from error
-    finally:
-        backbone.train()
-    for name, shape in expected.items():
-        if shapes[name] != shape:
-            raise InputError(
-                f"{where}: {name} of an image of 3 x {height} x {width} is {' x '.join(map(str, shapes[name][1:]))}, "
-                f"its channels and stride declare {' x '.join(map(str, shape[1:]))}"
-            )
 
 
 def norm_factories(config: BodyKeys) -> tuple[NormFactory, NormFactory]:

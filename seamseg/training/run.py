@@ -271,7 +271,7 @@ def _train(
         scores = trainer.train()
         if run.stop_reason:
             status = f"stopped: {run.stop_reason}"
-            log.warning(f"{status} (step {run.step}, epoch {run.epoch})")
+            log.info(f"{status} (step {run.step}, epoch {run.epoch})")
         return _result(trainer.world, trainer.progress, run, scores)
     except BaseException as error:
         status = f"{type(error).__name__}: {one_line(error)}"
@@ -465,7 +465,8 @@ def _describe_steps(options: TrainerOptions, loader: BatchLoader, world: World) 
     parts = [f"batch {index_sampler(loader).batch_size}"]
     parts += [f"{accumulate} batches"] if accumulate > 1 else []
     parts += [f"{world.size} processes"] if world.is_distributed else []
-    threads = f", {torch.get_num_threads()} threads a process" if world.device.type == "cpu" else ""
+    count = torch.get_num_threads()
+    threads = f", {count} thread{'s' * (count > 1)} a process" if world.device.type == "cpu" else ""
     dtype = str(compute_dtype(options.precision, world.device)).removeprefix("torch.")
     return f"{images} training images, {' x '.join(parts)} a step, {dtype}{threads}"
 

@@ -7,7 +7,10 @@ def test_lists_built_in_components_and_those_of_files(seamseg_main, tmp_path, ca
     file = tmp_path / "my_lion.py"
     file.write_text(LION)
     assert seamseg_main("components", "--components", file) == 0
-    lines = capsys.readouterr().out.splitlines()
+    own = capsys.readouterr().out
+    assert "sgd" not in own
+    assert seamseg_main("components") == 0
+    lines = (own + capsys.readouterr().out).splitlines()
     assert "optimizer: updates the weights; chosen by [optimizer] type = NAME" in lines
     assert any(line.startswith("  sgd (built in): Return SGD") for line in lines)
     assert f"  lion ({file}): Lion (arXiv 2302.06675)." in lines

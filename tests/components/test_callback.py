@@ -199,7 +199,7 @@ class CounterKeys:
 def test_callbacks_given_in_python_have_the_defaults_of_their_keys(micro, micro_config, tmp_path, imported):
     callback_of("counter", keys=CounterKeys)(Counter)
     counter = Counter()
-    seamseg.train(micro_config, micro, tmp_path, "cpu", {"scheduler.epochs": 1}, callbacks=[counter])
+    seamseg.train(micro_config, micro, tmp_path, "cpu", callbacks=[counter])
     assert counter.limit == 7
     assert Counter(CounterKeys(limit=3)).keys.limit == 3
 
@@ -225,9 +225,7 @@ def test_a_state_that_no_snapshot_can_hold(micro, micro_config, tmp_path):
         def state_dict(self):
             return {"seen": [1, 2.5, "a", None, True, np.float32(3), torch.ones(2)], "to": {"path": tmp_path}}
 
-    with pytest.raises(
-        InputError, match=r"callback Writer: state_dict\(\)\['to'\]\['path'\] is a PosixPath, which snap"
-    ):
+    with pytest.raises(InputError, match=r"callback Writer: state_dict\(\)\['to'\]\['path'\] is a PosixPath"):
         seamseg.train(micro_config, micro, tmp_path / "run", "cpu", callbacks=[Writer()])
     assert not (tmp_path / "run" / "snapshots").exists()
 

@@ -144,6 +144,7 @@ MISTAKES = {
         SeamsegError,
         "edge_loss must be a scalar tensor",
     ),
+    "a detached loss": ("(losses, valid", "(losses.detach(), valid", SeamsegError, "edge_loss has no gradient"),
     "a negative count": ("valid.sum())", "-1)", SeamsegError, "the count of edge_loss is -1"),
     "a key that is not declared": ('"weight"}', '"weigth"}', InputError, "the key weigth, which it does"),
     "a taken name": ('{"edge_loss": "weight"}', '{"sem_loss": "weight"}', InputError, "there is another sem_loss"),

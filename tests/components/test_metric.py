@@ -196,22 +196,22 @@ def test_the_metric_selects_the_best_snapshot(options, tmp_path):
         (
             "return self.counts",
             "return None",
-            "metric cars, .*my_cars.py: TypeError: state.. must return a vector of numbers",
+            "metric cars, .*: state.. must return a vector of numbers",
         ),
         (
             '"car_images": state',
             '"car_images": "many" or state',
-            "metric cars, .*my_cars.py: ValueError: could not convert",
+            "metric cars, .*py: ValueError: could not convert",
         ),
         (
             "def scores(self, state):",
             "def scores(self, state):\n        return {}",
-            "metric cars, .*my_cars.py: .*no numbers",
+            "metric cars, .*no numbers",
         ),
         (
             "(Metric):",
             "(Metric):\n    gathered = True",
-            "metric cars, .*my_cars.py: TypeError: state.. must return a list, returned",
+            "metric cars, .*: state.. must return a list, returned",
         ),
     ],
 )

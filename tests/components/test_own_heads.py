@@ -96,6 +96,26 @@ def test_the_built_in_heads_are_chosen_by_name():
         ("self.hidden = nn.Linear(context.width", "self.hidden = nn.Linear(context.breadth", "roi_head own, .* line"),
         ("x = self.hidden(x.mean((2, 3))).relu()", "x = self.hidden(x).relu()", "roi_head own, .* line .*RuntimeError"),
         ("for x in levels:", "for x in levels + 1:", "rpn_head own, .* line .*TypeError"),
+        (
+            "nn.ConvTranspose2d(keys.channels, context.num_thing, 2, stride=2)",
+            "nn.Conv2d(keys.channels, context.num_thing, 1)",
+            "roi_head own, .*py: ValueError: masks.. must be 3 x 1 x 28 x 28, is 3 x 1 x 14 x 14",
+        ),
+        (
+            ".reshape(x.shape[0], self.num_things, 4)",
+            "",
+            "roi_head own, .*: the box codes of boxes.. must be 3 x 1 x 4, is 3 x 4",
+        ),
+        (
+            "context.num_stuff + context.num_thing",
+            "context.num_stuff",
+            "semantic_head own, .*the logits must be",
+        ),
+        (
+            "shapes.append((x.shape[2], x.shape[3]))",
+            "shapes.append((1, 1))",
+            "rpn_head own, .*the objectness must be",
+        ),
     ],
 )
 def test_an_exception_names_the_head(options, file, micro, capsys, old, new, message):

@@ -169,6 +169,8 @@ def checked_losses(declared: Mapping[str, Any], found: Any) -> dict[str, tuple[T
             raise ValueError(f"{name} must be a scalar tensor, the mean, and a number, the count")
         if not isinstance(count, Tensor) and count < 0:
             raise ValueError(f"the count of {name} is {count}")
+        if torch.is_grad_enabled() and not mean.requires_grad and count > 0:
+            raise ValueError(f"{name} has no gradient: do not detach it, or compute it without gradients")
     return {name: found[name] for name in declared}
 
 
