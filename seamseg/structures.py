@@ -193,7 +193,7 @@ class DeferredTransform:
 
 @dataclass(frozen=True)
 class ReadMap:
-    """Ground truth of a head that is read from a data set: one map an image, of the size of its mask.
+    """Ground truth of a head or metric that is read from a data set: one map an image, of the size of its mask.
 
     The maps are scaled, cropped, flipped and pasted together with the image. Pixels without ground truth are those with
     the stored value `void` or NaN, and all of an image without a file; where `resize` is bilinear, also those between

@@ -35,6 +35,7 @@ import torch
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.config import load_config
 from seamseg.config.components import KINDS, Component, added_by, load, registered
+from seamseg.config.experiments import TINY_NETWORK
 from seamseg.config.values import format_value
 from seamseg.data.images import open_image
 from seamseg.deploy.export import export_model
@@ -54,33 +55,6 @@ from seamseg.utils.component_errors import described
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError, SeamsegError, one_line
 from seamseg.utils.progress import is_quiet, set_quiet
-
-TINY_NETWORK = """
-[general]
-log_interval = 1
-min_stuff_area = 16
-[fpn]
-out_channels = 16
-[rpn]
-hidden_channels = 16
-anchor_scale = 2
-num_pre_nms_train = 50
-num_post_nms_train = 20
-num_pre_nms_val = 50
-num_post_nms_val = 20
-min_size = 0
-num_samples = 16
-[roi]
-num_samples = 8
-fc_channels = 16
-conv_channels = 8
-fpn_canonical_scale = 32
-max_predictions = 10
-[sem]
-hidden_channels = 8
-pooling_size = (4, 4)
-"""
-"""Sections of a network that trains in seconds."""
 
 _TINY = f"""{TINY_NETWORK}
 [body]
@@ -191,11 +165,15 @@ def _write_maps(city: Path, specs: Iterable[ReadMap]) -> None:
 
 
 def _misspelt(made: object) -> tuple[str, str] | None:
-    """Return a method whose name is almost that of one of the base class, and that name."""
+    """Return a method that nothing calls, whose name is almost that of one of the base class, and that name."""
     base = next((c for c in getattr(made, "__mro__", ()) if c.__module__.startswith("seamseg.")), None)
-    own = vars(made) if base is not None else {}
-    for name in (name for name, value in own.items() if callable(value) and not hasattr(base, name)):
-        if found := difflib.get_close_matches(name, set(vars(base)) - set(own), 1, 0.8):
+    if base is None:
+        return None
+    own = {name: value for name, value in vars(made).items() if callable(value)}
+    called = {name for value in own.values() if hasattr(value, "__code__") for name in value.__code__.co_names}
+    meant = [name for name, value in vars(base).items() if callable(value) and name not in own]
+    for name in (name for name in own if not (name.startswith("_") or name in called or hasattr(base, name))):
+        if found := difflib.get_close_matches(name, meant, 1, 0.8):
             return name, found[0]
     return None
 

@@ -20,9 +20,7 @@ from seamseg.checkpoints.names import CLASSES_NAME, CONFIG_NAME, METADATA_NAME, 
 from seamseg.checkpoints.snapshot import NETWORK_MODULES, LoadReport, Snapshot, load_into, load_snapshot
 from seamseg.config import KINDS, Config, config_from_string, find_experiment, load_config
 from seamseg.config.checks import head_parameters
-from seamseg.config.component_kinds import NEEDED
 from seamseg.config.kinds import PANOPTIC, SEAMLESS, WHOLE
-from seamseg.config.loader import load_components
 from seamseg.formats.metadata import Metadata, metadata_of, parse_metadata, read_metadata
 from seamseg.formats.vistas import published_classes
 from seamseg.models.build import SegmentationNet, build_network
@@ -280,11 +278,13 @@ def _config(found: _Parts, config: str | Path | None, overrides: Sequence[str], 
     text = found.config_text if found.config_text is not None else found.snapshot.config
     if not text.strip():
         raise InputError(f"{found.name}: holds no configuration; give its INI file with `config=FILE`")
-    load_components(overrides)
-    for record in found.snapshot.components:
-        if record.kind in NEEDED and record.missing:
-            raise InputError(f"{found.name}: {record.missing}")
-    return config_from_string(text, kind, f"config of {found.name}", overrides)
+    try:
+        return config_from_string(text, kind, f"config of {found.name}", overrides)
+    except InputError as error:
+        for record in found.snapshot.components:
+            if record.missing and f"no {record.kind} {record.name!r}" in str(error):
+                raise InputError(f"{found.name}: {record.missing}") from None
+        raise
 
 
 def _metadata(found: _Parts, meta: str | Path | None) -> Metadata:

@@ -119,7 +119,13 @@ def check_storable(value: Any, where: str) -> None:
     value : numbers, texts, tensors, arrays, and lists and dicts of them
     where : beginning of the message, what the value belongs to
     """
-    if isinstance(value, (Tensor, str, int, float, type(None))) and type(value).__module__ in ("builtins", "torch"):
+    if type(value) is Tensor:
+        plain = value.layout == torch.strided and not (value.is_quantized or value.is_nested or value.is_meta)
+    elif type(value) is int:
+        plain = abs(value) < 1 << 62  # a pickle of more digits is refused
+    else:
+        plain = isinstance(value, (str, float, bool, type(None))) and type(value).__module__ == "builtins"
+    if plain:
         return
     if type(value) in (dict, OrderedDict):
         for key, item in value.items():

@@ -10,6 +10,7 @@ A component is a part that is chosen by its name: docs/how-to/extend.md shows ho
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import fields
 
 from seamseg.cli.model_options import add_components
@@ -29,6 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the components by kind."""
     load_components(args.set)
+    if args.set and all(component.built_in for component in components.registered()):
+        print("no file registers a component", file=sys.stderr)
     for kind, what in components.KINDS.items():
         found = components.registered(kind)
         if args.set and args.kind is None:

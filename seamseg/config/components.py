@@ -11,16 +11,17 @@ import hashlib
 import importlib
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any, TypeVar
 
 from seamseg.config.component_kinds import KINDS as KINDS
 from seamseg.config.component_kinds import parse_section as parse_section
-from seamseg.config.values import default_problem
+from seamseg.config.values import declaration_problem
 from seamseg.utils.component_errors import described
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, SeamsegError, did_you_mean
@@ -113,11 +114,7 @@ def register(kind: str, name: str, keys: type = NoKeys) -> Callable[[Made], Made
     if not (is_dataclass(keys) and keys.__dataclass_params__.frozen):  # type: ignore[attr-defined]
         raise InputError(f"{kind} {name}: its keys {keys.__name__} must be a dataclass with frozen=True")
     for spec in fields(keys):
-        if "doc" not in spec.metadata or spec.name != spec.name.lower() or spec.default is MISSING:
-            problem: str | None = "declare it as key(DOC, DEFAULT), in lower case"
-        else:
-            problem = default_problem(spec, keys)
-        if problem:
+        if problem := declaration_problem(spec, keys):
             raise InputError(f"{kind} {name}: {spec.name} of {keys.__name__}: {problem}")
 
     def decorate(made: Made) -> Made:
@@ -276,7 +273,7 @@ class Record:
         if (self.kind, self.name) in _REGISTERED:
             return None
         file = self.module if "." in self.module else f"{self.module}.py"
-        return f"{self.kind:.80} {self.name:.80} ({file:.80}) is not imported: name its file with `components=FILE`"
+        return f"{self.kind} {self.name} ({file}) is not imported: name its file with `components=FILE`"
 
     @property
     def change(self) -> str | None:
@@ -287,13 +284,17 @@ class Record:
         return f"{self.kind} {self.name}: {component.file} has changed since the training"
 
 
+_WORD = re.compile(r"[\w.-]{1,80}")
+
+
 def parse_records(content: Any, source: str) -> tuple[Record, ...]:
     """Return the records that a snapshot holds; InputError, with its name `source`, if they are damaged."""
     names = [spec.name for spec in fields(Record)]
     try:
         found = [Record(*(record[name] for name in names)) for record in content or ()]
-        if all(isinstance(text, str) for record in found for text in asdict(record).values()):
-            return tuple(found)
+        words = [word for record in found for word in (record.kind, record.name, record.module)]
+        if len(found) <= 256 and all(_WORD.fullmatch(word) for word in words):
+            return tuple(replace(record, version=str(record.version)[:80]) for record in found)
     except (KeyError, TypeError, IndexError):
         pass
     raise InputError(f"{source}: its list of components is damaged")

@@ -63,3 +63,31 @@ def near_files(path: Path, pattern: str = "*.ini") -> str:
         return f"; did you mean {names[match[0]]}?"
     match = difflib.get_close_matches(path.stem, experiments(pattern), 1)
     return f"; did you mean the packaged experiment {match[0]}?" if match else ""
+
+
+TINY_NETWORK = """
+[general]
+log_interval = 1
+min_stuff_area = 16
+[fpn]
+out_channels = 16
+[rpn]
+hidden_channels = 16
+anchor_scale = 2
+num_pre_nms_train = 50
+num_post_nms_train = 20
+num_pre_nms_val = 50
+num_post_nms_val = 20
+min_size = 0
+num_samples = 16
+[roi]
+num_samples = 8
+fc_channels = 16
+conv_channels = 8
+fpn_canonical_scale = 32
+max_predictions = 10
+[sem]
+hidden_channels = 8
+pooling_size = (4, 4)
+"""
+"""Sections of a network that trains in seconds."""

@@ -7,7 +7,7 @@ import math
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import Field
+from dataclasses import MISSING, Field
 from typing import Any
 
 from seamseg.utils.errors import did_you_mean
@@ -68,20 +68,23 @@ def format_value(value: Any) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
-def default_problem(spec: Field[Any], keys: type) -> str | None:
-    """Return why the default of a key could not be read from a configuration; None if it can be."""
+def declaration_problem(spec: Field[Any], keys: type) -> str | None:
+    """Return what is wrong with the declaration of a key: its default could not be read from a configuration."""
+    if "doc" not in spec.metadata or spec.name != spec.name.lower() or spec.default is MISSING:
+        return "declare it as key(DOC, DEFAULT), in lower case"
     try:
         hints = typing.get_type_hints(keys)
-    except NameError as error:
-        return str(error)
+    except Exception as error:  # annotations are code
+        return f"{type(error).__name__}: {error}"
     try:
         value = parse_value(format_value(spec.default), hints[spec.name], spec.metadata)
         same = value == spec.default or (value is None and spec.default == "")
+        wanted = expected(split_optional(hints[spec.name])[0])
     except ValueProblem as problem:
         return f"its default {spec.default!r:.80}: {problem}"
     except (KeyError, IndexError, TypeError):
-        return f"a key is bool, int, float, str, or a tuple, list or dict of them, not {spec.type}"
-    return None if same else f"its default {spec.default!r:.80} is not {expected(hints[spec.name])}"
+        return f"a key is bool, int, float, str, or a tuple, list or dict of numbers or texts, not {spec.type}"
+    return None if same else f"its default {spec.default!r:.80} is not {wanted}"
 
 
 def split_optional(annotation: Any) -> tuple[Any, bool]:

@@ -187,7 +187,12 @@ class TrainedModel:
         """Warn of components of the training that are not imported, or have changed since."""
         if not is_main_process():
             return
-        records = self._opened.snapshot.components
-        missing = [record.missing for record in records if record.kind in ("head", "mask_refinement")]
-        for line in filter(None, (*missing, *(record.change for record in records))):
+        records = {f"{record.kind} {record.name}": record for record in self._opened.snapshot.components}
+        lines = [record.change for record in records.values()]
+        for section in self.config.not_loaded:
+            if section.startswith(("head ", "mask_refinement ")):
+                # a folder of convert-model has no records
+                plain = f"{section} is not imported: name its file with `components=FILE`"
+                lines.append(records[section].missing if section in records else plain)
+        for line in filter(None, lines):
             warnings.warn(f"{self.name}: {line}", stacklevel=2)

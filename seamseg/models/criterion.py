@@ -22,7 +22,6 @@ from seamseg.models.heads.rpn import AnchorMatcher, rpn_losses
 from seamseg.models.heads.semantic import SemanticImage, semantic_loss, semantic_target
 from seamseg.models.network import Network, SemanticLogits
 from seamseg.models.panoptic import TrainingOutputs
-from seamseg.panoptic_map import VOID
 from seamseg.structures import Batch
 from seamseg.utils.component_errors import named_errors
 from seamseg.utils.errors import SeamsegError
@@ -98,8 +97,6 @@ def _custom_image_loss(component: Component, keys: Any, image: SemanticImage) ->
     if not isinstance(loss, Tensor) or loss.ndim:
         given = f"a tensor of {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise SeamsegError(f"{component.section} ({component.file}): must return a scalar tensor, returned {given}")
-    if torch.is_grad_enabled() and not loss.requires_grad and bool((image.target != VOID).any()):
-        raise SeamsegError(f"{component.section} ({component.file}): the loss has no gradient: do not detach it")
     return loss
 
 
@@ -110,8 +107,6 @@ def _custom_box_loss(component: Component, keys: Any, samples: BoxSamples) -> Te
         shape = " x ".join(map(str, errors.shape)) if isinstance(errors, Tensor) else type(errors).__name__
         shapes = f"{count} or {count} x 4 numbers, returned {shape or 'a scalar'}"
         raise SeamsegError(f"{component.section} ({component.file}): must return {shapes}")
-    if torch.is_grad_enabled() and not errors.requires_grad and count:
-        raise SeamsegError(f"{component.section} ({component.file}): the loss has no gradient: do not detach it")
     return errors
 
 

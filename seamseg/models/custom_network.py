@@ -155,7 +155,7 @@ class WholeNetwork(Network):
             if the network fails, or its losses are not those that it declares
         """
         with self.errors():
-            return checked_losses(self.network.losses, self.network.loss(targets))
+            return checked_losses(self.network.losses, self.network.keys, self.network.loss(targets))
 
     @torch.no_grad()
     def predict(self, images: PackedSequence) -> list[Prediction[Tensor]]:

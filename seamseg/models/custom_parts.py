@@ -15,7 +15,8 @@ from seamseg.models.backbones.base import Body
 from seamseg.models.heads.custom import HeadContext
 from seamseg.models.heads.refinement import Regions
 from seamseg.utils.component_errors import described, instance_of
-from seamseg.utils.errors import InputError
+from seamseg.utils.device_memory import lacks_memory
+from seamseg.utils.errors import InputError, SeamsegError
 
 _IMAGE = (192, 256)
 
@@ -98,6 +99,8 @@ def _trial(part: nn.Module, component: Component) -> Iterator[torch.device]:
             part.eval()
             yield next((p.device for p in part.parameters()), torch.device("cpu"))
     except Exception as error:
+        if isinstance(error, SeamsegError) or lacks_memory(error):
+            raise
         raise InputError(f"{component.section}{described(error, str(component.file))}") from error
     finally:
         part.train()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -119,12 +120,16 @@ class Callbacks:
     active: dict[str, Callback] = field(default_factory=dict)
 
     def begin(self, states: Mapping[str, Any]) -> None:
-        """Begin a training, with the states of a snapshot."""
+        """Begin a training, with the states of a snapshot; InputError if no snapshot could hold the state of one."""
         for name, callback in list(self.active.items()):
             if name in states:
                 self._call(name, partial(callback.load_state_dict, states[name]))
         self._call_all(lambda callback: callback.begin(self.run))
-        self.states()  # refuses now what no snapshot can hold
+        for name, callback in self.active.items():
+            state = None
+            with suppress(Exception):  # it may not have a state yet
+                state = callback.state_dict()
+            check_storable(state, f"callback {name}: state_dict()")
 
     @property
     def draws(self) -> bool:
@@ -162,10 +167,14 @@ class Callbacks:
         self._call_all(lambda callback: callback.end(self.run, status))
 
     def states(self) -> dict[str, Any]:
-        """Return the states of all callbacks that have one; InputError for one that no snapshot can hold."""
-        states = {name: self._call(name, callback.state_dict) for name, callback in list(self.active.items())}
-        for name, state in states.items():
-            check_storable(state, f"callback {name}: state_dict()")
+        """Return the states of all callbacks that have one."""
+
+        def state_of(callback: Callback) -> dict[str, Any]:
+            state = callback.state_dict()
+            check_storable(state, "state_dict()")
+            return state
+
+        states = {name: self._call(name, partial(state_of, callback)) for name, callback in list(self.active.items())}
         return {name: state for name, state in states.items() if state}
 
     def _call_all(self, call: Callable[[Callback], None]) -> None:

@@ -265,9 +265,9 @@ def _train(
     trainer = Trainer(state, batches, validator, folder, reporter, recorder, resumed, callback)
     if trainer.progress.epoch + 1 >= settings.epochs:
         log.warning(f"all {settings.epochs} epochs are done already; raise {settings.keys.epochs} to train on")
-    following.begin({} if resumed is None else resumed.callbacks)
     status = "done"
     try:
+        following.begin({} if resumed is None else resumed.callbacks)
         scores = trainer.train()
         if run.stop_reason:
             status = f"stopped: {run.stop_reason}"

@@ -81,7 +81,10 @@ def test_the_files_of_a_run(config: Path, data: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_classifier_learns(config: Path, data: Path, tmp_path: Path) -> None:
-    scores = train(config, data, tmp_path / "run", "optimizer.schedule.epochs=20", "training.val_interval=20")
+    constant = ("optimizer.schedule.type=constant", "optimizer.schedule.params={}")
+    scores = train(
+        config, data, tmp_path / "run", *constant, "optimizer.schedule.epochs=20", "training.val_interval=20"
+    )
     assert scores is not None
     assert scores.top1 > 80
     assert scores.top5 == 100

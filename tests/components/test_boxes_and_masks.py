@@ -99,6 +99,11 @@ def test_what_a_loss_of_boxes_is_given(options, file):
             "mask_refinement own, .*my_masks.py line .*ValueErr",
         ),
         (
+            "def refine(self, regions):",
+            "def refine(self, regions):\n        return regions.coarse[:1]",
+            "refine.. must be 2 x h x w, is 1",
+        ),
+        (
             "return plain.sum(dim=1) + keys.weight * (1 - iou)",
             "return plain.mean()",
             r"box_loss own \(.*my_masks.py\): must return \d+ or \d+ x 4 numbers, returned a scalar",

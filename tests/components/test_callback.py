@@ -230,6 +230,32 @@ def test_a_state_that_no_snapshot_can_hold(micro, micro_config, tmp_path):
     assert not (tmp_path / "run" / "snapshots").exists()
 
 
+def test_a_state_that_comes_later(micro, micro_config, tmp_path):
+    """A state that is not there before the first step, and one that snapshots cannot hold any more, end no training."""
+
+    class Late(Callback):
+        def train(self, run, values):
+            self.best = values["loss"]
+
+        def state_dict(self):
+            return {"best": self.best}
+
+    class Worse(Late):
+        def state_dict(self):
+            return {"best": tmp_path if hasattr(self, "best") else None}
+
+    seamseg.train(micro_config, micro, tmp_path / "run", "cpu", callbacks=[Late(), Worse()])
+    states = load_snapshot(tmp_path / "run" / "model_last.pth.tar").resume["callbacks"]
+    assert states["Late"]["best"] > 0
+    assert "Worse" not in states
+    log = (tmp_path / "run" / "training.log").read_text()
+    assert (
+        len(re.findall(r"callback Worse is not called again, .*: InputError: state_dict\(\)\['best'\] is a Pos", log))
+        == 1
+    )
+    assert "Late" not in log
+
+
 class Recorder(Callback):
     """What TensorBoard shows."""
 

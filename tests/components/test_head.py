@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.components import EDGES, component_file
+from support.components import EDGES, component_file, forget
 from support.interruptions import loss_lines, result, signals_at, train_until_done
 
 import seamseg
@@ -123,6 +123,14 @@ def test_a_model_opens_without_its_head(edge_run, micro, tmp_path, seamseg_main,
     assert "there is no format 'edge'" in capsys.readouterr().err
 
 
+def test_a_folder_of_weights_opens_without_its_head(edge_run, tmp_path, seamseg_main):
+    run, file = edge_run
+    assert seamseg_main("convert-model", run, tmp_path / "folder", "--components", file) == 0
+    forget("run_edges")
+    with pytest.warns(UserWarning, match="head edge is not imported: name its file with `components=FILE`"):
+        seamseg.load(tmp_path / "folder", device="cpu")
+
+
 MISTAKES = {
     "forward": (
         '{"edge": self.output(',
@@ -144,7 +152,12 @@ MISTAKES = {
         SeamsegError,
         "edge_loss must be a scalar tensor",
     ),
-    "a detached loss": ("(losses, valid", "(losses.detach(), valid", SeamsegError, "edge_loss has no gradient"),
+    "a detached loss": (
+        "(losses, valid",
+        "(losses.detach(), valid",
+        SeamsegError,
+        "edge_loss is a constant, without gradient",
+    ),
     "a negative count": ("valid.sum())", "-1)", SeamsegError, "the count of edge_loss is -1"),
     "a key that is not declared": ('"weight"}', '"weigth"}', InputError, "the key weigth, which it does"),
     "a taken name": ('{"edge_loss": "weight"}', '{"sem_loss": "weight"}', InputError, "there is another sem_loss"),

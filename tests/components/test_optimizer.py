@@ -60,6 +60,7 @@ def test_a_resumed_training_needs_the_component(options, tmp_path, micro, micro_
     with pytest.raises(InputError, match="its optimizer is lion, this training uses sgd") as error:
         run_training(plain)
     assert "optimizer lion (my_lion.py) is not imported: name its file with `components=FILE`" in str(error.value)
+    assert torch.is_grad_enabled()
 
 
 @pytest.mark.parametrize(
@@ -68,24 +69,19 @@ def test_a_resumed_training_needs_the_component(options, tmp_path, micro, micro_
         (
             "super().__init__(groups, {})",
             "super().__init__(groups, {'folder': __import__('pathlib').Path('here')})",
-            r"optimizer Lion: state_dict\(\)\['param_groups'\]\[0\]\['folder'\] is a PosixPath",
+            r"optimizer lion .*my_lion.py.: state_dict\(\)\['param_groups'\]\[0\]\['folder'\] is a PosixPath",
         ),
         ("super().__init__(groups, {})", "pass", r"my_lion.py\): call super\(\).__init__\(groups, DEFAULTS\)"),
-        ("return 0.5", "return 'half' and 0.5", None),
         ("return 0.5", "return 'half' or 0.5", "scheduler halving, .*my_lion.py: ValueError: could not convert string"),
     ],
 )
 def test_mistakes(options, tmp_path, old, new, message):
     assert LION.count(old) == 1
     (tmp_path / "my_lion.py").write_text(LION.replace(old, new))
-    if message is None:
-        run_training(options("run"))
-        return
     with pytest.raises(SeamsegError, match=message) as error:
         run_training(options("run"))
     assert "\n" not in str(error.value)
     assert not list((tmp_path / "run").glob("**/*.tar"))
-    assert torch.is_grad_enabled()
 
 
 LOSS = """

@@ -72,6 +72,16 @@ def test_a_model_does_not_open_without_the_file(options, tmp_path):
         seamseg.load(tmp_path / "run", device="cpu")
 
 
+def test_a_model_opens_as_a_kind_without_the_part(component_options, file, tmp_path):
+    own = ("sem.head=own", "semantic_head own.channels=8", "scheduler.epochs=1")
+    run_training(component_options(file, "run", *own))
+    forget("my_three_heads")
+    model = seamseg.load(tmp_path / "run", device="cpu", overrides=["general.kind=detection"])
+    assert model.network.net.sem_head is None
+    with pytest.raises(InputError, match=r"run/model_best.pth.tar: semantic_head own \(my_three_heads.py\) is not imp"):
+        seamseg.load(tmp_path / "run", device="cpu")
+
+
 def test_initial_weights_are_those_of_the_head(options, file):
     run = options("weights")
     config = load_config(run.config, None, run.overrides)
@@ -111,6 +121,7 @@ def test_the_built_in_heads_are_chosen_by_name():
             "context.num_stuff",
             "semantic_head own, .*the logits must be",
         ),
+        ("codes, dim=1), shapes", "codes, dim=1), shapes[1:]", "rpn_head own, .*the sizes of . levels are returned"),
         (
             "shapes.append((x.shape[2], x.shape[3]))",
             "shapes.append((1, 1))",

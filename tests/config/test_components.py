@@ -11,7 +11,7 @@ from support.components import LION
 
 from seamseg import components as interface
 from seamseg.config import components, config_from_string, config_to_string, load_config
-from seamseg.config.components import Record
+from seamseg.config.components import Record, parse_records
 from seamseg.config.loader import differences
 from seamseg.config.sections import NotLoaded
 from seamseg.utils.errors import InputError
@@ -128,8 +128,10 @@ def test_mistakes(lion, tmp_path, text, message):
                 ("str = key('', 'c', choices=('a', 'b'))", "its default 'c': expected one of a, b"),
                 ("int = key('', .5)", "its default 0.5: expected a whole number"),
                 ("str = key('', None)", "its default None is not text"),
-                ("object = key('', 1)", "a key is bool, int, float, str, or a tuple, list or dict of them, not"),
-                ("'Missing' = key('', 1)", "name 'Missing' is not defined"),
+                ("int | None = key('', '3')", "its default '3' is not a whole number"),
+                ("bool | None = key('', 'yes')", "its default 'yes' is not yes or no"),
+                ("object = key('', 1)", "a key is bool, int, float, str, or a tuple, list or dict of numbers or texts, not"),
+                ("'Missing' = key('', 1)", "NameError: name 'Missing' is not defined"),
             )
         ),
     ],
@@ -187,6 +189,17 @@ def test_a_text_that_is_not_the_users_imports_nothing(tmp_path, imported, monkey
     assert "[optimizer evil]\nx = 1\n" in config_to_string(config)
     with pytest.raises(InputError, match=r"no optimizer 'evil'.*name the file"):
         config.component("optimizer")
+
+
+@pytest.mark.parametrize(
+    "change", [{"kind": "a\nb"}, {"name": "\x1b[31m"}, {"module": "../evil"}, {"module": "a" * 99}]
+)
+def test_records_that_no_training_has_written(change):
+    record = {"kind": "head", "name": "edge", "module": "edges", "version": "1", "sha256": "0"}
+    assert parse_records([record], "x.tar")[0].missing
+    for damaged in ([{**record, **change}], [record] * 1000):
+        with pytest.raises(InputError, match=r"x.tar: its list of components is damaged"):
+            parse_records(damaged, "x.tar")
 
 
 def test_records_tell_changed_files(lion, tmp_path):

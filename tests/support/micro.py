@@ -13,10 +13,10 @@ import pytest
 from PIL import Image
 
 from seamseg.config import Config, load_config
+from seamseg.config.experiments import TINY_NETWORK
 from seamseg.formats.metadata import ImageInfo, Metadata, write_metadata
 from seamseg.models.backbones.resnet import RESNETS, Architecture
 from seamseg.panoptic_map import VOID
-from seamseg.testing import TINY_NETWORK
 
 if TYPE_CHECKING:
     from seamseg.evaluation.scores import PanopticScores

@@ -148,11 +148,11 @@ def head_losses(outputs: list[HeadOutputs], batch: Batch) -> dict[str, tuple[Ten
         with named_errors(f"head {name}", type(head).__module__):
             with torch.no_grad():
                 targets = head.targets(batch)
-            losses |= checked_losses(head.losses, head.loss(maps, targets))
+            losses |= checked_losses(head.losses, head.keys, head.loss(maps, targets))
     return losses
 
 
-def checked_losses(declared: Mapping[str, Any], found: Any) -> dict[str, tuple[Tensor, Tensor | int]]:
+def checked_losses(declared: Mapping[str, Any], keys: Any, found: Any) -> dict[str, tuple[Tensor, Tensor | int]]:
     """Return the mean and the count of each loss that a head or network declares.
 
     Raises
@@ -169,8 +169,9 @@ def checked_losses(declared: Mapping[str, Any], found: Any) -> dict[str, tuple[T
             raise ValueError(f"{name} must be a scalar tensor, the mean, and a number, the count")
         if not isinstance(count, Tensor) and count < 0:
             raise ValueError(f"the count of {name} is {count}")
-        if torch.is_grad_enabled() and not mean.requires_grad and count > 0:
-            raise ValueError(f"{name} has no gradient: do not detach it, or compute it without gradients")
+        unused = loss_weight(keys, declared[name]) == 0
+        if torch.is_grad_enabled() and not (unused or mean.requires_grad) and count > 0:
+            raise ValueError(f"{name} is a constant, without gradient: do not detach it, or give it the weight 0")
     return {name: found[name] for name in declared}
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from seamseg.checkpoints.snapshot import check_storable
 from seamseg.config import Config
 from seamseg.config.components import register
 from seamseg.config.sections import Optimizer
@@ -66,6 +67,8 @@ def build_optimizer(net: nn.Module, config: Config) -> torch.optim.Optimizer:
         raise InputError(f"{component.section} ({component.file}): must return a torch.optim.Optimizer")
     if not hasattr(optimizer, "param_groups"):
         raise InputError(f"{component.section} ({component.file}): call super().__init__(groups, DEFAULTS)")
+    if not component.built_in:
+        check_storable(optimizer.state_dict(), f"{component.section} ({component.file}): state_dict()")
     fill_state(optimizer)
     return optimizer
 
