@@ -130,7 +130,10 @@ def test_mistakes(lion, tmp_path, text, message):
                 ("str = key('', None)", "its default None is not text"),
                 ("int | None = key('', '3')", "its default '3' is not a whole number"),
                 ("bool | None = key('', 'yes')", "its default 'yes' is not yes or no"),
-                ("object = key('', 1)", "a key is bool, int, float, str, or a tuple, list or dict of numbers or texts, not"),
+                (
+                    "object = key('', 1)",
+                    "a key is bool, int, float, str, or a tuple, list or dict of numbers or texts, not",
+                ),
                 ("'Missing' = key('', 1)", "NameError: name 'Missing' is not defined"),
             )
         ),
