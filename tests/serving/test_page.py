@@ -73,7 +73,7 @@ def colour(page: Any, x: int, y: int) -> np.ndarray:
 def test_a_photo_is_shown_with_its_segments(panoptic: Client, open_page: Any) -> None:
     page = open_page(panoptic)
     assert page.title() == "test.onnx · seamseg"
-    assert "up to 32 MiB" in page.locator("#drop").inner_text()
+    assert "up to 32 MiB, 50 megapixels" in page.locator("#drop").inner_text()
     assert page.locator("#result").is_hidden()
     choose(page, png(scene(SIZE)))
     until_shown(page, "a.png")
@@ -145,6 +145,10 @@ def test_a_dropped_photo_and_errors(open_page: Any, capfd: pytest.CaptureFixture
         assert page.locator("#status").inner_text().startswith("<b>b.tif: 20 x 12, 1 segment, ")
         assert page.locator(".segment").inner_text().startswith("tree")
         assert page.locator("#status.problem").count() == 0
+        assert page.locator("#result").is_visible()
+        choose(page, b"text")
+        page.wait_for_selector("#status.problem")
+        assert page.locator("#result").is_hidden(), "the result of an earlier photo"
     capfd.readouterr()
 
 

@@ -81,6 +81,14 @@ async function show(view) {
   repaint();
 }
 
+/** Hide the result of an earlier photo. */
+function clear() {
+  if (image) Object.values(image.backgrounds).forEach((bitmap) => bitmap.close());
+  image = null;
+  hideTooltip();
+  byId("result").hidden = true;
+}
+
 /** The error in a response, whoever sent it. */
 async function errorOf(response) {
   const text = await response.text();
@@ -108,6 +116,7 @@ async function send(file) {
     document.body.dataset.shown = file.name;
   } catch (error) {
     if (mine.signal.aborted) return;
+    clear();
     setStatus(file, error.message, true);
     document.body.dataset.shown = "";
   } finally {
