@@ -147,7 +147,13 @@ class Service:
         # decode and encode beside the network; their number bounds the memory of whole photos
         self._threads = ThreadPoolExecutor(min(4, available_cores()), "photos")
         self._in_progress = 0
-        self._page = "".join(page_frame(f"{self.name} · seamseg", PAGE, limit=f"{options.max_upload:g} MiB, {options.max_megapixels:g} megapixels"))
+        self._page = "".join(
+            page_frame(
+                f"{self.name} · seamseg",
+                PAGE,
+                limit=f"{options.max_upload:g} MiB, {options.max_megapixels:g} megapixels",
+            )
+        )
 
     def close(self) -> None:
         """End the threads."""

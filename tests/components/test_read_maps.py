@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from PIL import Image
 from support.components import DEPTH, component_file
 from support.interruptions import loss_lines, result, signals_at, train_until_done
 
+import seamseg
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.config import load_config
 from seamseg.data.folder import DatasetFolder
@@ -168,3 +170,17 @@ def test_two_processes(options, tmp_path):
     state = load_snapshot(tmp_path / "run" / "model_last.pth.tar").state_dict["heads"]
     assert not torch.equal(state["depth.output.bias"], torch.zeros(1))
     assert all("  depth " in line for line in loss_lines(tmp_path / "run"))
+
+
+def test_the_metric_of_the_page(options, data, file, tmp_path):
+    """That of docs/how-to/extend_data.md, beside the head: in a validation and on its own."""
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "extend_data.md").read_text()
+    metric = next(part for part in page.split("```python\n") if '@metric("depth_error")' in part).split("```")[0]
+    file.write_text(DEPTH + metric)
+    overrides = ("general.eval_mode=depth_error", "scheduler.epochs=1")
+    scores = run_training(options("run", *overrides)).validation
+    error = scores.metrics["depth_error"]
+    assert 0 < error < 10
+    assert scores.best == pytest.approx(1 / (1 + error))
+    given = {"general.components": file}
+    assert seamseg.evaluate(tmp_path / "run", data, device="cpu", overrides=given).metrics["depth_error"] > 0
