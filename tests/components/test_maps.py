@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.browsers import watched_pages
+from support.browsers import canvas_pixels, watched_pages
 from support.components import EDGES, VECTORS
 from support.micro import narrow_body
 from support.report_pages import blocks
@@ -214,9 +214,9 @@ def test_the_view_of_a_map_in_a_browser(report_page, browser):
             page.locator("#views").get_by_role("button", name=name, exact=True).click()
             assert page.locator("#views [aria-pressed=true]").inner_text() == name
         # integers of 16 bits, near 0: black
-        assert page.locator(".card canvas").first.evaluate(MEAN) < 3
+        assert canvas_pixels(page.locator(".card canvas").first).mean() < 3
         page.locator("#views").get_by_role("button", name="Photo").click()
-        assert page.locator(".card canvas").first.evaluate(MEAN) > 20
+        assert canvas_pixels(page.locator(".card canvas").first).mean() > 20
 
 
 def test_the_page_of_a_server_shows_a_map(network, photo, browser):
@@ -226,16 +226,9 @@ def test_the_page_of_a_server_shows_a_map(network, photo, browser):
         page.locator("#file").set_input_files(photo)
         page.wait_for_selector("body[data-shown='val0.png']")
         page.locator("#opacity").fill("0")
-        assert page.locator("#canvas").evaluate(MEAN) > 20
+        assert canvas_pixels(page.locator("#canvas")).mean() > 20
         page.locator("#background").select_option("best")
-        assert page.locator("#canvas").evaluate(MEAN) < 3
-
-
-MEAN = """(canvas) => {
-    const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
-    return data.filter((_, k) => k % 4 < 3).reduce((a, b) => a + b, 0) / (data.length * 0.75);
-}"""
-"""The mean of the pixels of a canvas."""
+        assert canvas_pixels(page.locator("#canvas")).mean() < 3
 
 
 def test_the_format_and_the_metric_of_the_page(run, heads, micro, photo, predictor, tmp_path, seamseg_main):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.browsers import HOSTILE, PHONE, check_layout, watched_pages
+from support.browsers import HOSTILE, PHONE, canvas_pixels, check_layout, watched_pages
 from support.report_pages import blocks, decode_index_map
 from support.report_scenes import CLASSES, write_evaluation
 
@@ -66,16 +66,8 @@ def _names(page: Any) -> list[str]:
 
 def _pixel(page: Any, selector: str, x: float, y: float) -> list[int]:
     """Red, green, blue of a canvas at fractions of its size."""
-    # read from a copy: Chromium complains of repeated reading from the canvas itself
-    script = """(canvas, [x, y]) => {
-        const copy = document.createElement("canvas");
-        [copy.width, copy.height] = [canvas.width, canvas.height];
-        const context = copy.getContext("2d", {willReadFrequently: true});
-        context.drawImage(canvas, 0, 0);
-        const [left, top] = [Math.floor(x * copy.width), Math.floor(y * copy.height)];
-        return [...context.getImageData(left, top, 1, 1).data].slice(0, 3);
-    }"""
-    return page.locator(selector).first.evaluate(script, [x, y])
+    pixels = canvas_pixels(page.locator(selector).first)
+    return pixels[int(y * len(pixels)), int(x * pixels.shape[1])].tolist()
 
 
 def test_headline_and_table(report: Path, open_page: Open) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.browsers import HOSTILE, PHONE, check_layout, watched_pages
+from support.browsers import HOSTILE, PHONE, canvas_pixels, check_layout, watched_pages
 from support.onnx_scenes import record, scene, write_network
 from support.serving import FAILS, Client, RedNetwork, photo, png, red_predictor, serving
 
@@ -23,13 +23,6 @@ DROP = """([name, bytes]) => {
     for (const kind of ["dragenter", "dragover", "drop"])
         document.getElementById("drop").dispatchEvent(new DragEvent(kind, {bubbles: true, cancelable: true, dataTransfer: data}));
 }"""  # noqa: E501
-PIXEL = """(canvas, [x, y]) => {
-    const copy = document.createElement("canvas");
-    [copy.width, copy.height] = [canvas.width, canvas.height];
-    const context = copy.getContext("2d", {willReadFrequently: true});
-    context.drawImage(canvas, 0, 0);
-    return [...context.getImageData(x, y, 1, 1).data].slice(0, 3);
-}"""
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +60,7 @@ def at(page: Any, x: int, y: int) -> tuple[float, float]:
 
 
 def colour(page: Any, x: int, y: int) -> np.ndarray:
-    return np.array(page.locator("#canvas").evaluate(PIXEL, [x, y]))
+    return canvas_pixels(page.locator("#canvas"))[int(y), int(x)].astype(int)
 
 
 def test_a_photo_is_shown_with_its_segments(panoptic: Client, open_page: Any) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 HOSTILE = {
     "script": "</script><script>window.taken = 1; alert(1)</script>",
@@ -71,10 +75,16 @@ def watched_pages(browser: Any) -> Iterator[Callable[..., Any]]:
     for context in contexts:
         context.close()
     # the browser reports responses above 399, which some tests are about
-    assert [m for m in messages if "Failed to load resource" not in m] == []
+    assert (errors := [m for m in messages if "Failed to load resource" not in m]) == [], errors
     assert [url for url in requests if not url.startswith((*opened, "data:", "blob:"))] == []
     files = [[url for url in urls if url.startswith("file:")] for urls in (requests, opened)]
     assert files[0] == files[1]
+
+
+def canvas_pixels(canvas: Any) -> np.ndarray:
+    """Return the colours of a canvas, H x W x 3."""
+    data = canvas.evaluate("canvas => canvas.toDataURL()")
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(data.split(",")[1]))).convert("RGB"))
 
 
 def check_layout(page: Any) -> None:
