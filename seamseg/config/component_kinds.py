@@ -78,9 +78,6 @@ KINDS: dict[str, ComponentKind] = {
 }
 """The kinds of components by name."""
 
-NEEDED = tuple(name for name, kind in KINDS.items() if kind.needed)
-"""Kinds without whose components a model does not open."""
-
 
 def parse_section(section: str) -> tuple[str, str] | None:
     """Return kind and name of the component that a section of a configuration is for; None for other sections."""

@@ -15,13 +15,12 @@ from typing import Any
 from seamseg.config import components
 from seamseg.config.bodies import layout_of
 from seamseg.config.checks import check, raise_first
-from seamseg.config.component_kinds import NEEDED
 from seamseg.config.components import NotLoaded
 from seamseg.config.experiments import packaged
 from seamseg.config.ini import Layer, Texts, layers_of, new_parser, read_ini, read_text
 from seamseg.config.kinds import KINDS, PANOPTIC, SEAMLESS, kind_of_network
 from seamseg.config.sections import SECTIONS, Config
-from seamseg.config.values import ValueProblem, format_value, parse_value
+from seamseg.config.values import ValueProblem, format_value, hints_of, parse_value
 from seamseg.utils.errors import InputError, did_you_mean
 
 _OF_BODY = (("body", "body_params"), ("body", "out_channels"), ("body", "out_strides"), ("fpn", "inputs"))
@@ -196,7 +195,7 @@ def config_to_string(config: Config) -> str:
     defaults = {**defaults, "general": {**defaults["general"], "kind": PANOPTIC}}
     parser = new_parser()
     for section, cls in SECTIONS.items():
-        hints = _hints(cls)
+        hints = hints_of(cls)
         parser[section] = {}
         for spec in fields(cls):
             value = getattr(getattr(config, section), spec.name)
@@ -358,7 +357,7 @@ def _typed(
             origin = origins.get((name, spec.name), source)
             text = texts[name][spec.name]
             if (kind := spec.metadata["component"]) is not None and text not in spec.metadata["choices"]:
-                needed = strict or (kind in NEEDED and not exported)
+                needed = strict or (components.KINDS[kind].needed and not exported)
                 values[spec.name] = _component_name(kind, name, spec.name, text, origin, needed)
                 if components.is_registered(kind, text):
                     texts.setdefault(components.find(kind, text).section, {})
@@ -412,11 +411,6 @@ def _section_class(section: str, source: str) -> type:
         raise InputError(f"{source}: [{section:.80}]: {error}") from None
 
 
-@cache
-def _hints(cls: type) -> dict[str, typing.Any]:
-    return typing.get_type_hints(cls)
-
-
 def _keys() -> Iterator[tuple[str, Field[typing.Any]]]:
     for section, cls in SECTIONS.items():
         yield from ((section, spec) for spec in fields(cls))
@@ -424,7 +418,7 @@ def _keys() -> Iterator[tuple[str, Field[typing.Any]]]:
 
 def _parsed(section: str, spec: Field[typing.Any], text: str, origin: str) -> typing.Any:
     try:
-        return parse_value(text, _hints(_section_class(section, origin))[spec.name], spec.metadata)
+        return parse_value(text, hints_of(_section_class(section, origin))[spec.name], spec.metadata)
     except ValueProblem as problem:
         shown = " ".join(text.split())
         shown = shown if len(shown) <= 80 else f"{shown[:77]}..."

@@ -18,7 +18,7 @@ from seamseg.config.component_kinds import ComponentKind
 from seamseg.config.kinds import KINDS, PANOPTIC
 from seamseg.config.loader import default_config
 from seamseg.config.sections import SECTIONS
-from seamseg.config.values import format_value, split_optional
+from seamseg.config.values import format_value, hints_of, split_optional
 
 _HEAD = """# Configuration keys
 
@@ -44,7 +44,7 @@ def reference() -> str:
     defaults = {kind: default_config(kind).texts for kind in KINDS}
     lines = [_HEAD]
     for name, section in SECTIONS.items():
-        hints = typing.get_type_hints(section)
+        hints = hints_of(section)
         lines += [f"## [{name}]", "", (section.__doc__ or "").strip(), ""]
         if users := _users(name, *hints):
             lines += [f"Kinds: {users}.", ""]
@@ -160,7 +160,7 @@ def chosen_by(kind: str, spec: ComponentKind) -> str:
 def _described(group: list[components.Component]) -> Iterator[str]:
     first = group[0]
     yield _wrapped(f"- {', '.join(f'`{component.name}`' for component in group)} (`{first.module}`): {summary(first)}")
-    hints = typing.get_type_hints(first.keys)
+    hints = hints_of(first.keys)
     for spec in fields(first.keys):
         default = f"`{text}`" if (text := format_value(spec.default)) else "empty"
         yield _wrapped(

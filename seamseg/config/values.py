@@ -8,6 +8,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, Field
+from functools import cache
 from typing import Any
 
 from seamseg.utils.errors import did_you_mean
@@ -68,12 +69,18 @@ def format_value(value: Any) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
+@cache
+def hints_of(keys: type) -> dict[str, Any]:
+    """Return the types of the fields of a dataclass by name, without text annotations."""
+    return typing.get_type_hints(keys)
+
+
 def declaration_problem(spec: Field[Any], keys: type) -> str | None:
     """Return what is wrong with the declaration of a key: its default could not be read from a configuration."""
     if "doc" not in spec.metadata or spec.name != spec.name.lower() or spec.default is MISSING:
         return "declare it as key(DOC, DEFAULT), in lower case"
     try:
-        hints = typing.get_type_hints(keys)
+        hints = hints_of(keys)
     except Exception as error:  # annotations are code
         return f"{type(error).__name__}: {error}"
     try:
