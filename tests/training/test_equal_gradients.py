@@ -75,14 +75,13 @@ def test_batches_of_a_step_give_the_gradients_of_one():
 
 @pytest.mark.slow
 @pytest.mark.distributed
-@pytest.mark.parametrize("steps", [4, 20])
-def test_two_processes_give_the_gradients_of_one(steps):
+def test_two_processes_give_the_gradients_of_one():
     """With one batch each and with several."""
-    in_processes(2, (compare, steps, WAYS), (compare_accumulated, 1 + steps // 3, WAYS))
+    in_processes(2, (compare, 60, WAYS), (compare_accumulated, 7, WAYS), seconds=900)
 
 
 @pytest.mark.slow
 @pytest.mark.distributed
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_two_hundred_steps_of_several_processes(size):
-    in_processes(size, (compare, 200, WAYS), seconds=3600)
+@pytest.mark.parametrize("size", [3, 4])
+def test_more_processes_give_the_gradients_of_one(size):
+    in_processes(size, (compare, 60, WAYS), seconds=900)
