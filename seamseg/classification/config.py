@@ -117,7 +117,7 @@ class TrainingConfig:
     seed: int = _key(0, "random seed of weights, order and augmentation", minimum=0, maximum=2**32 - 1)
     precision: str = _key(
         "fp32",
-        "fp32, bf16 or fp16 (mixed), or auto: bf16 if the device has it in hardware",
+        "fp32, bf16 or fp16 (mixed), or auto: bf16 where it is faster than fp32",
         choices=("fp32", "bf16", "fp16", "auto"),
     )
     min_crop_area: float = _key(

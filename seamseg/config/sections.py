@@ -89,7 +89,7 @@ class General:
     seed: int = our_key("random seed of weights, sampling and augmentation", minimum=0, maximum=2**32 - 1)
     channels_last: bool = our_key("run the network in channels-last memory format")
     precision: str = our_key(
-        "precision of training: fp32, bf16 or fp16 (mixed), or auto: bf16 if the device has it in hardware",
+        "precision of training: fp32, bf16 or fp16 (mixed), or auto: bf16 where it is faster than fp32",
         choices=("fp32", "bf16", "fp16", "auto"),
     )
     compile: bool = our_key("compile body, pyramid and semantic head with torch.compile; the first steps take minutes")

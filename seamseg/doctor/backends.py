@@ -163,7 +163,7 @@ def _prepare(name: str, bench: Bench, image: np.ndarray, folder: Path) -> Run:
         return bench.eager(bench.net)
     if name == "bf16":
         if not bf16_is_fast(bench.device):
-            raise SeamsegError(f"{bench.device} does not compute bfloat16 in hardware")
+            raise SeamsegError(f"{bench.device} does not compute faster in bfloat16 than in float32")
         return bench.eager(copy.deepcopy(bench.net).to(torch.bfloat16))
     if name == "compiled":
         return bench.eager(Acceleration(compile=True).apply(bench.net, bench.device))

@@ -157,10 +157,10 @@ def _operator_hints(precision: str, share: float) -> list[str]:
     fast = bf16_is_fast(torch.device("cpu"))
     if fast and precision == "fp32" and share > 0.5:
         found.append(
-            "this CPU supports bfloat16: --precision bf16 about halves the time of convolutions; results differ"
+            "this CPU is faster in bfloat16: --precision bf16 about halves the time of convolutions; results differ"
         )
     if not fast:
-        found.append("this CPU does not support bfloat16: fp32 is the fastest")
+        found.append("this CPU is not faster in bfloat16: fp32 is the fastest")
     state = kernels().get("CPU", "")
     if "compiled" not in state and "loaded" not in state and os.environ.get("SEAMSEG_PLAIN_OPS"):
         found.append("SEAMSEG_PLAIN_OPS is set: the compiled operators are not used")

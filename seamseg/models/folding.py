@@ -123,7 +123,7 @@ def _use_winograd(net: nn.Module) -> None:
 
 
 def choose_precision(precision: str, device: torch.device) -> torch.dtype:
-    """Return the compute dtype: fp32, bf16, fp16 (GPU only), or auto: bf16 if the device has it in hardware.
+    """Return the compute dtype: fp32, bf16, fp16 (GPU only), or auto: bf16 where it is faster than fp32.
 
     Raises
     ------
