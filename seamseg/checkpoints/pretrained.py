@@ -23,8 +23,10 @@ from seamseg.checkpoints.snapshot import (
     load_snapshot,
     load_tensors,
 )
+from seamseg.checkpoints.torchvision_weights import body_tensors
 from seamseg.config.sections import Dataloader
 from seamseg.models.backbones import Backbone
+from seamseg.models.backbones.resnet import ResNet
 from seamseg.utils.errors import InputError
 
 
@@ -146,6 +148,9 @@ def _load_part(module: nn.Module, content: Any, part: str, path: str) -> LoadRep
         if not any(key.startswith(own) for key in state):
             # of the network alone, as its library stores it
             return load_module(network.pretrained_part, network.without_removed(without_prefix(state)), part)
+    if isinstance(network, ResNet) and any(key.removeprefix("module.").startswith("layer1.") for key in state):
+        # a ResNet of torchvision
+        state = {renamed: value for _, renamed, value in body_tensors(state)}
     if isinstance(backbone, Backbone) and (any(key.startswith("module.") for key in state) or "bn_out.weight" in state):
         return _load_classifier(backbone, without_prefix(state), part, path)
     if isinstance(backbone, nn.Module) and not any(key.startswith(("backbone.", "fpn.")) for key in state):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,10 +72,7 @@ def rename(net: str, source: Mapping[str, Tensor], name: str = "weights") -> tup
     with torch.device("meta"):
         expected = ResNet(RESNETS[net], ABN).state_dict()
     state: dict[str, Tensor] = {}
-    for key, value in source.items():
-        renamed = body_key(str(key).removeprefix("module."))
-        if renamed is None or renamed.endswith("num_batches_tracked"):
-            continue
+    for key, renamed, value in body_tensors(source):
         if not isinstance(value, Tensor) or renamed not in expected or expected[renamed].shape != value.shape:
             raise InputError(f"{name}: {key} does not belong to a {net}: is it another network?")
         state[renamed] = value
@@ -85,6 +82,14 @@ def rename(net: str, source: Mapping[str, Tensor], name: str = "weights") -> tup
         raise InputError(f"{name}: holds no tensor with the names of a torchvision ResNet{hint}")
     missing = [key for key in expected if key not in state and not key.endswith("num_batches_tracked")]
     return state, missing
+
+
+def body_tensors(source: Mapping[str, Tensor]) -> Iterator[tuple[str, str, Tensor]]:
+    """Yield the tensors of a torchvision state dict that belong to a body: key, key in the body, value."""
+    for key, value in source.items():
+        renamed = body_key(str(key).removeprefix("module."))
+        if renamed is not None and not renamed.endswith("num_batches_tracked"):
+            yield key, renamed, value
 
 
 def body_key(key: str) -> str | None:

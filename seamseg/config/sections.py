@@ -126,7 +126,7 @@ class Body:
         component="body",
     )
     weights: str = key(
-        "file of pre-trained weights, of `seamseg convert-backbone` or of ImageNet with in-place ABN; of a network of "
+        "file of pre-trained weights, of a ResNet of torchvision or of ImageNet with in-place ABN; of a network of "
         "timm, `timm` downloads its weights, and a file is one of timm (.safetensors or .pth); empty for none"
     )
     normalization_mode: str = key(

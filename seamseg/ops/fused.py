@@ -169,7 +169,7 @@ class FusedLinear(_Fused):
 def bf16_is_fast(device: torch.device) -> bool:
     """Return whether a device multiplies bfloat16 faster than float32.
 
-    A CPU does with AMX, or with AVX512-BF16 unless it is of Intel, a GPU from compute capability 8.0. Elsewhere bfloat16
+    A CPU does with AMX, or with AVX512-BF16 unless it is Intel's, a GPU from compute capability 8.0. Elsewhere bfloat16
     may still be supported, by conversion to float32 around each operation, and is slower than that: a CPU with AVX-512
     only, a GPU before Ampere.
     """

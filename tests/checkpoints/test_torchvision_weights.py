@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from seamseg.checkpoints.pretrained import load_pretrained
 from seamseg.checkpoints.torchvision_weights import ARCHITECTURES, body_key, convert_backbone, rename
 from seamseg.cli.main import main
 from seamseg.models.backbones.resnet import RESNETS, ResNet
@@ -64,6 +65,16 @@ def test_conversion_fills_a_body(tmp_path: Path, resnet18: dict[str, Tensor]) ->
     assert all(key.endswith("num_batches_tracked") for key in missing)
     for theirs, ours in MAP["resnet18"]:
         assert torch.equal(state[ours], resnet18[theirs])
+
+
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_a_training_takes_the_file_as_it_is(tmp_path: Path, resnet18: dict[str, Tensor], prefix: str) -> None:
+    torch.save({prefix + key: value for key, value in resnet18.items()}, tmp_path / "r18.pth")
+    net = nn.ModuleDict({"body": ResNet(RESNETS["resnet18"], InPlaceABN)})
+    report = load_pretrained(net, f"body:{tmp_path / 'r18.pth'}")
+    wanted, missing = rename("resnet18", resnet18)
+    assert (report.loaded, report.skipped, missing) == (len(wanted), [], [])
+    assert all(torch.equal(net["body"].state_dict()[key], value) for key, value in wanted.items())
 
 
 def test_negative_norm_weights_are_copied_and_counted(resnet18: dict[str, Tensor], tmp_path: Path) -> None:
