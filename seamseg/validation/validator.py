@@ -55,7 +55,7 @@ from seamseg.validation.metrics import CustomMetrics, scores_of_all
 class ValidationItem:
     """An image of a split: network input `H x W x 3` uint8, instance ids `L x h x w` at native size, their classes.
 
-    `maps` are those of :attr:`seamseg.components.Metric.reads`, `channels x h x w` float32.
+    `maps` are those of `Metric.reads`, `channels x h x w` float32.
     """
 
     id: str
