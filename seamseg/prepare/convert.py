@@ -45,6 +45,7 @@ class ConversionOptions:
 DEFAULTS = ConversionOptions()
 
 _UNPAINTED = (0, 0, 0)
+_BACKGROUNDS = ("background", "void", "unlabeled", "unlabelled", "ignore", "ignored")
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ def ordered_classes(entries: Sequence[Mapping[str, Any]]) -> tuple[Metadata, dic
     """
     ordered = [e for e in entries if not e["thing"]] + [e for e in entries if e["thing"]]
     given = [
-        e.get("color") or (_UNPAINTED if not e["thing"] and _is_background(str(e["name"])) else None) for e in ordered
+        e.get("color") or (_UNPAINTED if not e["thing"] and _bare(e["name"]) in _BACKGROUNDS else None) for e in ordered
     ]
     classes = Metadata(
         num_stuff=sum(not e["thing"] for e in ordered),
@@ -171,5 +172,10 @@ def ordered_classes(entries: Sequence[Mapping[str, Any]]) -> tuple[Metadata, dic
     return classes, {int(e["id"]): k for k, e in enumerate(ordered)}
 
 
-def _is_background(name: str) -> bool:
-    return name.strip(" _").lower() in ("background", "void", "unlabeled", "unlabelled", "ignore", "ignored")
+def background_class(classes: Metadata) -> int | None:
+    """Return the stuff class with the name background; None if there is none."""
+    return next((k for k in range(classes.num_stuff) if _bare(classes.categories[k]) == _BACKGROUNDS[0]), None)
+
+
+def _bare(name: object) -> str:
+    return str(name).strip(" _").lower()

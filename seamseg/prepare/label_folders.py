@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,15 @@ from seamseg.prepare.annotations import Runs, mask_runs
 from seamseg.prepare.archives import File, photo_size, read_file, read_map
 from seamseg.prepare.class_file import ClassList, read_class_list
 from seamseg.prepare.coco_instances import decode_segmentation, pixels_of, stack_regions
-from seamseg.prepare.convert import DEFAULTS, ConversionOptions, ConversionResult, convert_splits, distinct_ids, id_of
+from seamseg.prepare.convert import (
+    DEFAULTS,
+    ConversionOptions,
+    ConversionResult,
+    background_class,
+    convert_splits,
+    distinct_ids,
+    id_of,
+)
 from seamseg.prepare.pairs import (
     FilesByName,
     by_stem,
@@ -56,8 +65,8 @@ def prepare_folders(
     - `PHOTO.txt`: polygons of YOLO, with class ids
     - `PHOTO_CLASS_NUMBER.png`: a mask of one object; each `_` may be a folder, and `_NUMBER` is any text, or missing
 
-    Without label images all other pixels are void, and overlapping things are stored in layers of the mask, the
-    smallest in the first.
+    Without label images all other pixels are of the stuff class `background` if there is one, else void; overlapping
+    things are stored in layers of the mask, the smallest in the first.
 
     Parameters
     ----------
@@ -108,23 +117,19 @@ def find_frames(
     given = {name: file for name, file in given.items() if str(file) not in own}
     photos = _listed_photos(split, folders, photos)
     instances = _ending(tree_files(folders[2], "instances"), ".png", suffixes[2]) if len(folders) > 2 else {}
-    labels: dict[str, File] = {}
     instances_by_name = FilesByName(instances)
-    frames = []
-    for extension in (".png", ".json", ".txt"):
-        labels = _ending(given, extension, suffixes[1])
-        labels_by_name = FilesByName(labels)
+    pngs, *polygons = (_ending(given, extension, suffixes[1]) for extension in (".png", ".json", ".txt"))
+    frames: list[SourceFrame] = []
+    for labels in map(FilesByName, (pngs, *polygons)):
         for stem, photo in photos.items():
-            label = labels_by_name.find(stem)
+            label, number = labels.find(stem), instances_by_name.find(stem)
             if label is None:
                 continue
-            number = instances_by_name.find(stem)
             if instances and number is None:
                 raise InputError(f"{photo}: has labels, but no instance image in {folders[2]}{_named(suffixes[2])}")
             frames.append(SourceFrame(id_of(stem), photo, label, photo.name, number))
         if frames:
             break
-    pngs = _ending(given, ".png", suffixes[1])
     frames = frames or _object_files(photos, pngs, listed, options)
     if not frames:
         raise InputError(
@@ -226,8 +231,12 @@ def read_instances(frame: SourceFrame, listed: ClassList, divisor: int) -> Insta
     if _has_objects(frame):
         size = photo_size(frame.photo)
         readers = {".json": _read_labelme, ".txt": _read_yolo, ".png": _read_object_files}
-        regions = readers[frame.annotation.suffix.lower()](frame, size, listed)
-        return stack_regions(regions, size, frame, listed.classes)
+        found: Iterable[tuple[Runs, int]] = readers[frame.annotation.suffix.lower()](frame, size, listed)
+        background = background_class(listed.classes)
+        if background is not None:
+            whole = np.zeros(1, np.int64), np.array([size[0] * size[1]])
+            found = chain([(whole, background)], found)
+        return stack_regions(found, size, frame, listed.classes)
     labels = read_map(frame.annotation).astype(np.int64)
     if not divisor and frame.second is None and _one_thing(listed):
         return Instances(*number_segments(labels, lambda value: (_class_of_number(value, listed), 0), listed.classes))
