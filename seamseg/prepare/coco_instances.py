@@ -224,8 +224,14 @@ def _compact(layers: np.ndarray, cat: list[int], iscrowd: list[int]) -> tuple[np
     return layers, [cat[k] for k in kept], [iscrowd[k] for k in kept]
 
 
-def decode_segmentation(segmentation: Any, size: tuple[int, int], frame: SourceFrame) -> Runs:
-    """Decode polygons, RLE or compressed RLE for an image of `(height, width)`; InputError if they are invalid."""
+def decode_segmentation(segmentation: Any, size: tuple[int, int], frame: SourceFrame, where: str = "") -> Runs:
+    """Decode polygons, RLE or compressed RLE for an image of `(height, width)`.
+
+    Raises
+    ------
+    InputError
+        if they are invalid, with `where` in front, or else the photo of the frame
+    """
     height, width = size
     try:
         if not isinstance(segmentation, list):
@@ -249,4 +255,6 @@ def decode_segmentation(segmentation: Any, size: tuple[int, int], frame: SourceF
             masks = [coco_mask.merge(masks[k : k + _MERGED_AT_ONCE]) for k in range(0, len(masks), _MERGED_AT_ONCE)]
         return decode_rle(masks[0]["counts"] if masks else [], height * width)
     except Exception as error:  # pycocotools raises plain Exception
-        raise InputError(f"{frame.annotation}: an invalid segmentation of {frame.photo}: {error}") from None
+        raise InputError(
+            f"{where or f'{frame.photo}: an invalid `segmentation` in its annotations'}: {error}"
+        ) from None

@@ -283,7 +283,7 @@ def _read_yolo(frame: SourceFrame, size: tuple[int, int], listed: ClassList) -> 
         if not (np.abs(points - 0.5) <= 0.5 + _ROUNDING).all():
             raise InputError(f"{where}: a coordinate is not from 0 to 1, the share of the photo's width or height")
         corners = (points * (size[1], size[0])).ravel().tolist()
-        yield decode_segmentation([corners], size, frame), listed.class_at(category, where)
+        yield decode_segmentation([corners], size, frame, where), listed.class_at(category, where)
 
 
 def _read_labelme(frame: SourceFrame, size: tuple[int, int], listed: ClassList) -> list[tuple[Runs, int]]:
@@ -347,9 +347,10 @@ def _labelme_mask(encoded: str, points: np.ndarray, size: tuple[int, int], where
 
 def _union(polygons: list[list[float]], masks: list[Runs], size: tuple[int, int], frame: SourceFrame) -> Runs:
     """Return the pixels of the parts of an object."""
+    outlined = decode_segmentation(polygons, size, frame, f"{frame.annotation}: an invalid shape")
     if not masks:
-        return decode_segmentation(polygons, size, frame)
+        return outlined
     inside = np.zeros(size[0] * size[1], bool)  # column by column
-    for part in (decode_segmentation(polygons, size, frame), *masks):
+    for part in (outlined, *masks):
         inside[pixels_of(*part)] = True
     return mask_runs(inside.reshape(size[::-1]).T)

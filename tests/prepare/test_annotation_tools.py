@@ -272,7 +272,7 @@ def test_stuff_gets_the_pixels_that_no_thing_covers(tmp_path):
         ({"regions": [{**region("car", box(0, 0, 1, 1)), "image_rotation": 90}]}, "on a rotated image"),
         ({"regions": [region("car", points=[[0]])]}, "not tasks of Label Studio"),
         ({"regions": [{"value": {"rle": [300], "brushlabels": ["car"]}}]}, "not tasks of Label Studio"),
-        ({"regions": [region("car", points=[[0, 0], [9e9, 0], [0, 9]])]}, "an invalid segmentation of"),
+        ({"regions": [region("car", points=[[0, 0], [9e9, 0], [0, 9]])]}, "an invalid `segmentation`"),
         ("text", "not tasks of Label Studio"),
     ],
 )

@@ -236,7 +236,7 @@ def test_instance_of_stuff(coco):
 def test_invalid_segmentation(coco, segmentation):
     assert_instances_fail(
         coco,
-        r"instances\.json: an invalid segmentation of .*a\.jpg",
+        r"a\.jpg: an invalid `segmentation`",
         lambda c: c["annotations"][0].update(segmentation=segmentation),
     )
 

@@ -259,9 +259,7 @@ def test_small_files_have_small_limits(tmp_path: Path) -> None:
 @pytest.mark.parametrize("far", [1e3, 1e9, 1e18, float("nan"), float("inf")])
 def test_polygons_far_away(far: float) -> None:
     frame = SourceFrame("a", Path("a.jpg"), Path("a.json"), "a.jpg")
-    with pytest.raises(
-        InputError, match=r"a\.json: an invalid segmentation of a\.jpg.*a corner is more than 160 pixels away"
-    ):
+    with pytest.raises(InputError, match=r"a\.jpg: an invalid `segmentation`.*a corner is more than 160 pixels away"):
         decode_segmentation([[0, 0, far, 0, far, far]], (10, 10), frame)
     assert len(decode_segmentation([[-4, -4, 14, -4, 14, 14]], (10, 10), frame)[0])
 
