@@ -134,7 +134,7 @@ def find_frames(
     if not frames:
         raise InputError(
             f"{folders[1]}: 0 of {len(photos)} photos have labels with the same name{_named(suffixes[1])}; the first "
-            f"photo is {next(iter(photos))}, the first label image {next(iter(pngs), 'missing')}"
+            f"photo is {next(iter(photos))}, the first label file {next(chain(pngs, *polygons), 'missing')}"
         )
     if len(photos) > len(frames):
         options.log(f"{folders[0]}: {len(photos) - len(frames)} photos without labels, skipped")
@@ -340,17 +340,20 @@ def _labelme_mask(encoded: str, points: np.ndarray, size: tuple[int, int], where
     left, top = (int(value) for value in points[0])
     if min(left, top) < 0 or top + height > size[0] or left + width > size[1]:
         raise InputError(f"{where}: its mask of {width} x {height} pixels exceeds the photo")
-    inside = np.zeros(size, bool)
-    inside[top : top + height, left : left + width] = open_mask(where, data) != 0
-    return mask_runs(inside)
+    # without a mask of the photo, which would take long for many small ones
+    x, y = np.nonzero(open_mask(where, data).T)
+    pixels = (x + left) * size[0] + y + top
+    first = np.flatnonzero(np.diff(pixels, prepend=-2) != 1)
+    return pixels[first], np.diff(first, append=len(pixels))
 
 
 def _union(polygons: list[list[float]], masks: list[Runs], size: tuple[int, int], frame: SourceFrame) -> Runs:
     """Return the pixels of the parts of an object."""
-    outlined = decode_segmentation(polygons, size, frame, f"{frame.annotation}: an invalid shape")
-    if not masks:
-        return outlined
+    if polygons:
+        masks = [*masks, decode_segmentation(polygons, size, frame, f"{frame.annotation}: an invalid shape")]
+    if len(masks) == 1:
+        return masks[0]
     inside = np.zeros(size[0] * size[1], bool)  # column by column
-    for part in (outlined, *masks):
+    for part in masks:
         inside[pixels_of(*part)] = True
     return mask_runs(inside.reshape(size[::-1]).T)
