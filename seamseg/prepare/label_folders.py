@@ -43,6 +43,7 @@ from seamseg.utils.errors import InputError
 from seamseg.utils.limits import TEXT_BYTES
 
 _CIRCLE = 64  # corners of a circle
+_FARTHEST = 1 << 31
 _ROUNDING = 0.01  # tools write points at the border slightly outside
 
 
@@ -305,6 +306,8 @@ def _read_labelme(frame: SourceFrame, size: tuple[int, int], listed: ClassList) 
             polygons, masks = groups.setdefault(key, ([], []))
             kind = shape.get("shape_type") or "polygon"
             points = np.array(shape["points"], np.float64).reshape(-1, 2)
+            if not (np.abs(points) < _FARTHEST).all():
+                raise InputError(f"{where}: a point is not in pixels")
             if kind == "mask":
                 masks.append(_labelme_mask(shape["mask"], points, size, where))
             else:
