@@ -93,13 +93,22 @@ def prepare_folders(
     objects = next((frame for frame in all_frames if _has_objects(frame)), None)
     if objects is not None and (divisor or any(frame.second for frame in all_frames)):
         raise InputError(f"{objects.annotation}: holds the objects: omit the divisor, and the folder of instances")
-    if not divisor and not any(frame.second or _has_objects(frame) for frame in all_frames):
-        if _one_thing(listed):
+    bare = not divisor and not all(frame.second or _has_objects(frame) for frame in all_frames)
+    numbered = bare and _one_thing(listed)
+    if bare:
+        if numbered:
             options.log(f"{listed.classes.categories[-1]!r} is the only thing: labels are the numbers of its objects")
         elif listed.classes.num_thing:
             options.log("no instance images: things become crowds, which are ignored in training")
     read = partial(read_instances, listed=listed, divisor=divisor)
-    return convert_splits(out, listed.classes, distinct_ids(frames), read, options)
+    done = convert_splits(out, listed.classes, distinct_ids(frames), read, options)
+    if (
+        numbered
+        and len(all_frames) > 1
+        and all(sum(map(listed.classes.is_thing, i.cat)) < 2 for i in done.metadata.images)
+    ):
+        options.log("no image has more than one object: labels of 0 and 1 do not separate objects")
+    return done
 
 
 def find_frames(

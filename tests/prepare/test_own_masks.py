@@ -69,6 +69,15 @@ def test_numbers_of_one_thing(raw, stuff):
     assert segments(raw / "out", "a") == [*background, ("person", 0, 6), ("person", 0, 6)]
 
 
+def test_masks_that_may_not_separate_objects(raw):
+    (raw / "classes.ini").write_text("[person]\nid = 1\nkind = thing\n")
+    photo(raw / "photos" / "b.jpg")
+    for name in "ab":
+        picture(raw / "labels" / f"{name}.png", box(0, 2, 0, 3, 1))
+    assert prepare(raw)[1] == "no image has more than one object: labels of 0 and 1 do not separate objects"
+    assert segments(raw / "out", "a") == [("person", 0, 6)]
+
+
 def test_label_images_of_one_thing_and_stuff(raw):
     (raw / "classes.ini").write_text("[person]\nid = 1\nkind = thing\n[road]\nid = 2\nkind = stuff\n[void]\nids = 0\n")
     picture(raw / "labels" / "a.png", box(0, 2, 0, 3, 1))
