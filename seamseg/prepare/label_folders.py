@@ -102,11 +102,8 @@ def prepare_folders(
             options.log("no instance images: things become crowds, which are ignored in training")
     read = partial(read_instances, listed=listed, divisor=divisor)
     done = convert_splits(out, listed.classes, distinct_ids(frames), read, options)
-    if (
-        numbered
-        and len(all_frames) > 1
-        and all(sum(map(listed.classes.is_thing, i.cat)) < 2 for i in done.metadata.images)
-    ):
+    most = max(sum(map(listed.classes.is_thing, image.cat)) for image in done.metadata.images)
+    if numbered and len(all_frames) > 1 and most < 2:
         options.log("no image has more than one object: labels of 0 and 1 do not separate objects")
     return done
 
