@@ -64,14 +64,25 @@ The JSON has
 `color` is optional. Pixels of id 0 are void. If splits share a file name, ids are prefixed by the name of the split.
 """
 
-FOLDERS = f"""Convert folders of photos, labels (a class id per pixel) and instances (a number per object).
+FOLDERS = f"""Convert folders of photos and their masks, in any of these forms.
 
   seamseg prepare folders data/mine --classes classes.ini --split train photos labels instances
   seamseg prepare folders data/mine --classes classes.ini --split train train/photos train/ids --divisor 1000
 
+LABELS holds for each photo one of, in this order:
+
+  PHOTO.png               a class id at each pixel, and a number for each object in INSTANCES. Number 0 on a thing is a
+                          crowd: objects that are not separated. With --divisor N: class * N + instance. If the
+                          class list has one thing and no stuff but that of id 0, and there are no INSTANCES: the
+                          numbers of its objects, 0 for none
+  PHOTO.json              labelme: polygons, rectangles, circles, masks; shapes of one group_id are one object
+  PHOTO.txt               YOLO: a line "class x y x y x y ..." for each object, from 0 to 1, class being the id
+  PHOTO_CLASS_NUMBER.png  the mask of one object; also PHOTO/CLASS_NUMBER.png and PHOTO/CLASS/NUMBER.png
+
 Files are matched by name without extension; if labels are named a_labels.png, add --suffixes "" _labels _instances.
-Instance number 0 on a thing class is a crowd: objects that are not separated.
-With --divisor N the labels hold class * N + instance. classes.ini has a section for each class:
+SegmentationClass and SegmentationObject of Pascal VOC are LABELS and INSTANCES; NAME selects the list of images.
+In the last three forms overlapping objects are stored in layers, and other pixels are of the stuff class named
+background if there is one, else void. classes.ini has a section for each class:
 
 {"".join(f"  {line}".rstrip() + chr(10) for line in CLASS_LIST.splitlines())}
 or classes.json: [{{"id": 1, "name": "car", "isthing": 1, "color": [0, 0, 142]}}, ...]. Colours are optional.

@@ -17,12 +17,12 @@ import numpy as np
 
 from seamseg.formats import cvat, label_studio
 from seamseg.panoptic_map import VOID
-from seamseg.prepare.annotations import Runs, column_runs
+from seamseg.prepare.annotations import Runs, mask_runs
 from seamseg.prepare.archives import File, photo_size, read_file
 from seamseg.prepare.class_file import ClassList, parse_class_list, read_class_list
-from seamseg.prepare.coco_instances import Thing, decode_segmentation, pixels_of, stack_things
+from seamseg.prepare.coco_instances import decode_segmentation, stack_regions
 from seamseg.prepare.convert import DEFAULTS, ConversionOptions, ConversionResult, convert_splits, distinct_ids, id_of
-from seamseg.prepare.pairs import FilesByName, by_stem, is_photo, number_objects, number_segments, tree_files
+from seamseg.prepare.pairs import FilesByName, by_stem, is_photo, number_objects, tree_files
 from seamseg.prepare.panoptic import read_ids
 from seamseg.prepare.writer import Instances, SourceFrame
 from seamseg.utils.errors import InputError
@@ -113,13 +113,6 @@ def _class_list(given: str | Path | None, where: str, files: Mapping[str, File])
     return parse_class_list(read_file(file, "class list", CONFIG_BYTES), str(file))
 
 
-def _class_of(label: str, listed: ClassList, where: str) -> int:
-    names = listed.classes.categories
-    if label not in names:
-        raise InputError(f"{where}: the label {label!r} is not in the class list; it has {', '.join(names)}")
-    return names.index(label)
-
-
 def _photos(folder: str) -> dict[str, File]:
     """Return the photos of a folder, or of an export of CVAT with its images, by path without extension."""
     masks = (f"{cvat.CLASS_FOLDER}/", f"{cvat.OBJECT_FOLDER}/")
@@ -137,7 +130,7 @@ def _cvat_frames(
     for number, (word, color) in enumerate(colors.items()):
         void = word.lower() == cvat.BACKGROUND and word not in listed.classes.categories
         # images of one channel hold the number of the label
-        class_of[cvat.code_of(color)] = class_of[-1 - number] = VOID if void else _class_of(word, listed, str(file))
+        class_of[cvat.code_of(color)] = class_of[-1 - number] = VOID if void else listed.class_named(word, file)
     lists = {name: file for name, file in files.items() if name.startswith(f"{cvat.LISTS}/") and name.endswith(".txt")}
     chosen = lists.get(f"{cvat.LISTS}/{split}.txt") or (next(iter(lists.values())) if len(lists) == 1 else None)
     if chosen is None:
@@ -255,24 +248,14 @@ def _region(region: Mapping[str, Any], listed: ClassList, where: str) -> tuple[i
     if region.get("image_rotation"):
         raise InputError(f"{where}: has a region on a rotated image; rotate the photo itself")
     shape = bytes(list(value["rle"])) if "rle" in value else [[float(x), float(y)] for x, y in value["points"]]
-    return _class_of(label, listed, where), shape
+    return listed.class_named(label, where), shape
 
 
 def read_label_studio(frame: SourceFrame, listed: ClassList) -> Instances:
     """Read the regions of an image; InputError if one is invalid."""
     size = photo_size(frame.photo)
-    things: list[Thing] = []
-    stuff = np.zeros(size[0] * size[1], np.int64)  # column by column
-    for category, shape in frame.info:
-        runs = _decode(shape, size, frame)
-        if listed.classes.is_thing(category):
-            things.append((runs, category, 0))
-        else:
-            stuff[pixels_of(*runs)] = category + 1
-    background = number_segments(
-        stuff.reshape(size[::-1]).T, lambda value: (value - 1 if value else VOID, 0), listed.classes
-    )
-    return stack_things(things, size, frame, background)
+    regions = ((_decode(shape, size, frame), category) for category, shape in frame.info)
+    return stack_regions(regions, size, frame, listed.classes)
 
 
 def _decode(shape: bytes | list[list[float]], size: tuple[int, int], frame: SourceFrame) -> Runs:
@@ -281,7 +264,6 @@ def _decode(shape: bytes | list[list[float]], size: tuple[int, int], frame: Sour
         corners = [value for x, y in shape for value in (x * width / 100, y * height / 100)]
         return decode_segmentation([corners], size, frame)
     try:
-        empty = (np.zeros(0, np.int64), np.zeros(0, np.int64))
-        return column_runs(label_studio.decode_brush(shape, size).view(np.uint8)).get(1, empty)
+        return mask_runs(label_studio.decode_brush(shape, size))
     except ValueError as error:
         raise InputError(f"{frame.annotation}: a region of {frame.photo}: {error}") from None

@@ -67,6 +67,11 @@ def column_runs(ids: np.ndarray) -> dict[int, Runs]:
     return {int(instance): (start[group], length[group]) for instance, group in zip(instances, groups)}
 
 
+def mask_runs(mask: np.ndarray) -> Runs:
+    """Return the runs of the pixels of a mask, bool `H x W`."""
+    return column_runs(mask.view(np.uint8)).get(1, (np.zeros(0, np.int64), np.zeros(0, np.int64)))
+
+
 def decode_rle(counts: bytes | str | Sequence[int], pixels: int) -> Runs:
     """Decode the counts of an RLE of COCO.
 

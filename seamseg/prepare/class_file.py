@@ -29,6 +29,13 @@ class ClassList:
             raise InputError(f"{source}: value {value} has no class; add it to the class list, as a class or to void")
         return self.class_of[value]
 
+    def class_named(self, label: str, source: object) -> int:
+        """Return the class with a name, used in the file `source`; InputError if there is none."""
+        names = self.classes.categories
+        if label not in names:
+            raise InputError(f"{source}: the label {label!r} is not in the class list; it has {', '.join(names)}")
+        return names.index(label)
+
 
 def read_class_list(path: str | Path, kinds: bool = False) -> ClassList:
     """Read a class list; with `kinds`, a JSON must state which classes are things, which else all of them are.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from pycocotools import mask as coco_mask
 
+from seamseg.formats.metadata import Metadata
 from seamseg.panoptic_map import VOID
 from seamseg.prepare.annotations import Runs, decode_rle
 from seamseg.prepare.archives import photo_size, read_map
@@ -179,6 +180,28 @@ def stack_things(
     return Instances(*_compact(layers[:count].reshape(count, size[1], size[0]).transpose(0, 2, 1), cat, iscrowd))
 
 
+def stack_regions(
+    regions: Iterable[tuple[Runs, int]], size: tuple[int, int], frame: SourceFrame, classes: Metadata
+) -> Instances:
+    """Store regions of things and stuff: things as :func:`stack_things`, stuff where no thing is.
+
+    Parameters
+    ----------
+    regions : pixels and class, 255 for void; of overlapping stuff the last region counts
+    size, frame : see :func:`stack_things`
+    classes : defines which classes are things
+    """
+    things: list[Thing] = []
+    stuff = np.zeros(size[0] * size[1], np.uint8)  # column by column
+    for runs, category in regions:
+        if classes.is_thing(category):
+            things.append((runs, category, 0))
+        else:
+            stuff[pixels_of(*runs)] = (category + 1) % (VOID + 1)
+    background = number_segments(stuff.reshape(size[::-1]).T, lambda value: (value - 1 if value else VOID, 0), classes)
+    return stack_things(things, size, frame, background)
+
+
 def pixels_of(start: np.ndarray, length: np.ndarray) -> np.ndarray:
     """Return the pixels of runs, counted along the columns."""
     before = np.cumsum(length) - length
@@ -201,8 +224,14 @@ def _compact(layers: np.ndarray, cat: list[int], iscrowd: list[int]) -> tuple[np
     return layers, [cat[k] for k in kept], [iscrowd[k] for k in kept]
 
 
-def decode_segmentation(segmentation: Any, size: tuple[int, int], frame: SourceFrame) -> Runs:
-    """Decode polygons, RLE or compressed RLE for an image of `(height, width)`; InputError if they are invalid."""
+def decode_segmentation(segmentation: Any, size: tuple[int, int], frame: SourceFrame, where: str = "") -> Runs:
+    """Decode polygons, RLE or compressed RLE for an image of `(height, width)`.
+
+    Raises
+    ------
+    InputError
+        if they are invalid, with `where` in front, or else the photo of the frame
+    """
     height, width = size
     try:
         if not isinstance(segmentation, list):
@@ -226,4 +255,6 @@ def decode_segmentation(segmentation: Any, size: tuple[int, int], frame: SourceF
             masks = [coco_mask.merge(masks[k : k + _MERGED_AT_ONCE]) for k in range(0, len(masks), _MERGED_AT_ONCE)]
         return decode_rle(masks[0]["counts"] if masks else [], height * width)
     except Exception as error:  # pycocotools raises plain Exception
-        raise InputError(f"{frame.photo}: an invalid `segmentation` in its annotations: {error}") from None
+        raise InputError(
+            f"{where or f'{frame.photo}: an invalid `segmentation` in its annotations'}: {error}"
+        ) from None

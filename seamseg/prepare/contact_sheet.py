@@ -19,7 +19,7 @@ from seamseg.utils.files import replacing
 from seamseg.utils.parallel import parallel_map
 
 _WIDTH, _COLUMNS, _WIDEST = 1472, 4, 960
-_SHAPE = 5 / 9  # height over width of a tile
+_SHAPES = 5 / 9, 1.0  # height over width of a tile, from and to
 _GAP, _LINE = 8, 14
 _NAME = 60
 _BACKGROUND, _TEXT, _DIM = (24, 24, 24), (230, 230, 230), (130, 130, 130)
@@ -41,7 +41,8 @@ def write_contact_sheet(path: Path, report: Report, count: int = 24, workers: in
     splits = {i: name for name in folder.splits for i in _listed(folder, name)}
     columns = min(_COLUMNS, max(1, len(chosen)))
     width = min(_WIDTH // columns - _GAP, _WIDEST)
-    limits = (round(width * _SHAPE), width)
+    shapes = [info.size[0] / info.size[1] for info in map(folder.info, chosen)]
+    limits = (round(width * float(np.clip(np.median(shapes or [0]), *_SHAPES))), width)
     read = partial(_tile_or_none, root=report.root, classes=folder.metadata.without_images(), limits=limits)
     tiles = [
         (tile, f"{splits.get(i, '-')}: {i}")

@@ -12,7 +12,7 @@ from seamseg.prepare.archives import ArchiveMember, File
 from seamseg.prepare.writer import DatasetWriter, Link, Reader, SourceFrame, no_progress
 from seamseg.utils.errors import InputError
 from seamseg.utils.progress import ProgressCallback
-from seamseg.visualize.palette import voc_color
+from seamseg.visualize.palette import class_colors
 
 T = TypeVar("T")
 
@@ -43,6 +43,9 @@ class ConversionOptions:
 
 
 DEFAULTS = ConversionOptions()
+
+_UNPAINTED = (0, 0, 0)
+_BACKGROUNDS = ("background", "void", "unlabeled", "unlabelled", "ignore", "ignored")
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ def convert_splits(
     owner: dict[str, tuple[str, File]] = {}
     for name, frames in splits.items():
         for frame in frames:
-            for file in (frame.photo, frame.annotation, frame.second):
+            for file in (frame.photo, *frame.annotations):
                 if isinstance(file, ArchiveMember):
                     file.check_conflict()
             split, photo = owner.setdefault(frame.id, (name, frame.photo))
@@ -147,7 +150,8 @@ def ordered_classes(entries: Sequence[Mapping[str, Any]]) -> tuple[Metadata, dic
 
     Parameters
     ----------
-    entries : mappings with `id` (in the source), `name`, `thing` (bool) and `color` (`[r, g, b]` or None)
+    entries : mappings with `id` (in the source), `name`, `thing` (bool) and `color` (`[r, g, b]` or None for a colour
+        unlike those of the others; that of stuff named as background or void is then black, as void is drawn)
 
     Returns
     -------
@@ -155,16 +159,23 @@ def ordered_classes(entries: Sequence[Mapping[str, Any]]) -> tuple[Metadata, dic
     class_of : class by id in the source
     """
     ordered = [e for e in entries if not e["thing"]] + [e for e in entries if e["thing"]]
+    given = [
+        e.get("color") or (_UNPAINTED if not e["thing"] and _bare(e["name"]) in _BACKGROUNDS else None) for e in ordered
+    ]
     classes = Metadata(
         num_stuff=sum(not e["thing"] for e in ordered),
         num_thing=sum(bool(e["thing"]) for e in ordered),
         categories=[str(e["name"]) for e in ordered],
-        palette=[_triple(e.get("color") or voc_color(k + 1)) for k, e in enumerate(ordered)],
+        palette=class_colors(given),
         original_ids=[int(e["id"]) for e in ordered],
     )
     return classes, {int(e["id"]): k for k, e in enumerate(ordered)}
 
 
-def _triple(colour: Sequence[int]) -> tuple[int, int, int]:
-    red, green, blue = (int(channel) for channel in colour)
-    return red, green, blue
+def background_class(classes: Metadata) -> int | None:
+    """Return the stuff class with the name background; None if there is none."""
+    return next((k for k in range(classes.num_stuff) if _bare(classes.categories[k]) == _BACKGROUNDS[0]), None)
+
+
+def _bare(name: object) -> str:
+    return str(name).strip(" _").lower()

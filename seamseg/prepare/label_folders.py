@@ -1,19 +1,50 @@
-"""Converts folders of images, label images and instance images, with a class list."""
+"""Converts folders of images with label images, instance images, masks of single objects, or files of polygons."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from seamseg.prepare.archives import File, read_map
+from seamseg.data.images import image_size, open_mask
+from seamseg.formats import cvat
+from seamseg.panoptic_map import VOID
+from seamseg.prepare.annotations import Runs, mask_runs
+from seamseg.prepare.archives import File, photo_size, read_file, read_map
 from seamseg.prepare.class_file import ClassList, read_class_list
-from seamseg.prepare.convert import DEFAULTS, ConversionOptions, ConversionResult, convert_splits, distinct_ids, id_of
-from seamseg.prepare.pairs import FilesByName, by_stem, is_photo, number_objects, tree_files, without_suffix
+from seamseg.prepare.coco_instances import decode_segmentation, pixels_of, stack_regions
+from seamseg.prepare.convert import (
+    DEFAULTS,
+    ConversionOptions,
+    ConversionResult,
+    background_class,
+    convert_splits,
+    distinct_ids,
+    id_of,
+)
+from seamseg.prepare.pairs import (
+    FilesByName,
+    by_stem,
+    is_photo,
+    number_objects,
+    number_segments,
+    tree_files,
+    without_suffix,
+)
+from seamseg.prepare.panoptic import load_json, read_ids
 from seamseg.prepare.writer import Instances, SourceFrame
 from seamseg.utils.errors import InputError
+from seamseg.utils.limits import TEXT_BYTES
+
+_CIRCLE = 64  # corners of a circle
+_FARTHEST = 1 << 31
+_ROUNDING = 0.01  # tools write points at the border slightly outside
 
 
 def prepare_folders(
@@ -26,12 +57,22 @@ def prepare_folders(
 ) -> ConversionResult:
     """Convert folders of images.
 
-    A label image has a class id at each pixel; an instance image has a number for each object, 0 where objects are not
-    separated. Pixels of a thing class with number 0 are a crowd; numbers on stuff are ignored.
+    The files of `labels` define what they are, in this order:
+
+    - `PHOTO.png`: a label image, which has a class id at each pixel. An instance image has a number for each object, 0
+      where objects are not separated: a crowd. If the class list has one thing and no stuff but that of id 0, and there
+      are no instance images, a label image has the numbers of the objects of the thing, 0 for none
+    - `PHOTO.json`: polygons, rectangles, circles and masks of labelme, with names of classes
+    - `PHOTO.txt`: polygons of YOLO, with class ids
+    - `PHOTO_CLASS_NUMBER.png`: a mask of one object; each `_` may be a folder, and `_NUMBER` is any text, or missing
+
+    Without label images all other pixels are of the stuff class `background` if there is one, else void; overlapping
+    things are stored in layers of the mask, the smallest in the first.
 
     Parameters
     ----------
-    splits : by name of the list `(photos, labels)` or `(photos, labels, instances)`; folders or archives
+    splits : by name of the list `(photos, labels)` or `(photos, labels, instances)`; folders or archives. For a folder
+        `SegmentationClass` of Pascal VOC, the list of this name beside it selects the images
     class_list : INI or JSON, see :func:`seamseg.prepare.class_file.read_class_list`
     divisor : if not 0, label images hold `class * divisor + instance`, and there are no instance images
     suffixes : of the names of images, labels and instances before their extensions, as `_leftImg8bit`
@@ -40,61 +81,172 @@ def prepare_folders(
     Raises
     ------
     InputError
-        if a file is missing or invalid, or has a value that is not in the class list
+        if a file is missing or invalid, or has a value or name that is not in the class list
     """
     listed = read_class_list(class_list)
     if divisor < 0 or divisor == 1:
         raise InputError(f"`divisor={divisor}`: must be 2 or more")
-    frames = {name: find_frames(name, folders, suffixes, options) for name, folders in splits.items()}
-    if divisor and any(frame.second for group in frames.values() for frame in group):
+    frames = {name: find_frames(name, folders, suffixes, options, listed) for name, folders in splits.items()}
+    all_frames = [frame for group in frames.values() for frame in group]
+    if divisor and any(frame.second for frame in all_frames):
         raise InputError("with a divisor the labels hold the instances: omit the folder of instances")
-    if not divisor and listed.classes.num_thing and all(len(folders) == 2 for folders in splits.values()):
-        options.log("no instance images: things become crowds, which are ignored in training")
+    objects = next((frame for frame in all_frames if _has_objects(frame)), None)
+    if objects is not None and (divisor or any(frame.second for frame in all_frames)):
+        raise InputError(f"{objects.annotation}: holds the objects: omit the divisor, and the folder of instances")
+    bare = not divisor and not all(frame.second or _has_objects(frame) for frame in all_frames)
+    numbered = bare and _one_thing(listed)
+    if bare:
+        if numbered:
+            options.log(f"{listed.classes.categories[-1]!r} is the only thing: labels are the numbers of its objects")
+        elif listed.classes.num_thing:
+            options.log("no instance images: things become crowds, which are ignored in training")
     read = partial(read_instances, listed=listed, divisor=divisor)
-    return convert_splits(out, listed.classes, distinct_ids(frames), read, options)
+    done = convert_splits(out, listed.classes, distinct_ids(frames), read, options)
+    most = max(sum(map(listed.classes.is_thing, image.cat)) for image in done.metadata.images)
+    if numbered and len(all_frames) > 1 and most < 2:
+        options.log("no image has more than one object: labels of 0 and 1 do not separate objects")
+    return done
 
 
 def find_frames(
-    split: str, folders: tuple[str, ...], suffixes: tuple[str, str, str], options: ConversionOptions
+    split: str,
+    folders: tuple[str, ...],
+    suffixes: tuple[str, str, str],
+    options: ConversionOptions,
+    listed: ClassList,
 ) -> list[SourceFrame]:
     """Return the images of a split that have labels, by name."""
     photos = without_suffix(by_stem(tree_files(folders[0], "photos"), is_photo), suffixes[0])
     if not photos:
         raise InputError(f"{folders[0]}: 0 photos found for {split}{_named(suffixes[0])}")
-    labels, instances = ({}, {}) if len(folders) < 2 else (_pngs(folders[1], "labels", suffixes[1]), {})
-    if len(folders) > 2:
-        instances = _pngs(folders[2], "instances", suffixes[2])
-    labels_by_name, instances_by_name = FilesByName(labels), FilesByName(instances)
-    frames = []
-    for stem, photo in photos.items():
-        label = labels_by_name.find(stem)
-        if label is None:
-            continue
-        number = instances_by_name.find(stem)
-        if instances and number is None:
-            raise InputError(f"{photo}: has labels, but no instance image in {folders[2]}{_named(suffixes[2])}")
-        frames.append(SourceFrame(id_of(stem), photo, label, photo.name, number))
+    given = tree_files(folders[1], "labels") if len(folders) > 1 else {}
+    own = {str(photo) for photo in photos.values()}
+    given = {name: file for name, file in given.items() if str(file) not in own}
+    photos = _listed_photos(split, folders, photos)
+    instances = _ending(tree_files(folders[2], "instances"), ".png", suffixes[2]) if len(folders) > 2 else {}
+    instances_by_name = FilesByName(instances)
+    pngs, *polygons = (_ending(given, extension, suffixes[1]) for extension in (".png", ".json", ".txt"))
+    frames: list[SourceFrame] = []
+    for labels in map(FilesByName, (pngs, *polygons)):
+        for stem, photo in photos.items():
+            label, number = labels.find(stem), instances_by_name.find(stem)
+            if label is None:
+                continue
+            if instances and number is None:
+                raise InputError(f"{photo}: has labels, but no instance image in {folders[2]}{_named(suffixes[2])}")
+            frames.append(SourceFrame(id_of(stem), photo, label, photo.name, number))
+        if frames:
+            break
+    frames = frames or _object_files(photos, pngs, listed, options)
     if not frames:
         raise InputError(
             f"{folders[1]}: 0 of {len(photos)} photos have labels with the same name{_named(suffixes[1])}; the first "
-            f"photo is {next(iter(photos))}, the first label image {next(iter(labels), 'missing')}"
+            f"photo is {next(iter(photos))}, the first label file {next(chain(pngs, *polygons), 'missing')}"
         )
     if len(photos) > len(frames):
         options.log(f"{folders[0]}: {len(photos) - len(frames)} photos without labels, skipped")
     return frames
 
 
-def _pngs(folder: str, what: str, suffix: str) -> dict[str, File]:
-    return without_suffix(by_stem(tree_files(folder, what), lambda name: name.lower().endswith(".png")), suffix)
+def _ending(files: Mapping[str, File], extension: str, suffix: str) -> dict[str, File]:
+    return without_suffix(by_stem(files, lambda name: name.lower().endswith(extension)), suffix)
 
 
 def _named(suffix: str) -> str:
     return f" (names that end in {suffix!r})" if suffix else ""
 
 
+def _listed_photos(split: str, folders: tuple[str, ...], photos: dict[str, File]) -> dict[str, File]:
+    """Return the photos of the list of a split, if the labels are those of Pascal VOC."""
+    labels = Path(folders[-1] if len(folders) < 2 else folders[1]).absolute()
+    lists = sorted((labels.parent / cvat.LISTS).glob("*.txt")) if labels.name == cvat.CLASS_FOLDER else []
+    if not lists:
+        return photos
+    chosen = next((path for path in lists if path.stem == split), None)
+    if chosen is None:
+        raise InputError(
+            f"{lists[0].parent}: has the lists {', '.join(path.stem for path in lists)}, none for {split}; name the "
+            "split as one of them"
+        )
+    stems, found = {str(file): stem for stem, file in photos.items()}, FilesByName(photos)
+    wanted = {}
+    for name in filter(None, map(str.strip, read_file(chosen, "list").decode("utf-8-sig", "replace").splitlines())):
+        photo = found.find(name)
+        if photo is None:
+            raise InputError(f"{chosen}: lists {name!r}, but it is not among the photos in {folders[0]}")
+        wanted[stems[str(photo)]] = photo
+    return wanted
+
+
+def _object_files(
+    photos: Mapping[str, File], masks: Mapping[str, File], listed: ClassList, options: ConversionOptions
+) -> list[SourceFrame]:
+    """Return the images with masks of single objects, with the class of each mask."""
+    stems, photos_by_name = {str(file): stem for stem, file in photos.items()}, FilesByName(photos)
+    found: dict[str, list[tuple[int, File]]] = {}
+    foreign = 0
+    for name, file in masks.items():
+        rest = ""
+        for end in reversed([k for k, letter in enumerate(name) if letter in "_/"]):
+            photo = photos_by_name.find(name[:end])
+            category = None if photo is None else _leading_class(name[end + 1 :], listed)
+            if photo is not None and category is not None:
+                found.setdefault(stems[str(photo)], []).append((category, file))
+                break
+            rest = name[end + 1 :] if photo is not None else rest
+        else:
+            if rest:
+                raise InputError(
+                    f"{file}: {rest!r} after the name of the photo does not start with a class of the class list; name "
+                    "masks of single objects PHOTO_CLASS_NUMBER.png; of label images, pass the suffix (`suffixes`)"
+                )
+            foreign += 1
+    if found and foreign:
+        options.log(f"{foreign} masks without a photo, skipped")
+    return [
+        SourceFrame(
+            id_of(stem),
+            photos[stem],
+            found[stem][0][1],
+            photos[stem].name,
+            info=[category for category, _ in found[stem]],
+            others=tuple(file for _, file in found[stem][1:]),
+        )
+        for stem in photos
+        if stem in found
+    ]
+
+
+def _leading_class(text: str, listed: ClassList) -> int | None:
+    """Return the class with the longest name that a text is, or starts with before `_` or a slash."""
+    names = listed.classes.categories
+    fitting = [k for k, name in enumerate(names) if text == name or text.startswith((f"{name}_", f"{name}/"))]
+    return max(fitting, key=lambda k: len(names[k]), default=None)
+
+
+def _has_objects(frame: SourceFrame) -> bool:
+    return frame.info is not None or frame.annotation.suffix.lower() != ".png"
+
+
+def _one_thing(listed: ClassList) -> bool:
+    classes = listed.classes
+    return classes.num_thing == 1 and all(number == 0 for number in classes.original_ids[: classes.num_stuff])
+
+
 def read_instances(frame: SourceFrame, listed: ClassList, divisor: int) -> Instances:
     """Read the instances of an image; InputError if a file is invalid or a value has no class."""
+    if _has_objects(frame):
+        size = photo_size(frame.photo)
+        readers = {".json": _read_labelme, ".txt": _read_yolo, ".png": _read_object_files}
+        found: Iterable[tuple[Runs, int]] = readers[frame.annotation.suffix.lower()](frame, size, listed)
+        background = background_class(listed.classes)
+        if background is not None:
+            whole = np.zeros(1, np.int64), np.array([size[0] * size[1]])
+            found = chain([(whole, background)], found)
+        return stack_regions(found, size, frame, listed.classes)
     labels = read_map(frame.annotation).astype(np.int64)
+    if not divisor and frame.second is None and _one_thing(listed):
+        return Instances(*number_segments(labels, lambda value: (_class_of_number(value, listed), 0), listed.classes))
     numbers = np.zeros_like(labels)
     if divisor:
         labels, numbers = labels // divisor, labels % divisor
@@ -102,3 +254,115 @@ def read_instances(frame: SourceFrame, listed: ClassList, divisor: int) -> Insta
         numbers = read_map(frame.second).astype(np.int64)
     class_of = partial(listed.class_at, source=frame.annotation)
     return Instances(*number_objects(labels, numbers, class_of, listed.classes))
+
+
+def _class_of_number(number: int, listed: ClassList) -> int:
+    """Return the class of an object's number if there is one thing, which is the last class."""
+    if number == 0:
+        return 0 if listed.classes.num_stuff else VOID
+    void = listed.class_of.get(number) == VOID
+    return VOID if void else listed.classes.num_classes - 1
+
+
+def _read_object_files(frame: SourceFrame, size: tuple[int, int], listed: ClassList) -> Iterator[tuple[Runs, int]]:
+    for category, file in zip(frame.info, frame.annotations):
+        mask = read_ids(file)
+        inside = mask != 0
+        if inside.any() and (mask[inside] != mask.max()).any():
+            raise InputError(f"{file}: has more than one value besides 0, but is the mask of one object")
+        yield mask_runs(inside), category
+
+
+def _read_yolo(frame: SourceFrame, size: tuple[int, int], listed: ClassList) -> Iterator[tuple[Runs, int]]:
+    text = read_file(frame.annotation, "labels", TEXT_BYTES).decode("utf-8-sig", "replace")
+    for number, line in enumerate(text.splitlines(), 1):
+        where, words = f"{frame.annotation}: line {number}", line.split()
+        if not words:
+            continue
+        if len(words) == 5:
+            raise InputError(f"{where}: a box, not a polygon (class x y x y x y ...); export labels for segmentation")
+        try:
+            category, points = int(words[0]), np.array(words[1:], np.float64).reshape(-1, 2)
+        except ValueError:
+            raise InputError(f"{where}: expected a class id and pairs of numbers, class x y x y x y ...") from None
+        if len(points) < 3:
+            raise InputError(f"{where}: {len(points)} corners, expected 3 or more")
+        if not (np.abs(points - 0.5) <= 0.5 + _ROUNDING).all():
+            raise InputError(f"{where}: a coordinate is not from 0 to 1, the share of the photo's width or height")
+        corners = (points * (size[1], size[0])).ravel().tolist()
+        yield decode_segmentation([corners], size, frame, where), listed.class_at(category, where)
+
+
+def _read_labelme(frame: SourceFrame, size: tuple[int, int], listed: ClassList) -> list[tuple[Runs, int]]:
+    content = load_json(frame.annotation)
+    groups: dict[tuple[int, Any], tuple[list[list[float]], list[Runs]]] = {}
+    try:
+        stated = (content.get("imageHeight") or size[0], content.get("imageWidth") or size[1])
+        if stated != size:
+            raise InputError(
+                f"{frame.annotation}: is of a photo of {stated[1]} x {stated[0]} pixels (width x height), but "
+                f"{frame.photo} has {size[1]} x {size[0]}"
+            )
+        for k, shape in enumerate(content["shapes"]):
+            where = f"{frame.annotation}: shape {k + 1}"
+            category = listed.class_named(str(shape["label"]), where)
+            group = shape.get("group_id")
+            # shapes of one group and class are parts of an object
+            key = (category, ("shape", k) if group is None else ("group", str(group)))
+            polygons, masks = groups.setdefault(key, ([], []))
+            kind = shape.get("shape_type") or "polygon"
+            points = np.array(shape["points"], np.float64).reshape(-1, 2)
+            if not (np.abs(points) < _FARTHEST).all():
+                raise InputError(f"{where}: a point is not in pixels")
+            if kind == "mask":
+                masks.append(_labelme_mask(shape["mask"], points, size, where))
+            else:
+                polygons.append(_labelme_corners(kind, points, where).ravel().tolist())
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise InputError(
+            f"{frame.annotation}: not a file of labelme ({type(error).__name__}: {error}); expected `shapes` with "
+            "`label` and `points`"
+        ) from None
+    return [(_union(p, masks, size, frame), category) for (category, _), (p, masks) in groups.items()]
+
+
+def _labelme_corners(kind: str, points: np.ndarray, where: str) -> np.ndarray:
+    """Return the corners of a shape, `N x 2`."""
+    if kind == "polygon" and len(points) >= 3:
+        return points
+    if kind == "rectangle" and len(points) == 2:
+        (x0, y0), (x1, y1) = points
+        return np.array([(x0, y0), (x1, y0), (x1, y1), (x0, y1)])
+    if kind == "circle" and len(points) == 2:
+        angle = np.arange(_CIRCLE) * (2 * math.pi / _CIRCLE)
+        radius = math.dist(points[0], points[1])
+        return points[0] + radius * np.stack((np.cos(angle), np.sin(angle)), axis=1)
+    raise InputError(
+        f"{where}: {kind!r} with {len(points)} points has no area that can be read; remove it, or draw a polygon"
+    )
+
+
+def _labelme_mask(encoded: str, points: np.ndarray, size: tuple[int, int], where: str) -> Runs:
+    """Return the pixels of a mask, a PNG for the box whose first corner is the first point."""
+    data = base64.b64decode(encoded, validate=True)
+    height, width = image_size(where, data)
+    left, top = (int(value) for value in points[0])
+    if min(left, top) < 0 or top + height > size[0] or left + width > size[1]:
+        raise InputError(f"{where}: its mask of {width} x {height} pixels exceeds the photo")
+    # without a mask of the photo, which would take long for many small ones
+    x, y = np.nonzero(open_mask(where, data).T)
+    pixels = (x + left) * size[0] + y + top
+    first = np.flatnonzero(np.diff(pixels, prepend=-2) != 1)
+    return pixels[first], np.diff(first, append=len(pixels))
+
+
+def _union(polygons: list[list[float]], masks: list[Runs], size: tuple[int, int], frame: SourceFrame) -> Runs:
+    """Return the pixels of the parts of an object."""
+    if polygons:
+        masks = [*masks, decode_segmentation(polygons, size, frame, f"{frame.annotation}: an invalid shape")]
+    if len(masks) == 1:
+        return masks[0]
+    inside = np.zeros(size[0] * size[1], bool)  # column by column
+    for part in masks:
+        inside[pixels_of(*part)] = True
+    return mask_runs(inside.reshape(size[::-1]).T)

@@ -132,7 +132,7 @@ def load_json(path: File) -> dict[str, Any]:
     except ValueError as error:
         raise InputError(f"{path}: not JSON, or a truncated one: {error}") from None
     if not isinstance(content, dict):
-        raise InputError(f"{path}: not a COCO file: not a JSON object")
+        raise InputError(f"{path}: not a JSON object")
     return content
 
 

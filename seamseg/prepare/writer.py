@@ -48,6 +48,7 @@ class SourceFrame:
     file_name : file name of the image in `coco/<split>.json`
     second : a second annotation file, if the source has one
     info : further input of the reader; picklable, and equal if its `repr` is
+    others : further annotation files, of any number
     """
 
     id: str
@@ -56,6 +57,12 @@ class SourceFrame:
     file_name: str
     second: File | None = None
     info: Any = None
+    others: tuple[File, ...] = ()
+
+    @property
+    def annotations(self) -> tuple[File, ...]:
+        """All annotation files."""
+        return (self.annotation, *([self.second] if self.second is not None else []), *self.others)
 
 
 @dataclass(frozen=True)
@@ -232,18 +239,17 @@ class _Journal:
 
 
 def _fingerprint(frame: SourceFrame) -> list[int]:
-    files = [frame.photo, frame.annotation, *([frame.second] if frame.second else [])]
     known = [zlib.crc32(repr(frame.info).encode())] if frame.info is not None else []
-    return [value for file in files for value in fingerprint(file)] + known
+    return [value for file in (frame.photo, *frame.annotations) for value in fingerprint(file)] + known
 
 
 def _convert(frame: SourceFrame, root: Path, read: Reader, classes: Metadata, link: Link) -> dict[str, Any]:
     """Write image and mask of one frame, in a worker process; return its record for the journal."""
     source = _fingerprint(frame)
     size = photo_size(frame.photo)
-    for file in (frame.annotation, frame.second):
+    for file in frame.annotations:
         # by their headers, before a small file of a large image is decoded
-        if file is not None and is_photo(file.name):
+        if is_photo(file.name):
             _check_size(file, photo_size(file), frame.photo, size)
     instances = read(frame)
     layers = instances.ids[None] if instances.ids.ndim == 2 else instances.ids

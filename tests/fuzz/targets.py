@@ -54,6 +54,7 @@ from seamseg.prepare.check import check_dataset
 from seamseg.prepare.cityscapes import prepare_cityscapes
 from seamseg.prepare.class_file import build_class_list, coco_categories, parse_class_list
 from seamseg.prepare.convert import ConversionOptions
+from seamseg.prepare.label_folders import prepare_folders
 from seamseg.prepare.pairs import tree_files
 from seamseg.utils.errors import SeamsegError
 from seamseg.utils.limits import open_pillow
@@ -422,6 +423,24 @@ def label_studio(data: bytes, folder: Path) -> None:
     _convert(folder, lambda out: prepare_label_studio(out, given, folder / "classes.json", _QUIET))
 
 
+def labelme(data: bytes, folder: Path) -> None:
+    """The file of labelme of a photo."""
+    _polygons(data, folder, ".json")
+
+
+def yolo(data: bytes, folder: Path) -> None:
+    """The polygons of YOLO of a photo."""
+    _polygons(data, folder, ".txt")
+
+
+def _polygons(data: bytes, folder: Path, extension: str) -> None:
+    labels = folder / extension[1:]
+    labels.mkdir(exist_ok=True)
+    _written(labels / f"1{extension}", data)
+    given = {"a": (str(folder / "photos"), str(labels))}
+    _convert(folder, lambda out: prepare_folders(out, given, folder / "classes.json", options=_QUIET))
+
+
 def _convert(folder: Path, prepare: Callable[[Path], Any]) -> None:
     """Convert to a data set, which must have no errors, and nothing that seems complete if the source is refused."""
     out = folder / "inside" / "out"
@@ -446,7 +465,7 @@ TARGETS: dict[str, Target] = {
     target.__name__: target
     for target in (
         metadata, pickle, snapshot, png, image, config, coco_panoptic, coco_objects, tar, archive, safetensors,
-        cityscapes, instance_list, cvat, label_studio,
+        cityscapes, instance_list, cvat, label_studio, labelme, yolo,
     )
 }  # fmt: skip
 CORPUS = Path(__file__).parent / "corpus"

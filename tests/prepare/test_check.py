@@ -258,6 +258,18 @@ def test_sheet_shows_every_class_and_no_unreadable_image(data, tmp_path):
     assert set(DatasetFolder(data).metadata.palette) <= legend
 
 
+@pytest.mark.parametrize(("size", "height"), [((10, 40), 202), ((10, 10), 360), ((30, 10), 360)])
+def test_tiles_have_the_shape_of_the_images(tmp_path, size, height):
+    frames = [SourceFrame(f"{k}", p := photo(tmp_path / f"{k}.png", size, 9 * k), p, p.name) for k in range(4)]
+    writer = DatasetWriter(tmp_path / "data", classes(), 1)
+    writer.add_split("train", frames, lambda frame: Instances(np.ones(size, np.uint8), [255, 0], [0, 0]))
+    writer.finish()
+    write_contact_sheet(tmp_path / "s.png", check_dataset(tmp_path / "data", 1), 4, 1)
+    with Image.open(tmp_path / "s.png") as sheet:
+        assert sheet.width == 1472
+        assert sheet.height == min(height, 360 * size[0] // size[1]) + 22 + 8 + 14 * 2
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_sheet_with_hostile_names(data, tmp_path, name):
     m = read_metadata(data / "metadata.bin")

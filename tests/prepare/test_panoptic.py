@@ -155,7 +155,7 @@ def test_json_without_annotations(raw, tmp_path):
     (raw / "annotations" / "panoptic_val2017.json").write_text("[1, 2")
     assert_fails(raw, tmp_path, "not JSON, or a truncated one")
     (raw / "annotations" / "panoptic_val2017.json").write_text("[]")
-    assert_fails(raw, tmp_path, "not a COCO file")
+    assert_fails(raw, tmp_path, "not a JSON object")
 
 
 def test_missing_files(raw, tmp_path):

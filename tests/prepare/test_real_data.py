@@ -1,7 +1,8 @@
 """Frames of the real data sets, which may not be redistributed.
 
 Set SEAMSEG_REAL_DATA to a folder that holds `vistas_sample/v1.2/` (config.json, training/), `published_model/` (the
-metadata.bin of the published model), `coco_panoptic_sample/` and `cityscapes_sample/`; otherwise they are skipped.
+metadata.bin of the published model), `coco_panoptic_sample/`, `cityscapes_sample/` and `pennfudan/` (PNGImages/,
+PedMasks/); otherwise they are skipped.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import pytest
 
 from seamseg.data.folder import DatasetFolder
 from seamseg.formats.metadata import read_metadata
+from seamseg.prepare.archives import read_map
 from seamseg.prepare.check import check_dataset
 from seamseg.prepare.cityscapes import prepare_cityscapes
 from seamseg.prepare.convert import ConversionOptions
+from seamseg.prepare.label_folders import prepare_folders
 from seamseg.prepare.panoptic import prepare_panoptic
 from seamseg.prepare.vistas import prepare_vistas
 
@@ -69,3 +72,17 @@ def test_cityscapes_frames_have_no_errors(tmp_path: Path) -> None:
     done = prepare_cityscapes(sample("cityscapes_sample"), tmp_path, options=ConversionOptions(1))
     assert done.splits == {"train": 6, "val": 1}
     assert check_dataset(tmp_path, 1).errors == []
+
+
+def test_pedestrians_are_those_of_the_masks(tmp_path: Path) -> None:
+    root = sample("pennfudan")
+    (tmp_path / "c.ini").write_text("[background]\nid = 0\nkind = stuff\n[pedestrian]\nid = 1\nkind = thing\n")
+    splits = {"train": (str(root / "PNGImages"), str(root / "PedMasks"))}
+    prepare_folders(tmp_path / "out", splits, tmp_path / "c.ini", suffixes=("", "_mask", ""))
+    folder = DatasetFolder(tmp_path / "out")
+    for image in folder.metadata.images:
+        # the same numbers: background comes first, then the pedestrians in their order
+        numbers = np.unique(read_map(root / "PedMasks" / f"{image.id}_mask.png"), return_inverse=True)[1]
+        assert (folder.read_mask(image.id)[0].ravel() == numbers.ravel() + 1).all()
+        assert image.cat == [255, 0, *[1] * numbers.max()]
+    assert check_dataset(tmp_path / "out", 1).problems == []

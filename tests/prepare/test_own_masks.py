@@ -1,0 +1,271 @@
+"""Masks in other forms: numbers of objects, a file for each object, polygons of labelme and YOLO, Pascal VOC."""
+
+import base64
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.source_files import photo, picture, segments, tree, write_json, zip_of
+
+from seamseg.cli.main import main
+from seamseg.data.folder import DatasetFolder
+from seamseg.prepare.convert import ConversionOptions
+from seamseg.prepare.label_folders import prepare_folders
+from seamseg.utils.errors import InputError
+
+CLASSES = """
+[road]
+id = 5
+kind = stuff
+[car]
+id = 0
+kind = thing
+[car_part]
+id = 1
+kind = thing
+[void]
+ids = 9
+"""
+
+
+@pytest.fixture
+def raw(tmp_path):
+    (tmp_path / "classes.ini").write_text(CLASSES)
+    photo(tmp_path / "photos" / "a.jpg")
+    return tmp_path
+
+
+def prepare(raw, labels="labels", *more, out="out", split="train", **options):
+    messages = []
+    given = (str(raw / "photos"), *(str(raw / name) for name in (labels, *more)))
+    prepare_folders(
+        raw / out, {split: given}, raw / "classes.ini", options=ConversionOptions(1, log=messages.append), **options
+    )
+    return messages
+
+
+def assert_fails(raw, match, *more, **options):
+    with pytest.raises(InputError, match=match) as error:
+        prepare(raw, "labels", *more, **options)
+    assert "\n" not in str(error.value)
+    assert not (raw / "out" / "metadata.bin").exists()
+
+
+def box(top, bottom, left, right, value=255):
+    mask = np.zeros((8, 12), np.uint8)
+    mask[top:bottom, left:right] = value
+    return mask
+
+
+@pytest.mark.parametrize("stuff", ["", "[background]\nid = 0\nkind = stuff\n"])
+def test_numbers_of_one_thing(raw, stuff):
+    (raw / "classes.ini").write_text(stuff + "[person]\nid = 1\nkind = thing\n[void]\nids = 255\n")
+    picture(raw / "labels" / "a_mask.png", box(0, 2, 0, 3, 1) + box(4, 6, 0, 3, 2) + box(7, 8, 0, 5))
+    messages = prepare(raw, suffixes=("", "_mask", ""))
+    assert messages == ["'person' is the only thing: labels are the numbers of its objects"]
+    background = [("background", 0, 96 - 12 - 5)] if stuff else []
+    assert segments(raw / "out", "a") == [*background, ("person", 0, 6), ("person", 0, 6)]
+
+
+def test_masks_that_may_not_separate_objects(raw):
+    (raw / "classes.ini").write_text("[person]\nid = 1\nkind = thing\n")
+    photo(raw / "photos" / "b.jpg")
+    for name in "ab":
+        picture(raw / "labels" / f"{name}.png", box(0, 2, 0, 3, 1))
+    assert prepare(raw)[1] == "no image has more than one object: labels of 0 and 1 do not separate objects"
+    assert segments(raw / "out", "a") == [("person", 0, 6)]
+
+
+def test_label_images_of_one_thing_and_stuff(raw):
+    (raw / "classes.ini").write_text("[person]\nid = 1\nkind = thing\n[road]\nid = 2\nkind = stuff\n[void]\nids = 0\n")
+    picture(raw / "labels" / "a.png", box(0, 2, 0, 3, 1))
+    assert "things become crowds" in prepare(raw)[0]
+    assert segments(raw / "out", "a") == [("person", 1, 6)]
+
+
+MASKS = {"car_1": box(0, 4, 0, 4), "car_2": box(2, 3, 2, 6), "car_part_1": box(7, 8, 0, 2), "road": box(0, 8, 0, 1)}
+FOUND = [("car", 0, 4), ("car", 0, 16), ("car_part", 0, 2), ("road", 0, 3)]
+
+
+@pytest.mark.parametrize("name", ["a_{}.png", "a/{}.PNG", "sub/a_{}.png"])
+def test_a_file_for_each_object(raw, name):
+    for words, mask in MASKS.items():
+        picture(raw / "labels" / name.format(words), mask)
+    assert prepare(raw) == []
+    assert segments(raw / "out", "a") == FOUND
+    assert DatasetFolder(raw / "out").read_mask("a").shape[0] == 2  # two pixels are in both cars
+    zip_of(raw / "labels", raw / "labels.zip")
+    prepare(raw, "labels.zip", out="two")
+    assert tree(raw / "out") == tree(raw / "two")
+
+
+def test_folders_of_classes_colours_and_similar_names(raw):
+    photo(raw / "photos" / "a_car.jpg")
+    picture(raw / "labels" / "a" / "car" / "7.png", np.repeat(box(0, 1, 0, 2)[..., None], 3, 2))
+    picture(raw / "labels" / "a_car_car_7.png", box(0, 1, 0, 3, 1))
+    picture(raw / "labels" / "a_car_8.png", box(0, 1, 4, 8, 1))
+    picture(raw / "labels" / "b_car_8.png", box(0, 1, 4, 8, 1))
+    photo(raw / "photos" / "c.jpg")
+    messages = prepare(raw)
+    assert messages[0] == "1 masks without a photo, skipped"
+    assert "1 photos without labels, skipped" in messages[1]
+    assert segments(raw / "out", "a") == [("car", 0, 2), ("car", 0, 4)]
+    assert segments(raw / "out", "a_car") == [("car", 0, 3)]
+
+
+def test_changed_object_is_converted_again(raw):
+    for words, mask in MASKS.items():
+        picture(raw / "labels" / f"a_{words}.png", mask)
+    picture(raw / "labels" / "a_car_2.png", np.zeros((3, 3)))
+    assert_fails(raw, r"a_car_2\.png: 3 x 3 pixels .* has 12 x 8")
+    picture(raw / "labels" / "a_car_2.png", MASKS["car_2"])
+    prepare(raw)
+    assert segments(raw / "out", "a") == FOUND
+
+
+def test_background_is_what_no_object_covers(raw):
+    (raw / "classes.ini").write_text(CLASSES + "[background]\nid = 8\nkind = stuff\n")
+    picture(raw / "labels" / "a_car_1.png", box(0, 2, 0, 3))
+    prepare(raw)
+    assert segments(raw / "out", "a") == [("background", 0, 90), ("car", 0, 6)]
+    assert DatasetFolder(raw / "out").metadata.palette[1] == (0, 0, 0)
+
+
+def test_invalid_object_files(raw):
+    picture(raw / "labels" / "a_mask.png", box(0, 1, 0, 1))
+    assert_fails(raw, r"a_mask\.png: 'mask' after the name .* PHOTO_CLASS_NUMBER\.png; .*`suffixes`")
+    picture(raw / "labels" / "a_mask.png", box(0, 1, 0, 1)).rename(raw / "labels" / "a_car.png")
+    assert_fails(raw, r"a_car\.png: holds the objects: omit the divisor", divisor=10)
+    picture(raw / "labels" / "a_car.png", box(0, 1, 0, 1) + box(5, 6, 0, 1, 3))
+    assert_fails(raw, r"a_car\.png: has more than one value besides 0")
+    (raw / "labels" / "a_car.png").write_bytes(b"\x89PNG")
+    assert_fails(raw, r"a_car\.png: ")
+
+
+SQUARE = [[0, 0], [4, 0], [4, 4], [0, 4]]
+
+
+def encoded(mask):
+    file = io.BytesIO()
+    Image.fromarray(mask).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def shape(label, points=SQUARE, kind="polygon", group=None, **more):
+    return {"label": label, "points": points, "group_id": group, "shape_type": kind, **more}
+
+
+def labelme(raw, *shapes, folder="labels", **more):
+    write_json(raw / folder / "a.json", {"shapes": shapes, "imageHeight": 8, "imageWidth": 12, **more})
+
+
+@pytest.mark.parametrize("folder", ["labels", "photos"])
+def test_labelme(raw, folder):
+    labelme(
+        raw,
+        shape("car"),
+        shape("car", [[12, 8], [10, 6]], "rectangle", 3),
+        shape("car", [[6.0, 1.0], [8.0, 1.0]], "mask", 3, mask=encoded(np.ones((1, 3), bool))),
+        shape("car_part", [[8, 5], [8, 6]], "circle"),
+        shape("road", [[0, 0], [6, 0], [6, 2], [0, 2]]),
+        folder=folder,
+    )
+    assert prepare(raw, folder) == []
+    assert segments(raw / "out", "a") == [("car", 0, 7), ("car", 0, 16), ("car_part", 0, 4), ("road", 0, 4)]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "more", "match"),
+    [
+        ([shape("bus")], {}, r"shape 1: the label 'bus' is not in the class list; it has road, car, car_part"),
+        ([shape("car"), shape("car", SQUARE[:1], "point")], {}, "shape 2: 'point' with 1 points has no area"),
+        ([shape("car", SQUARE[:2])], {}, "shape 1: 'polygon' with 2 points has no area"),
+        ([shape("car", [[0]])], {}, "not a file of labelme .ValueError"),
+        ([shape("car", [[0, 0], [9e9, 0], [0, 9]])], {}, "shape 1: a point is not in pixels"),
+        ([shape("car", [[0, 0], [np.nan, 0]], "circle")], {}, "shape 1: a point is not in pixels"),
+        ([shape("car", [[0, 0], [9e6, 0], [0, 9]])], {}, "an invalid shape: a corner is more than 192 pixels away"),
+        ([shape("car", kind="mask")], {}, "not a file of labelme .KeyError: 'mask'"),
+        ([shape("car", kind="mask", mask="!")], {}, "not a file of labelme"),
+        ([shape("car", kind="mask", mask="aaaa")], {}, "shape 1: "),
+        ([shape("car", kind="mask", mask=encoded(np.ones((9, 2), bool)))], {}, "its mask of 2 x 9 pixels exceeds"),
+        ([shape("car")], {"imageWidth": 9}, r"is of a photo of 9 x 8 pixels .* has 12 x 8"),
+        (None, {"shapes": 3}, "not a file of labelme"),
+    ],
+)
+def test_invalid_labelme(raw, shapes, more, match):
+    labelme(raw, *(shapes or []), **more)
+    assert_fails(raw, rf"labels/a\.json: (.*: )?.*{match}")
+
+
+def test_labelme_without_json_or_with_instances(raw):
+    (raw / "labels").mkdir()
+    (raw / "labels" / "a.json").write_text("[]")
+    assert_fails(raw, r"a\.json: not a JSON object")
+    picture(raw / "numbers" / "a.png", box(0, 1, 0, 1))
+    assert_fails(raw, r"a\.json: holds the objects: omit the divisor, and the folder of instances", "numbers")
+
+
+def yolo(raw, text):
+    (raw / "labels").mkdir(exist_ok=True)
+    (raw / "labels" / "a.txt").write_text(text)
+
+
+def test_yolo(raw):
+    yolo(raw, "0 0 0 0.5 0 0.5 0.5 0 0.5\n\n5 0 0 1.001 0 1 1 0 1\n9 0 0 1 0 1 1 0 1\n1 0 0 .25 0 .25 .25 0 .25\n")
+    assert prepare(raw) == []
+    assert segments(raw / "out", "a") == [("car", 0, 24), ("car_part", 0, 6)]
+    yolo(raw, "")
+    prepare(raw, out="empty")
+    assert segments(raw / "empty", "a") == []
+
+
+@pytest.mark.parametrize(
+    ("line", "match"),
+    [
+        ("0 .5 .5 .1 .1", "a box, not a polygon"),
+        ("0 .5 .5 .1 .1 .1", "expected a class id and pairs of numbers"),
+        ("car 0 0 1 0 1 1", "expected a class id"),
+        ("0 0 0 1 0 1 x", "expected a class id"),
+        ("0", "0 corners, expected 3 or more"),
+        ("0 0 0 40 0 1 1", "a coordinate is not from 0 to 1"),
+        ("0 0 0 nan 0 1 1", "a coordinate is not from 0 to 1"),
+        ("3 0 0 1 0 1 1", "value 3 has no class"),
+    ],
+)
+def test_invalid_yolo(raw, line, match):
+    yolo(raw, f"0 0 0 1 0 1 1\n{line}\n")
+    assert_fails(raw, rf"labels/a\.txt: line 2: {match}")
+
+
+def test_pascal_voc(raw):
+    (raw / "classes.ini").write_text(CLASSES.replace("id = 0", "id = 7").replace("ids = 9", "ids = 0 255"))
+    photo(raw / "photos" / "b.jpg")
+    for folder, value in (("SegmentationClass", 7), ("SegmentationObject", 1)):
+        image = Image.fromarray(box(0, 2, 0, 3, value) + box(4, 5, 0, 9))
+        image.putpalette(bytes(range(256)) * 3)  # makes its mode P
+        (raw / folder).mkdir()
+        for name in "ab":
+            image.save(raw / folder / f"{name}.png")
+    lists = raw / "ImageSets" / "Segmentation"
+    lists.mkdir(parents=True)
+    for name, text in (("train", "a\n"), ("val", "b\n"), ("other", "c\n")):
+        (lists / f"{name}.txt").write_text(text)
+    prepare(raw, "SegmentationClass", "SegmentationObject")
+    assert [image.id for image in DatasetFolder(raw / "out").metadata.images] == ["a"]
+    assert segments(raw / "out", "a") == [("car", 0, 6)]
+    with pytest.raises(InputError, match="has the lists other, train, val, none for test; name the split as one"):
+        prepare(raw, "SegmentationClass", split="test")
+    with pytest.raises(InputError, match=r"other\.txt: lists 'c', but it is not among the photos in .*photos"):
+        prepare(raw, "SegmentationClass", split="other")
+
+
+def test_command(raw, capsys):
+    picture(raw / "labels" / "a_bus_1.png", box(0, 1, 0, 1))
+    command = ["prepare", "folders", str(raw / "out"), "--classes", str(raw / "classes.ini"), "--split", "train"]
+    assert main([*command, str(raw / "photos"), str(raw / "labels")]) == 2
+    assert "'bus_1' after the name of the photo" in capsys.readouterr().err
+    yolo(raw, json.dumps(0) + " 0 0 1 0 1 1")
+    assert main([*command, str(raw / "photos"), str(raw / "labels")]) == 0
+    assert capsys.readouterr().out == f"{raw / 'out'}: 1 image in train; 1 stuff and 2 thing classes\n"
