@@ -219,6 +219,13 @@ def _add_split_files(parser: argparse.ArgumentParser, words: tuple[str, ...], na
         metavar=words,
         help="name of a list of images, and its files; may be repeated",
     )
+    parser.add_argument(
+        "--hold-out",
+        type=float,
+        default=0.0,
+        metavar="P",
+        help="fraction of the images, chosen at random, for a list val instead (default: %(default)g)",
+    )
 
 
 def _cityscapes(args: argparse.Namespace) -> int:
@@ -319,7 +326,10 @@ def _toy_things(args: argparse.Namespace) -> int:
 def _options(args: argparse.Namespace) -> ConversionOptions:
     from seamseg.prepare.convert import ConversionOptions
 
-    return ConversionOptions(getattr(args, "workers", None), progress, _print_message, args.copy, args.symlink)
+    hold_out = getattr(args, "hold_out", 0.0)
+    return ConversionOptions(
+        getattr(args, "workers", None), progress, _print_message, args.copy, args.symlink, hold_out
+    )
 
 
 def _words(text: str) -> list[str]:
@@ -343,6 +353,8 @@ def _report(args: argparse.Namespace, result: ConversionResult) -> int:
     )
     classes = result.metadata
     print(f"{args.out}: {counts}; {classes.num_stuff} stuff and {classes.num_thing} thing classes")
+    if hasattr(args, "hold_out") and {"train", "val"} <= result.splits.keys() and classes.num_thing:
+        print(f"next: seamseg train small_r18 {args.out} --log-dir runs/my")
     return 0
 
 

@@ -66,7 +66,7 @@ The JSON has
 
 FOLDERS = f"""Convert folders of photos and their masks, in any of these forms.
 
-  seamseg prepare folders data/mine --classes classes.ini --split train photos labels instances
+  seamseg prepare folders data/mine --classes classes.ini --split train photos labels instances --hold-out 0.2
   seamseg prepare folders data/mine --classes classes.ini --split train train/photos train/ids --divisor 1000
 
 LABELS holds for each photo one of, in this order:

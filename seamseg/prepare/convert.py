@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
@@ -28,6 +29,7 @@ class ConversionOptions:
     log : called with messages about missing or finished parts
     copy : copy images instead of hard-linking them
     symlink : make symbolic links instead of hard links
+    hold_out : fraction of the images that become the split `val`
     """
 
     workers: int | None = None
@@ -35,6 +37,7 @@ class ConversionOptions:
     log: Callable[[str], None] = lambda message: None
     copy: bool = False
     symlink: bool = False
+    hold_out: float = 0.0
 
     @property
     def link(self) -> Link:
@@ -43,6 +46,9 @@ class ConversionOptions:
 
 
 DEFAULTS = ConversionOptions()
+
+VAL = "val"
+"""Split of the images that are held out."""
 
 _UNPAINTED = (0, 0, 0)
 _BACKGROUNDS = ("background", "void", "unlabeled", "unlabelled", "ignore", "ignored")
@@ -107,8 +113,9 @@ def convert_splits(
     Raises
     ------
     InputError
-        if a file is invalid, or two images have one id
+        if a file is invalid, two images have one id, or the images to hold out are none or all
     """
+    splits = _with_held_out(splits, options.hold_out)
     owner: dict[str, tuple[str, File]] = {}
     for name, frames in splits.items():
         for frame in frames:
@@ -127,6 +134,27 @@ def convert_splits(
         else:
             writer.add_split(name, frames, read)
     return ConversionResult(writer.finish(), {name: len(frames) for name, frames in splits.items()})
+
+
+def _with_held_out(splits: Mapping[str, Sequence[SourceFrame]], fraction: float) -> Mapping[str, Sequence[SourceFrame]]:
+    """Move a fraction of the images to the split `val`; a hash of their ids chooses them."""
+    if fraction == 0:
+        return splits
+    if not 0 < fraction < 1 or VAL in splits:
+        wrong = f"there is a split {VAL} already" if VAL in splits else "must be from 0 to 1"
+        raise InputError(f"`hold_out={fraction:g}`: {wrong}")
+    ids = sorted((frame.id for frames in splits.values() for frame in frames), key=_hash)
+    held = set(ids[: max(1, round(fraction * len(ids)))])
+    parts = {name: [frame for frame in frames if frame.id not in held] for name, frames in splits.items()}
+    parts[VAL] = [frame for frames in splits.values() for frame in frames if frame.id in held]
+    empty = [name for name, frames in parts.items() if not frames]
+    if empty:
+        raise InputError(f"`hold_out={fraction:g}`: leaves no image in {empty[0]}")
+    return parts
+
+
+def _hash(text: str) -> bytes:
+    return sha256(text.encode()).digest()
 
 
 def distinct_ids(splits: Mapping[str, Sequence[SourceFrame]]) -> dict[str, list[SourceFrame]]:

@@ -269,3 +269,35 @@ def test_command(raw, capsys):
     yolo(raw, json.dumps(0) + " 0 0 1 0 1 1")
     assert main([*command, str(raw / "photos"), str(raw / "labels")]) == 0
     assert capsys.readouterr().out == f"{raw / 'out'}: 1 image in train; 1 stuff and 2 thing classes\n"
+
+
+def test_images_held_out(raw, capsys):
+    for name in "bcdefghij":
+        photo(raw / "photos" / f"{name}.jpg")
+    for name in "abcdefghij":
+        picture(raw / "labels" / f"{name}.png", box(0, 2, 0, 3, 1))
+
+    def held(out, fraction, split="train"):
+        words = ["--classes", str(raw / "classes.ini"), "--hold-out", fraction, "--workers", "1"]
+        words += ["--split", split, str(raw / "photos"), str(raw / "labels")]
+        code = main(["prepare", "folders", str(raw / out), *words])
+        return code, capsys.readouterr()
+
+    code, shown = held("out", "0.3")
+    assert (code, shown.out.splitlines()[-1]) == (0, f"next: seamseg train small_r18 {raw / 'out'} --log-dir runs/my")
+    lists = {name: (raw / "out" / "lst" / f"{name}.txt").read_text().split() for name in ("train", "val")}
+    assert [len(lists[name]) for name in ("train", "val")] == [7, 3]
+    assert sorted(lists["train"] + lists["val"]) == list("abcdefghij")
+    # the same images each time, and more of them for a larger fraction
+    assert held("other", "0.5")[0] == 0
+    assert set(lists["val"]) < set((raw / "other" / "lst" / "val.txt").read_text().split())
+    assert held("out", "0.3")[1].out.startswith(f"{raw / 'out'}: 7 images in train, 3 images in val")
+    for fraction, split, words in (
+        ("1.5", "train", "--hold-out 1.5: must be from 0 to 1"),
+        ("nan", "train", "--hold-out nan: must be from 0 to 1"),
+        ("0.99", "train", "--hold-out 0.99: leaves no image in train"),
+        ("0.3", "val", "--hold-out 0.3: there is a split val already"),
+    ):
+        code, shown = held("bad", fraction, split)
+        assert (code, shown.err.splitlines()[-1]) == (2, f"seamseg prepare: {words}")
+        assert not (raw / "bad" / "metadata.bin").exists()
