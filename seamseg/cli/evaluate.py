@@ -36,7 +36,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seamseg.cli.model_options import add_model_options, check_model, inference_options
-from seamseg.data.folder import find_metadata
 from seamseg.inference.options import InferenceOptions
 from seamseg.utils.errors import InputError
 from seamseg.utils.launcher import is_main_process
@@ -134,6 +133,8 @@ def _score_model(args: argparse.Namespace) -> Scores:
     if extra := _first_given(args, _FILE_OPTIONS):
         raise InputError(f"{extra} is for scoring files with --gt and --pred, not for MODEL DATA")
     if not Path(args.data).exists():
+        from seamseg.data.folder import find_metadata
+
         find_metadata(args.data)
     check_model(args.model, args.config, args.meta, args.set, args.device)
     inference = inference_options(args)

@@ -23,7 +23,6 @@ import re
 from dataclasses import fields
 
 from seamseg.cli.model_options import add_foreign_model_options, check_model
-from seamseg.data.folder import find_metadata
 from seamseg.utils.errors import InputError, require_packages
 
 
@@ -76,6 +75,8 @@ def run(args: argparse.Namespace) -> int:
     if args.data is not None:
         if args.part == "dense":
             raise InputError("--data: the dense part of a network has no scores")
+        from seamseg.data.folder import find_metadata
+
         find_metadata(args.data)
     check_model(args.model, args.config, args.meta)
     if args.out.endswith(".onnx"):

@@ -36,7 +36,6 @@ from seamseg.cli.model_options import add_components
 from seamseg.config.bodies import TIMM
 from seamseg.config.kinds import KINDS
 from seamseg.config.loader import load_config
-from seamseg.data.folder import find_metadata
 from seamseg.utils.errors import InputError, require_packages
 from seamseg.utils.files import nearest_path
 from seamseg.utils.launcher import is_main_process
@@ -90,6 +89,8 @@ def run(args: argparse.Namespace) -> int:
     config = load_config(args.config, None, args.set)
     body = config.body
     if config.dataloader.reader == "folder":
+        from seamseg.data.folder import find_metadata
+
         find_metadata(args.data)
     parts = dict.fromkeys(module for kind in KINDS.values() for module in kind.modules)
     check_start(args, tuple(parts), body.weights)
