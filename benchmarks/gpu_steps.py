@@ -29,7 +29,7 @@ class Step:
     minutes : its time limit; it gets what earlier steps have not used, too
     needs : modules to import
     run : with the machine and the seconds that it has; its results
-    scripts : of this folder; what they import from it counts, too
+    scripts : names of the scripts of this folder that it runs; what they import from it counts, too
     files : patterns of the other files on which its results depend
     """
 

@@ -32,7 +32,7 @@ def make(name: str, module: Any, side: int) -> Callable[[], Stages]:
 
     Parameters
     ----------
-    name : of :data:`SIDES`
+    name : name of the side, one of :data:`SIDES`
     module : network and losses, which the sides of ours share
     side : height of the image
     """

@@ -107,7 +107,7 @@ def check_component(
     Parameters
     ----------
     source : Python file, or name of a module
-    kind, name : of the component; None for all of the source
+    kind, name : kind and name of the component; None for all of the source
     keys : values of its keys, if the defaults do not suit the check
     deterministic : whether a resumed training must give the same weights, to the bit
     data : what the trainings read in place of the generated city, with the splits `train` and `val`: for readers of

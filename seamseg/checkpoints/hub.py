@@ -140,7 +140,7 @@ def quiet_hub(uri: str) -> Iterator[Any]:
 
     Parameters
     ----------
-    uri : of what is transferred, for errors
+    uri : URI of what is transferred, for errors
 
     Raises
     ------

@@ -41,7 +41,7 @@ class _Placeholder:
 
     Attributes
     ----------
-    kind, of : of the object, and details of it
+    kind, of : kind of the object, and details that depend on the kind
     size : bytes of a copy
     tensors : whether a list, set or dict contains tensors
     similar : number of items of a list, or keys of a set or dict, whose hashes a file can make equal

@@ -183,7 +183,7 @@ def verify_snapshot(path: str | Path, parse: Callable[[Any, str], Any] | None = 
 
     Parameters
     ----------
-    path : of the snapshot
+    path : path of the snapshot
     parse : checks the content for a file with this name; default: :func:`parse_snapshot`
 
     Raises
@@ -358,7 +358,7 @@ def load_into(
     net : with the parts of :data:`NETWORK_MODULES` as attributes (None where the task has none)
     snapshot : from :func:`load_snapshot`
     strict : raise an error for missing and unexpected parts or tensors and other shapes; otherwise skip and report them
-    name : of the snapshot, for errors
+    name : name of the snapshot, for errors
     averaged : load the moving average of the weights if the snapshot has one
     check_values : refuse NaN and infinities
 

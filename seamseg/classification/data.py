@@ -73,7 +73,7 @@ class ClassFolders(Dataset[tuple[Tensor, int, str]]):
     root : data folder
     split : its sub-folder, `train` or `val`
     transform : makes a tensor of an RGB image; may use `random` and torch's global generator
-    seed : of the transform
+    seed : seed of the transform
     upright : apply the EXIF orientation of the images, as prediction does and the original does not
 
     Attributes

@@ -20,7 +20,7 @@ def add_model_options(
 
     Parameters
     ----------
-    parser : of the command
+    parser : parser of the command
     group : for the options of opening the model; None for the parser
     classes : offer a choice of classes
     """

@@ -127,7 +127,7 @@ class Crop(ABC):
 
     Parameters
     ----------
-    keys : of the section `[crop NAME]`
+    keys : values of the section `[crop NAME]`
     context : options of `[dataloader]`; raise InputError in `__init__` if they do not suit the crop
     """
 

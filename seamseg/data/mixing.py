@@ -143,8 +143,8 @@ class Mix(ABC):
 
     Parameters
     ----------
-    keys : of the section `[mix NAME]`
-    reader : of the data set, with `images` and `metadata`; raise InputError in `__init__` if they do not suit
+    keys : values of the section `[mix NAME]`
+    reader : reader of the data set, with `images` and `metadata`; raise InputError in `__init__` if they do not suit
 
     Attributes
     ----------

@@ -36,7 +36,7 @@ class WorkerSeed:
 
     Attributes
     ----------
-    seed, rank, epoch : of the process that starts the workers
+    seed, rank, epoch : seed, rank and epoch of the process that starts the workers
     reading : one number per worker in shared memory, where the data set records the index it reads
     """
 

@@ -59,7 +59,7 @@ class Bench:
     net : folded, in fp32, on the device
     metadata : its classes
     device : to measure on
-    mean, std : of its input
+    mean, std : mean and standard deviation of its input
     """
 
     net: Any

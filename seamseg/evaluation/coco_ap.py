@@ -55,7 +55,7 @@ class InstanceEvaluator:
 
     Parameters
     ----------
-    classes : of the data set, stuff first
+    classes : classes of the data set, stuff first
     by_nearest : how masks are resized, see :func:`seamseg.fusion.paste_detections`
     skip_empty : leave out images without detections, as the original does
 
@@ -164,7 +164,7 @@ def average_precision(
 
     Parameters
     ----------
-    classes : of the data set, stuff first
+    classes : classes of the data set, stuff first
     images : each once, including those without instances
     with_masks : whether to score masks, which all detections must then have; None: if they all have masks
     """

@@ -84,10 +84,10 @@ def match_segments(
     ----------
     pairs : `K x 2`, (ground-truth id, predicted id) of pixels, 0 void (`seamseg.idmaps.histogram.joint_histogram`)
     counts : `K`, pixels of each pair; a pair may occur more than once
-    gt_segments : of the ground truth, in the order of the annotations. Ids of the map without a segment belong to no
-        class, but are not void
-    pred_segments : of the prediction; their ids must be those of the map
-    name : of the image, for errors
+    gt_segments : segments of the ground truth, in the order of the annotations. Ids of the map without a segment belong
+        to no class, but are not void
+    pred_segments : segments of the prediction; their ids must be those of the map
+    name : name of the image, for errors
 
     Raises
     ------

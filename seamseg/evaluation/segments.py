@@ -52,7 +52,7 @@ def gt_segments_from_instances(
     mask : `L x H x W` or `H x W` instance ids, 0 void
     cat, iscrowd : class (255 void) and crowd flag of each id; entry 0 is void
     num_stuff : number of stuff classes, which precede the things
-    name : of the image, for errors
+    name : name of the image, for errors
 
     Returns
     -------

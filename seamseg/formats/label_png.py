@@ -29,8 +29,8 @@ def label_map(ids: np.ndarray, segments: Sequence[SegmentLike], labels: Sequence
     Parameters
     ----------
     ids : `H x W` segment ids, 0 void
-    segments : of the map; other ids are void
-    labels : of each class, at most 255
+    segments : segments of the map; other ids are void
+    labels : label of each class, at most 255
     void : label of void
     """
     return look_up(ids, [(s.id, labels[s.category]) for s in segments], np.uint8, void)

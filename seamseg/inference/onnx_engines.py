@@ -56,7 +56,7 @@ def open_onnx(path: Path, device: str = "cpu") -> OnnxSession:
 
     Parameters
     ----------
-    path : of the file
+    path : path of the file
     device : "auto" or "cpu" for ONNX Runtime; "openvino", or with a device of OpenVINO as "openvino:GPU"
 
     Raises

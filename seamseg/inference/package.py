@@ -81,7 +81,7 @@ class PackageSession:
 
     Parameters
     ----------
-    path : of the package
+    path : path of the package
     device : "auto", "cpu" or "cuda", with an index or not: of the type that the package was compiled for. Without an
         index the GPU of the local rank of the launcher
 
@@ -130,7 +130,7 @@ class PackageSession:
 
         Parameters
         ----------
-        names : of the outputs to return
+        names : names of the outputs to return
         inputs : `image` and, unless it is a classifier, `size`; see `seamseg/deploy/network.py`
 
         Raises
@@ -199,7 +199,7 @@ def requirements(device: str, features: Sequence[str] = ()) -> dict[str, Any]:
     Parameters
     ----------
     device : type that it is compiled for, "cpu" or "cuda"
-    features : of the CPU, see :func:`missing_features`
+    features : required features of the CPU, see :func:`missing_features`
     """
     import torch
 

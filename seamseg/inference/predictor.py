@@ -102,7 +102,7 @@ class Predictor(Generic[R]):
     network : trained network
     metadata : its classes
     input_size : the size of the network's input for a photo
-    thresholds : of scores, and of the fusion
+    thresholds : thresholds of scores, and of the fusion
     tiling : how large images are divided
     classes : indices of the classes in results; None for all
 

@@ -24,7 +24,7 @@ def check_equal(owner: str, expected: nn.Module, made: nn.Module, example: Any, 
     owner : for the message
     expected, made : networks with the same parameters and buffers, in order, whose names may differ; not changed
     example : input, a tuple for several
-    signs : of gradients and buffers that change their sign in `made`, by the name in `expected`: 1 or -1, broadcastable
+    signs : sign of gradients and buffers that change it in `made`, by the name in `expected`: 1 or -1, broadcastable
 
     Raises
     ------

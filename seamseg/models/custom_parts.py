@@ -54,7 +54,7 @@ def check_part(kind: str, part: Any, context: HeadContext, component: Component)
 
     Parameters
     ----------
-    kind : of the component
+    kind : kind of the component
     part : the built one
     context : that it was built with
     component : for the message

@@ -32,7 +32,7 @@ class _Fused(nn.Module):
     ----------
     weight, bias : used without gradient
     activation, activation_param : see :data:`seamseg.ops.activation.ACTIVATIONS`
-    memory_format : of the weight
+    memory_format : memory format of the weight
     """
 
     def __init__(

@@ -64,8 +64,8 @@ class Histogram:
 
         Parameters
         ----------
-        slope : of the leaky ReLU that all users of the tensor apply first; its result is what counts. Negative values
-            then hardly do, and most of the 255 steps go to the positive ones. None if there is none
+        slope : slope of the leaky ReLU that all users of the tensor apply first; its result is what counts. Negative
+            values then hardly do, and most of the 255 steps go to the positive ones. None if there is none
         """
         (used,) = np.nonzero(self.counts)
         if not used.size:
@@ -101,7 +101,7 @@ class FakeQuantise(nn.Module):
 
     Attributes
     ----------
-    histogram : of the values seen, while the range is being chosen; values then pass unchanged
+    histogram : histogram of the values so far, while the range is being chosen; values then pass unchanged
     """
 
     def __init__(self, slope: float | None = None) -> None:

@@ -46,7 +46,7 @@ class ArchiveMember:
     archive : the .zip or .tar file
     path : within the archive
     method : compression method: 0 and 8 as in zip files, -1 in a tar file
-    offset : of the header (zip) or of the content (tar), in bytes
+    offset : offset of the header (zip) or of the content (tar), in bytes
     packed, size : length in the archive, and uncompressed
     crc : checksum of the content, 0 in a tar file
     conflict : file of another archive with the same path but other content, empty if there is none

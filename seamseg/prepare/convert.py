@@ -105,10 +105,10 @@ def convert_splits(
     Parameters
     ----------
     out : the dataset folder
-    classes : of the data set
+    classes : classes of the data set
     splits : frames by name of the list
     read : reads the instances of a frame; picklable
-    options : of the conversion
+    options : options of the conversion
 
     Raises
     ------

@@ -246,7 +246,7 @@ def export_dataset(
     out : gets a folder for each format
     splits : names of lists; all if empty
     formats : keys of :data:`FORMATS`
-    options : of the conversion; `workers` are threads
+    options : options of the conversion; `workers` are threads
     force : overwrite an existing split
 
     Returns

@@ -56,7 +56,7 @@ def merge_datasets(
     parts : two or more dataset folders
     out : the merged one, another folder
     rules : for classes and splits
-    options : of the conversion
+    options : options of the conversion
 
     Raises
     ------

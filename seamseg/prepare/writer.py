@@ -89,7 +89,7 @@ class DatasetWriter:
     Parameters
     ----------
     root : created if missing; existing splits are kept
-    classes : of the data set; its images are ignored
+    classes : classes of the data set; its images are ignored
     workers : number of processes, None for one per processor
     progress : wraps the finished images
     link : how images are stored; copied where a hard link is not possible

@@ -55,7 +55,7 @@ def write_report(
 
     Parameters
     ----------
-    path : of the HTML file; missing folders are created
+    path : path of the HTML file; missing folders are created
     evaluation : to be reported
     against : baseline for a comparison, image by image
     options : see :class:`ReportOptions`

@@ -26,7 +26,7 @@ class ImageEntry:
     Attributes
     ----------
     image_id : as in the JSONs
-    width, height : of the maps
+    width, height : size of the maps
     pq : fraction, None if nothing was measured
     missed, false : unmatched segments of the ground truth and of the prediction
     classes : bits of :data:`MATCHED`, :data:`MISSED`, :data:`FALSE` by dense class

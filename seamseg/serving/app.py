@@ -62,7 +62,7 @@ class ServeOptions:
     batch_wait : milliseconds that an incomplete batch waits for more photos
     queue : requests in progress at most; others are refused
     max_upload : MiB of a photo
-    max_megapixels : of a photo
+    max_megapixels : maximum size of a photo in megapixels
     timeout : seconds of a request, from its start to its result
 
     Raises
@@ -120,13 +120,13 @@ class Service:
     Parameters
     ----------
     predictor : used by this service only
-    name : of the model
+    name : name of the model
     options : see :class:`ServeOptions`
     debug : print tracebacks of unexpected errors
 
     Attributes
     ----------
-    name : of the model, as Unicode
+    name : name of the model, as Unicode
     cut_off : number of requests that the end of the server has cut off
     """
 

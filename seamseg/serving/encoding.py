@@ -58,7 +58,7 @@ class ResultEncoder:
 
     Parameters
     ----------
-    predictor : of any kind; its network is not run
+    predictor : predictor of any kind; its network is not run
 
     Attributes
     ----------
@@ -87,7 +87,7 @@ class ResultEncoder:
 
         Parameters
         ----------
-        name : of :attr:`formats`
+        name : name of the format, one of :attr:`formats`
         prediction : output of the network
         size : `(height, width)` of the photo
         photo : decodes it

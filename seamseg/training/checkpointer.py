@@ -28,9 +28,9 @@ class Checkpointer:
 
     Parameters
     ----------
-    state : of the training
+    state : state of the training
     run : folder of the snapshots, written by the main process
-    losses : of the training; knows the newest step that has updated the weights
+    losses : loss check of the training; has the newest step that has updated the weights
     log : for messages
     resumed : where the training begins; None for a new one
     callbacks : whose states are saved, too

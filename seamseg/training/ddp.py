@@ -68,7 +68,7 @@ def with_all_parameters(module: nn.Module, loss: Tensor) -> Tensor:
     Parameters
     ----------
     module : from :func:`wrap_distributed`
-    loss : of its outputs
+    loss : loss of its outputs
     """
     if not isinstance(module, _FixedDDP):
         return loss

@@ -106,7 +106,7 @@ class LossReport:
     ----------
     step, ids : the step, and the images of its batch
     problem : what is invalid
-    losses : of the step by name
+    losses : losses of the step by name
     of_loss : whether a loss of this process is invalid, rather than the gradient, which all processes share
     """
 
@@ -259,7 +259,7 @@ class LossCheck:
 
     Parameters
     ----------
-    options : of the trainer
+    options : options of the trainer
     world : the processes; all of them must add the same steps
     recorder : writes a dump of a failed step; None for no dumps
     """

@@ -49,7 +49,7 @@ class DevicePrefetcher:
 
     Parameters
     ----------
-    loader : of the batches
+    loader : loader of the batches
     device : to upload to
     prepare : the transforms that run on the device; None for none
     broken : counts the unreadable images; None if they are not replaced

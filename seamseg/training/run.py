@@ -488,7 +488,7 @@ def compile_network(net: Network, world: World, log: TextLog, backend: str = "in
     net : on its device
     world : the processes; if the compiler fails in one, none compiles
     log : for the warning
-    backend : of torch.compile
+    backend : backend of torch.compile
 
     Returns
     -------

@@ -193,7 +193,7 @@ class SegmentationTask(Task):
 
     Attributes
     ----------
-    config : of the training
+    config : configuration of the training
     source : name of the configuration, for errors
     """
 

@@ -206,7 +206,7 @@ def reading_image(path: str | Path, missing: str, unreadable: str) -> Iterator[N
 
     Parameters
     ----------
-    path : of the file, for the error
+    path : path of the file, for the error
     missing, unreadable : the error after the path, if the file does not exist and otherwise
     """
     try:

@@ -64,7 +64,7 @@ def draw_detections(
     size : `(height, width)`
     palette : one row `r, g, b` per class
     labels : write class and score above each box, or within it at the upper edge of the photo
-    opacity : of the masks, 0 to 1
+    opacity : opacity of the masks, 0 to 1
 
     Returns
     -------

@@ -36,7 +36,7 @@ def draw_overlay(
     palette : one row `r, g, b` per class, stuff first
     categories : class names, needed for `labels`
     labels : write class and score on each segment that is large enough
-    opacity : of the colours, 0 (photo only) to 1 (colours only)
+    opacity : opacity of the colours, 0 (photo only) to 1 (colours only)
     outlined : outline the instances
 
     Returns
@@ -79,7 +79,7 @@ def compose_overlay(
     classes : class of each id, 255 for none; entry 0 is void
     instances : whether each id is outlined
     palette : one row `r, g, b` per class, black for void
-    opacity : of the colours, 0 to 1
+    opacity : opacity of the colours, 0 to 1
 
     Returns
     -------
@@ -216,7 +216,7 @@ def draw_boxes(
     classes : `N` indices into the palette, None for one colour each
     palette : one row `r, g, b` per class
     texts : `N` short labels
-    width : of the lines, in pixels
+    width : width of the lines, in pixels
 
     Returns
     -------

@@ -104,8 +104,8 @@ def overlaps_of_frame(
     instance_ids : `H x W`, of the ground truth
     predictions : label id, confidence and mask of each, of the size of the map; one mask is held at a time. The labels
         must be evaluated, see :func:`is_evaluated`
-    distances : of the true instances, None if unknown
-    path : of the ground truth, for errors
+    distances : distances of the true instances, None if unknown
+    path : path of the ground truth, for errors
 
     Raises
     ------

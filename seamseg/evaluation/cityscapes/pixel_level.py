@@ -74,7 +74,7 @@ class PixelLevel:
         ----------
         label_ids, instance_ids : `H x W`, of the ground truth
         predicted : `H x W` label ids
-        name : of the frame, for errors
+        name : name of the frame, for errors
 
         Raises
         ------

@@ -32,7 +32,7 @@ def segments_from_pairs(
     Parameters
     ----------
     pairs, counts : `K x 2` and `K`, with `instanceIds` in the first column
-    path : of the image, for errors
+    path : path of the image, for errors
 
     Returns
     -------
@@ -73,7 +73,7 @@ class Results:
     pixel : maps of label ids
     instance : text files
     panoptic : the JSON
-    annotations : of the JSON
+    annotations : annotations of the JSON
     not_found : names of the missing parts
     """
 
@@ -92,7 +92,7 @@ def find_results(folder: str | Path, frames: Sequence[CityscapesFrame]) -> Resul
     ----------
     folder : with some of `panoptic.json` or `*_panoptic.json` or `cityscapes_panoptic_*.json`, the PNGs in the folder
         of the same name without `.json`; `pixel/` with maps of label ids; `instance/` with text files
-    frames : of the ground truth
+    frames : frames of the ground truth
 
     Raises
     ------

@@ -52,7 +52,7 @@ def read_instance_list(path: Path, root: Path) -> list[PredictedInstance]:
 
     Parameters
     ----------
-    path : of the text file; masks are relative to its folder
+    path : path of the text file; masks are relative to its folder
     root : folder that must contain the masks
 
     Raises

@@ -15,9 +15,9 @@ def neutral_config(
 
     Parameters
     ----------
-    kind : of the network
+    kind : kind of the network
     keys : `section.key` with their values
-    name : of the model, for errors
+    name : name of the model, for errors
     options : their overrides are applied
     sections : that overrides may change
 

@@ -47,7 +47,7 @@ class TorchvisionNetwork(ForeignNetwork):
     Parameters
     ----------
     net : in evaluation mode
-    kind : of the network
+    kind : kind of the network
     classes : class of each label, from the first thing; -1 for a label that no class has
     normalise : from bytes to the network's input
     device : to compute on

@@ -48,13 +48,13 @@ class TransformersNetwork(ForeignNetwork):
     Parameters
     ----------
     net : in evaluation mode
-    family : of the network
-    classes : of its columns
+    family : family of the network
+    classes : classes of the columns of its class scores
     normalise : from bytes to the network's input
     device : to compute on
     dtype : to compute in
-    side : of its square input; None if its size is free
-    tokens : of its task; None for none
+    side : side of its square input in pixels; None if its size is free
+    tokens : tokens of its task; None for none
     """
 
     kind = "panoptic"
@@ -143,9 +143,9 @@ class TransformersModel:
 
     Attributes
     ----------
-    family : of the network
-    side : of its square input; None if its size is free
-    licence : of the weights, as the model card states it; empty if it does not
+    family : family of the network
+    side : side of its square input in pixels; None if its size is free
+    licence : licence of the weights, as the model card states it; empty if it does not
 
     Raises
     ------
@@ -234,8 +234,8 @@ def export_size(
 
     Parameters
     ----------
-    family, side : of the network
-    name : of the model, for errors
+    family, side : family of the network, and side of its square input in pixels
+    name : name of the model, for errors
     size, usual : as there
     """
     if family.export_problem:

@@ -42,10 +42,10 @@ class Sized:
     shape : its sides, or bounds of them
     dtype : number of its type in ONNX
     exact : whether the sides are known; otherwise they are at most those of `shape`
-    value : of few numbers that do not depend on pixels; None if unknown
+    value : its few numbers if they do not depend on pixels; None if unknown
     constant : whether it does not depend on the inputs, only on their shapes: engines may compute it when they open a
         file, and keep it
-    bounds : of whole numbers; None if they are those of the type
+    bounds : bounds of whole numbers; None if they are those of the type
     columns : bounds of each column, of a suppression
     """
 

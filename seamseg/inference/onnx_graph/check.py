@@ -76,7 +76,7 @@ class CheckedGraph:
 
     Parameters
     ----------
-    path : of the file
+    path : path of the file
 
     Attributes
     ----------

@@ -92,7 +92,7 @@ def spans(length: int, side: int, overlap: int) -> list[Span]:
 
     Parameters
     ----------
-    length : of the axis in pixels, positive
+    length : length of the axis in pixels, positive
     side : at least `2 * STRIDE`
     overlap : minimum overlap of neighbours, at most half of the side
     """

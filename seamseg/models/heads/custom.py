@@ -37,7 +37,7 @@ class HeadContext:
     Attributes
     ----------
     width : channels of all levels of the pyramid
-    strides : of the levels, finest first
+    strides : stride of each level, finest first
     num_stuff, num_thing : classes of the data set; stuff comes first
     norm : factory of norm + activation layers, `norm(channels)`, of `[body] normalization_mode`
     config : the whole configuration
@@ -61,8 +61,8 @@ class Head(nn.Module):
 
     Parameters
     ----------
-    keys : of the section `[head NAME]`
-    context : of the network
+    keys : values of the section `[head NAME]`
+    context : what the head is built for
 
     Attributes
     ----------

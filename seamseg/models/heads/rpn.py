@@ -349,10 +349,10 @@ def rpn_losses(
     obj_logits, bbx_logits : `N x A` and `N x A x 4`
     anchors : `A x 4`
     matches : int64 `N x A` from :class:`seamseg.models.heads.rpn.AnchorMatcher`
-    truth : of each image
-    sigma : of the smooth L1 loss
+    truth : ground-truth boxes of each image
+    sigma : `1/sigma²` is the difference from which the smooth L1 loss is linear
     limit : largest number of sampled anchors of an image; None if it is unknown, which takes more memory
-    box_loss : of the sampled anchors, `M x 4` or `M`
+    box_loss : function that returns the losses of the sampled anchors, `M x 4` or `M`
 
     Returns
     -------

@@ -33,7 +33,7 @@ class FolderLock:
     Parameters
     ----------
     folder : is made; None locks nothing
-    part : of this run; None for all photos
+    part : part of this run; None for all photos
     """
 
     def __init__(self, folder: Path | None, part: Part | None = None) -> None:

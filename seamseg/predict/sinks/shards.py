@@ -45,7 +45,7 @@ class ShardSink(StoredSink):
     Parameters
     ----------
     target, make_writers, head, part : as of :class:`seamseg.predict.sinks.remote.StoredSink`
-    photos : of a shard at most
+    photos : maximum number of photos of a shard
 
     Raises
     ------

@@ -23,7 +23,7 @@ class MapWriter(OutputFormat[PhotoResult]):
     Parameters
     ----------
     out, metadata : as of all formats
-    name, spec : of the map
+    name, spec : name and format of the map
     """
 
     def __init__(self, out: Path, metadata: Metadata, name: str, spec: MapFormat) -> None:

@@ -42,8 +42,8 @@ def create_model(name: str, arguments: Mapping[str, Any], meta: bool = False, pr
 
     Parameters
     ----------
-    name : of the network
-    arguments : of `timm.create_model`
+    name : name of the network
+    arguments : further arguments of `timm.create_model`
     meta : without memory for its weights
     pretrained : with the weights of timm, which may be downloaded; otherwise with random ones
     """

@@ -78,7 +78,7 @@ class TrainingProgress:
     ----------
     epoch : index of the last finished epoch, from 0; -1 before the first
     global_step : steps so far
-    last_score, best_score : of the last and the best validation, fractions; 0 before the first
+    last_score, best_score : scores of the last and the best validation, fractions; 0 before the first
     """
 
     epoch: int = -1
@@ -147,7 +147,8 @@ class ResumePoint:
     progress : finished epochs and steps
     position : in the unfinished epoch, the one after `progress.epoch`; None if that begins
     is_best : the snapshot is that of the best epoch so far
-    rank_states : of the processes that wrote it, by rank; empty in snapshots of the original and of early releases
+    rank_states : states of the processes that wrote it, by rank; empty in snapshots of the original and of early
+        releases
     stepper_state : for :meth:`Stepper.load_state_dict`, of the main process
     config : INI text it was trained with
     callbacks : their states by name
@@ -202,7 +203,7 @@ def resume_state(
     Parameters
     ----------
     position : in the epoch; None between two epochs
-    rank_states : of all processes, :func:`seamseg.training.checkpointing.rank_state.gather_rank_states`
+    rank_states : states of all processes, :func:`seamseg.training.checkpointing.rank_state.gather_rank_states`
     is_best : whether it is the best so far
     total_steps : length of the schedule; for information only
     """
@@ -223,7 +224,7 @@ def resume(
 
     Parameters
     ----------
-    path : of the snapshot
+    path : path of the snapshot
     net, optimizer : to restore
     metadata : classes of the data set
     files : layout of the snapshots
