@@ -173,7 +173,7 @@ def tests(machine: Machine, seconds: float) -> dict[str, Any]:
     else:
         words += ["tests/ops/test_devices.py", "-k", "compiles and iou"]
     try:
-        machine.call(words, seconds, TORCH_LOGS="recompiles")  # says why the compiler runs again
+        machine.call(words, seconds, TORCH_LOGS="recompiles")  # prints why the compiler runs again
     except Failed as failure:
         failure.results = counts(report) if report.exists() else None
         raise

@@ -69,7 +69,7 @@ class MapFormat:
 
     @property
     def ending(self) -> str:
-        """Of its file: .png, or .npy if a PNG cannot hold the channels, float32 `channels x H x W`."""
+        """Ending of its file: .png, or .npy if a PNG cannot hold the channels, float32 `channels x H x W`."""
         return ".png" if self.channels == 1 or (self.channels == 3 and self.bits == 8) else ".npy"
 
 

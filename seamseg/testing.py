@@ -335,7 +335,7 @@ class _Check:
         return "exports to ONNX, which gives the same for an image"
 
     def _head(self) -> str:
-        """Write the maps, and open the model in a process that does not know the head."""
+        """Write the maps, and open the model in a process without the head."""
         maps = tuple(self.component.make.outputs)  # type: ignore[attr-defined]
         written = f"{self._files(maps)}; " if maps else ""
         out = self.work / "warnings.json"
@@ -436,7 +436,7 @@ class _Check:
 
 
 def _work() -> None:
-    """Train or predict in a process of :meth:`_Check._start`, as the JSON of the arguments says."""
+    """Train or predict in a process of :meth:`_Check._start`, by the JSON of the arguments."""
     job = json.loads(sys.argv[1])
     try:
         if "model" in job:

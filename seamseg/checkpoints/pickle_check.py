@@ -223,7 +223,7 @@ class _Machine:
 
 
 _OBJECT_BYTES, _ITEM_BYTES, _SET_BYTES, _CALL_BYTES = 64, 100, 216, 512
-"""Of most objects, of an item of a dict, of an empty set, and of what functions make besides their arguments."""
+"""Bytes of most objects, an item of a dict, an empty set, and what functions make besides their arguments."""
 _COMPARISON_BYTES = 8
 """Stands for the time in which a key is compared with each of the same hash, 0.1 us for two of them."""
 

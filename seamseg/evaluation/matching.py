@@ -5,8 +5,8 @@ Kirillov et al., Panoptic Segmentation, CVPR 2019, with the corner cases of the 
 - Two segments of one class match if their IoU is above one half. Void pixels of the ground truth are excluded from the
   union.
 - A crowd of the ground truth is never matched and never missed.
-- An unmatched prediction is ignored if more than half of it lies on void or on the crowd of its class. Of several
-  crowds of a class in an image only the last counts.
+- An unmatched prediction is ignored if more than half of it lies on void or on the crowd of its class. Only the
+  last of several crowds of a class in an image counts.
 - The area of a ground-truth segment is that of its annotation; the area of a prediction is counted.
 """
 

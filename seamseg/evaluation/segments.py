@@ -18,7 +18,7 @@ Numbers: TypeAlias = "Sequence[int] | Tensor"
 
 
 def flatten_layers(mask: ArrayLike) -> np.ndarray:
-    """Merge overlapping layers into one id map; of several ids of a pixel, the first layer wins.
+    """Merge overlapping layers into one id map; the first layer with an id at a pixel wins.
 
     Parameters
     ----------

@@ -176,7 +176,7 @@ def equal_size_batches(
     Parameters
     ----------
     items : in any order
-    batch_size : items of a group at most
+    batch_size : maximum number of items of a group
     size_of : returns the shape of the network input of an item
     nbytes_of : returns the memory of an item
     in_order : group only neighbours, so that the order is kept

@@ -39,7 +39,7 @@ ONEDNN_BF16 = "convolutions in bfloat16"
 
 _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _CAPABILITIES = ("DEFAULT", "AVX2", "AVX512")
-"""Of x86 CPUs as torch names them, each with all before it."""
+"""Capabilities of x86 CPUs as torch names them; each includes all before it."""
 
 
 def _stated(path: Path) -> dict[str, str]:

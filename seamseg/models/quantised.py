@@ -207,8 +207,8 @@ def choosing_ranges(net: nn.Module) -> Iterator[None]:
             assert place.histogram is not None
             if not place.histogram.counts.any():
                 raise InputError(
-                    f"the network finds no objects in the pictures for the calibration, so that {name} has no range: "
-                    "train it longer, or take other or more pictures"
+                    f"the network finds no objects in the images for the calibration, so that {name} has no range: "
+                    "train it longer, or take other or more images"
                 )
             with torch.no_grad():
                 place.set_range(*place.histogram.best_range(place.slope))

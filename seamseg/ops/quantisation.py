@@ -40,7 +40,7 @@ class Histogram:
             return
         low, high = float(values.min()), float(values.max())
         if not math.isfinite(low) or not math.isfinite(high):
-            raise SeamsegError("int8: the network computes values that are not finite for a calibration picture")
+            raise SeamsegError("int8: the network computes values that are not finite for a calibration image")
         self.low, self.high = min(self.low, low), max(self.high, high)
         largest = max(-low, high, 1e-12)
         if not self.limit:

@@ -60,10 +60,10 @@ class ServeOptions:
     ----------
     batch_size : maximum number of photos of equal network size computed together; None: 4 on a GPU, 1 elsewhere
     batch_wait : milliseconds that an incomplete batch waits for more photos
-    queue : requests in progress at most; others are refused
-    max_upload : MiB of a photo
+    queue : maximum number of requests in progress; others are refused
+    max_upload : maximum size of an uploaded photo in MiB
     max_megapixels : maximum size of a photo in megapixels
-    timeout : seconds of a request, from its start to its result
+    timeout : maximum duration of a request in seconds, from its start to its result
 
     Raises
     ------
@@ -343,7 +343,7 @@ class _CountAndProtect:
 
 
 class _Body:
-    """Receives a request, and knows whether all of its body has come."""
+    """Receives a request, and records whether all of its body has come."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive

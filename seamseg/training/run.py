@@ -293,7 +293,7 @@ def _stopped(resumed: ResumePoint, state: TrainState, folder: RunFolder, log: Te
 
 
 def _result(world: World, done: TrainingProgress, run: Run, scores: Scores | None) -> TrainResult:
-    """Collect what the main process knows about a finished training, for all processes; a collective call."""
+    """Collect what only the main process has of a finished training, for all processes; a collective call."""
     history = read_metrics(run.folder) if world.is_main else []
     stopped, history = gather_objects(world, (run.stop_reason, history))[0]
     validated = any(line.get("kind") == "validation" for line in history)

@@ -282,7 +282,7 @@ class LimitedTarInfo(tarfile.TarInfo):
 
     A truncated or invalid header is an error, which `tarfile` takes for the end of the archive. So are extended headers
     (long names) above 64 KiB, which `tarfile` reads whole. The map of a sparse member, of any size, is not read:
-    `issparse()` tells that its content must not be.
+    `issparse()` shows that its content must not be.
     """
 
     _EXTENDED = (

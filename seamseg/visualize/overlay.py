@@ -183,12 +183,12 @@ def _label_position(id_map: np.ndarray, segment: int, scale: np.ndarray) -> tupl
 
 
 def short_name(name: str) -> str:
-    """Return a class name for a picture: at most 60 characters, since none of a longer one could be read."""
+    """Return a class name for an image: at most 60 characters, since a longer one could not be read."""
     return name if len(name) <= 60 else f"{name[:57]}..."
 
 
 def label_font(size: tuple[int, int]) -> ImageFont.ImageFont | ImageFont.FreeTypeFont:
-    """Return a font that is readable on a picture of `(height, width)`."""
+    """Return a font that is readable on an image of `(height, width)`."""
     return _font(max(10, round(min(size) / 45)))
 
 

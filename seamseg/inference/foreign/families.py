@@ -76,4 +76,4 @@ SIZES = {
 DEFAULT_SIZE = SIZES["coco_panoptic"]
 
 OVERLAP_THRESHOLD = 0.8
-"""Of MaskFormer, Mask2Former, OneFormer and EoMT; DETR's own merge has none."""
+"""Thresholds of MaskFormer, Mask2Former, OneFormer and EoMT; DETR's own merge has none."""

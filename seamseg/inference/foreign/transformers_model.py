@@ -34,7 +34,7 @@ from seamseg.utils.launcher import is_main_process
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _NMS_THRESHOLD = 0.5
-"""Of detections in tiles: duplicates at tile borders overlap more; boxes of one class rarely overlap this much."""
+"""IoU of detections in tiles: duplicates at tile borders overlap more; boxes of one class rarely overlap this much."""
 _OTHER_TASK = re.compile(r"[-_](semantic|instance)(?![^-_])")
 _BILINEAR = Image.Resampling.BILINEAR
 _LARGEST_SQUARE = 4096
@@ -273,7 +273,7 @@ def family_of(content: Mapping[str, Any], processor: Mapping[str, Any], name: st
 
 
 def _warn_of_other_tasks(content: Mapping[str, Any], folder: Path) -> None:
-    """Print a line if a name says that a network was trained for another task: its configuration does not."""
+    """Print a line if the name of a network states that it was trained for another task; its configuration does not."""
     # the hub's cache: models--USER--REPO/snapshots/REVISION
     path = folder.absolute()
     own = path.parents[1].name if path.parent.name == "snapshots" else path.name

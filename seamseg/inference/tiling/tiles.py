@@ -94,7 +94,7 @@ def spans(length: int, side: int, overlap: int) -> list[Span]:
     ----------
     length : length of the axis in pixels, positive
     side : at least `2 * STRIDE`
-    overlap : minimum overlap of neighbours, at most half of the side
+    overlap : minimum overlap of neighbours in pixels, at most half of the side
     """
     if length <= side:
         return [Span(0, length, 0, length)]

@@ -196,7 +196,7 @@ def predicted_maps(heads: Mapping[str, Head], features: Features) -> list[dict[s
 
 
 def resized(maps: Tensor, size: tuple[int, int], spec: Map) -> Tensor:
-    """Return maps `N x channels x h x w` at another size as their declaration says, float32 or integers."""
+    """Return maps `N x channels x h x w` at another size as they are declared, float32 or integers."""
     if spec.resize == "nearest":
         large = functional.interpolate(maps.float(), size, mode="nearest-exact")
         return large if maps.is_floating_point() else large.to(maps.dtype)

@@ -197,7 +197,8 @@ class AnchorMatcher:
         match = torch.where(highest < self.config.neg_threshold, match, IGNORED)
         match = torch.where(highest >= self.config.pos_threshold, nearest, match)
 
-        # a box is matched with its best anchor even if another overlaps it more; of several boxes, the last one
+        # an anchor is matched with the box that it is the best anchor of, even if another box overlaps it more;
+        # the last of several such boxes counts
         candidates = torch.where(best_iou > 0, torch.arange(boxes.shape[0], device=boxes.device), IGNORED)
         forced = torch.full_like(match, IGNORED).scatter_reduce(0, best_anchor, candidates, "amax")
         return torch.where(usable, torch.where(forced >= 0, forced, match), IGNORED)

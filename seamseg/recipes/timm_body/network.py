@@ -1,7 +1,7 @@
 """Networks of timm as backbones: maps of strides 4, 8, 16 and 32 for images of any size.
 
-Networks with stages give their maps. Of a plain vision transformer, which has maps of one stride, a simple feature
-pyramid makes the levels (Li et al., arXiv 2203.16527). timm is imported when such a network is built.
+Networks with stages give their maps. A plain vision transformer has maps of one stride; a simple feature pyramid makes
+the levels from them (Li et al., arXiv 2203.16527). timm is imported when such a network is built.
 """
 
 from __future__ import annotations
