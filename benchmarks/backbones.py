@@ -104,7 +104,7 @@ def main() -> None:
     )
     parser.add_argument("--body-size", type=int, nargs=2, default=(512, 1024), metavar=("HEIGHT", "WIDTH"))
     parser.add_argument(
-        "--size", type=int, nargs=2, default=(128, 256), metavar=("HEIGHT", "WIDTH"), help="size of an image"
+        "--size", type=int, nargs=2, default=(128, 256), metavar=("HEIGHT", "WIDTH"), help="image size of a step"
     )
     parser.add_argument("--rounds", type=int, default=3, help="timed steps of each side (default: %(default)s)")
     parser.add_argument("--body-only", action="store_true", help="memory of the bodies only: nothing is computed")
