@@ -60,7 +60,7 @@ class Machine:
     ----------
     device : cuda or cpu
     small : the smallest form of everything
-    folder : for temporary files
+    folder : folder for temporary files
     """
 
     def __init__(self, device: str, small: bool, folder: Path) -> None:

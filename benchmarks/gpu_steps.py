@@ -25,10 +25,10 @@ class Step:
 
     Attributes
     ----------
-    name, what : for `--steps`, and a line
+    name, what : name for `--steps`, and a line that describes the step
     minutes : its time limit; it gets what earlier steps have not used, too
     needs : modules to import
-    run : with the machine and the seconds that it has; its results
+    run : function of the machine and the seconds that the step has; returns its results
     scripts : names of the scripts of this folder that it runs; what they import from it counts, too
     files : patterns of the other files on which its results depend
     """

@@ -190,7 +190,7 @@ def paste_detections(
 
     Parameters
     ----------
-    prediction : at the network's size
+    prediction : prediction at the network's size
     size : `(height, width)` of the image
     by_nearest : make the masks at the network's size and resize them by nearest neighbour, and clip the boxes, as the
         original does for average precision; by default masks are sampled at the size of the image

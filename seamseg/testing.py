@@ -211,10 +211,10 @@ class _Check:
 
     Attributes
     ----------
-    component : as registered
+    component : component as registered
     source : file or module
     work : folder for the runs
-    files : that all checks use
+    files : files that all checks use
     keys, deterministic : see :func:`check_component`
     """
 

@@ -133,13 +133,13 @@ class ClassTable:
 
         Parameters
         ----------
-        state : by part
+        state : state of the pre-trained network by part
         net : the network that is to load it, with its random weights
         trained, name : as for :meth:`matches`
 
         Returns
         -------
-        state : by part; only parts in :data:`PARTS` change
+        state : state by part; only parts in :data:`PARTS` change
         fresh : a line for each class of which some layers start at random
 
         Raises

@@ -95,7 +95,7 @@ def upload(folder: Path, repo: str, private: bool = False) -> str:
 
     Parameters
     ----------
-    folder : without sub-folders
+    folder : folder without sub-folders
     repo : `user/repo`
     private : create a private repository
 

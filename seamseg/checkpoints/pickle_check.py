@@ -89,7 +89,7 @@ def check_pickle(stream: Any, storage: Callable[[Any, int], None]) -> Any:
 
     Parameters
     ----------
-    stream : with `read` and `readline`; positioned after the pickle on return
+    stream : stream with `read` and `readline`; positioned after the pickle on return
     storage : called with key and size in bytes of each storage that is loaded; raises RefusedPickle
 
     Raises

@@ -171,7 +171,7 @@ def classifier_config(path: Path, config: str | Path | None = None) -> Path | st
     Parameters
     ----------
     path : path of a model
-    config : given for it, if any
+    config : configuration given for it, if any
     """
     if config is not None:
         name = str(config)

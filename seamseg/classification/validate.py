@@ -103,7 +103,7 @@ class ClassifierValidator:
 
         Parameters
         ----------
-        net : on the device of this process; maps images to logits
+        net : network on the device of this process; maps images to logits
         observer : not used
         desc : label of the progress bar
         """

@@ -100,7 +100,7 @@ def register(kind: str, name: str, keys: type = NoKeys) -> Callable[[Made], Made
     Parameters
     ----------
     kind : kind of the component, one of :data:`KINDS`
-    name : in the configuration: lower-case letters, digits and underscores; in that of a format also hyphens
+    name : name in the configuration: lower-case letters, digits and underscores; in that of a format also hyphens
     keys : frozen dataclass whose fields are declared with :func:`seamseg.config.sections.key`, each with a default
 
     Raises

@@ -88,7 +88,7 @@ def starting_workers(parameter: str) -> Iterator[None]:
 
     Parameters
     ----------
-    parameter : that sets their number
+    parameter : name of the parameter that sets their number
 
     Raises
     ------

@@ -61,7 +61,7 @@ class StageProfile:
 
     Parameters
     ----------
-    predictor : to profile
+    predictor : predictor to profile
     photo : file
     out : folder for the results, is made
     random_weights : use the first 1000 proposals, and :data:`RANDOM_DETECTIONS` of them as detections

@@ -61,7 +61,7 @@ class InstanceEvaluator:
 
     Attributes
     ----------
-    images : so far; gather those of all processes for :func:`average_precision`
+    images : the images so far; gather those of all processes for :func:`average_precision`
 
     """
 
@@ -79,7 +79,7 @@ class InstanceEvaluator:
         ----------
         mask : `L x H x W` instance ids
         cat, iscrowd : class (255 void) and crowd flag of each id; entry 0 is void
-        prediction : at network size
+        prediction : prediction at network size
         name : unique; images are evaluated in the order of their names, which defines the order of equal scores
         """
         if self.skip_empty and prediction.scores.shape[0] == 0:

@@ -41,7 +41,7 @@ class SegmentRecord:
 
     Attributes
     ----------
-    id : in the id PNG
+    id : id in the id PNG
     category : dense class
     area : pixels
     outcome : "matched"; for the ground truth also "missed" and "crowd"; for predictions also "false" and "forgiven"
@@ -78,7 +78,7 @@ class ImageRecord:
 
     Attributes
     ----------
-    image_id : as in the JSONs
+    image_id : id as in the JSONs
     photo : file name in the folder of the photos, None if unknown
     width, height : size of the maps
     ground_truth_png, prediction_png : file names in the folders of the maps
@@ -199,7 +199,7 @@ class Evaluation:
     folder : path of the folder
     title : description of what was evaluated
     scores : content of :meth:`PanopticScores.to_json`
-    classes, colours : in dense order; a colour is None if unknown
+    classes, colours : names and colours in dense order; a colour is None if unknown
     confusion : `C x (C + 1)` pixel counts; row = ground truth, the last column = predicted void
     ground_truth, prediction : the maps
     photos : folder of the photos, None if unknown

@@ -57,7 +57,7 @@ def gt_segments_from_instances(
     Returns
     -------
     ids : `H x W` int32, 0 void
-    segments : in the order of their ids, with areas
+    segments : segments in the order of their ids, with areas
 
     Raises
     ------
@@ -84,7 +84,7 @@ def gt_segments_from_pairs(
     Returns
     -------
     pairs : `K x 2`, the ids of the segments in the first column; pairs may occur more than once
-    segments : in the order of their ids, with areas
+    segments : segments in the order of their ids, with areas
     """
     _check_ids(int(pairs[:, 0].max(initial=0)), len(cat), name)
     lookup, kinds = _merge(cat, iscrowd, num_stuff)

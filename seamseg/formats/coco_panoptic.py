@@ -34,10 +34,10 @@ class CocoPanoptic:
     Attributes
     ----------
     path, folder : path of the JSON, and folder of the PNGs
-    annotations : in the order of the file
+    annotations : annotations in the order of the file
     categories : None if the file has none, which is valid for predictions
     photo_names : file name of the photo by image id, for the images listed in the file
-    colours : by category id, for the categories with a colour
+    colours : colours by category id, for the categories with a colour
     """
 
     path: Path

@@ -63,7 +63,7 @@ class CocoPanopticWriter:
         Parameters
         ----------
         image_id : unique; also the name of the PNG, `/` creates subfolders
-        result : at the size of the photo
+        result : result at the size of the photo
         photo_name : file name of the photo, for the JSON
 
         Returns
@@ -175,7 +175,7 @@ def encode_panoptic(
     ----------
     image_id : id of the image; its PNG is `<image_id>.png`
     id_map : `H x W` ids; those without a segment become void
-    segments : in any order, which is preserved
+    segments : segments in any order, which is preserved
     classes, palette : classes and colours of the data set; the ids are close to the colours of the classes
 
     Returns

@@ -100,7 +100,7 @@ def encode_masks(
     ids : `H x W` segment ids, 0 void
     segments : segments of the map; other ids are void
     colors : colours of the classes
-    image : for errors
+    image : name of the image, for errors
 
     Raises
     ------

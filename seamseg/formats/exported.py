@@ -166,7 +166,7 @@ class ExportedMetadata:
 
         Parameters
         ----------
-        image : `H x W x 3` uint8 RGB, at most :attr:`max_size`; it is padded at the bottom and on the right
+        image : `H x W x 3` uint8 RGB, not larger than :attr:`max_size`; it is padded at the bottom and on the right
         """
         height, width = size = int(image.shape[0]), int(image.shape[1])
         padded = np.zeros((1, 3, *self.padded_size(size)), np.uint8)

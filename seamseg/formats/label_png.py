@@ -55,7 +55,7 @@ def instance_map(
     per_label : number of values per label
     alone : stuff and crowds are `label * alone`
     void : value of void
-    image : for errors
+    image : name of the image, for errors
 
     Raises
     ------

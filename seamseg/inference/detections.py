@@ -124,7 +124,7 @@ class Detections(PhotoResult, Sequence[Detection]):
 
         Parameters
         ----------
-        prediction : in pixels of the network's input
+        prediction : prediction in pixels of the network's input
         size : `(height, width)` of the photo
         metadata : the classes of the model
         least_score : objects must score above
@@ -219,7 +219,7 @@ class Detections(PhotoResult, Sequence[Detection]):
 
         Parameters
         ----------
-        photo : to draw on, of any size; None for the result's own, or a black image if it has none
+        photo : photo to draw on, of any size; None for the result's own, or a black image if it has none
         labels : write class and score at each box
         opacity : opacity of the masks, 0 to 1
         classes : names of the classes to draw; None for all

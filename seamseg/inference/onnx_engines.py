@@ -34,7 +34,7 @@ class OnnxSession:
     run : see :data:`Run`
     exported : what the file states about its network
     outputs : types and shapes by name, see :class:`seamseg.inference.onnx_graph.check.CheckedGraph`
-    device : that it runs on
+    device : device that it runs on
     integer_layers : convolutions and linear layers that the engine computes in int8; None if it does not report them
     """
 

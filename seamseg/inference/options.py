@@ -116,8 +116,8 @@ class InferenceOptions:
     score_threshold, overlap_threshold, min_stuff_area : thresholds of the fusion, see `[general]`
     shortest_size, longest_max_size : size of the network's input in pixels; by default the longest side is at most 4
         times the shortest, or the configured maximum if that is larger
-    tiles, tile_overlap : for large images: "auto", "off" or the side of the tiles, and the minimum overlap, in pixels
-        of the network's input; see :class:`seamseg.inference.tiling.tiles.Tiling`
+    tiles, tile_overlap : how large images are divided: "auto", "off" or the side of the tiles, and the minimum overlap,
+        in pixels of the network's input; see :class:`seamseg.inference.tiling.tiles.Tiling`
     size : length of the longest side of the network's input instead of these, see `dataloader.longest_size`
     tta : test-time augmentation, as `"flip,0.75,1.0,1.25"`: see :class:`Augmentation`
     tta_fusion : how the views of a semantic network are combined: "mean" (of the probabilities), "max" (the surest

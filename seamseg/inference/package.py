@@ -88,7 +88,7 @@ class PackageSession:
     Attributes
     ----------
     exported : what the package states about the network
-    device : that it runs on
+    device : device that it runs on
 
     Raises
     ------

@@ -174,7 +174,7 @@ class PhotoResult(ABC):
 
         Returns
         -------
-        path : as given
+        path : the path as given
 
         Raises
         ------

@@ -133,7 +133,7 @@ class Panoptic(PanopticResult, PhotoResult):
 
         Parameters
         ----------
-        photo : to draw on, of any size; None for the result's own, or a black image if it has none
+        photo : photo to draw on, of any size; None for the result's own, or a black image if it has none
         labels : write class and score on large segments
         opacity : opacity of the colours, 0 to 1
         outlined : draw a contour around each thing

@@ -139,7 +139,7 @@ class SemanticMap(PhotoResult):
 
         Parameters
         ----------
-        photo : to draw on, of any size; None for the result's own, or a black image if it has none
+        photo : photo to draw on, of any size; None for the result's own, or a black image if it has none
         opacity : opacity of the colours, 0 to 1
         classes : names of the classes to draw; None for all
         """

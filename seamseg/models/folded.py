@@ -39,7 +39,7 @@ class FoldedBlock(nn.Module):
 
     Parameters
     ----------
-    convs : in order; the last has the activation that follows the sum, if there is one
+    convs : convolutions in order; the last has the activation that follows the sum, if there is one
     projection : convolution of the shortcut, without an activation; None if the shortcut is the input
     first : norm of the input of a block that begins with one
     """
@@ -230,8 +230,8 @@ class FoldedBoxBranch(nn.Module):
 
     Parameters
     ----------
-    first, second : with activation; the first takes a region flattened as `h x w x C` rather than `C x h x w`; there is
-        no second one after convolutions
+    first, second : layers with activation; the first takes a region flattened as `h x w x C` rather than `C x h x w`;
+        there is no second one after convolutions
     """
 
     def __init__(self, first: FusedLinear, second: FusedLinear | None) -> None:

@@ -23,7 +23,7 @@ class BatchOptions:
     Parameters
     ----------
     channels_last : run in channels-last memory format
-    pad_to : at inference, sides of a batch are padded to multiples of this
+    pad_to : pad the sides of a batch to multiples of this at inference
 
     Raises
     ------

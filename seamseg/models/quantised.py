@@ -47,7 +47,7 @@ class QuantisedLayer(nn.Module):
 
     Parameters
     ----------
-    layer : whose weight, bias and activation are copied
+    layer : layer whose weight, bias and activation are copied
     quantised : False leaves the layer in float
     float_input : the input is not rounded yet
     residual : another map is added to the output
@@ -125,7 +125,7 @@ def quantised(folded: Module) -> Module:
 
     Parameters
     ----------
-    folded : from :func:`seamseg.models.folding.fold_layers`, changed in place. All its norms are folded
+    folded : result of :func:`seamseg.models.folding.fold_layers`, changed in place. All its norms are folded
 
     Returns
     -------

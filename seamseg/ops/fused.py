@@ -30,7 +30,7 @@ class _Fused(nn.Module):
 
     Parameters
     ----------
-    weight, bias : used without gradient
+    weight, bias : parameters of the layer, used without gradient
     activation, activation_param : see :data:`seamseg.ops.activation.ACTIVATIONS`
     memory_format : memory format of the weight
     """

@@ -97,7 +97,7 @@ class FakeQuantise(nn.Module):
 
     Parameters
     ----------
-    slope : as of :meth:`Histogram.best_range`
+    slope : see :meth:`Histogram.best_range`
 
     Attributes
     ----------

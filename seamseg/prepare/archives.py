@@ -44,7 +44,7 @@ class ArchiveMember:
     Attributes
     ----------
     archive : the .zip or .tar file
-    path : within the archive
+    path : path within the archive
     method : compression method: 0 and 8 as in zip files, -1 in a tar file
     offset : offset of the header (zip) or of the content (tar), in bytes
     packed, size : length in the archive, and uncompressed

@@ -168,7 +168,7 @@ class ImageCheck:
     ----------
     id : id of the image
     problems : problems of its files
-    pixels : by class, 255 for void
+    pixels : number of pixels by class, 255 for void
     segments, crowds : numbers by class
     digest : checksum of the image file, empty if it cannot be read
     """

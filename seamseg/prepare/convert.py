@@ -183,7 +183,7 @@ def ordered_classes(entries: Sequence[Mapping[str, Any]]) -> tuple[Metadata, dic
 
     Returns
     -------
-    classes : without images
+    classes : classes without images
     class_of : class by id in the source
     """
     ordered = [e for e in entries if not e["thing"]] + [e for e in entries if e["thing"]]

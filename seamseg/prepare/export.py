@@ -243,7 +243,7 @@ def export_dataset(
     Parameters
     ----------
     data : dataset folder
-    out : gets a folder for each format
+    out : folder that gets a folder for each format
     splits : names of lists; all if empty
     formats : keys of :data:`FORMATS`
     options : options of the conversion; `workers` are threads

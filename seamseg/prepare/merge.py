@@ -55,7 +55,7 @@ def merge_datasets(
     ----------
     parts : two or more dataset folders
     out : the merged one, another folder
-    rules : for classes and splits
+    rules : rules for classes and splits
     options : options of the conversion
 
     Raises

@@ -56,7 +56,7 @@ def write_report(
     Parameters
     ----------
     path : path of the HTML file; missing folders are created
-    evaluation : to be reported
+    evaluation : evaluation to report
     against : baseline for a comparison, image by image
     options : see :class:`ReportOptions`
     progress : wraps the images, `progress(iterable, total, description)`

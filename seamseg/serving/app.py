@@ -119,7 +119,7 @@ class Service:
 
     Parameters
     ----------
-    predictor : used by this service only
+    predictor : predictor that only this service uses
     name : name of the model
     options : see :class:`ServeOptions`
     debug : print tracebacks of unexpected errors

@@ -36,7 +36,7 @@ class Batcher:
 
     Parameters
     ----------
-    predictor : owns the network; nothing else may run it
+    predictor : predictor that owns the network; nothing else may run it
     batch_size : maximum number of photos of a batch
     wait : seconds that an incomplete batch waits for more photos
     on_batch : called in the thread with the size of each batch before it is computed

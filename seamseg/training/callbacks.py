@@ -112,7 +112,7 @@ class Callbacks:
     ----------
     run : the training
     warn : logs a warning
-    active : by name; empty in processes other than the main one
+    active : active callbacks by name; empty in processes other than the main one
     """
 
     run: Run

@@ -31,9 +31,9 @@ class Checkpointer:
     state : state of the training
     run : folder of the snapshots, written by the main process
     losses : loss check of the training; has the newest step that has updated the weights
-    log : for messages
+    log : log for messages
     resumed : where the training begins; None for a new one
-    callbacks : whose states are saved, too
+    callbacks : callbacks whose states are saved, too
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Checkpointer:
         Parameters
         ----------
         progress : finished epochs and steps
-        position : in the epoch; None between two epochs
+        position : position in the epoch; None between two epochs
         is_best : the last validation had the best score so far
 
         Raises

@@ -88,7 +88,7 @@ class Averages:
 class LossMeans(NamedTuple):
     """Averages over the steps since the last report.
 
-    losses : by name; `loss` is the weighted sum, further ones are only reported
+    losses : mean losses by name; `loss` is the weighted sum, further ones are only reported
     gradients : `grad_norm`, if a step had a finite one
     skipped : number of skipped updates
     """
@@ -349,7 +349,7 @@ class LossCheck:
 
         Parameters
         ----------
-        reports : by rank
+        reports : report of each process by rank, None for no problem
         """
         step = min(r.step for r in reports if r is not None)
         first = {rank: r for rank, r in enumerate(reports) if r is not None and r.step == step}

@@ -485,9 +485,9 @@ def compile_network(net: Network, world: World, log: TextLog, backend: str = "in
 
     Parameters
     ----------
-    net : on its device
+    net : network on its device
     world : the processes; if the compiler fails in one, none compiles
-    log : for the warning
+    log : log for the warning
     backend : backend of torch.compile
 
     Returns

@@ -250,7 +250,7 @@ class _StatisticsBackup:
 
     Parameters
     ----------
-    net : on its device; its buffers must stay the same tensors
+    net : network on its device; its buffers must stay the same tensors
     """
 
     def __init__(self, net: nn.Module) -> None:

@@ -84,7 +84,7 @@ def read_limited(file: IO[bytes], limit: int, name: str, what: str, expected: in
 
     Parameters
     ----------
-    file : to read from
+    file : file to read from
     limit : bytes
     name, what : name and kind of the file in the error, as in "NAME: is larger than 1 MiB, the limit of a WHAT"
     expected : probable size in bytes, which is read at once; the rest is read in blocks

@@ -39,7 +39,7 @@ class ClassMapping:
 
         Parameters
         ----------
-        table : for the classes of the data set
+        table : table for the classes of the data set
         trained, name, only_things : classes, name and restriction of the model, see :meth:`ClassTable.matches`
 
         Raises

@@ -195,7 +195,7 @@ class Validator:
 
         Parameters
         ----------
-        net : as it is trained: not folded, at the precision of its weights
+        net : network as it is trained: not folded, at the precision of its weights
         observer, desc : see :meth:`score`
         """
         options, was_training = self.config.dataloader, net.training

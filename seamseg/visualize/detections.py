@@ -60,7 +60,7 @@ def draw_detections(
     Parameters
     ----------
     photo : uint8 `H x W x 3`
-    objects : in pixels of a photo of `size`, scaled to `photo` if it has another size
+    objects : objects in pixels of a photo of `size`, scaled to `photo` if it has another size
     size : `(height, width)`
     palette : one row `r, g, b` per class
     labels : write class and score above each box, or within it at the upper edge of the photo

@@ -101,7 +101,7 @@ def overlaps_of_frame(
 
     Parameters
     ----------
-    instance_ids : `H x W`, of the ground truth
+    instance_ids : `instanceIds` of the ground truth, `H x W`
     predictions : label id, confidence and mask of each, of the size of the map; one mask is held at a time. The labels
         must be evaluated, see :func:`is_evaluated`
     distances : distances of the true instances, None if unknown

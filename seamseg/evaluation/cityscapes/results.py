@@ -37,7 +37,7 @@ def segments_from_pairs(
     Returns
     -------
     pairs : the same with 0 for void; pairs may occur more than once
-    segments : in the order of their ids, with areas; classes as in :data:`CLASSES`
+    segments : segments in the order of their ids, with areas; classes as in :data:`CLASSES`
 
     Raises
     ------
@@ -90,8 +90,8 @@ def find_results(folder: str | Path, frames: Sequence[CityscapesFrame]) -> Resul
 
     Parameters
     ----------
-    folder : with some of `panoptic.json` or `*_panoptic.json` or `cityscapes_panoptic_*.json`, the PNGs in the folder
-        of the same name without `.json`; `pixel/` with maps of label ids; `instance/` with text files
+    folder : folder with some of `panoptic.json` or `*_panoptic.json` or `cityscapes_panoptic_*.json`, the PNGs in the
+        folder of the same name without `.json`; `pixel/` with maps of label ids; `instance/` with text files
     frames : frames of the ground truth
 
     Raises

@@ -92,7 +92,7 @@ def predictions_by_frame(folder: Path, ending: str, frames: Sequence[CityscapesF
 
     Returns
     -------
-    paths : by the stem of the frame
+    paths : path by the stem of the frame
 
     Raises
     ------

@@ -19,7 +19,7 @@ def neutral_config(
     keys : `section.key` with their values
     name : name of the model, for errors
     options : their overrides are applied
-    sections : that overrides may change
+    sections : sections that overrides may change
 
     Raises
     ------

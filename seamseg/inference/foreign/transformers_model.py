@@ -47,12 +47,12 @@ class TransformersNetwork(ForeignNetwork):
 
     Parameters
     ----------
-    net : in evaluation mode
+    net : network in evaluation mode
     family : family of the network
     classes : classes of the columns of its class scores
-    normalise : from bytes to the network's input
-    device : to compute on
-    dtype : to compute in
+    normalise : conversion of bytes to the network's input
+    device : device to compute on
+    dtype : dtype to compute in
     side : side of its square input in pixels; None if its size is free
     tokens : tokens of its task; None for none
     """
@@ -204,8 +204,8 @@ class TransformersModel:
 
         Parameters
         ----------
-        size : as chosen, None for the default: its square, or `usual`
-        usual : for photos twice as wide as high
+        size : size that the user chose, None for the default: its square, or `usual`
+        usual : default size for photos twice as wide as high
 
         Raises
         ------
@@ -236,7 +236,7 @@ def export_size(
     ----------
     family, side : family of the network, and side of its square input in pixels
     name : name of the model, for errors
-    size, usual : as there
+    size, usual : see :meth:`TransformersModel.check_export`
     """
     if family.export_problem:
         raise InputError(f"{name}: cannot be exported: {family.export_problem}")

@@ -38,7 +38,7 @@ def predict_in_tiles(
     forward : the network
     pixels : pixels of the image at network size, `H x W x 3` uint8
     side, overlap : side and minimum overlap of the tiles, in pixels
-    nms_threshold : as of :func:`seamseg.inference.tiling.merge.merge_detections`; None for a network without detections
+    nms_threshold : see :func:`seamseg.inference.tiling.merge.merge_detections`; None for a network without detections
     formats : formats of the maps of custom heads, by name
 
     Returns
@@ -122,9 +122,9 @@ def predict_in_tiles_that_fit(
 
     Parameters
     ----------
-    forward, pixels, nms_threshold, formats : as of :func:`predict_in_tiles`
+    forward, pixels, nms_threshold, formats : see :func:`predict_in_tiles`
     side : side of the largest tiles to try, in pixels
-    tiling : gives their overlap
+    tiling : tiling with the overlap of the tiles
 
     Returns
     -------

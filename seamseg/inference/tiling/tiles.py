@@ -93,7 +93,7 @@ def spans(length: int, side: int, overlap: int) -> list[Span]:
     Parameters
     ----------
     length : length of the axis in pixels, positive
-    side : at least `2 * STRIDE`
+    side : side of the tiles in pixels, at least `2 * STRIDE`
     overlap : minimum overlap of neighbours in pixels, at most half of the side
     """
     if length <= side:

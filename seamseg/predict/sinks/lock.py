@@ -32,7 +32,7 @@ class FolderLock:
 
     Parameters
     ----------
-    folder : is made; None locks nothing
+    folder : folder to lock, which is made; None locks nothing
     part : part of this run; None for all photos
     """
 

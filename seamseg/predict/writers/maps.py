@@ -22,7 +22,7 @@ class MapWriter(OutputFormat[PhotoResult]):
 
     Parameters
     ----------
-    out, metadata : as of all formats
+    out, metadata : see :class:`seamseg.predict.writers.base.OutputFormat`
     name, spec : name and format of the map
     """
 

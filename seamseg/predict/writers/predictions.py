@@ -169,7 +169,7 @@ def write_detections(
     ----------
     folder : folder of the text files
     name : name of the image, without folders
-    prediction : at the network's size
+    prediction : prediction at the network's size
     size : `(height, width)` of the photo
     labels : label of each thing class
 

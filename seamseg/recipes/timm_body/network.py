@@ -60,7 +60,7 @@ class TimmBackbone(Backbone):
     Attributes
     ----------
     model : the network without its classifier; its state-dict keys are those of timm
-    pyramid : makes the levels of a plain network; otherwise None
+    pyramid : module that makes the levels of a plain network; otherwise None
     multiple : number of which the sides of its input are multiples, in pixels
 
     Raises
@@ -250,7 +250,7 @@ class _BatchNorm(nn.BatchNorm2d):
 
     Parameters
     ----------
-    norm : whose parameters, buffers, and activation (as child modules) it takes over
+    norm : norm whose parameters, buffers, and activation (as child modules) it takes over
     synchronise : over all ranks
     """
 
@@ -430,7 +430,7 @@ def _multiple_of(model: Any, indices: list[int], maps: list[tuple[int, int]], no
 
     Parameters
     ----------
-    model : on the meta device, on which it is tried
+    model : network on the meta device, on which it is tried
     indices, maps, norm : indices, channels and strides of the maps in use, and whether the last norm follows them
     name : name of the network, for the error
 

@@ -145,11 +145,11 @@ class ResumePoint:
     ----------
     source : the snapshot
     progress : finished epochs and steps
-    position : in the unfinished epoch, the one after `progress.epoch`; None if that begins
+    position : position in the unfinished epoch, the one after `progress.epoch`; None if that begins
     is_best : the snapshot is that of the best epoch so far
     rank_states : states of the processes that wrote it, by rank; empty in snapshots of the original and of early
         releases
-    stepper_state : for :meth:`Stepper.load_state_dict`, of the main process
+    stepper_state : state for :meth:`Stepper.load_state_dict`, of the main process
     config : INI text it was trained with
     callbacks : their states by name
     stopped : `by`, the callback that stopped the training, and its `reason`; empty unless one did
@@ -202,7 +202,7 @@ def resume_state(
 
     Parameters
     ----------
-    position : in the epoch; None between two epochs
+    position : position in the epoch; None between two epochs
     rank_states : states of all processes, :func:`seamseg.training.checkpointing.rank_state.gather_rank_states`
     is_best : whether it is the best so far
     total_steps : length of the schedule; for information only
@@ -225,7 +225,7 @@ def resume(
     Parameters
     ----------
     path : path of the snapshot
-    net, optimizer : to restore
+    net, optimizer : network and optimizer to restore
     metadata : classes of the data set
     files : layout of the snapshots
     epoch_length : steps an epoch, for files whose `global_step` is None, which count epochs only

@@ -45,7 +45,7 @@ class Dump:
     state_dict : weights by part, as in a snapshot, before the step
     rng : RNG state at its start, see :func:`seamseg.training.checkpointing.rank_state.rng_state`
     batches : batches of this process, as loaded
-    losses : by name; `loss` is the weighted sum
+    losses : losses by name; `loss` is the weighted sum
     step, rank, world_size : index of the step, process, number of processes
     reason : what failed
     """
