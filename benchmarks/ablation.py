@@ -33,7 +33,7 @@ WIDE = ("dataloader.random_scale=(0.5, 2)", "dataloader.longest_max_size=1024")
 AROUND = ("dataloader.crop=instance_scale", "crop instance_scale.lengths=(16, 128)")
 SCORES = ("PQ", "PQ_things", "PQ_stuff", "mIoU")
 SEED = 1
-"""Of the scenes; those of the demo, for pre-training, have seed 0."""
+"""Seed of the scenes; those of the demo, for pre-training, have seed 0."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ VARIANTS = {
 def main() -> None:
     """Train, then print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAMES", help=f"of {', '.join(VARIANTS)} (default: all)")
+    parser.add_argument("names", nargs="*", metavar="NAMES", help=f"variants: {', '.join(VARIANTS)} (default: all)")
     parser.add_argument("--model", type=Path, help="trained on other scenes (default: one trained for --epochs)")
     parser.add_argument("--epochs", type=int, default=8, help="from scratch (default: %(default)s)")
     parser.add_argument("--seeds", type=int, default=3, help="default: %(default)s")

@@ -242,7 +242,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", help="gradients, training (default: both)")
     parser.add_argument("--seeds", type=int, default=3, help="trainings of each kind (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=240, help="of each training (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=240, help="steps of each training (default: %(default)s)")
     options = parser.parse_args()
     if "gradients" in options.parts or not options.parts:
         gradients()

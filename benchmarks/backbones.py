@@ -99,9 +99,13 @@ def _loss(module: nn.Module, batch: Batch) -> Tensor:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("networks", nargs="*", metavar="NETWORK", help=f"of {', '.join(BACKBONES)} (default: all)")
+    parser.add_argument(
+        "networks", nargs="*", metavar="NETWORK", help=f"networks: {', '.join(BACKBONES)} (default: all)"
+    )
     parser.add_argument("--body-size", type=int, nargs=2, default=(512, 1024), metavar=("HEIGHT", "WIDTH"))
-    parser.add_argument("--size", type=int, nargs=2, default=(128, 256), metavar=("HEIGHT", "WIDTH"), help="of a step")
+    parser.add_argument(
+        "--size", type=int, nargs=2, default=(128, 256), metavar=("HEIGHT", "WIDTH"), help="image size of a step"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="timed steps of each side (default: %(default)s)")
     parser.add_argument("--body-only", action="store_true", help="memory of the bodies only: nothing is computed")
     parser.add_argument("--json", help="also write the numbers to this file; other networks in it stay")

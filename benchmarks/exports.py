@@ -2,7 +2,7 @@
 
     python benchmarks/exports.py
 
-The peer of a grey picture is Pillow's default compression; the bytes of both are printed after the table.
+The peer of a grey image is Pillow's default compression; the bytes of both are printed after the table.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python benchmarks/fixed_samples.py [--rounds 7] [--threads 1] [--device cuda] [--side 512]
 
-The network, the picture and the 20 things are those of `benchmarks/network.py`; the two ways take turns. `ratio` is how
+The network, the image and the 20 things are those of `benchmarks/network.py`; the two ways take turns. `ratio` is how
 many times faster fixed samples are. A CPU has no host waits to save: there the ratio is the cost of the fixed shapes.
 """
 
@@ -39,7 +39,7 @@ def main() -> None:
     """Measure and print."""
     parser = options(__doc__)
     parser.add_argument("--config", default="cityscapes_r50", help="an experiment of configs/ (default: %(default)s)")
-    parser.add_argument("--side", type=int, default=512, help="height of the picture (default: %(default)s)")
+    parser.add_argument("--side", type=int, default=512, help="height of the image (default: %(default)s)")
     arguments = parser.parse_args()
 
     def case() -> Case:

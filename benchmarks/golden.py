@@ -3,7 +3,7 @@
     python benchmarks/golden.py --device cuda --json golden.json
     python benchmarks/golden.py --device cpu flower
 
-The seeded weights and pictures of the tests (`tests/golden`), on the folded network that predicts. For each precision:
+The seeded weights and images of the tests (`tests/golden`), on the folded network that predicts. For each precision:
 the largest error of the pyramid relative to its range, the part of the original's detections that are found (same
 class, IoU of the boxes from 0.9 on), the part of the pixels with the same class and with the same class on the fused
 map, and the panoptic quality of the fused map with the original's as ground truth. TF32 is float32 with cuDNN's TF32,
@@ -110,7 +110,7 @@ def main() -> int:
     parser.add_argument("--json", help="also write the numbers to this file")
     arguments = parser.parse_args()
     if unknown := set(arguments.images) - set(IMAGES):
-        parser.error(f"no golden picture {', '.join(sorted(unknown))}: choose among {', '.join(IMAGES)}")
+        parser.error(f"no golden image {', '.join(sorted(unknown))}: choose among {', '.join(IMAGES)}")
     device = torch.device(arguments.device)
     # TF32 and fp16 are a GPU's
     names = list(PRECISIONS) if device.type == "cuda" else ["fp32", "bf16"]

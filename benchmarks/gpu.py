@@ -150,12 +150,15 @@ def farewell(arguments: argparse.Namespace, statuses: dict[str, str], session: S
 def parse() -> argparse.Namespace:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", metavar="NAME,...", help=f"of {','.join(STEPS)},tables (default: all)")
+    parser.add_argument("--steps", metavar="NAME,...", help=f"steps: {','.join(STEPS)},tables (default: all)")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="default: %(default)s")
     parser.add_argument("--small", action="store_true", help="the smallest form, whose figures mean nothing")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="default: benchmarks/results")
     parser.add_argument(
-        "--time-limit", type=float, metavar="MIN", help=f"of all steps (default: {MINUTES:g} on a GPU, none on a CPU)"
+        "--time-limit",
+        type=float,
+        metavar="MIN",
+        help=f"minutes of all steps (default: {MINUTES:g} on a GPU, none on a CPU)",
     )
     parser.add_argument("--wheels", type=Path, metavar="DIR", help="a folder of wheels that this Python lacks")
     parser.add_argument("--again", action="store_true", help="also the steps that are done")

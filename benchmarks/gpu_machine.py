@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 LAST_LINES = 40
-"""Of a failed step, that its record keeps beside the lines after its errors; the whole output is in the log archive."""
+"""Last lines of a failed step that its record keeps, besides those after its errors; the log archive has all lines."""
 _ERROR = re.compile(r"(?i)\b(fatal )?error\b|\w(Error|Exception)\b|^Traceback|SUMMARY")
 _FACTS = """
 import json, sys, torch
@@ -60,7 +60,7 @@ class Machine:
     ----------
     device : cuda or cpu
     small : the smallest form of everything
-    folder : for temporary files
+    folder : folder for temporary files
     """
 
     def __init__(self, device: str, small: bool, folder: Path) -> None:

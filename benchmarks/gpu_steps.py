@@ -25,11 +25,11 @@ class Step:
 
     Attributes
     ----------
-    name, what : for `--steps`, and a line
+    name, what : name for `--steps`, and a line that describes the step
     minutes : its time limit; it gets what earlier steps have not used, too
     needs : modules to import
-    run : with the machine and the seconds that it has; its results
-    scripts : of this folder; what they import from it counts, too
+    run : function of the machine and the seconds that the step has; returns its results
+    scripts : names of the scripts of this folder that it runs; what they import from it counts, too
     files : patterns of the other files on which its results depend
     """
 
@@ -173,7 +173,7 @@ def tests(machine: Machine, seconds: float) -> dict[str, Any]:
     else:
         words += ["tests/ops/test_devices.py", "-k", "compiles and iou"]
     try:
-        machine.call(words, seconds, TORCH_LOGS="recompiles")  # says why the compiler runs again
+        machine.call(words, seconds, TORCH_LOGS="recompiles")  # prints why the compiler runs again
     except Failed as failure:
         failure.results = counts(report) if report.exists() else None
         raise

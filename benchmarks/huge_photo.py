@@ -91,8 +91,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sizes", nargs="*", default=["8000x4000"], help="WIDTHxHEIGHT of photos (default: 8000x4000)")
     parser.add_argument("--tiles", nargs="+", default=["off", "1024"], help="auto, off or sides (default: off 1024)")
-    parser.add_argument("--tile-overlap", type=int, help="of the tiles (default: a quarter)")
-    parser.add_argument("--shortest-size", type=int, help="of the network's input, longest side unlimited")
+    parser.add_argument("--tile-overlap", type=int, help="overlap of the tiles in pixels (default: a quarter)")
+    parser.add_argument(
+        "--shortest-size", type=int, help="shortest side of the network's input, longest side unlimited"
+    )
     parser.add_argument("--network", choices=NETWORKS, default="vistas_r50")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     parser.add_argument("--json", help="also write the numbers to this file")

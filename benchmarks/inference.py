@@ -155,8 +155,10 @@ def main() -> None:
     parser.add_argument("what", nargs="*", default=everything, help=f"peers of {', '.join(everything)} (default: all)")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each (default: %(default)s)")
     parser.add_argument("--sides", type=int, nargs="+", default=[512, 1024], help="shortest sides (default: both)")
-    parser.add_argument("--precision", nargs="+", default=["fp32", "bf16"], help="of ours (default: fp32 bf16)")
-    parser.add_argument("--threads", type=int, default=2, help="of torch (default: %(default)s)")
+    parser.add_argument(
+        "--precision", nargs="+", default=["fp32", "bf16"], help="precisions of ours (default: fp32 bf16)"
+    )
+    parser.add_argument("--threads", type=int, default=2, help="threads of torch (default: %(default)s)")
     parser.add_argument("--json", help="also write the numbers to this file")
     arguments = parser.parse_args()
     if unknown := set(arguments.what) - set(everything):

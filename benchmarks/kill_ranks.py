@@ -205,7 +205,7 @@ def main() -> int:
     """Run both trainings and compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=0, help="of ranks and moments")
+    parser.add_argument("--seed", type=int, default=0, help="seed of ranks and moments")
     parser.add_argument("--patience", type=float, default=240, help="seconds without progress that count as a hang")
     options = parser.parse_args()
     from support.micro import make_dataset, write_config

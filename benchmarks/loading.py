@@ -196,7 +196,7 @@ def main() -> None:
     """Run the command line."""
     parser = options(__doc__)
     parser.add_argument("--data", type=Path, help="dataset folder (default: one made for the occasion)")
-    parser.add_argument("--split", default="train", help="of --data (default: %(default)s)")
+    parser.add_argument("--split", default="train", help="split of --data (default: %(default)s)")
     parser.add_argument(
         "--size", type=int, default=1024, help="height of the photos that are made (default: %(default)s)"
     )

@@ -32,7 +32,7 @@ def make(name: str, module: Any, side: int) -> Callable[[], Stages]:
 
     Parameters
     ----------
-    name : of :data:`SIDES`
+    name : name of the side, one of :data:`SIDES`
     module : network and losses, which the sides of ours share
     side : height of the image
     """
@@ -80,11 +80,11 @@ def make(name: str, module: Any, side: int) -> Callable[[], Stages]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sides", nargs="*", default=SIDES, help=f"of {', '.join(SIDES)} (default: all)")
+    parser.add_argument("sides", nargs="*", default=SIDES, help=f"sides to time: {', '.join(SIDES)} (default: all)")
     parser.add_argument("--rounds", type=int, default=3, help="steps of each side (default: %(default)s)")
     parser.add_argument("--side", type=int, default=512, help="height of the image (default: %(default)s)")
     parser.add_argument("--config", default="cityscapes_r50", help="an experiment of configs/ (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=2, help="of torch (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="threads of torch (default: %(default)s)")
     parser.add_argument("--json", help="also write the numbers to this file")
     arguments = parser.parse_args()
     if unknown := set(arguments.sides) - set(SIDES):

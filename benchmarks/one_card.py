@@ -114,7 +114,7 @@ def main() -> int:
     """Train, compare and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", help="cuda or cpu (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=8, help="of each training (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=8, help="steps of each training (default: %(default)s)")
     parser.add_argument("--json", help="also write the numbers to this file")
     arguments = parser.parse_args()
     device = "cuda:0" if arguments.device == "cuda" else arguments.device

@@ -45,7 +45,7 @@ from seamseg.ops import implementations, kernels
 OTHER_NAMES = {"roi_valid_mask": "valid_mask"}
 """Plain forms that are not named as their operator."""
 MOST_FAILURES = 5
-"""Of an operator, that are written down."""
+"""Maximum number of failures of an operator that are written down."""
 MOST_ROUNDS = 20
 """After the time is over, until every operator has been compared."""
 
@@ -219,7 +219,9 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="only operators and cases that contain one of these words")
     parser.add_argument("--device", default="cuda", help="cuda or cpu (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=240, help="for random arguments (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=int(time.time()), help="of the first round (default: the time)")
+    parser.add_argument(
+        "--seed", type=int, default=int(time.time()), help="seed of the first round (default: the time)"
+    )
     parser.add_argument("--without", action="append", default=[], metavar="NAME", help="leave out an operator or case")
     parser.add_argument("--no-cases", action="store_true", help="random arguments only")
     parser.add_argument("--in-process", action="store_true", help="no process of its own: for compute-sanitizer")

@@ -94,7 +94,7 @@ class PlainSemanticHead(nn.Module):
 
     Parameters
     ----------
-    head : whose layers it takes
+    head : head whose layers it takes
     separated : pool along one axis after the other
     """
 
@@ -261,8 +261,8 @@ class PlainTrainingModule(nn.Module):
 
     Parameters
     ----------
-    module : whose network and losses it takes
-    separated : as in the module's description
+    module : module whose network and losses it takes
+    separated : see the module's description
     """
 
     def __init__(self, module: TrainingModule, separated: bool = False) -> None:

@@ -2,7 +2,7 @@
 
     python benchmarks/pooling.py [--rounds 7] [--threads N] [--device cuda] [--json FILE] [NAME ...]
 
-The map is the finest level of a 1024 x 2048 picture. The head as it is usually written (`head`) takes minutes a round
+The map is the finest level of a 1024 x 2048 image. The head as it is usually written (`head`) takes minutes a round
 on a CPU: `--rounds 1 head`.
 """
 

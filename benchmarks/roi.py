@@ -2,7 +2,7 @@
 
     python benchmarks/roi.py [--rounds 7] [--threads N] [--device cpu|cuda] [--json FILE] [NAME ...]
 
-512 boxes, 14 x 14 samples, four levels of 256 channels of a 1024 x 2048 picture. The peer takes one sample a bin too
+512 boxes, 14 x 14 samples, four levels of 256 channels of a 1024 x 2048 image. The peer takes one sample a bin too
 (`sampling_ratio=1`), one call a level with the boxes split beforehand, in the memory format that it is faster in
 (contiguous on the CPU). It is another operation on the same data: no numbers are compared, except with our own plain
 torch.

@@ -187,15 +187,21 @@ def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="as of `seamseg serve` (default: random weights)")
-    parser.add_argument("--config", default="vistas_r50", help="of the random weights (default: %(default)s)")
+    parser.add_argument(
+        "--config", default="vistas_r50", help="configuration of the random weights (default: %(default)s)"
+    )
     parser.add_argument("--size", default="512x767", help="HxW of the photo (default: %(default)s)")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16], help="(default: 1 4 16)")
-    parser.add_argument("--batch-size", type=int, nargs="+", default=[1, 4], help="of the servers (default: 1 4)")
-    parser.add_argument("--requests", type=int, default=32, help="of each form and round (default: %(default)s)")
+    parser.add_argument(
+        "--batch-size", type=int, nargs="+", default=[1, 4], help="batch sizes of the servers (default: 1 4)"
+    )
+    parser.add_argument(
+        "--requests", type=int, default=32, help="requests of each form and round (default: %(default)s)"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     parser.add_argument("--precision", default="fp32", help="(default: %(default)s)")
-    parser.add_argument("--threads", type=int, help="of torch (default: its own choice)")
+    parser.add_argument("--threads", type=int, help="threads of torch (default: its own choice)")
     parser.add_argument("--json", help="also write the numbers to this file")
     arguments = parser.parse_args()
     height, width = arguments.size.split("x")

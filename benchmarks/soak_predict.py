@@ -279,7 +279,7 @@ def main() -> int:
     parser.add_argument("--images", type=int, default=10000)
     parser.add_argument("--kills", type=int, default=40)
     parser.add_argument("--out", choices=("folder", "shards", "url"), default="folder", help="where outputs go")
-    parser.add_argument("--seed", type=int, default=0, help="of processes and moments")
+    parser.add_argument("--seed", type=int, default=0, help="seed of processes and moments")
     parser.add_argument("--patience", type=float, default=3600, help="seconds that one start may take")
     options = parser.parse_args()
     torch.set_num_threads(1)

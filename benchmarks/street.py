@@ -22,7 +22,7 @@ class Scene:
     ----------
     num_stuff, num_thing : classes; every stuff class is a band, things take turns
     rows, columns : the grid on which things stand, one each
-    side : height and width of thing `i` on a picture of `(height, width)`
+    side : height and width of thing `i` on an image of `(height, width)`
     """
 
     num_stuff: int

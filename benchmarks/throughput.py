@@ -153,13 +153,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("variants", nargs="*", metavar="VARIANT", help=f"{', '.join(VARIANTS)} (default: all that go)")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
-    parser.add_argument("--size", default="1024x2048", metavar="HxW", help="of photo and input (default: %(default)s)")
+    parser.add_argument(
+        "--size", default="1024x2048", metavar="HxW", help="size of photo and input (default: %(default)s)"
+    )
     parser.add_argument("--precision", default="bf16", help="default: %(default)s")
-    parser.add_argument("--config", default="vistas_r50", help="of the network (default: %(default)s)")
+    parser.add_argument("--config", default="vistas_r50", help="configuration of the network (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=20, help="images of each variant (default: %(default)s)")
-    parser.add_argument("--photos", type=int, default=100, help="of `predict`; 0 leaves it out (default: %(default)s)")
+    parser.add_argument(
+        "--photos", type=int, default=100, help="photos of `predict`; 0 leaves it out (default: %(default)s)"
+    )
     parser.add_argument("--workers", type=int, default=8, help="processes that decode (default: %(default)s)")
-    parser.add_argument("--threads", type=int, help="of torch (default: its own choice)")
+    parser.add_argument("--threads", type=int, help="threads of torch (default: its own choice)")
     parser.add_argument("--json", help="also write the numbers to this file")
     arguments = parser.parse_args()
     from seamseg.utils import process_settings

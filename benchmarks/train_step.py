@@ -11,7 +11,7 @@ memory, as a loader gives it; plain uploads it when the step begins, the others 
 own during the step before. The peak is that of the allocator in one more step, above what stands before it: weights,
 momenta and the batches that wait (benchmarks/memory.py). FLOPs are those of matrix products and convolutions of the
 plain step, counted by torch, so that work done twice does not make a side look faster; the ceiling is a large product
-of bf16 (on the CPU: float32) matrices in the same run. Weights are random, the picture is noise with rectangles on it.
+of bf16 (on the CPU: float32) matrices in the same run. Weights are random, the image is noise with rectangles on it.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def classifier(config: Any, checkpoint: Any = None, device: Any = "auto") -> nn.
     ----------
     config : JSON file, or the name of a packaged one; or a folder with configuration and checkpoint, also
         `hf://user/repo`
-    checkpoint : of this project or of the original; that of the folder, or random weights if None
+    checkpoint : checkpoint of this project or of the original; that of the folder, or random weights if None
     device : auto (a GPU if there is one), cpu, cuda or cuda:N
 
     Returns

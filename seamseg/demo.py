@@ -40,7 +40,7 @@ class DemoOptions:
     ----------
     out : run folder; everything is written there
     train, val : scenes of each split
-    seed : of the city
+    seed : seed of the city
     overrides : `section.key=value`, applied to the experiment
     device : auto, cpu, cuda or cuda:N
     """

@@ -45,7 +45,7 @@ def fuse(
 
     Parameters
     ----------
-    prediction : of one image, with masks; tensors are copied to the CPU
+    prediction : prediction of one image, with masks; tensors are copied to the CPU
     num_stuff : stuff classes, which come before the things
     score_threshold : detections must score above
     overlap_threshold : a detection is dropped if detections of higher score cover more than this fraction of it
@@ -101,7 +101,7 @@ def merge_queries(
 
     Parameters
     ----------
-    queries : of one image
+    queries : queries of one image
     size : `(height, width)` of the valid part of the network's input
     native_size : `(height, width)` of the image
     num_stuff : stuff classes, which come before the things
@@ -190,7 +190,7 @@ def paste_detections(
 
     Parameters
     ----------
-    prediction : at the network's size
+    prediction : prediction at the network's size
     size : `(height, width)` of the image
     by_nearest : make the masks at the network's size and resize them by nearest neighbour, and clip the boxes, as the
         original does for average precision; by default masks are sampled at the size of the image

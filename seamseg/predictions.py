@@ -38,7 +38,7 @@ class MapFormat:
     tiles : how the maps of overlapping tiles are merged: mean, or core, that of the tile whose edge is farthest
     mirror : factor of each channel in a mirrored image, -1 for the horizontal part of a vector; None for no change
     scale : a PNG file holds the values times this, rounded and clipped
-    bits : of a pixel of that file, 8 or 16
+    bits : bits of a pixel of that file, 8 or 16
 
     Raises
     ------
@@ -69,7 +69,7 @@ class MapFormat:
 
     @property
     def ending(self) -> str:
-        """Of its file: .png, or .npy if a PNG cannot hold the channels, float32 `channels x H x W`."""
+        """Ending of its file: .png, or .npy if a PNG cannot hold the channels, float32 `channels x H x W`."""
         return ".png" if self.channels == 1 or (self.channels == 3 and self.bits == 8) else ".npy"
 
 

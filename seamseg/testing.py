@@ -107,7 +107,7 @@ def check_component(
     Parameters
     ----------
     source : Python file, or name of a module
-    kind, name : of the component; None for all of the source
+    kind, name : kind and name of the component; None for all of the source
     keys : values of its keys, if the defaults do not suit the check
     deterministic : whether a resumed training must give the same weights, to the bit
     data : what the trainings read in place of the generated city, with the splits `train` and `val`: for readers of
@@ -211,10 +211,10 @@ class _Check:
 
     Attributes
     ----------
-    component : as registered
+    component : component as registered
     source : file or module
     work : folder for the runs
-    files : that all checks use
+    files : files that all checks use
     keys, deterministic : see :func:`check_component`
     """
 
@@ -335,7 +335,7 @@ class _Check:
         return "exports to ONNX, which gives the same for an image"
 
     def _head(self) -> str:
-        """Write the maps, and open the model in a process that does not know the head."""
+        """Write the maps, and open the model in a process without the head."""
         maps = tuple(self.component.make.outputs)  # type: ignore[attr-defined]
         written = f"{self._files(maps)}; " if maps else ""
         out = self.work / "warnings.json"
@@ -436,7 +436,7 @@ class _Check:
 
 
 def _work() -> None:
-    """Train or predict in a process of :meth:`_Check._start`, as the JSON of the arguments says."""
+    """Train or predict in a process of :meth:`_Check._start`, by the JSON of the arguments."""
     job = json.loads(sys.argv[1])
     try:
         if "model" in job:

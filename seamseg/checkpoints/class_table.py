@@ -38,7 +38,7 @@ class ClassTable:
 
     Attributes
     ----------
-    classes : of the data set
+    classes : classes of the data set
     table : :data:`NAMES`; the name of a packaged table; or an INI file whose section `[classes]` has entries
         `class = class of the model`, or several of those separated by commas, of which those count that the model has:
         all of them in an evaluation, the first one in pre-training. Upper and lower case are equal
@@ -55,7 +55,7 @@ class ClassTable:
         Parameters
         ----------
         trained : the classes of the model
-        name : of the model, for errors
+        name : name of the model, for errors
         only_things : it is a detector: entries of stuff may name classes that it does not have
 
         Raises
@@ -133,13 +133,13 @@ class ClassTable:
 
         Parameters
         ----------
-        state : by part
+        state : state of the pre-trained network by part
         net : the network that is to load it, with its random weights
         trained, name : as for :meth:`matches`
 
         Returns
         -------
-        state : by part; only parts in :data:`PARTS` change
+        state : state by part; only parts in :data:`PARTS` change
         fresh : a line for each class of which some layers start at random
 
         Raises

@@ -95,7 +95,7 @@ def upload(folder: Path, repo: str, private: bool = False) -> str:
 
     Parameters
     ----------
-    folder : without sub-folders
+    folder : folder without sub-folders
     repo : `user/repo`
     private : create a private repository
 
@@ -140,7 +140,7 @@ def quiet_hub(uri: str) -> Iterator[Any]:
 
     Parameters
     ----------
-    uri : of what is transferred, for errors
+    uri : URI of what is transferred, for errors
 
     Raises
     ------

@@ -41,7 +41,7 @@ class _Placeholder:
 
     Attributes
     ----------
-    kind, of : of the object, and details of it
+    kind, of : kind of the object, and details that depend on the kind
     size : bytes of a copy
     tensors : whether a list, set or dict contains tensors
     similar : number of items of a list, or keys of a set or dict, whose hashes a file can make equal
@@ -89,7 +89,7 @@ def check_pickle(stream: Any, storage: Callable[[Any, int], None]) -> Any:
 
     Parameters
     ----------
-    stream : with `read` and `readline`; positioned after the pickle on return
+    stream : stream with `read` and `readline`; positioned after the pickle on return
     storage : called with key and size in bytes of each storage that is loaded; raises RefusedPickle
 
     Raises
@@ -223,7 +223,7 @@ class _Machine:
 
 
 _OBJECT_BYTES, _ITEM_BYTES, _SET_BYTES, _CALL_BYTES = 64, 100, 216, 512
-"""Of most objects, of an item of a dict, of an empty set, and of what functions make besides their arguments."""
+"""Bytes of most objects, an item of a dict, an empty set, and what functions make besides their arguments."""
 _COMPARISON_BYTES = 8
 """Stands for the time in which a key is compared with each of the same hash, 0.1 us for two of them."""
 

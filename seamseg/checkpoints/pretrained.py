@@ -40,8 +40,8 @@ def load_pretrained(net: nn.Module, specification: str, classes: ClassTable | No
         (body, rpn_head, ...); FILE is then a snapshot or a state dict of that part alone. It may be a safetensors
         file, a folder with a model, or `hf://user/repo`. The moving average of the weights is loaded if the snapshot
         has one
-    classes : by which the rows of the file's classes become those of the network; None loads layers as they are, if
-        their shapes fit
+    classes : class table by which the rows of the file's classes become those of the network; None loads layers as they
+        are, if their shapes fit
 
     Returns
     -------

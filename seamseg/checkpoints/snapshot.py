@@ -183,7 +183,7 @@ def verify_snapshot(path: str | Path, parse: Callable[[Any, str], Any] | None = 
 
     Parameters
     ----------
-    path : of the snapshot
+    path : path of the snapshot
     parse : checks the content for a file with this name; default: :func:`parse_snapshot`
 
     Raises
@@ -225,7 +225,7 @@ def load_snapshot(file: str | Path | IO[bytes], name: str | None = None) -> Snap
     Parameters
     ----------
     file : path or open binary file
-    name : for errors; default: the path
+    name : name of the file for errors; default: the path
 
     Raises
     ------
@@ -355,10 +355,10 @@ def load_into(
 
     Parameters
     ----------
-    net : with the parts of :data:`NETWORK_MODULES` as attributes (None where the task has none)
-    snapshot : from :func:`load_snapshot`
+    net : network with the parts of :data:`NETWORK_MODULES` as attributes (None where the task has none)
+    snapshot : result of :func:`load_snapshot`
     strict : raise an error for missing and unexpected parts or tensors and other shapes; otherwise skip and report them
-    name : of the snapshot, for errors
+    name : name of the snapshot, for errors
     averaged : load the moving average of the weights if the snapshot has one
     check_values : refuse NaN and infinities
 

@@ -23,8 +23,8 @@ def read_weights(path: str | Path, name: str) -> dict[str, Tensor]:
 
     Parameters
     ----------
-    path : of the file
-    name : of the file, for errors
+    path : path of the file
+    name : name of the file, for errors
 
     Raises
     ------
@@ -60,7 +60,7 @@ def write_weights(path: Path, state: Mapping[str, Mapping[str, Tensor]] | Mappin
 
     Parameters
     ----------
-    path : of the file
+    path : path of the file
     state : tensors by name, or state dicts by part, whose tensors get names `PART.KEY`
 
     Raises

@@ -74,9 +74,9 @@ def parse_checkpoint(content: Any, name: str, config: ClassifierConfig) -> Snaps
 
     Parameters
     ----------
-    content : of the file
-    name : of the file, for errors
-    config : of the network that it must fit
+    content : loaded content of the file
+    name : name of the file, for errors
+    config : configuration of the network that the weights must fit
 
     Raises
     ------
@@ -170,8 +170,8 @@ def classifier_config(path: Path, config: str | Path | None = None) -> Path | st
 
     Parameters
     ----------
-    path : of a model
-    config : given for it, if any
+    path : path of a model
+    config : configuration given for it, if any
     """
     if config is not None:
         name = str(config)

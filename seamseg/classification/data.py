@@ -72,8 +72,8 @@ class ClassFolders(Dataset[tuple[Tensor, int, str]]):
     ----------
     root : data folder
     split : its sub-folder, `train` or `val`
-    transform : makes a tensor of an RGB image; may use `random` and torch's global generator
-    seed : of the transform
+    transform : function that makes a tensor of an RGB image; may use `random` and torch's global generator
+    seed : seed of the transform
     upright : apply the EXIF orientation of the images, as prediction does and the original does not
 
     Attributes

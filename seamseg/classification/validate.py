@@ -103,7 +103,7 @@ class ClassifierValidator:
 
         Parameters
         ----------
-        net : on the device of this process; maps images to logits
+        net : network on the device of this process; maps images to logits
         observer : not used
         desc : label of the progress bar
         """
@@ -142,7 +142,7 @@ class ValidationOptions:
     Attributes
     ----------
     config : JSON file, or the name of a packaged one
-    checkpoint : of this project or of the original
+    checkpoint : checkpoint of this project or of the original
     data : folder with `val/<class>/*`
     crop, scale : side of the crop, and shorter side of the image before it, -1 for its own; None: as configured
     ten_crops : average the logits of ten crops

@@ -41,7 +41,7 @@ VALIDATE = """Compute top-1 and top-5 accuracy of a checkpoint on DATA/val.
   seamseg classify validate resnext101_ipabn_lr_512 resnext101_ipabn_lr_512.pth.tar /data/imagenet --ten-crops
   seamseg classify validate my.json model_best.pth.tar DATA --crop 320 --scale 320 --json scores.json
 
-Of a checkpoint with a moving average of the weights, the average is scored.
+If the checkpoint has a moving average of the weights, the average is scored.
 """
 
 
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     validate = add_action(actions, "validate", VALIDATE)
     validate.add_argument("config", metavar="CONFIG", help="JSON file, or a packaged one")
-    validate.add_argument("checkpoint", metavar="CHECKPOINT", help="of this project or of the original")
+    validate.add_argument("checkpoint", metavar="CHECKPOINT", help="checkpoint of this project or of the original")
     validate.add_argument("data", metavar="DATA", help="folder with val/CLASS/*")
     validate.add_argument("--ten-crops", action="store_true", help="average the logits of ten crops of each image")
     validate.add_argument("--crop", type=int, metavar="N", help="side of the crop (default: input.crop_val)")

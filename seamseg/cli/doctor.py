@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("--replay", metavar="DUMP", help="repeat the training step of this dump")
     parser.add_argument(
-        "--device", default="cpu", help="of --replay and --bench: auto, cpu, cuda or cuda:N (default: cpu)"
+        "--device", default="cpu", help="device of --replay and --bench: auto, cpu, cuda or cuda:N (default: cpu)"
     )
     measured = parser.add_argument_group("benchmark")
     measured.add_argument(

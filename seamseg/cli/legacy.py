@@ -117,7 +117,12 @@ def from_test_vistas(argv: Sequence[str]) -> list[str]:
     parser.add_argument("--scales", metavar="LIST", default="[0.7, 1, 1.2]", help="default: %(default)s")
     parser.add_argument("--flip", action="store_true", help="add the mirrored view of each scale")
     _option(
-        parser, "--fusion-mode", metavar="M", choices=("mean", "voting", "max"), default="mean", help="of the views"
+        parser,
+        "--fusion-mode",
+        metavar="M",
+        choices=("mean", "voting", "max"),
+        default="mean",
+        help="how the views are combined",
     )
     _option(
         parser,

@@ -20,8 +20,8 @@ def add_model_options(
 
     Parameters
     ----------
-    parser : of the command
-    group : for the options of opening the model; None for the parser
+    parser : parser of the command
+    group : group for the options of opening the model; None for the parser
     classes : offer a choice of classes
     """
     opening = parser if group is None else group
@@ -106,7 +106,7 @@ def check_model(
 
     Parameters
     ----------
-    model, config, meta, overrides, device : as given; a model of the hub is not downloaded
+    model, config, meta, overrides, device : arguments as given; a model of the hub is not downloaded
     """
     from seamseg.checkpoints.foreign import is_foreign, is_torchvision
     from seamseg.checkpoints.hub import is_hub_uri

@@ -126,7 +126,11 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         "--limit", type=int, metavar="N", help="only the first N photos, and the first N of each video or shard"
     )
     group.add_argument(
-        "--shard-photos", type=int, default=1000, metavar="N", help="photos of a shard at most (default: 1000)"
+        "--shard-photos",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="maximum number of photos of a shard (default: 1000)",
     )
     group.add_argument("--restart", action="store_true", help="process all photos again, and replace earlier outputs")
 

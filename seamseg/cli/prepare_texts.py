@@ -17,8 +17,8 @@ ids = 255
 CITYSCAPES = """Convert raw Cityscapes to a dataset folder.
 
 Put leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip (and leftImg8bit_trainextra.zip, gtCoarse.zip) into one
-folder, unpacked or not; not all of them are required. Of train, val and train_extra, the available ones become the
-splits train, val and coarse:
+folder, unpacked or not; not all of them are required. train, val and train_extra become the splits train, val and
+coarse, as far as they are available:
 
   seamseg prepare cityscapes /data/cityscapes data/cityscapes
   seamseg prepare cityscapes /data/cityscapes data/cityscapes --splits val --workers 4
@@ -114,10 +114,10 @@ LABEL_STUDIO = """Convert photos that were annotated with Label Studio, exported
   seamseg prepare labelstudio data/mine --split train photos/ project-3.json --classes classes.ini
   seamseg prepare labelstudio data/mine --split train photos/ out/labelstudio
 
-TASKS is a JSON file, or a folder or zip file of them. Of each task the last annotation counts that was not cancelled,
+TASKS is a JSON file, or a folder or zip file of them. The last annotation of each task that was not cancelled counts,
 else its last prediction; brush regions and polygons are read. The class list (see the help of `seamseg prepare
-folders`) names the labels and their kinds; the output of `seamseg predict --format labelstudio` holds one. Overlapping
-objects are stored in layers; stuff gets the pixels that no object covers.
+folders`) names the labels and their kinds; the output of `seamseg predict --format labelstudio` contains one.
+Overlapping objects are stored in layers; stuff gets the pixels that no object covers.
 """
 
 MERGE = """Merge dataset folders.

@@ -5,8 +5,8 @@
     curl --data-binary @street.jpg 'http://127.0.0.1:8000/predict'
     curl -F file=@street.jpg 'http://127.0.0.1:8000/predict?format=overlay' -o overlay.jpg
 
-MODEL is anything that `seamseg predict` takes. The server is reachable from this machine only, unless --host says
-otherwise; it has neither passwords nor encryption, which are the business of a reverse proxy.
+MODEL is anything that `seamseg predict` takes. The server is reachable from this machine only, unless --host states
+another address; it has neither passwords nor encryption, which are the business of a reverse proxy.
 
   GET  /         a page to drop a photo on
   POST /predict  a photo as the body, or as `file` of a form; in the query `format`:
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--batch-size",
         type=int,
         metavar="N",
-        help="photos of equal network size that are computed together, at most (default: 4 on a GPU, 1 elsewhere)",
+        help="maximum number of photos of equal network size computed together (default: 4 on a GPU, 1 elsewhere)",
     )
     server.add_argument(
         "--batch-wait",
@@ -56,12 +56,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     limits = parser.add_argument_group("limits")
     limits.add_argument(
-        "--queue", type=int, default=32, metavar="N", help="requests in progress, others get 503 (default: 32)"
+        "--queue",
+        type=int,
+        default=32,
+        metavar="N",
+        help="maximum number of requests in progress, others get 503 (default: 32)",
     )
-    limits.add_argument("--max-upload", type=float, default=32.0, metavar="MIB", help="of a photo (default: 32)")
-    limits.add_argument("--max-megapixels", type=float, default=50.0, metavar="N", help="of a photo (default: 50)")
     limits.add_argument(
-        "--timeout", type=float, default=60.0, metavar="S", help="seconds of a request, then 504 (default: 60)"
+        "--max-upload",
+        type=float,
+        default=32.0,
+        metavar="MIB",
+        help="maximum size of an uploaded photo in MiB (default: 32)",
+    )
+    limits.add_argument(
+        "--max-megapixels",
+        type=float,
+        default=50.0,
+        metavar="N",
+        help="maximum size of a photo in megapixels (default: 50)",
+    )
+    limits.add_argument(
+        "--timeout",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="maximum duration of a request in seconds, then 504 (default: 60)",
     )
 
 

@@ -106,8 +106,8 @@ def check_start(args: argparse.Namespace, parts: Collection[str] = (), weights: 
 
     Parameters
     ----------
-    args : of the command
-    parts : of a network, which may precede the file of `--pre-train` with a colon
+    args : arguments of the command
+    parts : names of the parts of a network, which may precede the file of `--pre-train` with a colon
     weights : `[body] weights`
     """
     if args.resume is not None and args.pre_train and args.resume != "auto":
@@ -144,7 +144,7 @@ def run_trainer(
     Parameters
     ----------
     train : :func:`seamseg.training.run.run_training` or one with the same arguments
-    args : of the command
+    args : arguments of the command
     overrides, pretrain_classes, evaluate : see :class:`seamseg.training.run.TrainingOptions`
     """
     from seamseg.training.run import TrainingOptions

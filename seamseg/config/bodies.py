@@ -27,7 +27,8 @@ class BodyLayout:
 
     Attributes
     ----------
-    out_channels, out_strides : of the output of each stage, by name; no channels if they are not known here
+    out_channels, out_strides : channels and stride of the output of each stage, by name; no channels if they are not
+        known here
     inputs : stages that are inputs of the pyramid by default, of strides 4, 8, 16 and 32 without dilation
     """
 

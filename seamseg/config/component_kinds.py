@@ -15,8 +15,8 @@ class ComponentKind:
     key : `section.key` of the configuration that chooses one by its name; empty if any number may be used, one for each
         section `[KIND NAME]` of the configuration
     modules : modules of this package that register the built-in ones
-    evaluated : used by an evaluation although the configuration of the model does not name it
-    chosen : used where an option names it, not because of its section
+    evaluated : whether an evaluation uses it although the configuration of the model does not name it
+    chosen : whether it is used where an option names it, not because of its section
     needed : a model that has one does not open without it
     """
 

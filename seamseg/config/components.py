@@ -99,8 +99,8 @@ def register(kind: str, name: str, keys: type = NoKeys) -> Callable[[Made], Made
 
     Parameters
     ----------
-    kind : of :data:`KINDS`
-    name : in the configuration: lower-case letters, digits and underscores; in that of a format also hyphens
+    kind : kind of the component, one of :data:`KINDS`
+    name : name in the configuration: lower-case letters, digits and underscores; in that of a format also hyphens
     keys : frozen dataclass whose fields are declared with :func:`seamseg.config.sections.key`, each with a default
 
     Raises
@@ -134,7 +134,7 @@ def load(names: Iterable[str], folder: Path | None = None) -> list[str]:
     Parameters
     ----------
     names : modules that Python finds (`package.module`), and files (`*.py`)
-    folder : of the configuration that names them, where files are searched before the working directory
+    folder : folder of the configuration that names them, where files are searched before the working directory
 
     Returns
     -------
@@ -249,8 +249,8 @@ class Record:
 
     Attributes
     ----------
-    kind, name : of the component
-    module, version : of its module, and the `__version__` of that
+    kind, name : kind and name of the component
+    module, version : name of its module, and the `__version__` of that
     sha256 : of its file
     """
 

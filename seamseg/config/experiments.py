@@ -10,7 +10,7 @@ from seamseg.utils.errors import InputError, did_you_mean
 
 _PACKAGE = Path(__file__).parents[1]
 _FOLDERS = (_PACKAGE / "configs", _PACKAGE.parent / "configs")
-"""Of an installed package, and of a clone."""
+"""Folders of the configurations of an installed package, and of a clone."""
 
 CLASSIFIERS = "imagenet/*.json"
 """Pattern of the configurations of classifiers."""

@@ -15,7 +15,7 @@ class Kind:
     Attributes
     ----------
     modules : parts of the network, each with its own state dict in a snapshot
-    losses : in the order of `[optimizer] loss_weights`
+    losses : names of the losses, in the order of `[optimizer] loss_weights`
     ignored : keys of the configuration without effect, `section.key`, or `section` for all of a section
     """
 

@@ -36,7 +36,7 @@ def load_config(path: str | Path, kind: str | None = None, overrides: Sequence[s
     Parameters
     ----------
     path : the INI file, or the bare name of a packaged experiment
-    kind : of a file that does not name one; panoptic if None
+    kind : kind of a file that does not name one; panoptic if None
     overrides : `section.key=value` each; those of `general.components` add to the components of the file
 
     Raises

@@ -32,7 +32,7 @@ def parse_value(text: str, annotation: Any, limits: Mapping[str, Any]) -> Any:
 
     Parameters
     ----------
-    text : as written in the file
+    text : text of the value as written in the file
     annotation : resolved type of the key: bool, int, float, str, a `tuple`, `list` or `dict` of them, or one `| None`
     limits : `choices`, `minimum`, `maximum` (both included), `above` (not included) and
         `most`, the largest number of values; each may be missing

@@ -1,4 +1,4 @@
-"""Crops of training images: which part of an image a training sees, and at which scale; no torch.
+"""Crops of training images: which part of an image a training uses, and at which scale; no torch.
 
 `[dataloader] crop` chooses one: the random one of this module, or a component (docs/how-to/extend_data.md).
 """
@@ -33,7 +33,7 @@ def read_only(array: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class CropImage:
-    """What a crop knows about an image, before scaling.
+    """An image for which a crop is drawn, before scaling.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class CropImage:
 
 @dataclass(frozen=True)
 class CropParams:
-    """The part of an image that a training sees.
+    """The part of an image that a training uses.
 
     Attributes
     ----------
@@ -127,7 +127,7 @@ class Crop(ABC):
 
     Parameters
     ----------
-    keys : of the section `[crop NAME]`
+    keys : values of the section `[crop NAME]`
     context : options of `[dataloader]`; raise InputError in `__init__` if they do not suit the crop
     """
 

@@ -54,7 +54,7 @@ class PanopticDataset(Dataset[dict[str, Any]]):
     split : name of the split, of a folder that of a list in `lst/`
     transform : makes tensors, :class:`seamseg.data.transforms.TrainTransform`; its attribute `maps`, if it has one, has
         the ground truth to read for custom heads or metrics
-    seed : of the random transforms
+    seed : seed of the random transforms
     fast_decode : decode JPEG at the smallest sufficient size; needs a :class:`TrainTransform`
     replace_unreadable : replace an image that cannot be read by another one of the same orientation, drawn by `seed`,
         epoch and index

@@ -31,8 +31,8 @@ def open_image(
     """Decode an image to 8-bit RGB.
 
     The EXIF orientation is applied if `upright`. 16-bit and floating-point grey are scaled to 8 bits, CMYK and palettes
-    are converted; of an image with transparency the stored colours are used, of several frames the first. `data` is the
-    content of a file that is not on disk under that name, for example one in an archive.
+    are converted; the stored colours of an image with transparency are used, and the first of several frames. `data` is
+    the content of a file that is not on disk under that name, for example one in an archive.
 
     Raises
     ------

@@ -19,7 +19,7 @@ def scaled_size(size: tuple[int, int], shortest: int, longest: int | None) -> tu
     Parameters
     ----------
     size : `(height, width)` or `(width, height)`; the result has the same order
-    shortest, longest : in pixels; no limit on the longest side if it is None
+    shortest, longest : length of the sides in pixels; no limit on the longest side if it is None
     """
     scale = shortest / min(size)
     if longest is not None and int(max(size) * scale) > longest:

@@ -74,7 +74,7 @@ class LoaderOptions:
     ----------
     num_workers : processes that read images; 0 reads in the main process
     pin_memory : put the batches into page-locked memory
-    seed, rank : of the workers' random numbers and of `class_uniform`
+    seed, rank : seed and rank for the random numbers of the workers and of `class_uniform`
     persistent_workers : keep the workers over epochs
     prefetch : batches that each worker prepares ahead
     class_uniform : fraction of the draws that :class:`ClassUniformSampling` replaces

@@ -101,7 +101,7 @@ def scale_and_crop(
 
     Parameters
     ----------
-    source : of the whole image
+    source : map of the whole image
     size : `(height, width)` that the image is scaled to
     window : `(y0, x0, height, width)` of the crop of the scaled image
     flip : whether the image is to be mirrored afterwards, see :func:`nearest_pixels`

@@ -60,7 +60,7 @@ class AugmentedImage(NamedTuple):
         """Return this image with segments of another one over it: their pixels, ids, classes, crowd flags and maps.
 
         What lies outside is cut off, and segments below vanish where they are covered. Pasted ones keep which borders
-        cut them off, those of their own crop or of this image. Of segments in several layers the first one counts.
+        cut them off, those of their own crop or of this image. The first of segments in several layers counts.
 
         Parameters
         ----------
@@ -143,8 +143,8 @@ class Mix(ABC):
 
     Parameters
     ----------
-    keys : of the section `[mix NAME]`
-    reader : of the data set, with `images` and `metadata`; raise InputError in `__init__` if they do not suit
+    keys : values of the section `[mix NAME]`
+    reader : reader of the data set, with `images` and `metadata`; raise InputError in `__init__` if they do not suit
 
     Attributes
     ----------

@@ -35,7 +35,7 @@ class Reader(ABC):
     ----------
     root : path that the command line or the caller names
     split : name of the split
-    keys : of the section `[reader NAME]`
+    keys : values of the section `[reader NAME]`
 
     Attributes
     ----------

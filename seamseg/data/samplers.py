@@ -47,7 +47,7 @@ class ARBatchSampler(Sampler[list[int]]):
     img_sizes : `(height, width)` of each image
     batch_size : images per batch
     drop_last : drop a last batch that is not full
-    epoch, seed : of the shuffling
+    epoch, seed : epoch and seed of the shuffling
 
     Raises
     ------
@@ -232,7 +232,7 @@ class SampleIndex(NamedTuple):
 
     Attributes
     ----------
-    epoch : of the training; augmentation depends on it
+    epoch : epoch of the training; augmentation depends on it
     image : index of the image in the data set
     slot : the index that the sampler drew; differs from `image` where class-uniform sampling replaced the image
     category : class for which class-uniform sampling drew the image; None if it was not drawn for one
@@ -290,9 +290,9 @@ class ClassUniformSampling:
 
     Parameters
     ----------
-    images : of the data set
-    fraction : of the draws that are replaced, 0 to 1
-    seed : of the draws
+    images : images of the data set
+    fraction : fraction of the draws that are replaced, 0 to 1
+    seed : seed of the draws
 
     Raises
     ------

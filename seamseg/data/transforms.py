@@ -41,7 +41,7 @@ class Normalise:
 
     Parameters
     ----------
-    rgb_mean, rgb_std : of values in 0..1; None to omit one
+    rgb_mean, rgb_std : mean and standard deviation of the values of each channel, in 0..1; None to omit one
 
     Raises
     ------
@@ -102,7 +102,7 @@ def jitter(pixels: Tensor, factors: tuple[float, float, float, float]) -> Tensor
     Parameters
     ----------
     pixels : `3 x H x W` uint8, not modified
-    factors : of brightness, contrast and saturation, 1 for no change; shift of the hue in turns, -0.5 to 0.5
+    factors : factors of brightness, contrast and saturation, 1 for no change; shift of the hue in turns, -0.5 to 0.5
     """
     from torchvision.transforms.v2 import functional  # takes a second to import
 

@@ -36,7 +36,7 @@ class WorkerSeed:
 
     Attributes
     ----------
-    seed, rank, epoch : of the process that starts the workers
+    seed, rank, epoch : seed, rank and epoch of the process that starts the workers
     reading : one number per worker in shared memory, where the data set records the index it reads
     """
 
@@ -88,7 +88,7 @@ def starting_workers(parameter: str) -> Iterator[None]:
 
     Parameters
     ----------
-    parameter : that sets their number
+    parameter : name of the parameter that sets their number
 
     Raises
     ------

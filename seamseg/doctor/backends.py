@@ -58,8 +58,8 @@ class Bench:
     ----------
     net : folded, in fp32, on the device
     metadata : its classes
-    device : to measure on
-    mean, std : of its input
+    device : device to measure on
+    mean, std : mean and standard deviation of its input
     """
 
     net: Any
@@ -111,8 +111,8 @@ def compare(bench: Bench, image: np.ndarray, rounds: int, backends: Sequence[str
     ----------
     bench : the network
     image : `H x W x 3` uint8, of the size of its input
-    rounds : after a warm-up
-    backends : from :func:`parse`
+    rounds : number of rounds, after a warm-up
+    backends : names of backends, from :func:`parse`
 
     Returns
     -------

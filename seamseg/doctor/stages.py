@@ -33,7 +33,7 @@ STAGES = ("decode", "resize", "body", "FPN", "RPN head", "NMS", "ROI", "mask", "
 """In order; resize includes normalisation, NMS the selection of proposals, ROI the second NMS, encode the drawing."""
 
 WHOLE_STAGES = ("decode", "resize", "network", "fusion", "encode")
-"""Of a network of another library, whose parts are not timed; the network includes the normalisation."""
+"""Stages of a network of another library, whose parts are not timed; the network includes the normalisation."""
 
 RANDOM_DETECTIONS = 100
 """Detections that are assigned to a network of random weights, which finds none."""
@@ -61,7 +61,7 @@ class StageProfile:
 
     Parameters
     ----------
-    predictor : to profile
+    predictor : predictor to profile
     photo : file
     out : folder for the results, is made
     random_weights : use the first 1000 proposals, and :data:`RANDOM_DETECTIONS` of them as detections

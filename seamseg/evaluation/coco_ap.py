@@ -55,13 +55,13 @@ class InstanceEvaluator:
 
     Parameters
     ----------
-    classes : of the data set, stuff first
+    classes : classes of the data set, stuff first
     by_nearest : how masks are resized, see :func:`seamseg.fusion.paste_detections`
     skip_empty : leave out images without detections, as the original does
 
     Attributes
     ----------
-    images : so far; gather those of all processes for :func:`average_precision`
+    images : the images so far; gather those of all processes for :func:`average_precision`
 
     """
 
@@ -79,7 +79,7 @@ class InstanceEvaluator:
         ----------
         mask : `L x H x W` instance ids
         cat, iscrowd : class (255 void) and crowd flag of each id; entry 0 is void
-        prediction : at network size
+        prediction : prediction at network size
         name : unique; images are evaluated in the order of their names, which defines the order of equal scores
         """
         if self.skip_empty and prediction.scores.shape[0] == 0:
@@ -164,7 +164,7 @@ def average_precision(
 
     Parameters
     ----------
-    classes : of the data set, stuff first
+    classes : classes of the data set, stuff first
     images : each once, including those without instances
     with_masks : whether to score masks, which all detections must then have; None: if they all have masks
     """

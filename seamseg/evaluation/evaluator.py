@@ -33,7 +33,7 @@ class PanopticEvaluator:
 
     Parameters
     ----------
-    classes : of the data set, see :func:`class_infos`
+    classes : classes of the data set, see :func:`class_infos`
     legacy : count like the original program, see :class:`seamseg.evaluation.panoptic_quality.LegacyPanopticQuality`
 
     Attributes
@@ -82,8 +82,8 @@ class PanopticEvaluator:
         ----------
         mask : `L x H x W` instance ids
         cat, iscrowd : class (255 void) and crowd flag of each id; entry 0 is void
-        result : of the same size
-        name : of the image, for errors
+        result : result of the network, of the same size
+        name : name of the image, for errors
 
         Returns
         -------

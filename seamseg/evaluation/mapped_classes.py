@@ -19,7 +19,7 @@ class MappedClasses:
 
     Attributes
     ----------
-    table : of the classes, as given
+    table : table of the classes, as given
     sources : names of the classes of the model; a class without any counts as missed where it occurs
     void : classes of the model whose predictions are void
     """

@@ -5,8 +5,8 @@ Kirillov et al., Panoptic Segmentation, CVPR 2019, with the corner cases of the 
 - Two segments of one class match if their IoU is above one half. Void pixels of the ground truth are excluded from the
   union.
 - A crowd of the ground truth is never matched and never missed.
-- An unmatched prediction is ignored if more than half of it lies on void or on the crowd of its class. Of several
-  crowds of a class in an image only the last counts.
+- An unmatched prediction is ignored if more than half of it lies on void or on the crowd of its class. Only the
+  last of several crowds of a class in an image counts.
 - The area of a ground-truth segment is that of its annotation; the area of a prediction is counted.
 """
 
@@ -84,10 +84,10 @@ def match_segments(
     ----------
     pairs : `K x 2`, (ground-truth id, predicted id) of pixels, 0 void (`seamseg.idmaps.histogram.joint_histogram`)
     counts : `K`, pixels of each pair; a pair may occur more than once
-    gt_segments : of the ground truth, in the order of the annotations. Ids of the map without a segment belong to no
-        class, but are not void
-    pred_segments : of the prediction; their ids must be those of the map
-    name : of the image, for errors
+    gt_segments : segments of the ground truth, in the order of the annotations. Ids of the map without a segment belong
+        to no class, but are not void
+    pred_segments : segments of the prediction; their ids must be those of the map
+    name : name of the image, for errors
 
     Raises
     ------

@@ -21,11 +21,12 @@ class Metric:
 
     Parameters
     ----------
-    keys : of the section `[metric NAME]`
+    keys : values of the section `[metric NAME]`
 
     Attributes
     ----------
-    higher_is_better : of the first of its :meth:`scores`, which can select the best snapshot (`[general] eval_mode`)
+    higher_is_better : whether a higher value of the first of its :meth:`scores` is better; that score can select the
+        best snapshot (`[general] eval_mode`)
     gathered : whether :meth:`state` is a list of entries of images, which is collected instead of summed
     reads : the ground truth that is read from the data set, by name, as of :class:`seamseg.components.Head`
     """

@@ -49,7 +49,7 @@ class PanopticQuality:
         ----------
         gt_ids, pred_ids : `H x W` integer maps of segment ids, 0 void
         gt_segments, pred_segments : segments of the maps; `iscrowd` of a prediction is ignored
-        name : of the image, for errors
+        name : name of the image, for errors
 
         Raises
         ------

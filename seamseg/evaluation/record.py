@@ -41,14 +41,14 @@ class SegmentRecord:
 
     Attributes
     ----------
-    id : in the id PNG
+    id : id in the id PNG
     category : dense class
     area : pixels
     outcome : "matched"; for the ground truth also "missed" and "crowd"; for predictions also "false" and "forgiven"
         (mostly on void or crowd)
     partner, iou : segment of the same class in the other map with the largest IoU, None if there is none
-    iscrowd : of the ground truth
-    score : of a prediction, None if unknown
+    iscrowd : whether a segment of the ground truth is a crowd
+    score : score of a prediction, None if unknown
     """
 
     id: int
@@ -78,9 +78,9 @@ class ImageRecord:
 
     Attributes
     ----------
-    image_id : as in the JSONs
+    image_id : id as in the JSONs
     photo : file name in the folder of the photos, None if unknown
-    width, height : of the maps
+    width, height : size of the maps
     ground_truth_png, prediction_png : file names in the folders of the maps
     PQ, SQ, RQ, mIoU : means over the classes that occur in the image
     ground_truth, prediction : the segments
@@ -144,8 +144,8 @@ def image_record(
 
     Parameters
     ----------
-    comparison : of its segments
-    scores : of this image only
+    comparison : match of its segments
+    scores : scores of this image only
     size : `(height, width)`
     image_id, photo, ground_truth_png, prediction_png : see :class:`ImageRecord`
     """
@@ -199,7 +199,7 @@ class Evaluation:
     folder : path of the folder
     title : description of what was evaluated
     scores : content of :meth:`PanopticScores.to_json`
-    classes, colours : in dense order; a colour is None if unknown
+    classes, colours : names and colours in dense order; a colour is None if unknown
     confusion : `C x (C + 1)` pixel counts; row = ground truth, the last column = predicted void
     ground_truth, prediction : the maps
     photos : folder of the photos, None if unknown
@@ -248,7 +248,7 @@ def begin_evaluation(folder: Path, own_maps: bool) -> bool:
 
     Parameters
     ----------
-    folder : of the evaluation
+    folder : folder of the evaluation
     own_maps : whether the evaluation will write the maps, too
 
     Returns

@@ -363,7 +363,7 @@ def format_table(scores: PanopticScores, per_class: bool = True) -> str:
 
     Parameters
     ----------
-    scores : as fractions
+    scores : scores as fractions
     per_class : list the classes, too
     """
     lines = [f"{'':<8}{'PQ':>7}{'SQ':>7}{'RQ':>7}{'PQ†':>7}{'mIoU':>7}{'classes':>9}"]

@@ -18,7 +18,7 @@ Numbers: TypeAlias = "Sequence[int] | Tensor"
 
 
 def flatten_layers(mask: ArrayLike) -> np.ndarray:
-    """Merge overlapping layers into one id map; of several ids of a pixel, the first layer wins.
+    """Merge overlapping layers into one id map; the first layer with an id at a pixel wins.
 
     Parameters
     ----------
@@ -52,12 +52,12 @@ def gt_segments_from_instances(
     mask : `L x H x W` or `H x W` instance ids, 0 void
     cat, iscrowd : class (255 void) and crowd flag of each id; entry 0 is void
     num_stuff : number of stuff classes, which precede the things
-    name : of the image, for errors
+    name : name of the image, for errors
 
     Returns
     -------
     ids : `H x W` int32, 0 void
-    segments : in the order of their ids, with areas
+    segments : segments in the order of their ids, with areas
 
     Raises
     ------
@@ -84,7 +84,7 @@ def gt_segments_from_pairs(
     Returns
     -------
     pairs : `K x 2`, the ids of the segments in the first column; pairs may occur more than once
-    segments : in the order of their ids, with areas
+    segments : segments in the order of their ids, with areas
     """
     _check_ids(int(pairs[:, 0].max(initial=0)), len(cat), name)
     lookup, kinds = _merge(cat, iscrowd, num_stuff)

@@ -33,11 +33,11 @@ class CocoPanoptic:
 
     Attributes
     ----------
-    path, folder : of the JSON and of the PNGs
-    annotations : in the order of the file
+    path, folder : path of the JSON, and folder of the PNGs
+    annotations : annotations in the order of the file
     categories : None if the file has none, which is valid for predictions
     photo_names : file name of the photo by image id, for the images listed in the file
-    colours : by category id, for the categories with a colour
+    colours : colours by category id, for the categories with a colour
     """
 
     path: Path
@@ -67,7 +67,7 @@ def read_coco_panoptic(json_path: str | Path, folder: str | Path | None = None) 
     Parameters
     ----------
     json_path : the JSON
-    folder : of the PNGs; by default the JSON's path without `.json`
+    folder : folder of the PNGs; by default the JSON's path without `.json`
 
     Raises
     ------
@@ -103,7 +103,7 @@ def segments_of(annotation: Annotation, class_of: Mapping[int, int], source: Pat
 
     Parameters
     ----------
-    annotation : of the image
+    annotation : annotation of the image
     class_of : dense class by `category_id`
     source : the JSON, for errors
 

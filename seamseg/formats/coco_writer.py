@@ -40,9 +40,9 @@ class CocoPanopticWriter:
 
     Parameters
     ----------
-    json_path : of the JSON
+    json_path : path of the JSON
     metadata : classes and colours
-    folder : of the PNGs, by default the JSON's path without `.json`
+    folder : folder of the PNGs, by default the JSON's path without `.json`
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ class CocoPanopticWriter:
         Parameters
         ----------
         image_id : unique; also the name of the PNG, `/` creates subfolders
-        result : at the size of the photo
+        result : result at the size of the photo
         photo_name : file name of the photo, for the JSON
 
         Returns
@@ -173,10 +173,10 @@ def encode_panoptic(
 
     Parameters
     ----------
-    image_id : of the image; its PNG is `<image_id>.png`
+    image_id : id of the image; its PNG is `<image_id>.png`
     id_map : `H x W` ids; those without a segment become void
-    segments : in any order, which is preserved
-    classes, palette : of the data set; the ids are close to the colours of the classes
+    segments : segments in any order, which is preserved
+    classes, palette : classes and colours of the data set; the ids are close to the colours of the classes
 
     Returns
     -------

@@ -98,9 +98,9 @@ def encode_masks(
     Parameters
     ----------
     ids : `H x W` segment ids, 0 void
-    segments : of the map; other ids are void
-    colors : of the classes
-    image : for errors
+    segments : segments of the map; other ids are void
+    colors : colours of the classes
+    image : name of the image, for errors
 
     Raises
     ------

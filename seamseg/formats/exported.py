@@ -67,14 +67,14 @@ class ExportedMetadata:
     sides : smallest and largest free height and width; None if the file takes any
     part : "all", or "dense": pyramid levels, RPN outputs and semantic logits
     precision : compute type, one of :data:`PRECISIONS`
-    mean, std : of the three channels, of values in 0..1. The graph applies them to `uint8` images; the images of
-        classifiers must be normalised with them
-    thresholds : of the fusion, see :data:`THRESHOLDS`; empty for kinds that have none
-    licence : of the weights, free text; empty if unknown
-    query_classes : of a network of queries, one class and one mask each: the class (stuff first) of each of its class
+    mean, std : mean and standard deviation of the three channels, for values in 0..1. The graph applies them to `uint8`
+        images; the images of classifiers must be normalised with them
+    thresholds : thresholds of the fusion, see :data:`THRESHOLDS`; empty for kinds that have none
+    licence : licence of the weights, free text; empty if unknown
+    query_classes : for a network of queries, one class and one mask each: the class (stuff first) of each of its class
         logits but the last one, of "no object"; None for other networks
     maps : output maps of custom heads, by name, which is that of the output
-    version : of seamseg that wrote the file
+    version : version of seamseg that wrote the file
     extra : further keys, for example `quantization`; JSON values
 
     Raises
@@ -166,7 +166,7 @@ class ExportedMetadata:
 
         Parameters
         ----------
-        image : `H x W x 3` uint8 RGB, at most :attr:`max_size`; it is padded at the bottom and on the right
+        image : `H x W x 3` uint8 RGB, not larger than :attr:`max_size`; it is padded at the bottom and on the right
         """
         height, width = size = int(image.shape[0]), int(image.shape[1])
         padded = np.zeros((1, 3, *self.padded_size(size)), np.uint8)

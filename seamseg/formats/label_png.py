@@ -29,8 +29,8 @@ def label_map(ids: np.ndarray, segments: Sequence[SegmentLike], labels: Sequence
     Parameters
     ----------
     ids : `H x W` segment ids, 0 void
-    segments : of the map; other ids are void
-    labels : of each class, at most 255
+    segments : segments of the map; other ids are void
+    labels : label of each class, at most 255
     void : label of void
     """
     return look_up(ids, [(s.id, labels[s.category]) for s in segments], np.uint8, void)
@@ -55,7 +55,7 @@ def instance_map(
     per_label : number of values per label
     alone : stuff and crowds are `label * alone`
     void : value of void
-    image : for errors
+    image : name of the image, for errors
 
     Raises
     ------

@@ -81,7 +81,7 @@ def task(result: PanopticResult, metadata: Metadata, image: str) -> dict[str, An
 
     Parameters
     ----------
-    result : at the size of the photo
+    result : result at the size of the photo
     metadata : names of the classes
     image : address of the photo for Label Studio
     """

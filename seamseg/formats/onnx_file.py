@@ -106,8 +106,8 @@ class OnnxGraph:
     ----------
     metadata : texts of the file by their keys
     opset : version of the operators
-    nodes : in the order of the file
-    weights : by name
+    nodes : nodes in the order of the file
+    weights : weights by name
     inputs, outputs, values : what the file states about inputs, outputs and tensors between
     """
 

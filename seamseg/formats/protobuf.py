@@ -50,7 +50,7 @@ class MessageReader:
     Parameters
     ----------
     data : the file
-    schemas : by the name of the message
+    schemas : schema by the name of the message
     refused : what a field stands for, by message and number: an error of its own
     """
 

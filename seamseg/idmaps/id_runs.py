@@ -57,7 +57,7 @@ def decode_id_runs(stream: bytes | bytearray | memoryview, height: int, width: i
     Parameters
     ----------
     stream : concatenated content of the `IDAT` chunks: compressed, filtered rows
-    height, width : of the image, less than 2^31 pixels
+    height, width : size of the image, less than 2^31 pixels
 
     Returns
     -------

@@ -29,7 +29,7 @@ class Library:
 
     Parameters
     ----------
-    path : of the file; OSError if it cannot be loaded, AttributeError if it is another library
+    path : path of the file; OSError if it cannot be loaded, AttributeError if it is another library
     """
 
     def __init__(self, path: str | Path) -> None:

@@ -85,8 +85,8 @@ def best_masks(logits: np.ndarray, scores: np.ndarray, padded_size: Size, size: 
     ----------
     logits : `K x h x w` float32, of the whole padded input; NaN belongs to no mask
     scores : `K` float32, positive
-    padded_size, size : of the padded input, and of its upper left part with the image
-    native_size : of the result
+    padded_size, size : `(height, width)` of the padded input, and of its upper left part with the image
+    native_size : `(height, width)` of the result
 
     Raises
     ------
@@ -108,7 +108,8 @@ def best_classes(logits: np.ndarray, padded_size: Size, size: Size) -> np.ndarra
     Parameters
     ----------
     logits : `C x h x w` float32 of the whole padded input, 1 to 256 classes
-    padded_size, size : of the padded input, and of its upper left part with the image, which is that of the result
+    padded_size, size : `(height, width)` of the padded input, and of its upper left part with the image, which is that
+        of the result
 
     Raises
     ------
@@ -127,7 +128,7 @@ def mask_boxes(logits: np.ndarray, padded_size: Size, size: Size) -> np.ndarray:
     Parameters
     ----------
     logits : `K x h x w` float32, of the whole padded input
-    padded_size, size : of the padded input, and of its upper left part with the image
+    padded_size, size : `(height, width)` of the padded input, and of its upper left part with the image
 
     Returns
     -------

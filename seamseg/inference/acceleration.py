@@ -25,10 +25,10 @@ class Acceleration:
 
     Attributes
     ----------
-    compile : with torch.compile
+    compile : compile with torch.compile
     cuda_graphs : record CUDA graphs, one for each size of the network's input
     pad_to : pad the sides of the network's input to multiples of this, so that there are fewer sizes; 1 for none
-    backend : of torch.compile
+    backend : backend of torch.compile
 
     Raises
     ------
@@ -75,9 +75,9 @@ class CompiledDense:
 
     Parameters
     ----------
-    net : in evaluation mode, on its device, for inference only: on a CPU its weights become constants
-    device : of the network
-    backend : of torch.compile
+    net : network in evaluation mode, on its device, for inference only: on a CPU its weights become constants
+    device : device of the network
+    backend : backend of torch.compile
 
     Raises
     ------

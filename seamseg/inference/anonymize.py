@@ -148,8 +148,8 @@ def anonymize(
     Parameters
     ----------
     photo : uint8 `H x W x 3`; is not changed
-    regions : of any shape; they may overlap and reach beyond the photo. The size of a region sets its cells: pass one
-        region a person, and parts of objects by :func:`clusters`
+    regions : regions of any shape; they may overlap and reach beyond the photo. The size of a region sets its cells:
+        pass one region a person, and parts of objects by :func:`clusters`
     style : "blur" (averages are interpolated) or "pixels" (squares)
     cells : along the longer side, at least 1
     margin : part of the region's size, at least 0; two pixels are always added

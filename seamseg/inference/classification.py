@@ -55,8 +55,8 @@ class Classification(PhotoResult):
 
         Parameters
         ----------
-        prediction : with logits
-        size : of the photo
+        prediction : prediction with logits
+        size : `(height, width)` of the photo
         metadata : the classes of the model
         classes : indices of the classes to choose among, others have probability 0; None for all
         """

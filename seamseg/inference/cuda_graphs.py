@@ -65,9 +65,9 @@ class CudaGraph:
 
     Parameters
     ----------
-    function : to record; must not wait for the GPU
+    function : function to record; must not wait for the GPU
     x : a tensor of the shape to record for
-    stream : for the capture, on the device of `x`
+    stream : stream for the capture, on the device of `x`
     shared : another graph, captured on the same stream, whose memory pool is shared: their calls are serialised, also
         on several streams
     """

@@ -33,7 +33,7 @@ class Detection:
 
     Attributes
     ----------
-    name : of its class
+    name : name of its class
     category : index of its class, into `metadata.categories`
     score : 0 to 1
     box : `(y0, x0, y1, x1)` in pixels of the photo, exclusive lower-right corner
@@ -124,8 +124,8 @@ class Detections(PhotoResult, Sequence[Detection]):
 
         Parameters
         ----------
-        prediction : in pixels of the network's input
-        size : of the photo
+        prediction : prediction in pixels of the network's input
+        size : `(height, width)` of the photo
         metadata : the classes of the model
         least_score : objects must score above
         classes : indices of the classes to keep, stuff first; None for all
@@ -219,9 +219,9 @@ class Detections(PhotoResult, Sequence[Detection]):
 
         Parameters
         ----------
-        photo : to draw on, of any size; None for the result's own, or a black image if it has none
+        photo : photo to draw on, of any size; None for the result's own, or a black image if it has none
         labels : write class and score at each box
-        opacity : of the masks, 0 to 1
+        opacity : opacity of the masks, 0 to 1
         classes : names of the classes to draw; None for all
 
         Examples
@@ -241,7 +241,7 @@ class Detections(PhotoResult, Sequence[Detection]):
 
         Parameters
         ----------
-        image_id : of the photo; in a dataset folder, the file name without its ending
+        image_id : id of the photo; in a dataset folder, the file name without its ending
 
         Examples
         --------

@@ -39,9 +39,9 @@ class ExportedNetwork:
     Parameters
     ----------
     session : :class:`seamseg.inference.onnx_engines.OnnxSession` or :class:`seamseg.inference.package.PackageSession`
-    name : of the file, for messages
+    name : name of the file, for messages
     exported : what the file states about the network
-    nms_threshold : of its detections; None for a network without detections
+    nms_threshold : NMS threshold (IoU) of its detections; None for a network without detections
     probabilities : return the probability of the class of each pixel, too
     """
 

@@ -86,7 +86,7 @@ class PreparedImage:
 
     Attributes
     ----------
-    pixels : at the size of the network's input, `H x W x 3` uint8, see :func:`network_input`
+    pixels : pixels at the size of the network's input, `H x W x 3` uint8, see :func:`network_input`
     size : `(height, width)` of the image itself
     rgb : the image itself, `h x w x 3` uint8, if it is kept
     source_image : path or copy of the image that a result refers to, if any
@@ -175,8 +175,8 @@ def equal_size_batches(
 
     Parameters
     ----------
-    items : in any order
-    batch_size : items of a group at most
+    items : items in any order
+    batch_size : maximum number of items of a group
     size_of : returns the shape of the network input of an item
     nbytes_of : returns the memory of an item
     in_order : group only neighbours, so that the order is kept

@@ -24,7 +24,7 @@ class ResultSettings:
     Attributes
     ----------
     metadata : the classes of the model
-    thresholds : of scores, and of the fusion
+    thresholds : thresholds of scores, and of the fusion
     classes : indices of the classes in results; None for all
     """
 
@@ -43,7 +43,7 @@ class InferenceKind:
 
     Attributes
     ----------
-    name : of the kind, as in `[general] kind`
+    name : name of the kind, as in `[general] kind`
     result : makes the result of a photo of `(height, width)` from the output of the network
     options : names of those :class:`seamseg.inference.options.InferenceOptions` of :data:`SPECIAL` that it uses
     """

@@ -38,8 +38,8 @@ class TorchNetwork:
     Parameters
     ----------
     net : trained network; is moved to `device` and set to evaluation mode
-    normalise : from bytes to the network's input
-    device : to compute on
+    normalise : conversion of bytes to the network's input
+    device : device to compute on
     augmentation : views of each image; None for one plain view
     tta_fusion : how the views of a semantic network are merged, see :class:`seamseg.inference.options.InferenceOptions`
     averaged : whether the weights are a moving average of those of the training

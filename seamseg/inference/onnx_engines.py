@@ -34,8 +34,8 @@ class OnnxSession:
     run : see :data:`Run`
     exported : what the file states about its network
     outputs : types and shapes by name, see :class:`seamseg.inference.onnx_graph.check.CheckedGraph`
-    device : that it runs on
-    integer_layers : convolutions and linear layers that the engine computes in int8; None if it does not say
+    device : device that it runs on
+    integer_layers : convolutions and linear layers that the engine computes in int8; None if it does not report them
     """
 
     uses_torch = False
@@ -48,15 +48,15 @@ class OnnxSession:
 
 
 _TURN = threading.Lock()
-"""Of those that open a file in ONNX Runtime: the arena is chosen for the process."""
+"""Held while a file is opened in ONNX Runtime: the arena is chosen for the process."""
 
 
 def open_onnx(path: Path, device: str = "cpu") -> OnnxSession:
-    """Open an ONNX file, whose graph is checked before an engine sees it, and for each size of the inputs.
+    """Open an ONNX file, whose graph is checked before an engine reads it, and for each size of the inputs.
 
     Parameters
     ----------
-    path : of the file
+    path : path of the file
     device : "auto" or "cpu" for ONNX Runtime; "openvino", or with a device of OpenVINO as "openvino:GPU"
 
     Raises
@@ -110,7 +110,7 @@ def onnxruntime_settings() -> Any:
 def _set_arena(limit: int) -> None:
     """Let sessions that are opened next, with `use_env_allocators`, allocate at most so many bytes; 0 for no limit.
 
-    It stands behind the check of the graph, which knows neither all orders of nodes nor what kernels allocate.
+    It stands behind the check of the graph, which covers neither all orders of nodes nor what kernels allocate.
     """
     import onnxruntime
 
@@ -213,7 +213,7 @@ class OpenvinoRun:
 
 
 def _integer_layers(compiled: Any) -> int | None:
-    """Return how many convolutions and linear layers OpenVINO computes in int8; None if its plugin does not say."""
+    """Return the number of convolutions and linear layers that OpenVINO computes in int8; None if it reports none."""
     try:
         facts = [node.get_rt_info() for node in compiled.get_runtime_model().get_ops()]
         names = [(fact["layerType"].astype(str), fact["runtimePrecision"].astype(str)) for fact in facts]

@@ -113,14 +113,15 @@ class InferenceOptions:
 
     Attributes
     ----------
-    score_threshold, overlap_threshold, min_stuff_area : of the fusion, see `[general]`
-    shortest_size, longest_max_size : of the network's input in pixels; by default the longest side is at most 4 times
-        the shortest, or the configured maximum if that is larger
-    tiles, tile_overlap : for large images: "auto", "off" or the side of the tiles, and the minimum overlap, in pixels
-        of the network's input; see :class:`seamseg.inference.tiling.tiles.Tiling`
+    score_threshold, overlap_threshold, min_stuff_area : thresholds of the fusion, see `[general]`
+    shortest_size, longest_max_size : size of the network's input in pixels; by default the longest side is at most 4
+        times the shortest, or the configured maximum if that is larger
+    tiles, tile_overlap : how large images are divided: "auto", "off" or the side of the tiles, and the minimum overlap,
+        in pixels of the network's input; see :class:`seamseg.inference.tiling.tiles.Tiling`
     size : length of the longest side of the network's input instead of these, see `dataloader.longest_size`
     tta : test-time augmentation, as `"flip,0.75,1.0,1.25"`: see :class:`Augmentation`
-    tta_fusion : of the views of a semantic network: "mean" (of the probabilities), "max" (the surest view) or "voting"
+    tta_fusion : how the views of a semantic network are combined: "mean" (of the probabilities), "max" (the surest
+        view) or "voting"
     probabilities : predict the probability of the class of each pixel, too (semantic networks only)
     classes : names of the classes in results, all others are void; None for all
     preview : half the input size: a quarter of the time, small objects are missed

@@ -39,7 +39,7 @@ ONEDNN_BF16 = "convolutions in bfloat16"
 
 _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _CAPABILITIES = ("DEFAULT", "AVX2", "AVX512")
-"""Of x86 CPUs as torch names them, each with all before it."""
+"""Capabilities of x86 CPUs as torch names them; each includes all before it."""
 
 
 def _stated(path: Path) -> dict[str, str]:
@@ -81,14 +81,14 @@ class PackageSession:
 
     Parameters
     ----------
-    path : of the package
+    path : path of the package
     device : "auto", "cpu" or "cuda", with an index or not: of the type that the package was compiled for. Without an
         index the GPU of the local rank of the launcher
 
     Attributes
     ----------
     exported : what the package states about the network
-    device : that it runs on
+    device : device that it runs on
 
     Raises
     ------
@@ -130,7 +130,7 @@ class PackageSession:
 
         Parameters
         ----------
-        names : of the outputs to return
+        names : names of the outputs to return
         inputs : `image` and, unless it is a classifier, `size`; see `seamseg/deploy/network.py`
 
         Raises
@@ -199,7 +199,7 @@ def requirements(device: str, features: Sequence[str] = ()) -> dict[str, Any]:
     Parameters
     ----------
     device : type that it is compiled for, "cpu" or "cuda"
-    features : of the CPU, see :func:`missing_features`
+    features : required features of the CPU, see :func:`missing_features`
     """
     import torch
 

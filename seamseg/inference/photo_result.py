@@ -53,7 +53,7 @@ class PhotoResult(ABC):
     source : path or copy of the photo, if it is kept
     maps : output maps of custom heads by name, `H x W` or `channels x H x W`, at the size of the network's input; see
         :func:`seamseg.components.resize_map`
-    counted : of :data:`COUNTED`
+    counted : what :meth:`counts` counts, one of :data:`COUNTED`
     """
 
     counted: ClassVar[str]
@@ -139,7 +139,8 @@ class PhotoResult(ABC):
         ----------
         classes : names; include related classes, as `person,rider`
         style : "blur" or "pixels"
-        least_score : of detections that are hidden, see :func:`seamseg.inference.anonymize.private_regions`
+        least_score : minimum score of detections that are hidden, see
+            :func:`seamseg.inference.anonymize.private_regions`
 
         Raises
         ------
@@ -169,11 +170,11 @@ class PhotoResult(ABC):
         ----------
         path : `.jpg`, `.png` or `.webp` for the overlay; `.json` for the COCO format of this kind of result; `.npz` to
             load it again
-        **options : of :meth:`draw`, for overlays
+        **options : options of :meth:`draw`, for overlays
 
         Returns
         -------
-        path : as given
+        path : the path as given
 
         Raises
         ------
@@ -210,7 +211,7 @@ class PhotoResult(ABC):
 
         Parameters
         ----------
-        path : of the file
+        path : path of the file
         photo : path of its photo, to draw on
 
         Raises

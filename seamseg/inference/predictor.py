@@ -102,7 +102,7 @@ class Predictor(Generic[R]):
     network : trained network
     metadata : its classes
     input_size : the size of the network's input for a photo
-    thresholds : of scores, and of the fusion
+    thresholds : thresholds of scores, and of the fusion
     tiling : how large images are divided
     classes : indices of the classes in results; None for all
 
@@ -181,7 +181,7 @@ class Predictor(Generic[R]):
         tile_overlap : minimum overlap of the tiles in pixels of the network's input; None for the setting of the
             predictor, or if `tiles` is given for a quarter of their side
         keep_photo : the result keeps the photo, to draw on: the path of a file, else a copy of the pixels
-        batch_size : for several photos, see :meth:`predict_iter`
+        batch_size : maximum number of photos computed together, see :meth:`predict_iter`
 
         Raises
         ------
@@ -259,7 +259,7 @@ class Predictor(Generic[R]):
 
         Parameters
         ----------
-        images : at the size of the network's input, `H x W x 3` uint8, see
+        images : images at the size of the network's input, `H x W x 3` uint8, see
             :func:`seamseg.inference.images.network_input`
         tiling : None for that of the predictor
 

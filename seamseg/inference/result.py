@@ -133,9 +133,9 @@ class Panoptic(PanopticResult, PhotoResult):
 
         Parameters
         ----------
-        photo : to draw on, of any size; None for the result's own, or a black image if it has none
+        photo : photo to draw on, of any size; None for the result's own, or a black image if it has none
         labels : write class and score on large segments
-        opacity : of the colours, 0 to 1
+        opacity : opacity of the colours, 0 to 1
         outlined : draw a contour around each thing
         classes : names of the classes to draw; None for all
 
@@ -159,7 +159,7 @@ class Panoptic(PanopticResult, PhotoResult):
         Parameters
         ----------
         image_id : id of the photo in the list of images
-        file_name : of the id image, `<image_id>.png` by default
+        file_name : file name of the id image, `<image_id>.png` by default
 
         Examples
         --------

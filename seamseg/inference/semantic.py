@@ -62,8 +62,8 @@ class SemanticMap(PhotoResult):
 
         Parameters
         ----------
-        prediction : of a predictor, in pixels of the network's input
-        size : of the photo
+        prediction : prediction of a predictor, in pixels of the network's input
+        size : `(height, width)` of the photo
         metadata : the classes of the model
         classes : indices of the classes to keep, others become void; None for all
         """
@@ -139,8 +139,8 @@ class SemanticMap(PhotoResult):
 
         Parameters
         ----------
-        photo : to draw on, of any size; None for the result's own, or a black image if it has none
-        opacity : of the colours, 0 to 1
+        photo : photo to draw on, of any size; None for the result's own, or a black image if it has none
+        opacity : opacity of the colours, 0 to 1
         classes : names of the classes to draw; None for all
         """
         rgb, opacity = self.canvas(photo, opacity)
@@ -155,7 +155,7 @@ class SemanticMap(PhotoResult):
 
         Parameters
         ----------
-        image_id : of the photo
+        image_id : id of the photo
         """
         entries = []
         for _, category, _, _ in self.shares():

@@ -32,7 +32,7 @@ def predict_augmented(
 
     Parameters
     ----------
-    net : in evaluation mode
+    net : network in evaluation mode
     images : `3 x H x W`, float32, on its device
     augmentation : the views
 
@@ -68,7 +68,7 @@ def segment_augmented(
 
     Parameters
     ----------
-    net : in evaluation mode
+    net : network in evaluation mode
     images : `3 x H x W`, float32, on its device
     augmentation : the views; like those of the original they are not smoothed before they are shrunk
     fusion : "mean", "max" or "voting", see :func:`seamseg.ops.upsample.upsample_fusion`

@@ -21,10 +21,10 @@ def check_equal(owner: str, expected: nn.Module, made: nn.Module, example: Any, 
 
     Parameters
     ----------
-    owner : for the message
+    owner : what the networks belong to, for the message
     expected, made : networks with the same parameters and buffers, in order, whose names may differ; not changed
     example : input, a tuple for several
-    signs : of gradients and buffers that change their sign in `made`, by the name in `expected`: 1 or -1, broadcastable
+    signs : sign of gradients and buffers that change it in `made`, by the name in `expected`: 1 or -1, broadcastable
 
     Raises
     ------

@@ -39,7 +39,7 @@ class Site:
     """A call in the `forward` of a module.
 
     owner : name of that module in the network, "" for the network itself
-    kind : of the node in the graph
+    kind : kind of the node in the graph
     target : function, name of the method, or name of the called module in the network
     ordinal : number of earlier calls of the target in that `forward`
     """

@@ -33,9 +33,9 @@ class PanopticActor:
     Parameters
     ----------
     model : see :func:`seamseg.load`, on a path or URL that every worker can read
-    column : of the photos, encoded or as arrays; None for the first of :data:`COLUMNS`
+    column : name of the column of the photos, encoded or as arrays; None for the first of :data:`COLUMNS`
     batch_size : photos of equal size that the network processes together; None for 4 on a GPU, 1 elsewhere
-    **options : of :func:`seamseg.load`
+    **options : options of :func:`seamseg.load`
 
     Raises
     ------

@@ -47,8 +47,8 @@ def build_network(config: Config, num_stuff: int, num_thing: int) -> Segmentatio
 
     Parameters
     ----------
-    config : of any kind: instance segmentation networks have no semantic head, detection networks no mask branch
-        either. With `[general] qat` the network is one of :mod:`seamseg.models.quantised`, without ranges
+    config : configuration of any kind: instance segmentation networks have no semantic head, detection networks no mask
+        branch either. With `[general] qat` the network is one of :mod:`seamseg.models.quantised`, without ranges
     num_stuff, num_thing : classes of the data set
 
     Returns

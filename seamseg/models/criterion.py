@@ -51,7 +51,7 @@ class SemanticCriterion:
 
     Parameters
     ----------
-    image_loss : of one image
+    image_loss : function that returns the loss of one image
     """
 
     image_loss: Callable[[SemanticImage], Tensor]
@@ -115,14 +115,14 @@ class Criterion:
 
     Parameters
     ----------
-    config : of the kinds panoptic, instance_seg and detection
+    config : configuration of kind panoptic, instance_seg or detection
 
     Attributes
     ----------
     names : the losses of this kind, see :data:`seamseg.config.kinds.KINDS`
     anchor_matcher : makes the targets of the anchors
     mask_size : `(height, width)` of the masks, None without a mask branch
-    box_loss : of boxes, those of anchors as well
+    box_loss : loss of boxes, those of anchors as well
     semantic : the loss of the semantic head; None without one
     """
 

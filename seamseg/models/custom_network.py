@@ -25,7 +25,7 @@ class NetworkContext:
     Attributes
     ----------
     num_stuff, num_thing : classes of the data set; stuff comes first
-    config : of the training
+    config : configuration of the training
     """
 
     num_stuff: int
@@ -38,8 +38,8 @@ class CustomNetwork(nn.Module):
 
     Parameters
     ----------
-    keys : of the section `[network NAME]`
-    context : of the training
+    keys : values of the section `[network NAME]`
+    context : number of classes and configuration of the training
 
     Attributes
     ----------
@@ -117,7 +117,7 @@ class WholeNetwork(Network):
     Parameters
     ----------
     network : its only part
-    name : of the component
+    name : name of the component
     """
 
     compiled_parts = ()

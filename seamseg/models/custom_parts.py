@@ -54,10 +54,10 @@ def check_part(kind: str, part: Any, context: HeadContext, component: Component)
 
     Parameters
     ----------
-    kind : of the component
+    kind : kind of the component
     part : the built one
-    context : that it was built with
-    component : for the message
+    context : what it was built for
+    component : component of the part, for the message
     """
     (height, width), things = _IMAGE, context.num_thing
     with _trial(part, component) as device:

@@ -39,8 +39,8 @@ class FoldedBlock(nn.Module):
 
     Parameters
     ----------
-    convs : in order; the last has the activation that follows the sum, if there is one
-    projection : of the shortcut, without an activation; None if the shortcut is the input
+    convs : convolutions in order; the last has the activation that follows the sum, if there is one
+    projection : convolution of the shortcut, without an activation; None if the shortcut is the input
     first : norm of the input of a block that begins with one
     """
 
@@ -70,7 +70,8 @@ class FoldedDenseModule(nn.Module):
 
     Parameters
     ----------
-    norms, first, second : of each layer: norm of all maps before, 1x1 convolution with activation, 3x3 convolution
+    norms, first, second : modules of each layer: norm of all maps before, 1x1 convolution with activation, 3x3
+        convolution
     """
 
     def __init__(
@@ -229,8 +230,8 @@ class FoldedBoxBranch(nn.Module):
 
     Parameters
     ----------
-    first, second : with activation; the first takes a region flattened as `h x w x C` rather than `C x h x w`; there is
-        no second one after convolutions
+    first, second : layers with activation; the first takes a region flattened as `h x w x C` rather than `C x h x w`;
+        there is no second one after convolutions
     """
 
     def __init__(self, first: FusedLinear, second: FusedLinear | None) -> None:

@@ -95,7 +95,7 @@ def for_inference(net: Net, device: torch.device, precision: str = "fp32") -> Ne
     Parameters
     ----------
     net : trained network, not changed
-    device : to run on
+    device : device to run on
     precision : see :func:`choose_precision`
 
     Raises

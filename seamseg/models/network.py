@@ -23,7 +23,7 @@ class BatchOptions:
     Parameters
     ----------
     channels_last : run in channels-last memory format
-    pad_to : at inference, sides of a batch are padded to multiples of this
+    pad_to : pad the sides of a batch to multiples of this at inference
 
     Raises
     ------
@@ -50,7 +50,7 @@ class Network(nn.Module):
 
     Attributes
     ----------
-    memory_format : of the maps and the weights
+    memory_format : memory format of the maps and the weights
     compiled : whether parts were compiled by :meth:`compile_parts`
     """
 
@@ -98,7 +98,7 @@ class Network(nn.Module):
 
         Parameters
         ----------
-        backend : of torch.compile, which runs with the first batch
+        backend : backend of torch.compile, which runs with the first batch
         """
         for name in self.compiled_parts:
             part = getattr(self, name)

@@ -20,10 +20,9 @@ from seamseg.structures import Batch, PackedSequence, TargetInfo
 class ROIOutputs:
     """The ROI head on the sampled proposals.
 
-    samples: of each image, None for an image without any. Over all images, M samples of which P are leading: cls_logits
-    `M x (things + 1)`, bbx_logits `M x things x 4`, msk_logits `P x things x 28 x 28` of the leading ones, None without
-    a mask branch; refined: of the leading ones, too, None without a refinement. Without samples in any image M and P
-    are 0.
+    samples: samples of each image, None for an image without any; M in all images, P of them leading, 0 if no image has
+    any. cls_logits `M x (things + 1)`, bbx_logits `M x things x 4`, msk_logits `P x things x 28 x 28` of the leading
+    ones, None without a mask branch; refined: refined masks of the leading ones, None without a refinement.
     """
 
     samples: list[ROISample | None]

@@ -51,7 +51,7 @@ class DensePart(nn.Module):
 
     Parameters
     ----------
-    body, rpn_head, sem_head : of the network; no semantic head for other tasks
+    body, rpn_head, sem_head : parts of the network; no semantic head for other tasks
     rpn_levels : (first, number) of the levels that have anchors
     """
 

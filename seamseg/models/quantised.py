@@ -47,7 +47,7 @@ class QuantisedLayer(nn.Module):
 
     Parameters
     ----------
-    layer : whose weight, bias and activation are copied
+    layer : layer whose weight, bias and activation are copied
     quantised : False leaves the layer in float
     float_input : the input is not rounded yet
     residual : another map is added to the output
@@ -125,7 +125,7 @@ def quantised(folded: Module) -> Module:
 
     Parameters
     ----------
-    folded : from :func:`seamseg.models.folding.fold_layers`, changed in place. All its norms are folded
+    folded : result of :func:`seamseg.models.folding.fold_layers`, changed in place. All its norms are folded
 
     Returns
     -------
@@ -207,8 +207,8 @@ def choosing_ranges(net: nn.Module) -> Iterator[None]:
             assert place.histogram is not None
             if not place.histogram.counts.any():
                 raise InputError(
-                    f"the network finds no objects in the pictures for the calibration, so that {name} has no range: "
-                    "train it longer, or take other or more pictures"
+                    f"the network finds no objects in the images for the calibration, so that {name} has no range: "
+                    "train it longer, or take other or more images"
                 )
             with torch.no_grad():
                 place.set_range(*place.histogram.best_range(place.slope))

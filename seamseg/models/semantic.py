@@ -20,7 +20,7 @@ class DenseSegmentation(nn.Module):
 
     Parameters
     ----------
-    body, head, cls : of the network
+    body, head, cls : parts of the network
     """
 
     def __init__(self, body: nn.Module, head: nn.Module, cls: nn.Module) -> None:

@@ -102,9 +102,10 @@ def inplace_abn(
         local, as DistributedDataParallel expects.
     residual : added before the activation, in the shape of `x`; None for nothing. The backward pass subtracts
         it again: a residual block keeps only its output, besides the residual, which the layer that made it keeps.
-    deferred : from :func:`seamseg.ops.abn_kernel_gradient.defer_scale_gradient`, where `x` comes from a convolution.
-        Scales below the spacing of the numbers that the output is stored in (1/128 of its root mean square in bfloat16)
-        get their gradient through its kernel; without it that gradient shrinks with the square of the scale.
+    deferred : result of :func:`seamseg.ops.abn_kernel_gradient.defer_scale_gradient`, where `x` comes from a
+        convolution. Scales below the spacing of the numbers that the output is stored in (1/128 of its root mean square
+        in bfloat16) get their gradient through its kernel; without it that gradient shrinks with the square of the
+        scale.
 
     Returns
     -------

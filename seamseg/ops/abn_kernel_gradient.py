@@ -27,8 +27,8 @@ def defer_scale_gradient(kernel: Tensor, weight: Tensor, dim: int = 0) -> tuple[
 
     Parameters
     ----------
-    kernel : of a layer whose output, linear in the kernel, is the input of the norm
-    weight : `C`, of the norm
+    kernel : kernel of a layer whose output, linear in the kernel, is the input of the norm
+    weight : weight of the norm, `C`
     dim : dimension of the output channels of `kernel`
 
     Returns

@@ -50,10 +50,10 @@ def inplace_abn_projection(
     Parameters
     ----------
     x : `N x C x h x w`, the last convolution of the branch
-    weight, bias, norm : of the last norm of the branch; its activation follows the sum
+    weight, bias, norm : parameters and settings of the last norm of the branch; its activation follows the sum
     shortcut : `N x C_in x H x W`, the input of the block
     projection : convolution and norm of the shortcut
-    deferred : of the last norm of the branch; see :func:`seamseg.ops.abn.inplace_abn`
+    deferred : argument `deferred` of the last norm of the branch; see :func:`seamseg.ops.abn.inplace_abn`
 
     Returns
     -------

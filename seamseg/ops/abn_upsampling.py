@@ -37,7 +37,8 @@ def upsample_abn_rows(
     x : `N x C x h x w`; channels last is fastest
     rows : int64 `P`, no row twice
     kernel : `C x D x 2 x 2`
-    weight, bias, norm : of the in-place ABN, in training mode; see :func:`seamseg.ops.abn.inplace_abn`
+    weight, bias, norm : parameters and settings of the in-place ABN, in training mode; see
+        :func:`seamseg.ops.abn.inplace_abn`
 
     Returns
     -------

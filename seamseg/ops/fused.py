@@ -30,9 +30,9 @@ class _Fused(nn.Module):
 
     Parameters
     ----------
-    weight, bias : used without gradient
+    weight, bias : parameters of the layer, used without gradient
     activation, activation_param : see :data:`seamseg.ops.activation.ACTIVATIONS`
-    memory_format : of the weight
+    memory_format : memory format of the weight
     """
 
     def __init__(

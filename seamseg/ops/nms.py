@@ -12,7 +12,7 @@ from .reference import nms as reference
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, n_max: int = -1, groups: Tensor | None = None) -> Tensor:
     """Visit boxes by decreasing score; keep each that no kept box overlaps with `IoU >= iou_threshold`.
 
-    Of equal scores the lower index comes first; a NaN score counts as the highest. A NaN IoU (two empty boxes, a NaN
+    The lower index of equal scores comes first; a NaN score counts as the highest. A NaN IoU (two empty boxes, a NaN
     corner) never suppresses. Overlaps of boxes in half precision are computed in float32.
 
     Parameters

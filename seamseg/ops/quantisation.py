@@ -40,7 +40,7 @@ class Histogram:
             return
         low, high = float(values.min()), float(values.max())
         if not math.isfinite(low) or not math.isfinite(high):
-            raise SeamsegError("int8: the network computes values that are not finite for a calibration picture")
+            raise SeamsegError("int8: the network computes values that are not finite for a calibration image")
         self.low, self.high = min(self.low, low), max(self.high, high)
         largest = max(-low, high, 1e-12)
         if not self.limit:
@@ -64,8 +64,8 @@ class Histogram:
 
         Parameters
         ----------
-        slope : of the leaky ReLU that all users of the tensor apply first; its result is what counts. Negative values
-            then hardly do, and most of the 255 steps go to the positive ones. None if there is none
+        slope : slope of the leaky ReLU that all users of the tensor apply first; its result is what counts. Negative
+            values then hardly do, and most of the 255 steps go to the positive ones. None if there is none
         """
         (used,) = np.nonzero(self.counts)
         if not used.size:
@@ -97,11 +97,11 @@ class FakeQuantise(nn.Module):
 
     Parameters
     ----------
-    slope : as of :meth:`Histogram.best_range`
+    slope : see :meth:`Histogram.best_range`
 
     Attributes
     ----------
-    histogram : of the values seen, while the range is being chosen; values then pass unchanged
+    histogram : histogram of the values so far, while the range is being chosen; values then pass unchanged
     """
 
     def __init__(self, slope: float | None = None) -> None:

@@ -48,7 +48,7 @@ def upsample_fusion(logits: Sequence[Tensor], size: tuple[int, int], mode: str =
     """Compute the class of each pixel, and its probability, from several views of an image.
 
     Each view's logits are upsampled bilinearly (`align_corners` off) and normalised by softmax, some rows at a time:
-    memory does not grow with classes times pixels. Of equal classes the first wins. Has no gradient.
+    memory does not grow with classes times pixels. The first of equal classes wins. Has no gradient.
 
     Parameters
     ----------

@@ -58,7 +58,7 @@ def winograd_input(x: Tensor, dilation: int = 1, first: int = 0, rows: int | Non
     Parameters
     ----------
     x : float32 `N x H x W x C`, contiguous, C a multiple of 16
-    dilation : of the convolution
+    dilation : dilation of the convolution
     first, rows : the rows of tiles, 4 pixels of each of the maps of every `dilation`-th pixel; None for all
 
     Returns

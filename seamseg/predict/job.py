@@ -44,7 +44,7 @@ class RunSummary:
 
     Attributes
     ----------
-    done : in this run
+    done : number of photos done in this run
     unreadable : skipped in this run
     earlier : done by earlier runs
     empty : whether photos were done in this run, and nothing was found in any of them
@@ -79,7 +79,7 @@ def predict_all(
 
     Parameters
     ----------
-    predictor : on the device of this process
+    predictor : predictor on the device of this process
     sources : all photos, the same list in every process; also if `sink` is that of a part
     sink : target of the outputs, with their formats and manifest; see
         :meth:`seamseg.predict.settings.PredictSettings.open_sink`

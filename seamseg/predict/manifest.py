@@ -72,7 +72,7 @@ class ManifestNames:
 
     Attributes
     ----------
-    part : of this run; None for all photos
+    part : part of this run; None for all photos
     """
 
     part: Part | None = None
@@ -129,7 +129,7 @@ class ManifestWriter:
 
     Attributes
     ----------
-    names : of the photos with a line by this writer; True for those that are done
+    names : names of the photos with a line by this writer; True for those that are done
     """
 
     def __init__(self, path: Path, head: Line) -> None:
@@ -190,8 +190,8 @@ class ManifestFolder:
     Parameters
     ----------
     out : folder of the outputs
-    head : of this run, see :func:`header`
-    part : of this run; None for all photos
+    head : first line of the manifests of this run, see :func:`header`
+    part : part of this run; None for all photos
     """
 
     def __init__(self, out: Path, head: Line, part: Part | None = None) -> None:

@@ -135,8 +135,8 @@ class PredictSettings:
 
         Parameters
         ----------
-        target : from :func:`seamseg.predict.sinks.target.parse_target`
-        predictor : from :meth:`load`
+        target : result of :func:`seamseg.predict.sinks.target.parse_target`
+        predictor : result of :meth:`load`
         sources : all images
         shard_photos : maximum number of images in a shard
         part : the part of the images that this run processes; None for all
@@ -181,7 +181,7 @@ class PredictSettings:
 
         Parameters
         ----------
-        predictor : from :meth:`load`
+        predictor : result of :meth:`load`
         shards : pattern of the names of tar shards; None for single files
         """
         options = self.inference

@@ -81,7 +81,7 @@ def decode_rle(counts: bytes | str | Sequence[int], pixels: int) -> Runs:
     ----------
     counts : lengths of the runs outside and inside the mask in turns, or those compressed to ASCII: the differences to
         the last but one, five bits a character, lowest first
-    pixels : of the image
+    pixels : number of pixels of the image
 
     Raises
     ------

@@ -44,9 +44,9 @@ class ArchiveMember:
     Attributes
     ----------
     archive : the .zip or .tar file
-    path : within the archive
+    path : path within the archive
     method : compression method: 0 and 8 as in zip files, -1 in a tar file
-    offset : of the header (zip) or of the content (tar), in bytes
+    offset : offset of the header (zip) or of the content (tar), in bytes
     packed, size : length in the archive, and uncompressed
     crc : checksum of the content, 0 in a tar file
     conflict : file of another archive with the same path but other content, empty if there is none

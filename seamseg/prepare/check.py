@@ -166,11 +166,11 @@ class ImageCheck:
 
     Attributes
     ----------
-    id : of the image
-    problems : of its files
-    pixels : by class, 255 for void
+    id : id of the image
+    problems : problems of its files
+    pixels : number of pixels by class, 255 for void
     segments, crowds : numbers by class
-    digest : of the image file, empty if it cannot be read
+    digest : checksum of the image file, empty if it cannot be read
     """
 
     id: str

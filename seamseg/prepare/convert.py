@@ -105,10 +105,10 @@ def convert_splits(
     Parameters
     ----------
     out : the dataset folder
-    classes : of the data set
+    classes : classes of the data set
     splits : frames by name of the list
     read : reads the instances of a frame; picklable
-    options : of the conversion
+    options : options of the conversion
 
     Raises
     ------
@@ -183,7 +183,7 @@ def ordered_classes(entries: Sequence[Mapping[str, Any]]) -> tuple[Metadata, dic
 
     Returns
     -------
-    classes : without images
+    classes : classes without images
     class_of : class by id in the source
     """
     ordered = [e for e in entries if not e["thing"]] + [e for e in entries if e["thing"]]

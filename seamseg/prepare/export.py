@@ -243,10 +243,10 @@ def export_dataset(
     Parameters
     ----------
     data : dataset folder
-    out : gets a folder for each format
+    out : folder that gets a folder for each format
     splits : names of lists; all if empty
     formats : keys of :data:`FORMATS`
-    options : of the conversion; `workers` are threads
+    options : options of the conversion; `workers` are threads
     force : overwrite an existing split
 
     Returns

@@ -75,7 +75,7 @@ def prepare_folders(
         `SegmentationClass` of Pascal VOC, the list of this name beside it selects the images
     class_list : INI or JSON, see :func:`seamseg.prepare.class_file.read_class_list`
     divisor : if not 0, label images hold `class * divisor + instance`, and there are no instance images
-    suffixes : of the names of images, labels and instances before their extensions, as `_leftImg8bit`
+    suffixes : ends of the names of images, labels and instances before their extensions, as `_leftImg8bit`
     out, options : see :func:`seamseg.prepare.convert.convert_splits`
 
     Raises

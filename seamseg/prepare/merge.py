@@ -55,8 +55,8 @@ def merge_datasets(
     ----------
     parts : two or more dataset folders
     out : the merged one, another folder
-    rules : for classes and splits
-    options : of the conversion
+    rules : rules for classes and splits
+    options : options of the conversion
 
     Raises
     ------

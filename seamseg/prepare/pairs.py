@@ -71,7 +71,7 @@ class FilesByName:
 
     Parameters
     ----------
-    files : by path, with or without extensions
+    files : files by path, with or without extensions
     """
 
     def __init__(self, files: Mapping[str, File]) -> None:
@@ -104,7 +104,7 @@ def number_segments(
 
     Returns
     -------
-    ids : as `values`, uint8 or uint16, 0 void
+    ids : ids in the shape of `values`, uint8 or uint16, 0 void
     cat, iscrowd : class and crowd flag by id; entry 0 is void
     """
     flat = values.ravel()

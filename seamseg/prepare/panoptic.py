@@ -41,8 +41,8 @@ class PanopticSource:
     Attributes
     ----------
     photos, masks : files by their name in the JSON
-    content : of the JSON
-    name : of the JSON file, for errors
+    content : parsed content of the JSON
+    name : name of the JSON file, for errors
     """
 
     photos: Mapping[str, File]

@@ -88,8 +88,8 @@ class DatasetWriter:
 
     Parameters
     ----------
-    root : created if missing; existing splits are kept
-    classes : of the data set; its images are ignored
+    root : dataset folder, created if missing; existing splits are kept
+    classes : classes of the data set; its images are ignored
     workers : number of processes, None for one per processor
     progress : wraps the finished images
     link : how images are stored; copied where a hard link is not possible
@@ -149,7 +149,7 @@ class DatasetWriter:
         Parameters
         ----------
         split : name of the list
-        frames : in the order of the list
+        frames : frames in the order of the list
         read : reads the instances of a frame; picklable
 
         Raises

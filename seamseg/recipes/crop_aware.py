@@ -55,10 +55,10 @@ def consistent_codes(
     Parameters
     ----------
     predicted : predicted codes `M x 4`
-    codes : of the targets, `M x 4`; returned where no side is cut
+    codes : codes of the targets, `M x 4`; returned where no side is cut
     anchors, targets : the boxes `M x 4` that the codes are relative to, and the visible boxes
     cut : bool `M x 4`, see :class:`seamseg.models.heads.box_loss.BoxSamples`
-    sigma : of the smooth L1 loss
+    sigma : `1/sigma²` is the difference from which the smooth L1 loss is linear
     weights : factors of the four numbers of a code
 
     Returns

@@ -152,7 +152,7 @@ def sample_points(coarse: Tensor, number: int) -> Tensor:
     Parameters
     ----------
     coarse : mask logits `P x H x W`
-    number : of points of each region
+    number : number of points of each region
     """
     count, device = coarse.shape[0], coarse.device
     uncertain = int(UNCERTAIN_SHARE * number)

@@ -55,8 +55,8 @@ def write_report(
 
     Parameters
     ----------
-    path : of the HTML file; missing folders are created
-    evaluation : to be reported
+    path : path of the HTML file; missing folders are created
+    evaluation : evaluation to report
     against : baseline for a comparison, image by image
     options : see :class:`ReportOptions`
     progress : wraps the images, `progress(iterable, total, description)`

@@ -22,7 +22,7 @@ class Page:
 
     Attributes
     ----------
-    package : with the assets
+    package : package with the assets
     scripts, styles : files that are joined in this order, without their endings
     connects : whether the page sends requests to the server it comes from
     """

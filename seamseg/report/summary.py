@@ -25,8 +25,8 @@ class ImageEntry:
 
     Attributes
     ----------
-    image_id : as in the JSONs
-    width, height : of the maps
+    image_id : id as in the JSONs
+    width, height : size of the maps
     pq : fraction, None if nothing was measured
     missed, false : unmatched segments of the ground truth and of the prediction
     classes : bits of :data:`MATCHED`, :data:`MISSED`, :data:`FALSE` by dense class
@@ -47,7 +47,7 @@ class ReportStatistics:
 
     Attributes
     ----------
-    images : in the order of the file
+    images : images in the order of the file
     pq : `BINS` counts of images
     score_matched, score_false : `BINS` counts of predictions with a score
     area_matched, area_missed : segments of the ground truth by floor(log2(area))

@@ -60,10 +60,10 @@ class ServeOptions:
     ----------
     batch_size : maximum number of photos of equal network size computed together; None: 4 on a GPU, 1 elsewhere
     batch_wait : milliseconds that an incomplete batch waits for more photos
-    queue : requests in progress at most; others are refused
-    max_upload : MiB of a photo
-    max_megapixels : of a photo
-    timeout : seconds of a request, from its start to its result
+    queue : maximum number of requests in progress; others are refused
+    max_upload : maximum size of an uploaded photo in MiB
+    max_megapixels : maximum size of a photo in megapixels
+    timeout : maximum duration of a request in seconds, from its start to its result
 
     Raises
     ------
@@ -119,14 +119,14 @@ class Service:
 
     Parameters
     ----------
-    predictor : used by this service only
-    name : of the model
+    predictor : predictor that only this service uses
+    name : name of the model
     options : see :class:`ServeOptions`
     debug : print tracebacks of unexpected errors
 
     Attributes
     ----------
-    name : of the model, as Unicode
+    name : name of the model, as Unicode
     cut_off : number of requests that the end of the server has cut off
     """
 
@@ -343,7 +343,7 @@ class _CountAndProtect:
 
 
 class _Body:
-    """Receives a request, and knows whether all of its body has come."""
+    """Receives a request, and records whether all of its body has come."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive

@@ -16,7 +16,7 @@ from seamseg.inference.predictor import Predictor
 from seamseg.predictions import ArrayPrediction
 
 LONGEST_RETRY = 60
-"""Seconds after which a refused client is told to try again, at most."""
+"""Maximum number of seconds in the `Retry-After` of a refused request."""
 
 _SMOOTHING = 0.2
 
@@ -36,8 +36,8 @@ class Batcher:
 
     Parameters
     ----------
-    predictor : owns the network; nothing else may run it
-    batch_size : photos of a batch at most
+    predictor : predictor that owns the network; nothing else may run it
+    batch_size : maximum number of photos of a batch
     wait : seconds that an incomplete batch waits for more photos
     on_batch : called in the thread with the size of each batch before it is computed
     """

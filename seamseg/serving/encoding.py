@@ -58,7 +58,7 @@ class ResultEncoder:
 
     Parameters
     ----------
-    predictor : of any kind; its network is not run
+    predictor : predictor of any kind; its network is not run
 
     Attributes
     ----------
@@ -87,7 +87,7 @@ class ResultEncoder:
 
         Parameters
         ----------
-        name : of :attr:`formats`
+        name : name of the format, one of :attr:`formats`
         prediction : output of the network
         size : `(height, width)` of the photo
         photo : decodes it
@@ -143,8 +143,8 @@ class ResultEncoder:
     def segments(self, result: PhotoResult) -> list[Entry]:
         """Return segments, objects or classes with `category_id`, `class`, `score`, and `bbox` and `area` in pixels.
 
-        Those of a panoptic map have the `id` of the id image; crowds are void. Of a classifier, the most probable
-        classes, without `bbox` and `area`.
+        Those of a panoptic map have the `id` of the id image; crowds are void. For a classifier they are the most
+        probable classes, without `bbox` and `area`.
         """
         return [entry for _, entry in self._kind.entries(result, self._metadata)]
 
@@ -240,8 +240,8 @@ class ServedKind:
     Attributes
     ----------
     entries : class index and JSON of each segment, object or class, see :meth:`ResultEncoder.segments`
-    index_map : number of the entry of each pixel of a map of `(height, width)`, from 1; 0 void. Of objects that
-        overlap, that of the highest score, or without masks the smallest box, is on top
+    index_map : number of the entry of each pixel of a map of `(height, width)`, from 1; 0 void. Where
+        objects overlap, that of the highest score, or without masks the smallest box, is on top
     png : the id image; None for objects, which may overlap, and for classifiers
     """
 

@@ -187,7 +187,7 @@ class AppServer(uvicorn.Server):
 
     Parameters
     ----------
-    app : to serve
+    app : app to serve
     on_start : called when clients can connect
     grace : seconds for the requests in progress, and for the head of each
 

@@ -49,7 +49,7 @@ def generate_toy_things(
     Parameters
     ----------
     train, val : number of scenes of the splits, each with about three things
-    seed : of the scenes
+    seed : seed of the scenes
     workers : number of processes; None for one per processor, 1 for this process alone
     progress : called with `(scenes done, total)`
 

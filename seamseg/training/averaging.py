@@ -38,7 +38,7 @@ class ProcessAverage:
 
     Parameters
     ----------
-    batches : of the step in this process
+    batches : number of batches of the step in this process
     """
 
     def __init__(self, batches: int) -> None:

@@ -29,7 +29,7 @@ class Run:
     step, epoch : finished steps and epochs, more than 0 in a resumed training; `step` is that under way where learning
         rates and the images of a training batch are reported
     resumed : whether the training continues an earlier run
-    stop_reason : of :meth:`stop`; empty unless it was called
+    stop_reason : reason given to :meth:`stop`; empty unless it was called
     stopped_by : name of the callback that called it
     """
 
@@ -58,7 +58,7 @@ class Callback:
 
     Parameters
     ----------
-    keys : of the section `[callback NAME]`; None for the defaults
+    keys : values of the section `[callback NAME]`; None for the defaults
 
     Attributes
     ----------
@@ -112,7 +112,7 @@ class Callbacks:
     ----------
     run : the training
     warn : logs a warning
-    active : by name; empty in processes other than the main one
+    active : active callbacks by name; empty in processes other than the main one
     """
 
     run: Run

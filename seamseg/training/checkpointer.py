@@ -28,12 +28,12 @@ class Checkpointer:
 
     Parameters
     ----------
-    state : of the training
+    state : state of the training
     run : folder of the snapshots, written by the main process
-    losses : of the training; knows the newest step that has updated the weights
-    log : for messages
+    losses : loss check of the training; has the newest step that has updated the weights
+    log : log for messages
     resumed : where the training begins; None for a new one
-    callbacks : whose states are saved, too
+    callbacks : callbacks whose states are saved, too
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Checkpointer:
         Parameters
         ----------
         progress : finished epochs and steps
-        position : in the epoch; None between two epochs
+        position : position in the epoch; None between two epochs
         is_best : the last validation had the best score so far
 
         Raises

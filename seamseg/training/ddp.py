@@ -32,7 +32,7 @@ def wrap_distributed(module: nn.Module, world: World, unused_parameters: str) ->
 
     Parameters
     ----------
-    module : on the device of this process
+    module : module on the device of this process
     world : the processes
     unused_parameters : fake or find, see above
     """
@@ -67,8 +67,8 @@ def with_all_parameters(module: nn.Module, loss: Tensor) -> Tensor:
 
     Parameters
     ----------
-    module : from :func:`wrap_distributed`
-    loss : of its outputs
+    module : module returned by :func:`wrap_distributed`
+    loss : loss of its outputs
     """
     if not isinstance(module, _FixedDDP):
         return loss

@@ -88,7 +88,7 @@ class Averages:
 class LossMeans(NamedTuple):
     """Averages over the steps since the last report.
 
-    losses : by name; `loss` is the weighted sum, further ones are only reported
+    losses : mean losses by name; `loss` is the weighted sum, further ones are only reported
     gradients : `grad_norm`, if a step had a finite one
     skipped : number of skipped updates
     """
@@ -106,7 +106,7 @@ class LossReport:
     ----------
     step, ids : the step, and the images of its batch
     problem : what is invalid
-    losses : of the step by name
+    losses : losses of the step by name
     of_loss : whether a loss of this process is invalid, rather than the gradient, which all processes share
     """
 
@@ -259,7 +259,7 @@ class LossCheck:
 
     Parameters
     ----------
-    options : of the trainer
+    options : options of the trainer
     world : the processes; all of them must add the same steps
     recorder : writes a dump of a failed step; None for no dumps
     """
@@ -349,7 +349,7 @@ class LossCheck:
 
         Parameters
         ----------
-        reports : by rank
+        reports : report of each process by rank, None for no problem
         """
         step = min(r.step for r in reports if r is not None)
         first = {rank: r for rank, r in enumerate(reports) if r is not None and r.step == step}

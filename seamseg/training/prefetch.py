@@ -49,8 +49,8 @@ class DevicePrefetcher:
 
     Parameters
     ----------
-    loader : of the batches
-    device : to upload to
+    loader : loader of the batches
+    device : device to upload to
     prepare : the transforms that run on the device; None for none
     broken : counts the unreadable images; None if they are not replaced
     """
@@ -150,7 +150,7 @@ def prepare_batch(batch: Batch, options: Dataloader) -> Batch:
 
     Parameters
     ----------
-    batch : on the device
+    batch : batch on the device
     options : normalisation
     """
     if batch.deferred is None:

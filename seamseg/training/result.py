@@ -19,7 +19,7 @@ class TrainResult:
 
     Attributes
     ----------
-    run_folder : with the snapshots, a model for :func:`seamseg.load`
+    run_folder : folder with the snapshots, a model for :func:`seamseg.load`
     steps, epochs : finished ones, those before a resume included
     best : the score that has selected `model_best.pth.tar`, see :attr:`seamseg.evaluation.scores.Scores.best`; None
         without a validation

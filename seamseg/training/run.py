@@ -293,7 +293,7 @@ def _stopped(resumed: ResumePoint, state: TrainState, folder: RunFolder, log: Te
 
 
 def _result(world: World, done: TrainingProgress, run: Run, scores: Scores | None) -> TrainResult:
-    """Collect what the main process knows about a finished training, for all processes; a collective call."""
+    """Collect what only the main process has of a finished training, for all processes; a collective call."""
     history = read_metrics(run.folder) if world.is_main else []
     stopped, history = gather_objects(world, (run.stop_reason, history))[0]
     validated = any(line.get("kind") == "validation" for line in history)
@@ -485,10 +485,10 @@ def compile_network(net: Network, world: World, log: TextLog, backend: str = "in
 
     Parameters
     ----------
-    net : on its device
+    net : network on its device
     world : the processes; if the compiler fails in one, none compiles
-    log : for the warning
-    backend : of torch.compile
+    log : log for the warning
+    backend : backend of torch.compile
 
     Returns
     -------

@@ -61,7 +61,7 @@ class Stepper:
     options : precision, loss weights, clipping, moving average
     module : maps a batch to :class:`seamseg.models.criterion.Losses`; its `net` is the network. Also wrapped by
         :func:`seamseg.training.ddp.wrap_distributed`
-    optimizer : of the network's parameters, from :func:`seamseg.training.optim.optimizer.build_optimizer`
+    optimizer : optimizer of the network's parameters, from :func:`seamseg.training.optim.optimizer.build_optimizer`
     world : the processes, which all make the same updates
     """
 
@@ -132,7 +132,7 @@ class Stepper:
 
         Returns
         -------
-        norm : of the gradient over all parameters, before clipping; float32 scalar on the device
+        norm : norm of the gradient over all parameters, before clipping; float32 scalar on the device
         skipped : whether the update was skipped; bool scalar on the device
         """
         if self.scaler is not None:
@@ -250,7 +250,7 @@ class _StatisticsBackup:
 
     Parameters
     ----------
-    net : on its device; its buffers must stay the same tensors
+    net : network on its device; its buffers must stay the same tensors
     """
 
     def __init__(self, net: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""What a training needs to know about the kind of network it trains."""
+"""What a training needs of the kind of network that it trains."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ class SegmentationTask(Task):
 
     Attributes
     ----------
-    config : of the training
+    config : configuration of the training
     source : name of the configuration, for errors
     """
 

@@ -15,7 +15,7 @@ def compiler_problem(device: torch.device, backend: str = "inductor") -> str | N
     Parameters
     ----------
     device : target of the code: C++ for a CPU, Triton for a GPU
-    backend : of torch.compile
+    backend : backend of torch.compile
     """
     import torch
 

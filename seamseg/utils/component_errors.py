@@ -60,7 +60,7 @@ def instance_of(base: type[Base], made: Any, where: str, name: str = "") -> Base
     base : the class of :mod:`seamseg.components` that its class must derive from
     made : the object
     where : beginning of the message, the component
-    name : of `base` in that module, if it is another one there
+    name : name of `base` in that module, if it is another one there
 
     Raises
     ------

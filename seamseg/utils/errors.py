@@ -109,7 +109,7 @@ def require_packages(*packages: str, what: str = "", extra: str | None = None) -
     ----------
     packages : names under which they are imported
     what : needs them, for the message
-    extra : that installs all of them; None for those of :data:`EXTRAS`
+    extra : extra that installs all of them; None for those of :data:`EXTRAS`
     """
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:

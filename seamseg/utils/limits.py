@@ -84,7 +84,7 @@ def read_limited(file: IO[bytes], limit: int, name: str, what: str, expected: in
 
     Parameters
     ----------
-    file : to read from
+    file : file to read from
     limit : bytes
     name, what : name and kind of the file in the error, as in "NAME: is larger than 1 MiB, the limit of a WHAT"
     expected : probable size in bytes, which is read at once; the rest is read in blocks
@@ -206,7 +206,7 @@ def reading_image(path: str | Path, missing: str, unreadable: str) -> Iterator[N
 
     Parameters
     ----------
-    path : of the file, for the error
+    path : path of the file, for the error
     missing, unreadable : the error after the path, if the file does not exist and otherwise
     """
     try:
@@ -282,7 +282,7 @@ class LimitedTarInfo(tarfile.TarInfo):
 
     A truncated or invalid header is an error, which `tarfile` takes for the end of the archive. So are extended headers
     (long names) above 64 KiB, which `tarfile` reads whole. The map of a sparse member, of any size, is not read:
-    `issparse()` tells that its content must not be.
+    `issparse()` shows that its content must not be.
     """
 
     _EXTENDED = (

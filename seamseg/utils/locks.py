@@ -78,7 +78,7 @@ def lock_file(path: Path, advice: str) -> Iterator[None]:
 
     Parameters
     ----------
-    path : of the file, in the existing folder that it protects
+    path : path of the file, in the existing folder that it protects
     advice : what to do if another process holds it
 
     Raises

@@ -23,9 +23,9 @@ class ClassMapping:
     Attributes
     ----------
     trained : classes of the model
-    classes : of the data set
+    classes : classes of the data set
     targets : class of the data set for each class of the model, 255 (void) for none
-    table : of the classes, as given
+    table : table of the classes, as given
     """
 
     trained: Metadata
@@ -39,8 +39,8 @@ class ClassMapping:
 
         Parameters
         ----------
-        table : for the classes of the data set
-        trained, name, only_things : of the model, see :meth:`ClassTable.matches`
+        table : table for the classes of the data set
+        trained, name, only_things : classes, name and restriction of the model, see :meth:`ClassTable.matches`
 
         Raises
         ------

@@ -46,7 +46,7 @@ class EvaluationWriter:
     Parameters
     ----------
     out : the folder (:mod:`seamseg.evaluation.record`); it also gets `ground_truth/`, `prediction/` and their JSONs
-    reader : of the evaluated split
+    reader : reader of the evaluated split
     world : the processes
     maps : output maps of custom heads, of which `maps/NAME/` gets an image to look at
 
@@ -122,7 +122,7 @@ class EvaluationWriter:
         ----------
         world : the processes
         title : model and data, for the report
-        scores : of all images
+        scores : scores of all images
         """
         self._background.finish()
         self._confusion.load_state_tensor(sum_over_processes(world, self._confusion.state_tensor()))

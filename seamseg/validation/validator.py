@@ -105,7 +105,7 @@ class PanopticValidation(ValidationResult):
     ----------
     result : panoptic result, at native size
     comparison : match of the segments
-    counts : of this image only
+    counts : counts of this image only
     """
 
     result: PanopticResult
@@ -142,13 +142,13 @@ class Validator:
     Parameters
     ----------
     dataset : split; opened by :meth:`open`
-    size : of the network's input
+    size : size of the network's input
     config : kind of network, batch size, workers, options of the :class:`Scorer`
     world : the processes, among which the images are divided; :meth:`__call__` is a collective call
     legacy : count as the original
     quiet : show no progress
     least_score : AP is that of the detections that score above
-    mapping : of the predicted classes to those of the data set; None if they are the same
+    mapping : mapping of the predicted classes to those of the data set; None if they are the same
     """
 
     dataset: PanopticDataset
@@ -195,7 +195,7 @@ class Validator:
 
         Parameters
         ----------
-        net : as it is trained: not folded, at the precision of its weights
+        net : network as it is trained: not folded, at the precision of its weights
         observer, desc : see :meth:`score`
         """
         options, was_training = self.config.dataloader, net.training
@@ -213,7 +213,7 @@ class Validator:
 
         Parameters
         ----------
-        predictor : of the classes of the data set, or those that `mapping` maps to them
+        predictor : predictor of the classes of the data set, or those that `mapping` maps to them
         observer : see :data:`Observer`
         desc : label of the progress bar
 

@@ -60,11 +60,11 @@ def draw_detections(
     Parameters
     ----------
     photo : uint8 `H x W x 3`
-    objects : in pixels of a photo of `size`, scaled to `photo` if it has another size
+    objects : objects in pixels of a photo of `size`, scaled to `photo` if it has another size
     size : `(height, width)`
     palette : one row `r, g, b` per class
     labels : write class and score above each box, or within it at the upper edge of the photo
-    opacity : of the masks, 0 to 1
+    opacity : opacity of the masks, 0 to 1
 
     Returns
     -------

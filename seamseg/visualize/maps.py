@@ -18,7 +18,7 @@ def encode_map(values: np.ndarray, spec: MapFormat, size: tuple[int, int]) -> by
     Parameters
     ----------
     values : `H x W`, or `channels x H x W`
-    spec : of the map
+    spec : format of the map
     size : `(height, width)` of the file
     """
     buffer = BytesIO()

@@ -36,7 +36,7 @@ def draw_overlay(
     palette : one row `r, g, b` per class, stuff first
     categories : class names, needed for `labels`
     labels : write class and score on each segment that is large enough
-    opacity : of the colours, 0 (photo only) to 1 (colours only)
+    opacity : opacity of the colours, 0 (photo only) to 1 (colours only)
     outlined : outline the instances
 
     Returns
@@ -79,7 +79,7 @@ def compose_overlay(
     classes : class of each id, 255 for none; entry 0 is void
     instances : whether each id is outlined
     palette : one row `r, g, b` per class, black for void
-    opacity : of the colours, 0 to 1
+    opacity : opacity of the colours, 0 to 1
 
     Returns
     -------
@@ -183,12 +183,12 @@ def _label_position(id_map: np.ndarray, segment: int, scale: np.ndarray) -> tupl
 
 
 def short_name(name: str) -> str:
-    """Return a class name for a picture: at most 60 characters, since none of a longer one could be read."""
+    """Return a class name for an image: at most 60 characters, since a longer one could not be read."""
     return name if len(name) <= 60 else f"{name[:57]}..."
 
 
 def label_font(size: tuple[int, int]) -> ImageFont.ImageFont | ImageFont.FreeTypeFont:
-    """Return a font that is readable on a picture of `(height, width)`."""
+    """Return a font that is readable on an image of `(height, width)`."""
     return _font(max(10, round(min(size) / 45)))
 
 
@@ -216,7 +216,7 @@ def draw_boxes(
     classes : `N` indices into the palette, None for one colour each
     palette : one row `r, g, b` per class
     texts : `N` short labels
-    width : of the lines, in pixels
+    width : width of the lines, in pixels
 
     Returns
     -------

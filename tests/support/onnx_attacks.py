@@ -148,11 +148,11 @@ ATTACKS: dict[str, tuple[Change, str]] = {
     "expand": (nodes(node("Expand", "x shape"), x=[0.0], shape=[HUGE]), "needs tensors of"),
     "expand of the picture": (
         nodes(*OF_PICTURE, node("Expand", "brightest shape"), large=HUGE, one=[1]),
-        "depends on the picture",
+        "depends on the image",
     ),
     "constant of the picture": (
         nodes(*OF_PICTURE, node("ConstantOfShape", "shape"), large=HUGE, one=[1]),
-        "depends on the picture",
+        "depends on the image",
     ),
     "range": (nodes(node("Range", "a b c"), a=0.0, b=float(1 << 24), c=1.0 / (1 << 14)), "whole numbers"),
     "range of whole numbers": (nodes(node("Range", "a b c"), a=0, b=HUGE, c=1), "needs tensors of"),
@@ -222,7 +222,7 @@ ATTACKS: dict[str, tuple[Change, str]] = {
     ),
     "suppression": (
         nodes(*SUPPRESSED, node("Shape", "kept", "sides"), node("ConstantOfShape", "sides"), **BOXES),
-        "depends on the picture",
+        "depends on the image",
     ),
     "regions": (
         nodes(

@@ -2,8 +2,8 @@
 
 Per class and IoU threshold t (.5, .55 ... .95):
 
-- A prediction matches a true instance if their IoU is above t. Of several predictions that match one instance, the one
-  with the highest score is a true positive and the others are false positives.
+- A prediction matches a true instance if their IoU is above t. If several predictions match one instance, the one with
+  the highest score is a true positive and the others are false positives.
 - A prediction without a match is a false positive, unless more than the fraction t of it lies on ignored regions: void,
   groups of its class, instances of its class that are too small (under 100 pixels). Predictions that match a group or a
   small instance are ignored. Void is what `instanceIds` has for labels that are not evaluated; single caravans and
@@ -29,7 +29,7 @@ from seamseg.formats.cityscapes.instance_files import Patch
 from seamseg.formats.cityscapes.labels import EVALUATED, INSTANCES_FROM, LABELS, LICENSE_PLATES, label_of_instance
 
 THRESHOLDS = np.arange(0.5, 1.0, 0.05)
-"""Of the IoU; with the rounding errors of the benchmark, since an IoU of exactly .6 is possible."""
+"""Thresholds of the IoU; with the rounding errors of the benchmark, since an IoU of exactly .6 is possible."""
 
 _CLASSES = [label for label in EVALUATED if label.has_instances]
 _IDS = {label.id for label in _CLASSES}
@@ -101,11 +101,11 @@ def overlaps_of_frame(
 
     Parameters
     ----------
-    instance_ids : `H x W`, of the ground truth
+    instance_ids : `instanceIds` of the ground truth, `H x W`
     predictions : label id, confidence and mask of each, of the size of the map; one mask is held at a time. The labels
         must be evaluated, see :func:`is_evaluated`
-    distances : of the true instances, None if unknown
-    path : of the ground truth, for errors
+    distances : distances of the true instances, None if unknown
+    path : path of the ground truth, for errors
 
     Raises
     ------

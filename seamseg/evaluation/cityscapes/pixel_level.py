@@ -72,9 +72,9 @@ class PixelLevel:
 
         Parameters
         ----------
-        label_ids, instance_ids : `H x W`, of the ground truth
+        label_ids, instance_ids : ground truth, `H x W`
         predicted : `H x W` label ids
-        name : of the frame, for errors
+        name : name of the frame, for errors
 
         Raises
         ------

@@ -32,12 +32,12 @@ def segments_from_pairs(
     Parameters
     ----------
     pairs, counts : `K x 2` and `K`, with `instanceIds` in the first column
-    path : of the image, for errors
+    path : path of the image, for errors
 
     Returns
     -------
     pairs : the same with 0 for void; pairs may occur more than once
-    segments : in the order of their ids, with areas; classes as in :data:`CLASSES`
+    segments : segments in the order of their ids, with areas; classes as in :data:`CLASSES`
 
     Raises
     ------
@@ -73,7 +73,7 @@ class Results:
     pixel : maps of label ids
     instance : text files
     panoptic : the JSON
-    annotations : of the JSON
+    annotations : annotations of the JSON
     not_found : names of the missing parts
     """
 
@@ -90,9 +90,9 @@ def find_results(folder: str | Path, frames: Sequence[CityscapesFrame]) -> Resul
 
     Parameters
     ----------
-    folder : with some of `panoptic.json` or `*_panoptic.json` or `cityscapes_panoptic_*.json`, the PNGs in the folder
-        of the same name without `.json`; `pixel/` with maps of label ids; `instance/` with text files
-    frames : of the ground truth
+    folder : folder with some of `panoptic.json` or `*_panoptic.json` or `cityscapes_panoptic_*.json`, the PNGs in the
+        folder of the same name without `.json`; `pixel/` with maps of label ids; `instance/` with text files
+    frames : frames of the ground truth
 
     Raises
     ------

@@ -112,7 +112,7 @@ def format_cityscapes(scores: CityscapesScores, per_class: bool = True) -> str:
 
     Parameters
     ----------
-    scores : as fractions
+    scores : scores as fractions
     per_class : list the classes and categories, too
     """
     sections = []

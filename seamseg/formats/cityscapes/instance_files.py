@@ -48,11 +48,11 @@ class Patch:
 
 
 def read_instance_list(path: Path, root: Path) -> list[PredictedInstance]:
-    """Read the instances of a frame; of several lines with the same mask, the last one counts.
+    """Read the instances of a frame; the last of several lines with the same mask counts.
 
     Parameters
     ----------
-    path : of the text file; masks are relative to its folder
+    path : path of the text file; masks are relative to its folder
     root : folder that must contain the masks
 
     Raises

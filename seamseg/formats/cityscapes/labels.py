@@ -112,7 +112,7 @@ def read_map(path: Path, what: str) -> np.ndarray:
 
     Parameters
     ----------
-    path : of the image; a palette is ignored
+    path : path of the image; a palette is ignored
     what : description for errors
 
     Returns

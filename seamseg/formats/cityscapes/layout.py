@@ -22,7 +22,7 @@ class CityscapesFrame:
     Attributes
     ----------
     stem : `<city>_<sequence>_<frame>`, the start of the names of its files and predictions
-    folder : of its annotations
+    folder : folder of its annotations
     """
 
     stem: str
@@ -87,12 +87,12 @@ def predictions_by_frame(folder: Path, ending: str, frames: Sequence[CityscapesF
     Parameters
     ----------
     folder : searched with all its subfolders
-    ending : of the files, such as `.png`
-    frames : of the ground truth; files of other frames are ignored
+    ending : ending of the files, such as `.png`
+    frames : frames of the ground truth; files of other frames are ignored
 
     Returns
     -------
-    paths : by the stem of the frame
+    paths : path by the stem of the frame
 
     Raises
     ------
@@ -135,7 +135,7 @@ def with_label_ids(metadata: Metadata, source: str) -> Metadata:
 
     Parameters
     ----------
-    metadata : of a model or a data set
+    metadata : metadata of a model or a data set
     source : name of the model or data set, for errors
 
     Raises

@@ -92,7 +92,7 @@ class ClassNames:
         return ClassNames(metadata, [_keys((name, *further.get(name, ()))) for name in metadata.categories])
 
     def match(self, names: Sequence[str]) -> list[int | None]:
-        """Return the class of each name, None for a name of no class; a class has one name at most."""
+        """Return the class of each name, None for a name of no class; a class has at most one name."""
         pairs = []
         for column, name in enumerate(names):
             keys = _keys((name, *name.split(",")))

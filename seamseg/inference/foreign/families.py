@@ -22,7 +22,7 @@ class Family:
     mask_annealing_buffer : name of the buffer with the probability, for each layer, that its attention is masked; the
         training lowers it to 0. Empty if the network has none
     export_problem : why a network cannot be exported; empty if it can
-    score_threshold : that of the authors for the panoptic map
+    score_threshold : score threshold of the authors for the panoptic map
     score_thresholds : theirs for data sets where it is another one
     """
 
@@ -76,4 +76,4 @@ SIZES = {
 DEFAULT_SIZE = SIZES["coco_panoptic"]
 
 OVERLAP_THRESHOLD = 0.8
-"""Of MaskFormer, Mask2Former, OneFormer and EoMT; DETR's own merge has none."""
+"""Thresholds of MaskFormer, Mask2Former, OneFormer and EoMT; DETR's own merge has none."""

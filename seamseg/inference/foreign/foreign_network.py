@@ -18,10 +18,10 @@ class ForeignNetwork:
 
     Parameters
     ----------
-    net : in evaluation mode; is moved to `device`
-    normalise : from bytes to the network's input
-    device : to compute on
-    dtype : to compute in
+    net : network in evaluation mode; is moved to `device`
+    normalise : conversion of bytes to the network's input
+    device : device to compute on
+    dtype : dtype to compute in
     """
 
     uses_torch = True

@@ -15,7 +15,7 @@ def padded_input(images: Tensor, valid: Tensor, normalise: Callable[[Tensor], Te
     ----------
     images : `N x 3 x H x W` uint8, RGB
     valid : which pixels are no padding, bool `H x W`
-    normalise : from bytes to the values of the input
+    normalise : conversion of bytes to the values of the input
     square : see :class:`seamseg.inference.foreign.families.Family`: the padding is black, for others 0 after the
         normalisation
     """

@@ -15,11 +15,11 @@ def neutral_config(
 
     Parameters
     ----------
-    kind : of the network
+    kind : kind of the network
     keys : `section.key` with their values
-    name : of the model, for errors
+    name : name of the model, for errors
     options : their overrides are applied
-    sections : that overrides may change
+    sections : sections that overrides may change
 
     Raises
     ------

@@ -46,12 +46,12 @@ class TorchvisionNetwork(ForeignNetwork):
 
     Parameters
     ----------
-    net : in evaluation mode
-    kind : of the network
+    net : network in evaluation mode
+    kind : kind of the network
     classes : class of each label, from the first thing; -1 for a label that no class has
-    normalise : from bytes to the network's input
-    device : to compute on
-    dtype : to compute in
+    normalise : conversion of bytes to the network's input
+    device : device to compute on
+    dtype : dtype to compute in
     """
 
     net: Any  # its members are those of torchvision

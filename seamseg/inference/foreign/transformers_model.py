@@ -34,7 +34,7 @@ from seamseg.utils.launcher import is_main_process
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _NMS_THRESHOLD = 0.5
-"""Of detections in tiles: duplicates at tile borders overlap more; boxes of one class rarely overlap this much."""
+"""IoU of detections in tiles: duplicates at tile borders overlap more; boxes of one class rarely overlap this much."""
 _OTHER_TASK = re.compile(r"[-_](semantic|instance)(?![^-_])")
 _BILINEAR = Image.Resampling.BILINEAR
 _LARGEST_SQUARE = 4096
@@ -47,14 +47,14 @@ class TransformersNetwork(ForeignNetwork):
 
     Parameters
     ----------
-    net : in evaluation mode
-    family : of the network
-    classes : of its columns
-    normalise : from bytes to the network's input
-    device : to compute on
-    dtype : to compute in
-    side : of its square input; None if its size is free
-    tokens : of its task; None for none
+    net : network in evaluation mode
+    family : family of the network
+    classes : classes of the columns of its class scores
+    normalise : conversion of bytes to the network's input
+    device : device to compute on
+    dtype : dtype to compute in
+    side : side of its square input in pixels; None if its size is free
+    tokens : tokens of its task; None for none
     """
 
     kind = "panoptic"
@@ -143,9 +143,9 @@ class TransformersModel:
 
     Attributes
     ----------
-    family : of the network
-    side : of its square input; None if its size is free
-    licence : of the weights, as the model card states it; empty if it does not
+    family : family of the network
+    side : side of its square input in pixels; None if its size is free
+    licence : licence of the weights, as the model card states it; empty if it does not
 
     Raises
     ------
@@ -204,8 +204,8 @@ class TransformersModel:
 
         Parameters
         ----------
-        size : as chosen, None for the default: its square, or `usual`
-        usual : for photos twice as wide as high
+        size : size that the user chose, None for the default: its square, or `usual`
+        usual : default size for photos twice as wide as high
 
         Raises
         ------
@@ -234,9 +234,9 @@ def export_size(
 
     Parameters
     ----------
-    family, side : of the network
-    name : of the model, for errors
-    size, usual : as there
+    family, side : family of the network, and side of its square input in pixels
+    name : name of the model, for errors
+    size, usual : see :meth:`TransformersModel.check_export`
     """
     if family.export_problem:
         raise InputError(f"{name}: cannot be exported: {family.export_problem}")
@@ -273,7 +273,7 @@ def family_of(content: Mapping[str, Any], processor: Mapping[str, Any], name: st
 
 
 def _warn_of_other_tasks(content: Mapping[str, Any], folder: Path) -> None:
-    """Print a line if a name says that a network was trained for another task: its configuration does not."""
+    """Print a line if the name of a network states that it was trained for another task; its configuration does not."""
     # the hub's cache: models--USER--REPO/snapshots/REVISION
     path = folder.absolute()
     own = path.parents[1].name if path.parent.name == "snapshots" else path.name

@@ -1,4 +1,4 @@
-"""Bounds of whole numbers in tensors of an ONNX graph that depend on the picture, such as indices of boxes.
+"""Bounds of whole numbers in tensors of an ONNX graph that depend on the image, such as indices of boxes.
 
 OpenVINO does not check the indices of GatherND and ScatterElements, which read and write anywhere in memory: the graph
 must show that they are in range, as those of exported networks do.

@@ -1,7 +1,7 @@
 """Nodes of an ONNX graph and what is known of their tensors, for the rules of the operators.
 
 A rule goes from the inputs of a node to the sizes of its outputs, and so bounds what an engine allocates. Small whole
-numbers are known, too, since graphs calculate shapes with them. Where a size depends on the picture, as the number of
+numbers are known, too, since graphs calculate shapes with them. Where a size depends on the image, as the number of
 boxes that a suppression keeps, it is the largest possible one; a shape that is calculated from such a size, or from
 pixels, is refused.
 """
@@ -42,10 +42,10 @@ class Sized:
     shape : its sides, or bounds of them
     dtype : number of its type in ONNX
     exact : whether the sides are known; otherwise they are at most those of `shape`
-    value : of few numbers that do not depend on pixels; None if unknown
+    value : its few numbers if they do not depend on pixels; None if unknown
     constant : whether it does not depend on the inputs, only on their shapes: engines may compute it when they open a
         file, and keep it
-    bounds : of whole numbers; None if they are those of the type
+    bounds : bounds of whole numbers; None if they are those of the type
     columns : bounds of each column, of a suppression
     """
 
@@ -59,12 +59,12 @@ class Sized:
 
     @property
     def count(self) -> int:
-        """Number of elements, at most."""
+        """Maximum number of elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes, at most."""
+        """Maximum number of bytes."""
         shape = self.shape
         channels = -(-shape[1] // _BLOCK) * _BLOCK if len(shape) == 4 and self.dtype in FLOATS else 0
         return ITEM_BYTES[self.dtype] * (shape[0] * channels * shape[2] * shape[3] if channels else math.prod(shape))
@@ -118,7 +118,7 @@ class Call:
         """Return the whole numbers of an input, which decides a size."""
         value = self[index].value
         if value is None:
-            raise self.wrong("has a size that depends on the picture, or that cannot be followed")
+            raise self.wrong("has a size that depends on the image, or that cannot be followed")
         found = value.reshape(-1).tolist()
         if value.dtype.kind not in "iu" and not all(isinstance(v, float) and v.is_integer() for v in found):
             raise self.wrong("has sizes that are no whole numbers")

@@ -1,4 +1,4 @@
-"""Check an untrusted ONNX file before an engine sees it: operators, sizes of all tensors, memory and work."""
+"""Check an untrusted ONNX file before an engine reads it: operators, sizes of all tensors, memory and work."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _BASE_WORK, _PIXEL_WORK = 1 << 40, 1 << 22
 
 @dataclass(frozen=True)
 class Needs:
-    """What a graph needs for an input, at most; limits of it have the same attributes.
+    """Upper bounds of what a graph needs for an input; limits of it have the same attributes.
 
     Attributes
     ----------
@@ -76,7 +76,7 @@ class CheckedGraph:
 
     Parameters
     ----------
-    path : of the file
+    path : path of the file
 
     Attributes
     ----------

@@ -12,7 +12,7 @@ from seamseg.inference.onnx_graph.call import LARGEST, VALUES, Call, Sized
 
 _TYPES = (BOOL, *(number for number in WHOLE if number != UINT64))
 _MOVED_TYPES = (*_TYPES, 1, 11)
-"""Of numbers that are not changed."""
+"""Types of numbers that are moved but not changed."""
 
 _Compute = Callable[..., np.ndarray]
 """From a node, its result without a value, and the values of its inputs (None if left out) to the value."""

@@ -83,7 +83,7 @@ def merge_detections(
     coarse : detections on the whole image at a smaller scale, in pixels of the image
     grain : width of a pixel of that view in pixels of the image
     overlap : minimum overlap of neighbouring tiles
-    nms_threshold : of two boxes of a class with at least this IoU only the one with the higher score is kept
+    nms_threshold : minimum IoU of two boxes of a class of which only the one with the higher score is kept
 
     Returns
     -------

@@ -36,10 +36,10 @@ def predict_in_tiles(
     Parameters
     ----------
     forward : the network
-    pixels : of the image at network size, `H x W x 3` uint8
-    side, overlap : of the tiles, in pixels
-    nms_threshold : as of :func:`seamseg.inference.tiling.merge.merge_detections`; None for a network without detections
-    formats : of the maps of custom heads
+    pixels : pixels of the image at network size, `H x W x 3` uint8
+    side, overlap : side and minimum overlap of the tiles, in pixels
+    nms_threshold : see :func:`seamseg.inference.tiling.merge.merge_detections`; None for a network without detections
+    formats : formats of the maps of custom heads, by name
 
     Returns
     -------
@@ -122,9 +122,9 @@ def predict_in_tiles_that_fit(
 
     Parameters
     ----------
-    forward, pixels, nms_threshold, formats : as of :func:`predict_in_tiles`
-    side : of the largest tiles to try
-    tiling : gives their overlap
+    forward, pixels, nms_threshold, formats : see :func:`predict_in_tiles`
+    side : side of the largest tiles to try, in pixels
+    tiling : tiling with the overlap of the tiles
 
     Returns
     -------

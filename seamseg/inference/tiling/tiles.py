@@ -92,9 +92,9 @@ def spans(length: int, side: int, overlap: int) -> list[Span]:
 
     Parameters
     ----------
-    length : of the axis in pixels, positive
-    side : at least `2 * STRIDE`
-    overlap : minimum overlap of neighbours, at most half of the side
+    length : length of the axis in pixels, positive
+    side : side of the tiles in pixels, at least `2 * STRIDE`
+    overlap : minimum overlap of neighbours in pixels, at most half of the side
     """
     if length <= side:
         return [Span(0, length, 0, length)]

@@ -47,12 +47,12 @@ class Backbone(nn.Module):
     ----------
     classes : outputs of a classifier on the global average, 0 for none
     keep_outputs : return the outputs of all stages by name; otherwise only the last one
-    checkpoint : of each stage that is trained keep only the output for the backward pass, which computes the rest again
+    checkpoint : keep only the output of each stage that is trained; the backward pass computes the rest again
 
     Attributes
     ----------
-    out_channels, out_strides : of the output of each stage, by name
-    name : of the network
+    out_channels, out_strides : channels and stride of the output of each stage, by name
+    name : name of the network
     initialised : it sets its initial weights itself
     """
 
@@ -170,12 +170,13 @@ class Body(Backbone):
 
     Parameters
     ----------
-    keys : of the section `[body NAME]`
-    context : of the network
+    keys : values of the section `[body NAME]`
+    context : what the network is built for
 
     Attributes
     ----------
-    strides : of each map by its name, finest first; all are inputs of the pyramid unless `[fpn] inputs` names some
+    strides : stride of each map by its name, finest first; all are inputs of the pyramid unless `[fpn] inputs` names
+        some
     out_channels : channels of each map by its name, set by `__init__`
     """
 

@@ -32,7 +32,7 @@ class DenseModule(nn.Module):
     Parameters
     ----------
     in_channels : channels of the input
-    dilations : of the 3x3 convolution of each layer
+    dilations : dilation of the 3x3 convolution of each layer
     norm : factory of norm + activation layers
     recompute : do not keep the outputs of the norms of concatenated maps, if these are in-place norms: the backward
         pass computes them again (arXiv 1707.06990)
@@ -95,7 +95,7 @@ class DenseNet(Backbone):
 
     Parameters
     ----------
-    layers : of `mod2`..`mod5`, an entry of :data:`DENSENETS`
+    layers : number of layers of `mod2`..`mod5`, an entry of :data:`DENSENETS`
     norm : factory of norm + activation layers
     dilation : see :func:`seamseg.models.backbones.base.dilations_of`; no pooling precedes a module whose dilation is
         not the number 1

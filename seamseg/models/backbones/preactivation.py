@@ -26,9 +26,9 @@ class PreActivationBlock(nn.Module):
     in_channels : channels of the input
     channels : outputs of the convolutions: two 3x3, or 1x1, 3x3 and 1x1
     norm : factory of norm + activation layers
-    stride : of the first convolution and the projection
-    dilation : of the 3x3 convolutions
-    groups : of the 3x3 convolution of a block of three
+    stride : stride of the first convolution and the projection
+    dilation : dilation of the 3x3 convolutions
+    groups : groups of the 3x3 convolution of a block of three
     dropout : probability of dropping a channel before the last convolution, 0 for none
 
     Attributes
@@ -115,7 +115,7 @@ def stem(norm: NormFactory, input_3x3: bool, channels: int = 64) -> nn.Module:
     ----------
     norm : factory of norm + activation layers
     input_3x3 : three 3x3 convolutions instead of a 7x7
-    channels : of each convolution
+    channels : channels of each convolution
     """
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     if input_3x3:

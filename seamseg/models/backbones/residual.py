@@ -26,7 +26,7 @@ class ResidualBlock(nn.Module):
     in_channels : channels of the input
     channels : outputs of the convolutions: two for a basic block, three for a bottleneck
     norm : factory of norm + activation layers
-    stride, dilation : of the 3x3 convolutions
+    stride, dilation : stride and dilation of the 3x3 convolutions
     dropout : probability of dropping a channel before the last convolution, 0 for none
 
     Notes

@@ -69,7 +69,7 @@ class WiderResNet(_LaidOut):
 
     Parameters
     ----------
-    blocks : of `mod2`..`mod7`, an entry of :data:`WIDER_RESNETS`
+    blocks : number of blocks of `mod2`..`mod7`, an entry of :data:`WIDER_RESNETS`
     norm : factory of norm + activation layers
     classes, keep_outputs, checkpoint : see :class:`Backbone`
     """

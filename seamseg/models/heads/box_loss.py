@@ -22,7 +22,7 @@ class ImageBoxes:
     ----------
     boxes : `G x 4`, within the crop; None for none
     size : `(height, width)` of the crop
-    ids : of the boxes, int64 `G`
+    ids : ids of the boxes, int64 `G`
     continues : bool `n x 4` by id, whether the image of a thing continues beyond the top, left, bottom and right border
         of the crop; None for an image that is no crop
     """
@@ -41,7 +41,7 @@ class MatchedImage:
     ----------
     samples : `M x 4`
     match : int64 `M`, index of the ground-truth box; negative for background
-    truth : of the image
+    truth : ground truth of the image
     """
 
     samples: Tensor
@@ -68,9 +68,9 @@ class BoxSamples:
     Attributes
     ----------
     predicted : codes `M x 4`, float32
-    codes : of the ground truth, `M x 4`; of rows that are background they are not used
+    codes : codes of the ground truth, `M x 4`; not used in rows that are background
     images : where they come from
-    sigma : of the smooth L1 loss
+    sigma : `1/sigma²` is the difference from which the smooth L1 loss is linear
     weights : factors of the four numbers of a code
     """
 

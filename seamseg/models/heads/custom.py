@@ -37,7 +37,7 @@ class HeadContext:
     Attributes
     ----------
     width : channels of all levels of the pyramid
-    strides : of the levels, finest first
+    strides : stride of each level, finest first
     num_stuff, num_thing : classes of the data set; stuff comes first
     norm : factory of norm + activation layers, `norm(channels)`, of `[body] normalization_mode`
     config : the whole configuration
@@ -61,8 +61,8 @@ class Head(nn.Module):
 
     Parameters
     ----------
-    keys : of the section `[head NAME]`
-    context : of the network
+    keys : values of the section `[head NAME]`
+    context : what the head is built for
 
     Attributes
     ----------
@@ -196,7 +196,7 @@ def predicted_maps(heads: Mapping[str, Head], features: Features) -> list[dict[s
 
 
 def resized(maps: Tensor, size: tuple[int, int], spec: Map) -> Tensor:
-    """Return maps `N x channels x h x w` at another size as their declaration says, float32 or integers."""
+    """Return maps `N x channels x h x w` at another size as they are declared, float32 or integers."""
     if spec.resize == "nearest":
         large = functional.interpolate(maps.float(), size, mode="nearest-exact")
         return large if maps.is_floating_point() else large.to(maps.dtype)

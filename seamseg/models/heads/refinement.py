@@ -20,7 +20,7 @@ class Regions(NamedTuple):
 
     Attributes
     ----------
-    levels : of the pyramid, `N x C x h x w`, finest first
+    levels : levels of the pyramid, `N x C x h x w`, finest first
     padded_size : `(height, width)` of the padded images that they come from
     boxes : `P x 4`
     image : int64 `P`, the image of each region
@@ -46,8 +46,8 @@ class RegionTruth:
 
     Attributes
     ----------
-    samples : of each image, None for one without any; the regions are the leading ones of all images
-    ids : of the ground-truth boxes of each image, int64 `G`
+    samples : sampled regions of each image, None for one without any; the regions are the leading ones of each image
+    ids : ids of the ground-truth boxes of each image, int64 `G`
     masks : id map of each image, `L x H x W`
     void_is_background : whether void pixels are background; they are ignored otherwise
     """
@@ -87,8 +87,8 @@ class MaskRefinement(nn.Module):
 
     Parameters
     ----------
-    keys : of the section `[mask_refinement NAME]`
-    context : of the network, see :class:`seamseg.models.heads.custom.HeadContext`
+    keys : values of the section `[mask_refinement NAME]`
+    context : what the network is built for, see :class:`seamseg.models.heads.custom.HeadContext`
 
     Attributes
     ----------

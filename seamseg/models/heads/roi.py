@@ -69,7 +69,7 @@ class RegionHead(nn.Module):
 
     Attributes
     ----------
-    refinement : of the masks; None for none
+    refinement : refinement of the masks; None for none
     unused_layers : beginnings of the names of weights that a snapshot may have and this head does not use
     """
 
@@ -207,7 +207,7 @@ def box_loss(errors: Tensor, labels: Tensor, weights: Tensor | None = None) -> T
 
     Parameters
     ----------
-    errors : of the codes of the true class, `M x 4` or `M`
+    errors : errors of the codes of the true class, `M x 4` or `M`
     labels : int64 `M`, 0 = background
     weights : `M`, the number of samples is their sum; None for 1 each. Positives have weight 1
     """

@@ -197,7 +197,8 @@ class AnchorMatcher:
         match = torch.where(highest < self.config.neg_threshold, match, IGNORED)
         match = torch.where(highest >= self.config.pos_threshold, nearest, match)
 
-        # a box is matched with its best anchor even if another overlaps it more; of several boxes, the last one
+        # an anchor is matched with the box that it is the best anchor of, even if another box overlaps it more;
+        # the last of several such boxes counts
         candidates = torch.where(best_iou > 0, torch.arange(boxes.shape[0], device=boxes.device), IGNORED)
         forced = torch.full_like(match, IGNORED).scatter_reduce(0, best_anchor, candidates, "amax")
         return torch.where(usable, torch.where(forced >= 0, forced, match), IGNORED)
@@ -349,10 +350,10 @@ def rpn_losses(
     obj_logits, bbx_logits : `N x A` and `N x A x 4`
     anchors : `A x 4`
     matches : int64 `N x A` from :class:`seamseg.models.heads.rpn.AnchorMatcher`
-    truth : of each image
-    sigma : of the smooth L1 loss
+    truth : ground-truth boxes of each image
+    sigma : `1/sigma²` is the difference from which the smooth L1 loss is linear
     limit : largest number of sampled anchors of an image; None if it is unknown, which takes more memory
-    box_loss : of the sampled anchors, `M x 4` or `M`
+    box_loss : function that returns the losses of the sampled anchors, `M x 4` or `M`
 
     Returns
     -------

@@ -70,7 +70,7 @@ def rank_samples(positive: Tensor, negative: Tensor, most_positive: int, number:
     Returns
     -------
     positive : bool `... x A`, True on the positives of the sample, at most `most_positive`
-    order : int64 `... x K`, K at most `number`: these positives, negatives in a random order, then what is neither
+    order : int64 `... x K`, K = min(`number`, A): these positives, negatives in a random order, then what is neither
     exists : bool `... x K`, False for what is neither
     """
     positive = random_subset(positive, most_positive)

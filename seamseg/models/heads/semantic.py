@@ -154,7 +154,7 @@ def semantic_loss(
     logits : `N x classes x h x w`
     padded_size : `(height, width)` to which the logits are upsampled
     targets : classes of each image, int64 `H x W` of its valid size, 255 void
-    loss : of one image
+    loss : function that returns the loss of one image
     """
     # which pixels are the hardest depends on small differences: full precision, also under autocast
     with torch.autocast(logits.device.type, enabled=False):

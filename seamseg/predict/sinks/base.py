@@ -33,7 +33,7 @@ class SinkWriter(Protocol):
 
     Attributes
     ----------
-    names : of the photos that were committed (True) or skipped (False)
+    names : names of the photos that were committed (True) or skipped (False)
     """
 
     names: dict[str, bool]
@@ -60,8 +60,8 @@ class Sink(Protocol):
     Attributes
     ----------
     writers : the formats, for their properties and file names only
-    lock : of the target
-    part : of this run; None for all photos
+    lock : lock of the target
+    part : part of this run; None for all photos
     """
 
     writers: Sequence[OutputFormat[Any]]
@@ -77,7 +77,7 @@ class Sink(Protocol):
 
         Parameters
         ----------
-        sources : of this run, those of its part only
+        sources : photos of this run, those of its part only
         restart : forget earlier results
 
         Raises

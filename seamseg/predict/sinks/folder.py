@@ -33,8 +33,8 @@ class FolderSink(Sink):
     ----------
     out : the folder
     writers : formats that write there
-    head : of the manifest
-    part : of this run; None for all photos
+    head : first line of the manifest
+    part : part of this run; None for all photos
     """
 
     def __init__(self, out: Path, writers: Sequence[OutputFormat[Any]], head: Line, part: Part | None = None) -> None:

@@ -32,8 +32,8 @@ class FolderLock:
 
     Parameters
     ----------
-    folder : is made; None locks nothing
-    part : of this run; None for all photos
+    folder : folder to lock, which is made; None locks nothing
+    part : part of this run; None for all photos
     """
 
     def __init__(self, folder: Path | None, part: Part | None = None) -> None:

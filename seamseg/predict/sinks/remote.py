@@ -56,10 +56,10 @@ class ManifestParts:
 
     Parameters
     ----------
-    store : of the outputs
-    head : of this run
+    store : store of the outputs
+    head : first line of the manifests of this run
     folder : local, for copies
-    part : of this run; None for all photos
+    part : part of this run; None for all photos
     """
 
     def __init__(self, store: Store, head: Line, folder: Path, part: Part | None) -> None:
@@ -200,8 +200,8 @@ class StoredSink(Sink):
     ----------
     target : OUT
     make_writers : creates the formats for a folder
-    head : of the manifest
-    part : of this run; None for all photos
+    head : first line of the manifest
+    part : part of this run; None for all photos
 
     Raises
     ------

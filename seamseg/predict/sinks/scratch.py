@@ -44,7 +44,7 @@ class Staging:
     Parameters
     ----------
     parent : where it is made; None for the system's folder of temporary files (`TMPDIR`)
-    make_writers : of a scratch dir
+    make_writers : creates the formats for a scratch dir
     sweep : remove the folders that killed processes left beside it. If machines share `parent`, do so only while no
         other process works: some file systems have locks that other machines do not see
 

@@ -44,8 +44,8 @@ class ShardSink(StoredSink):
 
     Parameters
     ----------
-    target, make_writers, head, part : as of :class:`seamseg.predict.sinks.remote.StoredSink`
-    photos : of a shard at most
+    target, make_writers, head, part : see :class:`seamseg.predict.sinks.remote.StoredSink`
+    photos : maximum number of photos of a shard
 
     Raises
     ------

@@ -42,10 +42,10 @@ class Source:
 
     Attributes
     ----------
-    path : of the file
-    name : of its outputs, with `/` between folders and without an ending
+    path : path of the file
+    name : name of its outputs, with `/` between folders and without an ending
     relative : path relative to the input folder
-    address : of a photo that is not a local file of its own: a URL, a frame of a video, a member of a shard
+    address : address of a photo that is not a local file of its own: a URL, a frame of a video, a member of a shard
     problem : why it certainly cannot be read: a folder without permission, the place where a video breaks off
     """
 

@@ -106,7 +106,7 @@ class ProcessDecoders:
 
     Parameters
     ----------
-    share : of this process
+    share : share of this process
     workers : processes that decode; 0 decodes in this one
     """
 

@@ -46,8 +46,8 @@ class DecoderShare:
     sources : all, the same list in every process
     prepare : makes network inputs of decoded photos
     done : photos that earlier runs have done, the same in every process
-    rank, size : of the processes
-    part : of this run
+    rank, size : rank of this process, and number of processes
+    part : part of this run; None for all photos
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class ThreadDecoders:
 
     Parameters
     ----------
-    share : of this process
+    share : share of this process
     workers : threads; 0 for none
     """
 

@@ -47,8 +47,8 @@ def make_writers(
     formats : names of :func:`formats_of` the kind, each once
     out : folder
     metadata : the classes of the model
-    kind : of the network
-    choice : of detections
+    kind : kind of the network
+    choice : choice of detections
     overrides : configuration keys, of which formats have sections
     maps : output maps of custom heads, each a format
 

@@ -48,7 +48,7 @@ class OutputFormat(ABC, Generic[R]):
     ----------
     out : folder
     metadata : the classes of the model
-    keys : of the section `[format NAME]`
+    keys : values of the section `[format NAME]`
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class OutputFormat(ABC, Generic[R]):
         for those without a file of each photo
     all_classes : whether it contains all classes whatever the user chooses, so that a choice is an error
     probabilities : whether it needs the probabilities of a semantic network
-    choice : of detections, set after the construction; only formats that read them from the prediction need it
+    choice : choice of detections, set after the construction; only formats that read them from the prediction need it
     """
 
     kinds: tuple[str, ...] = ()

@@ -37,7 +37,7 @@ class ImageFormat(OutputFormat[R]):
 
     Attributes
     ----------
-    ending : after the name of the photo
+    ending : end of the file name, after the name of the photo
     encoding : options of Pillow for a JPEG
     """
 

@@ -22,8 +22,8 @@ class MapWriter(OutputFormat[PhotoResult]):
 
     Parameters
     ----------
-    out, metadata : as of all formats
-    name, spec : of the map
+    out, metadata : see :class:`seamseg.predict.writers.base.OutputFormat`
+    name, spec : name and format of the map
     """
 
     def __init__(self, out: Path, metadata: Metadata, name: str, spec: MapFormat) -> None:

@@ -167,15 +167,15 @@ def write_detections(
 
     Parameters
     ----------
-    folder : of the text files
-    name : of the image, without folders
-    prediction : at the network's size
+    folder : folder of the text files
+    name : name of the image, without folders
+    prediction : prediction at the network's size
     size : `(height, width)` of the photo
-    labels : of each thing class
+    labels : label of each thing class
 
     Returns
     -------
-    path : of the text file, which is written last
+    path : path of the text file, which is written last
     """
     lines = []
     for k, found in enumerate(paste_detections(prediction, size)):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from seamseg.components import body, key
 
 STRIDES = {"mod2": 4, "mod3": 8, "mod4": 16, "mod5": 32}
-"""Of the levels."""
+"""Stride of each level, by name."""
 
 
 @dataclass(frozen=True)

@@ -42,10 +42,10 @@ def create_model(name: str, arguments: Mapping[str, Any], meta: bool = False, pr
 
     Parameters
     ----------
-    name : of the network
-    arguments : of `timm.create_model`
-    meta : without memory for its weights
-    pretrained : with the weights of timm, which may be downloaded; otherwise with random ones
+    name : name of the network
+    arguments : further arguments of `timm.create_model`
+    meta : allocate no memory for its weights
+    pretrained : load the weights of timm, which may be downloaded; otherwise random ones
     """
     timm = import_timm(TIMM + name)
     architecture = name.partition(".")[0]

@@ -1,7 +1,7 @@
 """Networks of timm as backbones: maps of strides 4, 8, 16 and 32 for images of any size.
 
-Networks with stages give their maps. Of a plain vision transformer, which has maps of one stride, a simple feature
-pyramid makes the levels (Li et al., arXiv 2203.16527). timm is imported when such a network is built.
+Networks with stages give their maps. A plain vision transformer has maps of one stride; a simple feature pyramid makes
+the levels from them (Li et al., arXiv 2203.16527). timm is imported when such a network is built.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class TimmBackbone(Backbone):
 
     Parameters
     ----------
-    keys : of the section `[body timm]`
+    keys : values of the section `[body timm]`
     context : `name` is that of the network after a colon, with or without a tag of weights, as
         `timm:convnext_tiny.in12k_ft_in1k`; `params` are further arguments of `timm.create_model`. Without
         `keep_outputs` only the last map is returned, and that of a plain network as it is
@@ -60,8 +60,8 @@ class TimmBackbone(Backbone):
     Attributes
     ----------
     model : the network without its classifier; its state-dict keys are those of timm
-    pyramid : makes the levels of a plain network; otherwise None
-    multiple : of which the sides of its input are multiples
+    pyramid : module that makes the levels of a plain network; otherwise None
+    multiple : number of which the sides of its input are multiples, in pixels
 
     Raises
     ------
@@ -213,11 +213,11 @@ class SimplePyramid(nn.Module):
 
     Parameters
     ----------
-    channels, stride : of the map
+    channels, stride : channels and stride of the map
 
     Attributes
     ----------
-    out_channels : of each level
+    out_channels : channels of each level
     """
 
     def __init__(self, channels: int, stride: int) -> None:
@@ -250,7 +250,7 @@ class _BatchNorm(nn.BatchNorm2d):
 
     Parameters
     ----------
-    norm : whose parameters, buffers, and activation (as child modules) it takes over
+    norm : norm whose parameters, buffers, and activation (as child modules) it takes over
     synchronise : over all ranks
     """
 
@@ -332,10 +332,10 @@ class _Levels:
 
     Attributes
     ----------
-    indices : of the maps, among all maps of the network
+    indices : indices of the maps, among all maps of the network
     maps : stride and channels of each
     is_plain : all maps of the network have one stride; only the last is used, after the last norm
-    modules : of the stages
+    modules : modules of the stages
     """
 
     indices: list[int]
@@ -430,9 +430,9 @@ def _multiple_of(model: Any, indices: list[int], maps: list[tuple[int, int]], no
 
     Parameters
     ----------
-    model : on the meta device, on which it is tried
-    indices, maps, norm : of the maps in use
-    name : of the network, for the error
+    model : network on the meta device, on which it is tried
+    indices, maps, norm : indices, channels and strides of the maps in use, and whether the last norm follows them
+    name : name of the network, for the error
 
     Raises
     ------

@@ -78,7 +78,7 @@ class TrainingProgress:
     ----------
     epoch : index of the last finished epoch, from 0; -1 before the first
     global_step : steps so far
-    last_score, best_score : of the last and the best validation, fractions; 0 before the first
+    last_score, best_score : scores of the last and the best validation, fractions; 0 before the first
     """
 
     epoch: int = -1
@@ -145,10 +145,11 @@ class ResumePoint:
     ----------
     source : the snapshot
     progress : finished epochs and steps
-    position : in the unfinished epoch, the one after `progress.epoch`; None if that begins
+    position : position in the unfinished epoch, the one after `progress.epoch`; None if that begins
     is_best : the snapshot is that of the best epoch so far
-    rank_states : of the processes that wrote it, by rank; empty in snapshots of the original and of early releases
-    stepper_state : for :meth:`Stepper.load_state_dict`, of the main process
+    rank_states : states of the processes that wrote it, by rank; empty in snapshots of the original and of early
+        releases
+    stepper_state : state for :meth:`Stepper.load_state_dict`, of the main process
     config : INI text it was trained with
     callbacks : their states by name
     stopped : `by`, the callback that stopped the training, and its `reason`; empty unless one did
@@ -201,8 +202,8 @@ def resume_state(
 
     Parameters
     ----------
-    position : in the epoch; None between two epochs
-    rank_states : of all processes, :func:`seamseg.training.checkpointing.rank_state.gather_rank_states`
+    position : position in the epoch; None between two epochs
+    rank_states : states of all processes, :func:`seamseg.training.checkpointing.rank_state.gather_rank_states`
     is_best : whether it is the best so far
     total_steps : length of the schedule; for information only
     """
@@ -223,8 +224,8 @@ def resume(
 
     Parameters
     ----------
-    path : of the snapshot
-    net, optimizer : to restore
+    path : path of the snapshot
+    net, optimizer : network and optimizer to restore
     metadata : classes of the data set
     files : layout of the snapshots
     epoch_length : steps an epoch, for files whose `global_step` is None, which count epochs only

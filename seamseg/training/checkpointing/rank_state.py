@@ -65,7 +65,8 @@ def gather_rank_states(
 
     Parameters
     ----------
-    net : with the parts of :data:`NETWORK_MODULES`; its buffers are made equal over the processes once an epoch only
+    net : network with the parts of :data:`NETWORK_MODULES`; its buffers are made equal over the processes once an epoch
+        only
     averaged : moving averages of the network by part, empty without; those of buffers differ as the buffers do
     losses : averages of the losses of this process
     """

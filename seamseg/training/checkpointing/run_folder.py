@@ -86,7 +86,7 @@ class Failure:
     ----------
     step : its number
     last_update : number of the newest step that has updated the weights
-    problem : in one line
+    problem : description of the problem in one line
     """
 
     step: int

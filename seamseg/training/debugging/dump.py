@@ -44,8 +44,8 @@ class Dump:
     config, metadata : INI text, and the classes as in a snapshot
     state_dict : weights by part, as in a snapshot, before the step
     rng : RNG state at its start, see :func:`seamseg.training.checkpointing.rank_state.rng_state`
-    batches : of this process, as loaded
-    losses : by name; `loss` is the weighted sum
+    batches : batches of this process, as loaded
+    losses : losses by name; `loss` is the weighted sum
     step, rank, world_size : index of the step, process, number of processes
     reason : what failed
     """
@@ -76,7 +76,7 @@ class StepRecorder:
     Parameters
     ----------
     config : INI text of the run
-    metadata, world : of the run
+    metadata, world : classes and processes of the run
     net : its weights are dumped; the step must not have updated them when :meth:`write` is called
     folder : run folder
     """

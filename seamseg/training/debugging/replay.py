@@ -34,8 +34,8 @@ class Replay:
     Attributes
     ----------
     dump : the repeated step
-    losses : by name; `loss` is the weighted sum
-    grad_norm : of the whole gradient
+    losses : losses by name; `loss` is the weighted sum
+    grad_norm : norm of the whole gradient
     bad_inputs : images with a pixel that is not finite
     first : the first module with an output that is not finite; None if all outputs are finite
     limit : `general.loss_limit` of the run

@@ -23,7 +23,7 @@ class TextLog:
     folder : existing run folder; None for no file
     quiet : show only warnings on the console
     enabled : False for a log that does nothing
-    name : of the file
+    name : name of the file
     console : write to the console
     """
 

@@ -37,7 +37,7 @@ class Reporter:
 
     Parameters
     ----------
-    options : of the trainer
+    options : options of the trainer
     images : draws sample images
     world : the processes; all of them must report the same steps
     log, callbacks, metrics : outputs

@@ -25,7 +25,7 @@ class WeightAverage:
 
     Parameters
     ----------
-    net : with the parts of :data:`seamseg.checkpoints.snapshot.NETWORK_MODULES`, on its device
+    net : network with the parts of :data:`seamseg.checkpoints.snapshot.NETWORK_MODULES`, on its device
     decay : fraction of the average that an update keeps, in the long run
     key : name of its key, for errors
     """

@@ -166,7 +166,7 @@ def load_optimizer_state(
     Parameters
     ----------
     optimizer : over the same parameters, with the device and memory format to keep
-    state : from `state_dict()` of the optimizer
+    state : result of `state_dict()` of the optimizer
     source : file it was read from, for error messages
     saved_type : name of the class of the saved optimizer; None for SGD or AdamW, told apart by their groups
     keys : names for errors

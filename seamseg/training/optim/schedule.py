@@ -94,7 +94,7 @@ class CurveSchedule(LRSchedule):
 
     Parameters
     ----------
-    curve, keys : of the component that `[scheduler] type` chooses
+    curve, keys : curve and values of the component that `[scheduler] type` chooses
     options : `[scheduler]`
     base_lrs : base rate of each parameter group
     epoch_length : steps an epoch
