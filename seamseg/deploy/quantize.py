@@ -313,6 +313,7 @@ def quantise(
     quantizer.quantize_model()
     quantizer.model.topological_sort()
     made: onnx.ModelProto = quantizer.model.model
+    _measure_integers(made.graph)
     operators = executed_operators(made)
     integer = sum(operators[name] for name in INT8_KERNELS)
     if integer < len(selection.weighted):
@@ -321,6 +322,19 @@ def quantise(
             "float"
         )
     return made
+
+
+def _measure_integers(graph: onnx.GraphProto) -> None:
+    """Take the shapes of int8 maps from them: else engines convert whole maps to float only for their shapes."""
+    made = {node.output[0]: node for node in graph.node if node.op_type == "DequantizeLinear"}
+    for node in graph.node:
+        if node.op_type == "Shape" and node.input[0] in made:
+            node.input[0] = made[node.input[0]].input[0]
+    users = users_of(graph)
+    outputs = {value.name for value in graph.output}
+    for name, node in made.items():
+        if name not in users and name not in outputs:
+            graph.node.remove(node)
 
 
 def _ranges(histograms: Mapping[str, Histogram], selection: Selection) -> Ranges:
