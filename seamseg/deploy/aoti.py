@@ -64,8 +64,9 @@ def write_package(net: ExportNet, target: Path, metadata: ExportedMetadata, size
     # beside the target, so that renaming is atomic
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
         made = Path(folder, "network.pt2")
-        with failures_in_one_line(f"{target}: AOTInductor cannot compile this network", net):
-            multiple = None if metadata.size is not None else metadata.multiple
+        multiple = None if metadata.size is not None else metadata.multiple
+        problem = f"{target}: AOTInductor cannot compile this network"
+        with failures_in_one_line(problem, net, multiple is not None):
             program = trace(net, size, multiple, metadata.free_sides)
             if in_int8:
                 fuse_pooling(program)
@@ -101,11 +102,13 @@ def package_metadata(metadata: ExportedMetadata) -> dict[str, str]:
     if metadata.kind != "panoptic":
         return entries
     height, width = metadata.size or ("", "")
+    free = ("", "", "") if metadata.size else (*metadata.free_sides, metadata.multiple)
     sizes = config_from_string(metadata.config, exported=True).dataloader
     plain = {
         "part": metadata.part,
         "height": height,
         "width": width,
+        **dict(zip(("smallest_side", "largest_side", "multiple"), free)),
         "num_stuff": metadata.metadata.num_stuff,
         "categories": "\n".join(name.replace("\n", " ") for name in metadata.metadata.categories),
         **{name: getattr(sizes, name) or "" for name in ("shortest_size", "longest_size", "longest_max_size")},

@@ -44,7 +44,7 @@ from seamseg.models.quantised import is_quantised
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, OutOfMemory, require_packages
 from seamseg.utils.limits import format_bytes
-from seamseg.utils.progress import is_quiet, progress
+from seamseg.utils.progress import counter, is_quiet, progress
 from seamseg.utils.synthetic_image import write_synthetic_image
 
 Session = Any
@@ -288,7 +288,9 @@ def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOpt
     # before the work: a photo may be unreadable
     pictures = _pictures(source, net, size, options, metadata)
     photos = None if options.int8 is None else _calibration_photos(source, options)
-    _say(f"tracing the network at {size[0]} x {size[1]} and writing {path}, which takes a minute or more")
+    calibrating = "" if photos is None else f", running it on {len(photos)} photos to choose the ranges"
+    duration = "a minute or more" if chosen.standard_ops and photos is None else "minutes"
+    _say(f"tracing the network at {size[0]} x {size[1]}{calibrating} and writing {path}, which takes {duration}")
     if photos is None and not is_quantised(source.net):
         chosen.write(net, path, metadata, size, options.opset)
     else:
@@ -301,11 +303,13 @@ def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOpt
             _write_int8_package(source.net, net, images, path, metadata, size)
     _say("comparing the file with the network")
     session, names = chosen.open(path), list(net.output_names)
-    differences, times = {}, []
+    differences, times, report = {}, [], counter("compare")
     for name, inputs in pictures.items():
         found = dict(zip(names, session.run(names, inputs)))
         differences[name] = compare(_run(eager, inputs), found, inputs, metadata)
-        times += _times(eager, session, inputs)
+        for _ in range(_ROUNDS):
+            times.append(_times(eager, session, inputs))
+            report(len(times), len(pictures) * _ROUNDS)
     eager_seconds, seconds = (statistics.median(column) for column in zip(*times))
     return ExportReport(path, path.stat().st_size, chosen.name, metadata, seconds, eager_seconds, differences)
 
@@ -407,16 +411,13 @@ def _run(net: ExportNet, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarr
     }
 
 
-def _times(eager: ExportNet, session: Session, inputs: Mapping[str, np.ndarray]) -> list[tuple[float, float]]:
-    """Return the seconds of the network and of the file, in turns."""
-    rounds = []
-    for _ in range(_ROUNDS):
-        start = time.perf_counter()
-        _run(eager, inputs)
-        middle = time.perf_counter()
-        session.run(list(eager.output_names), dict(inputs))
-        rounds.append((middle - start, time.perf_counter() - middle))
-    return rounds
+def _times(eager: ExportNet, session: Session, inputs: Mapping[str, np.ndarray]) -> tuple[float, float]:
+    """Return the seconds of the network and of the file."""
+    start = time.perf_counter()
+    _run(eager, inputs)
+    middle = time.perf_counter()
+    session.run(list(eager.output_names), dict(inputs))
+    return middle - start, time.perf_counter() - middle
 
 
 def _say(text: str) -> None:

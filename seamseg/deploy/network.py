@@ -308,15 +308,17 @@ def example_inputs(net: ExportNet, size: tuple[int, int]) -> dict[str, Tensor]:
 
 
 @contextmanager
-def failures_in_one_line(problem: str, net: ExportNet | None = None) -> Iterator[None]:
+def failures_in_one_line(problem: str, net: ExportNet | None = None, free: bool = False) -> Iterator[None]:
     """Raise SeamsegError `problem (reason)` for errors of a tracer or compiler, each of which has types of its own.
 
     A lack of memory is passed on, see :func:`seamseg.utils.device_memory.lacks_memory`. Of a network `net` with custom
-    heads, the error names them.
+    heads, the error names them; if its input size is `free`, that may be the reason, too.
     """
     heads = net.net.custom_heads if net is not None and isinstance(net.net, PanopticNet) else {}
     if heads:
         problem += f" with the heads {', '.join(heads)}: leave out their file of `components`"
+    if free:
+        problem += ", or choose a `size`" if heads else " in a free size: try a `size`"
     try:
         yield
     except SeamsegError as error:

@@ -51,7 +51,7 @@ def write_onnx(
     SeamsegError
         if the file would exceed the 2 GiB of the format, or cannot be written
     """
-    with failures_in_one_line(f"{target}: this network cannot be exported to ONNX", net):
+    with failures_in_one_line(f"{target}: this network cannot be exported to ONNX", net, metadata.size is None):
         model = _convert(net, size, opset, metadata)
     model.producer_name, model.producer_version = "seamseg", metadata.version
     onnx.helper.set_model_props(model, {METADATA_KEY: metadata.to_json()})

@@ -23,6 +23,7 @@ from seamseg.models.quantised import FLOAT_LAYERS
 from seamseg.ops.quantisation import LEVELS, Histogram
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.files import write_atomically
+from seamseg.utils.progress import progress
 from seamseg.validation.evaluate import check_same_classes
 
 if TYPE_CHECKING:
@@ -341,7 +342,7 @@ def _ranges(histograms: Mapping[str, Histogram], selection: Selection) -> Ranges
     if not any(histogram.counts.any() for histogram in histograms.values()):
         raise InputError("there is no picture to calibrate with")
     ranges = {}
-    for name, histogram in histograms.items():
+    for name, histogram in progress(histograms.items(), len(histograms), "ranges"):
         if not histogram.counts.any():
             raise InputError(
                 f"the network finds no objects in the calibration pictures, so that {name} has no range: take other "
