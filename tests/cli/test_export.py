@@ -103,7 +103,7 @@ def test_a_trained_model(
     rows = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
     assert "part all, input free" in rows["network"]
     # also of the upright picture
-    assert rows["scores, file"] == rows["scores, network"]
+    assert rows["scores, file"].strip() == rows["scores, network"].strip()
     assert seamseg_main("export", micro_run, out, "--dynamic", "--part", "dense", "--force", "--quiet") == 0
     rows = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
     assert "part dense, input free" in rows["network"]

@@ -241,7 +241,7 @@ def with_metadata(package, path, changes):
         # the longest side instead of the shortest
         ((101, 155), {"longest_size": 155}),
         # a package that states that its size is free: padded to what this one has
-        ((101, 155), {"multiple": 32}),
+        ((120, 155), {"multiple": 32}),
         # its limit is at least 4 times the shortest
         ((39, 150), {"shortest_size": 39, "longest_max_size": 100}),
     ],
