@@ -1,6 +1,6 @@
 """Score a model in every format it can be exported to: the network, ONNX files and packages, in fp32, bf16 and int8.
 
-    python benchmarks/int8.py [--model runs/demo --data runs/demo/toy_city/data] [--size 256x256] [--calibrate 64]
+    python benchmarks/int8.py [--model runs/demo --data runs/demo/toy_city/data] [--size 128x256] [--calibrate 64]
     python benchmarks/int8.py --model runs/demo --data runs/demo/toy_city/data --qat
     python benchmarks/int8.py --linear
 
@@ -38,7 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="run folder, zip or snapshot")
     parser.add_argument("--data", help="data set folder of --model")
-    parser.add_argument("--size", metavar="HxW", help="input of the files (default: that of seamseg export), or free")
+    parser.add_argument("--size", metavar="HxW", help="input of the files (default: free)")
     parser.add_argument("--calibrate", type=int, default=64, metavar="N")
     parser.add_argument("--split", default="val")
     parser.add_argument("--rounds", type=int, default=5)
@@ -103,7 +103,7 @@ def export(args: argparse.Namespace, folder: Path) -> dict[str, Path]:
     match = re.fullmatch(r"(\d+)x(\d+)", args.size or "")
     size = None if match is None else (int(match[1]), int(match[2]))
     files = {name: folder / f"{name.split()[1]}.{name.split()[0]}" for name in FILES}
-    plain = ExportOptions(size, dynamic=args.size == "free", overrides=OVERRIDES)
+    plain = ExportOptions(size, overrides=OVERRIDES)
     export_model(args.model, files["onnx fp32"], plain)
     for name in FILES[1:]:
         export_model(args.model, files[name], replace(plain, int8=args.data, calibrate=args.calibrate))

@@ -34,8 +34,8 @@ struct Metadata {
       : texts(AOTIModelPackageLoader::load_metadata_from_package(package, "model")) {
     if (texts["seamseg.part"] != "all")
       throw std::runtime_error(package + ": is not a panoptic network, or was exported by an older seamseg: export it again");
-    if (texts["seamseg.height"].empty())
-      throw std::runtime_error(package + ": has no fixed size: export it with --size");
+    if (texts["seamseg.height"].empty() && texts["seamseg.multiple"].empty())
+      throw std::runtime_error(package + ": was exported by an older seamseg: export it again, or with --size");
   }
 
   std::string text(const std::string& name) const {
@@ -54,6 +54,20 @@ struct Metadata {
     return value;
   }
   int64_t count(const std::string& name) const { return static_cast<int64_t>(number(name)); }
+
+  // Largest height and width of a photo in the input of the network.
+  std::pair<double, double> largest() const {
+    if (count("height") > 0) return {number("height"), number("width")};
+    const double side = count("largest_side") / count("multiple") * count("multiple");
+    return {side, side};
+  }
+
+  // Height or width of the input, fixed or for a photo of `side` pixels.
+  int64_t padded(const char* name, int64_t side) const {
+    if (count(name) > 0) return count(name);
+    const int64_t multiple = count("multiple");
+    return (std::max(side, count("smallest_side")) + multiple - 1) / multiple * multiple;
+  }
 
   std::vector<std::string> categories() const {
     std::vector<std::string> names;
@@ -145,7 +159,7 @@ std::pair<int64_t, int64_t> scaled_size(double height, double width, const Metad
   const double limit = std::max(4 * shortest, metadata.number("longest_max_size"));
   double scale = longest > 0 ? longest / std::max(height, width) : shortest / std::min(height, width);
   if (longest == 0 && std::floor(std::max(height, width) * scale) > limit) scale = limit / std::max(height, width);
-  const double room_height = metadata.number("height"), room_width = metadata.number("width");
+  const auto [room_height, room_width] = metadata.largest();
   if (std::floor(height * scale) > room_height || std::floor(width * scale) > room_width)
     scale = std::min(room_height / height, room_width / width);
   return {std::max<int64_t>(height * scale, 1), std::max<int64_t>(width * scale, 1)};
@@ -156,7 +170,7 @@ void run(const std::string& library, const std::string& package, const std::stri
   const Metadata metadata(package);
   const Tensor native = read_ppm(photo);
   const auto [height, width] = scaled_size(native.size(1), native.size(2), metadata);
-  Tensor image = at::zeros({1, 3, metadata.count("height"), metadata.count("width")}, at::kByte);
+  Tensor image = at::zeros({1, 3, metadata.padded("height", height), metadata.padded("width", width)}, at::kByte);
   image.narrow(2, 0, height).narrow(3, 0, width).copy_(
       at::_upsample_bilinear2d_aa(native.unsqueeze(0), {height, width}, /*align_corners=*/false));
 

@@ -2,7 +2,6 @@
 
     seamseg export runs/city city.onnx
     seamseg export model.zip city.onnx --size 1024x2048 --check street.jpg
-    seamseg export runs/city city.onnx --dynamic
     seamseg export runs/city int8.onnx --int8 data/city --data data/city
     seamseg export runs/city_qat int8.onnx
     seamseg export runs/city dense.onnx --part dense
@@ -35,10 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--size",
         metavar="HxW",
-        help="input of the network: photos are scaled as usual, shrunk to fit, and padded (default: that of a photo "
-        "twice as wide as high)",
+        help="fixed input of the network: photos are scaled as usual, shrunk to fit, and padded (default: free; of "
+        "networks that need a fixed one, that of a photo twice as wide as high)",
     )
-    parser.add_argument("--dynamic", action="store_true", help="height and width of the input are free")
+    parser.add_argument(
+        "--dynamic", action="store_true", help="free height and width also of a classifier or a dense part"
+    )
     parser.add_argument(
         "--part", choices=("all", "dense"), default="all", help="dense: pyramid, RPN and semantic logits only"
     )

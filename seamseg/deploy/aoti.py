@@ -19,7 +19,7 @@ import torch
 from seamseg.config import config_from_string
 from seamseg.deploy.integers import check_kernels, fuse_pooling, integer_form
 from seamseg.deploy.network import ExportNet, failures_in_one_line, trace
-from seamseg.formats.exported import CLASSIFIER_SIDES, DYNAMIC_SIDES, METADATA_KEY, ExportedMetadata
+from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.inference.package import ONEDNN_BF16, cpu_features, requirements
 from seamseg.models.quantised import is_quantised
 from seamseg.utils.compiler import compiler_problem
@@ -57,16 +57,17 @@ def write_package(net: ExportNet, target: Path, metadata: ExportedMetadata, size
     problem = compiler_problem(device)
     if problem is not None:
         raise SeamsegError(f"{target}: a package is compiled, but the compiler does not work here ({problem})")
-    sides = CLASSIFIER_SIDES if metadata.kind == "classification" else DYNAMIC_SIDES
     needed = requirements(device.type, _used_features(metadata.precision))
     extra = {**metadata.extra, "outputs": list(net.output_names), **needed}
-    stated = replace(metadata, sides=None if metadata.size is not None else sides, extra=extra)
+    stated = replace(metadata, sides=None if metadata.size is not None else metadata.free_sides, extra=extra)
     target.parent.mkdir(parents=True, exist_ok=True)
     # beside the target, so that renaming is atomic
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
         made = Path(folder, "network.pt2")
-        with failures_in_one_line(f"{target}: AOTInductor cannot compile this network", net):
-            program = trace(net, size, None if metadata.size is not None else metadata.multiple)
+        multiple = None if metadata.size is not None else metadata.multiple
+        problem = f"{target}: AOTInductor cannot compile this network"
+        with failures_in_one_line(problem, net, multiple is not None):
+            program = trace(net, size, multiple, metadata.free_sides)
             if in_int8:
                 fuse_pooling(program)
             compile_program(program, made, stated)
@@ -101,11 +102,13 @@ def package_metadata(metadata: ExportedMetadata) -> dict[str, str]:
     if metadata.kind != "panoptic":
         return entries
     height, width = metadata.size or ("", "")
+    free = ("", "", "") if metadata.size else (*metadata.free_sides, metadata.multiple)
     sizes = config_from_string(metadata.config, exported=True).dataloader
     plain = {
         "part": metadata.part,
         "height": height,
         "width": width,
+        **dict(zip(("smallest_side", "largest_side", "multiple"), free)),
         "num_stuff": metadata.metadata.num_stuff,
         "categories": "\n".join(name.replace("\n", " ") for name in metadata.metadata.categories),
         **{name: getattr(sizes, name) or "" for name in ("shortest_size", "longest_size", "longest_max_size")},

@@ -27,7 +27,7 @@ from seamseg.deploy.network import ExportNet, example_inputs, export_net
 from seamseg.deploy.quantize import calibration_photos, quantise_file
 from seamseg.deploy.query_network import QuerySource, check_queries, open_queries, query_source
 from seamseg.deploy.source import ExportOptions, ExportSource, default_size, three
-from seamseg.formats.exported import CLASSIFIER_SIDES, DYNAMIC_SIDES, OPSETS, ExportedMetadata
+from seamseg.formats.exported import CLASSIFIER_SIDES, DYNAMIC_SIDES, MAX_SIDE, OPSETS, ExportedMetadata
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.foreign.transformers_model import TransformersNetwork
 from seamseg.inference.images import as_image, network_input
@@ -44,7 +44,7 @@ from seamseg.models.quantised import is_quantised
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, OutOfMemory, require_packages
 from seamseg.utils.limits import format_bytes
-from seamseg.utils.progress import is_quiet, progress
+from seamseg.utils.progress import counter, is_quiet, progress
 from seamseg.utils.synthetic_image import write_synthetic_image
 
 Session = Any
@@ -60,6 +60,7 @@ class Format:
     name : of the format
     packages : that the export needs, by the names of their imports
     precisions : that it has
+    largest_side : of inputs of free size
     standard_ops : as for :class:`seamseg.deploy.network.ExportNet`
     write : `(net, target, metadata, size, opset)`
     open : a file for the comparison
@@ -68,6 +69,7 @@ class Format:
     name: str
     packages: tuple[str, ...]
     precisions: tuple[str, ...]
+    largest_side: int
     standard_ops: bool
     write: Callable[[ExportNet, Path, ExportedMetadata, tuple[int, int], int | None], None]
     open: Callable[[Path], Session]
@@ -90,8 +92,8 @@ def _write_package(
 
 
 FORMATS = {
-    ".onnx": Format("ONNX", ("onnx", "onnxscript", "onnxruntime"), ("fp32",), True, _write_onnx, open_onnx),
-    ".pt2": Format("AOTInductor", (), ("fp32", "bf16"), False, _write_package, PackageSession),
+    ".onnx": Format("ONNX", ("onnx", "onnxscript", "onnxruntime"), ("fp32",), MAX_SIDE, True, _write_onnx, open_onnx),
+    ".pt2": Format("AOTInductor", (), ("fp32", "bf16"), DYNAMIC_SIDES[1], False, _write_package, PackageSession),
 }
 """By the ending of the file."""
 
@@ -273,21 +275,26 @@ def _open_classifier(path: Path, config: Path | str, options: ExportOptions) -> 
 
 def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOptions) -> ExportReport:
     size, stated = options.size or source.size, source.metadata
-    if options.dynamic:
-        _check_dynamic(source, path, size)
-        most = DYNAMIC_SIDES[1] // stated.multiple * stated.multiple
-        size = stated.padded_size((min(size[0], most), min(size[1], most)))
-    metadata = stated if options.dynamic else replace(stated, size=size, multiple=1)
+    if _is_free(source, path, options):
+        own = CLASSIFIER_SIDES if source.input_size is None else (stated.multiple, chosen.largest_side)
+        metadata = replace(stated, sides=own)
+        # in an example of one cell, its side of 1 would be taken for fixed
+        height, width = (min(max(side, 2 * stated.multiple), DYNAMIC_SIDES[1]) for side in size)
+        size = metadata.padded_size((height, width))
+    else:
+        metadata = replace(stated, size=size, multiple=1)
     net = source.export_net(chosen.standard_ops)
     eager = source.export_net(False) if chosen.standard_ops else net
     # before the work: a photo may be unreadable
     pictures = _pictures(source, net, size, options, metadata)
     photos = None if options.int8 is None else _calibration_photos(source, options)
-    _say(f"tracing the network at {size[0]} x {size[1]} and writing {path}, which takes a minute or more")
+    calibrating = "" if photos is None else f", running it on {len(photos)} photos to choose the ranges"
+    duration = "a minute or more" if chosen.standard_ops and photos is None else "minutes"
+    _say(f"tracing the network at {size[0]} x {size[1]}{calibrating} and writing {path}, which takes {duration}")
     if photos is None and not is_quantised(source.net):
         chosen.write(net, path, metadata, size, options.opset)
     else:
-        images = None if photos is None else _images(source, progress(photos, desc="calibrate"), metadata)
+        images = None if photos is None else _images(source, photos, metadata, "calibrate")
         if chosen.standard_ops:
             metadata = _write_int8_onnx(net, images, path, metadata, size, options.opset)
         else:
@@ -296,28 +303,35 @@ def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOpt
             _write_int8_package(source.net, net, images, path, metadata, size)
     _say("comparing the file with the network")
     session, names = chosen.open(path), list(net.output_names)
-    differences, times = {}, []
+    differences, times, report = {}, [], counter("compare")
     for name, inputs in pictures.items():
         found = dict(zip(names, session.run(names, inputs)))
         differences[name] = compare(_run(eager, inputs), found, inputs, metadata)
-        times += _times(eager, session, inputs)
+        for _ in range(_ROUNDS):
+            times.append(_times(eager, session, inputs))
+            report(len(times), len(pictures) * _ROUNDS)
     eager_seconds, seconds = (statistics.median(column) for column in zip(*times))
     return ExportReport(path, path.stat().st_size, chosen.name, metadata, seconds, eager_seconds, differences)
 
 
-def _check_dynamic(source: ExportSource, path: Path, size: tuple[int, int]) -> None:
+def _is_free(source: ExportSource, path: Path, options: ExportOptions) -> bool:
+    """Return whether height and width are free: if asked for, and those of whole networks unless a size is given."""
+    classifier = source.input_size is None
     windowed = next((m for m in source.net.modules() if isinstance(m, Backbone) and m.has_windows), None)
+    if not options.dynamic:
+        fixed = classifier or windowed is not None or isinstance(source, QuerySource)
+        return options.size is None and options.part == "all" and not fixed
     if windowed is not None:
         raise InputError(
             f"`dynamic=True`: {windowed.name} attends within windows, which depend on the size: choose a `size`"
         )
-    least, most = CLASSIFIER_SIDES
-    multiple = source.metadata.multiple
-    if source.input_size is None and path.suffix == ".pt2" and (size[0] % multiple or not least <= size[0] <= most):
+    side, multiple, (least, most) = source.size[0], source.metadata.multiple, CLASSIFIER_SIDES
+    if classifier and path.suffix == ".pt2" and (side % multiple or not least <= side <= most):
         raise InputError(
-            f"`dynamic=True`: input.crop_val {size[0]} is no multiple of {multiple} from {least} to {most}: "
+            f"`dynamic=True`: input.crop_val {side} is no multiple of {multiple} from {least} to {most}: "
             "export it with a fixed size"
         )
+    return True
 
 
 def _write_int8_onnx(
@@ -377,11 +391,15 @@ def _calibration_photos(source: ExportSource, options: ExportOptions) -> list[Pa
     return calibration_photos(options.int8, source.metadata.metadata, config.dataloader.train_set, options.calibrate)
 
 
-def _images(source: ExportSource, photos: Iterable[str | Path], metadata: ExportedMetadata) -> Iterator[np.ndarray]:
-    """Return photos at the size of the network, `H x W x 3`, which are read one by one."""
+def _images(
+    source: ExportSource, photos: Iterable[str | Path], metadata: ExportedMetadata, desc: str | None = None
+) -> Iterator[np.ndarray]:
+    """Yield photos at the size of the network, `H x W x 3`, which are read one by one; show the progress of `desc`."""
     assert source.input_size is not None
     scale = source.input_size.within(metadata.size or (DYNAMIC_SIDES[1],) * 2)
-    return (network_input(as_image(photo), scale) for photo in photos)
+    # made with the first photo, so that the time until then does not count
+    for photo in photos if desc is None else progress(photos, desc=desc):
+        yield network_input(as_image(photo), scale)
 
 
 @torch.inference_mode()
@@ -393,16 +411,13 @@ def _run(net: ExportNet, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarr
     }
 
 
-def _times(eager: ExportNet, session: Session, inputs: Mapping[str, np.ndarray]) -> list[tuple[float, float]]:
-    """Return the seconds of the network and of the file, in turns."""
-    rounds = []
-    for _ in range(_ROUNDS):
-        start = time.perf_counter()
-        _run(eager, inputs)
-        middle = time.perf_counter()
-        session.run(list(eager.output_names), dict(inputs))
-        rounds.append((middle - start, time.perf_counter() - middle))
-    return rounds
+def _times(eager: ExportNet, session: Session, inputs: Mapping[str, np.ndarray]) -> tuple[float, float]:
+    """Return the seconds of the network and of the file."""
+    start = time.perf_counter()
+    _run(eager, inputs)
+    middle = time.perf_counter()
+    session.run(list(eager.output_names), dict(inputs))
+    return middle - start, time.perf_counter() - middle
 
 
 def _say(text: str) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seamseg.formats.exported import CLASSIFIER_SIDES, DYNAMIC_SIDES
+from seamseg.formats.exported import DYNAMIC_SIDES
 from seamseg.models.heads.custom import predicted_maps
 from seamseg.models.heads.select import best_scores
 from seamseg.models.panoptic import PanopticNet
@@ -308,15 +308,17 @@ def example_inputs(net: ExportNet, size: tuple[int, int]) -> dict[str, Tensor]:
 
 
 @contextmanager
-def failures_in_one_line(problem: str, net: ExportNet | None = None) -> Iterator[None]:
+def failures_in_one_line(problem: str, net: ExportNet | None = None, free: bool = False) -> Iterator[None]:
     """Raise SeamsegError `problem (reason)` for errors of a tracer or compiler, each of which has types of its own.
 
     A lack of memory is passed on, see :func:`seamseg.utils.device_memory.lacks_memory`. Of a network `net` with custom
-    heads, the error names them.
+    heads, the error names them; if its input size is `free`, that may be the reason, too.
     """
     heads = net.net.custom_heads if net is not None and isinstance(net.net, PanopticNet) else {}
     if heads:
         problem += f" with the heads {', '.join(heads)}: leave out their file of `components`"
+    if free:
+        problem += ", or choose a `size`" if heads else " in a free size: try a `size`"
     try:
         yield
     except SeamsegError as error:
@@ -330,16 +332,18 @@ def failures_in_one_line(problem: str, net: ExportNet | None = None) -> Iterator
         raise SeamsegError(f"{problem} ({cause(error)[:300]})") from error
 
 
-def trace(net: ExportNet, size: tuple[int, int], multiple: int | None = None) -> torch.export.ExportedProgram:
+def trace(
+    net: ExportNet, size: tuple[int, int], multiple: int | None = None, sides: tuple[int, int] = DYNAMIC_SIDES
+) -> torch.export.ExportedProgram:
     """Trace a module from :func:`export_net`.
 
     Parameters
     ----------
     net : the module
     size : `(height, width)` of the input
-    multiple : height and width are free, but multiples of this and within
-        :data:`seamseg.formats.exported.DYNAMIC_SIDES`; those of a classifier are within `CLASSIFIER_SIDES`, and its
-        number of images is free, too. None fixes them at `size`
+    multiple : height and width are free, but multiples of this; the number of images of a classifier is free, too. None
+        fixes them at `size`
+    sides : smallest and largest free height and width
     """
     inputs = example_inputs(net, size)
     if multiple is not None and isinstance(net, ClassifierExport):
@@ -347,18 +351,18 @@ def trace(net: ExportNet, size: tuple[int, int], multiple: int | None = None) ->
         inputs["image"] = inputs["image"].repeat(2, 1, 1, 1)
     # an error has all that is logged about it
     with torch.no_grad(), quiet_logs("torch.fx", "torch.export", "torch._export"):
-        return torch.export.export(net, tuple(inputs.values()), dynamic_shapes=dynamic_shapes(net, multiple))
+        return torch.export.export(net, tuple(inputs.values()), dynamic_shapes=dynamic_shapes(net, multiple, sides))
 
 
-def dynamic_shapes(net: ExportNet, multiple: int | None) -> dict[str, Any] | None:
+def dynamic_shapes(
+    net: ExportNet, multiple: int | None, sides: tuple[int, int] = DYNAMIC_SIDES
+) -> dict[str, Any] | None:
     """Return the free dimensions of the inputs for `torch.export`; arguments as of :func:`trace`."""
     if multiple is None:
         return None
-    classifier = isinstance(net, ClassifierExport)
-    sides = CLASSIFIER_SIDES if classifier else DYNAMIC_SIDES
     least, most = -(-sides[0] // multiple), sides[1] // multiple
     height, width = (multiple * torch.export.Dim(name, min=least, max=most) for name in ("height", "width"))
-    if classifier:
+    if isinstance(net, ClassifierExport):
         return {"image": {0: torch.export.Dim("batch", max=1024), 2: height, 3: width}}
     return {"image": {2: height, 3: width}, "size": None}
 

@@ -51,8 +51,8 @@ def write_onnx(
     SeamsegError
         if the file would exceed the 2 GiB of the format, or cannot be written
     """
-    with failures_in_one_line(f"{target}: this network cannot be exported to ONNX", net):
-        model = _convert(net, size, opset, metadata.multiple if metadata.size is None else None)
+    with failures_in_one_line(f"{target}: this network cannot be exported to ONNX", net, metadata.size is None):
+        model = _convert(net, size, opset, metadata)
     model.producer_name, model.producer_version = "seamseg", metadata.version
     onnx.helper.set_model_props(model, {METADATA_KEY: metadata.to_json()})
     if (length := model.ByteSize()) >= _MAX_BYTES:
@@ -63,9 +63,9 @@ def write_onnx(
         temporary.write_bytes(model.SerializeToString())
 
 
-def _convert(net: ExportNet, size: tuple[int, int], opset: int, multiple: int | None) -> onnx.ModelProto:
-    """Return a network as an ONNX model; `multiple` as for :func:`seamseg.deploy.network.trace`."""
-    program = trace(net, size, multiple)
+def _convert(net: ExportNet, size: tuple[int, int], opset: int, metadata: ExportedMetadata) -> onnx.ModelProto:
+    """Return a network as an ONNX model, without the metadata."""
+    program = trace(net, size, metadata.multiple if metadata.size is None else None, metadata.free_sides)
     with _quiet():
         made = torch.onnx.export(
             program,

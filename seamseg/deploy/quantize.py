@@ -23,6 +23,7 @@ from seamseg.models.quantised import FLOAT_LAYERS
 from seamseg.ops.quantisation import LEVELS, Histogram
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.files import write_atomically
+from seamseg.utils.progress import progress
 from seamseg.validation.evaluate import check_same_classes
 
 if TYPE_CHECKING:
@@ -313,6 +314,7 @@ def quantise(
     quantizer.quantize_model()
     quantizer.model.topological_sort()
     made: onnx.ModelProto = quantizer.model.model
+    _measure_integers(made.graph)
     operators = executed_operators(made)
     integer = sum(operators[name] for name in INT8_KERNELS)
     if integer < len(selection.weighted):
@@ -323,11 +325,24 @@ def quantise(
     return made
 
 
+def _measure_integers(graph: onnx.GraphProto) -> None:
+    """Take the shapes of int8 maps from them: else engines convert whole maps to float only for their shapes."""
+    made = {node.output[0]: node for node in graph.node if node.op_type == "DequantizeLinear"}
+    for node in graph.node:
+        if node.op_type == "Shape" and node.input[0] in made:
+            node.input[0] = made[node.input[0]].input[0]
+    users = users_of(graph)
+    outputs = {value.name for value in graph.output}
+    for name, node in made.items():
+        if name not in users and name not in outputs:
+            graph.node.remove(node)
+
+
 def _ranges(histograms: Mapping[str, Histogram], selection: Selection) -> Ranges:
     if not any(histogram.counts.any() for histogram in histograms.values()):
         raise InputError("there is no picture to calibrate with")
     ranges = {}
-    for name, histogram in histograms.items():
+    for name, histogram in progress(histograms.items(), len(histograms), "ranges"):
         if not histogram.counts.any():
             raise InputError(
                 f"the network finds no objects in the calibration pictures, so that {name} has no range: take other "

@@ -23,9 +23,10 @@ class ExportOptions:
 
     Attributes
     ----------
-    size : `(height, width)` of the input; larger photos are shrunk to it and smaller ones padded. By default that of a
-        photo twice as wide as high
-    dynamic : height and width of the input are free, instead of a size
+    size : `(height, width)` of the input; larger photos are shrunk to it and smaller ones padded. By default both are
+        free. Classifiers, networks of transformers, those with windows and dense parts have a fixed size, by default
+        that of the crop or of a photo twice as wide as high
+    dynamic : height and width of the input are free for classifiers and dense parts, too
     part : "all", or "dense": pyramid levels, RPN outputs and semantic logits
     precision : compute type of the file
     int8, calibrate : dataset folder, with whose pictures, at most so many, the network is quantised to int8
@@ -77,7 +78,7 @@ class ExportSource:
     ----------
     net : folded, in evaluation mode
     metadata : of the exported file; its size is None
-    size : `(height, width)` of the input by default
+    size : `(height, width)` of the input of a file of fixed size by default
     input_size : from photos to the network's input; None for a classifier
     """
 

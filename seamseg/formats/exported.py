@@ -43,9 +43,9 @@ THRESHOLDS = ("score_threshold", "overlap_threshold", "min_stuff_area")
 """Keys of :attr:`ExportedMetadata.thresholds`, those of the same name in `[general]`."""
 
 DYNAMIC_SIDES = (256, 4096)
-"""Smallest and largest side of the input of a network whose input size is free."""
+"""Smallest and largest side of an input of free size, in ONNX files that state none: those of version 0.1.0."""
 CLASSIFIER_SIDES = (64, 4096)
-"""The same of classifiers."""
+"""The same of classifiers, in all files."""
 
 MAX_SIDE = 1 << 14
 """Largest side and multiple that a file may state: an image of these sides has 768 MiB."""
@@ -64,7 +64,7 @@ class ExportedMetadata:
     metadata : the classes, without images; those of a classifier are things and have names only
     size : `(height, width)` of the input; None if both are free
     multiple : free heights and widths must be multiples of this
-    sides : smallest and largest free height and width; None if the file takes any
+    sides : smallest and largest free height and width; None in files of fixed size and in earlier ONNX files
     part : "all", or "dense": pyramid levels, RPN outputs and semantic logits
     precision : compute type, one of :data:`PRECISIONS`
     mean, std : mean and standard deviation of the three channels, for values in 0..1. The graph applies them to `uint8`
@@ -148,16 +148,21 @@ class ExportedMetadata:
 
     @property
     def max_size(self) -> tuple[int, int] | None:
-        """Largest `(height, width)` of an image; None for no limit, as in ONNX files of free size."""
+        """Largest `(height, width)` of an image; None for no limit, as in earlier ONNX files of free size."""
         if self.size is None and self.sides is not None:
             return (self.sides[1] // self.multiple * self.multiple,) * 2
         return self.size
+
+    @property
+    def free_sides(self) -> tuple[int, int]:
+        """Smallest and largest height and width, of a file whose size is free."""
+        return self.sides or (CLASSIFIER_SIDES if self.kind == "classification" else DYNAMIC_SIDES)
 
     def padded_size(self, size: tuple[int, int]) -> tuple[int, int]:
         """Return the `(height, width)` of the input for an image of at most :attr:`max_size`."""
         if self.size is not None:
             return self.size
-        least, _ = self.sides or DYNAMIC_SIDES
+        least, _ = self.free_sides
         height, width = (-(-max(side, least) // self.multiple) * self.multiple for side in size)
         return height, width
 

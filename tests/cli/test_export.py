@@ -99,6 +99,11 @@ def test_a_trained_model(
     results = tmp_path / "results"
     assert seamseg_main("predict", out, photo, results, "--format", "coco", "--quiet") == 0
     assert json.loads((results / "panoptic.json").read_text())["annotations"]
+    assert seamseg_main("export", micro_run, out, "--data", micro, "--force", "--quiet") == 0
+    rows = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
+    assert "part all, input free" in rows["network"]
+    # also of the upright picture
+    assert rows["scores, file"].strip() == rows["scores, network"].strip()
     assert seamseg_main("export", micro_run, out, "--dynamic", "--part", "dense", "--force", "--quiet") == 0
     rows = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
     assert "part dense, input free" in rows["network"]

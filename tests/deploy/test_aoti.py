@@ -49,10 +49,10 @@ longest_max_size = 400
 {TINY.format(mode="bn", num_frozen=0)}{TINY_SEMANTIC}"""
 
 
-def metadata(kind, size=SIZE, multiple=1):
+def metadata(kind, size=SIZE, multiple=1, sides=None):
     thresholds = THRESHOLDS if kind == "panoptic" else {}
     config = CONFIG if kind == "panoptic" else f"[general]\nkind = {kind}\n"
-    return ExportedMetadata(kind, config, CLASSES, size, multiple, mean=MEAN, std=STD, thresholds=thresholds)
+    return ExportedMetadata(kind, config, CLASSES, size, multiple, sides, mean=MEAN, std=STD, thresholds=thresholds)
 
 
 @pytest.fixture(scope="module")
@@ -172,8 +172,8 @@ def test_inputs_of_another_size(package):
 @pytest.mark.parametrize("kind", ["semantic", "detection"])
 def test_free_sizes(tmp_path, kind):
     path, net = tmp_path / "net.pt2", exported_net(kind)
-    write_package(net, path, metadata(kind, None, 64), (256, 320))
-    for size, valid in (((256, 320), (250, 301)), ((320, 448), (320, 448))):
+    write_package(net, path, metadata(kind, None, 64, (64, 4096)), (128, 320))
+    for size, valid in (((64, 64), (60, 64)), ((64, 320), (64, 301)), ((320, 448), (320, 448))):
         inputs = picture(size, valid)
         assert_same(run(path, *inputs), eager(net, *inputs))
 
@@ -181,9 +181,9 @@ def test_free_sizes(tmp_path, kind):
 def test_a_semantic_network_of_free_size_as_the_command_exports_it(tmp_path, monkeypatch):
     """Its 3x3 convolutions use Winograd's method in eager mode, and those of oneDNN in the package."""
     path, net = tmp_path / "net.pt2", winograd_net(monkeypatch)
-    write_package(net, path, metadata("semantic", None, 32), (256, 288))
+    write_package(net, path, metadata("semantic", None, 32, (32, 4096)), (256, 288))
     assert "winograd" not in code_of(path)
-    for size, valid in (((256, 288), (250, 270)), ((320, 448), (320, 448))):
+    for size, valid in (((32, 64), (32, 50)), ((256, 288), (250, 270)), ((320, 448), (320, 448))):
         inputs = picture(size, valid)
         found, wanted = run(path, *inputs), dict(zip(("classmap", "probability"), net(*inputs)))
         assert (found["classmap"] == wanted["classmap"]).double().mean() >= 0.9999
@@ -240,12 +240,17 @@ def with_metadata(package, path, changes):
         ((240, 300), {}),
         # the longest side instead of the shortest
         ((101, 155), {"longest_size": 155}),
+        # a package that states that its size is free: padded to what this one has
+        ((120, 155), {"multiple": 32}),
         # its limit is at least 4 times the shortest
         ((39, 150), {"shortest_size": 39, "longest_max_size": 100}),
     ],
 )
 def test_the_cpp_program_equals_predict(package, program, tmp_path, size, sizes):
-    if sizes:
+    if "multiple" in sizes:
+        free = replace(read_package_metadata(package), size=None, sides=(32, 4096), **sizes)
+        package = with_metadata(package, tmp_path / "net.pt2", package_metadata(free))
+    elif sizes:
         stated = read_package_metadata(package)
         lines = [line for line in CONFIG.splitlines() if line.split(" ")[0] not in sizes]
         place = lines.index("[dataloader]") + 1
@@ -294,7 +299,7 @@ def test_a_class_is_a_line_of_the_metadata():
     [
         ("part", None, "is not a panoptic network"),
         ("part", "dense", "is not a panoptic network"),
-        ("height", "", "has no fixed size: export it with --size"),
+        ("height", "", "was exported by an older seamseg: export it again, or with --size"),
         ("num_stuff", "2x", "the metadata has no number as num_stuff"),
         ("score_threshold", None, "the metadata lacks score_threshold"),
         ("shortest_size", None, "the metadata lacks shortest_size"),

@@ -11,7 +11,7 @@ from support.golden_files import tensor
 from seamseg.deploy.compare import compare
 from seamseg.deploy.network import export_net
 from seamseg.deploy.onnx import write_onnx
-from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
+from seamseg.formats.exported import MAX_SIDE, METADATA_KEY, ExportedMetadata
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.onnx_engines import openvino_core
 from seamseg.models.folding import fold_abn
@@ -134,6 +134,9 @@ def test_failures_of_the_exporter_and_the_checker(panoptic, tmp_path, monkeypatc
     with pytest.raises(SeamsegError) as caught:
         write_onnx(net, target, metadata("panoptic"), SIZE)
     assert str(caught.value) == f"{target}: {message}"
+    if "checker" not in tool:
+        with pytest.raises(SeamsegError, match=r"exported to ONNX in a free size: try a `size` \(ValueError"):
+            write_onnx(net, target, metadata("panoptic", None, multiple=64), SIZE)
     assert caught.value.__cause__ is error
     error = MemoryError()
     with pytest.raises(MemoryError):
@@ -185,9 +188,11 @@ def test_other_kinds(kind, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["panoptic", "semantic"])
 def test_free_size(kind, tmp_path):
-    path, net = write(tmp_path, kind, size=None, example=(256, 320), multiple=64)
+    """From one cell of the coarsest level on."""
+    path, net = write(tmp_path, kind, size=None, example=(128, 192), multiple=64, sides=(64, MAX_SIDE))
     for engine in ENGINES:
-        check(engine, path, net, *picture((256, 256), (250, 199)))
+        check(engine, path, net, *picture((64, 64), (64, 64)))
+        check(engine, path, net, *picture((64, 256), (50, 199)))
         check(engine, path, net, *picture((384, 512), (384, 450)))
 
 

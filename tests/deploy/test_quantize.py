@@ -62,6 +62,25 @@ def test_layers_with_shared_weights(old_cpu, tmp_path, monkeypatch):
     assert 0 < np.abs(wanted - found).max() < 0.1 * np.abs(wanted).max()
 
 
+def test_the_shape_of_an_integer_map():
+    """It is taken from the integers: nothing is converted to float for its shape alone."""
+    rng = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["y"], "conv", pads=[1] * 4),
+        helper.make_node("Shape", ["x"], ["sides"], "shape"),
+    ]
+    kernel = numpy_helper.from_array(rng.standard_normal((8, 8, 3, 3)).astype(np.float32), "w")
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 8, "h", "w"]) for name in "xy")
+    sides = helper.make_tensor_value_info("sides", TensorProto.INT64, [4])
+    model = helper.make_model(helper.make_graph(nodes, "shape", [x], [y, sides], [kernel]), **OLD)
+    sample = {"x": rng.standard_normal((1, 8, 6, 16)).astype(np.float32)}
+    made = quantize.quantise(model, [sample])
+    types = {name: node.op_type for node in made.graph.node for name in node.output}
+    (shape,) = [node for node in made.graph.node if node.op_type == "Shape"]
+    assert types[shape.input[0]] == "QuantizeLinear"
+    assert run(made.SerializeToString(), sample)["sides"].tolist() == [1, 8, 6, 16]
+
+
 @pytest.mark.slow
 def test_panoptic_network(float_file, sample, tmp_path):
     target = tmp_path / "int8.onnx"

@@ -36,6 +36,7 @@ def test_a_text_is_read_back(size, classes):
 def test_padding():
     fixed, free = exported(), exported(size=None, multiple=128)
     assert fixed.padded_size((300, 400)) == (512, 1024)
+    # of a file of version 0.1.0, which states no sides
     assert free.padded_size((300, 100)) == (384, 256)
     assert exported(size=None, multiple=128, sides=(64, 1000)).padded_size((300, 30)) == (384, 128)
     assert (fixed.max_size, free.max_size) == ((512, 1024), None)

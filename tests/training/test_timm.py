@@ -70,7 +70,7 @@ def test_a_trained_network_predicts_and_is_exported(
         assert model.predict(micro / "img" / f"{name}.png") is not None
     out = tmp_path / "model.onnx"
     # the last lines of its output compare the file with the network
-    assert main(["export", str(run), str(out), "--size", "96x128"]) == 0
+    assert main(["export", str(run), str(out)]) == 0
     if body.startswith(("swin", "test_maxvit")):
         assert main(["export", str(run), str(tmp_path / "free.onnx"), "--dynamic"]) == 2
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from seamseg.formats.exported import CLASSIFIER_SIDES, DYNAMIC_SIDES, METADATA_KEY, ExportedMetadata
+from seamseg.formats.exported import DYNAMIC_SIDES, METADATA_KEY, ExportedMetadata
 from seamseg.formats.onnx_file import DTYPES, INT64, OnnxGraph, Stated, read_onnx
 from seamseg.formats.protobuf import DamagedFile, RefusedFile
 from seamseg.inference.onnx_graph.bounds import bounded
@@ -180,10 +180,10 @@ def _pixels(shapes: Shapes) -> int:
 
 def _shapes(exported: ExportedMetadata, place: int) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the inputs at the size of a file, or its smallest (0) or largest (1) one if it is free."""
-    classifier = exported.kind == "classification"
-    sides = exported.sides or (CLASSIFIER_SIDES if classifier else DYNAMIC_SIDES)
-    image = (1, 3, *(exported.padded_size((sides[place],) * 2)))
-    return {"image": image} if classifier else {"image": image, "size": (2,)}
+    # a panorama may be longer, but no image has this side twice
+    side = min(exported.free_sides[place], DYNAMIC_SIDES[1])
+    image = (1, 3, *exported.padded_size((side, side)))
+    return {"image": image} if exported.kind == "classification" else {"image": image, "size": (2,)}
 
 
 def _run(call: Call) -> list[Sized]:
