@@ -120,11 +120,11 @@ class Network:
         return path
 
     def samples(self) -> list[Inputs]:
-        """Return the pictures to calibrate int8 with."""
+        """Return the images to calibrate int8 with."""
         return [self.metadata.inputs(synthetic_image(self.size)), self.noise()]
 
     def noise(self) -> Inputs:
-        """Return the picture that is timed."""
+        """Return the image that is timed."""
         made = example_inputs(export_net(self.net, MEAN, STD), self.size)
         return {name: value.numpy() for name, value in made.items()}
 

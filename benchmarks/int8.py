@@ -5,7 +5,7 @@
     python benchmarks/int8.py --linear
 
 By default the model and the data are those of `seamseg demo`, made in a temporary folder (`--train`, `--val` and
-`--epochs` make a smaller one). Prints the scores on the split, and the median CPU seconds (all threads) of a picture,
+`--epochs` make a smaller one). Prints the scores on the split, and the median CPU seconds (all threads) per image,
 as others may use the machine; the formats take turns. `--qat` also trains the network for int8, for an epoch.
 Packages (.pt2) need a C++ compiler.
 
@@ -58,7 +58,7 @@ def main() -> None:
             train_toy_city(args, Path(folder, "demo"))
         table = compare(args, export(args, Path(folder)))
     for name, row in table.items():
-        print(f"{name:10} {row['CPU seconds']:.3f} CPU s a picture, {row['speedup']:.2f}x of fp32: {row['scores']}")
+        print(f"{name:10} {row['CPU seconds']:.3f} CPU s per image, {row['speedup']:.2f}x of fp32: {row['scores']}")
     if args.json:
         Path(args.json).write_text(json.dumps(table, indent=1))
 
@@ -183,7 +183,7 @@ def _linear_model(rng: Any, rows: int, features: int, hidden: int) -> Any:
 
 
 def runner(model: Any, data: str, split: str, precision: str = "fp32") -> Callable[[], object]:
-    """Return a function that predicts the first picture of a split."""
+    """Return a function that predicts the first image of a split."""
     from seamseg.data.folder import DatasetFolder
     from seamseg.inference.options import InferenceOptions
     from seamseg.inference.predictor import load_predictor

@@ -12,7 +12,7 @@
 The ending of the file decides the format: .onnx runs in ONNX Runtime, OpenVINO and others, and in `seamseg predict`
 and `seamseg evaluate` without PyTorch; .pt2 is machine code for this kind of CPU, which PyTorch runs, also in a C++
 program without Python (docs/how-to/aotinductor.md). The file is then compared with the network, on the photos of
---check or on a generated picture. Inputs and outputs: docs/how-to/deploy.md.
+--check or on a generated image. Inputs and outputs: docs/how-to/deploy.md.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--precision", default="fp32", metavar="P", help="compute type of the file (default: fp32)")
     parser.add_argument(
-        "--int8", metavar="DATA", help="quantise to int8, calibrated with pictures of this data set folder"
+        "--int8", metavar="DATA", help="quantise to int8, calibrated with images of this data set folder"
     )
     parser.add_argument(
-        "--calibrate", type=int, metavar="N", help="pictures of --int8, evenly spaced in its train_set (default: 64)"
+        "--calibrate", type=int, metavar="N", help="images of --int8, evenly spaced in its train_set (default: 64)"
     )
     parser.add_argument("--opset", type=int, metavar="N", help="version of the operators of an ONNX file (default: 20)")
     parser.add_argument(
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     if args.split is not None and args.data is None:
         raise InputError("--split is the split of --data, which is not given")
     if args.calibrate is not None and args.int8 is None:
-        raise InputError("--calibrate is the number of pictures of --int8, which is not given")
+        raise InputError("--calibrate is the number of images of --int8, which is not given")
     if args.data is not None:
         if args.part == "dense":
             raise InputError("--data: the dense part of a network has no scores")

@@ -18,11 +18,11 @@ _SAME_BOX = 1.0
 
 @dataclass(frozen=True)
 class Agreement:
-    """Differences of the outputs for one picture; None for those that the network does not have.
+    """Differences of the outputs for one image; None for those that the network does not have.
 
     Attributes
     ----------
-    detections : of the network, of the file, and of both
+    detections : number of detections of the network, of the file, and of both
     box, score, mask_logit : largest difference of the detections of both: pixels, score, logit
     equal_pixels : fraction of the pixels whose class is equal
     equal_segments : fraction of the pixels of the panoptic map that are void in both, or of the same segment: those of
@@ -76,9 +76,9 @@ def compare(
 
     Parameters
     ----------
-    wanted : of the network
-    found : of the file
-    inputs : of both; `size` is the valid part of the image
+    wanted : outputs of the network
+    found : outputs of the file
+    inputs : inputs of both; `size` is the valid part of the image
     exported : what the file states; None for a network without queries
     """
     if exported is not None and exported.of_queries:

@@ -57,10 +57,10 @@ class Format:
 
     Attributes
     ----------
-    name : of the format
+    name : name of the format
     packages : that the export needs, by the names of their imports
     precisions : that it has
-    largest_side : of inputs of free size
+    largest_side : largest side of inputs of free size
     standard_ops : as for :class:`seamseg.deploy.network.ExportNet`
     write : `(net, target, metadata, size, opset)`
     open : a file for the comparison
@@ -106,10 +106,10 @@ class ExportReport:
 
     Attributes
     ----------
-    path, nbytes, format : of the file
+    path, nbytes, format : path, size in bytes and format of the file
     metadata : in the file
-    seconds, eager_seconds : median time of a picture, of the file and of the network
-    differences : by picture
+    seconds, eager_seconds : median time per image, of the file and of the network
+    differences : differences by name of the image
     """
 
     path: Path
@@ -127,7 +127,7 @@ class ExportReport:
         return [
             ("file", f"{self.path}, {self.format}, {format_bytes(self.nbytes)}"),
             ("network", f"{made.kind}, part {made.part}, input {shape} (height x width), {made.precision}"),
-            ("time a picture", f"{1e3 * self.seconds:.0f} ms, of the network {1e3 * self.eager_seconds:.0f} ms"),
+            ("time per image", f"{1e3 * self.seconds:.0f} ms, of the network {1e3 * self.eager_seconds:.0f} ms"),
             *((name, str(differences)) for name, differences in self.differences.items()),
         ]
 
@@ -368,7 +368,7 @@ def _write_int8_package(
 def _pictures(
     source: ExportSource, net: ExportNet, size: tuple[int, int], options: ExportOptions, metadata: ExportedMetadata
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Return the inputs to compare on, by name: the photos, or a generated picture of the whole size."""
+    """Return the inputs to compare on, by name: the photos, or a generated image of the whole size."""
     if source.input_size is None:
         if options.check:
             raise InputError("`check`: the images of a classifier are compared on noise only")
@@ -376,7 +376,7 @@ def _pictures(
     with tempfile.TemporaryDirectory(prefix="seamseg-export-") as folder:
         photos = {str(photo): photo for photo in options.check}
         if not photos:
-            photos = {"generated picture": Path(folder, "generated.jpg")}
+            photos = {"generated image": Path(folder, "generated.jpg")}
             write_synthetic_image(Path(folder, "generated.jpg"), size)
         images = _images(source, photos.values(), metadata)
         return dict(zip(photos, map(metadata.inputs, images)))

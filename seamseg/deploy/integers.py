@@ -38,7 +38,7 @@ _NORMS = (ABN, nn.GroupNorm, nn.LayerNorm, nn.modules.batchnorm._BatchNorm)
 def calibrated(
     net: PanopticNet | SemanticNet, normalise: Normalise, images: Iterable[np.ndarray]
 ) -> PanopticNet | SemanticNet:
-    """Return a copy of a folded network that simulates int8 arithmetic, with the ranges of pictures.
+    """Return a copy of a folded network that simulates int8 arithmetic, with the ranges of images.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ def calibrated(
     Raises
     ------
     InputError
-        if a norm is not folded, there is no picture, or the network finds no objects in them
+        if a norm is not folded, there is no image, or the network finds no objects in them
     """
     left = next((name for name, module in net.named_modules() if isinstance(module, _NORMS)), None)
     if left is not None:
@@ -61,7 +61,7 @@ def calibrated(
             network.run([image])
             used += 1
         if not used:
-            raise InputError("there is no picture to calibrate with")
+            raise InputError("there is no image to calibrate with")
     return made
 
 

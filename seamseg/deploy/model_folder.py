@@ -42,7 +42,7 @@ class ConversionOptions:
 
     Attributes
     ----------
-    licence : of the weights; that which the model states if empty
+    licence : licence of the weights; that which the model states if empty
     config, meta : INI file (of a classifier the JSON file) and `metadata.bin`, if the model does not contain them
     overrides : configuration keys as `section.key=value`
     force : overwrite a folder of an earlier conversion
@@ -61,11 +61,11 @@ class ConvertedModel:
 
     Attributes
     ----------
-    kind : of the network, also "classification"
-    config : of the network
+    kind : kind of the network, also "classification"
+    config : configuration of the network
     metadata : its classes; those of a classifier are things and have names only
     weights : tensors by name, or by part
-    licence : of the weights; empty if unknown
+    licence : licence of the weights; empty if unknown
     """
 
     kind: str

@@ -1,7 +1,7 @@
 """Networks for export: one module from a photo to outputs of fixed sizes, without data-dependent shapes.
 
 A module takes one padded image and its valid size, and computes what :meth:`PanopticNet.predict` and
-:meth:`SemanticNet.predict` compute for it (docs/contract.md, section 4). Pictures without detections are no special
+:meth:`SemanticNet.predict` compute for it (docs/contract.md, section 4). Images without detections are no special
 case: all outputs have as many rows as there can be detections, and `count` states how many of them exist.
 """
 
@@ -39,7 +39,7 @@ class ExportNet(nn.Module):
     Parameters
     ----------
     net : folded network in evaluation mode, see :func:`seamseg.models.folding.for_inference`; its layers are shared
-    mean, std : of the three channels, of values in 0..1
+    mean, std : mean and standard deviation of the three channels, for values in 0..1
     standard_ops : use operators that other engines have, too, where results are equal; otherwise those of this package
     """
 
@@ -298,7 +298,7 @@ def export_net(
 
 
 def example_inputs(net: ExportNet, size: tuple[int, int]) -> dict[str, Tensor]:
-    """Return inputs of a module from :func:`export_net` by name, of `(height, width)`: a picture of noise."""
+    """Return inputs of a module from :func:`export_net` by name, of `(height, width)`: an image of noise."""
     device = next(net.parameters()).device
     generator = torch.Generator().manual_seed(0)
     if isinstance(net, ClassifierExport):
@@ -311,8 +311,8 @@ def example_inputs(net: ExportNet, size: tuple[int, int]) -> dict[str, Tensor]:
 def failures_in_one_line(problem: str, net: ExportNet | None = None, free: bool = False) -> Iterator[None]:
     """Raise SeamsegError `problem (reason)` for errors of a tracer or compiler, each of which has types of its own.
 
-    A lack of memory is passed on, see :func:`seamseg.utils.device_memory.lacks_memory`. Of a network `net` with custom
-    heads, the error names them; if its input size is `free`, that may be the reason, too.
+    A lack of memory is passed on, see :func:`seamseg.utils.device_memory.lacks_memory`. The error names the
+    custom heads of a network `net`; if its input size is `free`, that may be the reason, too.
     """
     heads = net.net.custom_heads if net is not None and isinstance(net.net, PanopticNet) else {}
     if heads:

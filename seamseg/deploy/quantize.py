@@ -340,13 +340,13 @@ def _measure_integers(graph: onnx.GraphProto) -> None:
 
 def _ranges(histograms: Mapping[str, Histogram], selection: Selection) -> Ranges:
     if not any(histogram.counts.any() for histogram in histograms.values()):
-        raise InputError("there is no picture to calibrate with")
+        raise InputError("there is no image to calibrate with")
     ranges = {}
     for name, histogram in progress(histograms.items(), len(histograms), "ranges"):
         if not histogram.counts.any():
             raise InputError(
-                f"the network finds no objects in the calibration pictures, so that {name} has no range: take other "
-                "or more pictures"
+                f"the network finds no objects in the calibration images, so that {name} has no range: take other "
+                "or more images"
             )
         ranges[name] = histogram.best_range(selection.slopes[name])
     return ranges
@@ -380,7 +380,7 @@ def calibration_photos(data: str | Path, metadata: Metadata, split: str | None, 
         if the count is not positive, the folder is broken, its classes are others, or it has no images
     """
     if count < 1:
-        raise InputError(f"`calibrate={count}`: calibrate with at least one picture")
+        raise InputError(f"`calibrate={count}`: calibrate with at least one image")
     folder = DatasetFolder(data)
     check_same_classes(metadata, "the network", folder.metadata, str(data))
     images = folder.split(split) if split is not None and split in folder.splits else folder.metadata.images

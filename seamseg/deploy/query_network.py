@@ -26,12 +26,12 @@ class QueryNet(nn.Module):
     Parameters
     ----------
     network : on the CPU, in float32; its attention becomes that of matrix products
-    name : of the model, for errors
+    name : name of the model, for errors
 
     Attributes
     ----------
-    family : of the network
-    classes : of the network
+    family : family of the network
+    classes : classes of the network
 
     Raises
     ------
@@ -96,9 +96,9 @@ def check_queries(model: str | Path, target: Path, options: ExportOptions) -> No
 
     Parameters
     ----------
-    model : of transformers or torchvision
+    model : model of transformers or torchvision
     target : file to write
-    options : of the export
+    options : options of the export
     """
     if is_torchvision(model):
         raise InputError(f"{model}: networks of torchvision are not exported")
@@ -133,8 +133,8 @@ def query_source(
     Parameters
     ----------
     opened, network : model and network
-    options : of the export
-    licence : of the weights as the model states it
+    options : options of the export
+    licence : licence of the weights as the model states it
     """
     inference = InferenceOptions(overrides=options.overrides)
     input_size = opened.input_size(inference)

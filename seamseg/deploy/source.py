@@ -29,14 +29,14 @@ class ExportOptions:
     dynamic : height and width of the input are free for classifiers and dense parts, too
     part : "all", or "dense": pyramid levels, RPN outputs and semantic logits
     precision : compute type of the file
-    int8, calibrate : dataset folder, with whose pictures, at most so many, the network is quantised to int8
+    int8, calibrate : dataset folder, with whose images the network is quantised to int8, and their maximum number
     opset : version of the operators of ONNX, by default 20; for ONNX files only
-    check : photos to compare the file with the network on; a generated picture by default
+    check : photos to compare the file with the network on; a generated image by default
     force : overwrite an existing file
     config, meta : INI file (of a classifier the JSON file) and `metadata.bin`, if the model does not contain them; of a
         network of transformers the class list
     overrides : configuration keys as `section.key=value`
-    licence : of the weights, stated in the file; by default that of the model card of a network of transformers
+    licence : licence of the weights, stated in the file; by default that of the model card of a network of transformers
 
     Raises
     ------
@@ -77,7 +77,7 @@ class ExportSource:
     Attributes
     ----------
     net : folded, in evaluation mode
-    metadata : of the exported file; its size is None
+    metadata : metadata of the exported file; its size is None
     size : `(height, width)` of the input of a file of fixed size by default
     input_size : from photos to the network's input; None for a classifier
     """

@@ -86,7 +86,7 @@ def test_a_trained_model(
     assert "64 x 128 (height x width), fp32" in rows["network"]
     # two pixels of 8192 have nearly equal logits of two classes
     assert float(rows[str(photo)].partition("classes of ")[2].split()[0]) >= 99.97
-    # not equal: one of the pictures is upright, which shrinks it to fit
+    # not equal: one of the images is upright, which shrinks it to fit
     assert [rows[f"scores, {what}"].strip()[:3] for what in ("network", "file")] == ["PQ ", "PQ "]
     assert "tracing the network" in captured.err
     import onnx
@@ -102,12 +102,12 @@ def test_a_trained_model(
     assert seamseg_main("export", micro_run, out, "--data", micro, "--force", "--quiet") == 0
     rows = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
     assert "part all, input free" in rows["network"]
-    # also of the upright picture
+    # also of the upright image
     assert rows["scores, file"].strip() == rows["scores, network"].strip()
     assert seamseg_main("export", micro_run, out, "--dynamic", "--part", "dense", "--force", "--quiet") == 0
     rows = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
     assert "part dense, input free" in rows["network"]
-    assert float(rows["generated picture"].split()[1]) < 1e-5
+    assert float(rows["generated image"].split()[1]) < 1e-5
 
 
 @pytest.mark.slow
@@ -169,7 +169,7 @@ def test_a_classifier(seamseg_main: Callable[..., int], capsys: pytest.CaptureFi
 
 
 def outputs(**changes: object) -> dict[str, np.ndarray]:
-    """Outputs of a network that finds three things in a picture of 4 x 6 valid pixels."""
+    """Outputs of a network that finds three things in an image of 4 x 6 valid pixels."""
     found = {
         "boxes": np.array([[0, 0, 2, 2], [1, 1, 4, 4], [1, 1, 4, 4], [0, 0, 0, 0]], np.float32),
         "classes": np.array([0, 0, 1, 0]),

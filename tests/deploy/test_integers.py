@@ -70,7 +70,7 @@ def test_calibration():
     scales = [layer.after.scale for layer in made.modules() if isinstance(layer, QuantisedConv2d) and layer.after]
     assert len(scales) > 10
     assert all(0 < scale != 1 for scale in scales)
-    with pytest.raises(InputError, match="there is no picture to calibrate with"):
+    with pytest.raises(InputError, match="there is no image to calibrate with"):
         calibrated(net, NORMALISE, [])
     with pytest.raises(InputError, match=r"int8: the norm .* cannot be folded"):
         calibrated(detector("panoptic", "body.normalization_mode=syncbn+gn", "body.gn_groups=4"), NORMALISE, [IMAGE])

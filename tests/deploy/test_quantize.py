@@ -153,7 +153,7 @@ def test_other_kinds(kind, sample, tmp_path):
 
 @pytest.mark.slow
 def test_without_pictures(float_file, tmp_path):
-    with pytest.raises(InputError, match="no picture to calibrate with"):
+    with pytest.raises(InputError, match="no image to calibrate with"):
         quantise_file(float_file, tmp_path / "int8.onnx", [])
     assert not list(tmp_path.iterdir())
 
@@ -236,7 +236,7 @@ def test_calibration_photos(tmp_path):
     assert names == ["train0", "train2", "train4"]
     assert len(calibration_photos(data, metadata, "train", 64)) == 5
     assert len(calibration_photos(data, metadata, None, 64)) == 6
-    with pytest.raises(InputError, match="`calibrate=0`: calibrate with at least one picture"):
+    with pytest.raises(InputError, match="`calibrate=0`: calibrate with at least one image"):
         calibration_photos(data, metadata, "train", 0)
     with pytest.raises(InputError, match="was trained on 2 and 3"):
         calibration_photos(data, CLASSES, "train", 1)
@@ -247,10 +247,10 @@ def test_calibration_photos(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--calibrate", "3"], "--calibrate is the number of pictures of --int8"),
+        (["--calibrate", "3"], "--calibrate is the number of images of --int8"),
         (["--int8", "data", "--precision", "bf16"], "--int8 data and --precision bf16 exclude each other"),
         (["--int8", "none"], "none: no such data set folder"),
-        (["--int8", "data", "--calibrate", "0"], "--calibrate 0: calibrate with at least one picture"),
+        (["--int8", "data", "--calibrate", "0"], "--calibrate 0: calibrate with at least one image"),
     ],
 )
 def test_refused_command_lines(words, message, narrow, micro, micro_run, seamseg_main, tmp_path, monkeypatch, capsys):
