@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 RUN    ?= runs/demo
 
-.PHONY: help setup kernels demo test test-slow gpu lint format reference docs clean
+.PHONY: help setup kernels demo test test-slow gpu lint format reference docs mutants clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -80,6 +80,12 @@ build/docs_venv/.ready: pyproject.toml constraints.txt
 docs: build/docs_venv/.ready  ## build the site into build/docs (downloads 60 MB once); warnings are errors
 	$(DOCS_BIN)/python -m sphinx -W --keep-going -n -q -b html docs build/docs
 	@echo "open build/docs/index.html"
+
+# in an environment of its own: it needs none of the package's
+mutants: setup  ## mutate FILES and run their fast tests on SAMPLE=30 mutants of each: how many do they kill?
+	@test -x build/mutants_venv/bin/cosmic-ray || { $(PYTHON) -m venv build/mutants_venv && \
+	  build/mutants_venv/bin/pip install --quiet --disable-pip-version-check cosmic-ray==8.7.0; }
+	build/mutants_venv/bin/python tests/mutants.py --python $(CURDIR)/$(BIN)/python --sample $(or $(SAMPLE),30) $(FILES)
 
 clean:  ## remove build products and runs (keeps .venv)
 	rm -rf build dist *.egg-info seamseg/*.so seamseg/kernels.json .pytest_cache .mypy_cache .ruff_cache docs/reference/api/_generated .hypothesis runs

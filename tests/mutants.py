@@ -1,0 +1,126 @@
+"""Mutation testing: change one operator, number or condition at a time, and see whether the mirrored fast tests fail.
+
+    make mutants FILES="seamseg/fusion.py seamseg/training/optim/update.py" [SAMPLE=30]
+
+Mutations are those of Cosmic Ray, made in a copy of the tree, so that nothing is lost when the run is stopped. SAMPLE
+of each file are drawn, the same ones each time. Mutants that change no result are listed with a reason in
+tests/equivalent_mutants.txt and do not count. The exit code is 1 if less than 90 % of the others are killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from cosmic_ray.mutating import mutate_and_test
+from cosmic_ray.work_item import MutationSpec, TestOutcome
+
+ROOT = Path(__file__).parents[1]
+COPY = ROOT / "build" / "mutants"
+EQUIVALENT = ROOT / "tests" / "equivalent_mutants.txt"
+GOAL = 0.9
+SECONDS = 300
+"""Limit of a mutant, whose loops may not end; it then counts as killed."""
+
+TESTS = {
+    "seamseg/data/transforms.py": "tests/data/test_transforms.py tests/data/test_augmentation.py",
+    "seamseg/deploy/network.py": "tests/deploy/test_network.py",
+    "seamseg/evaluation/matching.py": "tests/evaluation/test_panoptic_quality.py tests/evaluation/test_segments.py",
+    "seamseg/fusion.py": "tests/test_fusion.py tests/test_merge_queries.py",
+    "seamseg/models/criterion.py": "tests/models/test_panoptic.py tests/training/test_losses.py",
+    "seamseg/ops/abn.py": "tests/ops/test_abn.py",
+    "seamseg/training/optim/update.py": "tests/training/test_update.py",
+    "seamseg/training/optim/optimizer.py": "tests/training/test_optimizer.py",
+}
+"""Tests of files whose tests have another name."""
+
+
+def tests_of(file: str) -> list[str]:
+    """Return the mirrored tests of a file: those of its name, else those of its folder."""
+    if file in TESTS:
+        return TESTS[file].split()
+    folder = Path("tests", *Path(file).parts[1:-1])
+    named = folder / f"test_{Path(file).stem}.py"
+    return [str(named if (ROOT / named).is_file() else folder)]
+
+
+def copy_tree() -> None:
+    """Copy the tracked files and the compiled operators."""
+    shutil.rmtree(COPY, ignore_errors=True)
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split(
+        "\n"
+    )
+    built = [str(path.relative_to(ROOT)) for path in (ROOT / "seamseg").glob("*.so")]
+    for name in [*listed, *built, "seamseg/kernels.json"]:
+        if (ROOT / name).is_file():
+            (COPY / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, COPY / name)
+
+
+def mutations_of(file: str, sample: int) -> list[MutationSpec]:
+    """Return a sample of the mutations of a file in the copy, without those of type hints."""
+    session = COPY / "session.sqlite"
+    session.unlink(missing_ok=True)
+    text = f'[cosmic-ray]\nmodule-path = "{COPY / file}"\ntimeout = {SECONDS}.0\nexcluded-modules = []\n'
+    text += 'test-command = "false"\n[cosmic-ray.distributor]\nname = "local"\n'
+    (COPY / "session.toml").write_text(text)
+    program = Path(sys.executable).with_name("cosmic-ray")
+    subprocess.run([program, "init", COPY / "session.toml", session], check=True, stdout=subprocess.DEVNULL)
+    dumped = subprocess.run([program, "dump", session], check=True, capture_output=True, text=True).stdout
+    found = [MutationSpec(**json.loads(line)[0]["mutations"][0]) for line in dumped.splitlines()]
+    lines = (COPY / file).read_text().splitlines()
+    found = [one for one in found if not _is_hint(lines[one.start_pos[0] - 1], one)]
+    found.sort(key=lambda one: (one.operator_name, one.occurrence))
+    return random.Random(0).sample(found, min(sample, len(found)))
+
+
+def _is_hint(line: str, one: MutationSpec) -> bool:
+    """Whether a mutation is of the `|` of a type, which no test can kill."""
+    return "BinaryOperator_BitOr" in one.operator_name and re.search(r"(:|->) [^=]*\|", line) is not None
+
+
+def changed_lines(diff: str) -> str:
+    """Return the removed and added code of a diff in one line."""
+    lines = [line for line in diff.splitlines() if line[:1] in "+-" and not line.startswith(("+++", "---"))]
+    return " => ".join(line[1:].strip() for line in lines)
+
+
+def main() -> int:
+    """Run the mutants of the files given; return 1 if too many survive."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", metavar="FILE")
+    parser.add_argument("--python", required=True, help="interpreter with the package and pytest")
+    parser.add_argument("--sample", type=int, default=30, help="mutants of each file (default: %(default)d)")
+    args = parser.parse_args()
+    equivalent = {line.partition("  # ")[0] for line in EQUIVALENT.read_text().splitlines()}
+    copy_tree()
+    killed = total = 0
+    for file in args.files:
+        command = f"{args.python} -m pytest -x -q -n 0 -p no:cacheprovider {' '.join(tests_of(file))}"
+        if subprocess.run(command.split(), cwd=COPY, stdout=subprocess.DEVNULL).returncode != 0:
+            raise SystemExit(f"{file}: its tests fail without a mutation: {command}")
+        mine = of_file = 0
+        for one in mutations_of(file, args.sample):
+            result = mutate_and_test([one], f"env -C {COPY} PYTHONPATH={COPY} {command}", SECONDS)
+            change = f"{file}: {changed_lines(result.diff or '')}"
+            survives = result.test_outcome == TestOutcome.SURVIVED
+            if survives and change in equivalent:
+                continue
+            of_file += 1
+            mine += not survives
+            if survives:
+                print(f"survives: {change}", flush=True)
+        print(f"{file}: {mine} of {of_file} mutants killed", flush=True)
+        killed, total = killed + mine, total + of_file
+    print(f"{killed} of {total} mutants killed ({killed / max(total, 1):.0%})")
+    return int(killed < GOAL * total)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
