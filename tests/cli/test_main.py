@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 import warnings
@@ -14,7 +16,7 @@ from typing import Any
 import pytest
 
 from seamseg.cli import main as frame
-from seamseg.cli.main import COMMANDS, main
+from seamseg.cli.main import COMMANDS, build_parser, main
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.progress import is_quiet
 from seamseg.version import __version__
@@ -43,12 +45,18 @@ def _fail(error: BaseException) -> Callable[[Any], int]:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_of_each_command_shows_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_examples_in_the_help_of_each_command_are_valid(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--help"]) == 0
     text = capsys.readouterr().out
     assert text.startswith(f"usage: seamseg {name}")
-    examples = [line for line in text.split("\n\n", 1)[1].splitlines() if line.strip().startswith(f"seamseg {name}")]
+    lines = [line.strip() for line in text.split("\n\n", 1)[1].replace("\\\n", "").splitlines()]
+    examples = [line for line in lines if line.startswith(f"seamseg {name} ")]
     assert examples, f"`seamseg {name} --help` shows no example"
+    for example in examples:
+        # up to a comment, a description in a further column, or another command
+        words = shlex.split(re.split(" #|   |&&", example)[0])[1:]
+        if "..." not in words:
+            build_parser(words).parse_args(words)
     assert "--quiet" in text or "SOURCE" in text
 
 

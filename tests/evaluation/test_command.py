@@ -108,8 +108,3 @@ def test_scores_are_not_lost_if_they_cannot_be_printed(files, tmp_path):
         done = subprocess.run([sys.executable, "-m", "seamseg", "evaluate", *words], stdout=full)
     assert done.returncode == 1
     assert json.loads((tmp_path / "m.json").read_text())["PQ"] == pytest.approx(1 / 3)
-
-
-def test_help_shows_an_example(capsys):
-    assert main(["evaluate", "--help"]) == 0
-    assert "--gt panoptic_val.json --pred" in capsys.readouterr().out

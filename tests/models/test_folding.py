@@ -188,10 +188,13 @@ def test_a_refusing_operator_is_said_once_and_replaced(monkeypatch):
         assert_close(layer(x), wanted)
 
 
-def test_bf16_is_near():
+def test_bf16_rounds_to_eight_bits():
     net = network()
     cpu = torch.device("cpu")
-    same(outputs(for_inference(net, cpu, "bf16")), outputs(net), part=0.06)
+    for x, y in zip(outputs(for_inference(net, cpu, "bf16")), outputs(net), strict=True):
+        error = float((x.float() - y).square().mean() / y.square().mean()) ** 0.5
+        # half a unit of the last of 8 bits is 2^-9, and a few layers add theirs
+        assert 2**-10 < error < 2**-6
     for prediction in for_inference(net, cpu, "bf16").predict(PackedSequence([torch.randn(3, 64, 64)])):
         assert prediction.boxes.dtype == prediction.scores.dtype == torch.float32
         assert prediction.mask_logits.dtype == torch.float32
