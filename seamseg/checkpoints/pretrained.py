@@ -134,7 +134,9 @@ def _part_state(content: Any, part: str, path: str) -> tuple[Mapping[str, Tensor
         state = average
     if isinstance(state, Mapping) and isinstance(state.get(part), Mapping):
         state = state[part]
-    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+    if not isinstance(state, Mapping) or not all(
+        isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items()
+    ):
         raise InputError(f"{path}: neither a snapshot with a {part!r} nor the state dict of one")
     return state, averaged
 
@@ -150,7 +152,7 @@ def _load_part(module: nn.Module, content: Any, part: str, path: str) -> LoadRep
             return load_module(network.pretrained_part, network.without_removed(without_prefix(state)), part)
     if isinstance(network, ResNet) and any(key.removeprefix("module.").startswith("layer1.") for key in state):
         # a ResNet of torchvision
-        state = {renamed: value for _, renamed, value in body_tensors(state)}
+        state = body_tensors(state, network.state_dict(), "this body", path)
     if isinstance(backbone, Backbone) and (any(key.startswith("module.") for key in state) or "bn_out.weight" in state):
         return _load_classifier(backbone, without_prefix(state), part, path)
     if isinstance(backbone, nn.Module) and not any(key.startswith(("backbone.", "fpn.")) for key in state):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,11 +71,7 @@ def rename(net: str, source: Mapping[str, Tensor], name: str = "weights") -> tup
     """
     with torch.device("meta"):
         expected = ResNet(RESNETS[net], ABN).state_dict()
-    state: dict[str, Tensor] = {}
-    for key, renamed, value in body_tensors(source):
-        if not isinstance(value, Tensor) or renamed not in expected or expected[renamed].shape != value.shape:
-            raise InputError(f"{name}: {key} does not belong to a {net}: is it another network?")
-        state[renamed] = value
+    state = body_tensors(source, expected, f"a {net}", name)
     if not state:
         converted = any(str(key).startswith(("mod1.", "mod2.", "backbone.")) for key in source)
         hint = "; it is converted already: use it with `seamseg train --pre-train body:FILE`" if converted else ""
@@ -84,12 +80,25 @@ def rename(net: str, source: Mapping[str, Tensor], name: str = "weights") -> tup
     return state, missing
 
 
-def body_tensors(source: Mapping[str, Tensor]) -> Iterator[tuple[str, str, Tensor]]:
-    """Yield the tensors of a torchvision state dict that belong to a body: key, key in the body, value."""
+def body_tensors(
+    source: Mapping[str, Tensor], expected: Mapping[str, Tensor], network: str, name: str
+) -> dict[str, Tensor]:
+    """Return the tensors of a torchvision state dict by their keys in a body, which has those `expected`.
+
+    Raises
+    ------
+    InputError
+        if a tensor does not belong to the `network`; `name` is that of the weights
+    """
+    state: dict[str, Tensor] = {}
     for key, value in source.items():
         renamed = body_key(str(key).removeprefix("module."))
-        if renamed is not None and not renamed.endswith("num_batches_tracked"):
-            yield key, renamed, value
+        if renamed is None or renamed.endswith("num_batches_tracked"):
+            continue
+        if not isinstance(value, Tensor) or renamed not in expected or expected[renamed].shape != value.shape:
+            raise InputError(f"{name}: {key} does not belong to {network}: is it another network?")
+        state[renamed] = value
+    return state
 
 
 def body_key(key: str) -> str | None:

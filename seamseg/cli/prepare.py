@@ -24,6 +24,7 @@ Each has --help with examples. To try it without a download:
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -224,7 +225,7 @@ def _add_split_files(parser: argparse.ArgumentParser, words: tuple[str, ...], na
         type=float,
         default=0.0,
         metavar="P",
-        help="fraction of the images, chosen at random, for a list val instead (default: %(default)g)",
+        help="fraction of the images, always the same ones, for a list val instead (default: %(default)g)",
     )
 
 
@@ -354,7 +355,7 @@ def _report(args: argparse.Namespace, result: ConversionResult) -> int:
     classes = result.metadata
     print(f"{args.out}: {counts}; {classes.num_stuff} stuff and {classes.num_thing} thing classes")
     if hasattr(args, "hold_out") and {"train", "val"} <= result.splits.keys() and classes.num_thing:
-        print(f"next: seamseg train small_r18 {args.out} --log-dir runs/my")
+        print(f"next: seamseg train small_r18 {shlex.quote(str(args.out))} --log-dir runs/my")
     return 0
 
 

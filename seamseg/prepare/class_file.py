@@ -33,7 +33,7 @@ class ClassList:
         """Return the class with a name, used in the file `source`; InputError if there is none."""
         names = self.classes.categories
         if label not in names:
-            raise InputError(f"{source}: the label {label!r} is not in the class list; it has {', '.join(names)}")
+            raise InputError(f"{source}: the label {label!r:.80} is not in the class list; it has {', '.join(names)}")
         return names.index(label)
 
 

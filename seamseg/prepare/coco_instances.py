@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ _OUTLINE_PIXELS = 1 << 22
 """Length of the polygons of an object: pycocotools takes 40 bytes a pixel."""
 _LAYER_PIXELS = 1 << 28
 _MAX_LAYERS, _MAX_OBJECTS = 64, (1 << 16) - 1
+_MAX_RUNS = 1 << 24
+"""Runs of pixels of the objects of an image, 16 bytes each."""
 _MERGED_AT_ONCE = 16
 
 
@@ -116,7 +118,7 @@ def find_frames(
 def read_instances(frame: SourceFrame, listed: ClassList) -> Instances:
     """Read the instances of an image in as many layers as needed; InputError if a value or a size is invalid."""
     size = photo_size(frame.photo)
-    things = [(decode_segmentation(s, size, frame), listed.class_of[c], crowd) for c, crowd, s in frame.info]
+    things = ((decode_segmentation(s, size, frame), listed.class_of[c], crowd) for c, crowd, s in frame.info)
     background = None
     if frame.second is not None:
         labels = read_map(frame.second)
@@ -125,7 +127,7 @@ def read_instances(frame: SourceFrame, listed: ClassList) -> Instances:
 
 
 def stack_things(
-    things: Sequence[Thing],
+    things: Iterable[Thing],
     size: tuple[int, int],
     frame: SourceFrame,
     background: tuple[np.ndarray, list[int], list[int]] | None = None,
@@ -142,17 +144,16 @@ def stack_things(
     Raises
     ------
     InputError
-        if there are more than 65535 objects and segments, 64 layers, or 256 Mi pixels in all layers
+        if there are more than 65535 objects and segments, 64 layers, 256 Mi pixels in all layers, or 16 Mi runs
     """
+    things = _within_limits(things, size, frame)
     area = [int(length.sum()) for (_, length), _, _ in things]
-    total = sum(area)
     order = sorted((k for k in range(len(things)) if area[k]), key=lambda k: (things[k][2], area[k]))
     cat, iscrowd = [VOID], [0]
     ids, more, crowds = background or (None, [VOID], [0])
     if len(order) + len(more) - 1 > _MAX_OBJECTS:
         raise InputError(f"{frame.annotation}: more than {_MAX_OBJECTS} objects on {frame.photo}")
-    pixels = size[0] * size[1]
-    allowed = max(1, min(_MAX_LAYERS, _LAYER_PIXELS // pixels))
+    pixels, allowed = size[0] * size[1], _allowed_layers(size)
     layers = np.zeros((allowed, pixels), np.uint16)  # takes the memory of what is written to
     used = np.zeros(pixels, np.min_scalar_type((1 << allowed) - 1))  # a bit for each layer
     count = 1
@@ -161,11 +162,8 @@ def stack_things(
         inside = pixels_of(start, length)
         taken = int(np.bitwise_or.reduce(used[inside]))
         layer = (~taken & taken + 1).bit_length() - 1
-        if layer >= allowed or total > allowed * pixels:
-            raise InputError(
-                f"{frame.annotation}: the objects of {frame.photo} overlap in more than {allowed} layers "
-                f"of {size[1]} x {size[0]} pixels"
-            )
+        if layer >= allowed:
+            raise _overlap(size, frame)
         count = max(count, layer + 1)
         used[inside] |= used.dtype.type(1 << layer)
         layers[layer, inside] = len(cat)
@@ -180,6 +178,33 @@ def stack_things(
     return Instances(*_compact(layers[:count].reshape(count, size[1], size[0]).transpose(0, 2, 1), cat, iscrowd))
 
 
+def _allowed_layers(size: tuple[int, int]) -> int:
+    return max(1, min(_MAX_LAYERS, _LAYER_PIXELS // (size[0] * size[1])))
+
+
+def _overlap(size: tuple[int, int], frame: SourceFrame) -> InputError:
+    return InputError(
+        f"{frame.annotation}: the objects of {frame.photo} overlap in more than {_allowed_layers(size)} layers of "
+        f"{size[1]} x {size[0]} pixels"
+    )
+
+
+def _within_limits(things: Iterable[Thing], size: tuple[int, int], frame: SourceFrame) -> list[Thing]:
+    """Return objects that are read one by one, until they exceed the limits of :func:`stack_things`."""
+    found: list[Thing] = []
+    total = runs = 0
+    for thing in things:
+        length = thing[0][1]
+        found.append(thing)
+        total, runs = total + int(length.sum()), runs + len(length)
+        if total > _allowed_layers(size) * size[0] * size[1]:
+            raise _overlap(size, frame)
+        if len(found) > _MAX_OBJECTS or runs > _MAX_RUNS:
+            most = f"{_MAX_OBJECTS} objects" if runs <= _MAX_RUNS else f"{_MAX_RUNS} runs of pixels of objects"
+            raise InputError(f"{frame.annotation}: more than {most} on {frame.photo}")
+    return found
+
+
 def stack_regions(
     regions: Iterable[tuple[Runs, int]], size: tuple[int, int], frame: SourceFrame, classes: Metadata
 ) -> Instances:
@@ -191,15 +216,19 @@ def stack_regions(
     size, frame : see :func:`stack_things`
     classes : defines which classes are things
     """
-    things: list[Thing] = []
     stuff = np.zeros(size[0] * size[1], np.uint8)  # column by column
-    for runs, category in regions:
-        if classes.is_thing(category):
-            things.append((runs, category, 0))
-        else:
-            stuff[pixels_of(*runs)] = (category + 1) % (VOID + 1)
-    background = number_segments(stuff.reshape(size[::-1]).T, lambda value: (value - 1 if value else VOID, 0), classes)
-    return stack_things(things, size, frame, background)
+
+    def things() -> Iterator[Thing]:
+        for runs, category in regions:
+            if classes.is_thing(category):
+                yield runs, category, 0
+            else:
+                stuff[pixels_of(*runs)] = (category + 1) % (VOID + 1)
+
+    found = _within_limits(things(), size, frame)
+    labels = stuff.reshape(size[::-1]).T
+    background = number_segments(labels, lambda value: (value - 1 if value else VOID, 0), classes)
+    return stack_things(found, size, frame, background)
 
 
 def pixels_of(start: np.ndarray, length: np.ndarray) -> np.ndarray:

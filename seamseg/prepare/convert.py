@@ -133,6 +133,8 @@ def convert_splits(
             )
         else:
             writer.add_split(name, frames, read)
+            for other, count in writer.shared_images(name).items():
+                options.log(f"{name}: {count} of its images are also in the list {other}")
     return ConversionResult(writer.finish(), {name: len(frames) for name, frames in splits.items()})
 
 
@@ -141,7 +143,7 @@ def _with_held_out(splits: Mapping[str, Sequence[SourceFrame]], fraction: float)
     if fraction == 0:
         return splits
     if not 0 < fraction < 1 or VAL in splits:
-        wrong = f"there is a split {VAL} already" if VAL in splits else "must be from 0 to 1"
+        wrong = f"there is a split {VAL} already" if VAL in splits else "must be above 0 and below 1"
         raise InputError(f"`hold_out={fraction:g}`: {wrong}")
     ids = sorted((frame.id for frames in splits.values() for frame in frames), key=_hash)
     held = set(ids[: max(1, round(fraction * len(ids)))])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -26,7 +26,6 @@ from seamseg.prepare.convert import (
     background_class,
     convert_splits,
     distinct_ids,
-    id_of,
 )
 from seamseg.prepare.pairs import (
     FilesByName,
@@ -40,10 +39,11 @@ from seamseg.prepare.pairs import (
 from seamseg.prepare.panoptic import load_json, read_ids
 from seamseg.prepare.writer import Instances, SourceFrame
 from seamseg.utils.errors import InputError
-from seamseg.utils.limits import TEXT_BYTES
+from seamseg.utils.limits import MIB
 
 _CIRCLE = 64  # corners of a circle
-_FARTHEST = 1 << 31
+_FILE_BYTES = 256 * MIB  # of the polygons of an image; labelme may store the photo with them
+_MAX_COORDINATE = 1 << 31  # pixels
 _ROUNDING = 0.01  # tools write points at the border slightly outside
 
 
@@ -86,6 +86,9 @@ def prepare_folders(
     listed = read_class_list(class_list)
     if divisor < 0 or divisor == 1:
         raise InputError(f"`divisor={divisor}`: must be 2 or more")
+    for name, folders in splits.items():
+        if len(folders) not in (2, 3):
+            raise InputError(f"split {name!r}: expected the folders (photos, labels) or (photos, labels, instances)")
     frames = {name: find_frames(name, folders, suffixes, options, listed) for name, folders in splits.items()}
     all_frames = [frame for group in frames.values() for frame in group]
     if divisor and any(frame.second for frame in all_frames):
@@ -119,23 +122,27 @@ def find_frames(
     photos = without_suffix(by_stem(tree_files(folders[0], "photos"), is_photo), suffixes[0])
     if not photos:
         raise InputError(f"{folders[0]}: 0 photos found for {split}{_named(suffixes[0])}")
-    given = tree_files(folders[1], "labels") if len(folders) > 1 else {}
+    given = tree_files(folders[1], "labels")
     own = {str(photo) for photo in photos.values()}
     given = {name: file for name, file in given.items() if str(file) not in own}
-    photos = _listed_photos(split, folders, photos)
+    photos = _listed_photos(split, folders, photos, options)
     instances = _ending(tree_files(folders[2], "instances"), ".png", suffixes[2]) if len(folders) > 2 else {}
+    if len(folders) > 2 and not instances:
+        raise InputError(f"{folders[2]}: 0 instance images (.png) found for {split}{_named(suffixes[2])}")
     instances_by_name = FilesByName(instances)
     pngs, *polygons = (_ending(given, extension, suffixes[1]) for extension in (".png", ".json", ".txt"))
     frames: list[SourceFrame] = []
-    for labels in map(FilesByName, (pngs, *polygons)):
+    forms = [FilesByName(files) for files in (pngs, *polygons)]
+    for k, labels in enumerate(forms):
         for stem, photo in photos.items():
             label, number = labels.find(stem), instances_by_name.find(stem)
             if label is None:
                 continue
             if instances and number is None:
                 raise InputError(f"{photo}: has labels, but no instance image in {folders[2]}{_named(suffixes[2])}")
-            frames.append(SourceFrame(id_of(stem), photo, label, photo.name, number))
+            frames.append(SourceFrame(_id_of_stem(stem), photo, label, photo.name, number))
         if frames:
+            _check_one_form(frames, photos, forms[k + 1 :])
             break
     frames = frames or _object_files(photos, pngs, listed, options)
     if not frames:
@@ -148,6 +155,20 @@ def find_frames(
     return frames
 
 
+def _check_one_form(frames: Iterable[SourceFrame], photos: Mapping[str, File], others: Iterable[FilesByName]) -> None:
+    """Raise InputError if an image without a label has one of another form."""
+    first = next(iter(frames))
+    found = {str(frame.photo) for frame in frames}
+    for labels in others:
+        for stem, photo in photos.items():
+            if str(photo) not in found and (other := labels.find(stem)) is not None:
+                raise InputError(f"{other}: labels in another form than {first.annotation}; keep one form in a folder")
+
+
+def _id_of_stem(stem: str) -> str:
+    return stem.strip("/").replace("/", "_")
+
+
 def _ending(files: Mapping[str, File], extension: str, suffix: str) -> dict[str, File]:
     return without_suffix(by_stem(files, lambda name: name.lower().endswith(extension)), suffix)
 
@@ -156,18 +177,19 @@ def _named(suffix: str) -> str:
     return f" (names that end in {suffix!r})" if suffix else ""
 
 
-def _listed_photos(split: str, folders: tuple[str, ...], photos: dict[str, File]) -> dict[str, File]:
+def _listed_photos(
+    split: str, folders: tuple[str, ...], photos: dict[str, File], options: ConversionOptions
+) -> dict[str, File]:
     """Return the photos of the list of a split, if the labels are those of Pascal VOC."""
-    labels = Path(folders[-1] if len(folders) < 2 else folders[1]).absolute()
+    labels = Path(folders[1]).absolute()
     lists = sorted((labels.parent / cvat.LISTS).glob("*.txt")) if labels.name == cvat.CLASS_FOLDER else []
     if not lists:
         return photos
     chosen = next((path for path in lists if path.stem == split), None)
     if chosen is None:
-        raise InputError(
-            f"{lists[0].parent}: has the lists {', '.join(path.stem for path in lists)}, none for {split}; name the "
-            "split as one of them"
-        )
+        names = ", ".join(path.stem for path in lists)
+        options.log(f"{lists[0].parent}: has the lists {names}, none for {split}, which gets all images with labels")
+        return photos
     stems, found = {str(file): stem for stem, file in photos.items()}, FilesByName(photos)
     wanted = {}
     for name in filter(None, map(str.strip, read_file(chosen, "list").decode("utf-8-sig", "replace").splitlines())):
@@ -175,6 +197,8 @@ def _listed_photos(split: str, folders: tuple[str, ...], photos: dict[str, File]
         if photo is None:
             raise InputError(f"{chosen}: lists {name!r}, but it is not among the photos in {folders[0]}")
         wanted[stems[str(photo)]] = photo
+    if not wanted:
+        raise InputError(f"{chosen}: lists no image")
     return wanted
 
 
@@ -205,7 +229,7 @@ def _object_files(
         options.log(f"{foreign} masks without a photo, skipped")
     return [
         SourceFrame(
-            id_of(stem),
+            _id_of_stem(stem),
             photos[stem],
             found[stem][0][1],
             photos[stem].name,
@@ -267,6 +291,11 @@ def _class_of_number(number: int, listed: ClassList) -> int:
 def _read_object_files(frame: SourceFrame, size: tuple[int, int], listed: ClassList) -> Iterator[tuple[Runs, int]]:
     for category, file in zip(frame.info, frame.annotations):
         mask = read_ids(file)
+        if mask.shape != size:
+            raise InputError(
+                f"{file}: has {mask.shape[1]} x {mask.shape[0]} pixels (width x height), but {frame.photo} has "
+                f"{size[1]} x {size[0]}"
+            )
         inside = mask != 0
         if inside.any() and (mask[inside] != mask.max()).any():
             raise InputError(f"{file}: has more than one value besides 0, but is the mask of one object")
@@ -274,7 +303,7 @@ def _read_object_files(frame: SourceFrame, size: tuple[int, int], listed: ClassL
 
 
 def _read_yolo(frame: SourceFrame, size: tuple[int, int], listed: ClassList) -> Iterator[tuple[Runs, int]]:
-    text = read_file(frame.annotation, "labels", TEXT_BYTES).decode("utf-8-sig", "replace")
+    text = read_file(frame.annotation, "labels", _FILE_BYTES).decode("utf-8-sig", "replace")
     for number, line in enumerate(text.splitlines(), 1):
         where, words = f"{frame.annotation}: line {number}", line.split()
         if not words:
@@ -293,15 +322,15 @@ def _read_yolo(frame: SourceFrame, size: tuple[int, int], listed: ClassList) -> 
         yield decode_segmentation([corners], size, frame, where), listed.class_at(category, where)
 
 
-def _read_labelme(frame: SourceFrame, size: tuple[int, int], listed: ClassList) -> list[tuple[Runs, int]]:
-    content = load_json(frame.annotation)
-    groups: dict[tuple[int, Any], tuple[list[list[float]], list[Runs]]] = {}
+def _read_labelme(frame: SourceFrame, size: tuple[int, int], listed: ClassList) -> Iterator[tuple[Runs, int]]:
+    content = load_json(frame.annotation, _FILE_BYTES)
+    groups: dict[tuple[int, Any], list[tuple[str, Any]]] = {}
     try:
         stated = (content.get("imageHeight") or size[0], content.get("imageWidth") or size[1])
         if stated != size:
             raise InputError(
-                f"{frame.annotation}: is of a photo of {stated[1]} x {stated[0]} pixels (width x height), but "
-                f"{frame.photo} has {size[1]} x {size[0]}"
+                f"{frame.annotation}: is of a photo of {stated[1]!s:.20} x {stated[0]!s:.20} pixels (width x height), "
+                f"but {frame.photo} has {size[1]} x {size[0]}"
             )
         for k, shape in enumerate(content["shapes"]):
             where = f"{frame.annotation}: shape {k + 1}"
@@ -309,21 +338,38 @@ def _read_labelme(frame: SourceFrame, size: tuple[int, int], listed: ClassList) 
             group = shape.get("group_id")
             # shapes of one group and class are parts of an object
             key = (category, ("shape", k) if group is None else ("group", str(group)))
-            polygons, masks = groups.setdefault(key, ([], []))
-            kind = shape.get("shape_type") or "polygon"
-            points = np.array(shape["points"], np.float64).reshape(-1, 2)
-            if not (np.abs(points) < _FARTHEST).all():
-                raise InputError(f"{where}: a point is not in pixels")
-            if kind == "mask":
-                masks.append(_labelme_mask(shape["mask"], points, size, where))
-            else:
-                polygons.append(_labelme_corners(kind, points, where).ravel().tolist())
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            groups.setdefault(key, []).append((where, shape))
+        # one by one, so that their number is limited where they are stored
+        for (category, _), shapes in groups.items():
+            yield _labelme_object(shapes, size, frame), category
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InputError(
-            f"{frame.annotation}: not a file of labelme ({type(error).__name__}: {error}); expected `shapes` with "
-            "`label` and `points`"
+            f"{frame.annotation}: not a file of labelme ({type(error).__name__}: {error!s:.200}); expected `shapes` "
+            "with `label` and `points`"
         ) from None
-    return [(_union(p, masks, size, frame), category) for (category, _), (p, masks) in groups.items()]
+
+
+def _labelme_object(shapes: Sequence[tuple[str, Any]], size: tuple[int, int], frame: SourceFrame) -> Runs:
+    """Return the pixels of an object, the union of its shapes."""
+    parts: list[Runs] = []
+    polygons: list[list[float]] = []
+    for where, shape in shapes:
+        kind = shape.get("shape_type") or "polygon"
+        points = np.array(shape["points"], np.float64).reshape(-1, 2)
+        if not (np.abs(points) < _MAX_COORDINATE).all():
+            raise InputError(f"{where}: a point is not a pair of finite numbers of pixels")
+        if kind == "mask":
+            parts.append(_labelme_mask(shape["mask"], points, size, where))
+        else:
+            polygons.append(_labelme_corners(kind, points, where).ravel().tolist())
+    if polygons:
+        parts.append(decode_segmentation(polygons, size, frame, shapes[0][0]))
+    if len(parts) == 1:
+        return parts[0]
+    inside = np.zeros(size[0] * size[1], bool)  # column by column
+    for part in parts:
+        inside[pixels_of(*part)] = True
+    return mask_runs(inside.reshape(size[::-1]).T)
 
 
 def _labelme_corners(kind: str, points: np.ndarray, where: str) -> np.ndarray:
@@ -346,23 +392,15 @@ def _labelme_mask(encoded: str, points: np.ndarray, size: tuple[int, int], where
     """Return the pixels of a mask, a PNG for the box whose first corner is the first point."""
     data = base64.b64decode(encoded, validate=True)
     height, width = image_size(where, data)
+    if height * width <= size[0] * size[1]:
+        # before a rotation by its EXIF tag, which masks are read without
+        mask = open_mask(where, data)
+        height, width = mask.shape
     left, top = (int(value) for value in points[0])
     if min(left, top) < 0 or top + height > size[0] or left + width > size[1]:
         raise InputError(f"{where}: its mask of {width} x {height} pixels exceeds the photo")
     # without a mask of the photo, which would take long for many small ones
-    x, y = np.nonzero(open_mask(where, data).T)
+    x, y = np.nonzero(mask.T)
     pixels = (x + left) * size[0] + y + top
     first = np.flatnonzero(np.diff(pixels, prepend=-2) != 1)
     return pixels[first], np.diff(first, append=len(pixels))
-
-
-def _union(polygons: list[list[float]], masks: list[Runs], size: tuple[int, int], frame: SourceFrame) -> Runs:
-    """Return the pixels of the parts of an object."""
-    if polygons:
-        masks = [*masks, decode_segmentation(polygons, size, frame, f"{frame.annotation}: an invalid shape")]
-    if len(masks) == 1:
-        return masks[0]
-    inside = np.zeros(size[0] * size[1], bool)  # column by column
-    for part in masks:
-        inside[pixels_of(*part)] = True
-    return mask_runs(inside.reshape(size[::-1]).T)

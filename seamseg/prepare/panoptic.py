@@ -125,10 +125,10 @@ def convert_panoptic(
     return convert_splits(out, listed.classes, splits, read, options)
 
 
-def load_json(path: File) -> dict[str, Any]:
-    """Read a JSON object; InputError if the file has other content."""
+def load_json(path: File, limit: int = ANNOTATION_BYTES) -> dict[str, Any]:
+    """Read a JSON object of at most `limit` bytes; InputError if the file has other content."""
     try:
-        content = parse_json(read_file(path, "annotations", ANNOTATION_BYTES))
+        content = parse_json(read_file(path, "annotations", limit))
     except ValueError as error:
         raise InputError(f"{path}: not JSON, or a truncated one: {error}") from None
     if not isinstance(content, dict):

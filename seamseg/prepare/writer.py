@@ -14,7 +14,7 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -116,8 +116,10 @@ class DatasetWriter:
             raise InputError(f"{self.root}: a file, not a folder")
         if (self.root / "metadata.bin").is_file():
             old = read_metadata(self.root / "metadata.bin")
-            if old.without_images() != self.classes:
+            # colours that were chosen for the classes may be others now
+            if old.without_images() != replace(self.classes, palette=old.palette):
                 raise InputError(f"{self.root}: has a data set with other classes; choose another folder")
+            self.classes = old.without_images()
             self._images = {image.id: image for image in old.images}
         try:
             for name in ("img", "msk", "lst", "coco", _JOURNALS):
@@ -142,6 +144,12 @@ class DatasetWriter:
             and all((self.root / "msk" / f"{i}.png").is_file() for i in wanted)
             and all(any((self.root / "img" / f"{i}{e}").is_file() for e in IMAGE_EXTENSIONS) for i in wanted)
         )
+
+    def shared_images(self, split: str) -> dict[str, int]:
+        """Return the number of images that a list shares with each other list of the folder."""
+        lists = {path.stem: set(path.read_text(encoding="utf-8").splitlines()) for path in self.root.glob("lst/*.txt")}
+        mine = lists.pop(split)
+        return {name: len(mine & other) for name, other in sorted(lists.items()) if mine & other}
 
     def add_split(self, split: str, frames: Sequence[SourceFrame], read: Reader) -> None:
         """Convert the images of a split that have not been converted yet.

@@ -77,6 +77,16 @@ def test_a_training_takes_the_file_as_it_is(tmp_path: Path, resnet18: dict[str, 
     assert all(torch.equal(net["body"].state_dict()[key], value) for key, value in wanted.items())
 
 
+def test_a_training_refuses_the_file_of_another_network(tmp_path: Path, resnet18: dict[str, Tensor]) -> None:
+    torch.save(torchvision_state("resnet34"), tmp_path / "r34.pth")
+    net = nn.ModuleDict({"body": ResNet(RESNETS["resnet18"], InPlaceABN)})
+    with pytest.raises(InputError, match=r"r34\.pth: layer1.2.conv1.weight does not belong to this body"):
+        load_pretrained(net, f"body:{tmp_path / 'r34.pth'}")
+    torch.save({7: torch.zeros(1), **resnet18}, tmp_path / "odd.pth")
+    with pytest.raises(InputError, match=r"odd\.pth"):
+        load_pretrained(net, f"body:{tmp_path / 'odd.pth'}")
+
+
 def test_negative_norm_weights_are_copied_and_counted(resnet18: dict[str, Tensor], tmp_path: Path) -> None:
     torch.save(resnet18, tmp_path / "in.pth")
     report = convert_backbone("resnet18", tmp_path / "out.pth", tmp_path / "in.pth")

@@ -11,6 +11,7 @@ from support.source_files import photo, picture, segments, tree, write_json, zip
 
 from seamseg.cli.main import main
 from seamseg.data.folder import DatasetFolder
+from seamseg.prepare import coco_instances
 from seamseg.prepare.convert import ConversionOptions
 from seamseg.prepare.label_folders import prepare_folders
 from seamseg.utils.errors import InputError
@@ -140,8 +141,63 @@ def test_invalid_object_files(raw):
     assert_fails(raw, r"a_car\.png: holds the objects: omit the divisor", divisor=10)
     picture(raw / "labels" / "a_car.png", box(0, 1, 0, 1) + box(5, 6, 0, 1, 3))
     assert_fails(raw, r"a_car\.png: has more than one value besides 0")
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    Image.fromarray(box(0, 1, 0, 1).T.copy()).save(raw / "labels" / "a_car.png", exif=turned)
+    assert_fails(raw, r"a_car\.png: has 8 x 12 pixels .*, but .* has 12 x 8")
     (raw / "labels" / "a_car.png").write_bytes(b"\x89PNG")
     assert_fails(raw, r"a_car\.png: ")
+
+
+def test_a_mask_with_an_orientation(raw):
+    """Masks are read as they are stored."""
+    file = io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(np.ones((12, 8), bool)).convert("L").save(file, "PNG", exif=exif)
+    labelme(raw, shape("car", kind="mask", mask=base64.b64encode(file.getvalue()).decode()))
+    assert_fails(raw, "shape 1: its mask of 8 x 12 pixels exceeds the photo")
+
+
+def test_two_forms_in_a_folder(raw):
+    photo(raw / "photos" / "b.jpg")
+    labelme(raw, shape("car"))
+    yolo(raw, "0 0 0 1 0 1 1", name="b")
+    assert_fails(raw, r"b\.txt: labels in another form than .*a\.json")
+
+
+def test_no_instances(raw):
+    picture(raw / "labels" / "a.png", box(0, 1, 0, 1, 1))
+    (raw / "instances").mkdir()
+    (raw / "instances" / "a.tif").write_bytes(b"")
+    assert_fails(raw, r"instances: 0 instance images \(\.png\) found for train", "instances")
+
+
+def test_names_with_dots(raw):
+    (raw / "photos" / "a.jpg").unlink()
+    for name in ("a.rf.1", "a.rf.2"):
+        photo(raw / "photos" / f"{name}.jpg")
+        yolo(raw, "0 0 0 1 0 1 1", name=name)
+    prepare(raw)
+    assert [image.id for image in DatasetFolder(raw / "out").metadata.images] == ["a.rf.1", "a.rf.2"]
+
+
+def test_objects_within_the_memory(raw, monkeypatch):
+    """They are refused while they are read, not when all of them are in the memory."""
+    yolo(raw, "\n".join(["0 0 0 1 0 1 1"] * 40))
+    assert prepare(raw, out="few") == []
+    read = []
+    original = coco_instances.decode_rle
+    monkeypatch.setattr(coco_instances, "decode_rle", lambda *words: read.append(1) or original(*words))
+    monkeypatch.setattr(coco_instances, "_MAX_RUNS", 100)
+    assert_fails(raw, r"more than 100 runs of pixels of objects on .*a\.jpg")
+    assert len(read) < 12
+    yolo(raw, "\n".join(["0 0 0 1 0 1 1 0 1"] * 1000))
+    read.clear()
+    monkeypatch.undo()
+    monkeypatch.setattr(coco_instances, "decode_rle", lambda *words: read.append(1) or original(*words))
+    assert_fails(raw, "overlap in more than 64 layers of 12 x 8 pixels")
+    assert len(read) == 65
 
 
 SQUARE = [[0, 0], [4, 0], [4, 4], [0, 4]]
@@ -183,9 +239,10 @@ def test_labelme(raw, folder):
         ([shape("car"), shape("car", SQUARE[:1], "point")], {}, "shape 2: 'point' with 1 points has no area"),
         ([shape("car", SQUARE[:2])], {}, "shape 1: 'polygon' with 2 points has no area"),
         ([shape("car", [[0]])], {}, "not a file of labelme .ValueError"),
-        ([shape("car", [[0, 0], [9e9, 0], [0, 9]])], {}, "shape 1: a point is not in pixels"),
-        ([shape("car", [[0, 0], [np.nan, 0]], "circle")], {}, "shape 1: a point is not in pixels"),
-        ([shape("car", [[0, 0], [9e6, 0], [0, 9]])], {}, "an invalid shape: a corner is more than 192 pixels away"),
+        ([shape("car", [[0, 0], [9e9, 0], [0, 9]])], {}, "shape 1: a point is not a pair of finite numbers"),
+        ([shape("car", [[0, 0], [np.nan, 0]], "circle")], {}, "shape 1: a point is not a pair of finite numbers"),
+        ([shape("car", [[0, 0], [9e6, 0], [0, 9]])], {}, "shape 1: a corner is more than 192 pixels away"),
+        ([shape("car", [], "mask", mask=encoded(np.ones((1, 2), bool)))], {}, "not a file of labelme .IndexError"),
         ([shape("car", kind="mask")], {}, "not a file of labelme .KeyError: 'mask'"),
         ([shape("car", kind="mask", mask="!")], {}, "not a file of labelme"),
         ([shape("car", kind="mask", mask="aaaa")], {}, "shape 1: "),
@@ -207,9 +264,9 @@ def test_labelme_without_json_or_with_instances(raw):
     assert_fails(raw, r"a\.json: holds the objects: omit the divisor, and the folder of instances", "numbers")
 
 
-def yolo(raw, text):
+def yolo(raw, text, name="a"):
     (raw / "labels").mkdir(exist_ok=True)
-    (raw / "labels" / "a.txt").write_text(text)
+    (raw / "labels" / f"{name}.txt").write_text(text)
 
 
 def test_yolo(raw):
@@ -255,8 +312,12 @@ def test_pascal_voc(raw):
     prepare(raw, "SegmentationClass", "SegmentationObject")
     assert [image.id for image in DatasetFolder(raw / "out").metadata.images] == ["a"]
     assert segments(raw / "out", "a") == [("car", 0, 6)]
-    with pytest.raises(InputError, match="has the lists other, train, val, none for test; name the split as one"):
-        prepare(raw, "SegmentationClass", split="test")
+    messages = prepare(raw, "SegmentationClass", "SegmentationObject", out="all", split="all")
+    assert any("has the lists other, train, val, none for all, which gets all images" in text for text in messages)
+    assert len(DatasetFolder(raw / "all").metadata.images) == 2
+    (lists / "empty.txt").write_text("\n")
+    with pytest.raises(InputError, match=r"empty\.txt: lists no image"):
+        prepare(raw, "SegmentationClass", split="empty")
     with pytest.raises(InputError, match=r"other\.txt: lists 'c', but it is not among the photos in .*photos"):
         prepare(raw, "SegmentationClass", split="other")
 
@@ -291,10 +352,11 @@ def test_images_held_out(raw, capsys):
     # the same images each time, and more of them for a larger fraction
     assert held("other", "0.5")[0] == 0
     assert set(lists["val"]) < set((raw / "other" / "lst" / "val.txt").read_text().split())
+    assert "train: 3 of its images are also in the list val" in held("out", "0")[1].err
     assert held("out", "0.3")[1].out.startswith(f"{raw / 'out'}: 7 images in train, 3 images in val")
     for fraction, split, words in (
-        ("1.5", "train", "--hold-out 1.5: must be from 0 to 1"),
-        ("nan", "train", "--hold-out nan: must be from 0 to 1"),
+        ("1.5", "train", "--hold-out 1.5: must be above 0 and below 1"),
+        ("nan", "train", "--hold-out nan: must be above 0 and below 1"),
         ("0.99", "train", "--hold-out 0.99: leaves no image in train"),
         ("0.3", "val", "--hold-out 0.3: there is a split val already"),
     ):

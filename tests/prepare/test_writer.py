@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -220,6 +221,17 @@ def test_folder_with_another_data_set(tmp_path):
     with pytest.raises(InputError, match="has a data set with other classes"):
         DatasetWriter(out, Metadata(1, 0, ["x"], [(0, 0, 0)], [0]))
     assert len(read_metadata(out / "metadata.bin").images) == 1
+
+
+def test_a_folder_keeps_its_colours(tmp_path):
+    out, frames = tmp_path / "out", make_frames(tmp_path / "src", 2)
+    run(out, frames)
+    old = read_metadata(out / "metadata.bin")
+    writer = DatasetWriter(out, replace(old.without_images(), palette=[(9, 8, 7)] * len(old.palette)), 1)
+    assert writer.is_finished("train", frames)
+    writer.add_split("val", frames[:1], read)
+    writer.finish()
+    assert read_metadata(out / "metadata.bin").palette == old.palette
 
 
 def test_out_is_a_file(tmp_path):
