@@ -279,7 +279,7 @@ def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOpt
         own = CLASSIFIER_SIDES if source.input_size is None else (stated.multiple, chosen.largest_side)
         metadata = replace(stated, sides=own)
         # in an example of one cell, its side of 1 would be taken for fixed
-        height, width = (min(max(side, 2 * stated.multiple), DYNAMIC_SIDES[1]) for side in size)
+        height, width = (min(max(side, 2 * stated.multiple), _largest_example(metadata)) for side in size)
         size = metadata.padded_size((height, width))
     else:
         metadata = replace(stated, size=size, multiple=1)
@@ -391,12 +391,17 @@ def _calibration_photos(source: ExportSource, options: ExportOptions) -> list[Pa
     return calibration_photos(options.int8, source.metadata.metadata, config.dataloader.train_set, options.calibrate)
 
 
+def _largest_example(metadata: ExportedMetadata) -> int:
+    """Return the largest side of the images that a file of free size is traced, calibrated and compared with."""
+    return min(DYNAMIC_SIDES[1], metadata.free_sides[1]) // metadata.multiple * metadata.multiple
+
+
 def _images(
     source: ExportSource, photos: Iterable[str | Path], metadata: ExportedMetadata, desc: str | None = None
 ) -> Iterator[np.ndarray]:
     """Yield photos at the size of the network, `H x W x 3`, which are read one by one; show the progress of `desc`."""
     assert source.input_size is not None
-    scale = source.input_size.within(metadata.size or (DYNAMIC_SIDES[1],) * 2)
+    scale = source.input_size.within(metadata.size or (_largest_example(metadata),) * 2)
     # made with the first photo, so that the time until then does not count
     for photo in photos if desc is None else progress(photos, desc=desc):
         yield network_input(as_image(photo), scale)

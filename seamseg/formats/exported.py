@@ -43,7 +43,8 @@ THRESHOLDS = ("score_threshold", "overlap_threshold", "min_stuff_area")
 """Keys of :attr:`ExportedMetadata.thresholds`, those of the same name in `[general]`."""
 
 DYNAMIC_SIDES = (256, 4096)
-"""Smallest and largest side of an input of free size, in ONNX files that state none: those of version 0.1.0."""
+"""Smallest and largest side of an input of free size, in ONNX files that state none: those of version 0.1.0. The
+largest one is also that of packages, and of the images that files are made with."""
 CLASSIFIER_SIDES = (64, 4096)
 """The same of classifiers, in all files."""
 
@@ -105,10 +106,11 @@ class ExportedMetadata:
             if getattr(self, name) not in known:
                 raise InputError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r:.40}")
         pairs = [pair for pair in (self.size, self.sides) if pair is not None]
-        if not all(map(_is_side, (self.multiple, *sum(pairs, ())))) or any(len(pair) != 2 for pair in pairs):
+        right = all(map(_is_side, (self.multiple, *sum(pairs, ())))) and all(len(pair) == 2 for pair in pairs)
+        if not right or (self.sides is not None and self.sides[1] < max(self.sides[0], self.multiple)):
             raise InputError(
                 f"size {self.size!r:.40}, sides {self.sides!r:.40} and multiple {self.multiple!r:.40} must be positive "
-                f"integers up to {MAX_SIDE}"
+                f"integers up to {MAX_SIDE}, the first of the sides and the multiple not above the second"
             )
         for name in ("mean", "std"):
             if len(getattr(self, name)) != 3 or not all(map(_is_number, getattr(self, name))):

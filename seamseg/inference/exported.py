@@ -75,10 +75,7 @@ class ExportedNetwork:
         if self.exported.size is None:
             return None
         height, width = self.exported.size
-        return (
-            f"{self._name} was exported for inputs of {width} x {height} pixels, tiles need one exported with dynamic "
-            "sizes"
-        )
+        return f"{self._name} was exported for inputs of {width} x {height} pixels: for tiles export it without a size"
 
     def run(self, images: Sequence[np.ndarray]) -> list[ArrayPrediction]:
         """Return the outputs for images `H x W x 3` uint8 at the size of the network's input, one by one.

@@ -82,6 +82,8 @@ def test_outputs_by_kind():
         ({"size": [5, 5, 5]}, "must be positive integers"),
         ({"size": 7}, "damaged"),
         ({"sides": [64]}, "must be positive integers"),
+        ({"size": None, "sides": [4096, 64]}, "the first of the sides and the multiple not above the second"),
+        ({"size": None, "multiple": 128, "sides": [32, 64]}, "not above the second"),
         ({"sides": ["a", 4096]}, "must be positive integers"),
         ({"std": [1, 0, 1]}, "std must be positive"),
         ({"mean": [1, "a", 1]}, "mean must be 3 numbers"),
