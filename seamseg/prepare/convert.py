@@ -30,6 +30,11 @@ class ConversionOptions:
     copy : copy images instead of hard-linking them
     symlink : make symbolic links instead of hard links
     hold_out : fraction of the images that become the split `val`
+
+    Raises
+    ------
+    InputError
+        if the fraction is not from 0 to below 1
     """
 
     workers: int | None = None
@@ -38,6 +43,10 @@ class ConversionOptions:
     copy: bool = False
     symlink: bool = False
     hold_out: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.hold_out < 1:
+            raise InputError(f"`hold_out={self.hold_out:g}`: must be from 0 to below 1")
 
     @property
     def link(self) -> Link:
@@ -142,9 +151,8 @@ def _with_held_out(splits: Mapping[str, Sequence[SourceFrame]], fraction: float)
     """Move a fraction of the images to the split `val`; a hash of their ids chooses them."""
     if fraction == 0:
         return splits
-    if not 0 < fraction < 1 or VAL in splits:
-        wrong = f"there is a split {VAL} already" if VAL in splits else "must be above 0 and below 1"
-        raise InputError(f"`hold_out={fraction:g}`: {wrong}")
+    if VAL in splits:
+        raise InputError(f"`hold_out={fraction:g}`: there is a split {VAL} already")
     ids = sorted((frame.id for frames in splits.values() for frame in frames), key=_hash)
     held = set(ids[: max(1, round(fraction * len(ids)))])
     parts = {name: [frame for frame in frames if frame.id not in held] for name, frames in splits.items()}

@@ -345,15 +345,15 @@ NUMBERS = {
     "classify validate toy_things_resnext none DATA --json s.json": "crop scale",
     "prepare toy-city OUT": "train val seed workers",
     "prepare toy-things OUT": "train val seed workers",
-    "prepare folders OUT --classes LIST --split a IMG MSK": "divisor workers",
+    "prepare folders OUT --classes LIST --split a IMG MSK": "divisor hold-out workers",
     "prepare check DATA --json s.json": "samples workers",
     "prepare cityscapes DATA OUT": "workers",
     "prepare vistas DATA OUT": "workers",
     "prepare coco DATA OUT": "workers",
-    "prepare panoptic OUT --split a IMG GT MSK": "workers",
-    "prepare instances OUT --split a IMG GT": "workers",
-    "prepare cvat OUT --split a IMG DATA": "workers",
-    "prepare labelstudio OUT --split a IMG DATA": "workers",
+    "prepare panoptic OUT --split a IMG GT MSK": "hold-out workers",
+    "prepare instances OUT --split a IMG GT": "hold-out workers",
+    "prepare cvat OUT --split a IMG DATA": "hold-out workers",
+    "prepare labelstudio OUT --split a IMG DATA": "hold-out workers",
     "prepare merge DATA DATA OUT": "workers",
     "prepare export DATA OUT": "workers",
 }
@@ -372,7 +372,7 @@ LIMITED = {
         "--crop",
         "--scale",
     ),
-    *("--score-threshold", "--overlap-threshold", "--anonymize-score"),
+    *("--score-threshold", "--overlap-threshold", "--anonymize-score", "--hold-out"),
 }
 """Those that have a largest number."""
 INPUT_SIZE = ("--shortest-size", "--longest-max-size")

@@ -355,8 +355,8 @@ def test_images_held_out(raw, capsys):
     assert "train: 3 of its images are also in the list val" in held("out", "0")[1].err
     assert held("out", "0.3")[1].out.startswith(f"{raw / 'out'}: 7 images in train, 3 images in val")
     for fraction, split, words in (
-        ("1.5", "train", "--hold-out 1.5: must be above 0 and below 1"),
-        ("nan", "train", "--hold-out nan: must be above 0 and below 1"),
+        ("1.5", "train", "--hold-out 1.5: must be from 0 to below 1"),
+        ("nan", "train", "--hold-out nan: must be from 0 to below 1"),
         ("0.99", "train", "--hold-out 0.99: leaves no image in train"),
         ("0.3", "val", "--hold-out 0.3: there is a split val already"),
     ):
