@@ -76,7 +76,7 @@ class MapFormat:
 def name_problem(name: object) -> str | None:
     """Return why a map cannot have a name, for a message; None if it can."""
     if not (isinstance(name, str) and name.isascii() and name.isidentifier() and name == name.lower()):
-        return f"{name!r:.80}: a name has lower-case letters, digits and underscores"
+        return f"{name!r:.80}: a name has lower-case letters, digits and underscores, no digit first"
     return f"{name}: the name has another meaning: choose another" if name in RESERVED_NAMES else None
 
 

@@ -27,6 +27,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seamseg.cli import prepare_texts as texts
@@ -354,7 +355,10 @@ def _report(args: argparse.Namespace, result: ConversionResult) -> int:
     )
     classes = result.metadata
     print(f"{args.out}: {counts}; {classes.num_stuff} stuff and {classes.num_thing} thing classes")
-    if hasattr(args, "hold_out") and {"train", "val"} <= result.splits.keys() and classes.num_thing:
+    own_data = hasattr(args, "hold_out") and classes.num_thing > 0 and "train" in result.splits
+    if own_data and not Path(args.out, "lst", "val.txt").is_file():
+        print("next: prepare a split val for the scores, or repeat the command with --hold-out 0.2")
+    elif own_data:
         print(f"next: seamseg train small_r18 {shlex.quote(str(args.out))} --log-dir runs/my")
     return 0
 

@@ -110,7 +110,7 @@ def register(kind: str, name: str, keys: type = NoKeys) -> Callable[[Made], Made
     """
     plain = name.replace("-", "_") if KINDS[kind].chosen else name
     if not (plain.isascii() and plain.isidentifier() and plain == plain.lower()):
-        raise InputError(f"{kind} {name!r:.80}: a name has lower-case letters, digits and underscores")
+        raise InputError(f"{kind} {name!r:.80}: a name has lower-case letters, digits and underscores, no digit first")
     if not (is_dataclass(keys) and keys.__dataclass_params__.frozen):  # type: ignore[attr-defined]
         raise InputError(f"{kind} {name}: its keys {keys.__name__} must be a dataclass with frozen=True")
     for spec in fields(keys):

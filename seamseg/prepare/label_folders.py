@@ -151,7 +151,8 @@ def find_frames(
             f"photo is {next(iter(photos))}, the first label file {next(chain(pngs, *polygons), 'missing')}"
         )
     if len(photos) > len(frames):
-        options.log(f"{folders[0]}: {len(photos) - len(frames)} photos without labels, skipped")
+        count = len(photos) - len(frames)
+        options.log(f"{folders[0]}: {count} {'photo' if count == 1 else 'photos'} without labels, skipped")
     return frames
 
 

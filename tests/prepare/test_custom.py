@@ -123,7 +123,7 @@ def test_photos_without_labels_are_reported(raw):
     prepare_folders(
         raw / "out", {"t": folders(raw)}, raw / "classes.ini", options=ConversionOptions(log=messages.append)
     )
-    assert "1 photos without labels, skipped" in messages[0]
+    assert "1 photo without labels, skipped" in messages[0]
 
 
 def rle(mask):
@@ -255,7 +255,10 @@ def test_commands(coco, capsys):
     out = coco / "out"
     split = ["--split", "train", str(coco / "photos"), str(coco / "instances.json"), str(coco / "labels")]
     assert main(["prepare", "instances", str(out), *split, "--classes", str(coco / "classes.ini")]) == 0
-    assert capsys.readouterr().out == f"{out}: 2 images in train; 2 stuff and 1 thing classes\n"
+    assert capsys.readouterr().out.splitlines() == [
+        f"{out}: 2 images in train; 2 stuff and 1 thing classes",
+        "next: prepare a split val for the scores, or repeat the command with --hold-out 0.2",
+    ]
     own = ["prepare", "folders", str(coco / "two"), "--classes", str(coco / "classes.ini"), "--split"]
     assert main([*own, "train", *folders(coco)]) == 0
     assert segments(coco / "two", "sub_a") == FOUND
