@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ def test_commands_take_the_file(
     file, meta = tmp_path / "net.onnx", micro / "metadata.bin"
     assert seamseg_main("export", folder, file, "--meta", meta, "--licence", "CC0", "--quiet") == 0
     printed = capsys.readouterr().out
-    assert f"network            panoptic, part all, input {SIDE} x {SIDE} (height x width), fp32" in printed
+    assert re.search(rf"network +panoptic, part all, input {SIDE} x {SIDE} \(height x width\), fp32", printed)
     words = ("--score-threshold", "0.1", "--quiet")
     assert seamseg_main("evaluate", file, micro, "--split", "val", *words) == 0
     of_file = capsys.readouterr().out
