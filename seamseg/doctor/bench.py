@@ -19,11 +19,10 @@ from seamseg.inference.options import InferenceOptions
 from seamseg.inference.predictor import build_predictor, open_for_inference
 from seamseg.ops import kernels
 from seamseg.ops.fused import bf16_is_fast, one_pass_works
-from seamseg.predict.job import MAX_DEFAULT_WORKERS
 from seamseg.utils import process_settings
 from seamseg.utils.distributed import choose_device
 from seamseg.utils.errors import InputError
-from seamseg.utils.parallel import available_cores
+from seamseg.utils.parallel import available_cores, share_cores
 from seamseg.utils.synthetic_image import synthetic_image, write_synthetic_image
 
 CONVOLUTIONS = ("body", "FPN", "RPN head", "mask", "semantic")
@@ -175,7 +174,7 @@ def _file_hint(stages: dict[str, float], device: str) -> str:
     if device == "cpu":
         return f"{share}; the network needs the same cores, so `predict` only saves waiting for storage"
     # the defaults of `predict`: decoder processes, and writer threads
-    workers, threads = max(min(MAX_DEFAULT_WORKERS, available_cores()), 1), 2
+    workers, threads = share_cores()
     parallel = {
         f"{workers} decoder processes": reading / workers,
         "the network": total - reading - writing,

@@ -31,6 +31,9 @@ from seamseg.utils.errors import InputError
 from seamseg.utils.launcher import is_main_process
 from seamseg.utils.progress import is_quiet
 
+_REENTRANT = ("seamseg", "torch")
+"""Packages whose layers keep nothing of a forward pass."""
+
 
 class TorchNetwork:
     """A network on a device; see :class:`seamseg.inference.predictor.InferenceNetwork`.
@@ -80,6 +83,16 @@ class TorchNetwork:
     def map_formats(self) -> Mapping[str, MapFormat]:
         """The output maps of custom heads by name."""
         return self.net.map_formats
+
+    @property
+    def photos_at_a_time(self) -> int:
+        """How many threads may run it at a time, each in one thread of torch; 1 but on a CPU.
+
+        Layers of others may keep what they compute, and compiled code may not be called from several threads.
+        """
+        plain = not self.on_gpu and not isinstance(self.net, WholeNetwork) and self.net.options.run_dense is None
+        ours = plain and all(type(m).__module__.partition(".")[0] in _REENTRANT for m in self.net.modules())
+        return torch.get_num_threads() if ours else 1
 
     @property
     def graph_cache(self) -> CudaGraphCache | None:

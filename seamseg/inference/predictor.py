@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, overload
 
@@ -30,6 +32,10 @@ if TYPE_CHECKING:
     import torch
 
 R = TypeVar("R", bound=PhotoResult)
+
+
+SMALL_INPUT = 256 * 512
+"""Largest network input, in pixels, of which a CPU computes several at a time: they take 1 KB a pixel each."""
 
 
 class InferenceNetwork(Protocol):
@@ -288,6 +294,33 @@ class Predictor(Generic[R]):
         if len(images) > 1:
             return [self.raw([image], tiling)[0] for image in images]
         return [self._run_in_tiles(image, tiling) for image in images]
+
+    @contextmanager
+    def photos_at_a_time(self) -> Iterator[tuple[int, Callable[[], object] | None]]:
+        """Prepare for :meth:`raw` in several threads, on as many photos at a time as a CPU computes best.
+
+        The layers of a small network are too short to be divided among threads, which lose their cores to decoders and
+        writers between them. If a photo of 1024x2048 has a network input of at most :data:`SMALL_INPUT` pixels, each
+        thread of torch therefore has a photo of its own; a larger input, and one on a GPU, has all of them.
+
+        Yields
+        ------
+        number of threads, and what each must call first; 1 and None to call :meth:`raw` in this thread
+        """
+        # networks of others need not have the attribute
+        count = getattr(self.network, "photos_at_a_time", 1)
+        height, width = self.input_size.scaled((1024, 2048))
+        if count == 1 or height * width > SMALL_INPUT:
+            yield 1, None
+            return
+        import torch
+
+        threads = torch.get_num_threads()
+        try:
+            yield count, partial(torch.set_num_threads, 1)
+        finally:
+            # it is also what further threads of this process begin with
+            torch.set_num_threads(threads)
 
     def _run_in_tiles(self, image: np.ndarray, tiling: Tiling) -> ArrayPrediction:
         """Run the network on an image that is to be processed in tiles, or does not fit into the memory as a whole."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from seamseg.predict.writers import OutputFormat, errors_of
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.distributed import World, broadcast_object, gather_objects, long_timeout_group, shared_counter
 from seamseg.utils.errors import InputError, SeamsegError, UnreadableImage, one_line
-from seamseg.utils.parallel import BackgroundWriter, available_cores, check_workers
+from seamseg.utils.parallel import BackgroundWriter, check_workers, share_cores
 from seamseg.utils.progress import progress
 from seamseg.utils.signals import graceful_termination
 from seamseg.utils.urls import describe_error
@@ -31,9 +31,6 @@ _FUSED_BYTES = 8
 """Memory of the maps of a photo, and of what formats draw, for each of its pixels."""
 
 _NAME_ERRORS = (errno.ENAMETOOLONG, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.EILSEQ)
-
-MAX_DEFAULT_WORKERS = 4
-"""Maximum of :func:`default_workers`."""
 
 RESUME = "re-run the same command to resume"
 
@@ -60,7 +57,7 @@ def default_workers(sources: Sequence[Source | Container], world: World) -> int:
     """Return how many workers decode, if the user gives no number: none for a single image in each process."""
     if len(sources) < 2 * world.size and all(isinstance(s, Source) for s in sources):
         return 0
-    return min(MAX_DEFAULT_WORKERS, available_cores())
+    return share_cores().decoders
 
 
 def predict_all(
@@ -110,9 +107,9 @@ def predict_all(
         share = DecoderShare(sources, prepare, earlier.done, world.rank, world.size, sink.part)
         decoders = _decoders(predictor, share, workers)
         loop = _PredictionLoop(predictor, sink.open_writer(world, earlier, shared_counter(world)))
-        with graceful_termination(RESUME):
+        with graceful_termination(RESUME), predictor.photos_at_a_time() as (threads, begin):
             try:
-                while not loop.run(decoders, batch_size, world.is_main):
+                while not loop.run(decoders, batch_size, world.is_main, threads, begin):
                     pass
             finally:
                 loop.writer.close()
@@ -186,9 +183,19 @@ class _PredictionLoop:
         self.found = False
         self._in_network = ""
 
-    def run(self, decoders: Decoders, batch_size: int, show_progress: bool) -> bool:
-        """Process all photos without a line; return False if a decoder died and the rest must be tried again."""
-        background = BackgroundWriter()
+    def run(
+        self,
+        decoders: Decoders,
+        batch_size: int,
+        show_progress: bool,
+        threads: int = 1,
+        begin: Callable[[], object] | None = None,
+    ) -> bool:
+        """Process all photos without a line; return False if a decoder died and the rest must be tried again.
+
+        `threads` and `begin` are as of :meth:`Predictor.photos_at_a_time`: more than one run the network and write.
+        """
+        background = BackgroundWriter(threads if threads > 1 else None, begin=begin)
         try:
             photos = self._readable(decoders, show_progress)
             for batch in equal_size_batches(
@@ -198,13 +205,14 @@ class _PredictionLoop:
                 lambda p: p.image.nbytes,
                 tiling=self.predictor.tiling,
             ):
-                start = time.perf_counter()
-                predictions = self._run_network(batch)
-                seconds = (time.perf_counter() - start) / len(batch)
+                if threads > 1:
+                    background.submit(self._run_and_write, batch, size=sum(map(_memory, batch)))
+                    continue
+                self._in_network = _names(batch)
+                predictions, seconds = self._run_network(batch)
+                self._in_network = ""
                 for photo, prediction in zip(batch, predictions):
-                    height, width = photo.image.size
-                    size = photo.image.nbytes + height * width * _FUSED_BYTES
-                    background.submit(self._write, photo, prediction, seconds, size=size)
+                    background.submit(self._write, photo, prediction, seconds, size=_memory(photo))
         except BaseException as error:
             retry_on_worker_death(background.abandon)
             recoverable = isinstance(error, (RuntimeError, OSError, EOFError))
@@ -237,11 +245,20 @@ class _PredictionLoop:
         print(f"skipped {reason}", file=sys.stderr, flush=True)
         self.writer.skip({**_identity(source), "status": "unreadable", "reason": reason})
 
-    def _run_network(self, batch: Sequence[_Photo]) -> list[ArrayPrediction]:
-        self._in_network = ", ".join(str(photo.source) for photo in batch)
+    def _run_network(self, batch: Sequence[_Photo]) -> tuple[list[ArrayPrediction], float]:
+        """Return the predictions, and the seconds for each."""
+        start = time.perf_counter()
         predictions = self.predictor.raw([photo.image.pixels for photo in batch])
-        self._in_network = ""
-        return predictions
+        return predictions, (time.perf_counter() - start) / len(batch)
+
+    def _run_and_write(self, batch: Sequence[_Photo]) -> None:
+        # in a thread, which the death of a decoder does not interrupt: an error is one of the network
+        try:
+            predictions, seconds = self._run_network(batch)
+        except Exception as error:
+            raise _error_of(error, f"{_names(batch)}: the network fails") from error
+        for photo, prediction in zip(batch, predictions):
+            self._write(photo, prediction, seconds)
 
     def _write(self, photo: _Photo, prediction: ArrayPrediction, seconds: float) -> None:
         try:
@@ -284,6 +301,16 @@ class _PredictionLoop:
             self.writer.commit(source, scratch, line)
             if counts:
                 self.found = True
+
+
+def _names(batch: Sequence[_Photo]) -> str:
+    return ", ".join(str(photo.source) for photo in batch)
+
+
+def _memory(photo: _Photo) -> int:
+    """Return the bytes of a photo until its outputs are written."""
+    height, width = photo.image.size
+    return photo.image.nbytes + height * width * _FUSED_BYTES
 
 
 def _is_of_photo(error: SeamsegError | OSError) -> bool:

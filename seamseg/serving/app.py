@@ -34,7 +34,7 @@ from seamseg.serving.encoding import Content, ResultEncoder
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, one_line
 from seamseg.utils.limits import MIB, format_bytes
-from seamseg.utils.parallel import available_cores
+from seamseg.utils.parallel import share_cores
 from seamseg.version import __version__
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Service:
         self._batcher = Batcher(predictor, batch_size, options.batch_wait / 1e3, self.metrics.batch_size.observe)
         self.metrics.waiting.set_function(lambda: self._batcher.waiting)
         # decode and encode beside the network; their number bounds the memory of whole photos
-        self._threads = ThreadPoolExecutor(min(4, available_cores()), "photos")
+        self._threads = ThreadPoolExecutor(max(share_cores()), "photos")
         self._in_progress = 0
         self._page = "".join(
             page_frame(

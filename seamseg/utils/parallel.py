@@ -12,10 +12,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.files import cannot_write
+from seamseg.utils.launcher import local_processes
 from seamseg.utils.signals import block_stop_signals, ignore_foreign_signals
 
 A = TypeVar("A")
@@ -29,6 +30,28 @@ MAX_WORKERS = 256
 def available_cores() -> int:
     """Return the number of processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class CoreShares(NamedTuple):
+    """How many processes or threads decode photos beside a network, and how many threads write results."""
+
+    decoders: int
+    writers: int
+
+
+def share_cores(cores: int | None = None) -> CoreShares:
+    """Return how the cores of a process are shared beside its network; in `predict`, `evaluate` and `serve` alike.
+
+    On a CPU the network uses all cores, too: there the numbers only limit the memory of waiting photos. On a GPU it
+    needs one, and drawing and encoding a photo takes about twice as long as decoding it.
+
+    Parameters
+    ----------
+    cores : None for the available ones, divided among the processes of a launcher on this machine
+    """
+    if cores is None:
+        cores = max(available_cores() // local_processes(), 1)
+    return CoreShares(max(min(cores, 4), cores // 4), max(2, cores // 2))
 
 
 def check_workers(workers: int, least: int = 0) -> int:
@@ -139,6 +162,7 @@ def threaded_map(
     workers: int,
     size_of: Callable[[B], int] | None = None,
     most_bytes: int = 0,
+    begin: Callable[[], object] | None = None,
 ) -> Iterator[B]:
     """Yield `function(item)` in the order of `items`, computed on `workers` threads with a bounded number of results.
 
@@ -151,6 +175,7 @@ def threaded_map(
     workers : threads; with 0 or 1 the work is done in this one
     size_of : memory of a result; None for small ones
     most_bytes : limit of the results that wait, with `size_of`; each thread may hold one result more
+    begin : each thread calls it first; this one does not
     """
     if check_workers(workers) <= 1:
         yield from map(function, items)
@@ -163,7 +188,7 @@ def threaded_map(
         held = sum(size_of(future.result()) for future in waiting if future.done() and not future.exception())
         return len(waiting) > workers or held >= most_bytes
 
-    pool, dropped = ThreadPoolExecutor(workers), False
+    pool, dropped = ThreadPoolExecutor(workers, initializer=begin), False
     try:
         for item in items:
             waiting.append(pool.submit(function, item))
@@ -180,17 +205,25 @@ def threaded_map(
 
 
 class BackgroundWriter:
-    """Run jobs in a few threads, so that the network does not wait for files, with a bounded queue.
+    """Run jobs in threads, so that the network does not wait for files, with a bounded queue.
 
     Parameters
     ----------
-    threads : jobs at a time
+    threads : jobs at a time; None for the writers of :func:`share_cores`
     waiting : further jobs that may be queued; :meth:`submit` blocks while the queue is full
     most_bytes : limit of the memory of all unfinished jobs; a larger job runs alone
+    begin : each thread calls it first
     """
 
-    def __init__(self, threads: int = 2, waiting: int = 4, most_bytes: int = MAX_PENDING_BYTES) -> None:
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="seamseg-writer")
+    def __init__(
+        self,
+        threads: int | None = None,
+        waiting: int = 4,
+        most_bytes: int = MAX_PENDING_BYTES,
+        begin: Callable[[], object] | None = None,
+    ) -> None:
+        threads = share_cores().writers if threads is None else threads
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="seamseg-writer", initializer=begin)
         self._most_jobs, self._most_bytes = threads + waiting, most_bytes
         self._jobs = self._bytes = 0
         self._change = threading.Condition()

@@ -45,7 +45,7 @@ from seamseg.predictions import ArrayPrediction
 from seamseg.structures import ReadMap
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
-from seamseg.utils.parallel import available_cores
+from seamseg.utils.parallel import available_cores, threaded_map
 from seamseg.utils.progress import progress
 from seamseg.validation.class_mapping import ClassMapping
 from seamseg.validation.metrics import CustomMetrics, scores_of_all
@@ -223,10 +223,17 @@ class Validator:
         """
         scorer = SCORERS[self.config.kind](self, predictor)
         metrics = CustomMetrics(self.config, self.metadata, self.world)
-        for group in equal_size_batches(
+        groups = equal_size_batches(
             self._items(desc), self._batch_size, lambda item: item.pixels.shape, tiling=predictor.tiling
-        ):
-            self._compare(predictor, group, scorer, metrics, observer)
+        )
+
+        def run(group: list[ValidationItem]) -> tuple[list[ValidationItem], list[ArrayPrediction]]:
+            return group, predictor.raw([item.pixels for item in group])
+
+        with predictor.photos_at_a_time() as (threads, begin):
+            # as many results wait as there are threads, whatever their size
+            for done in threaded_map(run, groups, threads, size_of=lambda _: 0, most_bytes=1, begin=begin):
+                self._compare(*done, scorer, metrics, observer)
         return metrics.added_to(scores_of_all(self.world, scorer))
 
     @property
@@ -244,6 +251,20 @@ class Validator:
         # the original pads batches, so its predictions depend on the batch; single images avoid that
         return 1 if self.legacy else self.config.dataloader.val_batch_size or 1
 
+    def _compare(
+        self,
+        group: list[ValidationItem],
+        predictions: list[ArrayPrediction],
+        scorer: Scorer,
+        metrics: CustomMetrics,
+        observer: Observer | None,
+    ) -> None:
+        for item, prediction in zip(group, predictions):
+            validated = scorer.add(item, prediction)
+            metrics.add(item, prediction)
+            if observer is not None:
+                observer(validated)
+
     def _items(self, desc: str) -> Any:
         sampler = shard(len(self.dataset), self.world.size, self.world.rank)
         loader = BatchLoader(
@@ -255,20 +276,6 @@ class Validator:
             worker_init_fn=begin_worker,
         )
         return progress(loader, len(sampler), desc) if self.world.is_main and not self.quiet else loader
-
-    def _compare(
-        self,
-        predictor: Predictor[Any],
-        group: list[ValidationItem],
-        scorer: Scorer,
-        metrics: CustomMetrics,
-        observer: Observer | None,
-    ) -> None:
-        for item, prediction in zip(group, predictor.raw([item.pixels for item in group])):
-            validated = scorer.add(item, prediction)
-            metrics.add(item, prediction)
-            if observer is not None:
-                observer(validated)
 
 
 class PanopticScorer:

@@ -68,14 +68,17 @@ class AnchorGenerator:
         if len(shapes) != len(self.strides):
             raise ValueError(f"AnchorGenerator: {len(shapes)} levels, but strides for {len(self.strides)}")
         key = (tuple(shapes), str(device))
-        if key not in self._cache:
+        # another thread may clear the cache at any time
+        anchors = self._cache.get(key)
+        if anchors is None:
             if len(self._cache) >= 16:
                 self._cache.clear()
             # cached for later calls, which may be outside of inference mode
             with torch.inference_mode(False):
                 cells = self._cells(torch.device(device))
-                self._cache[key] = torch.cat([self.level_anchors(*level) for level in zip(self.strides, shapes, cells)])
-        return self._cache[key]
+                anchors = torch.cat([self.level_anchors(*level) for level in zip(self.strides, shapes, cells)])
+            self._cache[key] = anchors
+        return anchors
 
     def _cells(self, device: torch.device) -> list[Tensor]:
         """Return the anchors of the first cell of each level in float32.

@@ -11,6 +11,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
@@ -28,14 +29,16 @@ from seamseg.predict.sources.share import (
 from seamseg.utils.errors import SeamsegError
 
 _NOTE_BYTES = 4096
+_PIPE_BYTES = 1 << 20
+"""Larger arrays pass through shared memory; for smaller ones its set-up takes longer than a copy through the pipe."""
 _MAX_IDLE_DEATHS = 3
 """Deaths of decoders that were not reading a photo, after which the run ends."""
 
 
 class _Decoding(IterableDataset[Any]):
-    """The photos of a share as a data set: each with the number of the decoder that read it, pixels as tensors.
+    """The photos of a share as a data set: each with the number of the decoder that read it.
 
-    Tensors pass from a worker process to this one through shared memory.
+    Large arrays are tensors, which pass from a worker process to this one through shared memory.
     """
 
     def __init__(self, share: DecoderShare, notes: torch.Tensor, budget: ReadAheadBudget) -> None:
@@ -56,8 +59,12 @@ class _Decoding(IterableDataset[Any]):
                 _write_note(note, None)
             if isinstance(decoded.image, PreparedImage):
                 self.budget.add(worker, decoded.image.nbytes)
-                decoded = decoded._replace(image=decoded.image.map(torch.from_numpy))
+                decoded = decoded._replace(image=decoded.image.map(_sendable))
             yield worker, decoded
+
+
+def _sendable(array: np.ndarray) -> np.ndarray | torch.Tensor:
+    return array if array.nbytes <= _PIPE_BYTES else torch.from_numpy(array)
 
 
 class ReadAheadBudget:
