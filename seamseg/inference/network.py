@@ -90,9 +90,10 @@ class TorchNetwork:
 
         Layers of others may keep what they compute, and compiled code may not be called from several threads.
         """
-        plain = not self.on_gpu and not isinstance(self.net, WholeNetwork) and self.net.options.run_dense is None
-        ours = plain and all(type(m).__module__.partition(".")[0] in _REENTRANT for m in self.net.modules())
-        return torch.get_num_threads() if ours else 1
+        if self.on_gpu or isinstance(self.net, WholeNetwork):
+            return 1
+        ours = all(type(module).__module__.partition(".")[0] in _REENTRANT for module in self.net.modules())
+        return torch.get_num_threads() if ours and self.net.options.run_dense is None else 1
 
     @property
     def graph_cache(self) -> CudaGraphCache | None:

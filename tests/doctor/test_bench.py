@@ -29,12 +29,12 @@ def test_table(micro_run, capsys):
 
 
 def test_cost_of_files_in_parallel_to_the_network(monkeypatch):
-    monkeypatch.setattr(bench, "available_cores", lambda: 8)
+    monkeypatch.setattr("seamseg.utils.parallel.available_cores", lambda: 8)
     stages = dict.fromkeys(STAGES, 0.0) | {"decode": 0.08, "body": 0.01, "encode": 0.01}
     assert "the same cores" in bench.hints(stages, "cpu", "fp32", 0.0)[-1]
     assert "at best 20 ms per image, limited by 4 decoder processes" in bench.hints(stages, "cuda", "bf16", 0)[-1]
     assert "limited by the network" in bench.hints(stages | {"body": 0.1}, "cuda", "bf16", 0)[-1]
-    assert "2 writer threads" in bench.hints(stages | {"encode": 0.1}, "cuda", "bf16", 0)[-1]
+    assert "4 writer threads" in bench.hints(stages | {"encode": 0.1}, "cuda", "bf16", 0)[-1]
 
 
 @pytest.mark.parametrize(

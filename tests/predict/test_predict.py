@@ -2,7 +2,11 @@
 
 import json
 import tarfile
+import time
 from io import BytesIO
+from pathlib import Path
+from threading import Event, Thread
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,9 +16,13 @@ from support.micro import make_dataset
 
 import seamseg
 from seamseg.data.folder import DatasetFolder
+from seamseg.data.input_size import InputSize
 from seamseg.formats.coco_panoptic import read_id_png
+from seamseg.inference.images import PreparedImage
 from seamseg.panoptic_map import PanopticResult
 from seamseg.predict import job, writers
+from seamseg.predict.sources.base import Source
+from seamseg.predict.sources.share import DecodedImage
 from seamseg.predict.writers.images import OVERLAY_QUALITY
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.parallel import BackgroundWriter
@@ -306,6 +314,73 @@ def test_background_reraises_errors_and_limits_waiting_jobs():
     background.submit(fail)
     with pytest.raises(SeamsegError, match="no room"):
         submit_all()
+
+
+@pytest.fixture
+def small(micro_run, monkeypatch):
+    """A network of a CPU with three threads, whose inputs are small."""
+    monkeypatch.setattr("torch.get_num_threads", lambda: 3)
+    return seamseg.load(micro_run, device="cpu")
+
+
+def test_a_cpu_computes_several_small_photos_at_a_time(small, monkeypatch):
+    set_to = []
+    monkeypatch.setattr("torch.set_num_threads", set_to.append)
+    with small.photos_at_a_time() as (threads, begin):
+        assert threads == 3
+        begin()
+    assert set_to == [1, 3]
+    small.input_size = InputSize(257)
+    with small.photos_at_a_time() as (threads, begin):
+        assert (threads, begin) == (1, None)
+
+
+@pytest.mark.parametrize("why", ["a GPU", "compiled", "a layer of others"])
+def test_other_networks_compute_one_photo_at_a_time(small, why):
+    network = small.network
+    if why == "a GPU":
+        network.on_gpu = True
+    elif why == "compiled":
+        network.net = network.net.with_options(run_dense=lambda images: images)
+    else:
+        network.net.extra = type("Mine", (torch.nn.Module,), {"__module__": "mine"})()
+    with small.photos_at_a_time() as (threads, _):
+        assert threads == 1
+
+
+def test_photos_that_wait_for_several_networks_are_few(small):
+    """The network is slower than decoding: as many wait as for slow writers."""
+    go, taken, errors = Event(), [], []
+
+    def read(names):
+        for number in range(30):
+            taken.append(number)
+            source = Source(Path(f"{number}.png"), str(number), f"{number}.png")
+            yield DecodedImage(source, "", PreparedImage(np.zeros((4, 4, 3), np.uint8), (4, 4)))
+
+    def wait(images):
+        assert go.wait(60)
+        raise RuntimeError("burns")
+
+    def run():
+        try:
+            loop.run(decoders, 1, False, 3)
+        except SeamsegError as error:
+            errors.append(str(error))
+
+    decoders = SimpleNamespace(share=SimpleNamespace(containers=[1]), read=read, handle_worker_failure=lambda _: None)
+    loop = job._PredictionLoop(SimpleNamespace(raw=wait, tiling=None), SimpleNamespace(names={}))
+    thread = Thread(target=run)
+    thread.start()
+    while len(taken) < 3 + 4 + 1:
+        time.sleep(0.01)
+    thread.join(0.2)
+    assert thread.is_alive()
+    assert len(taken) == 3 + 4 + 1
+    go.set()
+    thread.join(60)
+    assert errors
+    assert "png: the network fails (RuntimeError: burns)" in errors[0]
 
 
 def test_memory_does_not_grow_with_the_number_of_photos(micro_run, tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from seamseg.utils.errors import InputError, SeamsegError
-from seamseg.utils.parallel import MAX_WORKERS, available_cores, parallel_map, threaded_map
+from seamseg.utils.parallel import MAX_WORKERS, available_cores, parallel_map, share_cores, threaded_map
 
 MINUTE = 60
 
@@ -23,6 +23,25 @@ def test_a_wrong_number_of_workers(run):
     most = max(MAX_WORKERS, available_cores())
     with pytest.raises(InputError, match=f"^`workers={2**63}`: must be at most {most}$"):
         next(run(str, range(3), 2**63))
+
+
+@pytest.mark.parametrize(
+    ("cores", "decoders", "writers"), [(1, 1, 2), (2, 2, 2), (4, 4, 2), (8, 4, 4), (16, 4, 8), (64, 16, 32)]
+)
+def test_shares_of_the_cores(monkeypatch, cores, decoders, writers):
+    assert share_cores(cores) == (decoders, writers)
+    monkeypatch.setattr("seamseg.utils.parallel.available_cores", lambda: 3 * cores)
+    for name, value in {"WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "3"}.items():
+        monkeypatch.setenv(name, value)
+    assert share_cores() == (decoders, writers)
+
+
+def test_each_thread_begins_with_a_call():
+    began = []
+    assert list(threaded_map(lambda n: (n, len(began) > 0), range(9), 2, begin=lambda: began.append(1))) == [
+        (n, True) for n in range(9)
+    ]
+    assert 1 <= len(began) <= 2
 
 
 def test_a_dropped_iteration_does_not_wait_for_threads():
