@@ -88,6 +88,7 @@ def figures() -> list[Figure]:
         _exported,
         _int8,
         _waiting,
+        _sharing,
         _serving,
     ):
         made += list(part())
@@ -363,6 +364,20 @@ def _waiting() -> Iterator[Figure]:
             rest = [cell[work, neighbours, setting] for setting in (*settings, "OMP_NUM_THREADS=1")]
             text = f"| {words}, {beside} | {{}}{' ({})' if len(plain) == 2 else ''} |{' {} ({}) |' * 4}"
             yield Figure(PERFORMANCE, text, (*plain, *(number for pair in rest for number in pair)))
+
+
+def _sharing() -> Iterator[Figure]:
+    found = load("throughput")
+    names = {
+        "network alone": "the network alone, two threads",
+        "defaults": "`predict`, by default",
+        "one at a time, two decoders": "one photo at a time, two decoders",
+        "one at a time, no decoder": "one photo at a time, `--workers 0`",
+    }
+    for side, words in names.items():
+        row = found["folder"][side]
+        values = (row["cpu ms"], row["of the network, cpu"], row["of the network, wall"])
+        yield Figure(PERFORMANCE, f"| {words} | {{}} ms | {{}} | {{}} |", values)
 
 
 def _serving() -> Iterator[Figure]:
