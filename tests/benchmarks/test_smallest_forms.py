@@ -108,10 +108,19 @@ def test_every_script_is_listed():
     assert {path.stem for path in (ROOT / "benchmarks").glob("*.py")} == set(SMALLEST) | MODULES
 
 
+FURTHER = (
+    "throughput",
+    (
+        "--writers 1,2 --device cpu --size 64x96 --rounds 1 --photos 4 --config toy_city_r18 --json OUT",
+        r"estimate .* \d",
+    ),
+)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SMALLEST)
-def test_smallest_form(name, tmp_path):
-    words, wanted = SMALLEST[name]
+@pytest.mark.parametrize(("name", "form"), [*SMALLEST.items(), FURTHER])
+def test_smallest_form(name, form, tmp_path):
+    words, wanted = form
     out = tmp_path / "out"
     command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), *words.replace("OUT", str(out)).split()]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "TORCHDYNAMO_DISABLE": "1"}
