@@ -35,7 +35,7 @@ R = TypeVar("R", bound=PhotoResult)
 
 
 SMALL_INPUT = 256 * 512
-"""Largest network input, in pixels, of which a CPU computes several at a time: they take 1 KB a pixel each."""
+"""Largest network input, in pixels, of which a CPU computes several at a time; each takes the memory of its own."""
 
 
 class InferenceNetwork(Protocol):
