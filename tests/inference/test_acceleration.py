@@ -408,27 +408,6 @@ def test_graphs_are_used_inside_and_outside_of_inference_mode():
         assert torch.equal(graphs(x).levels[0], x * x)
 
 
-def test_graphs_are_dropped_before_tiles_are_used(capsys):
-    """If an image does not fit into the memory, the graphs are dropped before tiles are used."""
-    net, _ = recorded(network())
-    model = predictor(net)
-    first, again, wanted = (model.raw([image((64, 96))])[0] for _ in range(3))
-    assert len(model.network.graph_cache) == 1
-    inner = net.options.proposals
-
-    class Full(type(inner)):
-        def __call__(self, *args, **kwargs):
-            if len(model.network.graph_cache):
-                raise torch.OutOfMemoryError("CUDA out of memory")
-            return inner(*args, **kwargs)
-
-    model.network.net = net.with_options(proposals=Full(inner.config))
-    assert_close(model.raw([image((64, 96))])[0], wanted, 0)
-    assert len(model.network.graph_cache) == 0
-    assert capsys.readouterr().err == ""
-    assert np.array_equal(first.boxes, again.boxes)
-
-
 def test_padding_to_a_multiple():
     """The same as an image in a batch with a larger one; the map keeps its size."""
     net = network()

@@ -173,8 +173,9 @@ def test_out_of_memory_while_recording(error):
         broken(torch.ones(2))
 
 
-def test_graphs_are_dropped_before_tiles_get_smaller(capsys):
-    """Graphs of one shape are dropped before tiles of another become smaller."""
+@pytest.mark.parametrize(("side", "tiling"), [(64, Tiling()), (260, Tiling(256))])
+def test_graphs_are_dropped_first(side, tiling, capsys):
+    """Before tiles are used, or those of another shape become smaller."""
     net, _ = recorded(network())
     model = predictor(net)
     for _ in range(3):
@@ -189,10 +190,10 @@ def test_graphs_are_dropped_before_tiles_get_smaller(capsys):
             return inner(*args, **kwargs)
 
     model.network.net = net.with_options(proposals=OnlyWithout(inner.config))
-    photo = image((260, 260), 1)
-    found = model.raw([photo], Tiling(256))[0]
+    photo = image((side, side + 32), 1)
+    found = model.raw([photo], tiling)[0]
     assert capsys.readouterr().err == ""  # the tiles have the requested side
-    wanted = predictor(network()).raw([photo], Tiling(256))[0]
+    wanted = predictor(network()).raw([photo], tiling)[0]
     assert np.array_equal(found.semantic, wanted.semantic)
 
 

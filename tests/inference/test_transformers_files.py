@@ -11,18 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support.fake_hub import FakeHub, fake_hub
-from support.tiny_transformers import (
-    CITYSCAPES,
-    SMALL,
-    SWIN,
-    assert_equal,
-    build,
-    edit,
-    folder,
-    photo,
-    refusal,
-    save,
-)
+from support.tiny_transformers import CITYSCAPES, SMALL, SWIN, assert_equal, build, edit, folder, photo, refusal, save
 
 import seamseg
 from seamseg.checkpoints.model_path import digest

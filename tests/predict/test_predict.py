@@ -13,7 +13,6 @@ from support.micro import make_dataset
 import seamseg
 from seamseg.data.folder import DatasetFolder
 from seamseg.formats.coco_panoptic import read_id_png
-from seamseg.panoptic_map import PanopticResult
 from seamseg.predict import job, writers
 from seamseg.predict.writers.images import OVERLAY_QUALITY
 from seamseg.utils.errors import InputError, SeamsegError
@@ -111,11 +110,6 @@ def test_all_formats(micro_run, photos, tmp_path, seamseg_main, capsys):
     assert (out / "tall.pth.tar").stat().st_size < 96 * 64 + count * 4 * 28 * 28 + 20000
 
 
-def test_one_photo_makes_one_overlay(micro_run, photos, tmp_path, seamseg_main):
-    assert predict(seamseg_main, micro_run, photos / "street.jpg", tmp_path / "out", "--quiet") == 0
-    assert written(tmp_path / "out") == ["predictions.jsonl", "street.jpg"]
-
-
 def test_overlays_with_labels(micro_run, photos, tmp_path, seamseg_main, capsys):
     """The file is the result drawn with these options."""
     words = ("--labels", "--set", "format overlay.opacity=0.25")
@@ -141,24 +135,6 @@ def test_batches_and_workers_change_nothing(micro_run, micro, tmp_path, seamseg_
         assert (x != y).mean() < 0.01
 
 
-def test_python_api(micro_run, photos):
-    model = seamseg.load(micro_run, device="cpu")
-    by_path = model.predict(photos / "street.jpg")
-    image = Image.open(photos / "street.jpg")
-    for photo in (image, np.asarray(image), str(photos / "street.jpg")):
-        again = model.predict(photo)
-        assert isinstance(again, PanopticResult)
-        assert again.size == (64, 96)
-        assert np.array_equal(again.id_map, by_path.id_map)
-        assert again.segments == by_path.segments
-    assert not model.network.net.training
-    for wrong in (np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3)), np.zeros((0, 4, 3), np.uint8)):
-        with pytest.raises(InputError, match="H x W x 3 uint8"):
-            model.predict(wrong)
-    with pytest.raises(InputError, match=r"empty\.png"):
-        model.predict(photos / "empty.png")
-
-
 @pytest.mark.parametrize("size", [(1, 1), (20000, 500), (500, 20000), (3000, 1), (33, 77)])
 def test_extreme_sizes(micro_run, size):
     model = seamseg.load(micro_run, device="cpu", min_stuff_area=0)
@@ -178,22 +154,11 @@ def test_thresholds(micro_run, photos, tmp_path, seamseg_main):
             seamseg.load(micro_run, device="cpu", **arguments)
 
 
-def test_network_size(micro_run):
-    model = seamseg.load(micro_run, device="cpu", shortest_size=32, longest_max_size=40)
-    for size, expected in (((100, 100), (32, 32)), ((200, 100), (20, 40))):
-        assert model.predict(Image.new("RGB", size)).prediction.size == expected
-
-
 def test_a_snapshot_with_config_and_metadata(micro_run, photos, tmp_path, seamseg_main):
     snapshot = tmp_path / "model.tar"
     snapshot.write_bytes((micro_run / "model_last.pth.tar").read_bytes())
     words = ("--config", micro_run / "config.ini", "--meta", micro_run / "metadata.bin")
     assert predict(seamseg_main, snapshot, photos / "street.jpg", tmp_path / "out", *words) == 0
-
-
-def test_limit(micro_run, micro, tmp_path, seamseg_main):
-    assert predict(seamseg_main, micro_run, micro / "img", tmp_path, "--limit", "2") == 0
-    assert written(tmp_path) == ["predictions.jsonl", "train0.jpg", "train1.jpg"]
 
 
 def test_limit_of_each_shard_and_of_the_photos_beside_them(micro_run, micro, tmp_path, seamseg_main):
@@ -219,10 +184,7 @@ def test_limit_of_each_shard_and_of_the_photos_beside_them(micro_run, micro, tmp
         (("{run}", "{photos}", "{photos}/readme.txt"), "the output must be a folder, this is a file"),
         (("{run}", "", "{out}"), "IN is empty"),
         (("{run}", "{photos}", ""), "OUT is empty"),
-        (
-            ("{run}", "{photos}", "{out}", "--shortest-size", "100000"),
-            "100000 x 100000 pixels or more",
-        ),
+        (("{run}", "{photos}", "{out}", "--shortest-size", "100000"), "100000 x 100000 pixels or more"),
         (("{run}", "{photos}", "{out}", "--anonymize-style", "pixels"), "--anonymize-style has no effect without"),
         (("{run}", "{photos}/street.jpg", "{photos}"), "would overwrite an input photo"),
         (("{run}", "{photos}", "{out}", "--format", "svg"), "choose among cityscapes, coco, cvat, labelstudio"),

@@ -102,13 +102,6 @@ def test_objects_of_other_classes_are_still_anonymised(micro_run, tmp_path, seam
     assert (plain[1] & ~plain[0]).mean() < 0.01
 
 
-def test_anonymize_with_other_formats(micro_run, micro, tmp_path, seamseg_main, names):
-    words = ("--anonymize", names[-1], "--anonymize-style", "pixels", "--format", "coco")
-    assert seamseg_main("predict", micro_run, street(micro), tmp_path, *CPU, *words) == 0
-    assert (tmp_path / "val0.jpg").exists()
-    assert (tmp_path / "panoptic.json").exists()
-
-
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_all_options_together_can_be_resumed(micro_run, micro, tmp_path, seamseg_main, names, precision, capsys):
     """Tiles, augmentation, a precision, anonymisation and other formats, some files of which are removed."""

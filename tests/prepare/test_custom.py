@@ -210,14 +210,11 @@ def assert_instances_fail(coco, match, change=None, labels=True, classes=True):
 
 
 @pytest.mark.parametrize(
-    "segmentation",
-    [{"size": [3, 3], "counts": "9"}, {"counts": "9"}, 5, {"size": [8, 12], "counts": 7}, [["a"] * 6]],
+    "segmentation", [{"size": [3, 3], "counts": "9"}, {"counts": "9"}, 5, {"size": [8, 12], "counts": 7}, [["a"] * 6]]
 )
 def test_invalid_segmentation(coco, segmentation):
     assert_instances_fail(
-        coco,
-        r"a\.jpg: an invalid `segmentation`",
-        lambda c: c["annotations"][0].update(segmentation=segmentation),
+        coco, r"a\.jpg: an invalid `segmentation`", lambda c: c["annotations"][0].update(segmentation=segmentation)
     )
 
 

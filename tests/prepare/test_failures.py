@@ -20,7 +20,7 @@ from seamseg.prepare.check import check_dataset
 from seamseg.utils.errors import InputError
 
 every_source = pytest.mark.parametrize("source", SOURCES, ids=lambda s: s.name)
-quick = settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow])
 
 
 def refusal(source, root: Path, out: Path) -> str:
