@@ -151,7 +151,7 @@ def test_recorded_network(kind):
     plain = network(kind=kind)
     net, graphs = recorded(network(kind=kind), max_graphs=3)
     images = [image((64, 96), seed) for seed in range(5)]
-    for tta in (None, "flip,0.5,1"):
+    for tta in (None, "flip,0.5") if kind == "panoptic" else (None,):
         one, other = predictor(plain, tta), predictor(net, tta)
         for group in (images[:1], images[1:2], images[2:3], images[:2], images[2:4], [images[4], image((80, 70))]):
             for wanted, found in zip(one.raw(group), other.raw(group)):
@@ -160,13 +160,13 @@ def test_recorded_network(kind):
                 else:
                     assert np.array_equal(found.boxes, wanted.boxes)
                     assert found.semantic is None
-    assert len(graphs) == 3
+    assert len(graphs) == (3 if kind == "panoptic" else 2)
 
 
 def test_tiles_are_recorded_once():
     plain = network()
     net, graphs = recorded(network())
-    photo = image((300, 420), 1)
+    photo = image((160, 230), 1)
     wanted, found = (predictor(n).raw([photo], Tiling(128))[0] for n in (plain, net))
     assert_close(found, wanted, 0)
     assert 1 <= len(graphs) <= 4

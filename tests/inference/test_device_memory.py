@@ -140,13 +140,13 @@ def seer(room, error, tiling=Tiling()):  # noqa: B008
 
 @every_word
 def test_out_of_memory_leads_to_tiles(error, capsys):
-    rgb = scene((300, 400), [], np.random.default_rng(0))
+    rgb = scene((150, 200), [], np.random.default_rng(0))
     model = seer(20000, error)
     result = model.predict(rgb)
-    assert result.size == (300, 400)
+    assert result.size == (150, 200)
     assert (result.id_map > 0).all()
     assert "in tiles of 128" in capsys.readouterr().err
-    with pytest.raises(SeamsegError, match="400 x 300 pixels: set `tiles=auto`"):
+    with pytest.raises(SeamsegError, match="200 x 150 pixels: set `tiles=auto`"):
         model.predict(rgb, tiles="off")
     with pytest.raises(SeamsegError, match="even in tiles of 128 pixels"):
         seer(100, error).predict(rgb)
@@ -173,7 +173,7 @@ def test_out_of_memory_while_recording(error):
         broken(torch.ones(2))
 
 
-@pytest.mark.parametrize(("side", "tiling"), [(64, Tiling()), (260, Tiling(256))])
+@pytest.mark.parametrize(("side", "tiling"), [(64, Tiling()), (132, Tiling(128))])
 def test_graphs_are_dropped_first(side, tiling, capsys):
     """Before tiles are used, or those of another shape become smaller."""
     net, _ = recorded(network())

@@ -234,7 +234,12 @@ OTHERS = [
 
 @pytest.mark.parametrize(
     ("write", "target", "formats", "workers"),
-    [(w, *t) for w in (write_folder, write_shard, write_list) for t in (TO_FOLDER, TO_SHARDS)] + OTHERS,
+    [
+        *((write, *TO_FOLDER) for write in (write_folder, write_shard, write_list)),
+        (write_shard, *TO_SHARDS),
+        *(pytest.param(write, *TO_SHARDS, marks=pytest.mark.slow) for write in (write_folder, write_list)),
+        *OTHERS,
+    ],
 )
 def test_each_bad_photo_is_a_line(
     write: Callable[[Path], tuple[Path, set[str], list[str]]],

@@ -62,9 +62,10 @@ def test_formats_of_annotation_tools(micro_run, micro, tmp_path, seamseg_main, c
         data = DatasetFolder(tmp_path / tool)
         assert data.metadata.without_images() == DatasetFolder(micro).metadata.without_images()
         assert sum(len(i.cat) - 1 - sum(i.iscrowd) for i in data.metadata.images) == segments > 0
-    assert predict(seamseg_main, micro_run, micro / "img", tmp_path / "s" / "p-%d.tar", "--format", "labelstudio") == 0
+    words = ("--format", "labelstudio", "--limit", "2")
+    assert predict(seamseg_main, micro_run, micro / "img", tmp_path / "s" / "p-%d.tar", *words) == 0
     with tarfile.open(tmp_path / "s" / "p-0.tar") as archive:
-        assert sum(name.endswith(".labelstudio.json") for name in archive.getnames()) == 7
+        assert sum(name.endswith(".labelstudio.json") for name in archive.getnames()) == 2
     # a photo in a shard has no address that Label Studio could show
     with tarfile.open(tmp_path / "photos.tar", "w") as archive:
         archive.add(next((micro / "img").glob("*.*")), "1.png")
@@ -135,7 +136,7 @@ def test_batches_and_workers_change_nothing(micro_run, micro, tmp_path, seamseg_
         assert (x != y).mean() < 0.01
 
 
-@pytest.mark.parametrize("size", [(1, 1), (20000, 500), (500, 20000), (3000, 1), (33, 77)])
+@pytest.mark.parametrize("size", [(1, 1), (20000, 500), (33, 77)])
 def test_extreme_sizes(micro_run, size):
     model = seamseg.load(micro_run, device="cpu", min_stuff_area=0)
     result = model.predict(Image.new("RGB", size, (90, 150, 220)))
@@ -193,6 +194,7 @@ def test_limit_of_each_shard_and_of_the_photos_beside_them(micro_run, micro, tmp
         (("{run}", "{photos}", "{out}", "--shortest-size", "0"), "network size"),
         (("{run}", "{photos}", "{out}", "--min-area", "-1"), "--min-area must not be negative, not -1"),
         (("{run}", "{photos}", "{out}", "--tiles", "7"), "--tiles 7: too small"),
+        (("{run}", "{photos}", "{out}", "--tiles", "many"), "auto, off or a side"),
     ],
 )
 def test_bad_usage(micro_run, photos, tmp_path, seamseg_main, capsys, words, message):
@@ -220,14 +222,6 @@ def test_unknown_files_are_not_overwritten(micro_run, photos, tmp_path, seamseg_
         assert predict(seamseg_main, micro_run, photos / "street.jpg", place, "--quiet", *words) == 0
         assert (tmp_path / "street.jpg").read_bytes()[:2] == b"\xff\xd8"
         (tmp_path / "street.jpg").unlink()
-
-
-def test_several_inputs(micro_run, photos, tmp_path, seamseg_main):
-    several = (photos / "tall.png", photos / "sub", photos / "dot.png")
-    assert seamseg_main("predict", micro_run, *several, tmp_path / "out", *CPU, "--quiet") == 0
-    assert written(tmp_path / "out") == [
-        "dot.jpg", "predictions.jsonl", "sub/street.bmp.jpg", "sub/street.png.jpg", "tall.jpg"
-    ]  # fmt: skip
 
 
 def test_too_large_network_input(micro_run, tmp_path, seamseg_main, capsys):
@@ -277,7 +271,7 @@ def test_memory_does_not_grow_with_the_number_of_photos(micro_run, tmp_path, mon
     from seamseg.predict.sources.find import find_sources
     from seamseg.utils.distributed import World
 
-    make_dataset(tmp_path / "data", [0] * 40, [])
+    make_dataset(tmp_path / "data", [0] * 20, [])
     model = seamseg.load(micro_run, device="cpu")
     ahead, most = 0, 0
     raw = model.raw
@@ -302,5 +296,5 @@ def test_memory_does_not_grow_with_the_number_of_photos(micro_run, tmp_path, mon
     monkeypatch.setattr(model, "raw", counted)
     sink = FolderSink(tmp_path, [Slow(tmp_path, model.metadata)], header("model", "", {}))
     summary = job.predict_all(model, find_sources(tmp_path / "data" / "img"), sink, World())
-    assert summary == job.RunSummary(40, 0, 0)
+    assert summary == job.RunSummary(20, 0, 0)
     assert most <= 8

@@ -111,14 +111,6 @@ def test_adding_a_split_later(fixture, tmp_path):
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
 
 
-def test_photos_without_annotation_are_reported(raw, tmp_path):
-    truth_of(raw).unlink()
-    messages = []
-    done = prepare_cityscapes(raw, tmp_path / "out", ["train"], options=ConversionOptions(log=messages.append))
-    assert done.splits == {"train": 1}
-    assert "1 photos without _gtFine_instanceIds.png" in messages[0]
-
-
 def test_jpeg_photos_and_order(raw):
     photo = next((raw / "leftImg8bit" / "train" / "ulm").iterdir())
     Image.open(photo).save(photo.with_suffix(".jpg"))

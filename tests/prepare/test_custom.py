@@ -107,15 +107,6 @@ def test_invalid_images(raw):
     assert_folders_fail(raw, r"a\.png: .*a\.jpg has the same name")
 
 
-def test_photos_without_labels_are_reported(raw):
-    photo(raw / "train" / "photos" / "b.jpg")
-    messages = []
-    prepare_folders(
-        raw / "out", {"t": folders(raw)}, raw / "classes.ini", options=ConversionOptions(log=messages.append)
-    )
-    assert "1 photo without labels, skipped" in messages[0]
-
-
 def rle(mask):
     found = coco_mask.encode(np.asfortranarray(mask, dtype=np.uint8))
     return {"size": found["size"], "counts": found["counts"].decode()}

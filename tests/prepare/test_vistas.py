@@ -169,12 +169,6 @@ def test_invalid_sources(raw, tmp_path, spoil, options, match):
     assert_fails(raw, tmp_path, match, **options)
 
 
-def test_all_void_image(raw, tmp_path):
-    picture(raw / "training" / "instances" / "a.png", np.full((8, 12), 768), np.uint16)
-    prepare_vistas(raw, tmp_path / "out")
-    assert segments(tmp_path / "out", "a") == []
-
-
 def assert_fails(raw, tmp_path, match, **options):
     with pytest.raises(InputError, match=match) as error:
         prepare_vistas(raw, tmp_path / "out", **options)
