@@ -227,7 +227,7 @@ def write_list(root: Path) -> tuple[Path, set[str], list[str]]:
 TO_FOLDER, TO_SHARDS = ("out", "overlay,coco,raw", 0), ("out/p-%d.tar", "overlay,coco,raw", 2)
 OTHERS = [
     (write_folder, "out", "cvat,vistas,labelstudio", 2),
-    (write_shard, "out", "cvat", 0),
+    pytest.param(write_shard, "out", "cvat", 0, marks=pytest.mark.slow),
     (write_shard, "memory://bucket/out", "coco,raw", 0),
 ]
 
