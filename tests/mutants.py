@@ -32,6 +32,8 @@ TESTS = {
     "seamseg/data/transforms.py": "tests/data/test_transforms.py tests/data/test_augmentation.py",
     "seamseg/deploy/network.py": "tests/deploy/test_network.py",
     "seamseg/evaluation/matching.py": "tests/evaluation/test_panoptic_quality.py tests/evaluation/test_segments.py",
+    "seamseg/inference/result.py": "tests/inference/test_result.py tests/inference/test_fiftyone.py",
+    "seamseg/inference/tiling/merge.py": "tests/inference/test_tiles.py",
     "seamseg/fusion.py": "tests/test_fusion.py tests/test_merge_queries.py",
     "seamseg/models/criterion.py": "tests/models/test_panoptic.py tests/training/test_losses.py",
     "seamseg/ops/abn.py": "tests/ops/test_abn.py",

@@ -125,26 +125,25 @@ def test_a_crop_is_a_window_of_the_scaled_image(size, crop):
 
 
 @pytest.mark.parametrize("on_device", [False, True])
-def test_cut_states_where_the_photo_continues_beyond_the_crop(on_device):
-    """Beyond a border, the whole photo has the pixels that a crop lacks; a flip exchanges left and right."""
-    image, mask, cat, crowd = scene((50, 70))
-    transform = TrainTransform(50, None, augmentation=AugmentationOptions(True, None, (30, 70)), on_device=on_device)
-    wide = TrainTransform(50, None, augmentation=AugmentationOptions(True, None, (50, 40)), on_device=on_device)
+@pytest.mark.parametrize("crop", [(49, 70), (30, 70), (50, 69), (50, 40)])
+def test_cut_states_where_the_photo_continues_beyond_the_crop(options, crop, on_device):
+    """Pixels state their place in the photo: a border of the crop that is none of the photo, flipped or not, is cut."""
+    _, mask, cat, crowd = scene((50, 70))
+    places = Image.fromarray(np.stack([*np.mgrid[:50, :70], np.zeros((50, 70))], 2).astype(np.uint8))
+    augmentation = AugmentationOptions(True, None, crop)
+    transform = TrainTransform(50, None, MEAN, STD, augmentation, on_device)
     seen = set()
-    for seed in range(30):
-        for one, axis in ((transform, 0), (wide, 1)):
-            item = one(image, mask, cat, crowd, Random(seed))
-            (_, _), (y, x, h, w) = (params := one.sample_params(of_size(50, 70), Random(seed))).size, params.window
-            first, last = (y > 0, y + h < 50) if axis == 0 else (x > 0, x + w < 70)
-            if axis == 1 and params.deferred.flip:
-                first, last = last, first
-            cut = (first, False, last, False) if axis == 0 else (False, first, False, last)
-            assert item["cut"].tolist() == [list(cut)] * len(item["cat"])
-            seen.add((axis, params.deferred.flip, *cut))
-            assert torch.equal(batch_of([item]).cut[0], item["cut"])
-    # first, last or both, in both axes, flipped and not: those at one end alone are rare
-    assert len({key[:2] for key in seen}) == 4
-    plain = TrainTransform(50, None)(image, mask, cat, crowd, Random(0))
+    for seed in range(16):
+        item = transform(places, mask, cat, crowd, Random(seed))
+        batch = prepare_batch(batch_of([item]), options)
+        pixels = (batch.images[0] * torch.tensor(STD)[:, None, None] + torch.tensor(MEAN)[:, None, None]) * 255
+        rows, columns = pixels[0, :, 0].round().int().tolist(), pixels[1, 0].round().int().tolist()
+        cut = [rows[0] != 0, columns[0] not in (0, 69), rows[-1] != 49, columns[-1] not in (0, 69)]
+        assert item["cut"].tolist() == batch.cut[0].tolist() == [cut] * len(cat)
+        seen.add((columns[0] > columns[-1], *cut))
+    # at one end or both, flipped and not
+    assert len(seen) >= (4 if min(crop[0] - 30, crop[1] - 40) else 2)
+    plain = TrainTransform(50, None)(places, mask, cat, crowd, Random(0))
     assert "cut" not in plain
     assert batch_of([plain]).cut is None
 

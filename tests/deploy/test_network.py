@@ -14,7 +14,7 @@ from support.exported import (
     winograd_net,
 )
 
-from seamseg.deploy.network import dynamic_shapes, export_net, trace
+from seamseg.deploy.network import _grouped_nms, dynamic_shapes, export_net, trace, valid_pixels
 from seamseg.formats.exported import ExportedMetadata
 from seamseg.formats.metadata import Metadata
 from seamseg.ops import winograd
@@ -46,14 +46,7 @@ def test_outputs_are_those_of_the_eager_network(kind, standard_ops):
         (("roi.score_threshold=1.0",), 20, (0, 0)),
         (("rpn.num_post_nms_val=3", "rpn.num_pre_nms_val=2"), 9, (1, 9)),
         (("roi.box_convs=2", "roi.max_predictions=200"), 120, (2, 119)),
-        (
-            (
-                "roi.mask_refinement=points",
-                "mask_refinement points.points=9",
-            ),
-            20,
-            (2, 19),
-        ),
+        (("roi.mask_refinement=points", "mask_refinement points.points=9"), 20, (2, 19)),
     ],
 )
 def test_number_of_detections(overrides, rows, counts):
@@ -152,6 +145,40 @@ def test_a_traced_network_with_winograd_convolutions(monkeypatch):
 
 
 def test_free_dimensions():
-    shapes = dynamic_shapes(exported_net("classification"), 32)
-    assert sorted(shapes["image"]) == [0, 2, 3]
+    shapes = dynamic_shapes(exported_net("classification"), 32, (33, 100))
+    assert {axis: (dim.min, dim.max) for axis, dim in shapes["image"].items()} == {
+        0: (0, 1024),
+        2: (64, 96),
+        3: (64, 96),
+    }
+    assert list(dynamic_shapes(exported_net("semantic"), 32)["image"]) == [2, 3]
     assert dynamic_shapes(exported_net("semantic"), None) is None
+
+
+def test_valid_pixels():
+    found = valid_pixels(torch.zeros(1, 3, 3, 4), torch.tensor([2, 3]))
+    assert found.int().tolist() == [[1, 1, 1, 0], [1, 1, 1, 0], [0, 0, 0, 0]]
+
+
+def test_suppression_within_groups():
+    """Boxes of score -inf do not take part; what is missing at the end is -1."""
+    box, other = [0.0, 0, 4, 4], [8.0, 8, 9, 9]
+    boxes = torch.tensor([[box, box, other], [box, other, other]])
+    scores = torch.tensor([[0.5, 0.9, -torch.inf], [0.7, 0.6, 0.8]])
+    for most, wanted in ((8, [1, 5, 3, -1, -1, -1, -1, -1]), (2, [1, 5])):
+        kept, count = _grouped_nms(boxes, scores, 0.5, most)
+        assert (kept.tolist(), int(count)) == (wanted, 3)
+
+
+def test_best_scores_of_standard_operators():
+    net = exported_net("detection", standard_ops=True)
+    for count, wanted in ((2, [2, 0]), (3, [2, 0, 1]), (0, [2, 0, 1]), (9, [2, 0, 1])):
+        assert net._best(torch.tensor([2.0, 1, 3]), count).tolist() == wanted
+
+
+def test_probabilities_are_rounded_down():
+    net = exported_net("semantic")
+    logits = torch.tensor([[0, 99], [0, 0]]), torch.tensor([[0, 0], [0, 0]]) + torch.tensor(3.0).log()
+    net.net.dense_part = lambda: lambda image: torch.stack(logits)[None]
+    _, probability = net(torch.zeros(1, 3, 2, 2, dtype=torch.uint8), torch.tensor([2, 2]))
+    assert probability.tolist() == [[191, 255], [191, 191]]

@@ -169,9 +169,13 @@ def test_animations_are_read_by_pillow(tmp_path):
     assert (read_id_png(tmp_path / "x.png") == 0x010101).all()
 
 
-@pytest.mark.parametrize("size", [(1, 1), (7, 300), (300, 7)])
-def test_written_and_read(tmp_path, size, reader):
-    ids = random_ids(np.random.default_rng(3), *size, 4, 40)
-    write_id_png(tmp_path / "x.png", ids)
-    assert np.array_equal(read_id_png(tmp_path / "x.png"), ids)
-    assert np.array_equal(read_by_pillow(tmp_path / "x.png"), ids)
+@pytest.mark.parametrize(("size", "dtype"), [((1, 1), np.int64), ((7, 300), np.int32), ((300, 7), np.uint32)])
+def test_written_and_read(tmp_path, size, dtype, reader):
+    path = tmp_path / "deep" / "x.png"
+    ids = random_ids(np.random.default_rng(3), *size, 4, 40).astype(dtype)
+    ids[0, 0] = (1 << 24) - 1
+    write_id_png(path, ids)
+    assert list(path.parent.iterdir()) == [path]
+    assert read_id_png(path).dtype == np.uint32
+    assert np.array_equal(read_id_png(path), ids)
+    assert np.array_equal(read_by_pillow(path), ids)

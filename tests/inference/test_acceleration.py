@@ -151,7 +151,7 @@ def test_recorded_network(kind):
     plain = network(kind=kind)
     net, graphs = recorded(network(kind=kind), max_graphs=3)
     images = [image((64, 96), seed) for seed in range(5)]
-    for tta in (None, "flip,0.5,1"):
+    for tta in (None, "flip,0.5") if kind == "panoptic" else (None,):
         one, other = predictor(plain, tta), predictor(net, tta)
         for group in (images[:1], images[1:2], images[2:3], images[:2], images[2:4], [images[4], image((80, 70))]):
             for wanted, found in zip(one.raw(group), other.raw(group)):
@@ -160,13 +160,13 @@ def test_recorded_network(kind):
                 else:
                     assert np.array_equal(found.boxes, wanted.boxes)
                     assert found.semantic is None
-    assert len(graphs) == 3
+    assert len(graphs) == (3 if kind == "panoptic" else 2)
 
 
 def test_tiles_are_recorded_once():
     plain = network()
     net, graphs = recorded(network())
-    photo = image((300, 420), 1)
+    photo = image((160, 230), 1)
     wanted, found = (predictor(n).raw([photo], Tiling(128))[0] for n in (plain, net))
     assert_close(found, wanted, 0)
     assert 1 <= len(graphs) <= 4
@@ -406,27 +406,6 @@ def test_graphs_are_used_inside_and_outside_of_inference_mode():
     with torch.inference_mode():
         x = torch.full((1, 3, 2, 4), 5.0)
         assert torch.equal(graphs(x).levels[0], x * x)
-
-
-def test_graphs_are_dropped_before_tiles_are_used(capsys):
-    """If an image does not fit into the memory, the graphs are dropped before tiles are used."""
-    net, _ = recorded(network())
-    model = predictor(net)
-    first, again, wanted = (model.raw([image((64, 96))])[0] for _ in range(3))
-    assert len(model.network.graph_cache) == 1
-    inner = net.options.proposals
-
-    class Full(type(inner)):
-        def __call__(self, *args, **kwargs):
-            if len(model.network.graph_cache):
-                raise torch.OutOfMemoryError("CUDA out of memory")
-            return inner(*args, **kwargs)
-
-    model.network.net = net.with_options(proposals=Full(inner.config))
-    assert_close(model.raw([image((64, 96))])[0], wanted, 0)
-    assert len(model.network.graph_cache) == 0
-    assert capsys.readouterr().err == ""
-    assert np.array_equal(first.boxes, again.boxes)
 
 
 def test_padding_to_a_multiple():

@@ -1,7 +1,6 @@
 """The result of detection and instance segmentation: objects, overlays, files, other libraries."""
 
 import json
-import zipfile
 from dataclasses import replace
 
 import numpy as np
@@ -62,28 +61,24 @@ def test_objects(result):
     assert repr(result) == "Detections(90 x 60: 2 car, 1 bus)"
 
 
-def test_masks_are_those_at_the_size_of_the_network_resized(result):
-    assert result.masks.shape == (3, 60, 90)
+@pytest.mark.parametrize("size", [SIZE, (40, 60), (20, 30), (133, 71), (1, 1)])
+def test_masks_at_any_size_are_those_at_the_size_of_the_network_resized(size):
+    result = Detections.of(prediction(), size, CLASSES)
+    assert result.masks.shape == (3, *size)
     for d, own in zip(result, paste_detections(prediction(), (40, 60))):
         (y, x), (height, width) = own.corner, own.crop.shape
         small = np.zeros((40, 60), bool)
         small[y : y + height, x : x + width] = own.crop
-        assert np.array_equal(d.mask, resize_nearest(small, SIZE))
-        assert d.area == d.mask.sum()
-    # the right half of the second mask is not on the object
-    assert result[1].mask[40:58, 61:74].all()
-    assert not result[1].mask[:, 76:].any()
-
-
-@pytest.mark.parametrize("size", [(40, 60), (20, 30), (133, 71), (1, 1)])
-def test_masks_at_any_size_equal_the_whole_mask_resized(size):
-    for d, own in zip(Detections.of(prediction(), size, CLASSES), paste_detections(prediction(), (40, 60))):
-        (y, x), (height, width) = own.corner, own.crop.shape
-        small = np.zeros((40, 60), bool)
-        small[y : y + height, x : x + width] = own.crop
         assert np.array_equal(d.mask, resize_nearest(small, size))
+        assert d.area == d.mask.sum()
         assert d.box[2] <= size[0]
         assert d.box[3] <= size[1]
+
+
+def test_a_mask_within_its_box(result):
+    """The right half of the second mask is not on the object."""
+    assert result[1].mask[40:58, 61:74].all()
+    assert not result[1].mask[:, 76:].any()
 
 
 def test_without_masks():
@@ -229,15 +224,6 @@ def test_a_damaged_file_is_refused(result, tmp_path, changes):
     content = {**facts, **changes, "classes": CLASSES.__dict__}
     np.savez(tmp_path / "a.npz", facts=np.array(json.dumps(content)), **arrays)
     with pytest.raises(InputError, match=r"a\.npz: not a result saved as \.npz"):
-        Detections.load(tmp_path / "a.npz")
-
-
-def test_a_missing_or_other_file_is_refused(tmp_path):
-    with pytest.raises(InputError, match="no such file"):
-        Detections.load(tmp_path / "a.npz")
-    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
-        archive.writestr("x", "y")
-    with pytest.raises(InputError, match=r"not a result saved as \.npz"):
         Detections.load(tmp_path / "a.npz")
 
 

@@ -140,13 +140,13 @@ def seer(room, error, tiling=Tiling()):  # noqa: B008
 
 @every_word
 def test_out_of_memory_leads_to_tiles(error, capsys):
-    rgb = scene((300, 400), [], np.random.default_rng(0))
+    rgb = scene((150, 200), [], np.random.default_rng(0))
     model = seer(20000, error)
     result = model.predict(rgb)
-    assert result.size == (300, 400)
+    assert result.size == (150, 200)
     assert (result.id_map > 0).all()
     assert "in tiles of 128" in capsys.readouterr().err
-    with pytest.raises(SeamsegError, match="400 x 300 pixels: set `tiles=auto`"):
+    with pytest.raises(SeamsegError, match="200 x 150 pixels: set `tiles=auto`"):
         model.predict(rgb, tiles="off")
     with pytest.raises(SeamsegError, match="even in tiles of 128 pixels"):
         seer(100, error).predict(rgb)
@@ -173,8 +173,9 @@ def test_out_of_memory_while_recording(error):
         broken(torch.ones(2))
 
 
-def test_graphs_are_dropped_before_tiles_get_smaller(capsys):
-    """Graphs of one shape are dropped before tiles of another become smaller."""
+@pytest.mark.parametrize(("side", "tiling"), [(64, Tiling()), (132, Tiling(128))])
+def test_graphs_are_dropped_first(side, tiling, capsys):
+    """Before tiles are used, or those of another shape become smaller."""
     net, _ = recorded(network())
     model = predictor(net)
     for _ in range(3):
@@ -189,10 +190,10 @@ def test_graphs_are_dropped_before_tiles_get_smaller(capsys):
             return inner(*args, **kwargs)
 
     model.network.net = net.with_options(proposals=OnlyWithout(inner.config))
-    photo = image((260, 260), 1)
-    found = model.raw([photo], Tiling(256))[0]
+    photo = image((side, side + 32), 1)
+    found = model.raw([photo], tiling)[0]
     assert capsys.readouterr().err == ""  # the tiles have the requested side
-    wanted = predictor(network()).raw([photo], Tiling(256))[0]
+    wanted = predictor(network()).raw([photo], tiling)[0]
     assert np.array_equal(found.semantic, wanted.semantic)
 
 

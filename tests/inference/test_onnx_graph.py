@@ -267,66 +267,53 @@ def test_memory_of_closed_models_is_free(tmp_path):
     assert max(used[3:]) - min(used[1:3]) < 20, used
 
 
-def changed(path, how):
-    content = path.read_bytes()
-    model = onnx.load(path)
-    if how == "two graphs":
-        path.write_bytes(content + model.SerializeToString())
-    elif how == "a field of another type":
-        path.write_bytes(content + bytes([7 << 3 | 0, 5]))
-    elif how == "a long number":
-        path.write_bytes(content + bytes([1 << 3]) + b"\xff" * 11)
-    elif how == "a text that is not UTF-8":
-        path.write_bytes(content + bytes([4 << 3 | 2, 1, 255]))
-    elif how == "fields":
-        path.write_bytes(content + bytes([14 << 3 | 2, 0]) * 500_000)
-    elif how == "texts":
-        path.write_bytes(content + bytes([4 << 3 | 2, 0x80, 0x80, 0x80, 0x20]) + b"a" * (64 << 20))
-    elif how == "empty":
-        path.write_bytes(b"")
-    else:
-        if how == "a cycle":
-            model.graph.node[0].input.append("classmap")
-        elif how == "a name twice":
-            model.graph.node[1].output[0] = model.graph.node[0].output[0]
-        elif how == "an old version":
-            model.opset_import[0].version = 9
-        elif how == "two sets":
-            model.opset_import.add(domain="com.microsoft", version=1)
-        elif how == "another input":
-            model.graph.input.append(helper.make_tensor_value_info("more", TensorProto.FLOAT, [1]))
-        elif how == "strings":
-            model.graph.initializer.append(helper.make_tensor("words", TensorProto.STRING, [1], [b"a"]))
-        elif how == "no output":
-            model.graph.output.append(helper.make_tensor_value_info("more", TensorProto.FLOAT, [1]))
-        elif how == "floats":
-            model.graph.input[0].type.tensor_type.elem_type = TensorProto.FLOAT
-        path.write_bytes(model.SerializeToString())
-    return path
+def edited(edit):
+    """A change of the content of a file, by a change of its graph."""
+
+    def change(content):
+        model = onnx.load_from_string(content)
+        edit(model)
+        return model.SerializeToString()
+
+    return change
+
+
+MORE = helper.make_tensor_value_info("more", TensorProto.FLOAT, [1])
+WORDS = helper.make_tensor("words", TensorProto.STRING, [1], [b"a"])
 
 
 @pytest.mark.parametrize(
-    ("how", "words"),
+    ("change", "words"),
     [
-        ("two graphs", "not an ONNX file, .*two of"),
-        ("a field of another type", "field 7 of ModelProto is unknown or of another type"),
-        ("a long number", "a number ends early"),
-        ("a text that is not UTF-8", "not UTF-8"),
-        ("fields", "it has more than 400000 fields"),
-        ("texts", "it has more than 32 MiB of names and texts"),
-        ("empty", "the file is empty"),
-        ("a cycle", "uses a tensor that is not there yet"),
-        ("a name twice", "two tensors are named"),
-        ("an old version", "its operators are of version 9"),
-        ("two sets", "operators of several sets"),
-        ("another input", "it has the inputs image, size, more"),
-        ("strings", "values of the type 8|field 6 of TensorProto"),
-        ("no output", "an output is not computed"),
-        ("floats", "it states another type for 'image'"),
+        (lambda c: c + c, "not an ONNX file, .*two of"),
+        (lambda c: c + bytes([7 << 3 | 0, 5]), "field 7 of ModelProto is unknown or of another type"),
+        (lambda c: c + bytes([1 << 3]) + b"\xff" * 11, "a number ends early"),
+        (lambda c: c + bytes([4 << 3 | 2, 1, 255]), "not UTF-8"),
+        (lambda c: c + bytes([14 << 3 | 2, 0]) * 500_000, "it has more than 400000 fields"),
+        (
+            lambda c: c + bytes([4 << 3 | 2, 0x80, 0x80, 0x80, 0x20]) + b"a" * (64 << 20),
+            "it has more than 32 MiB of names and texts",
+        ),
+        (lambda c: b"", "the file is empty"),
+        (edited(lambda m: m.graph.node[0].input.append("classmap")), "uses a tensor that is not there yet"),
+        (
+            edited(lambda m: m.graph.node[1].output.__setitem__(0, m.graph.node[0].output[0])),
+            "two tensors are named",
+        ),
+        (edited(lambda m: setattr(m.opset_import[0], "version", 9)), "its operators are of version 9"),
+        (edited(lambda m: m.opset_import.add(domain="com.microsoft", version=1)), "operators of several sets"),
+        (edited(lambda m: m.graph.input.append(MORE)), "it has the inputs image, size, more"),
+        (edited(lambda m: m.graph.initializer.append(WORDS)), "values of the type 8|field 6 of TensorProto"),
+        (edited(lambda m: m.graph.output.append(MORE)), "an output is not computed"),
+        (
+            edited(lambda m: setattr(m.graph.input[0].type.tensor_type, "elem_type", TensorProto.FLOAT)),
+            "it states another type for 'image'",
+        ),
     ],
 )
-def test_files_that_parsers_take_in_several_ways(tmp_path, how, words):
-    path = changed(write_network(tmp_path / "net.onnx", record("semantic", SIZE)), how)
+def test_files_that_parsers_take_in_several_ways(tmp_path, change, words):
+    path = write_network(tmp_path / "net.onnx", record("semantic", SIZE))
+    path.write_bytes(change(path.read_bytes()))
     with pytest.raises(InputError, match=words) as raised:
         seamseg.load(path)
     assert str(raised.value).startswith(f"{path}: ")

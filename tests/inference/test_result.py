@@ -62,6 +62,10 @@ def test_properties(result):
     assert classes[20, 60] == VOID
     assert (classes == 3).sum() == 600
     assert result.mask(2).sum() == result.mask(result.segments[1]).sum() == 600
+    assert result.counts() == {"road": 1, "car": 1}
+    assert result.shares() == [
+        ("road", 0, False, 2200 / 4800), ("car", 3, True, 0.125), ("person <b>", 2, False, 150 / 4800)
+    ]  # fmt: skip
     assert repr(result) == "Panoptic(80 x 60: 1 car, road, person <b> (crowd))"
     assert repr(empty()) == "Panoptic(5 x 4: no segments)"
     assert (empty().classes == VOID).all()
@@ -96,11 +100,7 @@ def test_only(result):
 def test_draw(result):
     picture = np.asarray(result.draw(labels=False))
     assert picture.shape == (60, 80, 3)
-    assert tuple(picture[55, 70]) == (
-        (200 + 128) // 2,
-        (100 + 64) // 2,
-        (50 + 128) // 2,
-    )
+    assert tuple(picture[55, 70]) == ((200 + 128) // 2, (100 + 64) // 2, (50 + 128) // 2)
     assert np.array_equal(np.asarray(result.draw(opacity=0, labels=False, outlined=False)), result.photo)
     colours = np.asarray(result.draw(opacity=1, labels=False, outlined=False))
     assert tuple(colours[20, 30]) == (0, 0, 142)
@@ -204,17 +204,30 @@ def test_loading_other_files(result, tmp_path):
 
     np.savez(tmp_path / "trap.npz", id_map=np.array([Trap()], object), facts=np.array("{}"))
     np.savez(tmp_path / "other.npz", x=np.zeros(3))
-    np.savez(tmp_path / "flat.npz", id_map=np.zeros(3), facts=np.array('{"segments": [], "classes": {"palette": []}}'))
+    facts = np.load(empty().save(tmp_path / "empty.npz"))["facts"]
+    np.savez(tmp_path / "flat.npz", id_map=np.zeros(3, np.int32), facts=facts)
+    np.savez(tmp_path / "float.npz", id_map=np.zeros((3, 3)), facts=facts)
     (tmp_path / "text.npz").write_text("hello")
     (tmp_path / "nothing.npz").write_bytes(b"")
     whole = result.save(tmp_path / "whole.npz").read_bytes()
     (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
-    for name in ("trap", "other", "flat", "text", "nothing", "cut"):
+    for name in ("trap", "other", "flat", "float", "text", "nothing", "cut"):
         with pytest.raises(InputError, match=f"{name}.npz: not a result"):
             Panoptic.load(tmp_path / f"{name}.npz")
     assert not (tmp_path / "trapped").exists()
     with pytest.raises(InputError, match="no such file"):
         Panoptic.load(tmp_path / "missing.npz")
+
+
+@pytest.mark.parametrize(("pixels", "fits"), [(4800, True), (4500, False)])
+def test_a_map_above_the_limit_is_not_loaded(result, tmp_path, monkeypatch, pixels, fits):
+    path = result.save(tmp_path / "a.npz")
+    monkeypatch.setattr("seamseg.inference.result.MAX_PIXELS", pixels)
+    if fits:
+        assert Panoptic.load(path) == result
+    else:
+        with pytest.raises(InputError, match="the limit of a result"):
+            Panoptic.load(path)
 
 
 def test_errors_of_save(result, tmp_path):
@@ -256,7 +269,9 @@ def test_supervision(result):
     assert found.class_id.tolist() == [3]
     assert found.data["class_name"].tolist() == ["car"]
     assert np.array_equal(found.mask[0], result.mask(2))
-    assert result.to_supervision(stuff=True).data["class_name"].tolist() == ["road", "car"]
+    both = result.to_supervision(stuff=True)
+    assert (both.data["class_name"].tolist(), both.confidence.tolist()) == (["road", "car"], [1, 0.875])
+    assert both.xyxy.tolist() == [[0, 30, 80, 60], [20, 10, 40, 40]]
     assert len(empty().to_supervision()) == 0
     drawn = supervision.MaskAnnotator().annotate(result.photo.copy(), found)
     assert (drawn != result.photo).any()

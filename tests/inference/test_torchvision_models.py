@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +23,25 @@ NAMES = ("maskrcnn_resnet50_fpn", "fasterrcnn_resnet50_fpn_v2")
 SMALL = {"device": "cpu", "shortest_size": 64}
 
 
-def build(name: str, **keys: Any) -> nn.Module:
-    """A network with random weights of a fixed seed that finds something."""
-    torch.manual_seed(0)
-    net = getattr(detection, name)(weights=None, weights_backbone=None, **keys).eval()
-    with torch.no_grad():
-        net.roi_heads.box_predictor.cls_score.weight.normal_(0, 0.05)
-    return net
+@pytest.fixture(scope="module")
+def nets() -> Iterator[dict[str, nn.Module]]:
+    """Networks with random weights of a fixed seed that find something, among few proposals, which take most time."""
+    few = {"rpn_post_nms_top_n_test": 60, "box_detections_per_img": 20}
+    with pytest.MonkeyPatch.context() as patch:
+        made = {}
+        for name in NAMES:
+            patch.setattr(detection, name, partial(getattr(detection, name), **few))
+            torch.manual_seed(0)
+            made[name] = getattr(detection, name)(weights=None, weights_backbone=None).eval()
+            torch.nn.init.normal_(made[name].roi_heads.box_predictor.cls_score.weight, std=0.05)
+        yield made
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def files(nets: dict[str, nn.Module], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("torchvision")
-    for name in NAMES:
-        torch.save(build(name).state_dict(), root / f"{name}.pth")
+    for name, net in nets.items():
+        torch.save(net.state_dict(), root / f"{name}.pth")
     return {name: root / f"{name}.pth" for name in NAMES}
 
 
@@ -46,13 +53,13 @@ def refusal(model: str, kind: type[SeamsegError] = InputError, **options: Any) -
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_detections_are_those_of_torchvision(files: dict[str, Path], name: str) -> None:
+def test_detections_are_those_of_torchvision(nets: dict[str, nn.Module], files: dict[str, Path], name: str) -> None:
     predictor = seamseg.load(f"torchvision:{name}?weights={files[name]}", **SMALL)
     assert predictor.kind == ("instance_seg" if name.startswith("mask") else "detection")
     assert (predictor.metadata.num_stuff, predictor.metadata.num_thing) == (0, 80)
     image = np.random.default_rng(0).integers(0, 256, (70, 90, 3), np.uint8)
     found = predictor.raw([image])[0]
-    net = build(name)
+    net: Any = nets[name]
     net.transform.min_size = (70,)  # as it is
     with torch.inference_mode():
         expected = {k: v.numpy() for k, v in net([torch.from_numpy(image).permute(2, 0, 1) / 255])[0].items()}
@@ -85,8 +92,13 @@ def test_results_sizes_and_options(files: dict[str, Path]) -> None:
     assert "`tta` is for networks of seamseg only" in refusal(model, tta="flip")
 
 
-def test_own_classes(tmp_path: Path) -> None:
-    torch.save({"model": build(NAMES[1], num_classes=3).state_dict()}, tmp_path / "own.pth")
+def test_own_classes(nets: dict[str, nn.Module], tmp_path: Path) -> None:
+    state = nets[NAMES[1]].state_dict()
+    for layer, rows in (("cls_score", 3), ("bbox_pred", 12)):
+        for kind in ("weight", "bias"):
+            key = f"roi_heads.box_predictor.{layer}.{kind}"
+            state[key] = state[key][:rows].clone()
+    torch.save({"model": state}, tmp_path / "own.pth")
     model = f"torchvision:{NAMES[1]}?weights={tmp_path / 'own.pth'}"
     assert "the weights have the labels 1 to 2: give a class list with these ids with `meta=FILE`" in refusal(model)
     classes = tmp_path / "classes.json"
@@ -100,13 +112,12 @@ def test_own_classes(tmp_path: Path) -> None:
     )
 
 
-def test_digest(files: dict[str, Path], tmp_path: Path) -> None:
-    first, second = (f"torchvision:{name}?weights={files[name]}" for name in NAMES)
-    copy = tmp_path / "copy.pth"
-    copy.write_bytes(files[NAMES[0]].read_bytes())
+def test_digest(tmp_path: Path) -> None:
+    for name, content in (("first", b"a"), ("second", b"b"), ("copy", b"a")):
+        (tmp_path / name).write_bytes(content)
+    first, second, copy = (f"torchvision:{NAMES[0]}?weights={tmp_path / name}" for name in ("first", "second", "copy"))
     assert str(local_model(first)) == first
-    assert digest(first) != digest(second)
-    assert digest(first) == digest(f"torchvision:{NAMES[0]}?weights={copy}")
+    assert digest(second) != digest(first) == digest(copy)
 
 
 def test_refusals(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support.fake_hub import FakeHub, fake_hub
-from support.tiny_transformers import (
-    CITYSCAPES,
-    SMALL,
-    SWIN,
-    assert_equal,
-    build,
-    edit,
-    folder,
-    photo,
-    refusal,
-    save,
-)
+from support.tiny_transformers import CITYSCAPES, SMALL, SWIN, assert_equal, build, edit, folder, photo, refusal, save
 
 import seamseg
 from seamseg.checkpoints.model_path import digest
@@ -209,7 +199,7 @@ def test_shapes_are_compared_before_the_network_is_built(tmp_path: Path, monkeyp
     assert shapes in refusal(folder)
 
 
-def test_names_of_other_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_of_other_tasks(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A warning: semantic and instance networks have the configuration of panoptic ones."""
     for name, base, warned in (
         ("net-semantic", None, "net-semantic"),
@@ -220,10 +210,10 @@ def test_names_of_other_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         ("net-semantics", None, ""),
         ("semantic-photos/net", None, ""),
     ):
-        folder = save("mask2former", tmp_path / name)
-        edit(folder / "config.json", _name_or_path=base)
+        other = shutil.copytree(folder, tmp_path / "other" / name, dirs_exist_ok=True)
+        edit(other / "config.json", _name_or_path=base)
         capsys.readouterr()
-        seamseg.load(folder, device="cpu")
+        seamseg.load(other, device="cpu")
         error = capsys.readouterr().err
         assert error.count("\n") == bool(warned), name
         assert not warned or f" segmentation by the name '{warned}': its panoptic maps will be poor" in error

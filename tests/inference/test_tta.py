@@ -21,11 +21,7 @@ from seamseg.utils.errors import InputError
 
 @pytest.mark.parametrize(
     ("text", "views"),
-    [
-        ("flip", [(1, False), (1, True)]),
-        ("0.5,1", [(0.5, False), (1, False)]),
-        ("Flip, 2,2", [(2, False), (2, True)]),
-    ],
+    [("flip", [(1, False), (1, True)]), ("0.5,1", [(0.5, False), (1, False)]), ("Flip, 2,2", [(2, False), (2, True)])],
 )
 def test_parse(text, views):
     augmentation = Augmentation.parse(text)

@@ -227,14 +227,19 @@ def write_list(root: Path) -> tuple[Path, set[str], list[str]]:
 TO_FOLDER, TO_SHARDS = ("out", "overlay,coco,raw", 0), ("out/p-%d.tar", "overlay,coco,raw", 2)
 OTHERS = [
     (write_folder, "out", "cvat,vistas,labelstudio", 2),
-    (write_shard, "out", "cvat", 0),
+    pytest.param(write_shard, "out", "cvat", 0, marks=pytest.mark.slow),
     (write_shard, "memory://bucket/out", "coco,raw", 0),
 ]
 
 
 @pytest.mark.parametrize(
     ("write", "target", "formats", "workers"),
-    [(w, *t) for w in (write_folder, write_shard, write_list) for t in (TO_FOLDER, TO_SHARDS)] + OTHERS,
+    [
+        *((write, *TO_FOLDER) for write in (write_folder, write_shard, write_list)),
+        (write_shard, *TO_SHARDS),
+        *(pytest.param(write, *TO_SHARDS, marks=pytest.mark.slow) for write in (write_folder, write_list)),
+        *OTHERS,
+    ],
 )
 def test_each_bad_photo_is_a_line(
     write: Callable[[Path], tuple[Path, set[str], list[str]]],

@@ -19,7 +19,6 @@ from seamseg.data.folder import DatasetFolder
 from seamseg.data.input_size import InputSize
 from seamseg.formats.coco_panoptic import read_id_png
 from seamseg.inference.images import PreparedImage
-from seamseg.panoptic_map import PanopticResult
 from seamseg.predict import job, writers
 from seamseg.predict.sources.base import Source
 from seamseg.predict.sources.share import DecodedImage
@@ -71,9 +70,10 @@ def test_formats_of_annotation_tools(micro_run, micro, tmp_path, seamseg_main, c
         data = DatasetFolder(tmp_path / tool)
         assert data.metadata.without_images() == DatasetFolder(micro).metadata.without_images()
         assert sum(len(i.cat) - 1 - sum(i.iscrowd) for i in data.metadata.images) == segments > 0
-    assert predict(seamseg_main, micro_run, micro / "img", tmp_path / "s" / "p-%d.tar", "--format", "labelstudio") == 0
+    words = ("--format", "labelstudio", "--limit", "2")
+    assert predict(seamseg_main, micro_run, micro / "img", tmp_path / "s" / "p-%d.tar", *words) == 0
     with tarfile.open(tmp_path / "s" / "p-0.tar") as archive:
-        assert sum(name.endswith(".labelstudio.json") for name in archive.getnames()) == 7
+        assert sum(name.endswith(".labelstudio.json") for name in archive.getnames()) == 2
     # a photo in a shard has no address that Label Studio could show
     with tarfile.open(tmp_path / "photos.tar", "w") as archive:
         archive.add(next((micro / "img").glob("*.*")), "1.png")
@@ -119,11 +119,6 @@ def test_all_formats(micro_run, photos, tmp_path, seamseg_main, capsys):
     assert (out / "tall.pth.tar").stat().st_size < 96 * 64 + count * 4 * 28 * 28 + 20000
 
 
-def test_one_photo_makes_one_overlay(micro_run, photos, tmp_path, seamseg_main):
-    assert predict(seamseg_main, micro_run, photos / "street.jpg", tmp_path / "out", "--quiet") == 0
-    assert written(tmp_path / "out") == ["predictions.jsonl", "street.jpg"]
-
-
 def test_overlays_with_labels(micro_run, photos, tmp_path, seamseg_main, capsys):
     """The file is the result drawn with these options."""
     words = ("--labels", "--set", "format overlay.opacity=0.25")
@@ -149,25 +144,7 @@ def test_batches_and_workers_change_nothing(micro_run, micro, tmp_path, seamseg_
         assert (x != y).mean() < 0.01
 
 
-def test_python_api(micro_run, photos):
-    model = seamseg.load(micro_run, device="cpu")
-    by_path = model.predict(photos / "street.jpg")
-    image = Image.open(photos / "street.jpg")
-    for photo in (image, np.asarray(image), str(photos / "street.jpg")):
-        again = model.predict(photo)
-        assert isinstance(again, PanopticResult)
-        assert again.size == (64, 96)
-        assert np.array_equal(again.id_map, by_path.id_map)
-        assert again.segments == by_path.segments
-    assert not model.network.net.training
-    for wrong in (np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3)), np.zeros((0, 4, 3), np.uint8)):
-        with pytest.raises(InputError, match="H x W x 3 uint8"):
-            model.predict(wrong)
-    with pytest.raises(InputError, match=r"empty\.png"):
-        model.predict(photos / "empty.png")
-
-
-@pytest.mark.parametrize("size", [(1, 1), (20000, 500), (500, 20000), (3000, 1), (33, 77)])
+@pytest.mark.parametrize("size", [(1, 1), (20000, 500), (33, 77)])
 def test_extreme_sizes(micro_run, size):
     model = seamseg.load(micro_run, device="cpu", min_stuff_area=0)
     result = model.predict(Image.new("RGB", size, (90, 150, 220)))
@@ -186,22 +163,11 @@ def test_thresholds(micro_run, photos, tmp_path, seamseg_main):
             seamseg.load(micro_run, device="cpu", **arguments)
 
 
-def test_network_size(micro_run):
-    model = seamseg.load(micro_run, device="cpu", shortest_size=32, longest_max_size=40)
-    for size, expected in (((100, 100), (32, 32)), ((200, 100), (20, 40))):
-        assert model.predict(Image.new("RGB", size)).prediction.size == expected
-
-
 def test_a_snapshot_with_config_and_metadata(micro_run, photos, tmp_path, seamseg_main):
     snapshot = tmp_path / "model.tar"
     snapshot.write_bytes((micro_run / "model_last.pth.tar").read_bytes())
     words = ("--config", micro_run / "config.ini", "--meta", micro_run / "metadata.bin")
     assert predict(seamseg_main, snapshot, photos / "street.jpg", tmp_path / "out", *words) == 0
-
-
-def test_limit(micro_run, micro, tmp_path, seamseg_main):
-    assert predict(seamseg_main, micro_run, micro / "img", tmp_path, "--limit", "2") == 0
-    assert written(tmp_path) == ["predictions.jsonl", "train0.jpg", "train1.jpg"]
 
 
 def test_limit_of_each_shard_and_of_the_photos_beside_them(micro_run, micro, tmp_path, seamseg_main):
@@ -220,25 +186,19 @@ def test_limit_of_each_shard_and_of_the_photos_beside_them(micro_run, micro, tmp
     ("words", "message"),
     [
         (("{run}", "{photos}/none", "{out}"), "no such image, video, folder or list"),
-        (("{run}", "{out}", "{out}/x"), "0 images found"),
         (("{run}", "{photos}", "no://bucket/out"), "no://bucket/out: fsspec cannot read this URL"),
         (("{out}/vistas.zip", "{photos}", "{out}/x"), "no such model; MODEL is a published .zip"),
         (("{run}", "{photos}", "{photos}/tall.png"), "tall.png: looks like a photo; the last argument must be"),
         (("{run}", "{photos}", "{photos}/readme.txt"), "the output must be a folder, this is a file"),
         (("{run}", "", "{out}"), "IN is empty"),
         (("{run}", "{photos}", ""), "OUT is empty"),
-        (
-            ("{run}", "{photos}", "{out}", "--shortest-size", "100000"),
-            "100000 x 100000 pixels or more",
-        ),
-        (("{run}", "{photos}", "{out}", "--anonymize-style", "pixels"), "--anonymize-style has no effect without"),
+        (("{run}", "{photos}", "{out}", "--shortest-size", "100000"), "100000 x 100000 pixels or more"),
         (("{run}", "{photos}/street.jpg", "{photos}"), "would overwrite an input photo"),
-        (("{run}", "{photos}", "{out}", "--format", "svg"), "choose among cityscapes, coco, cvat, labelstudio"),
         (("{run}", "{photos}", "{out}", "--batch-size", "0"), "--batch-size 0: must be at least 1"),
         (("{out}", "{photos}", "{out}"), "not a run folder"),
         (("{run}", "{photos}", "{out}", "--shortest-size", "0"), "network size"),
-        (("{run}", "{photos}", "{out}", "--min-area", "-1"), "--min-area must not be negative, not -1"),
         (("{run}", "{photos}", "{out}", "--tiles", "7"), "--tiles 7: too small"),
+        (("{run}", "{photos}", "{out}", "--tiles", "many"), "auto, off or a side"),
     ],
 )
 def test_bad_usage(micro_run, photos, tmp_path, seamseg_main, capsys, words, message):
@@ -266,14 +226,6 @@ def test_unknown_files_are_not_overwritten(micro_run, photos, tmp_path, seamseg_
         assert predict(seamseg_main, micro_run, photos / "street.jpg", place, "--quiet", *words) == 0
         assert (tmp_path / "street.jpg").read_bytes()[:2] == b"\xff\xd8"
         (tmp_path / "street.jpg").unlink()
-
-
-def test_several_inputs(micro_run, photos, tmp_path, seamseg_main):
-    several = (photos / "tall.png", photos / "sub", photos / "dot.png")
-    assert seamseg_main("predict", micro_run, *several, tmp_path / "out", *CPU, "--quiet") == 0
-    assert written(tmp_path / "out") == [
-        "dot.jpg", "predictions.jsonl", "sub/street.bmp.jpg", "sub/street.png.jpg", "tall.jpg"
-    ]  # fmt: skip
 
 
 def test_too_large_network_input(micro_run, tmp_path, seamseg_main, capsys):
@@ -390,7 +342,7 @@ def test_memory_does_not_grow_with_the_number_of_photos(micro_run, tmp_path, mon
     from seamseg.predict.sources.find import find_sources
     from seamseg.utils.distributed import World
 
-    make_dataset(tmp_path / "data", [0] * 40, [])
+    make_dataset(tmp_path / "data", [0] * 20, [])
     model = seamseg.load(micro_run, device="cpu")
     ahead, most = 0, 0
     raw = model.raw
@@ -415,5 +367,5 @@ def test_memory_does_not_grow_with_the_number_of_photos(micro_run, tmp_path, mon
     monkeypatch.setattr(model, "raw", counted)
     sink = FolderSink(tmp_path, [Slow(tmp_path, model.metadata)], header("model", "", {}))
     summary = job.predict_all(model, find_sources(tmp_path / "data" / "img"), sink, World())
-    assert summary == job.RunSummary(40, 0, 0)
+    assert summary == job.RunSummary(20, 0, 0)
     assert most <= 8

@@ -11,7 +11,6 @@ import pytest
 from PIL import Image
 
 from seamseg.config import loader
-from seamseg.formats import coco_writer
 from seamseg.models import folding
 
 pytestmark = pytest.mark.usefixtures("narrow")
@@ -23,14 +22,6 @@ def photos(tmp_path):
     for name in "abc":
         Image.new("RGB", (48, 32), (90, 150, 220)).save(tmp_path / "photos" / f"{name}.png")
     return tmp_path / "photos"
-
-
-@pytest.fixture
-def written(monkeypatch):
-    """The names of the PNGs that are written."""
-    names, write = [], coco_writer.write_id_png
-    monkeypatch.setattr(coco_writer, "write_id_png", lambda path, ids: (names.append(path.stem), write(path, ids)))
-    return names
 
 
 @pytest.mark.parametrize("remote", [False, True])
@@ -55,43 +46,6 @@ def test_nothing_found(micro_run, photos, tmp_path, seamseg_main, capsys):
     words = ("predict", micro_run, photos, tmp_path / "out", "--device", "cpu", "--workers", "0")
     assert seamseg_main(*words, "--score-threshold", "1", "--min-area", "1000000") == 0
     assert capsys.readouterr().err.endswith("nothing was found in 3 of 3 photos; --score-threshold is 1\n")
-
-
-def test_missing_new_or_changed_photos_are_processed(micro_run, photos, tmp_path, seamseg_main, written, capsys):
-    out = tmp_path / "out"
-
-    def again(*words):
-        del written[:]
-        options = ("--device", "cpu", "--workers", "0", "--format", "coco", *words)
-        assert seamseg_main("predict", micro_run, photos, out, *options) == 0
-        ids = [i["id"] for i in json.loads((out / "panoptic.json").read_text())["images"]]
-        return sorted(written), ids
-
-    assert again("--limit", "2") == (["a", "b"], ["a", "b"])
-    assert again() == (["c"], ["a", "b", "c"])
-    assert "1 photo in" in (text := capsys.readouterr().err)
-    assert "2 were there already" in text
-    everything = (out / "panoptic.json").read_bytes()
-    (out / "panoptic.json").unlink()
-    assert again() == ([], ["a", "b", "c"])
-    assert (out / "panoptic.json").read_bytes() == everything
-    (out / "panoptic" / "b.png").unlink()
-    assert again()[0] == ["b"]
-    os.utime(photos / "a.png", ns=(1, 1))
-    assert again()[0] == ["a"]
-    assert again("--restart")[0] == ["a", "b", "c"]
-
-
-def test_other_settings_are_refused(micro_run, photos, tmp_path, seamseg_main, capsys):
-    words = ("predict", micro_run, photos, tmp_path / "out", "--device", "cpu", "--workers", "0", "--quiet")
-    assert seamseg_main(*words, "--format", "coco") == 0
-    assert seamseg_main(*words, "--format", "coco", "--min-area", "5") == 2
-    (error,) = capsys.readouterr().err.strip().splitlines()
-    assert "min_area None (now 5)" in error
-    assert "--restart" in error
-    # how the work is done does not matter
-    assert seamseg_main(*words, "--format", "coco,coco", "--batch-size", "2") == 0
-    assert seamseg_main(*words, "--format", "coco", "--min-area", "5", "--restart") == 0
 
 
 def test_a_changed_config_of_the_run_folder_is_refused(micro_run, photos, tmp_path, seamseg_main, capsys):

@@ -6,11 +6,10 @@ import zipfile
 
 import numpy as np
 import pytest
-from support.source_files import photo, picture, tree, zip_of
+from support.source_files import photo, picture, zip_of
 
 from seamseg.prepare.archives import ArchiveMember, SourceTree, fingerprint, photo_size, read_map, read_photo
 from seamseg.prepare.cityscapes import prepare_cityscapes
-from seamseg.prepare.convert import ConversionOptions
 from seamseg.utils.errors import InputError
 
 
@@ -165,24 +164,3 @@ def test_compressed_tar_is_reported(tmp_path):
     assert SourceTree(tmp_path).hint == f"; {tmp_path}/train.tar.gz cannot be read in place, unpack it"
     with pytest.raises(InputError, match=r"0 images found.*train\.tar\.gz cannot be read in place"):
         prepare_cityscapes(tmp_path, tmp_path / "out")
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_cityscapes_as_downloaded(tmp_path, workers):
-    """Each zip of Cityscapes has a README and a license beside its folder."""
-    raw, zips = tmp_path / "raw", tmp_path / "zips"
-    zips.mkdir()
-    for kind, split in (("gtFine", "train"), ("gtFine", "val"), ("gtCoarse", "train_extra")):
-        name = f"ulm_{split}_0"
-        photo(raw / "leftImg8bit" / split / "ulm" / f"{name}_leftImg8bit.png")
-        ids = np.full((8, 12), 7)
-        ids[2], ids[3:, 4:] = 26, 26001
-        picture(raw / kind / split / "ulm" / f"{name}_{kind}_instanceIds.png", ids, np.uint16)
-    for kind in ("leftImg8bit", "gtFine", "gtCoarse"):
-        with zipfile.ZipFile(zips / f"{kind}.zip", "w", zipfile.ZIP_DEFLATED) as file:
-            file.writestr("README", "x")
-            for path in (raw / kind).rglob("*.png"):
-                file.write(path, path.relative_to(raw).as_posix())
-    assert prepare_cityscapes(raw, tmp_path / "one").splits == {"train": 1, "val": 1, "coarse": 1}
-    prepare_cityscapes(zips, tmp_path / "two", options=ConversionOptions(workers))
-    assert tree(tmp_path / "one") == tree(tmp_path / "two")

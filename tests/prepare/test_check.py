@@ -15,7 +15,6 @@ from seamseg.formats.metadata import Metadata, read_metadata, write_metadata
 from seamseg.prepare.check import check_dataset
 from seamseg.prepare.contact_sheet import _edges, choose_images, write_contact_sheet
 from seamseg.prepare.writer import DatasetWriter, Instances, SourceFrame
-from seamseg.utils.errors import InputError
 
 
 def read(frame: SourceFrame) -> Instances:
@@ -311,11 +310,6 @@ def test_read_only_folder_gives_no_sheet(data, capsys, monkeypatch):
     monkeypatch.setattr(contact_sheet, "write_contact_sheet", refuse)
     assert main(["prepare", "--check", str(data)]) == 0
     assert "no sheet: check.jpg: cannot be written" in capsys.readouterr().out
-
-
-def test_not_a_folder(tmp_path):
-    with pytest.raises(InputError):
-        check_dataset(tmp_path / "none")
 
 
 def test_a_sheet_that_was_asked_for_and_cannot_be_written(data, capsys):

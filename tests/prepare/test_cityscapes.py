@@ -1,6 +1,7 @@
 """Raw Cityscapes → dataset folder: the original's result, and every way the source can be wrong."""
 
 import json
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -110,14 +111,6 @@ def test_adding_a_split_later(fixture, tmp_path):
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
 
 
-def test_photos_without_annotation_are_reported(raw, tmp_path):
-    truth_of(raw).unlink()
-    messages = []
-    done = prepare_cityscapes(raw, tmp_path / "out", ["train"], options=ConversionOptions(log=messages.append))
-    assert done.splits == {"train": 1}
-    assert "1 photos without _gtFine_instanceIds.png" in messages[0]
-
-
 def test_jpeg_photos_and_order(raw):
     photo = next((raw / "leftImg8bit" / "train" / "ulm").iterdir())
     Image.open(photo).save(photo.with_suffix(".jpg"))
@@ -127,50 +120,31 @@ def test_jpeg_photos_and_order(raw):
     assert frames[1].file_name == "ulm/ulm_000000_000000_leftImg8bit.jpg"
 
 
-def assert_fails(raw, tmp_path, match, **options):
+def without_photo(raw):
+    next((raw / "leftImg8bit" / "train" / "ulm").iterdir()).unlink()
+
+
+def with_label(value):
+    return lambda raw: Image.fromarray(np.full((8, 12), value, np.uint16)).save(truth_of(raw))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "options", "match"),
+    [
+        (lambda raw: raw.rename(raw.with_name("moved")), {}, "raw: no such folder or archive"),
+        (lambda raw: shutil.rmtree(raw / "gtFine"), {}, "raw: 0 images found; expected leftImg8bit/"),
+        (without_photo, {}, r"ulm_\w+\.png: no such photo; 1 of 2 annotations of train lack their photo"),
+        (lambda raw: None, {"splits": ["test"]}, "no Cityscapes split has the name 'test'; choose among train, val"),
+        (lambda raw: None, {"splits": []}, "no Cityscapes split"),
+        *((with_label(value), {}, rf"Ids\.png: {value} is not a Cityscapes instance id") for value in (34, 99, 34000)),
+    ],
+)
+def test_invalid_sources(raw, tmp_path, spoil, options, match):
+    spoil(raw)
     with pytest.raises(InputError, match=match) as error:
         prepare_cityscapes(raw, tmp_path / "out", **options)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "out" / "metadata.bin").exists()
-
-
-def test_nothing_found(tmp_path):
-    assert_fails(tmp_path / "none", tmp_path, r"none: no such folder or archive")
-    (tmp_path / "none").mkdir()
-    assert_fails(tmp_path / "none", tmp_path, r"none: 0 images found; expected leftImg8bit/")
-
-
-def test_unknown_split(raw, tmp_path):
-    assert_fails(raw, tmp_path, "no Cityscapes split has the name 'test'; choose among train, val", splits=["test"])
-    assert_fails(raw, tmp_path, "no Cityscapes split", splits=[])
-
-
-def test_missing_photo(raw, tmp_path):
-    next((raw / "leftImg8bit" / "train" / "ulm").iterdir()).unlink()
-    assert_fails(
-        raw,
-        tmp_path,
-        r"ulm_000000_000000_leftImg8bit\.png: no such photo; 1 of 2 annotations of train lack their photo",
-    )
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_photo_of_another_size(raw, tmp_path, workers):
-    Image.new("RGB", (5, 5)).save(next((raw / "leftImg8bit" / "train" / "ulm").iterdir()))
-    assert_fails(raw, tmp_path, r"ulm_.*: 12 x 8 pixels .* has 5 x 5", options=ConversionOptions(workers))
-
-
-@pytest.mark.parametrize("value", [34, 99, 34000, 57123])
-def test_unknown_label(raw, tmp_path, value):
-    Image.fromarray(np.full((8, 12), value, np.uint16)).save(truth_of(raw))
-    assert_fails(raw, tmp_path, rf"instanceIds\.png: {value} is not a Cityscapes instance id")
-
-
-def test_unreadable_annotation(raw, tmp_path):
-    truth_of(raw).write_bytes(truth_of(raw).read_bytes()[:40])
-    assert_fails(raw, tmp_path, r"ulm_000000_000000_gtFine_instanceIds\.png: (corrupt|not an) image")
-    truth_of(raw).write_bytes(b"")
-    assert_fails(raw, tmp_path, "empty")
 
 
 def test_all_void_and_license_plate(raw, tmp_path):

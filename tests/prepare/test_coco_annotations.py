@@ -141,12 +141,6 @@ def test_overlapping_layers():
     assert (four["area"], four["bbox"]) == (16, [1, 1, 4, 4])
 
 
-@pytest.mark.parametrize("value", [0, 2, 4])
-def test_image_of_one_id(value):
-    found = thing_annotations(np.full((1, 3, 4), value, np.uint8), CAT, CROWD, classes())
-    assert [(a["area"], a["bbox"]) for a in found] == ([(12, [0, 0, 4, 3])] if value == 4 else [])
-
-
 def test_file_is_read_by_pycocotools(tmp_path, capsys):
     ids = np.zeros((1, 5, 8), np.uint8)
     ids[0, 1:3, 2:6], ids[0, 4] = 1, 3

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from pycocotools import mask as coco_mask
-from support.source_files import CLASS_LIST, photo, picture, segments, tree, write_json, zip_of
+from support.source_files import CLASS_LIST, photo, picture, segments, write_json
 
 from seamseg.cli.main import main
 from seamseg.data.dataset import PanopticDataset
@@ -51,13 +51,6 @@ def test_folders(raw):
     assert segments(raw / "one", "sub_a") == FOUND
 
 
-def test_folders_in_archives(raw):
-    zips = tuple(str(zip_of(raw / "train" / n, raw / f"{n}.zip")) for n in ("photos", "labels", "numbers"))
-    prepare_folders(raw / "one", {"train": folders(raw)}, raw / "classes.ini")
-    prepare_folders(raw / "two", {"train": zips}, raw / "classes.ini")
-    assert tree(raw / "one") == tree(raw / "two")
-
-
 def test_divisor_and_suffixes(raw):
     labels = np.zeros((4, 5), np.int32)
     labels[0], labels[1, :2], labels[1, 2:], labels[2] = 3000, 7001, 7002, 7000
@@ -86,13 +79,10 @@ def assert_folders_fail(raw, match, given=None, **options):
     assert not (raw / "out" / "metadata.bin").exists()
 
 
-def test_incomplete_class_list(raw):
-    (raw / "classes.ini").write_text("[road]\nid = 0\nkind = stuff\n[car]\nid = 7\nkind = thing\n")
-    assert_folders_fail(raw, r"labels/sub/a\.png: value 3 has no class; add it to the class list")
-
-
 def test_inconsistent_folders(raw):
     photos, labels, numbers = folders(raw)
+    (raw / "classes.ini").write_text(CLASS_LIST.replace("id = 3", "id = 4"))
+    assert_folders_fail(raw, r"labels/sub/a\.png: value 3 has no class; add it to the class list")
     assert_folders_fail(raw, r"none: no such folder or archive \(labels\)", (photos, str(raw / "none"), numbers))
     (raw / "empty").mkdir()
     assert_folders_fail(raw, "empty: 0 photos found for train", (str(raw / "empty"), labels))
@@ -115,15 +105,6 @@ def test_invalid_images(raw):
     assert_folders_fail(raw, r"labels/sub/a\.png: a mask must be a single-channel")
     photo(raw / "train" / "photos" / "sub" / "a.png")
     assert_folders_fail(raw, r"a\.png: .*a\.jpg has the same name")
-
-
-def test_photos_without_labels_are_reported(raw):
-    photo(raw / "train" / "photos" / "b.jpg")
-    messages = []
-    prepare_folders(
-        raw / "out", {"t": folders(raw)}, raw / "classes.ini", options=ConversionOptions(log=messages.append)
-    )
-    assert "1 photo without labels, skipped" in messages[0]
 
 
 def rle(mask):
@@ -219,29 +200,17 @@ def assert_instances_fail(coco, match, change=None, labels=True, classes=True):
     assert not (coco / "out" / "metadata.bin").exists()
 
 
-def test_instances_without_class_list(coco):
-    assert_instances_fail(coco, "label images need a class list", classes=False)
-
-
-def test_instance_of_stuff(coco):
-    assert_instances_fail(
-        coco, "annotation 2: category 3 is not a thing", lambda c: c["annotations"][1].update(category_id=3)
-    )
-
-
 @pytest.mark.parametrize(
-    "segmentation",
-    [{"size": [3, 3], "counts": "9"}, {"counts": "9"}, 5, {"size": [8, 12], "counts": 7}, [["a"] * 6]],
+    "segmentation", [{"size": [3, 3], "counts": "9"}, {"counts": "9"}, 5, {"size": [8, 12], "counts": 7}, [["a"] * 6]]
 )
 def test_invalid_segmentation(coco, segmentation):
     assert_instances_fail(
-        coco,
-        r"a\.jpg: an invalid `segmentation`",
-        lambda c: c["annotations"][0].update(segmentation=segmentation),
+        coco, r"a\.jpg: an invalid `segmentation`", lambda c: c["annotations"][0].update(segmentation=segmentation)
     )
 
 
 def test_other_invalid_instances(coco):
+    assert_instances_fail(coco, "label images need a class list", classes=False)
     picture(coco / "labels" / "a.png", np.full((8, 12), 77))
     assert_instances_fail(coco, r"labels/a\.png: value 77 has no class")
     picture(coco / "labels" / "a.png", np.zeros((8, 11)))
@@ -249,6 +218,11 @@ def test_other_invalid_instances(coco):
     (coco / "photos" / "a.jpg").unlink()
     assert_instances_fail(coco, "lists 'a.jpg', but it is not among the 1 photos")
     assert_instances_fail(coco, "not COCO instances", lambda c: c["annotations"][0].pop("segmentation"))
+
+
+def test_instance_of_stuff(coco):
+    not_a_thing = "annotation 2: category 3 is not a thing"
+    assert_instances_fail(coco, not_a_thing, lambda c: c["annotations"][1].update(category_id=3))
 
 
 def test_commands(coco, capsys):

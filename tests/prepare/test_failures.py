@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tempfile
 import zipfile
@@ -14,14 +13,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.sharded_sources import NAMES, ONE, SIZE, SOURCES, write_source
-from support.source_files import panoptic_png, photo, tree, write_json, zip_of
+from support.source_files import panoptic_png, photo, tree, zip_of
 
 from seamseg.data.images import open_image
 from seamseg.prepare.check import check_dataset
 from seamseg.utils.errors import InputError
 
 every_source = pytest.mark.parametrize("source", SOURCES, ids=lambda s: s.name)
-quick = settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow])
 
 
 def refusal(source, root: Path, out: Path) -> str:
@@ -269,13 +268,3 @@ def test_photo_of_another_size(source, height, width):
             message = refusal(source, root, Path(folder, "out"))
             assert path.name in message
             assert f"{width} x {height}" in message or "size" in message
-
-
-def test_category_missing_in_the_json(tmp_path):
-    source = next(s for s in SOURCES if s.name == "panoptic")
-    write_source(source, tmp_path / "raw")
-    path = tmp_path / "raw" / "j.json"
-    content = json.loads(path.read_text())
-    content["annotations"][0]["segments_info"][0]["category_id"] = 77
-    write_json(path, content)
-    assert "a.png: segment 1 has category 77" in refusal(source, tmp_path / "raw", tmp_path / "out")

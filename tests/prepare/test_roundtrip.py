@@ -105,7 +105,7 @@ def panoptic(root, labels, numbers):
 
 
 @pytest.mark.parametrize("convert", [vistas, cityscapes, folders, panoptic])
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 @given(label_maps)
 def test_converted_and_read_back(convert, maps):
     with tempfile.TemporaryDirectory() as folder:
@@ -116,7 +116,7 @@ def test_converted_and_read_back(convert, maps):
         assert check_dataset(root / "out", 1).errors == []
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow])
 @given(label_maps, label_maps)
 def test_merged_and_read_back(first, second):
     with tempfile.TemporaryDirectory() as folder:

@@ -22,7 +22,7 @@ from seamseg.prepare.cityscapes import prepare_cityscapes
 from seamseg.prepare.convert import ConversionOptions
 from seamseg.utils.errors import InputError
 
-quick = settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=5, suppress_health_check=[HealthCheck.too_slow])
 
 
 def pack(files: Sequence[tuple[Path, str]], archive: Path) -> None:

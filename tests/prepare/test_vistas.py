@@ -137,21 +137,36 @@ def test_groups_of_version_2(tmp_path):
     assert np.flatnonzero((mask == 0).all(axis=1)).tolist() == void
 
 
-@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_zip_file_is_read_in_place(raw, tmp_path, method):
-    packed = tmp_path / "packed"
-    packed.mkdir()
-    archive = zip_of(raw, packed / "vistas.zip", method)
+def test_a_zip_file_as_the_source(raw, tmp_path):
     prepare_vistas(raw, tmp_path / "one")
-    for root, out in ((packed, tmp_path / "two"), (archive, tmp_path / "three")):
-        prepare_vistas(root, out, options=ConversionOptions(workers=2))
-        assert tree(out) == tree(tmp_path / "one")
+    prepare_vistas(zip_of(raw, tmp_path / "vistas.zip"), tmp_path / "two", options=ConversionOptions(workers=2))
+    assert tree(tmp_path / "two") == tree(tmp_path / "one")
 
 
-def test_all_void_image(raw, tmp_path):
-    picture(raw / "training" / "instances" / "a.png", np.full((8, 12), 768), np.uint16)
-    prepare_vistas(raw, tmp_path / "out")
-    assert segments(tmp_path / "out", "a") == []
+def replaced(value, dtype=np.uint16):
+    return lambda raw: picture(raw / "training" / "instances" / "a.png", np.full((8, 12), value), dtype)
+
+
+def without(name):
+    return lambda raw: (raw / name).unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "options", "match"),
+    [
+        (without("config.json"), {}, r"raw: no config_v1.2.json or config.json or config_v2.0.json; is this the root"),
+        (without("config.json"), {"version": "2.0"}, r"raw: no config_v2.0.json"),
+        (without("config.json"), {"version": "3"}, r"there is no Vistas version '3'"),
+        (without("training/instances/a.png"), {}, r"raw: 0 images found; expected training/images/\*\.jpg"),
+        (without("training/images/a.JPG"), {}, r"images/a\.jpg: no such photo; 1 of 1 annotations of training"),
+        (lambda raw: None, {"splits": ["test"]}, "no Vistas split has the name 'test'"),
+        (replaced(4, np.uint8), {}, r"a\.png: not 16 bits per pixel; is it from labels/"),
+        (replaced(5 * 256), {}, r"a\.png: label 5, but the config has labels 0 to 4"),
+    ],
+)
+def test_invalid_sources(raw, tmp_path, spoil, options, match):
+    spoil(raw)
+    assert_fails(raw, tmp_path, match, **options)
 
 
 def assert_fails(raw, tmp_path, match, **options):
@@ -159,15 +174,6 @@ def assert_fails(raw, tmp_path, match, **options):
         prepare_vistas(raw, tmp_path / "out", **options)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "out" / "metadata.bin").exists()
-
-
-def test_missing_config(raw, tmp_path):
-    (raw / "config.json").unlink()
-    assert_fails(raw, tmp_path, r"raw: no config_v1.2.json or config.json or config_v2.0.json; is this the root")
-    assert_fails(raw, tmp_path, r"raw: no config_v2.0.json", version="2.0")
-    assert_fails(raw, tmp_path, r"there is no Vistas version '3'", version="3")
-    (tmp_path / "none").mkdir()
-    assert_fails(tmp_path / "none", tmp_path, r"none: no config")
 
 
 @pytest.mark.parametrize(
@@ -185,33 +191,6 @@ def test_missing_config(raw, tmp_path):
 def test_invalid_config(raw, tmp_path, content):
     (raw / "config.json").write_text(content)
     assert_fails(raw, tmp_path, r"config\.json: (not the labels of Mapillary Vistas|0 labels)")
-
-
-def test_no_images(raw, tmp_path):
-    (raw / "training" / "instances" / "a.png").unlink()
-    assert_fails(raw, tmp_path, r"raw: 0 images found; expected training/images/\*\.jpg")
-    assert_fails(raw, tmp_path, "no Vistas split has the name 'test'", splits=["test"])
-
-
-def test_missing_photo(raw, tmp_path):
-    (raw / "training" / "images" / "a.JPG").unlink()
-    assert_fails(raw, tmp_path, r"images/a\.jpg: no such photo; 1 of 1 annotations of training")
-
-
-def test_labels_instead_of_instances(raw, tmp_path):
-    picture(raw / "training" / "instances" / "a.png", np.full((8, 12), 4))
-    assert_fails(raw, tmp_path, r"a\.png: not 16 bits per pixel; is it from labels/")
-
-
-def test_label_beyond_the_config(raw, tmp_path):
-    picture(raw / "training" / "instances" / "a.png", np.full((8, 12), 5 * 256), np.uint16)
-    assert_fails(raw, tmp_path, r"a\.png: label 5, but the config has labels 0 to 4")
-
-
-def test_corrupt_instances(raw, tmp_path):
-    path = raw / "training" / "instances" / "a.png"
-    path.write_bytes(path.read_bytes()[:60])
-    assert_fails(raw, tmp_path, r"a\.png: (corrupt|not an) image")
 
 
 def test_command(raw, tmp_path, capsys):

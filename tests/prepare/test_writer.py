@@ -96,12 +96,18 @@ def test_resumes_after_an_invalid_file(tmp_path, workers):
     assert not (out / ".prepare").exists()
 
 
-def test_changed_sources_and_deleted_files_are_converted_again(tmp_path):
-    out, frames = tmp_path / "out", make_frames(tmp_path / "src", 5)
-    frames[4].annotation.write_text("invalid")
+def interrupted(tmp_path, count):
+    """A folder whose last image was invalid, and is no longer."""
+    out, frames = tmp_path / "out", make_frames(tmp_path / "src", count)
+    frames[-1].annotation.write_text("invalid")
     with pytest.raises(InputError):
         run(out, frames)
-    frames[4].annotation.write_text("fine")
+    frames[-1].annotation.write_text("fine")
+    return out, frames
+
+
+def test_changed_sources_and_deleted_files_are_converted_again(tmp_path):
+    out, frames = interrupted(tmp_path, 5)
     frames[1].annotation.write_text("changed")
     (out / "msk" / "im2.png").unlink()
     run(out, frames)
@@ -109,28 +115,19 @@ def test_changed_sources_and_deleted_files_are_converted_again(tmp_path):
 
 
 def test_truncated_line_in_the_journal(tmp_path):
-    out, frames = tmp_path / "out", make_frames(tmp_path / "src", 4)
-    frames[3].annotation.write_text("invalid")
-    with pytest.raises(InputError):
-        run(out, frames)
+    out, frames = interrupted(tmp_path, 4)
     journal = out / ".prepare" / "train.jsonl"
     journal.write_text(journal.read_text()[:-30])
     (out / "img" / ".im0.png.1.partial").write_bytes(b"half")
-    frames[3].annotation.write_text("fine")
     run(out, frames)
     assert calls(frames) == [1, 1, 2, 2]
     assert not list(out.rglob("*.partial"))
 
 
 def test_journal_with_other_classes_is_ignored(tmp_path):
-    out, frames = tmp_path / "out", make_frames(tmp_path / "src", 2)
-    frames[1].annotation.write_text("invalid")
-    with pytest.raises(InputError):
-        run(out, frames)
-    other = Metadata(**{**vars(classes()), "categories": ["a", "b", "c"]})
-    frames[1].annotation.write_text("fine")
-    writer = DatasetWriter(out, other, 1)
-    writer.add_split("train", frames, read)
+    out, frames = interrupted(tmp_path, 2)
+    other = replace(classes(), categories=["a", "b", "c"])
+    DatasetWriter(out, other, 1).add_split("train", frames, read)
     assert calls(frames) == [2, 2]
 
 

@@ -27,10 +27,7 @@ from seamseg.serving.encoding import ResultEncoder
 
 SIZE = (90, 140)
 KINDS = ("panoptic", "semantic", "instance_seg", "detection", "classification")
-OPTIONS: dict[str, dict[str, Any]] = {
-    "panoptic": {"shortest_size": 90, "min_stuff_area": 0},
-    "classification": {},
-}
+OPTIONS: dict[str, dict[str, Any]] = {"panoptic": {"shortest_size": 90, "min_stuff_area": 0}, "classification": {}}
 FLAGS = {"panoptic": ["--shortest-size", "90", "--min-area", "0"], "classification": []}
 
 

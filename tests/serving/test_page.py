@@ -46,6 +46,13 @@ def choose(page: Any, data: bytes, name: str = "a.png") -> None:
     page.set_input_files("#file", {"name": name, "mimeType": "image/png", "buffer": data})
 
 
+def until(page: Any, condition: Callable[[], Any]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        page.wait_for_timeout(30)
+
+
 def until_shown(page: Any, name: str) -> None:
     page.wait_for_selector(f'body[data-shown="{name}"]')
 
@@ -129,10 +136,7 @@ def test_a_dropped_photo_and_errors(open_page: Any, capfd: pytest.CaptureFixture
         ):
             choose(page, data)
             page.wait_for_selector("#status.problem")
-            end = time.monotonic() + 60
-            while (text := page.locator("#status").inner_text()) != status:
-                assert time.monotonic() < end, text
-                page.wait_for_timeout(30)
+            until(page, lambda status=status: page.locator("#status").inner_text() == status)
         page.evaluate(DROP, ["<b>b.tif", list(png(photo(red=2), "TIFF"))])
         until_shown(page, "<b>b.tif")
         assert page.locator("#status").inner_text().startswith("<b>b.tif: 20 x 12, 1 segment, ")
@@ -152,11 +156,9 @@ def test_a_new_photo_replaces_the_one_that_waits(open_page: Any) -> None:
         choose(page, png(photo(1, red=0)), "first.png")
         assert network.started.acquire(timeout=60)
         choose(page, png(photo(2, red=0)), "second.png")
-        while client.metric("seamseg_queue_length") != 1:
-            page.wait_for_timeout(20)
+        until(page, lambda: client.metric("seamseg_queue_length") == 1)
         choose(page, png(photo(3, red=1)), "third.png")
-        while client.metric("seamseg_requests_total", path="/predict", status="499") != 2:
-            page.wait_for_timeout(20)
+        until(page, lambda: client.metric("seamseg_requests_total", path="/predict", status="499") == 2)
         network.gate.set()
         until_shown(page, "third.png")
         assert page.locator(".segment").inner_text().startswith("sky")
@@ -177,10 +179,7 @@ def test_names_stay_text(open_page: Any, window: dict[str, int]) -> None:
         check_layout(page)
         for name in names:
             page.evaluate(DROP, [name, list(png(bands))])
-            end = time.monotonic() + 60
-            while page.evaluate("document.body.dataset.shown") != name:
-                assert time.monotonic() < end, page.locator("#status").text_content()[:300]
-                page.wait_for_timeout(30)
+            until(page, lambda name=name: page.evaluate("document.body.dataset.shown") == name)
             assert page.locator("#status").text_content().startswith(f"{name}: 220 x 40, {len(names)} segments, ")
             check_layout(page)
         assert page.locator(".segment > :nth-child(2)").all_text_contents() == names
@@ -202,10 +201,7 @@ def test_pages_of_other_sites_cannot_use_it(panoptic: Client, browser: Any, tmp_
     assert page.evaluate("url => fetch(url + '/health').then(() => 'read', () => 'refused')", url) == "refused"
     frame = "url => { const f = document.createElement('iframe'); f.src = url; document.body.append(f); }"
     page.evaluate(frame, url)
-    end = time.monotonic() + 60
-    while len(page.frames) < 2 or not page.frames[1].url:
-        assert time.monotonic() < end
-        page.wait_for_timeout(30)
+    until(page, lambda: len(page.frames) > 1 and page.frames[1].url)
     page.wait_for_timeout(300)
     assert page.frames[1].url.startswith(("chrome-error:", "about:")), "not in a frame"
     page.close()
