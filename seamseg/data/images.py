@@ -52,8 +52,10 @@ def as_rgb(image: Image.Image) -> Image.Image:
 
 def pixels_of(image: Image.Image) -> np.ndarray:
     """Return the pixels of an RGB image, `H x W x 3` uint8, writable."""
-    pixels = np.empty((image.height, image.width, 3), np.uint8)
     rows = max(1, BAND_BYTES // (3 * image.width))
+    if image.height <= rows:
+        return np.array(image)
+    pixels = np.empty((image.height, image.width, 3), np.uint8)
     for y in range(0, image.height, rows):  # at once, numpy and Pillow would make two more copies
         stop = min(y + rows, image.height)
         pixels[y:stop] = np.asarray(image.crop((0, y, image.width, stop)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import numpy as np
 
 from seamseg.idmaps import library, reference
@@ -50,7 +52,7 @@ def overlay(
     _require_index("rows", rows, height, map_height)
     if columns is not None:
         _require_index("columns", columns, width, map_width)
-    if not count or (share is not None and not 0 <= share <= 256):
+    if not count or (share is not None and not 0 <= operator.index(share) <= 256):
         raise ValueError(f"overlay: id 0 needs a colour, and share must be 0 to 256, got {count} colours and {share}")
     if photo.size == 0:
         return np.empty_like(photo)

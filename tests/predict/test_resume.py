@@ -29,7 +29,7 @@ def photos(tmp_path):
 def written(monkeypatch):
     """The names of the PNGs that are written."""
     names, write = [], coco_writer.write_id_png
-    monkeypatch.setattr(coco_writer, "write_id_png", lambda path, ids: (names.append(path.stem), write(path, ids)))
+    monkeypatch.setattr(coco_writer, "write_id_png", lambda path, *ids: (names.append(path.stem), write(path, *ids)))
     return names
 
 

@@ -13,6 +13,7 @@ from seamseg.inference.detections import Detection
 from seamseg.panoptic_map import PanopticResult, Segment
 from seamseg.visualize import compose_overlay, distinct_colors, draw_boxes, draw_overlay, outlines, padded_palette
 from seamseg.visualize.detections import draw_detections
+from seamseg.visualize.overlay import overlay_image
 from seamseg.visualize.palette import text_color
 
 DATA = Path(__file__).parents[1] / "golden"
@@ -94,6 +95,15 @@ def test_labels_change_only_the_inside_of_large_segments():
     assert np.array_equal(plain[:40], named[:40])
     with pytest.raises(ValueError, match="categories"):
         draw_overlay(photo, _result(), distinct_colors(2), labels=True)
+
+
+@pytest.mark.parametrize("labels", [False, True])
+def test_bands_make_the_same_image(monkeypatch, labels):
+    photo = np.random.default_rng(0).integers(0, 256, (240, 480, 3), np.uint8)
+    arguments = (photo, _result(), distinct_colors(2), ["road", "car"], labels)
+    whole = draw_overlay(*arguments)
+    monkeypatch.setattr("seamseg.visualize.overlay.BAND_BYTES", 3 * 480 * 7)
+    assert np.array_equal(np.asarray(overlay_image(*arguments)), whole)
 
 
 @pytest.mark.parametrize("kind", ["panoptic", "detection", "classification"])
