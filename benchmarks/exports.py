@@ -70,9 +70,12 @@ def panoptic(folder: Path) -> dict[str, Callable[[], timing.Case]]:
     result = fused()
     assert len(result.segments) == 40, len(result.segments)
 
-    def numpy_overlay(result: Panoptic) -> np.ndarray:
+    def in_numpy(function: Callable[[], np.ndarray]) -> np.ndarray:
         with mock.patch.object(library, "functions", None):
-            return draw_overlay(photo, result, metadata.palette)
+            return function()
+
+    def numpy_overlay(result: Panoptic) -> np.ndarray:
+        return in_numpy(lambda: draw_overlay(photo, result, metadata.palette))
 
     def pillow_jpeg(result: Panoptic) -> None:
         Image.fromarray(numpy_overlay(result)).save(folder / "peer.jpg", "JPEG", quality=OVERLAY_QUALITY)
@@ -93,6 +96,7 @@ def panoptic(folder: Path) -> dict[str, Callable[[], timing.Case]]:
         pillow_jpeg(result)
 
     made: dict[str, tuple[str, Callable[[], object], Callable[[], object]]] = {
+        "fusion": ("numpy", lambda: fused().id_map, lambda: in_numpy(lambda: fused().id_map)),
         "overlay": ("numpy", lambda: draw_overlay(photo, result, metadata.palette), lambda: numpy_overlay(result)),
         "overlay to JPEG": (
             "numpy, Pillow",
@@ -101,7 +105,6 @@ def panoptic(folder: Path) -> dict[str, Callable[[], timing.Case]]:
         ),
         "panoptic PNG": ("numpy, Pillow", lambda: coco.write("a", result) and None, lambda: pillow_png(result)),
         "fusion, coco and overlay": ("numpy, Pillow", lambda: files(fused()), lambda: peer_files(fused())),
-        "the fusion of these": ("itself", lambda: fused() and None, lambda: fused() and None),
     }
     return {name: partial(timing.Case, name, *sides) for name, sides in made.items()}
 

@@ -73,6 +73,12 @@ def predictor_of(size: tuple[int, int], arguments: argparse.Namespace) -> Any:
     return Predictor(network, metadata, limits, Thresholds(0.0, 0.5, 0), tiling)
 
 
+def size_of(words: str) -> tuple[int, int]:
+    """Return `(width, height)` of WIDTHxHEIGHT."""
+    width, height = map(int, words.split("x"))
+    return width, height
+
+
 def photo_of(size: tuple[int, int]) -> Any:
     """Make a photo of `(width, height)`."""
     import numpy as np
@@ -134,7 +140,7 @@ def in_process(size: str, tiles: str, formats: str, arguments: argparse.Namespac
     with tempfile.TemporaryDirectory(prefix="huge-photo-") as folder:
         if formats != "-":
             photo = Path(folder) / "photo.jpg"
-            photo_of(tuple(map(int, size.split("x")))).save(photo, quality=90)
+            photo_of(size_of(size)).save(photo, quality=90)
             command += ["--formats", formats, "--photo", str(photo)]
         environment = {**os.environ, "PYTHONPATH": str(root)}
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
@@ -163,8 +169,7 @@ def main() -> None:
         from seamseg.utils import process_settings
 
         process_settings.apply()
-        width, height = map(int, arguments.sizes[0].split("x"))
-        print(json.dumps(measure((width, height), arguments)))
+        print(json.dumps(measure(size_of(arguments.sizes[0]), arguments)))
         return
 
     print(f"{'photo':<14}{'input':<14}{'tiles':<8}{'formats':<16}{'revision':<10}{'views':>6}", end="")

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from seamseg.formats.coco_panoptic import default_folder
-from seamseg.formats.id_png import MAX_ID, write_id_png
+from seamseg.formats.id_png import MAX_ID, encode_id_png, write_id_png
 from seamseg.panoptic_map import ClassInfo, ClassTable, PanopticResult, Segment, class_infos
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import join_inside, replacing, write_json
@@ -184,6 +184,13 @@ def encode_panoptic(
         "segments_info": [_entry(s, new, classes[s.category].id) for s, new in zip(segments, new_ids)],
     }
     return annotation, [(s.id, new) for s, new in zip(segments, new_ids)]
+
+
+def encode_result(result: PanopticResult, metadata: ColoredClassTable) -> tuple[dict[str, Any], bytes]:
+    """Return the annotation of a result, and the content of the PNG that :class:`CocoPanopticWriter` writes."""
+    segments = [s for s in result.segments if not s.iscrowd]
+    annotation, values = encode_panoptic(0, segments, class_infos(metadata), metadata.palette)
+    return annotation, encode_id_png(result.id_map, values)
 
 
 def _entry(segment: Segment, new_id: int, category_id: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -75,15 +76,24 @@ def write_id_png(path: str | Path, ids: np.ndarray, values: Sequence[tuple[int, 
     SeamsegError
         if the file cannot be written
     """
-    written = ids if values is None else np.array([value for _, value in values], np.int64)
-    _check_range(written)
+    parts = _parts(ids, values)
+    with replacing(Path(path)) as temporary, open(temporary, "wb") as file:
+        file.writelines(parts)
+
+
+def encode_id_png(ids: np.ndarray, values: Sequence[tuple[int, int]] | None = None) -> bytes:
+    """Return the content of the file of :func:`write_id_png`."""
+    return b"".join(_parts(ids, values))
+
+
+def _parts(ids: np.ndarray, values: Sequence[tuple[int, int]] | None) -> Iterator[bytes]:
+    """Check the values and return an iterator over the content of the file."""
+    _check_range(ids if values is None else np.array([value for _, value in values], np.int64))
     if ids.ndim != 2 or not ids.size:
         raise ValueError(f"panoptic PNG: a map is H x W pixels, got {ids.shape}")
-    with replacing(Path(path)) as temporary, open(temporary, "wb") as file:
-        file.write(_SIGNATURE + _chunk(b"IHDR", struct.pack(">II", ids.shape[1], ids.shape[0]) + _FAST_HEADER))
-        for data in _compressed(ids, values):
-            file.write(_chunk(b"IDAT", data))
-        file.write(_chunk(b"IEND", b""))
+    header = struct.pack(">II", ids.shape[1], ids.shape[0]) + _FAST_HEADER
+    rows = (_chunk(b"IDAT", data) for data in _compressed(ids, values))
+    return chain([_SIGNATURE, _chunk(b"IHDR", header)], rows, [_chunk(b"IEND", b"")])
 
 
 def _compressed(ids: np.ndarray, values: Sequence[tuple[int, int]] | None) -> Iterator[bytes]:

@@ -188,8 +188,10 @@ class Library:
         share: int | None,
     ) -> np.ndarray:
         """See :func:`seamseg.idmaps.images.overlay`."""
-        pixels, cells, lines, shown, flags = (np.require(x, None, "CA") for x in (photo, ids, rows, colors, outlined))
-        across = None if columns is None else np.require(columns, None, "CA")
+        pixels, cells, lines, shown, flags = (
+            np.require(x, None, ("C", "A")) for x in (photo, ids, rows, colors, outlined)
+        )
+        across = None if columns is None else np.require(columns, None, ("C", "A"))
         drawn, message = np.empty(pixels.shape, np.uint8), ctypes.create_string_buffer(_MESSAGE_SIZE)
         result = self._overlay(
             pixels.ctypes.data, *pixels.shape[:2], cells.ctypes.data, *cells.shape, lines.ctypes.data,
@@ -201,8 +203,8 @@ class Library:
 
     def png_rows(self, ids: np.ndarray, above: np.ndarray | None, values: np.ndarray | None) -> np.ndarray:
         """See :func:`seamseg.idmaps.images.png_rows`."""
-        cells, (height, width) = np.require(ids, None, "CA"), ids.shape
-        before, table = (None if array is None else np.require(array, None, "CA") for array in (above, values))
+        cells, (height, width) = np.require(ids, None, ("C", "A")), ids.shape
+        before, table = (None if array is None else np.require(array, None, ("C", "A")) for array in (above, values))
         pointers = [None if array is None else array.ctypes.data for array in (before, table)]
         filtered, count = np.empty((height, 3 * width + 1), np.uint8), 0 if table is None else table.size
         self._png_rows(cells.ctypes.data, pointers[0], height, width, pointers[1], count, filtered.ctypes.data)
