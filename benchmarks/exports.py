@@ -62,7 +62,7 @@ def panoptic(folder: Path) -> dict[str, Callable[[], timing.Case]]:
     prediction, metadata, source = scene(41), cityscapes_classes(), Source(Path("a.png"), "a", "a.png")
     blotches = np.random.default_rng(0).integers(0, 256, (16, 32, 3), dtype=np.uint8)
     photo = np.asarray(Image.fromarray(blotches).resize(SIZE[::-1], Image.Resampling.BICUBIC))
-    coco, overlay = CocoPanopticWriter(folder / "panoptic.json", metadata), OverlayWriter(folder, metadata)
+    coco, overlay = CocoPanopticWriter(folder / "40" / "panoptic.json", metadata), OverlayWriter(folder, metadata)
 
     def fused() -> Panoptic:
         return Panoptic.of(to_result(fuse(prediction, metadata.num_stuff), SIZE, metadata.num_stuff), metadata)
@@ -85,7 +85,7 @@ def panoptic(folder: Path) -> dict[str, Callable[[], timing.Case]]:
         table = np.zeros(int(result.id_map.max()) + 1, np.uint32)
         for identity, value in values:
             table[identity] = value
-        id_image(table[result.id_map]).save(folder / "panoptic" / "a.png.peer", "PNG", compress_level=3)
+        id_image(table[result.id_map]).save(folder / "40" / "panoptic" / "a.png.peer", "PNG", compress_level=3)
 
     def files(result: Panoptic) -> None:
         coco.write("a", result)
@@ -162,7 +162,7 @@ def main() -> None:
         *((name, lambda name=name: whole(name)) for name in ("cityscapes", "vistas")),
     ]
     timing.report([*panoptic(folder).items(), *cases], arguments, time.process_time)
-    files = {name: folder / f"{name}.png" for name in pictures} | {"panoptic PNG": folder / "panoptic/a.png"}
+    files = {name: folder / f"{name}.png" for name in pictures} | {"panoptic PNG": folder / "40" / "panoptic" / "a.png"}
     for name, path in files.items():
         sizes = [file.stat().st_size for file in (path, path.with_name(f"{path.name}.peer")) if file.exists()]
         print(name, *sizes, "bytes")

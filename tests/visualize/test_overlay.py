@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +105,16 @@ def test_bands_make_the_same_image(monkeypatch, labels):
     whole = draw_overlay(*arguments)
     monkeypatch.setattr("seamseg.visualize.overlay.BAND_BYTES", 3 * 480 * 7)
     assert np.array_equal(np.asarray(overlay_image(*arguments)), whole)
+
+
+def test_a_large_photo_is_drawn_without_a_copy():
+    photo, ids = np.zeros((3000, 4000, 3), np.uint8), np.zeros((3000, 4000), np.int32)
+    tracemalloc.start()
+    overlay_image(photo, PanopticResult(ids, [Segment(1, 1, True, 0.9, 1, (0, 0, 1, 1))]), distinct_colors(2))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # Pillow's own memory is not traced
+    assert peak < photo.nbytes / 2
 
 
 @pytest.mark.parametrize("kind", ["panoptic", "detection", "classification"])
