@@ -47,7 +47,8 @@ SEAMSEG_CLONES void widen(const uint8_t* SEAMSEG_RESTRICT up, const uint8_t* SEA
   for (int64_t x = 0; x < width; ++x) out[x] = up[x] | row[x - 1] | row[x] | row[x + 1] | down[x];
 }
 
-SEAMSEG_CLONES void mark_changes(const int32_t* SEAMSEG_RESTRICT ids, int64_t width, uint8_t* SEAMSEG_RESTRICT changed) {
+SEAMSEG_CLONES void mark_changes(const int32_t* SEAMSEG_RESTRICT ids, int64_t width,
+                                 uint8_t* SEAMSEG_RESTRICT changed) {
   for (int64_t x = 1; x < width; ++x) changed[x] = ids[x] != ids[x - 1];
 }
 
@@ -153,8 +154,8 @@ class Drawing {
   std::vector<uint8_t> lines_, changed_;
 };
 
-SEAMSEG_CLONES void average(const uint8_t* SEAMSEG_RESTRICT photo, const uint8_t* SEAMSEG_RESTRICT colors, int64_t count,
-                            uint8_t* SEAMSEG_RESTRICT out) {
+SEAMSEG_CLONES void average(const uint8_t* SEAMSEG_RESTRICT photo, const uint8_t* SEAMSEG_RESTRICT colors,
+                            int64_t count, uint8_t* SEAMSEG_RESTRICT out) {
   for (int64_t i = 0; i < count; ++i) out[i] = static_cast<uint8_t>((photo[i] + colors[i]) >> 1);
 }
 
@@ -215,8 +216,8 @@ void draw(const Photo& photo, const Shown& shown, int32_t share, uint8_t* out) {
 }  // namespace seamseg
 
 // Blends `height` rows of a photo with the colours of an id map, and draws the outlines in white. Row y and column x of
-// the photo show row rows[y] and column columns[x] of the map, or column x if it is null. `share` is that of the colours
-// in 256; -1 for the mean, rounded down. Returns null on an error.
+// the photo show row rows[y] and column columns[x] of the map, or column x if it is null. `share` is that of the
+// colours in 256; -1 for the mean, rounded down. Returns null on an error.
 SEAMSEG_EXPORT const void* seamseg_overlay(const uint8_t* photo, int64_t height, int64_t width, const int32_t* ids,
                                            int64_t map_height, int64_t map_width, const int64_t* rows,
                                            const int64_t* columns, const uint8_t* colors, const uint8_t* outlined,
@@ -230,9 +231,9 @@ SEAMSEG_EXPORT const void* seamseg_overlay(const uint8_t* photo, int64_t height,
   });
 }
 
-// Writes rows of a panoptic PNG, each of 3 * width + 1 bytes: the value of each id below `count`, 0 for others, as R + 256
-// G + 65536 B and by the filter "up". Without values they are the ids. `above` is the row before the first, null if there
-// is none.
+// Writes rows of a panoptic PNG, each of 3 * width + 1 bytes: the value of each id below `count`, 0 for others, as
+// R + 256 G + 65536 B and by the filter "up". Without values they are the ids. `above` is the row before the first,
+// null if there is none.
 SEAMSEG_EXPORT void seamseg_png_rows(const int32_t* ids, const int32_t* above, int64_t height, int64_t width,
                                      const uint32_t* values, int64_t count, uint8_t* out) {
   using namespace seamseg;
