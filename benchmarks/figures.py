@@ -83,6 +83,7 @@ def figures() -> list[Figure]:
         _cases,
         _queries,
         _pairs,
+        _huge_photo,
         _training,
         _large_runs,
         _exported,
@@ -224,6 +225,11 @@ CASES = {
     "Cityscapes pixel level, 20 frames": ("cityscapes", "pixel level, 1 threads", "cityscapesscripts", "s"),
     "Cityscapes instance level": ("cityscapes", "instance level, 1 threads", "cityscapesscripts", "s"),
     "Cityscapes panoptic": ("cityscapes", "panoptic, 1 threads", "cityscapesscripts", "s"),
+    "fusion, at the size of the photo": ("exports", "fusion", "numpy", "ms"),
+    "overlay": ("exports", "overlay", "numpy", "ms"),
+    "overlay, to JPEG": ("exports", "overlay to JPEG", "numpy", "ms"),
+    "panoptic PNG": ("exports", "panoptic PNG", "numpy", "ms"),
+    "fusion, formats coco and overlay": ("exports", "fusion, coco and overlay", "numpy", "ms"),
     "100 masks of 1024x2048 to PNG": ("exports", "masks of 100 detections", "Pillow", "ms"),
     "converting 3 Cityscapes frames": ("prepare", "cityscapes, 3 frames, 1 worker", "one by one", "ms"),
     "converting 3 Vistas frames": ("prepare", "vistas, 3 frames, 1 worker", "one by one", "ms"),
@@ -280,6 +286,15 @@ def _pairs() -> Iterator[Figure]:
     ratio = {row["case"]: row["ratio"] for row in load("loading")["rows"]}
     text = "is {} times as fast as plain Pillow + float32 by default, {} times with a crop, and {} times with crop,"
     yield Figure(PERFORMANCE, text, tuple(ratio[f"item, {name}"] for name in LOADING))
+
+
+def _huge_photo() -> Iterator[Figure]:
+    rows = load("huge_photo")["rows"]
+    for before, now in zip(rows[::2], rows[1::2]):
+        text = f"| {now['formats']} | `huge_photo.py` | {{}} GiB | before {{}} GiB | {{}} |"
+        yield Figure(PERFORMANCE, text, (now["peak"], before["peak"], now["peak"] / before["peak"]))
+    text = "Both formats together take {} s of CPU time, before {} s."
+    yield Figure(PERFORMANCE, text, (rows[-1]["cpu"], rows[-2]["cpu"]))
 
 
 LOADING = ("default", "crop 512 x 1024", "crop, device, fast_decode")

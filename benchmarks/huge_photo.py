@@ -3,24 +3,32 @@
     python benchmarks/huge_photo.py 8000x4000 12000x8400 40000x200 --tiles off 1024
     python benchmarks/huge_photo.py 12000x8400 --shortest-size 8400 --network small --tiles 2048
     python benchmarks/huge_photo.py 12000x8400 --device cuda --json huge.json
+    python benchmarks/huge_photo.py 12000x8400 --network small --tiles off --formats coco overlay --against REV
 
 vistas_r50 with random weights; the best 100 detections of an image are kept regardless of their scores.
 `--network small` is toy_city_r18, for the memory of the maps of the largest photos without waiting for hours.
 The peak is VmHWM of the whole process, with torch, the weights and the decoded photo; `before` is the peak before the
-prediction. On a GPU, `GPU GiB` is the peak of torch's allocator. The CPU allocator is set as by the command line.
+prediction. With --formats the photo is a JPEG, and the files of these formats are written as by `seamseg predict`; with
+--against REV another revision does the same in turns, with the compiled functions of this one. On a GPU, `GPU GiB` is
+the peak of torch's allocator. The CPU allocator is set as by the command line.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
+
+from startup import check_out
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 NETWORKS = {"vistas_r50": "vistas_r50", "small": "toy_city_r18"}
@@ -33,13 +41,9 @@ def peak_gib() -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 2**20
 
 
-def predict(
-    size: tuple[int, int], tiles: str, overlap: int | None, shortest: int | None, network: str, device_name: str
-) -> dict[str, Any]:
-    """Predict a photo of `(width, height)` in this process; return peak memory, seconds and the number of tiles."""
-    import numpy as np
+def predictor_of(size: tuple[int, int], arguments: argparse.Namespace) -> Any:
+    """Make a predictor of random weights for a photo of `(width, height)`."""
     import torch
-    from PIL import Image
 
     from seamseg.config import load_config
     from seamseg.data.transforms import Normalise
@@ -54,36 +58,94 @@ def predict(
     from seamseg.models.panoptic import PanopticNet
 
     torch.manual_seed(0)
-    config = load_config(CONFIGS / f"{NETWORKS[network]}.ini")
+    config = load_config(CONFIGS / f"{NETWORKS[arguments.network]}.ini")
     net = build_network(config, STUFF, THINGS)
     assert isinstance(net, PanopticNet)
     roi = replace(net.options.selector.config, score_threshold=0.0, max_predictions=100)
     net = net.with_options(selector=DetectionSelector(roi))
-    count = STUFF + THINGS
-    metadata = Metadata(STUFF, THINGS, list(map(str, range(count))), [(0, 0, 0)] * count, list(range(count)), [])
-    tiling = Tiling(int(tiles) if tiles.isdecimal() else tiles, overlap)
+    count, (tiles,), shortest = STUFF + THINGS, arguments.tiles, arguments.shortest_size
+    colors = [(37 * k % 256, 91 * k % 256, 53 * k % 256) for k in range(count)]
+    metadata = Metadata(STUFF, THINGS, list(map(str, range(count))), colors, list(range(count)), [])
+    tiling = Tiling(int(tiles) if tiles.isdecimal() else tiles, arguments.tile_overlap)
     limits = input_size(config, shortest, None if shortest is None else max(*size, shortest))
-    device = torch.device(device_name)
-    network_of = TorchNetwork(net, Normalise(config.dataloader.rgb_mean, config.dataloader.rgb_std), device)
-    predictor: Predictor[Any] = Predictor(network_of, metadata, limits, Thresholds(0.0, 0.5, 0), tiling)
-    seen = mock.Mock(wraps=network_of.run)
+    device = torch.device(arguments.device)
+    network = TorchNetwork(net, Normalise(config.dataloader.rgb_mean, config.dataloader.rgb_std), device)
+    return Predictor(network, metadata, limits, Thresholds(0.0, 0.5, 0), tiling)
+
+
+def size_of(words: str) -> tuple[int, int]:
+    """Return `(width, height)` of WIDTHxHEIGHT."""
+    width, height = map(int, words.split("x"))
+    return width, height
+
+
+def photo_of(size: tuple[int, int]) -> Any:
+    """Make a photo of `(width, height)`."""
+    import numpy as np
+    from PIL import Image
+
     blotches = np.random.default_rng(0).integers(0, 256, (16, 24, 3), dtype=np.uint8)
-    photo = Image.fromarray(blotches).resize(size, Image.Resampling.BICUBIC)
+    return Image.fromarray(blotches).resize(size, Image.Resampling.BICUBIC)
+
+
+def write(predictor: Any, photo: Path, out: Path, formats: str) -> None:
+    """Write the files of a photo as `seamseg predict` does."""
+    from seamseg.predict.job import predict_all
+    from seamseg.predict.manifest import header
+    from seamseg.predict.sinks import open_sink
+    from seamseg.predict.sinks.target import parse_target
+    from seamseg.predict.sources.base import Source
+    from seamseg.predict.writers import make_writers
+    from seamseg.utils.distributed import World
+
+    target, head = parse_target(str(out)), header("random weights", "", {})
+    sink = open_sink(target, lambda folder: make_writers(formats.split(","), folder, predictor.metadata), head)
+    assert predict_all(predictor, [Source(photo, photo.stem, photo.name)], sink, World()).done == 1
+
+
+def measure(size: tuple[int, int], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Predict a photo of `(width, height)` in this process; return peak memory, seconds and the number of tiles."""
+    import torch
+
+    predictor = predictor_of(size, arguments)
+    seen = mock.Mock(wraps=predictor.network.run)
+    photo = None if arguments.photo else photo_of(size)
     before = peak_gib()
-    start = time.perf_counter()
-    with mock.patch.object(network_of, "run", seen):
-        result = predictor.predict(photo)
-    seconds = time.perf_counter() - start
-    assert result.size == size[::-1]
-    height, width = limits.of(size[::-1])
+    start, cpu = time.perf_counter(), time.process_time()
+    with mock.patch.object(predictor.network, "run", seen):
+        if photo is None:
+            write(predictor, arguments.photo, arguments.photo.with_name("out"), arguments.formats[0])
+        else:
+            assert predictor.predict(photo).size == size[::-1]
+    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+    height, width = predictor.input_size.of(size[::-1])
     return {
         "before": before,
         "peak": peak_gib(),
         "seconds": seconds,
-        "gpu": torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None,
+        "cpu": cpu,
+        "gpu": torch.cuda.max_memory_allocated() / 2**30 if arguments.device == "cuda" else None,
         "views": seen.call_count,
         "network": f"{width}x{height}",
     }
+
+
+def in_process(size: str, tiles: str, formats: str, arguments: argparse.Namespace, root: Path) -> dict[str, Any]:
+    """Measure in a new process, with the package in a folder."""
+    command = [sys.executable, __file__, size, "--tiles", tiles, "--network", arguments.network]
+    command += ["--device", arguments.device, "--child"]
+    for option in ("tile_overlap", "shortest_size"):
+        if (value := getattr(arguments, option)) is not None:
+            command += [f"--{option.replace('_', '-')}", str(value)]
+    with tempfile.TemporaryDirectory(prefix="huge-photo-") as folder:
+        if formats != "-":
+            photo = Path(folder) / "photo.jpg"
+            photo_of(size_of(size)).save(photo, quality=90)
+            command += ["--formats", formats, "--photo", str(photo)]
+        environment = {**os.environ, "PYTHONPATH": str(root)}
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
+    facts: dict[str, Any] = json.loads(done.stdout)
+    return facts
 
 
 def main() -> None:
@@ -97,37 +159,37 @@ def main() -> None:
     )
     parser.add_argument("--network", choices=NETWORKS, default="vistas_r50")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    parser.add_argument("--formats", nargs="+", default=["-"], help="formats to write, each separated by commas")
+    parser.add_argument("--against", metavar="REV", help="git revision to compare with")
     parser.add_argument("--json", help="also write the numbers to this file")
+    parser.add_argument("--photo", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         from seamseg.utils import process_settings
 
         process_settings.apply()
-        width, height = map(int, arguments.sizes[0].split("x"))
-        options = (arguments.tile_overlap, arguments.shortest_size, arguments.network, arguments.device)
-        print(json.dumps(predict((width, height), arguments.tiles[0], *options)))
+        print(json.dumps(measure(size_of(arguments.sizes[0]), arguments)))
         return
 
-    print(f"{'photo':<14}{'input':<14}{'tiles':<8}{'views':>6}{'before GiB':>12}{'peak GiB':>10}", end="")
-    print(f"{'GPU GiB':>9}{'seconds':>9}")
+    print(f"{'photo':<14}{'input':<14}{'tiles':<8}{'formats':<16}{'revision':<10}{'views':>6}", end="")
+    print(f"{'before GiB':>12}{'peak GiB':>10}{'GPU GiB':>9}{'seconds':>9}{'CPU s':>8}")
     rows = []
-    for size in arguments.sizes:
-        for tiles in arguments.tiles:
-            command = [sys.executable, __file__, size, "--tiles", tiles, "--network", arguments.network]
-            command += ["--device", arguments.device, "--child"]
-            for option in ("tile_overlap", "shortest_size"):
-                if (value := getattr(arguments, option)) is not None:
-                    command += [f"--{option.replace('_', '-')}", str(value)]
-            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-            row = {"photo": size, "tiles": tiles, **json.loads(done.stdout)}
-            gpu = "-" if row["gpu"] is None else f"{row['gpu']:.2f}"
-            rows.append(row)
-            print(
-                f"{size:<14}{row['network']:<14}{tiles:<8}{row['views']:>6}{row['before']:>12.2f}{row['peak']:>10.2f}"
-                f"{gpu:>9}{row['seconds']:>9.1f}",
-                flush=True,
-            )
+    with tempfile.TemporaryDirectory() as folder:
+        sides = {"now": Path(__file__).parents[1]}
+        if arguments.against:
+            sides = {arguments.against: check_out(arguments.against, Path(folder)), **sides}
+        for size, tiles, formats in itertools.product(arguments.sizes, arguments.tiles, arguments.formats):
+            for side, root in sides.items():
+                facts = in_process(size, tiles, formats, arguments, root)
+                row = {"photo": size, "tiles": tiles, "formats": formats, "revision": side, **facts}
+                gpu = "-" if row["gpu"] is None else f"{row['gpu']:.2f}"
+                rows.append(row)
+                print(
+                    f"{size:<14}{row['network']:<14}{tiles:<8}{formats:<16}{side[:8]:<10}{row['views']:>6}"
+                    f"{row['before']:>12.2f}{row['peak']:>10.2f}{gpu:>9}{row['seconds']:>9.1f}{row['cpu']:>8.1f}",
+                    flush=True,
+                )
     if arguments.json:
         Path(arguments.json).write_text(json.dumps({"device": arguments.device, "rows": rows}, indent=1))
 

@@ -54,7 +54,10 @@ def class_map_result(classes: np.ndarray) -> PanopticResult:
     present, counts = np.unique(classes, return_counts=True)
     box = (0, 0, int(classes.shape[0]), int(classes.shape[1]))
     segments = [Segment(int(c) + 1, int(c), False, None, int(n), box) for c, n in zip(present, counts) if c != VOID]
-    return PanopticResult(np.where(classes == VOID, 0, classes.astype(np.int32) + 1).astype(np.int32), segments)
+    id_map = classes.astype(np.int32)
+    id_map += 1
+    id_map[classes == VOID] = VOID_ID
+    return PanopticResult(id_map, segments)
 
 
 class SegmentLike(Protocol):

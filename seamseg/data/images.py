@@ -12,6 +12,7 @@ from typing import TypeVar
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from seamseg.idmaps.images import BAND_BYTES
 from seamseg.utils.errors import InputError, UnreadableImage, one_line
 from seamseg.utils.files import read_bytes
 from seamseg.utils.limits import PHOTO_BYTES, open_pillow
@@ -47,6 +48,18 @@ def as_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "P" and "transparency" in image.info:
         image = image.copy()  # its info is changed below
     return _rgb(image, _is_deep(image))
+
+
+def pixels_of(image: Image.Image) -> np.ndarray:
+    """Return the pixels of an RGB image, `H x W x 3` uint8, writable."""
+    rows = max(1, BAND_BYTES // (3 * image.width))
+    if image.height <= rows:
+        return np.array(image)
+    pixels = np.empty((image.height, image.width, 3), np.uint8)
+    for y in range(0, image.height, rows):  # at once, numpy and Pillow would make two more copies
+        stop = min(y + rows, image.height)
+        pixels[y:stop] = np.asarray(image.crop((0, y, image.width, stop)))
+    return pixels
 
 
 def open_reduced(path: str | Path, at_least: tuple[int, int]) -> tuple[Image.Image, tuple[int, int]]:

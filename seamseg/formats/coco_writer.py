@@ -10,8 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from seamseg.formats.coco_panoptic import default_folder
-from seamseg.formats.id_png import MAX_ID, write_id_png
-from seamseg.formats.label_png import look_up
+from seamseg.formats.id_png import MAX_ID, encode_id_png, write_id_png
 from seamseg.panoptic_map import ClassInfo, ClassTable, PanopticResult, Segment, class_infos
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import join_inside, replacing, write_json
@@ -96,11 +95,11 @@ class CocoPanopticWriter:
     def _write_map(
         self, image_id: int | str, id_map: np.ndarray, segments: Sequence[Segment], photo_name: str | None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        annotation, ids = encode_panoptic(image_id, id_map, segments, self.classes, self.palette)
+        annotation, values = encode_panoptic(image_id, segments, self.classes, self.palette)
         path = join_inside(self.folder, f"{image_id}.png")
         if path is None:
             raise InputError(f"image id {image_id!r}: its file would be outside {self.folder}")
-        write_id_png(path, ids)
+        write_id_png(path, id_map, values)
         height, width = id_map.shape
         image = {"id": image_id, "file_name": photo_name or f"{image_id}", "height": height, "width": width}
         return image, annotation
@@ -163,25 +162,20 @@ class CocoPanopticWriter:
 
 
 def encode_panoptic(
-    image_id: int | str,
-    id_map: np.ndarray,
-    segments: Sequence[Segment],
-    classes: Sequence[ClassInfo],
-    palette: Sequence[tuple[int, ...]],
-) -> tuple[dict[str, Any], np.ndarray]:
-    """Convert one image to the COCO panoptic format.
+    image_id: int | str, segments: Sequence[Segment], classes: Sequence[ClassInfo], palette: Sequence[tuple[int, ...]]
+) -> tuple[dict[str, Any], list[tuple[int, int]]]:
+    """Convert the segments of an image to the COCO panoptic format.
 
     Parameters
     ----------
     image_id : id of the image; its PNG is `<image_id>.png`
-    id_map : `H x W` ids; those without a segment become void
     segments : segments in any order, which is preserved
     classes, palette : classes and colours of the data set; the ids are close to the colours of the classes
 
     Returns
     -------
     annotation : entry of the JSON
-    ids : `H x W` uint32, for the PNG
+    values : `(id, value)` of each segment, for :func:`seamseg.formats.id_png.write_id_png`
     """
     new_ids = _assign_ids(segments, palette)
     annotation = {
@@ -189,7 +183,14 @@ def encode_panoptic(
         "file_name": f"{image_id}.png",
         "segments_info": [_entry(s, new, classes[s.category].id) for s, new in zip(segments, new_ids)],
     }
-    return annotation, look_up(id_map, [(s.id, new) for s, new in zip(segments, new_ids)], np.uint32)
+    return annotation, [(s.id, new) for s, new in zip(segments, new_ids)]
+
+
+def encode_result(result: PanopticResult, metadata: ColoredClassTable) -> tuple[dict[str, Any], bytes]:
+    """Return the annotation of a result, and the content of the PNG that :class:`CocoPanopticWriter` writes."""
+    segments = [s for s in result.segments if not s.iscrowd]
+    annotation, values = encode_panoptic(0, segments, class_infos(metadata), metadata.palette)
+    return annotation, encode_id_png(result.id_map, values)
 
 
 def _entry(segment: Segment, new_id: int, category_id: int) -> dict[str, Any]:

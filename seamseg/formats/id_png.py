@@ -9,14 +9,17 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from seamseg.idmaps import inflate
 from seamseg.idmaps.id_runs import IdRuns, decode_id_runs, has_kernel, id_runs_of
+from seamseg.idmaps.images import png_rows
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing
 from seamseg.utils.limits import open_pillow, reading_image
@@ -57,22 +60,79 @@ def png_size(path: str | Path) -> tuple[int, int] | None:
     return (height, width) if signature == _SIGNATURE else None
 
 
-def write_id_png(path: str | Path, ids: np.ndarray) -> None:
-    """Write segment ids, `H x W` in `0 .. 2^24-1`, as a panoptic PNG, atomically; missing folders are created."""
-    image = id_image(ids)
-    with replacing(Path(path)) as temporary:
-        # level 3 takes half the time of Pillow's default; maps of large flat regions stay small
-        image.save(temporary, format="PNG", compress_level=3)
+def write_id_png(path: str | Path, ids: np.ndarray, values: Sequence[tuple[int, int]] | None = None) -> None:
+    """Write segment ids as a panoptic PNG, atomically and in bands of rows; missing folders are created.
+
+    Parameters
+    ----------
+    path : path of the file
+    ids : `H x W` in `0 .. 2^24-1`
+    values : `(id, value)` of each segment, to write the values in place of the ids; those of other ids are 0
+
+    Raises
+    ------
+    ValueError
+        if the map has no pixels, or an id or value is out of range
+    SeamsegError
+        if the file cannot be written
+    """
+    parts = _parts(ids, values)
+    with replacing(Path(path)) as temporary, open(temporary, "wb") as file:
+        file.writelines(parts)
+
+
+def encode_id_png(ids: np.ndarray, values: Sequence[tuple[int, int]] | None = None) -> bytes:
+    """Return the content of the file of :func:`write_id_png`."""
+    return b"".join(_parts(ids, values))
+
+
+def _parts(ids: np.ndarray, values: Sequence[tuple[int, int]] | None) -> Iterator[bytes]:
+    """Check the values and return an iterator over the content of the file."""
+    _check_range(ids if values is None else np.array([value for _, value in values], np.int64))
+    if ids.ndim != 2 or not ids.size:
+        raise ValueError(f"panoptic PNG: a map is H x W pixels, got {ids.shape}")
+    header = struct.pack(">II", ids.shape[1], ids.shape[0]) + _FAST_HEADER
+    rows = (_chunk(b"IDAT", data) for data in _compressed(ids, values))
+    return chain([_SIGNATURE, _chunk(b"IHDR", header)], rows, [_chunk(b"IEND", b"")])
+
+
+def _compressed(ids: np.ndarray, values: Sequence[tuple[int, int]] | None) -> Iterator[bytes]:
+    """Yield the compressed rows of a map in parts."""
+    # maps of large flat regions stay small: higher levels save little and take several times as long
+    compressor = inflate.zlib.compressobj(3)
+    table = None
+    if values is not None:
+        table = np.zeros(max((identity for identity, _ in values), default=0) + 1, np.uint32)
+        for identity, value in values:
+            table[identity] = value
+    above, rows = None, max(1, inflate.BAND_BYTES // (3 * ids.shape[1] + 1))
+    for first in range(0, ids.shape[0], rows):
+        band = ids[first : first + rows]
+        if band.dtype != np.int32:
+            band = (band if table is None else np.minimum(band, len(table))).astype(np.int32)
+        data = compressor.compress(png_rows(band, above, table))
+        if data:
+            yield data
+        above = band[-1]
+    yield compressor.flush()
+
+
+def _chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(content, zlib.crc32(kind)))
 
 
 def id_image(ids: np.ndarray) -> Image.Image:
     """Convert segment ids, `H x W` in `0 .. 2^24-1`, to an RGB image."""
-    if ids.size and (int(ids.min()) < 0 or int(ids.max()) > MAX_ID):
-        raise ValueError(f"panoptic PNG: ids must be 0 to {MAX_ID}, got {int(ids.min())} to {int(ids.max())}")
+    _check_range(ids)
     rgb = np.empty((*ids.shape, 3), np.uint8)
     for channel in range(3):
         rgb[..., channel] = (ids >> (8 * channel)) & 255
     return Image.fromarray(rgb)
+
+
+def _check_range(ids: np.ndarray) -> None:
+    if ids.size and (int(ids.min()) < 0 or int(ids.max()) > MAX_ID):
+        raise ValueError(f"panoptic PNG: ids must be 0 to {MAX_ID}, got {int(ids.min())} to {int(ids.max())}")
 
 
 def _read(path: str | Path) -> IdRuns | np.ndarray:

@@ -48,6 +48,13 @@ class Library:
             function.restype = _POINTER
         self._segments = _segment_functions(c)
         self._upsampled = _upsampling_functions(c)
+        self._overlay, self._png_rows = c.seamseg_overlay, c.seamseg_png_rows
+        self._overlay.argtypes = [
+            _POINTER, _INT64, _INT64, _POINTER, _INT64, _INT64, *[_POINTER] * 4, _INT64, _INT32, _POINTER, _POINTER
+        ]  # fmt: skip
+        self._overlay.restype = _POINTER
+        self._png_rows.argtypes = [_POINTER, _POINTER, _INT64, _INT64, _POINTER, _INT64, _POINTER]
+        self._png_rows.restype = None
         self._take_runs, self._take_pairs = c.seamseg_take_runs, c.seamseg_take_pairs
         for take in (self._take_runs, self._take_pairs):
             take.argtypes, take.restype = [_POINTER] * 3, None
@@ -169,6 +176,39 @@ class Library:
         boxes = np.empty((len(logits), 4), np.float32)
         self._upsample("mask_boxes", logits, rows, columns, (boxes,))
         return boxes
+
+    def overlay(
+        self,
+        photo: np.ndarray,
+        ids: np.ndarray,
+        rows: np.ndarray,
+        columns: np.ndarray | None,
+        colors: np.ndarray,
+        outlined: np.ndarray,
+        share: int | None,
+    ) -> np.ndarray:
+        """See :func:`seamseg.idmaps.images.overlay`."""
+        pixels, cells, lines, shown, flags = (
+            np.require(x, None, ("C", "A")) for x in (photo, ids, rows, colors, outlined)
+        )
+        across = None if columns is None else np.require(columns, None, ("C", "A"))
+        drawn, message = np.empty(pixels.shape, np.uint8), ctypes.create_string_buffer(_MESSAGE_SIZE)
+        result = self._overlay(
+            pixels.ctypes.data, *pixels.shape[:2], cells.ctypes.data, *cells.shape, lines.ctypes.data,
+            None if across is None else across.ctypes.data, shown.ctypes.data, flags.ctypes.data, len(shown),
+            -1 if share is None else share, drawn.ctypes.data, message
+        )  # fmt: skip
+        _checked("overlay", result, message)
+        return drawn
+
+    def png_rows(self, ids: np.ndarray, above: np.ndarray | None, values: np.ndarray | None) -> np.ndarray:
+        """See :func:`seamseg.idmaps.images.png_rows`."""
+        cells, (height, width) = np.require(ids, None, ("C", "A")), ids.shape
+        before, table = (None if array is None else np.require(array, None, ("C", "A")) for array in (above, values))
+        pointers = [None if array is None else array.ctypes.data for array in (before, table)]
+        filtered, count = np.empty((height, 3 * width + 1), np.uint8), 0 if table is None else table.size
+        self._png_rows(cells.ctypes.data, pointers[0], height, width, pointers[1], count, filtered.ctypes.data)
+        return filtered
 
     def _upsample(
         self, name: str, logits: np.ndarray, rows: Axis, columns: Axis, arrays: tuple[np.ndarray, ...]

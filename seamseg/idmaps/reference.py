@@ -193,6 +193,85 @@ def mask_boxes(logits: np.ndarray, rows: Axis, columns: Axis) -> np.ndarray:
     return np.concatenate((np.where(high < 0, -1, low), high), 1).astype(np.float32)
 
 
+def overlay(
+    photo: np.ndarray,
+    ids: np.ndarray,
+    rows: np.ndarray,
+    columns: np.ndarray | None,
+    colors: np.ndarray,
+    outlined: np.ndarray,
+    share: int | None,
+) -> np.ndarray:
+    """See :func:`seamseg.idmaps.images.overlay`."""
+    # an outline depends on the two rows above and below it
+    start = max(int(rows.min()) - 2, 0)
+    part = ids[start : int(rows.max()) + 3]
+    part = np.where((part >= 0) & (part < len(colors)), part, 0)
+    lines, drawn = outlines(np.where(outlined[part], part, 0))[rows - start], colors[part][rows - start]
+    if columns is not None:
+        lines, drawn = lines[:, columns], drawn[:, columns]
+    if share is None:
+        image: np.ndarray = ((photo.astype(np.uint16) + drawn) // 2).astype(np.uint8)
+    else:
+        # the largest sum, 255 * 256 + 128, fits
+        mixed = photo.astype(np.uint16) * np.uint16(256 - share) + drawn.astype(np.uint16) * np.uint16(share)
+        image = ((mixed + np.uint16(128)) >> np.uint16(8)).astype(np.uint8)
+    image[lines] = 255
+    return image
+
+
+def outlines(instances: np.ndarray) -> np.ndarray:
+    """Find the pixels of the outlines of instances.
+
+    These are background pixels adjacent to an instance, instance pixels adjacent to another instance, and the four
+    neighbours of both: about two pixels outside and one inside.
+
+    Parameters
+    ----------
+    instances : integer `H x W` ids, 0 where there is no instance
+
+    Returns
+    -------
+    bool `H x W`
+    """
+    high = _reduce_3x3(np.maximum, instances, cross=True)
+    low = _reduce_3x3(np.minimum, instances, cross=True)
+    background = instances == 0
+    largest = np.iinfo(instances.dtype).max
+    others = _reduce_3x3(np.maximum, instances) != _reduce_3x3(np.minimum, np.where(background, largest, instances))
+    # The original also marks an instance pixel if the three pixels left or right of it are all background (an overflow
+    # in its column-wise minimum); kept for identical images.
+    padded = np.pad(background, 1, mode="edge")
+    column = padded[:-2] & padded[1:-1] & padded[2:]
+    overflow = column[:, :-2] | column[:, 2:]
+    edge = (high != low) & (background | others | overflow)
+    return _reduce_3x3(np.logical_or, edge, cross=True)
+
+
+def _reduce_3x3(ufunc: np.ufunc, values: np.ndarray, cross: bool = False) -> np.ndarray:
+    """Reduce the 3x3 neighbourhood of each pixel, or its cross; the border is replicated."""
+    height, width = values.shape
+    padded = np.pad(values, 1, mode="edge")
+    result: np.ndarray = values.copy()
+    for y in range(3):
+        for x in range(3):
+            if (y, x) != (1, 1) and (not cross or 1 in (y, x)):
+                ufunc(result, padded[y : y + height, x : x + width], out=result)
+    return result
+
+
+def png_rows(ids: np.ndarray, above: np.ndarray | None, values: np.ndarray | None) -> np.ndarray:
+    """See :func:`seamseg.idmaps.images.png_rows`."""
+    height, width = ids.shape
+    rows = ids if above is None else np.concatenate((above[None], ids))
+    known = rows if values is None else np.append(values, np.uint32(0))[rows.clip(-1, len(values))]
+    pixels = np.stack([known >> shift & 255 for shift in (0, 8, 16)], -1).astype(np.uint8).reshape(len(rows), 3 * width)
+    filtered = np.full((height, 3 * width + 1), 2, np.uint8)
+    before = np.zeros((1, 3 * width), np.uint8) if above is None else pixels[:0]
+    filtered[:, 1:] = np.diff(np.concatenate((before, pixels)), axis=0)
+    return filtered
+
+
 def _bands(logits: np.ndarray, rows: Axis, columns: Axis) -> Iterator[tuple[slice, Iterator[np.ndarray]]]:
     """Iterate over bands of rows of an image, and within each over the logits of the masks there."""
     height = rows.first.size

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from seamseg.config import Config
-from seamseg.data.images import as_rgb, open_image
+from seamseg.data.images import as_rgb, open_image, pixels_of
 from seamseg.data.input_size import InputSize
 from seamseg.idmaps.histogram import is_tensor
 from seamseg.inference.tiling.tiles import Tiling
@@ -129,7 +129,7 @@ class ImagePreparation:
         return PreparedImage(
             network_input(image, self.input_size),
             (image.height, image.width),
-            np.array(image) if self.keep_rgb else None,
+            pixels_of(image) if self.keep_rgb else None,
             source_image(photo, image) if self.keep_source else None,
         )
 
@@ -145,7 +145,7 @@ def network_input(image: Image.Image, size: InputSize) -> np.ndarray:
     height, width = size.scaled((image.height, image.width))
     if height * width > MAX_INPUT:
         raise InputError(_too_large(width, height, size))
-    return np.array(size.scale(image))
+    return pixels_of(size.scale(image))
 
 
 def _too_large(width: int, height: int, size: InputSize) -> str:

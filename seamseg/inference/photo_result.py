@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, cast
 import numpy as np
 from PIL import Image
 
-from seamseg.data.images import MAX_PIXELS, open_image
+from seamseg.data.images import MAX_PIXELS, open_image, pixels_of
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.anonymize import LEAST_SCORE, Style, hide_classes
 from seamseg.inference.class_names import choose_classes
@@ -94,7 +94,7 @@ class PhotoResult(ABC):
         """
         if self.source is None:
             return None
-        rgb = np.asarray(open_image(self.source) if isinstance(self.source, Path) else self.source)
+        rgb = pixels_of(open_image(self.source) if isinstance(self.source, Path) else self.source)
         if rgb.shape[:2] != self.size:
             height, width = self.size
             raise InputError(

@@ -21,7 +21,7 @@ from seamseg.inference.fiftyone_labels import LabelledObject, cropped, detection
 from seamseg.inference.photo_result import Photo, PhotoResult, ResultFile, SourceImage, import_supervision
 from seamseg.panoptic_map import VOID, PanopticResult, Segment, class_infos
 from seamseg.predictions import ArrayPrediction
-from seamseg.visualize import draw_overlay
+from seamseg.visualize.overlay import overlay_image
 
 if TYPE_CHECKING:
     import fiftyone
@@ -146,7 +146,7 @@ class Panoptic(PanopticResult, PhotoResult):
         rgb, opacity = self.canvas(photo, opacity)
         shown = self if classes is None else self.only(classes)
         names = self.metadata.categories
-        return Image.fromarray(draw_overlay(rgb, shown, self.metadata.palette, names, labels, opacity, outlined))
+        return overlay_image(rgb, shown, self.metadata.palette, names, labels, opacity, outlined)
 
     def _segments(self) -> PanopticResult:
         return self
@@ -167,12 +167,10 @@ class Panoptic(PanopticResult, PhotoResult):
         >>> annotation["segments_info"][0]["category_id"]  # doctest: +SKIP
         """
         segments = [s for s in self.segments if not s.iscrowd]
-        annotation, ids = encode_panoptic(
-            image_id, self.id_map, segments, class_infos(self.metadata), self.metadata.palette
-        )
+        annotation, values = encode_panoptic(image_id, segments, class_infos(self.metadata), self.metadata.palette)
         if file_name is not None:
             annotation["file_name"] = file_name
-        return annotation, id_image(ids)
+        return annotation, id_image(look_up(self.id_map, values, np.uint32))
 
     def to_supervision(self, stuff: bool = False) -> supervision.Detections:
         """Return `supervision.Detections`: boxes, masks, class indices, scores, and `class_name` in its data.

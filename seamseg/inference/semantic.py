@@ -19,7 +19,7 @@ from seamseg.inference.photo_result import Photo, PhotoResult, ResultFile, Sourc
 from seamseg.panoptic_map import VOID, PanopticResult, class_map_result
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.errors import InputError
-from seamseg.visualize import draw_overlay
+from seamseg.visualize.overlay import overlay_image
 
 if TYPE_CHECKING:
     import fiftyone
@@ -145,7 +145,7 @@ class SemanticMap(PhotoResult):
         """
         rgb, opacity = self.canvas(photo, opacity)
         shown = self if classes is None else self.only(classes)
-        return Image.fromarray(draw_overlay(rgb, shown._segments(), self.metadata.palette, opacity=opacity))
+        return overlay_image(rgb, shown._segments(), self.metadata.palette, opacity=opacity)
 
     def _segments(self) -> PanopticResult:
         return class_map_result(self.classes)

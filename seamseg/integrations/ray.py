@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from PIL import Image
 
 import seamseg
 from seamseg.data.images import as_rgb, open_image
+from seamseg.formats.coco_writer import encode_result
 from seamseg.inference.result import Panoptic
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, SeamsegError
@@ -129,9 +129,7 @@ def _decode(value: Any) -> Image.Image | str:
 def _row(result: Panoptic | str) -> tuple[bytes, str, int, int, str]:
     if isinstance(result, str):
         return b"", "[]", 0, 0, result
-    annotation, ids = result.to_coco()
+    annotation, png = encode_result(result, result.metadata)
     names = [s.name for s in result.segments if not s.iscrowd]
     entries = [{**entry, "name": name} for entry, name in zip(annotation["segments_info"], names, strict=True)]
-    buffer = BytesIO()
-    ids.save(buffer, "PNG", compress_level=3)
-    return buffer.getvalue(), json.dumps(entries), *result.size, ""
+    return png, json.dumps(entries), *result.size, ""

@@ -23,12 +23,13 @@ from seamseg.predictions import ArrayPrediction
 from seamseg.utils.distributed import World, broadcast_object, gather_objects, long_timeout_group, shared_counter
 from seamseg.utils.errors import InputError, SeamsegError, UnreadableImage, one_line
 from seamseg.utils.parallel import BackgroundWriter, check_workers, share_cores
+from seamseg.utils.process_settings import return_memory
 from seamseg.utils.progress import progress
 from seamseg.utils.signals import graceful_termination
 from seamseg.utils.urls import describe_error
 
 _FUSED_BYTES = 8
-"""Memory of the maps of a photo, and of what formats draw, for each of its pixels."""
+"""Memory of the map of a photo, and of an image that a format draws, for each of its pixels."""
 
 _NAME_ERRORS = (errno.ENAMETOOLONG, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.EILSEQ)
 
@@ -269,6 +270,8 @@ class _PredictionLoop:
             self._skip(photo.source, f"{photo.source}: {error}")
         except Exception as error:
             raise _error_of(error, f"{photo.source}: its outputs cannot be made") from error
+        finally:
+            return_memory(photo.image.size[0] * photo.image.size[1])
 
     def _write_outputs(self, photo: _Photo, prediction: ArrayPrediction, seconds: float) -> None:
         start = time.perf_counter()

@@ -7,13 +7,14 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from seamseg.data.images import pixels_of
+from seamseg.formats.coco_writer import encode_result
 from seamseg.formats.label_png import look_up
 from seamseg.formats.metadata import Metadata
 from seamseg.idmaps.resize import resize_nearest
@@ -109,7 +110,7 @@ class ResultEncoder:
     def _overlay(self, result: PhotoResult, prediction: ArrayPrediction, photo: Photo) -> Content:
         # the content of the file that `predict` writes
         writer = OverlayWriter(Path(), self._metadata)
-        return Content(writer.encode(np.asarray(photo()), prediction, result), JPEG)
+        return Content(writer.encode(pixels_of(photo()), prediction, result), JPEG)
 
     def _map(self, name: str, result: PhotoResult, prediction: ArrayPrediction, photo: Photo) -> Content:
         spec = self._predictor.map_formats[name]
@@ -206,10 +207,7 @@ def _panoptic_index_map(result: Panoptic, shape: tuple[int, int]) -> np.ndarray:
 
 
 def _id_png(result: Panoptic, prediction: ArrayPrediction, metadata: Metadata) -> bytes:
-    buffer = BytesIO()
-    # of the same speed and size as the files of `predict`
-    result.to_coco()[1].save(buffer, "PNG", compress_level=3)
-    return buffer.getvalue()
+    return encode_result(result, metadata)[1]
 
 
 def _numbered(ids: np.ndarray, shown: list[int], shape: tuple[int, int]) -> np.ndarray:

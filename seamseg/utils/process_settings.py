@@ -21,6 +21,8 @@ fragments of that size would double the peak memory of huge images, and filling 
 MALLOC_SWITCH = "SEAMSEG_MALLOC"
 """Environment variable; `off` leaves the allocator unchanged."""
 BUFFERS_KEPT = "large buffers are kept"
+LARGE_PIXELS = 1 << 25
+"""Photos of as many pixels are worth a return of the memory that they took, see :func:`return_memory`."""
 SPIN = {"GOMP_SPINCOUNT": 3000}
 """How often a waiting thread of libgomp checks for work before it sleeps. The default of 300000 takes several
 milliseconds, during which it occupies a core that the thread it waits for may need if other programs run. Results do
@@ -36,6 +38,15 @@ def apply() -> None:
     # libgomp reads its variables once, when torch is imported
     if "torch" not in sys.modules and not any(name in os.environ for name in _SPIN_VARIABLES):
         os.environ.update({name: str(value) for name, value in SPIN.items()})
+
+
+def return_memory(pixels: int) -> None:
+    """Return free memory to the system after work on a photo of so many pixels, if it is large.
+
+    Pillow's images consist of small blocks, and each thread would keep those that it has used.
+    """
+    if pixels >= LARGE_PIXELS and any(name in os.environ for name in MALLOC) and platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def malloc_status() -> str:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import BytesIO
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from seamseg.idmaps.images import BAND_BYTES, overlay
+from seamseg.idmaps.reference import outlines
 from seamseg.idmaps.resize import nearest_index
 from seamseg.panoptic_map import VOID, PanopticResult
 
 from .palette import distinct_colors, padded_palette, text_color
+
+__all__ = ["compose_overlay", "draw_boxes", "draw_overlay", "outlines", "overlay_image"]
 
 Palette = Sequence[Sequence[int]] | np.ndarray
 
@@ -43,6 +47,39 @@ def draw_overlay(
     -------
     uint8 `H x W x 3`
     """
+    if labels:
+        return np.asarray(overlay_image(photo, result, palette, categories, labels, opacity, outlined))
+    return _drawing(photo, result, palette, opacity, outlined)(0, photo.shape[0])
+
+
+def overlay_image(
+    photo: np.ndarray,
+    result: PanopticResult,
+    palette: Palette,
+    categories: Sequence[str] | None = None,
+    labels: bool = False,
+    opacity: float = 0.5,
+    outlined: bool = True,
+) -> Image.Image:
+    """Return :func:`draw_overlay` as an image, which is drawn in bands: no second copy of a large photo is made."""
+    if labels and categories is None:
+        raise ValueError("draw_overlay: labels=True needs the categories")
+    (height, width), draw = photo.shape[:2], _drawing(photo, result, palette, opacity, outlined)
+    rows = max(1, BAND_BYTES // (3 * width))
+    if height <= rows:
+        image = Image.fromarray(draw(0, height))
+    else:
+        image = Image.new("RGB", (width, height))
+        for y in range(0, height, rows):
+            image.paste(Image.fromarray(draw(y, min(y + rows, height))), (0, y))
+    if labels and categories is not None:
+        _write_labels(image, result, padded_palette(palette), categories)
+    return image
+
+
+def _drawing(
+    photo: np.ndarray, result: PanopticResult, palette: Palette, opacity: float, outlined: bool
+) -> Callable[[int, int], np.ndarray]:
     count = max((s.id for s in result.segments), default=0) + 1
     classes = np.full(count, VOID, np.int64)
     instances = np.zeros(count, bool)
@@ -51,12 +88,7 @@ def draw_overlay(
         if not (segment.iscrowd and segment.isthing):
             classes[segment.id] = segment.category
             instances[segment.id] = segment.isthing and outlined
-    image = compose_overlay(photo, result.id_map, classes, instances, palette, opacity)
-    if labels:
-        if categories is None:
-            raise ValueError("draw_overlay: labels=True needs the categories")
-        image = _write_labels(image, result, padded_palette(palette), categories)
-    return image
+    return _composition(photo, result.id_map, classes, instances, palette, opacity)
 
 
 def compose_overlay(
@@ -85,73 +117,34 @@ def compose_overlay(
     -------
     uint8 `H x W x 3`
     """
+    return _composition(photo, id_map, classes, instances, palette, opacity)(0, photo.shape[0])
+
+
+def _composition(
+    photo: np.ndarray, id_map: np.ndarray, classes: np.ndarray, instances: np.ndarray, palette: Palette, opacity: float
+) -> Callable[[int, int], np.ndarray]:
+    """Return the function that draws the rows of an overlay from one number to another."""
     if not 0 <= opacity <= 1:
         raise ValueError(f"draw_overlay: opacity must be 0 to 1, got {opacity}")
     classes = np.array(classes)
     classes[0] = VOID
-    known = (id_map >= 0) & (id_map < len(classes))
-    ids = np.where(known, id_map, 0)
-    lines = outlines(np.where(np.asarray(instances, bool)[ids], ids, 0))
-    colors = padded_palette(palette)[classes[ids]]
-    if id_map.shape != photo.shape[:2]:
-        rows, columns = (nearest_index(old, new) for old, new in zip(id_map.shape, photo.shape[:2]))
-        lines, colors = lines[rows[:, None], columns], colors[rows[:, None], columns]
-    if opacity == 0.5:
-        image: np.ndarray = ((photo.astype(np.uint16) + colors) // 2).astype(np.uint8)
-    else:
-        share = np.uint16(round(opacity * 256))  # the largest sum, 255 * 256 + 128, fits
-        mixed = photo.astype(np.uint16) * np.uint16(256 - share) + colors.astype(np.uint16) * share
-        image = ((mixed + np.uint16(128)) >> np.uint16(8)).astype(np.uint8)
-    image[lines] = 255
-    return image
+    if id_map.dtype != np.int32:
+        id_map = np.where((id_map >= 0) & (id_map < len(classes)), id_map, 0).astype(np.int32)
+    rows, columns = (nearest_index(old, new).astype(np.int64) for old, new in zip(id_map.shape, photo.shape[:2]))
+    same = id_map.shape[1] == photo.shape[1]
+    colors, flags = padded_palette(palette)[classes], np.asarray(instances, bool)
+    share = None if opacity == 0.5 else round(opacity * 256)
+
+    def draw(start: int, stop: int) -> np.ndarray:
+        band = slice(start, stop)
+        return overlay(photo[band], id_map, rows[band], None if same else columns, colors, flags, share)
+
+    return draw
 
 
-def outlines(instances: np.ndarray) -> np.ndarray:
-    """Find the pixels of the outlines of instances.
-
-    These are background pixels adjacent to an instance, instance pixels adjacent to another instance, and the four
-    neighbours of both: about two pixels outside and one inside.
-
-    Parameters
-    ----------
-    instances : integer `H x W` ids, 0 where there is no instance
-
-    Returns
-    -------
-    bool `H x W`
-    """
-    high = _reduce_3x3(np.maximum, instances, cross=True)
-    low = _reduce_3x3(np.minimum, instances, cross=True)
-    background = instances == 0
-    largest = np.iinfo(instances.dtype).max
-    others = _reduce_3x3(np.maximum, instances) != _reduce_3x3(np.minimum, np.where(background, largest, instances))
-    # The original also marks an instance pixel if the three pixels left or right of it are all background (an overflow
-    # in its column-wise minimum); kept for identical images.
-    padded = np.pad(background, 1, mode="edge")
-    column = padded[:-2] & padded[1:-1] & padded[2:]
-    overflow = column[:, :-2] | column[:, 2:]
-    edge = (high != low) & (background | others | overflow)
-    return _reduce_3x3(np.logical_or, edge, cross=True)
-
-
-def _reduce_3x3(ufunc: np.ufunc, values: np.ndarray, cross: bool = False) -> np.ndarray:
-    """Reduce the 3x3 neighbourhood of each pixel, or its cross; the border is replicated."""
-    height, width = values.shape
-    padded = np.pad(values, 1, mode="edge")
-    result: np.ndarray = values.copy()
-    for y in range(3):
-        for x in range(3):
-            if (y, x) != (1, 1) and (not cross or 1 in (y, x)):
-                ufunc(result, padded[y : y + height, x : x + width], out=result)
-    return result
-
-
-def _write_labels(
-    overlay: np.ndarray, result: PanopticResult, palette: np.ndarray, categories: Sequence[str]
-) -> np.ndarray:
-    image = Image.fromarray(overlay)
+def _write_labels(image: Image.Image, result: PanopticResult, palette: np.ndarray, categories: Sequence[str]) -> None:
     draw = ImageDraw.Draw(image)
-    height, width = overlay.shape[:2]
+    width, height = image.size
     font = label_font((height, width))
     scale = np.array([height, width] * 2) / np.array(result.size * 2)
     for segment in sorted(result.segments, key=lambda s: s.area):
@@ -169,16 +162,16 @@ def _write_labels(
         color = tuple(palette[segment.category].tolist())
         draw.rectangle((x + left - 3, y + top - 2, x + right + 3, y + bottom + 2), fill=color)
         draw.text((x, y), text, fill=text_color(color), font=font)
-    return np.asarray(image)
 
 
 def _label_position(id_map: np.ndarray, segment: int, scale: np.ndarray) -> tuple[float, float]:
     """Return the median row of a segment and the median column in it, in photo pixels."""
-    rows, columns = np.nonzero(id_map == segment)
-    if not len(rows):
+    # row by row: a copy of the mask of a large photo is large
+    counts = np.cumsum([np.count_nonzero(row == segment) for row in id_map])
+    if not counts[-1]:
         return 0.0, 0.0
-    row = rows[len(rows) // 2]
-    column = np.median(columns[rows == row])
+    row = np.searchsorted(counts, counts[-1] // 2, side="right")
+    column = np.median(np.flatnonzero(id_map[row] == segment))
     return float(row * scale[0]), float(column * scale[1])
 
 

@@ -41,7 +41,10 @@ SMALLEST: dict[str, tuple[str, str]] = {
     "golden": ("flower --device cpu --json OUT", r"fp32 agrees with the original"),
     "gpu": ("--device cpu --small --steps build,fusion,tables --out OUT", r"fusion +done"),
     "histogram": ("uint8 --rounds 1 --json OUT", CASE),
-    "huge_photo": ("300x200 --network small --tiles off 128 --json OUT", r"300x200 .* 128 +\d"),
+    "huge_photo": (
+        "300x200 --network small --tiles 128 --formats coco,overlay --against HEAD --json OUT",
+        r"300x200 .* 128 .*now +\d",
+    ),
     "id_maps": ("zlib --rounds 1 --json OUT", CASE),
     "inference": (
         "--rounds 1 --sides 64 --precision fp32 --json OUT plain maskrcnn",

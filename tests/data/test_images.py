@@ -9,7 +9,7 @@ from PIL import Image
 from support.png_streams import rgb_png
 
 from seamseg.data import images
-from seamseg.data.images import image_size, open_image, open_mask
+from seamseg.data.images import image_size, open_image, open_mask, pixels_of
 from seamseg.utils.errors import UnreadableImage
 
 RGB = np.random.RandomState(0).randint(0, 256, (13, 17, 3), dtype=np.uint8)
@@ -211,3 +211,13 @@ def test_masks_of_16_and_32_bits_are_exact(tmp_path):
     read = open_mask(tmp_path / "m32.png")
     assert np.array_equal(read, long)
     assert read.dtype == np.int32
+
+
+def test_pixels_are_copied_in_bands(monkeypatch):
+    image = Image.effect_noise((31, 50), 90).convert("RGB")
+    whole = np.array(image)
+    for rows in (7, 50):
+        monkeypatch.setattr("seamseg.data.images.BAND_BYTES", 3 * 31 * rows)
+        pixels = pixels_of(image)
+        assert np.array_equal(pixels, whole)
+        assert pixels.flags.writeable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from seamseg.evaluation import PanopticEvaluator, class_infos, evaluate_panoptic
 from seamseg.evaluation.record import MapFiles
 from seamseg.formats.coco_panoptic import read_coco_panoptic
 from seamseg.formats.coco_writer import CocoPanopticWriter
-from seamseg.formats.id_png import write_id_png
+from seamseg.formats.id_png import read_id_png, write_id_png
 from seamseg.panoptic_map import PanopticResult, Segment
 from seamseg.prepare.export import dataset_to_coco_panoptic
 from seamseg.utils.errors import InputError, SeamsegError
@@ -75,9 +76,29 @@ def first_pngs(*paths):
     return out
 
 
-def test_ids_that_do_not_fit_a_png(tmp_path):
-    with pytest.raises(ValueError, match="16777215"):
-        write_id_png(tmp_path / "x.png", np.array([[1 << 24]]))
+@pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.uint32, np.int64])
+def test_values_are_written_in_place_of_ids(tmp_path, monkeypatch, dtype):
+    monkeypatch.setattr("seamseg.idmaps.inflate.BAND_BYTES", 1)  # a band a row
+    write_id_png(tmp_path / "x.png", np.array([[0, 1, 200], [3, 3, 1]], dtype), [(3, 70_000), (1, 5)])
+    assert read_id_png(tmp_path / "x.png").tolist() == [[0, 5, 0], [70_000, 70_000, 5]]
+
+
+def test_what_does_not_fit_a_png(tmp_path):
+    for ids, values in ((np.array([[1 << 24]]), None), (np.array([[1]]), [(1, 1 << 24)])):
+        with pytest.raises(ValueError, match="16777215"):
+            write_id_png(tmp_path / "x.png", ids, values)
+    with pytest.raises(ValueError, match=r"\(0, 4\)"):
+        write_id_png(tmp_path / "x.png", np.zeros((0, 4), np.int32))
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_png_is_written_in_bands(tmp_path):
+    ids = np.arange(1 << 22, dtype=np.int32).reshape(2048, 2048) // 5000
+    tracemalloc.start()
+    write_id_png(tmp_path / "x.png", ids, [(i, i) for i in range(1000)])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < ids.nbytes / 4
 
 
 def test_writer_describes_each_segment(tmp_path):

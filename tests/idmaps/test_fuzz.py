@@ -50,6 +50,23 @@ def _scored_masks(draw, rng):
     return [logits, scores, *sides, draw.randint(1, 200), draw.randint(1, 900)]
 
 
+def _overlay(draw, rng):
+    size, photo = (draw.randint(1, 40), draw.randint(1, 150)), (draw.randint(1, 40), draw.randint(1, 150))
+    count = draw.choice((1, 5, 40_000))
+    rows, columns = (rng.integers(0, old, new) for old, new in zip(size, photo))
+    if draw.random() < 0.5:
+        photo, columns = (photo[0], size[1]), None
+    ids = rng.integers(-1, count + 1, size, np.int32)
+    colors, outlined = rng.integers(0, 256, (count, 3), np.uint8), rng.random(count) < 0.5
+    return [np.zeros((*photo, 3), np.uint8), ids, rows, columns, colors, outlined, draw.choice((None, 0, 99, 256))]
+
+
+def _png_rows(draw, rng):
+    ids = rng.integers(-1, 9, (draw.randint(1, 40), draw.randint(1, 150)), np.int32)
+    values = rng.integers(0, 1 << 24, 8, np.uint32)
+    return [ids[1:], draw.choice((None, ids[0])), draw.choice((None, values))]
+
+
 MADE = {
     "decode_id_runs": _stream,
     "joint_histogram": _labels,
@@ -57,6 +74,8 @@ MADE = {
     "best_masks": _scored_masks,
     "best_classes": _masks,
     "mask_boxes": _masks,
+    "overlay": _overlay,
+    "png_rows": _png_rows,
 }
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from seamseg.idmaps import library, upsampled
+from seamseg.idmaps import images, library, upsampled
 
 
 def _functions() -> library.Library:
@@ -44,3 +44,15 @@ def mask_boxes(*arguments: Any) -> Any:
     _functions()
     logits, *sides = arguments
     return upsampled.mask_boxes(logits, *zip(sides[::2], sides[1::2]))
+
+
+def overlay(*arguments: Any) -> Any:
+    """Draw an overlay."""
+    _functions()
+    return images.overlay(*arguments)
+
+
+def png_rows(*arguments: Any) -> Any:
+    """Filter the rows of a PNG."""
+    _functions()
+    return images.png_rows(*arguments)

@@ -138,3 +138,28 @@ def test_the_time_that_threads_spin_does_not_change_the_result() -> None:
     printed = {process.communicate()[0] for process in results}
     assert len(printed) == 1
     assert printed.pop().startswith("2 ")
+
+
+@glibc
+@pytest.mark.parametrize("photo", ["large", "small"])
+def test_memory_of_large_photos_is_returned(tmp_path, photo) -> None:
+    program = f"""
+import ctypes
+from pathlib import Path
+from seamseg.utils import process_settings
+process_settings.apply()
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.free.argtypes = [ctypes.c_void_p]
+blocks = [libc.malloc(16 << 20) for _ in range(8)]
+for block in blocks:
+    ctypes.memset(block, 1, 16 << 20)
+for block in blocks:
+    libc.free(block)
+pages = lambda: int(Path("/proc/self/statm").read_text().split()[1])
+before = pages()
+process_settings.return_memory(process_settings.LARGE_PIXELS - {photo == "small":d})
+print((before - pages()) * 4096 > 100 << 20)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.strip() == str(photo == "large")

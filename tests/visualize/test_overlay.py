@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from seamseg.inference.detections import Detection
 from seamseg.panoptic_map import PanopticResult, Segment
 from seamseg.visualize import compose_overlay, distinct_colors, draw_boxes, draw_overlay, outlines, padded_palette
 from seamseg.visualize.detections import draw_detections
+from seamseg.visualize.overlay import overlay_image
 from seamseg.visualize.palette import text_color
 
 DATA = Path(__file__).parents[1] / "golden"
@@ -94,6 +96,25 @@ def test_labels_change_only_the_inside_of_large_segments():
     assert np.array_equal(plain[:40], named[:40])
     with pytest.raises(ValueError, match="categories"):
         draw_overlay(photo, _result(), distinct_colors(2), labels=True)
+
+
+@pytest.mark.parametrize("labels", [False, True])
+def test_bands_make_the_same_image(monkeypatch, labels):
+    photo = np.random.default_rng(0).integers(0, 256, (240, 480, 3), np.uint8)
+    arguments = (photo, _result(), distinct_colors(2), ["road", "car"], labels)
+    whole = draw_overlay(*arguments)
+    monkeypatch.setattr("seamseg.visualize.overlay.BAND_BYTES", 3 * 480 * 7)
+    assert np.array_equal(np.asarray(overlay_image(*arguments)), whole)
+
+
+def test_a_large_photo_is_drawn_without_a_copy():
+    photo, ids = np.zeros((3000, 4000, 3), np.uint8), np.zeros((3000, 4000), np.int32)
+    tracemalloc.start()
+    overlay_image(photo, PanopticResult(ids, [Segment(1, 1, True, 0.9, 1, (0, 0, 1, 1))]), distinct_colors(2))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # Pillow's own memory is not traced
+    assert peak < photo.nbytes / 2
 
 
 @pytest.mark.parametrize("kind", ["panoptic", "detection", "classification"])

@@ -13,6 +13,7 @@ from seamseg.predict.part import Part
 from seamseg.predict.sources.base import Container, Source, SourceItem, of_part
 from seamseg.utils.errors import InputError, UnreadableImage
 from seamseg.utils.parallel import threaded_map
+from seamseg.utils.process_settings import return_memory
 from seamseg.utils.urls import describe_error
 
 READ_AHEAD_BYTES = 512 << 20
@@ -97,7 +98,9 @@ class DecoderShare:
         """Decode and prepare a photo."""
         source = item.source
         try:
-            return DecodedImage(source, stamp, self.prepare(item.open()))
+            image = self.prepare(item.open())
+            return_memory(image.size[0] * image.size[1])
+            return DecodedImage(source, stamp, image)
         except UnreadableImage as error:  # its text names the photo
             return DecodedImage(source, stamp, str(error))
         except InputError as error:
