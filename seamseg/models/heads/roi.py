@@ -96,16 +96,16 @@ class RegionHead(nn.Module):
         return masks.gather(1, classes[:, None, None, None].expand(-1, 1, *masks.shape[2:]))[:, 0]
 
     def forward(
-        self, x: Tensor, rows: Tensor | None = None, select_first: bool = False
+        self, x: Tensor, rows: Tensor | None = None, rows_only: bool = False
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Run all branches: class logits, box codes and (of `rows` only, if given) mask logits or None.
 
-        With `select_first` the mask branch runs on `rows` alone, see `[roi] mask_positives_only`.
+        With `rows_only` the mask branch runs on `rows` alone, see `[roi] mask_positives_only`.
         """
         cls_logits, bbx_logits = self.boxes(x)
         if not self.with_masks:
             return cls_logits, bbx_logits, None
-        return cls_logits, bbx_logits, self.masks(x[rows]) if select_first else self.masks(x, rows)
+        return cls_logits, bbx_logits, self.masks(x[rows]) if rows_only else self.masks(x, rows)
 
 
 class ROIHead(RegionHead):
