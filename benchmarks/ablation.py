@@ -58,6 +58,7 @@ VARIANTS = {
     "mask_points": Variant(("roi.mask_refinement=points",)),
     "pretrained": Variant(against="pretrained", pretrained=True),
     "copy_paste": Variant(("mix copy_paste.probability=0.5",), "pretrained", True),
+    "mask_positives_only": Variant(("roi.mask_positives_only=yes",), "pretrained", True),
     "crop": Variant(CROP, "pretrained", True),
     "cabb": Variant((*CROP, "roi.box_loss=cabb"), "crop", True),
     "large_scale_jitter": Variant((*CROP, *WIDE), "crop", True),

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 NOT_YET = "**not yet**"
+PEER = "torchvision"
+"""How the names of the sides begin that are not ours."""
 Results = dict[str, dict[str, Any]]
 """The records of `gpu.py` by step, those of failures as STEP.failed."""
 
@@ -115,13 +117,14 @@ Measured = tuple[float, str] | None
 
 def best_variant(results: dict[str, Any], number: str) -> Measured:
     """Return a number of the variant with the most images per second from file to file."""
-    rows = [(row["images/s"], row[number], name) for name, row in results["variants"].items() if "images/s" in row]
+    ours = [(name, row) for name, row in results["variants"].items() if not name.startswith(PEER)]
+    rows = [(row["images/s"], row[number], name) for name, row in ours if "images/s" in row]
     return max(rows)[1:] if rows else None
 
 
 def best_side(results: dict[str, Any], number: str, best: Callable[..., Measured]) -> Measured:
-    """Return the best number of all sides of the training step but the plain one."""
-    rows = [(row[number], row["side"]) for row in results["rows"] if row["side"] != "plain"]
+    """Return the best number of all sides of the training step but the plain one and the peers."""
+    rows = [(row[number], row["side"]) for row in results["rows"] if not row["side"].startswith(("plain", PEER))]
     return best(rows, default=None)
 
 
@@ -181,6 +184,8 @@ def train_step_figures(found: dict[str, Any]) -> Iterator[Figure]:
     for row in found["rows"]:
         result = f"{row['seconds']:.3f} s ({row['speed_ratio']:.2f} times plain), peak {row['peak_mib']:.0f} MiB "
         result += f"({row['peak_ratio']:.2f}), {row['of_ceiling']:.0%} of the bf16 ceiling"
+        if "peer_ratio" in row:
+            result += f", {row['peer_ratio']:.2f} times as fast as torchvision"
         yield "train_step.py", f"training step of vistas_r50, 1920x2304, {row['side']}", result
 
 

@@ -1,11 +1,13 @@
 """Time prediction from file to file on the CPU: from a JPEG to an overlay and a COCO panoptic PNG.
 
     python benchmarks/inference.py [--rounds 5] [--sides 512 1024] [--precision fp32 bf16]
-                                   [plain separated trained maskrcnn]
+                                   [--strong 100] [plain separated trained every_mask maskrcnn]
 
 `plain`: the algorithm of the original, written plainly, in fp32 (benchmarks/plain.py); `separated`: the same, but for
 its large average pool, which goes along one axis after the other. `trained`: our own network before its norms are
-folded. `maskrcnn`: torchvision's maskrcnn_resnet50_fpn, which has no semantic head: it finds no stuff.
+folded. `every_mask`: ours in fp32 with the masks of all detections, also of those that score too low for the panoptic
+map (two thirds with `--strong 33`). `maskrcnn`: torchvision's maskrcnn_resnet50_fpn, which has no semantic head: it
+finds no stuff.
 
 Images a second of many photos, also compiled and as CUDA graphs, on a CPU or GPU: benchmarks/throughput.py.
 
@@ -27,27 +29,25 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from torch import nn
+from typing import Any
 
 PROPOSALS, DETECTIONS = 1000, 100
 Run = Callable[[], dict[str, float]]
 
 
-def ours(side: int, photo: Path, out: Path, name: str) -> Run:
+def ours(side: int, photo: Path, out: Path, name: str, strong: int) -> Run:
     """Return a function that predicts with a side of ours or a plain one and returns the seconds of each stage."""
     import torch
     from plain import plain_predictor
 
     from seamseg.doctor.stages import StageProfile, random_predictor
 
-    unfolded = name in ("plain", "separated", "trained")
-    predictor = random_predictor(torch.device("cpu"), side, "fp32" if unfolded else name, folded=not unfolded)
-    if name in ("plain", "separated"):
+    unfolded, plain = name in ("plain", "separated", "trained"), name in ("plain", "separated")
+    precision = "fp32" if unfolded or name == "every_mask" else name
+    predictor = random_predictor(torch.device("cpu"), side, precision, folded=not unfolded)
+    if plain:
         predictor = plain_predictor(predictor, name == "separated")
-    profile = StageProfile(predictor, photo, out, random_weights=True)
+    profile = StageProfile(predictor, photo, out, True, strong, every_mask=plain or name == "every_mask")
 
     def run() -> dict[str, float]:
         stages = profile.run()
@@ -57,33 +57,18 @@ def ours(side: int, photo: Path, out: Path, name: str) -> Run:
     return run
 
 
-def maskrcnn(side: int) -> nn.Module:
-    """Return Mask R-CNN of torchvision with random weights that find 100 things."""
-    import torch
-    from torchvision.models.detection import maskrcnn_resnet50_fpn
-
-    torch.manual_seed(0)
-    model: Any = maskrcnn_resnet50_fpn(
-        weights=None, weights_backbone=None, min_size=side, max_size=4 * side, rpn_pre_nms_top_n_test=6000
-    ).eval()
-    with torch.no_grad():
-        model.roi_heads.box_predictor.cls_score.weight.mul_(0.01)
-        model.roi_heads.box_predictor.cls_score.bias[1] = 8.0
-        model.roi_heads.box_predictor.bbox_pred.weight.mul_(0.01)
-    return model
-
-
 def peer(side: int, photo: Path, out: Path) -> Run:
     """Predict with torchvision, and write an overlay and an id map as seamseg does."""
     import numpy as np
     import torch
+    from peer import maskrcnn
     from PIL import Image
 
     from seamseg.data.images import open_image
     from seamseg.formats.id_png import write_id_png
     from seamseg.visualize.palette import distinct_colors
 
-    model, colours = maskrcnn(side), distinct_colors(DETECTIONS + 1)
+    model, colours = maskrcnn((side, 4 * side)), distinct_colors(DETECTIONS + 1)
     out.mkdir(parents=True, exist_ok=True)
 
     @torch.inference_mode()
@@ -117,7 +102,10 @@ def compare(side: int, arguments: argparse.Namespace, folder: Path) -> dict[str,
     photo = folder / f"street{side}.jpg"
     write_synthetic_image(photo, (side, side * 767 // 512))
     names = [*arguments.precision, *arguments.what]
-    sides = {n: (peer if n == "maskrcnn" else partial(ours, name=n))(side, photo, folder / n) for n in names}
+    sides = {
+        n: (peer if n == "maskrcnn" else partial(ours, name=n, strong=arguments.strong))(side, photo, folder / n)
+        for n in names
+    }
     for run in sides.values():
         run()
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
@@ -151,12 +139,15 @@ def ratios(runs: dict[str, list[dict[str, float]]], precisions: list[str]) -> di
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    everything = ["plain", "separated", "trained", "maskrcnn"]
+    everything = ["plain", "separated", "trained", "every_mask", "maskrcnn"]
     parser.add_argument("what", nargs="*", default=everything, help=f"peers of {', '.join(everything)} (default: all)")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each (default: %(default)s)")
     parser.add_argument("--sides", type=int, nargs="+", default=[512, 1024], help="shortest sides (default: both)")
     parser.add_argument(
         "--precision", nargs="+", default=["fp32", "bf16"], help="precisions of ours (default: fp32 bf16)"
+    )
+    parser.add_argument(
+        "--strong", type=int, default=DETECTIONS, help="detections of ours that score above .5 (default: %(default)s)"
     )
     parser.add_argument("--threads", type=int, default=2, help="threads of torch (default: %(default)s)")
     parser.add_argument("--json", help="also write the numbers to this file")

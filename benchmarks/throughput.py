@@ -5,6 +5,10 @@
     python benchmarks/throughput.py --folder PHOTOS --model runs/demo  # a CPU: how `predict` shares its cores
     python benchmarks/throughput.py --writers 1,2                      # a network that costs nothing: the writers
 
+`torchvision`: the peer, Mask R-CNN of torchvision with a semantic head (peer.py), at the same size and with 1000
+proposals and 100 detections, too; it pastes its masks on the device and downloads two maps. It is left out where
+torchvision is not installed.
+
 Two figures a variant. `network`: decoded images in, predictions on the CPU out (`Predictor.raw`: upload, network,
 download), in turns with the first variant, image by image. `predict`: JPEG files in, overlay and COCO panoptic files
 out, by the code of `seamseg predict`, after a run that does not count; `outside` is the part of its wall time in which
@@ -25,6 +29,7 @@ already; the efficiency is that of each thread relative to one. Amdahl's law the
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import resource
@@ -52,6 +57,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "both": {"compile": True, "cuda_graphs": True},
 }
 """What each is, as arguments of :class:`seamseg.inference.acceleration.Acceleration`."""
+PEER = "torchvision"
 WARM_UP = 3
 """Images before those that count: CUDA graphs are recorded with the second of a size."""
 
@@ -93,6 +99,10 @@ def make(name: str, arguments: argparse.Namespace, device: torch.device) -> Pred
     from seamseg.models.panoptic import PanopticNet
 
     predictor = random_predictor(device, min(arguments.size), arguments.precision, arguments.config)
+    if name == PEER:
+        from peer import peer_predictor
+
+        return peer_predictor(predictor, arguments.size, arguments.precision, arguments.config)
     busy(predictor)
     acceleration = Acceleration(**VARIANTS[name])
     acceleration.check(device, False)
@@ -278,7 +288,8 @@ def writer_counts(predictor: Predictor, photo: Path, counts: Sequence[int], imag
 def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("variants", nargs="*", metavar="VARIANT", help=f"{', '.join(VARIANTS)} (default: all that go)")
+    known = (*VARIANTS, PEER)
+    parser.add_argument("variants", nargs="*", metavar="VARIANT", help=f"{', '.join(known)} (default: all that go)")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
     parser.add_argument(
         "--size", default="1024x2048", metavar="HxW", help="size of photo and input (default: %(default)s)"
@@ -312,8 +323,10 @@ def main() -> int:
     device = choose_device(arguments.device)
     arguments.size = tuple(int(side) for side in arguments.size.split("x"))
     names = arguments.variants or [n for n, v in VARIANTS.items() if device.type == "cuda" or "cuda_graphs" not in v]
-    if unknown := set(names) - set(VARIANTS):
-        parser.error(f"no variant {', '.join(sorted(unknown))}: choose among {', '.join(VARIANTS)}")
+    if not arguments.variants and importlib.util.find_spec(PEER):
+        names.insert(1, PEER)
+    if unknown := set(names) - set(known):
+        parser.error(f"no variant {', '.join(sorted(unknown))}: choose among {', '.join(known)}")
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     gpu = f", {torch.cuda.get_device_name(device)}" if device.type == "cuda" else f", {torch.get_num_threads()} threads"

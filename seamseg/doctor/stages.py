@@ -21,7 +21,7 @@ from seamseg.inference.result import Panoptic
 from seamseg.models.build import build_network
 from seamseg.models.folding import for_inference
 from seamseg.models.panoptic import PanopticNet
-from seamseg.models.panoptic_inference import Features
+from seamseg.models.panoptic_inference import Features, scoring_above
 from seamseg.predict.sources.base import Source
 from seamseg.predict.writers import formats_of, make_writers
 from seamseg.predictions import Prediction
@@ -65,6 +65,8 @@ class StageProfile:
     photo : file
     out : folder for the results, is made
     random_weights : use the first 1000 proposals, and :data:`RANDOM_DETECTIONS` of them as detections
+    strong : number of these that score above .5
+    every_mask : compute the masks of detections too weak for the panoptic map, too, which `predict` does not
 
     Raises
     ------
@@ -74,7 +76,15 @@ class StageProfile:
 
     stages = STAGES
 
-    def __init__(self, predictor: Predictor[Any], photo: Path, out: Path, random_weights: bool) -> None:
+    def __init__(
+        self,
+        predictor: Predictor[Any],
+        photo: Path,
+        out: Path,
+        random_weights: bool,
+        strong: int = RANDOM_DETECTIONS,
+        every_mask: bool = False,
+    ) -> None:
         network = predictor.network
         if not isinstance(network, TorchNetwork) or not isinstance(network.net, PanopticNet):
             raise InputError(f"a model of kind {predictor.kind} has other stages than those of the profile")
@@ -84,6 +94,8 @@ class StageProfile:
         self.photo = photo
         self.out = out
         self.random_weights = random_weights
+        self.strong = strong
+        self.least_score = 0.0 if every_mask or predictor.kind != "panoptic" else predictor.thresholds.score_threshold
         self.formats = [name for name in ("overlay", "coco") if name in formats_of(predictor.kind)]
         self.counts: dict[str, int] = {}
 
@@ -124,6 +136,9 @@ class StageProfile:
                 boxes = rows[:RANDOM_DETECTIONS]
                 classes = torch.arange(boxes.shape[0], device=boxes.device) % p.metadata.num_thing
                 scores = torch.linspace(0.99, 0.6, boxes.shape[0], device=boxes.device)
+                scores[self.strong :] -= 0.5
+            self.counts = {"proposals": 0 if rows is None else len(rows), "detections": len(boxes)}
+            boxes, classes, scores = scoring_above(self.least_score, [(boxes, classes, scores)])[0]
             masks = net.mask(features, [boxes], [classes])[0]
             mark("mask")
             semantic = net.segment(features)[0]
@@ -136,11 +151,8 @@ class StageProfile:
         for writer in make_writers(self.formats, self.out, p.metadata, p.kind):
             writer.write(photo, rgb, prediction, result)
         mark("encode")
-        self.counts = {
-            "proposals": 0 if rows is None else len(rows),
-            "detections": len(boxes),
-            "segments": len(result.segments) if isinstance(result, Panoptic) else sum(result.counts().values()),
-        }
+        found = len(result.segments) if isinstance(result, Panoptic) else sum(result.counts().values())
+        self.counts["segments"] = found
         return seconds
 
 

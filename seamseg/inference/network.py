@@ -103,20 +103,26 @@ class TorchNetwork:
 
     def run(self, images: Sequence[np.ndarray]) -> list[ArrayPrediction]:
         """Run the network; if the memory does not suffice, drop the CUDA graphs, if any, and run it again."""
+        return self.run_for_map(images, 0.0)
+
+    def run_for_map(self, images: Sequence[np.ndarray], score_threshold: float) -> list[ArrayPrediction]:
+        """Run it for the panoptic map alone: detections that do not score above the threshold may be left out."""
         try:
-            return self._forward(images)
+            return self._forward(images, score_threshold)
         except Exception as error:
             graphs = self.graph_cache
             if graphs is None or len(graphs) == 0 or not lacks_memory(error):
                 raise
         # after the handler: the error keeps tensors of the network alive
         graphs.clear()
-        return self._forward(images)
+        return self._forward(images, score_threshold)
 
-    def _forward(self, images: Sequence[np.ndarray]) -> list[ArrayPrediction]:
+    def _forward(self, images: Sequence[np.ndarray], score_threshold: float) -> list[ArrayPrediction]:
         with torch.inference_mode():
             on_device = [self.prepare(image) for image in images]
-            if self.augmentation is None:
+            if self.augmentation is None and isinstance(self.net, PanopticNet):
+                predictions = self.net.predict(PackedSequence(on_device), least_score=score_threshold)
+            elif self.augmentation is None:
                 predictions = self.net.predict(PackedSequence(on_device))
             elif isinstance(self.net, SemanticNet):
                 predictions = segment_augmented(self.net, on_device, self.augmentation, self.tta_fusion)

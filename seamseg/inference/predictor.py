@@ -112,6 +112,11 @@ class Predictor(Generic[R]):
     tiling : how large images are divided
     classes : indices of the classes in results; None for all
 
+    Attributes
+    ----------
+    map_only : only panoptic maps are made of predictions, which may then lack the detections that score too low for
+        them: their masks need not be computed. False at first
+
     Notes
     -----
     An image for which the memory does not suffice is processed in tiles, smaller and smaller ones until they fit,
@@ -139,6 +144,7 @@ class Predictor(Generic[R]):
         self.thresholds = thresholds
         self.tiling = self._possible(tiling)
         self.classes = classes
+        self.map_only = False
         self._warned = False
 
     def __repr__(self) -> str:
@@ -282,7 +288,7 @@ class Predictor(Generic[R]):
         tiling = self.tiling if tiling is None else tiling
         if all(tiling.side_for(_size(image)) is None for image in images):
             try:
-                return self.network.run(images)
+                return self._run_whole(images)
             except Exception as error:
                 if not lacks_memory(error):
                     raise
@@ -321,6 +327,11 @@ class Predictor(Generic[R]):
         finally:
             # it is also what further threads of this process begin with
             torch.set_num_threads(threads)
+
+    def _run_whole(self, images: Sequence[np.ndarray]) -> list[ArrayPrediction]:
+        # other networks have no such method; tiles need all detections, pieces of an object share the best score
+        for_map = getattr(self.network, "run_for_map", None) if self.map_only else None
+        return self.network.run(images) if for_map is None else for_map(images, self.thresholds.score_threshold)
 
     def _run_in_tiles(self, image: np.ndarray, tiling: Tiling) -> ArrayPrediction:
         """Run the network on an image that is to be processed in tiles, or does not fit into the memory as a whole."""

@@ -197,7 +197,10 @@ class PanopticInference(Network):
 
     @torch.no_grad()
     def predict(
-        self, images: PackedSequence, segment: Callable[[Features], list[Tensor | None]] | None = None
+        self,
+        images: PackedSequence,
+        segment: Callable[[Features], list[Tensor | None]] | None = None,
+        least_score: float = 0.0,
     ) -> list[Prediction[Tensor]]:
         """Predict detections, masks and a class map for each image.
 
@@ -207,6 +210,7 @@ class PanopticInference(Network):
         ----------
         images : `3 x H x W` each
         segment : makes the class maps, instead of :meth:`segment`
+        least_score : detections that do not score above may be left out, which saves their masks; no others change
 
         Raises
         ------
@@ -217,7 +221,7 @@ class PanopticInference(Network):
             raise RuntimeError(f"{type(self).__name__}.predict: the network is in training mode, call eval() first")
         features, scored = self.features_and_anchors(images)
         proposals = self.options.proposals(*scored, features.valid_sizes, training=False)
-        detections = self.detect(features, proposals)
+        detections = scoring_above(least_score, self.detect(features, proposals))
         masks = self.mask(features, [boxes for boxes, _, _ in detections], [classes for _, classes, _ in detections])
         semantic = (segment or self.segment)(features)
         maps = predicted_maps(self.custom_heads, features)
@@ -321,3 +325,19 @@ class PanopticInference(Network):
             mark_sizes_dynamic(features.levels)
         logits: Tensor = self.sem_head(features.levels)
         return logits
+
+
+def scoring_above(
+    least_score: float, detections: list[tuple[Tensor, Tensor, Tensor]]
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Leave out detections that do not score above, as far as no bit of the masks of the others changes.
+
+    `detections` are boxes, classes and scores of each image, as from :meth:`PanopticInference.detect`.
+    """
+    if least_score <= 0:
+        return detections
+    kept = [torch.nonzero(scores > least_score).squeeze(1) for _, _, scores in detections]
+    # kernels may round the mask of a single region otherwise than that of the same region among others
+    if sum(rows.shape[0] for rows in kept) == 1:
+        return detections
+    return [(boxes[rows], classes[rows], scores[rows]) for rows, (boxes, classes, scores) in zip(kept, detections)]

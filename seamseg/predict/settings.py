@@ -121,7 +121,10 @@ class PredictSettings:
         options = self.inference
         if self._declaring("probabilities"):
             options = replace(options, probabilities=True)
-        return load_predictor(self.path, device, self.config, self.meta, options)
+        predictor = load_predictor(self.path, device, self.config, self.meta, options)
+        drawn = {*self._declaring("map_only"), *predictor.map_formats}
+        predictor.map_only = predictor.kind == "panoptic" and self.hide is None and drawn.issuperset(self.format_names)
+        return predictor
 
     def open_sink(
         self,

@@ -30,6 +30,9 @@ def some_results():
         {"side": "plain", "seconds": 1.0, "speed_ratio": 1.0, "peak_mib": 9000.0, "peak_ratio": 1.0, "of_ceiling": 0.1},
         {"side": "fast", "seconds": 0.25, "speed_ratio": 4.0, "peak_mib": 4500.0, "peak_ratio": 0.5, "of_ceiling": 0.4},
     ]
+    # a peer meets no goal of ours
+    rows.append({**rows[1], "side": "torchvision_bf16", "speed_ratio": 5.0, "peak_ratio": 0.1})
+    rows[1]["peer_ratio"] = 0.8
     return {
         "train_step": record("train_step", {"rows": rows}),
         "ops.failed": record("ops", {"reason": "exit code 1"}, "failed"),
@@ -72,11 +75,14 @@ def test_tables_follow_the_results_and_go_back(documents):
 def test_all_figures_have_rows(documents):
     """Of the scripts' JSON as they write it."""
     variant = {"wall": 0.02, "images/s": 45.0, "outside": 0.1}
+    peer = {**variant, "images/s": 99.0}
     kept = {"in-place ABN": {"kept_mib": 1.0, "peak_mib": 2.0}}
     huge = [{"photo": "1x1", "tiles": "off", "seconds": 1.0, "gpu": 2.0, "peak": 3.0}]
     results = {
         **some_results(),
-        "throughput": record("throughput", {"precision": "bf16", "variants": {"both": variant, "plain": variant}}),
+        "throughput": record(
+            "throughput", {"precision": "bf16", "variants": {"both": variant, "plain": variant, "torchvision": peer}}
+        ),
         "memory": record("memory", {"training": {"rows": kept}, "huge_photo": {"rows": huge}}),
         "parity": record("parity", {"rows": [{"precision": "fp32", "pyramid": 1e-6, "semantic": 1.0, "PQ": 1.0}]}),
         "toy_city": record(
@@ -88,6 +94,8 @@ def test_all_figures_have_rows(documents):
         "45.0 images/s (plain), met",
         "10% (plain), met",
         "network 50.0 images/s",
+        "1024x2048, bf16, torchvision",
+        "0.80 times as fast as torchvision",
         "keeps 1 MiB",
         "2.0 GiB of the GPU",
         "PQ 50.0",

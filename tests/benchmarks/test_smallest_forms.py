@@ -47,8 +47,8 @@ SMALLEST: dict[str, tuple[str, str]] = {
     ),
     "id_maps": ("zlib --rounds 1 --json OUT", CASE),
     "inference": (
-        "--rounds 1 --sides 64 --precision fp32 --json OUT plain maskrcnn",
-        r"plain takes \d.*\n.*maskrcnn takes \d",
+        "--rounds 1 --sides 64 --precision fp32 --strong 33 --json OUT plain every_mask maskrcnn",
+        r"plain takes \d.*\n.*every_mask takes \d.*\n.*maskrcnn takes \d",
     ),
     "int8": ("--train 2 --val 1 --epochs 1 --size 128x256 --calibrate 1 --rounds 1 --json OUT", r"onnx int8 +\d.*PQ"),
     "kill_ranks": ("--kills 1 --seed 3", r"kills: 1.*\n.*equal the undisturbed run's"),
@@ -56,7 +56,7 @@ SMALLEST: dict[str, tuple[str, str]] = {
     "malloc": ("--rounds 1", r"ratio \d"),
     "memory": ("--size 64 128 --json OUT", r"in-place ABN +\d"),
     "merge_queries": ("1024x2048 --rounds 1 --json OUT", r"C library +\d.*\nnumpy +\d"),
-    "network": ("--rounds 1 --side 64 --config toy_city_r18 --json OUT", r"separated( +\d+\.\d+){6}"),
+    "network": ("--rounds 1 --side 64 --config toy_city_r18 --json OUT", r"positives_fixed( +\d+\.\d+){6} +\d"),
     "one_card": ("--device cpu --steps 2 --json OUT", r"all agree"),
     "operators": ("--device cpu --seconds 0 --no-cases --seed 7 --json OUT", r"nothing differs"),
     "panoptic_quality": ("--pairs 2 --rounds 1 --workers 1", r"seamseg +\d(.|\n)*the same scores"),
@@ -73,13 +73,14 @@ SMALLEST: dict[str, tuple[str, str]] = {
     "soak_predict": ("--images 12 --kills 1", r"every photo once"),
     "startup": ("--against HEAD --rounds 1 --json OUT", r"import seamseg +\d+ +\d+ +\d\.\d\d"),
     "throughput": (
-        "plain --device cpu --size 64x96 --rounds 1 --photos 2 --workers 0 --config toy_city_r18 --json OUT",
-        r"plain +predict +\d.*outside \d",
+        "plain torchvision --device cpu --size 64x96 --rounds 1 --photos 2 --workers 0 --config toy_city_r18 "
+        "--json OUT",
+        r"plain +predict +\d.*outside \d(.|\n)*torchvision +predict +\d",
     ),
     "toy_city": ("--device cpu --train 2 --val 1 --epochs 1 --log-interval 1 --json OUT", r"PQ +\d"),
     "train_step": (
         "--device cpu --size 64x128 --rounds 1 --config toy_city_r18 --json OUT",
-        r"checkpointed, not compiled +\d",
+        r"torchvision_bf16 +\d(.|\n)*checkpointed, not compiled +\d(.|\n)*with torchvision.*fast, not compiled \d",
     ),
     "two_nodes": ("--epochs 1 --images 2", r"the same weights to the bit"),
     "waiting_threads": ("--rounds 1 --settings OMP_NUM_THREADS=1 --neighbours none", r"OMP_NUM_THREADS=1 +\d"),

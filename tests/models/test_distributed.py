@@ -29,8 +29,8 @@ def build(mode, *overrides):
     return build_training_module(tiny_config(mode=mode, overrides=(*WIDTHS, *overrides)), 2, 3)
 
 
-def train(world, mode, fixed):
-    module = build(mode, f"roi.fixed_samples={'yes' if fixed else 'no'}")
+def train(world, mode, *overrides):
+    module = build(mode, *overrides)
     # every rank runs every part in every step: no parameter is unused
     parallel = DistributedDataParallel(module)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.01)
@@ -38,7 +38,7 @@ def train(world, mode, fixed):
         # of one size so that they can be joined
         both = toy_batch((64, 80), (64, 80), empty=empty)
         losses = parallel(part_of(both, world.rank)).means
-        assert (losses["roi_cls_loss"] > 0) == (world.rank not in empty)
+        assert (losses["roi_msk_loss"] > 0) == (world.rank not in empty)
         optimizer.zero_grad()
         sum(losses.values()).backward()
         if step == 0 and mode == "syncbn":
@@ -62,8 +62,10 @@ def work(rank, join):
     no_more = patch.object(torch.distributed, "new_group", side_effect=AssertionError("no group but that of all ranks"))
     with narrow_body(), distributed("cpu") as world, no_more:
         for mode in ("syncbn", "syncbn+gn"):
-            train(world, mode, fixed=False)
-        train(world, "syncbn", fixed=True)
+            train(world, mode)
+        train(world, "syncbn", "roi.fixed_samples=yes")
+        # on ranks without things the mask branch alone has zero rows
+        train(world, "syncbn", "roi.mask_positives_only=yes", "roi.sample_empty_images=yes")
 
 
 def compare_heads(world, counts):

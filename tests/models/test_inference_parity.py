@@ -299,3 +299,17 @@ def test_panoptic_map(case, keep_empty):
     # none of the golden pictures has a kept detection with an empty mask
     for i, prediction in enumerate(case.predictions):
         check_panoptic_map(case, i, fuse(prediction, NUM_STUFF, 0.5, 0.5, LEAST_AREA, keep_empty=keep_empty))
+
+
+def test_panoptic_map_without_weak_detections(case):
+    """To the bit: masks do not depend on which others are computed with them."""
+    every = case.predictions
+    threshold = torch.cat([p.scores for p in every]).median().item()
+    with torch.no_grad():
+        strong = case.net.predict(case.images, least_score=threshold)
+    for one, other in zip(every, strong):
+        assert 0 < len(other.scores) < len(one.scores)
+        assert torch.equal(other.mask_logits, one.mask_logits[one.scores > threshold])
+        first, second = (fuse(p, NUM_STUFF, threshold, 0.5, LEAST_AREA) for p in (one, other))
+        assert (first.ids == second.ids).all()
+        assert (first.categories, first.scores) == (second.categories, second.scores)

@@ -279,3 +279,40 @@ def test_optional_layers_and_losses_train(mode, fixed):
         optimizer.step()
         totals.append(total.item())
     assert totals[-1] < totals[0]
+
+
+POSITIVES = "roi.mask_positives_only=yes"
+
+
+@pytest.mark.parametrize("fixed", ["yes", "no"])
+@pytest.mark.parametrize("kind", ["panoptic", "instance_seg"])
+def test_masks_of_positives_only(kind, fixed):
+    """With a norm of single regions nothing changes but the order of sums; the mask branch runs on fewer rows."""
+    batch = toy_batch((64, 96), (80, 64), (48, 48), empty=(2,))
+    common = (f"roi.fixed_samples={fixed}", "roi.sample_empty_images=yes", *RECIPES[1:3])
+    found = []
+    for more in ((), (POSITIVES,)):
+        module = training_module(mode="gn", kind=kind, overrides=(*common, *more))
+        rows = []
+        module.net.roi_head.conv[0].register_forward_hook(lambda layer, given, out, rows=rows: rows.append(len(out)))
+        torch.manual_seed(1)
+        losses = module(batch)
+        sum(losses.means.values()).backward()
+        found.append((losses.means, losses.counts, {name: p.grad for name, p in module.named_parameters()}, rows))
+    assert_close(found[1][:3], found[0][:3], rtol=1e-3, atol=1e-5)
+    (every,), (positive,) = (one[3] for one in found)
+    assert every == 3 * 24
+    assert positive == 3 * 6 if fixed == "yes" else 0 < positive <= 3 * 6
+
+
+@pytest.mark.parametrize("mode", ["bn", "syncbn+gn"])
+def test_masks_of_positives_without_a_positive(mode):
+    """Its norms keep their statistics, and every parameter gets a gradient, of 0 in the mask branch."""
+    module = training_module(mode=mode, overrides=(POSITIVES, "roi.sample_empty_images=yes", *RECIPES[1:3]))
+    before = {name: value.clone() for name, value in module.net.roi_head.conv.named_buffers()}
+    losses = module(toy_batch((64, 64), empty=(0,))).means
+    assert losses["roi_cls_loss"] > losses["roi_msk_loss"] == 0
+    sum(losses.values()).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in module.net.parameters())
+    assert not any(p.grad.any() for p in module.net.roi_head.conv.parameters())
+    assert all(torch.equal(before[name], value) for name, value in module.net.roi_head.conv.named_buffers())

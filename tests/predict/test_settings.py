@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from seamseg.cli import predict
 from seamseg.cli.main import build_parser
+from seamseg.inference.images import network_input
 from seamseg.inference.options import Augmentation, InferenceOptions, Thresholds
 from seamseg.predict.job import RunSummary, predict_all
 from seamseg.predict.settings import PredictSettings
@@ -122,3 +125,45 @@ def test_python_resumes_a_run_of_the_command(micro_run: Path, tmp_path: Path, se
     model = settings.load("cpu")
     sink = settings.open_sink(OutputTarget(str(out)), model, sources)
     assert predict_all(model, sources, sink, World()) == RunSummary(done=0, unreadable=0, earlier=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "map_only"),
+    [
+        ({}, True),
+        ({"formats": "overlay,coco,cvat"}, True),
+        ({"formats": "coco,vistas"}, False),
+        ({"formats": "raw"}, False),
+        ({"formats": "coco", "hide": "car"}, False),
+    ],
+)
+@pytest.mark.usefixtures("narrow")
+def test_formats_decide_whether_only_maps_are_made(options: dict, map_only: bool, micro_run: Path) -> None:
+    assert PredictSettings(micro_run, **options).load("cpu").map_only == map_only
+
+
+@pytest.mark.parametrize("options", [{}, {"tta": "flip"}, {"tiles": 128, "tile_overlap": 32, "shortest_size": 160}])
+@pytest.mark.usefixtures("narrow")
+def test_maps_do_not_depend_on_detections_that_are_left_out(options: dict, micro_run: Path, micro: Path) -> None:
+    """To the bit, one by one and in a batch; views and tiles are merged of all detections."""
+    every, some = (
+        PredictSettings(micro_run, name, inference=InferenceOptions(**options)).load("cpu") for name in ("raw", "coco")
+    )
+    photos = [np.asarray(Image.open(micro / "img" / f"val{i}.png")) for i in (0, 0, 2)]
+    for images in (photos, photos[:1]):
+        images = [network_input(Image.fromarray(photo), every.input_size) for photo in images]
+        all_found = every.raw(images)
+        scores = np.sort(np.concatenate([p.scores for p in all_found]))
+        # about half of them, one, and none
+        for threshold, left in ((np.median(scores), None), (scores[-2], None), (1.0, 0)):
+            some.thresholds = every.thresholds = replace(every.thresholds, score_threshold=float(threshold))
+            found = some.raw(images)
+            count = sum(len(p.scores) for p in found)
+            assert count <= len(scores)
+            if left is not None:
+                assert count == (len(scores) if options else left)
+            for one, other in zip(all_found, found):
+                maps = [predictor.result(p, (64, 96)) for predictor, p in ((every, one), (some, other))]
+                assert maps[0] == maps[1]
+                masks = [p.mask_logits[p.scores > np.float32(threshold)] for p in (one, other)]
+                assert masks[0].tobytes() == masks[1].tobytes()

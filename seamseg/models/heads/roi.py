@@ -95,10 +95,17 @@ class RegionHead(nn.Module):
         # not by two indices, a GatherND in ONNX, which some engines do not check
         return masks.gather(1, classes[:, None, None, None].expand(-1, 1, *masks.shape[2:]))[:, 0]
 
-    def forward(self, x: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Run all branches: class logits, box codes and (of `rows` only, if given) mask logits or None."""
+    def forward(
+        self, x: Tensor, rows: Tensor | None = None, rows_only: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Run all branches: class logits, box codes and (of `rows` only, if given) mask logits or None.
+
+        With `rows_only` the mask branch runs on `rows` alone, see `[roi] mask_positives_only`.
+        """
         cls_logits, bbx_logits = self.boxes(x)
-        return cls_logits, bbx_logits, self.masks(x, rows) if self.with_masks else None
+        if not self.with_masks:
+            return cls_logits, bbx_logits, None
+        return cls_logits, bbx_logits, self.masks(x[rows]) if rows_only else self.masks(x, rows)
 
 
 class ROIHead(RegionHead):

@@ -33,6 +33,7 @@ class _ToolWriter(OutputFormat[Panoptic]):
     """Base of the formats with a class list."""
 
     kinds = ("panoptic",)
+    map_only = True
 
     def finals(self) -> list[Path]:
         """Return the class list."""

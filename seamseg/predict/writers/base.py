@@ -58,6 +58,8 @@ class OutputFormat(ABC, Generic[R]):
         for those without a file of each photo
     all_classes : whether it contains all classes whatever the user chooses, so that a choice is an error
     probabilities : whether it needs the probabilities of a semantic network
+    map_only : whether it reads no detections of a panoptic network; if so for all formats, `prediction` may lack those
+        that score too low for the panoptic map
     choice : choice of detections, set after the construction; only formats that read them from the prediction need it
     """
 
@@ -66,6 +68,7 @@ class OutputFormat(ABC, Generic[R]):
     member: str | None = None
     all_classes: bool = False
     probabilities: bool = False
+    map_only: bool = False
     choice: DetectionChoice = DetectionChoice()
 
     def __init__(self, out: Path, metadata: Metadata, keys: Any = None) -> None:

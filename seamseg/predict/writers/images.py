@@ -82,6 +82,7 @@ class OverlayWriter(ImageFormat[PhotoResult]):
 
     kinds = ("panoptic", "instance_seg", "detection", "classification", "semantic")
     member = "overlay.jpg"
+    map_only = True
 
     def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: PhotoResult) -> Image.Image:
         """See :class:`ImageFormat`."""

@@ -51,6 +51,7 @@ class CocoWriter(PanopticWriter):
     """The COCO panoptic format: `panoptic/<name>.png` and `panoptic.json`."""
 
     member = "panoptic.png"
+    map_only = True
 
     def paths(self, source: Source) -> list[Path]:
         """Return `OUT/panoptic/<name>.png`."""
