@@ -22,6 +22,7 @@ from .abn_steps import (
 )
 from .reference import abn as plain
 
+
 class Norm(NamedTuple):
     """Options and running averages of a norm; see :func:`seamseg.ops.abn.inplace_abn`.
 
@@ -100,9 +101,7 @@ def gradients(
     code, parameter = activation_code(norm.activation, norm.parameter)
     sums = gradient_sums(dy, y, residual, weight, bias, norm, statistics, deferred)
     beta = bias_of(bias, sums.scale)
-    dx, dresidual = abn_backward_input(
-        dy, y, residual, beta, sums.scale, sums.offset, sums.slope_of_z, code, parameter
-    )
+    dx, dresidual = abn_backward_input(dy, y, residual, beta, sums.scale, sums.offset, sums.slope_of_z, code, parameter)
     return dx, dresidual, sums
 
 

@@ -1,8 +1,8 @@
 """The steps of in-place ABN as operators (docs/contract.md, section 3; arXiv 1712.02616).
 
 Four of them read and write tensors of the size of the input. Between them is arithmetic with one number a channel, one
-operator in each direction, and the synchronisation over processes (:mod:`seamseg.ops.abn_channels`). Numbers per channel
-are float32, or float64 for a float64 input.
+operator in each direction, and the synchronisation over processes (:mod:`seamseg.ops.abn_channels`). Numbers per
+channel are float32, or float64 for a float64 input.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ The gradient of the input is `scale dz + offset + slope x_hat`, with `slope x_ha
 `dweight`, `2 x C`, has the gradient of the weight, and a factor for :func:`abn_scale_gradient`, 0 in most channels.
 
 joint : `4 x C`: sum, moment / gamma, squares and count over all ranks; None for those of this rank
-total, local_total : count of values of the batch statistics: a float64 scalar, or with None a number. `count` is that of
-    the sums
+total, local_total : count of values of the batch statistics: a float64 scalar, or with None a number
+count : that of the values of the sums
 spacing : that of stored numbers at 1
 deferred : compute the gradients of weights below the spacing for :func:`abn_scale_gradient`
 """
