@@ -2,7 +2,8 @@
 
     python benchmarks/abn.py [--threads N] [NAME ...]
 
-The LeakyReLU of the peer works in place. The `inplace-abn` package, if installed, is a second peer for the body.
+The LeakyReLU of the peer works in place. The `inplace-abn` package, if installed, is a second peer for the body. Small
+steps are compared with the arithmetic per channel as plain operators of torch, 45 a norm instead of 3, too.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Iterator
 from functools import partial
+from unittest import mock
 
 import torch
 from timing import Case, options, report
 from torch import Tensor, nn
 
 from seamseg.models.backbones.resnet import RESNETS, ResNet
+from seamseg.ops import abn_channels, abn_kernel_gradient
 from seamseg.ops.norm import InPlaceABN
+from seamseg.ops.reference import abn as plain
 
 LAYERS = [(1, 64, 256, 512), (1, 256, 128, 256), (1, 512, 64, 128), (1, 2048, 16, 32), (128, 256, 14, 14)]
 
@@ -67,6 +71,27 @@ def step_of_body(size: tuple[int, int], last: bool, peer: str) -> Case:
     return Case(name, peer, step(InPlaceABN), step(norms[peer]))
 
 
+def small_step(name: str, size: tuple[int, int]) -> Case:
+    """Compare the forward and backward pass of a small body with and without the operators per channel."""
+    torch.manual_seed(0)
+    body = ResNet(RESNETS[name], InPlaceABN).to(memory_format=torch.channels_last)
+    images = torch.randn(1, 3, *size).contiguous(memory_format=torch.channels_last)
+
+    def run() -> None:
+        maps = body(images)
+        torch.autograd.backward([maps[f"mod{i}"].mean() for i in range(2, 6)])
+
+    def run_plain() -> None:
+        names = ("abn_forward_channels", "abn_backward_channels")
+        with (
+            mock.patch.multiple(abn_channels, **{name: getattr(plain, name) for name in names}),
+            mock.patch.object(abn_kernel_gradient, "abn_scale_gradient", plain.abn_scale_gradient),
+        ):
+            run()
+
+    return Case(f"{name} body {size[0]}x{size[1]}", "plain torch per channel", run, run_plain)
+
+
 def upstream() -> dict[str, Callable[..., nn.Module]]:
     """Return the layer of the `inplace-abn` package, None if it is not installed."""
     if importlib.util.find_spec("inplace_abn") is None:
@@ -84,6 +109,8 @@ def cases() -> Iterator[tuple[str, Callable[[], Case]]]:
         for peer in ("BatchNorm + LeakyReLU_", *upstream()):
             name = f"body {'NHWC' if last else 'NCHW'} {peer}"
             yield name, partial(step_of_body, (256, 512), last, peer)
+    for name in ("resnet18", "resnet50"):
+        yield f"small {name}", partial(small_step, name, (64, 128))
 
 
 def main() -> None:

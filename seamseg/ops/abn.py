@@ -218,8 +218,9 @@ class _InPlaceABN(torch.autograd.Function):
         return (
             dx if needs_x else None,
             dresidual if needs_residual else None,
-            sums.dweight if needs_weight else None,
+            sums.dweight[0].to(weight.dtype) if needs_weight and not ctx.deferred else None,
             sums.dbias if needs_bias else None,
-            sums.deferred if ctx.deferred else None,
+            # with it comes the gradient of the weight
+            sums.dweight if ctx.deferred else None,
             *[None] * len(ctx.norm),
         )

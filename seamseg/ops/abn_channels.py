@@ -11,10 +11,16 @@ import torch
 from torch import Tensor, distributed
 
 from .abn_recompute import cached_statistics
-from .abn_steps import abn_backward_input, abn_backward_reduce, abn_statistics, abn_transform, activation_code
-
-CORRECTED = 16
-"""Multiple of the spacing of the stored numbers below which the kernel corrects the gradient of a scale."""
+from .abn_steps import (
+    abn_backward_channels,
+    abn_backward_input,
+    abn_backward_reduce,
+    abn_forward_channels,
+    abn_statistics,
+    abn_transform,
+    activation_code,
+)
+from .reference import abn as plain
 
 
 class Norm(NamedTuple):
@@ -65,20 +71,14 @@ def normalise(
     weight, bias : `C` or None
     norm : the options
     """
-    statistics = cached_statistics(_statistics, x, norm)
-    return transform(x, residual, weight, bias, norm, statistics), statistics
+    statistics, scale = cached_statistics(_statistics, x, weight, norm)
+    return transform(x, residual, scale, bias, norm, statistics), statistics
 
 
 def transform(
-    x: Tensor,
-    residual: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    norm: Norm,
-    statistics: ChannelStatistics,
+    x: Tensor, residual: Tensor | None, scale: Tensor, bias: Tensor | None, norm: Norm, statistics: ChannelStatistics
 ) -> Tensor:
-    """Compute :func:`normalise` with given statistics."""
-    scale = gamma_of(weight, statistics.mean, norm.eps) * statistics.invstd
+    """Compute :func:`normalise` with given statistics and `scale`, `gamma invstd`."""
     code, parameter = activation_code(norm.activation, norm.parameter)
     return abn_transform(x, statistics.mean, scale, bias_of(bias, scale), residual, code, parameter)
 
@@ -101,26 +101,23 @@ def gradients(
     code, parameter = activation_code(norm.activation, norm.parameter)
     sums = gradient_sums(dy, y, residual, weight, bias, norm, statistics, deferred)
     beta = bias_of(bias, sums.scale)
-    dx, dresidual = abn_backward_input(
-        dy, y, residual, beta, sums.scale, sums.offset, sums.slope / sums.gamma, code, parameter
-    )
+    dx, dresidual = abn_backward_input(dy, y, residual, beta, sums.scale, sums.offset, sums.slope_of_z, code, parameter)
     return dx, dresidual, sums
 
 
 class GradientSums(NamedTuple):
     """Coefficients of the gradient of the input, `scale dz + offset + slope x_hat`, and gradients of the parameters.
 
-    Each is `C`. `deferred` times the scalar product of the kernel of a channel and its gradient must be added to
-    `dweight`.
+    `slope_of_z` is `slope / gamma`. Each is `C`, but `dweight`, `2 x C`: the gradient of the weight, and what times the
+    scalar product of the kernel of a channel and its gradient must be added to it.
     """
 
-    gamma: Tensor
     scale: Tensor
     offset: Tensor
     slope: Tensor
+    slope_of_z: Tensor
     dweight: Tensor
     dbias: Tensor
-    deferred: Tensor
 
 
 def gradient_sums(
@@ -138,52 +135,34 @@ def gradient_sums(
     A channel is unresolved if `gamma x_hat` is less than the spacing of the numbers that `y` is stored in, at the root
     mean square of `z` (1/128 of it in bfloat16): `x_hat` cannot be recovered there. With `deferred` the gradient of
     gamma comes from the kernel before the norm (:mod:`seamseg.ops.abn_kernel_gradient`), which also corrects that of
-    scales up to `CORRECTED` spacings; else it shrinks with the square of gamma over the spacing.
+    scales up to 16 spacings; else it shrinks with the square of gamma over the spacing.
     """
     code, parameter = activation_code(norm.activation, norm.parameter)
-    gamma = gamma_of(weight, statistics.invstd, norm.eps)
-    dbias, moment, squares = abn_backward_reduce(dy, y, residual, bias_of(bias, gamma), code, parameter)
-    dgamma = moment / gamma
-    scale = gamma * statistics.invstd
-    sums = torch.stack((dbias, dgamma, squares, torch.full_like(dbias, y.numel() // y.shape[1])))
+    mean, invstd, total = statistics
+    sums = abn_backward_reduce(dy, y, residual, bias_of(bias, invstd), code, parameter)
+    dbias, count, joint = sums[0], y.numel() // y.shape[1], None
     if norm.training and norm.group is not None:
         _require_group(norm.group)
-        distributed.all_reduce(sums, group=norm.group)
-    spacing = spacing_of(sums[2] / sums[3].clamp(min=1), y.dtype)
-    # the variance of x_hat, far below 1 where that of x is below eps
-    variance = (1 - norm.eps * statistics.invstd**2).clamp(min=0)
-    size = gamma * variance.sqrt()
-    unresolved, corrected = size < spacing, size < CORRECTED * spacing
-    known = torch.where(unresolved, 0.0 if deferred else (size / spacing) ** 2, 1.0)
-    dgamma = dgamma * known
-    if norm.training:
-        # dx = gamma invstd (dz - mean(dz) - x_hat mean(dz x_hat))
-        mean_dz, mean_dz_x = (sums[:2] / statistics.total).to(scale.dtype)
-        offset, slope = -scale * mean_dz, -scale * (mean_dz_x * known)
-        if deferred:
-            # the part that the kernel does not cover: its dx contains the recovered sum times that variance
-            dgamma = torch.where(corrected, dgamma * variance, dgamma)
-    else:
-        offset = slope = torch.zeros_like(scale)
-        if deferred:
-            # the kernel covers sum(dz x), without the mean
-            dgamma = torch.where(corrected, -statistics.mean * statistics.invstd * dbias, dgamma)
-    # a negative weight gets the gradient of its absolute value
-    sign = torch.ones_like(gamma) if weight is None else torch.where(weight < 0, -1.0, 1.0).to(gamma.dtype)
-    return GradientSums(
-        gamma,
-        scale,
-        offset,
-        slope,
-        dgamma.mul(sign).to(gamma.dtype if weight is None else weight.dtype),
-        dbias if bias is None else dbias.to(bias.dtype),
-        torch.where(corrected, sign / gamma, 0.0),
+        dgamma = sums[1] / gamma_of(weight, invstd, norm.eps)
+        joint = torch.stack((dbias, dgamma, sums[2], torch.full_like(dbias, count)))
+        distributed.all_reduce(joint, group=norm.group)
+    totals = (total, 1.0) if isinstance(total, Tensor) else (None, total)
+    channels = plain.abn_backward_channels if torch.compiler.is_compiling() else abn_backward_channels
+    coefficients = channels(
+        *(*sums, joint, totals[0], mean, invstd, _vector(weight, invstd)),
+        *(norm.training, deferred, count, totals[1], norm.eps, spacing_at_1(y.dtype)),
     )
+    return GradientSums(*coefficients, dbias if bias is None else dbias.to(bias.dtype))
 
 
-def spacing_of(mean_square: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the spacing in `dtype` of numbers of this mean square."""
-    return mean_square.sqrt() * torch.finfo(dtype).eps
+def spacing_at_1(dtype: torch.dtype) -> float:
+    """Return the spacing of the numbers of `dtype` above 1."""
+    return torch.finfo(dtype).eps
+
+
+def _vector(weight: Tensor | None, like: Tensor) -> Tensor | None:
+    """Return a weight as the operators take it."""
+    return None if weight is None else weight.to(like.dtype).contiguous()
 
 
 def dense(x: Tensor, like: Tensor | None = None) -> Tensor:
@@ -195,54 +174,41 @@ def dense(x: Tensor, like: Tensor | None = None) -> Tensor:
     return x.contiguous()
 
 
-def _statistics(x: Tensor, norm: Norm) -> ChannelStatistics:
+def _statistics(x: Tensor, weight: Tensor | None, norm: Norm) -> tuple[ChannelStatistics, Tensor]:
     if norm.training:
         mean, var = abn_statistics(x)
-        return batch_statistics(mean, var, x.numel() // x.shape[1], norm)
+        return batch_statistics(mean, var, x.numel() // x.shape[1], weight, norm)
     assert norm.running_mean is not None and norm.running_var is not None, "checked by the callers"
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    invstd = torch.rsqrt(norm.running_var.to(wide) + norm.eps)
     # a copy: the averages may change before the backward pass
-    return ChannelStatistics(
-        norm.running_mean.to(wide, copy=True), torch.rsqrt(norm.running_var.to(wide) + norm.eps), 0.0
-    )
+    statistics = ChannelStatistics(norm.running_mean.to(wide, copy=True), invstd, 0.0)
+    return statistics, scale_of(weight, statistics, norm.eps)
 
 
-def batch_statistics(mean: Tensor, var: Tensor, count: int, norm: Norm) -> ChannelStatistics:
-    """Return the statistics of a training step from mean, biased variance and count of this rank.
+def scale_of(weight: Tensor | None, statistics: ChannelStatistics, eps: float) -> Tensor:
+    """Return `gamma invstd`."""
+    return gamma_of(weight, statistics.invstd, eps) * statistics.invstd
 
-    Combines them with those of the other ranks of the group, and updates the running averages.
+
+def batch_statistics(
+    mean: Tensor, var: Tensor, count: int, weight: Tensor | None, norm: Norm
+) -> tuple[ChannelStatistics, Tensor]:
+    """Return the statistics of a training step from mean, biased variance and count of this rank, and `gamma invstd`.
+
+    Combines them with those of the other ranks of the group, and updates the running averages. A batch of fewer than
+    two values has no unbiased variance: it neither changes them nor is counted.
     """
-    total: Tensor | float
+    total: Tensor | None = None
     if norm.group is not None:
         mean, var, total = _join(mean, var, count, norm.group)
-        unbiased = var * (total / (total - 1).clamp(min=1)).to(var.dtype)
-        _update_averages(norm, mean, unbiased, total > 1)
-    else:
-        total = float(max(count, 1))
-        if count > 1:
-            _update_averages(norm, mean, var * (count / (count - 1)), None)
-    return ChannelStatistics(mean, torch.rsqrt(var + norm.eps), total)
-
-
-def _update_averages(norm: Norm, mean: Tensor, unbiased: Tensor, counted: Tensor | None) -> None:
-    """Add a batch to the running averages if `counted`, a bool scalar, is true; None for always.
-
-    A batch of fewer than two values has no unbiased variance: it must neither change them nor be counted.
-    """
-    if norm.batches is not None:
-        norm.batches.add_(1 if counted is None else counted)
-    weight: Tensor | float
-    if norm.momentum is not None:
-        # in float64: a float32 momentum would round averages that are float64
-        weight = norm.momentum if counted is None else counted.double() * norm.momentum
-    else:
-        if norm.batches is None:
-            return  # a layer without running averages
-        weight = (1.0 if counted is None else counted.double()) / norm.batches.clamp(min=1).double()
-    for average, value in ((norm.running_mean, mean), (norm.running_var, unbiased)):
-        if average is not None:
-            share = weight.to(average.dtype) if isinstance(weight, Tensor) else weight
-            average.lerp_(value.to(average.dtype), share)
+    # the compiler fuses plain operators
+    channels = plain.abn_forward_channels if torch.compiler.is_compiling() else abn_forward_channels
+    invstd, scale = channels(
+        *(mean, var, total, _vector(weight, var), norm.running_mean, norm.running_var, norm.batches),
+        *(norm.momentum, norm.eps, count),
+    )
+    return ChannelStatistics(mean, invstd, float(max(count, 1)) if total is None else total), scale
 
 
 def _join(mean: Tensor, var: Tensor, count: int, group: distributed.ProcessGroup) -> tuple[Tensor, Tensor, Tensor]:

@@ -21,6 +21,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .abn_channels import dense
+from .abn_steps import abn_scale_gradient
+from .reference import abn as plain
+
 
 def defer_scale_gradient(kernel: Tensor, weight: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
     """Have the gradients of small scales of :func:`seamseg.ops.abn.inplace_abn` computed by the kernel before it.
@@ -34,34 +38,27 @@ def defer_scale_gradient(kernel: Tensor, weight: Tensor, dim: int = 0) -> tuple[
     Returns
     -------
     kernel : the same, to be used in this call of the layer
-    deferred : `C` zeros, the argument of that name of the norm
+    deferred : argument of that name of the norm, whose gradient is that of the weight, and a factor; `2 x C`
     """
     result: tuple[Tensor, Tensor] = _DeferScaleGradient.apply(kernel, weight, dim)
     return result
 
 
-def scale_gradient(kernel: Tensor, dkernel: Tensor, factor: Tensor, dim: int = 0) -> Tensor:
-    """Compute `factor <kernel, dkernel>` over all dimensions but `dim`: `C`, in the precision of `factor`."""
-    product = _needed_product if factor.device.type == "cpu" else _product
-    result: Tensor = product(kernel.detach(), dkernel, factor, dim)
-    return result
+def scale_gradient(kernel: Tensor, dkernel: Tensor, dweight: Tensor, dtype: torch.dtype, dim: int = 0) -> Tensor:
+    """Compute the gradient of the weight of a norm, `C`, from the kernel before it, its gradient, and the sums.
 
-
-def _product(kernel: Tensor, dkernel: Tensor, factor: Tensor, dim: int) -> Tensor:
-    dims = [d for d in range(kernel.dim()) if d != dim]
-    return (kernel.to(factor.dtype) * dkernel.to(factor.dtype)).sum(dims) * factor
-
-
-# an operator, since what it does depends on values: on a GPU the host would have to wait for them
-@torch.library.custom_op("seamseg_training::scale_gradient", mutates_args=(), device_types="cpu")
-def _needed_product(kernel: Tensor, dkernel: Tensor, factor: Tensor, dim: int) -> Tensor:
-    """Compute :func:`_product` unless all factors are 0, as nearly always in float32: it reads all weights."""
-    return _product(kernel, dkernel, factor, dim) if factor.any() else torch.zeros_like(factor)
-
-
-@_needed_product.register_fake
-def _(kernel: Tensor, dkernel: Tensor, factor: Tensor, dim: int) -> Tensor:
-    return torch.empty_like(factor)
+    Parameters
+    ----------
+    kernel, dkernel : of one shape
+    dweight : :attr:`seamseg.ops.abn_channels.GradientSums.dweight`, `2 x C`
+    dtype : dtype of the weight
+    dim : dimension of the output channels of the kernel
+    """
+    kernel = dense(kernel.detach().movedim(dim, 0))
+    wide = torch.float64 if kernel.dtype == torch.float64 else torch.float32
+    product = plain.abn_scale_gradient if torch.compiler.is_compiling() else abn_scale_gradient
+    dkernel = dense(dkernel.to(kernel.dtype).movedim(dim, 0), like=kernel)
+    return product(kernel, dkernel, dweight.to(wide).contiguous()).to(dtype)
 
 
 class _DeferScaleGradient(torch.autograd.Function):
@@ -69,12 +66,13 @@ class _DeferScaleGradient(torch.autograd.Function):
     def forward(ctx: Any, kernel: Tensor, weight: Tensor, dim: int) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(kernel)
         ctx.dim, ctx.dtype = dim, weight.dtype
+        # its values are not used: no memory, unless it needs another dtype for its gradient
         wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
-        return kernel.view_as(kernel), weight.new_zeros(weight.shape, dtype=wide)
+        deferred = weight.expand(2, -1) if weight.dtype == wide else weight.new_zeros(2, *weight.shape, dtype=wide)
+        return kernel.view_as(kernel), deferred
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dkernel: Tensor, factor: Tensor) -> tuple[Tensor, Tensor | None, None]:
+    def backward(ctx: Any, dkernel: Tensor, dweight: Tensor) -> tuple[Tensor, Tensor | None, None]:
         (kernel,) = ctx.saved_tensors
-        # on a CPU the host knows without waiting; in float32 there is hardly ever such a channel
-        return dkernel, scale_gradient(kernel, dkernel, factor, ctx.dim).to(ctx.dtype), None
+        return dkernel, scale_gradient(kernel, dkernel, dweight, ctx.dtype, ctx.dim), None

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from ._library import describe
 from .abn import apply_norm, saved_for_backward
-from .abn_channels import ChannelStatistics, Norm, dense, gradients, normalise, transform
+from .abn_channels import ChannelStatistics, Norm, dense, gradients, normalise, scale_of, transform
 from .abn_kernel_gradient import defer_scale_gradient, scale_gradient
 
 _ONEDNN_CHANNELS = 16
@@ -117,7 +117,8 @@ class _ProjectionSum(torch.autograd.Function):
             for (mean, invstd, total), local in zip((saved[7:10], saved[10:]), ctx.totals)
         )
         projected = dense(_convolve(shortcut, projection, stride, y), like=y)
-        residual = transform(projected, None, projection_weight, projection_bias, projection_norm, inner)
+        scale = scale_of(projection_weight, inner, projection_norm.eps)
+        residual = transform(projected, None, scale, projection_bias, projection_norm, inner)
         del projected
         dx, dresidual, sums = gradients(dense(dy, like=y), y, residual, weight, bias, norm, outer, deferred)
         dprojected, _, inner_sums = gradients(
@@ -134,18 +135,17 @@ class _ProjectionSum(torch.autograd.Function):
         if needs[3] and pixels is not shortcut:
             dshortcut = torch.zeros_like(shortcut, dtype=dpixels.dtype)
             dshortcut[:, :, :: stride[0], :: stride[1]] = dpixels
-        if needs[5]:
-            dscale = scale_gradient(projection, dprojection, inner_sums.deferred)
-            dprojection_weight = inner_sums.dweight + dscale.to(inner_sums.dweight.dtype)
+        if dprojection is not None:
+            dprojection = dprojection.to(projection.dtype)
         return (
             dx if needs[0] else None,
-            sums.dweight if needs[1] else None,
+            sums.dweight[0].to(weight.dtype) if needs[1] and not deferred else None,
             sums.dbias if needs[2] else None,
             dshortcut.to(shortcut.dtype) if needs[3] else None,
-            dprojection.to(projection.dtype) if needs[4] else None,
-            dprojection_weight if needs[5] else None,
+            dprojection if needs[4] else None,
+            scale_gradient(projection, dprojection, inner_sums.dweight, projection_weight.dtype) if needs[5] else None,
             inner_sums.dbias if needs[6] else None,
-            sums.deferred if deferred else None,
+            sums.dweight if deferred else None,
             *[None] * 3,
         )
 

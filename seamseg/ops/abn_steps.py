@@ -1,8 +1,8 @@
 """The steps of in-place ABN as operators (docs/contract.md, section 3; arXiv 1712.02616).
 
-Only these four read and write tensors of the size of the input. Between them is arithmetic with one number a channel,
-including the synchronisation over processes (:mod:`seamseg.ops.abn_channels`). Numbers per channel are
-float32, or float64 for a float64 input.
+Four of them read and write tensors of the size of the input. Between them is arithmetic with one number a channel, one
+operator in each direction, and the synchronisation over processes (:mod:`seamseg.ops.abn_channels`). Numbers per
+channel are float32, or float64 for a float64 input.
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ from .reference import abn as _plain
 ACTIVATION_CODES = {"leaky_relu": 0, "elu": 1, "identity": 0}
 """Codes of the activations in the operators; identity is a leaky ReLU of slope 1."""
 
-__all__ = ["abn_backward_input", "abn_backward_reduce", "abn_statistics", "abn_transform"]
+__all__ = [
+    "abn_backward_channels",
+    "abn_backward_input",
+    "abn_backward_reduce",
+    "abn_forward_channels",
+    "abn_scale_gradient",
+    "abn_statistics",
+    "abn_transform",
+]
 
 
 def activation_code(activation: str, parameter: float) -> tuple[int, float]:
@@ -54,3 +62,40 @@ abn_backward_input = define(
     ),
 )
 """`scale dz + offset + slope (z - residual - bias)`, and `dz`: the gradients of input and residual (else empty)."""
+
+abn_forward_channels = define(
+    "abn_forward_channels",
+    _plain.abn_forward_channels,
+    lambda mean, var, total, weight, *rest: (torch.empty_like(mean), torch.empty_like(mean)),
+)
+"""`1 / sqrt(var + eps)` and that times `|weight| + eps`; adds the batch to the running averages, if it has two values.
+
+var : biased
+total : count of values over all ranks, float64 scalar; None for `count`
+batches : int64 scalar, counts the batch; without a momentum the averages are plain averages over the batches
+"""
+
+abn_backward_channels = define(
+    "abn_backward_channels",
+    _plain.abn_backward_channels,
+    lambda sum, *rest: (*(torch.empty_like(sum) for _ in range(4)), sum.new_empty(2, sum.shape[0])),
+)
+"""Coefficients of the gradient of the input and the gradient of the weight, from the sums of `abn_backward_reduce`.
+
+The gradient of the input is `scale dz + offset + slope x_hat`, with `slope x_hat = slope_of_z (z - residual - bias)`.
+`dweight`, `2 x C`, has the gradient of the weight, and a factor for :func:`abn_scale_gradient`, 0 in most channels.
+
+joint : `4 x C`: sum, moment / gamma, squares and count over all ranks; None for those of this rank
+total, local_total : count of values of the batch statistics: a float64 scalar, or with None a number
+count : that of the values of the sums
+spacing : that of stored numbers at 1
+deferred : compute the gradients of weights below the spacing for :func:`abn_scale_gradient`
+"""
+
+abn_scale_gradient = define(
+    "abn_scale_gradient", _plain.abn_scale_gradient, lambda kernel, dkernel, dweight: torch.empty_like(dweight[0])
+)
+"""`dweight[0] + dweight[1] <kernel, dkernel>` for each of the channels, which are the first dimension of the kernel.
+
+The kernel of channels whose factor is 0 is not read.
+"""

@@ -71,9 +71,9 @@ class _UpsampleABN(torch.autograd.Function):
             mean = means.mean(0)
             spread = ((scatter @ taps) * taps).sum(1) / max(pixels.shape[0], 1)
             var = (spread + (means - mean) ** 2).mean(0)
-            statistics = cached_statistics(batch_statistics, mean, var, 4 * pixels.shape[0], norm)
+            statistics, scale = cached_statistics(batch_statistics, mean, var, 4 * pixels.shape[0], weight, norm)
             chosen = functional.conv_transpose2d(x[rows], kernel.to(x.dtype), stride=2)
-            y = transform(dense(chosen), None, weight, bias, norm, statistics)
+            y = transform(dense(chosen), None, scale, bias, norm, statistics)
         total = statistics.total
         ctx.norm, ctx.local_total = norm, None if isinstance(total, Tensor) else total
         ctx.save_for_backward(
@@ -111,13 +111,12 @@ class _UpsampleABN(torch.autograd.Function):
         )
         dx = dx.index_add(0, rows, dchosen)
         dkernel = dkernel + dtaps.view(2, 2, *kernel.shape[:2]).permute(2, 3, 0, 1)
-        dscale = scale_gradient(kernel, dkernel, sums.deferred, dim=1)
         needs = ctx.needs_input_grad
         return (
             dx if needs[0] else None,
             None,
             dkernel.to(kernel.dtype) if needs[2] else None,
-            sums.dweight + dscale.to(sums.dweight.dtype) if needs[3] else None,
+            scale_gradient(kernel, dkernel, sums.dweight, weight.dtype, dim=1) if needs[3] else None,
             sums.dbias if needs[4] else None,
             None,
         )

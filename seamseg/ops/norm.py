@@ -131,14 +131,14 @@ class InPlaceABN(ABN):
         norm = self._norm(self.activation, self.activation_param)
         return apply_norm(x, self.weight, self.bias, norm, deferred=deferred)
 
-    def convolve(self, layer: nn.Module, x: Tensor, channels: slice = slice(None)) -> tuple[Tensor, Tensor | None]:
+    def convolve(self, layer: nn.Module, x: Tensor, channels: slice | None = None) -> tuple[Tensor, Tensor | None]:
         """Return `layer(x)`, the input of this norm, and its argument `deferred`.
 
         Parameters
         ----------
         layer : convolution or linear layer; any other is called without a deferred gradient
         x : its input
-        channels : channels of this norm that the layer computes
+        channels : channels of this norm that the layer computes; None for all
         """
         weight, dim = self.weight, _output_channels(layer)
         tracked = torch.is_grad_enabled() and weight is not None and weight.requires_grad
@@ -146,7 +146,7 @@ class InPlaceABN(ABN):
         if not tracked or dim is None or not (layer.bias is None or self._of_the_batch()):
             return layer(x), None
         assert isinstance(weight, Tensor) and isinstance(layer.weight, Tensor)
-        kernel, deferred = defer_scale_gradient(layer.weight, weight[channels], dim)
+        kernel, deferred = defer_scale_gradient(layer.weight, weight if channels is None else weight[channels], dim)
         return functional_call(layer, {"weight": kernel}, (x,)), deferred
 
     def add(
@@ -282,7 +282,7 @@ def convolve_each(norm: nn.Module, layers: Iterable[nn.Module], x: Tensor) -> tu
     width = norm.num_features // len(layers)
     parts = [norm.convolve(layer, x, slice(i * width, (i + 1) * width)) for i, layer in enumerate(layers)]
     deferred = [d for _, d in parts if d is not None]
-    return [y for y, _ in parts], (torch.cat(deferred),) if deferred else ()
+    return [y for y, _ in parts], (torch.cat(deferred, 1),) if deferred else ()
 
 
 class NormSequential(nn.Sequential):

@@ -1,14 +1,16 @@
-"""Number of values that a training step reads from the device: the host waits for a GPU each time."""
+"""What a training step costs the host of a GPU: values that it reads, and waits for, and operators that it calls."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-from support.host_reads import HostReads
+from support.host_reads import HostReads, Launches
 from support.networks import tiny_config, toy_batch
 
+from seamseg.config import load_config
 from seamseg.models.build import build_network, build_training_module
 from seamseg.models.folding import for_inference
+from seamseg.ops.norm import InPlaceABN, NormSequential
 from seamseg.structures import PackedSequence
 from seamseg.training.optim.optimizer import build_optimizer
 from seamseg.training.options import TrainerOptions
@@ -132,3 +134,33 @@ def test_prediction_reads_numbers_of_boxes_only(images):
         with HostReads() as reads:
             net.predict(batch)
     assert reads.count == 1 + 2 * images, reads
+
+
+def test_a_norm_is_seven_operators():
+    """One between the passes over the map in each direction; views of the weight carry its gradient."""
+    layers = NormSequential(torch.nn.Conv2d(3, 4, 1, bias=False), InPlaceABN(4))
+    x = torch.randn(2, 3, 5, 5, requires_grad=True)
+    with Launches() as launches:
+        y = layers(x)
+    forward = {"convolution", "abn_statistics", "abn_forward_channels", "abn_transform"}
+    assert launches.names == dict.fromkeys(forward, 1)
+    dy = torch.ones_like(y)
+    with Launches() as launches:
+        y.backward(dy)
+    backward = {"abn_backward_reduce", "abn_backward_channels", "abn_backward_input", "abn_scale_gradient"}
+    assert launches.names == dict.fromkeys({*backward, "convolution_backward"}, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_operators_of_a_training_step(precision):
+    """Their number does not depend on the size of the image."""
+    torch.manual_seed(0)
+    config = load_config("vistas_r50", overrides=[f"general.precision={precision}"])
+    module = build_training_module(config, 2, 3).train()
+    optimizer = build_optimizer(module.net, config)
+    stepper = Stepper(TrainerOptions.from_config(config), module, optimizer, World())
+    batch, rates = toy_batch((64, 96)).with_target_info(), [0.0] * len(optimizer.param_groups)
+    with Launches() as launches:
+        stepper([batch], rates)
+    assert launches.names.total() <= 1800, launches.names.most_common(20)

@@ -108,9 +108,8 @@ def test_gradient_through_the_kernel_is_exact(make, channels, name, training):
     original = abn_channels.gradient_sums
 
     def too_small(dy, y, residual, weight, *arguments):
-        own = weight is norm.weight
-        value = lambda square, dtype: torch.full_like(square, torch.inf if own else 0.0)  # noqa: E731
-        with mock.patch.object(abn_channels, "spacing_of", value):
+        spacing = torch.inf if weight is norm.weight else 0.0
+        with mock.patch.object(abn_channels, "spacing_at_1", return_value=spacing):
             return original(dy, y, residual, weight, *arguments)
 
     exact = weight_gradient(module, name, x.double())
@@ -153,7 +152,7 @@ def test_float32_is_as_before(scale):
     module, _, x = module_and_input(block, 16, "convs.bn3", scale)
     x = x.float()
     ours = weight_gradient(module, "convs.bn3", x)
-    with mock.patch.object(abn_channels, "spacing_of", lambda square, dtype: torch.zeros_like(square)):
+    with mock.patch.object(abn_channels, "spacing_at_1", return_value=0.0):
         assert torch.equal(weight_gradient(module, "convs.bn3", x), ours)
     exact = weight_gradient(copy.deepcopy(module).double(), "convs.bn3", x.double())
     assert (ours - exact).norm() < 0.02 * exact.norm()
@@ -215,17 +214,20 @@ def test_kernels_that_cannot_be_exchanged(layer):
     assert_close(*found)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dim", [0, 1])
-def test_the_gradient_through_the_kernel_is_computed_where_it_is_needed(dtype, dim):
+@pytest.mark.parametrize("last", [False, True])
+def test_the_gradient_through_the_kernel_is_computed_where_it_is_needed(dtype, dim, last):
     generator = torch.Generator().manual_seed(0)
     kernel, dkernel = (torch.randn(4, 6, 3, 3, generator=generator).to(dtype) for _ in range(2))
-    factor = torch.zeros(kernel.shape[dim])
-    operator = torch.ops.seamseg_training.scale_gradient
-    for some in (False, True):
-        if some:
-            factor[1] = 2.5
-        torch.library.opcheck(operator, (kernel, dkernel, factor, dim))
-        product = kernel.float() * dkernel.float()
-        wanted = product.sum([d for d in range(4) if d != dim]) * factor
-        assert_close(scale_gradient(kernel, dkernel, factor, dim), wanted)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    wanted = (kernel.to(wide) * dkernel.to(wide)).sum([d for d in range(4) if d != dim])
+    if last:
+        kernel = kernel.contiguous(memory_format=torch.channels_last)
+    dweight = torch.randn(2, kernel.shape[dim], generator=generator).to(wide)
+    dweight[1, 1:] = 0
+    dkernel.select(dim, 2).fill_(torch.inf)  # not read
+    found = scale_gradient(kernel, dkernel, dweight, torch.float32, dim)
+    assert found.dtype == torch.float32
+    wanted = dweight[0] + torch.where(dweight[1] == 0, 0, wanted * dweight[1])
+    assert_close(found, wanted.float())

@@ -1,4 +1,4 @@
-"""Counts where a step asks the device for a value: on a GPU the host would wait there.
+"""Counts where a step asks the device for a value, where the host of a GPU would wait, and what it calls.
 
 Runs on the CPU, where nothing waits, but the same operations are called. What torch does not show to a mode, a copy to
 another device, cannot happen there: `test_no_wait_cuda.py` is for that.
@@ -109,3 +109,16 @@ class _Functions(TorchFunctionMode):
 
 def _has_mask(indices: Any) -> bool:
     return any(isinstance(index, Tensor) and index.dtype in _MASKS for index in indices)
+
+
+class Launches(TorchDispatchMode):
+    """Context in which operators are counted by name, views left out: on a GPU each launches a kernel or more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view and not func.overloadpacket.__name__.startswith("_record_function"):
+            self.names[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))

@@ -149,6 +149,13 @@ _NAMED: dict[str, Callable[[Scene], Any]] = {
     "valid_size": lambda s: [s.height * 4 + 1, s.width * 4 + 4],
     "target": lambda s: s.integers(0, max(s.channels, 1), s.height * 4 + 1, s.width * 4 + 4),
     "ohem": lambda s: s.one_of(0.01, 0.25, 1.0),
+    "batches": lambda s: torch.tensor(s.dice.randint(0, 9)),
+    "total": lambda s: torch.tensor(float(s.dice.randint(1, 99)), dtype=torch.float64),
+    "momentum": lambda s: s.one_of(0.1, 0.7),
+    "eps": lambda s: 1e-5,
+    "count": lambda s: s.one_of(0, 1, 2, 1000),
+    "local_total": lambda s: s.one_of(1.0, 1000.0),
+    "spacing": lambda s: s.one_of(2.0**-23, 2.0**-7),
     "mask_logits": lambda s: s.normal(s.count, *s.cells),
     "box": lambda s: s.boxes(1)[0],
     "anchors": lambda s: s.boxes(s.count),
@@ -160,6 +167,7 @@ _NAMED: dict[str, Callable[[Scene], Any]] = {
 }
 _CODES = {"activation": lambda scene: scene.dice.randint(0, 1)}  # where a name stands for an operator's number
 _CHANNEL_VALUES = ("mean", "var", "scale", "bias", "offset", "slope", "weight", "running_mean", "running_var")
+_CHANNEL_VALUES += ("sum", "moment", "squares", "invstd")
 
 
 def _plausible_value(scene: Scene, name: str, kind: str, optional: bool) -> Any:
@@ -211,6 +219,23 @@ def _fit_abn(scene: Scene, v: _Values) -> None:
             v[name] = scene.normal(*like.shape)
             if scene.dice.random() < 0.8:
                 v[name] = torch.empty_like(like).copy_(v[name])
+
+
+def _fit_abn_channels(scene: Scene, v: _Values) -> None:
+    """Sums of squares and variances are positive, kernels as layers have them."""
+    for name in ("var", "running_var", "squares", "invstd"):
+        if v.get(name) is not None:
+            v[name] = v[name].abs()
+    wide = torch.float64 if scene.dtype == torch.float64 else torch.float32
+    if v.get("joint") is not None:
+        v["joint"] = scene.normal(4, scene.channels, dtype=wide).abs()
+    if "kernel" in v:
+        kernel = scene.normal(scene.channels, scene.size(9), *scene.one_of((1, 1), (3, 3)))
+        layout = scene.one_of(torch.contiguous_format, torch.channels_last)
+        v["kernel"] = kernel.contiguous(memory_format=layout)
+        v["dkernel"] = torch.empty_like(v["kernel"]).copy_(scene.normal(*kernel.shape))
+        v["dweight"] = scene.normal(2, scene.channels, dtype=wide)
+        v["dweight"][1, ::2] = 0
 
 
 def _fit_roi(scene: Scene, v: _Values) -> None:
@@ -314,6 +339,9 @@ def _fit_function(scene: Scene, v: _Values) -> None:
 
 
 _FITTED: dict[str, Callable[[Scene, _Values], None]] = {
+    "abn_backward_channels": _fit_abn_channels,
+    "abn_forward_channels": _fit_abn_channels,
+    "abn_scale_gradient": _fit_abn_channels,
     "abn_transform": _fit_abn,
     "abn_backward_reduce": _fit_abn,
     "abn_backward_input": _fit_abn,

@@ -1,4 +1,4 @@
-"""The four steps of in-place ABN in plain torch."""
+"""The steps of in-place ABN in plain torch."""
 
 from __future__ import annotations
 
@@ -58,7 +58,115 @@ def abn_backward_input(
     return torch.empty_like(y).copy_(dx), dresidual
 
 
+def abn_forward_channels(
+    mean: Tensor,
+    var: Tensor,
+    total: Tensor | None,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    batches: Tensor | None,
+    momentum: float | None,
+    eps: float,
+    count: int,
+) -> tuple[Tensor, Tensor]:
+    """See :func:`seamseg.ops.abn_steps.abn_forward_channels`."""
+    if total is not None:
+        unbiased = var * (total / (total - 1).clamp(min=1)).to(var.dtype)
+        _update_averages(running_mean, running_var, batches, momentum, mean, unbiased, total > 1)
+    elif count > 1:
+        unbiased = var * (count / (count - 1))
+        _update_averages(running_mean, running_var, batches, momentum, mean, unbiased, None)
+    invstd = torch.rsqrt(var + eps)
+    return invstd, _gamma_of(weight, invstd, eps) * invstd
+
+
+def _update_averages(
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    batches: Tensor | None,
+    momentum: float | None,
+    mean: Tensor,
+    unbiased: Tensor,
+    counted: Tensor | None,
+) -> None:
+    """Add a batch to the running averages if `counted`, a bool scalar, is true; None for always."""
+    if batches is not None:
+        batches.add_(1 if counted is None else counted)
+    weight: Tensor | float
+    if momentum is not None:
+        # in float64: a float32 momentum would round averages that are float64
+        weight = momentum if counted is None else counted.double() * momentum
+    else:
+        if batches is None:
+            return  # a layer without running averages
+        weight = (1.0 if counted is None else counted.double()) / batches.clamp(min=1).double()
+    for average, value in ((running_mean, mean), (running_var, unbiased)):
+        if average is not None:
+            share = weight.to(average.dtype) if isinstance(weight, Tensor) else weight
+            average.lerp_(value.to(average.dtype), share)
+
+
+def abn_backward_channels(
+    sum: Tensor,
+    moment: Tensor,
+    squares: Tensor,
+    joint: Tensor | None,
+    total: Tensor | None,
+    mean: Tensor,
+    invstd: Tensor,
+    weight: Tensor | None,
+    training: bool,
+    deferred: bool,
+    count: int,
+    local_total: float,
+    eps: float,
+    spacing: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """See :func:`seamseg.ops.abn_steps.abn_backward_channels`."""
+    gamma = _gamma_of(weight, invstd, eps)
+    scale = gamma * invstd
+    dgamma = moment / gamma
+    sums = (sum, dgamma, squares, torch.full_like(sum, count)) if joint is None else joint.unbind()
+    lost = (sums[2] / sums[3].clamp(min=1)).sqrt() * spacing
+    # the variance of x_hat, far below 1 where that of x is below eps
+    variance = (1 - eps * invstd**2).clamp(min=0)
+    size = gamma * variance.sqrt()
+    unresolved, corrected = size < lost, size < CORRECTED * lost
+    known = torch.where(unresolved, 0.0 if deferred else (size / lost) ** 2, 1.0)
+    dgamma = dgamma * known
+    if training:
+        # dx = gamma invstd (dz - mean(dz) - x_hat mean(dz x_hat))
+        values = local_total if total is None else total
+        offset, slope = -scale * (sums[0] / values), -scale * (sums[1] / values * known)
+        if deferred:
+            # the part that the kernel does not cover: its dx contains the recovered sum times that variance
+            dgamma = torch.where(corrected, dgamma * variance, dgamma)
+    else:
+        offset, slope = torch.zeros_like(scale), torch.zeros_like(scale)
+        if deferred:
+            # the kernel covers sum(dz x), without the mean
+            dgamma = torch.where(corrected, -mean * invstd * sum, dgamma)
+    # a negative weight gets the gradient of its absolute value
+    sign = torch.ones_like(gamma) if weight is None else torch.where(weight < 0, -1.0, 1.0).to(gamma.dtype)
+    factor = torch.where(corrected, sign / gamma, 0.0)
+    return scale, offset, slope, slope / gamma, torch.stack((dgamma * sign, factor))
+
+
+def abn_scale_gradient(kernel: Tensor, dkernel: Tensor, dweight: Tensor) -> Tensor:
+    """See :func:`seamseg.ops.abn_steps.abn_scale_gradient`."""
+    product = (widened(kernel) * widened(dkernel)).flatten(1).sum(1)
+    return torch.where(dweight[1] == 0, dweight[0], dweight[0] + product * dweight[1])
+
+
+CORRECTED = 16
+"""Multiple of the spacing of the stored numbers below which the kernel corrects the gradient of a scale."""
+
 _NAMES = ("leaky_relu", "elu")
+
+
+def _gamma_of(weight: Tensor | None, like: Tensor, eps: float) -> Tensor:
+    return torch.ones_like(like) if weight is None else weight.abs() + eps
 
 
 def _rebuild(
