@@ -160,6 +160,35 @@ def test_match_boxes_of_few_with_many(worker, n, m):
         assert all(torch.equal(x.nan_to_num(-5), y.nan_to_num(-5)) for x, y in zip(found, wanted, strict=True))
 
 
+LOSS_SIZES = [  # classes, logits, padded input, valid part, classes of a pixel beside each other
+    (19, (24, 30), (96, 120), (90, 113), True),
+    (6, (17, 21), (64, 80), (61, 80), False),
+    (3, (40, 300), (8, 24), (8, 20), True),  # tiles of the image do not fit
+    (3, (2, 3), (60, 90), (50, 90), False),  # those of the logits do not
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize(("classes", "size", "padded", "valid", "last"), LOSS_SIZES)
+def test_loss_in_tiles(worker, classes, size, padded, valid, last, dtype):
+    """Several tiles of both sides, all of their pixels, cells of the padding, and what tiles have no room for."""
+    generator = torch.Generator().manual_seed(classes)
+    logits = torch.randn(*size, classes, generator=generator).to(dtype).permute(2, 0, 1)
+    logits = logits if last else logits.contiguous()
+    target = torch.randint(0, classes, valid, generator=generator)
+    target[: valid[0] // 3] = 255
+    arguments = [logits, *padded, target, 0.6]
+    found = worker.call("seamseg_emulated", "upsample_ohem_loss", arguments, 1)[0]
+    wanted = worker.call("seamseg", "upsample_ohem_loss", arguments)[0]
+    check_equal("upsample_ohem_loss", found, wanted)
+    arguments = [torch.ones((), dtype=wanted[1].dtype), logits, *padded, target, wanted[1], 0.6]
+    results = [
+        worker.call(of, "upsample_ohem_loss_backward", arguments, 1)[0] for of in ("seamseg_emulated", "seamseg")
+    ]
+    check_equal("upsample_ohem_loss_backward", *results)
+
+
 # The emulator itself
 
 
