@@ -8,17 +8,17 @@
 namespace seamseg::abn {
 namespace {
 
-// Blocks of the sums: enough of them to fill a large card twice, few enough for the second stage to be short. Each thread
-// of a walk takes a few packs at least, as it reads the values of its channels first.
-constexpr int64_t kSumBlocks = 1056, kSumSteps = 16, kWalkBlocks = 2112, kWalkSteps = 8;
+// Blocks of the sums and of the walks: a few times what a large card runs at once (132 x 3), few enough for the second
+// stage to be short. Each thread takes a few packs at least, as it reads the values of its channels first.
+constexpr int64_t kSumBlocks = 1188, kWalkBlocks = 2376, kLeastSteps = 12;
 
 template <int kVec, bool kPlanes>
-dim3 grid_of(const Access<kVec, kPlanes>& access, int64_t blocks, int64_t least_steps) {
+dim3 grid_of(const Access<kVec, kPlanes>& access, int64_t blocks) {
   const Layout& layout = access.layout;
   const int64_t packs = layout.channels / kVec, rows = kThreads / access.lanes;
   const int64_t columns = kPlanes ? layout.channels : (packs + access.lanes - 1) / access.lanes;
   const int64_t steps = (kPlanes ? layout.outer * (layout.inner / kVec) : layout.outer) / rows;
-  const int64_t parts = std::max<int64_t>(1, std::min(blocks / columns, steps / least_steps));
+  const int64_t parts = std::max<int64_t>(1, std::min(blocks / columns, steps / kLeastSteps));
   return dim3(static_cast<unsigned>(columns), static_cast<unsigned>(parts));
 }
 
@@ -47,7 +47,7 @@ std::tuple<Tensor, Tensor> abn_statistics(const Tensor& x) {
     using T = decltype(zero);
     using W = wide_t<T>;
     with_access<T>(layout, {data<T>(x)}, [&](auto access) {
-      const dim3 grid = grid_of(access, kSumBlocks, kSumSteps);
+      const dim3 grid = grid_of(access, kSumBlocks);
       const Tensor partial = torch::stable::new_empty(x, {layout.channels, 3, grid.y}, wide_type(x));
       SEAMSEG_LAUNCH(statistics_partial, grid, kThreads, stream, access, data<T>(x), mutable_data<W>(partial));
       SEAMSEG_LAUNCH(statistics_join<W>, join_blocks(layout.channels), kJoinThreads, stream, data<W>(partial), grid.y,
@@ -77,7 +77,7 @@ Tensor abn_transform(const Tensor& x, const Tensor& mean, const Tensor& scale, c
     T* out = mutable_data<T>(y);
     with_activation<W>(activation, parameter, op, [&](auto act) {
       with_access<T>(layout, {in, more, out, m, s, b}, [&](auto access) {
-        SEAMSEG_LAUNCH(transform, grid_of(access, kWalkBlocks, kWalkSteps), kThreads, stream, access, in, more, out, m,
+        SEAMSEG_LAUNCH(transform, grid_of(access, kWalkBlocks), kThreads, stream, access, in, more, out, m,
                        s, b, act);
       });
     });
@@ -104,7 +104,7 @@ std::tuple<Tensor, Tensor, Tensor> abn_backward_reduce(const Tensor& dy, const T
     const T *above = data<T>(dy), *out = data<T>(y), *more = data_or_null<T>(residual);
     with_activation<W>(activation, parameter, op, [&](auto act) {
       with_access<T>(layout, {above, out, more, b}, [&](auto access) {
-        const dim3 grid = grid_of(access, kSumBlocks, kSumSteps);
+        const dim3 grid = grid_of(access, kSumBlocks);
         const Tensor partial = torch::stable::new_empty(y, {layout.channels, 3, grid.y}, wide_type(y));
         SEAMSEG_LAUNCH(reduce_partial, grid, kThreads, stream, access, above, out, more, b, act,
                        mutable_data<W>(partial));
@@ -140,7 +140,7 @@ std::tuple<Tensor, Tensor> abn_backward_input(const Tensor& dy, const Tensor& y,
     T *to = mutable_data<T>(dx), *to_residual = mutable_data<T>(dresidual);
     with_activation<W>(activation, parameter, op, [&](auto act) {
       with_access<T>(layout, {above, out, more, to, to_residual, b, s, o, k}, [&](auto access) {
-        SEAMSEG_LAUNCH(backward_input, grid_of(access, kWalkBlocks, kWalkSteps), kThreads, stream, access, above, out,
+        SEAMSEG_LAUNCH(backward_input, grid_of(access, kWalkBlocks), kThreads, stream, access, above, out,
                        more, to, to_residual, b, s, o, k, act);
       });
     });

@@ -95,6 +95,7 @@ ABN_MAPS = [  # channels, height x width, channels last, elements that the maps 
     (12, (33, 21), True, 0),
     (6, (24, 24), False, 0),
     (5, (7, 9), False, 0),
+    (2, (160, 160), False, 0),
     (16, (12, 8), True, 1),
 ]
 
