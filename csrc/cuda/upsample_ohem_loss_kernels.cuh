@@ -16,6 +16,8 @@ constexpr int kParts = 256;
 // Threads of a block that works on a tile of the image, and the pixels and logits that it has room for.
 constexpr int kTileThreads = 256, kTileRows = 8, kTileColumns = kTileThreads / kTileRows;
 constexpr int kClasses = 4;  // that a tile of the gradient takes at once
+template <class T>
+constexpr int kTileBlocks = sizeof(T) == 8 ? 2 : 4;  // that share a multiprocessor, for enough registers
 template <class W>
 constexpr int kTileLogits = 20480 / sizeof(W);
 
@@ -95,7 +97,7 @@ __device__ __forceinline__ void fill_tile(const T* logits, const Shape& shape, c
 // A block has the logits of kTileRows x kTileColumns pixels in its shared memory, of `some` classes at once. An odd pitch
 // keeps the cells of a class in different banks.
 template <class T>
-__global__ void __launch_bounds__(kTileThreads)
+__global__ void __launch_bounds__(kTileThreads, kTileBlocks<T>)
     ohem_entropies(const T* logits, Shape shape, float scale_y, float scale_x, const int64_t* target, int64_t height,
                    int64_t width, int some, wide_t<T>* entropy, wide_t<T>* normaliser) {
   using W = wide_t<T>;
@@ -357,7 +359,7 @@ __device__ __forceinline__ Span fill_axis(int64_t k, int cells, int64_t size, fl
 // around them gives (probability - own), added up down the columns and then along the rows, in one order. Blocks of x are
 // tiles, those of y share the classes.
 template <class T>
-__global__ void __launch_bounds__(kTileThreads)
+__global__ void __launch_bounds__(kTileThreads, kTileBlocks<T>)
     ohem_gradient(const T* logits, Shape shape, float scale_y, float scale_x, const int64_t* target,
                   const wide_t<T>* normaliser, const wide_t<T>* grad, int64_t count, int64_t height, int64_t width,
                   int cells, wide_t<T>* gradient) {
