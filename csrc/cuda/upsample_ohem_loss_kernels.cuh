@@ -79,11 +79,25 @@ __device__ __forceinline__ void fill_tile(const T* logits, const Shape& shape, c
   corner += columns.first * shape.column_stride;
   const int cells = rows.count * columns.count, t = static_cast<int>(threadIdx.x);
   if (shape.class_stride == 1) {
-    // `lanes` threads a cell
-    const int lanes = classes < 32 ? kClasses : 32;
-    for (int cell = t / lanes; cell < cells; cell += kTileThreads / lanes) {
-      const T* from = corner + cell / columns.count * shape.row_stride + cell % columns.count * shape.column_stride;
-      for (int k = t % lanes; k < classes; k += lanes) tile[cell * pitch + k] = static_cast<W>(from[k]);
+    // `lanes` threads a cell; the loads of four cells are under way together
+    constexpr int kBatch = 4;
+    const int lanes = classes < 32 ? kClasses : 32, step = kTileThreads / lanes;
+    for (int cell = t / lanes; cell < cells; cell += kBatch * step) {
+      const T* from[kBatch];
+#pragma unroll
+      for (int u = 0; u < kBatch; ++u) {
+        const int at = cell + u * step < cells ? cell + u * step : cell;
+        from[u] = corner + at / columns.count * shape.row_stride + at % columns.count * shape.column_stride;
+      }
+      for (int k = t % lanes; k < classes; k += lanes) {
+        T values[kBatch];
+#pragma unroll
+        for (int u = 0; u < kBatch; ++u) values[u] = from[u][k];
+#pragma unroll
+        for (int u = 0; u < kBatch; ++u) {
+          if (cell + u * step < cells) tile[(cell + u * step) * pitch + k] = static_cast<W>(values[u]);
+        }
+      }
     }
     return;
   }
