@@ -8,36 +8,51 @@
 namespace seamseg::abn {
 namespace {
 
-// Blocks of a first stage: enough of them to fill a large card, few enough for the second stage to be short.
-struct Stage {
-  dim3 grid;
-  int64_t parts;
-};
+// Blocks of the sums and of the walks: a few times what a large card runs at once (132 x 3), few enough for the second
+// stage to be short. Each thread takes a few packs at least, as it reads the values of its channels first.
+constexpr int64_t kSumBlocks = 1188, kWalkBlocks = 2376, kLeastSteps = 12;
 
-Stage first_stage(const Layout& layout) {
-  constexpr int64_t kBlocks = 2048, kMostParts = 256, kLeastSteps = 8;
-  const int64_t columns = layout.rows ? (layout.channels + kLanes - 1) / kLanes : layout.channels;
-  const int64_t steps = layout.rows ? layout.outer / kRows : layout.outer * layout.inner / kThreads;
-  const int64_t wanted = std::min({kBlocks / std::max<int64_t>(1, columns), kMostParts, steps / kLeastSteps});
-  const int64_t parts = std::max<int64_t>(1, wanted);
-  return {dim3(static_cast<unsigned>(columns), static_cast<unsigned>(parts)), parts};
+template <int kVec, bool kPlanes>
+dim3 grid_of(const Access<kVec, kPlanes>& access, int64_t blocks) {
+  const Layout& layout = access.layout;
+  const int64_t packs = layout.channels / kVec, rows = kThreads / access.lanes;
+  const int64_t columns = kPlanes ? layout.channels : (packs + access.lanes - 1) / access.lanes;
+  const int64_t steps = (kPlanes ? layout.outer * (layout.inner / kVec) : layout.outer) / rows;
+  const int64_t parts = std::max<int64_t>(1, std::min(blocks / columns, steps / kLeastSteps));
+  return dim3(static_cast<unsigned>(columns), static_cast<unsigned>(parts));
 }
+
+// f(access): 16 bytes at once where all maps and values per channel allow it, else single elements.
+template <class T, class F>
+void with_access(const Layout& layout, std::initializer_list<const void*> pointers, F&& f) {
+  constexpr int kVec = 16 / sizeof(T);
+  bool wide = (layout.rows ? layout.channels : layout.inner) % kVec == 0;
+  for (const void* pointer : pointers) wide = wide && reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
+  if (!layout.rows) return wide ? f(Access<kVec, true>{layout, 1}) : f(Access<1, true>{layout, 1});
+  int lanes = 1;
+  while (lanes < kMostLanes && lanes * (wide ? kVec : 1) < layout.channels) lanes *= 2;
+  return wide ? f(Access<kVec, false>{layout, lanes}) : f(Access<1, false>{layout, lanes});
+}
+
+unsigned join_blocks(int64_t channels) { return blocks_for(channels * 32, kJoinThreads); }
 
 std::tuple<Tensor, Tensor> abn_statistics(const Tensor& x) {
   const Layout layout = layout_of(x, "abn_statistics");
   const DeviceGuard guard(x.get_device_index());
   const cudaStream_t stream = current_stream(x);
-  const Stage stage = first_stage(layout);
   Tensor mean = torch::stable::new_empty(x, {layout.channels}, wide_type(x));
   Tensor var = torch::stable::new_empty(x, {layout.channels}, wide_type(x));
   if (layout.channels == 0) return {mean, var};
-  Tensor partial = torch::stable::new_empty(x, {stage.parts, 3, layout.channels}, wide_type(x));
   dispatch_floating(x, "abn_statistics", [&](auto zero) {
     using T = decltype(zero);
     using W = wide_t<T>;
-    SEAMSEG_LAUNCH(statistics_partial<T>, stage.grid, kThreads, stream, data<T>(x), layout, mutable_data<W>(partial));
-    SEAMSEG_LAUNCH(statistics_join<W>, blocks_for(layout.channels, kThreads), kThreads, stream, data<W>(partial),
-                   stage.parts, layout.channels, mutable_data<W>(mean), mutable_data<W>(var));
+    with_access<T>(layout, {data<T>(x)}, [&](auto access) {
+      const dim3 grid = grid_of(access, kSumBlocks);
+      const Tensor partial = torch::stable::new_empty(x, {layout.channels, 3, grid.y}, wide_type(x));
+      SEAMSEG_LAUNCH(statistics_partial, grid, kThreads, stream, access, data<T>(x), mutable_data<W>(partial));
+      SEAMSEG_LAUNCH(statistics_join<W>, join_blocks(layout.channels), kJoinThreads, stream, data<W>(partial), grid.y,
+                     layout.channels, mutable_data<W>(mean), mutable_data<W>(var));
+    });
   });
   return {mean, var};
 }
@@ -58,9 +73,13 @@ Tensor abn_transform(const Tensor& x, const Tensor& mean, const Tensor& scale, c
     const W* s = per_channel<W>(scale, x, layout.channels, op, "scale");
     const W* b = per_channel<W>(bias, x, layout.channels, op, "bias");
     if (count == 0) return;
+    const T *in = data<T>(x), *more = data_or_null<T>(residual);
+    T* out = mutable_data<T>(y);
     with_activation<W>(activation, parameter, op, [&](auto act) {
-      SEAMSEG_LAUNCH(transform, blocks_for(count, kThreads), kThreads, stream, data<T>(x), data_or_null<T>(residual),
-                     mutable_data<T>(y), count, layout, m, s, b, act);
+      with_access<T>(layout, {in, more, out, m, s, b}, [&](auto access) {
+        SEAMSEG_LAUNCH(transform, grid_of(access, kWalkBlocks), kThreads, stream, access, in, more, out, m,
+                       s, b, act);
+      });
     });
   });
   return y;
@@ -74,23 +93,25 @@ std::tuple<Tensor, Tensor, Tensor> abn_backward_reduce(const Tensor& dy, const T
   if (residual.has_value()) check_like(*residual, y, op, "residual");
   const DeviceGuard guard(y.get_device_index());
   const cudaStream_t stream = current_stream(y);
-  const Stage stage = first_stage(layout);
   Tensor sum = torch::stable::new_empty(y, {layout.channels}, wide_type(y));
   Tensor moment = torch::stable::new_empty(y, {layout.channels}, wide_type(y));
   Tensor squares = torch::stable::new_empty(y, {layout.channels}, wide_type(y));
-  Tensor partial = torch::stable::new_empty(y, {stage.parts, 3, layout.channels}, wide_type(y));
   dispatch_floating(y, op, [&](auto zero) {
     using T = decltype(zero);
     using W = wide_t<T>;
     const W* b = per_channel<W>(bias, y, layout.channels, op, "bias");
     if (layout.channels == 0) return;
+    const T *above = data<T>(dy), *out = data<T>(y), *more = data_or_null<T>(residual);
     with_activation<W>(activation, parameter, op, [&](auto act) {
-      SEAMSEG_LAUNCH(reduce_partial, stage.grid, kThreads, stream, data<T>(dy), data<T>(y), data_or_null<T>(residual),
-                     layout, b, act, mutable_data<W>(partial));
+      with_access<T>(layout, {above, out, more, b}, [&](auto access) {
+        const dim3 grid = grid_of(access, kSumBlocks);
+        const Tensor partial = torch::stable::new_empty(y, {layout.channels, 3, grid.y}, wide_type(y));
+        SEAMSEG_LAUNCH(reduce_partial, grid, kThreads, stream, access, above, out, more, b, act,
+                       mutable_data<W>(partial));
+        SEAMSEG_LAUNCH(reduce_join<W>, join_blocks(layout.channels), kJoinThreads, stream, data<W>(partial), grid.y,
+                       layout.channels, mutable_data<W>(sum), mutable_data<W>(moment), mutable_data<W>(squares));
+      });
     });
-    SEAMSEG_LAUNCH(reduce_join<W>, blocks_for(layout.channels, kThreads), kThreads, stream, data<W>(partial),
-                   stage.parts, layout.channels, mutable_data<W>(sum), mutable_data<W>(moment),
-                   mutable_data<W>(squares));
   });
   return {sum, moment, squares};
 }
@@ -115,10 +136,13 @@ std::tuple<Tensor, Tensor> abn_backward_input(const Tensor& dy, const Tensor& y,
     const W* o = per_channel<W>(offset, y, layout.channels, op, "offset");
     const W* k = per_channel<W>(slope, y, layout.channels, op, "slope");
     if (count == 0) return;
+    const T *above = data<T>(dy), *out = data<T>(y), *more = data_or_null<T>(residual);
+    T *to = mutable_data<T>(dx), *to_residual = mutable_data<T>(dresidual);
     with_activation<W>(activation, parameter, op, [&](auto act) {
-      SEAMSEG_LAUNCH(backward_input, blocks_for(count, kThreads), kThreads, stream, data<T>(dy), data<T>(y),
-                     data_or_null<T>(residual), mutable_data<T>(dx), mutable_data<T>(dresidual), count, layout, b, s, o,
-                     k, act);
+      with_access<T>(layout, {above, out, more, to, to_residual, b, s, o, k}, [&](auto access) {
+        SEAMSEG_LAUNCH(backward_input, grid_of(access, kWalkBlocks), kThreads, stream, access, above, out,
+                       more, to, to_residual, b, s, o, k, act);
+      });
     });
   });
   return {dx, dresidual};

@@ -31,15 +31,23 @@ __global__ void sum_rows(const S* mask, int64_t height, int64_t width, int32_t* 
   }
 }
 
-// A thread a column.
+// A thread a column, which reads kColumnBatch rows before it writes them.
+constexpr int kColumnBatch = 32;
+
 __global__ void sum_columns(int32_t* integral, int64_t height, int64_t width) {
+  const int64_t stride = width + 1;
   for (int64_t x = 1 + grid_start(); x <= width; x += grid_step()) {
+    int32_t* p = integral + stride + x;
     int32_t sum = 0;
-    for (int64_t y = 1; y <= height; ++y) {
-      int32_t* p = integral + y * (width + 1) + x;
-      sum += *p;
-      *p = sum;
+    int64_t y = 0;
+    for (; y + kColumnBatch <= height; y += kColumnBatch, p += kColumnBatch * stride) {
+      int32_t values[kColumnBatch];
+#pragma unroll
+      for (int k = 0; k < kColumnBatch; ++k) values[k] = p[k * stride];
+#pragma unroll
+      for (int k = 0; k < kColumnBatch; ++k) p[k * stride] = sum += values[k];
     }
+    for (; y < height; ++y, p += stride) *p = sum += *p;
   }
 }
 

@@ -1,15 +1,37 @@
 // The best partner of each box of two sets: the host side.
+#include <algorithm>
+#include <limits>
+
 #include "common.cuh"
 #include "match_boxes_kernels.cuh"
 
 namespace seamseg {
 namespace {
 
-// Threads of a block that searches the best of `count` boxes.
-int threads_for(int64_t count) {
-  int threads = 32;
-  while (threads < kMatchThreads && threads * 4 < count) threads *= 2;
-  return threads;
+// For each of the n boxes of `a` the best of the m of `b`; neither is empty.
+template <class S>
+void find_partners(const Tensor& a, const Tensor& b, const Tensor& iou, const Tensor& index, cudaStream_t stream) {
+  using T = wide_t<S>;
+  constexpr int64_t kBlocks = 1056, kLeastSteps = 4;  // enough for a large card
+  const int64_t n = a.size(0), m = b.size(0);
+  auto* ious = mutable_data<T>(iou);
+  auto* partners = mutable_data<int64_t>(index);
+  if (m <= n) {
+    SEAMSEG_LAUNCH(best_partner<S>, blocks_for(n, kMatchThreads), kMatchThreads, stream, data<S>(a), n, data<S>(b), m,
+                   ious, partners);
+    return;
+  }
+  const int64_t groups = (n + kMatchGroup - 1) / kMatchGroup;
+  STD_TORCH_CHECK(groups <= std::numeric_limits<int32_t>::max(), "match_boxes: too many boxes");
+  const int64_t parts = std::max<int64_t>(1, std::min(kBlocks / groups, m / (kMatchThreads * kLeastSteps)));
+  const Tensor part_ious = parts > 1 ? torch::stable::new_empty(a, {n, parts}, iou.scalar_type()) : iou;
+  const Tensor part_index = parts > 1 ? torch::stable::new_empty(a, {n, parts}, ScalarType::Long) : index;
+  const dim3 grid(static_cast<unsigned>(groups), static_cast<unsigned>(parts));
+  SEAMSEG_LAUNCH(best_of_many<S>, grid, kMatchThreads, stream, data<S>(a), n, data<S>(b), m, mutable_data<T>(part_ious),
+                 mutable_data<int64_t>(part_index));
+  if (parts == 1) return;
+  SEAMSEG_LAUNCH(join_partners<T>, blocks_for(n * 32, kMatchThreads), kMatchThreads, stream, data<T>(part_ious),
+                 data<int64_t>(part_index), n, parts, ious, partners);
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> match_boxes(const Tensor& a_, const Tensor& b_) {
@@ -33,12 +55,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> match_boxes(const Tensor& a_, const T
   }
   dispatch_floating(a, "match_boxes", [&](auto zero) {
     using S = decltype(zero);
-    using T = wide_t<S>;
-    // a block a box, for either set
-    SEAMSEG_LAUNCH(best_partner<S>, blocks_for(n, 1), threads_for(m), stream, data<S>(a), n, data<S>(b), m,
-                   mutable_data<T>(iou_a), mutable_data<int64_t>(index_b));
-    SEAMSEG_LAUNCH(best_partner<S>, blocks_for(m, 1), threads_for(n), stream, data<S>(b), m, data<S>(a), n,
-                   mutable_data<T>(iou_b), mutable_data<int64_t>(index_a));
+    find_partners<S>(a, b, iou_a, index_b, stream);
+    find_partners<S>(b, a, iou_b, index_a, stream);
   });
   return {iou_a, index_b, iou_b, index_a};
 }

@@ -1,4 +1,5 @@
-// Greedy suppression on the device: a block a group, nothing is copied to the host.
+// Greedy suppression on the device, nothing is copied to the host: a block a group; or for a single group of some thousand
+// boxes a matrix of all overlaps, which one block then walks through.
 #pragma once
 
 #include "boxes_kernels.cuh"
@@ -8,17 +9,13 @@ namespace seamseg {
 constexpr int kChunk = 256;        // candidates that a block decides on together, a thread each
 constexpr int kWords = kChunk / 32;
 constexpr int kEmitThreads = 1024;
-
-template <class T>
-struct Candidate {
-  T y0, x0, y1, x1, area;
-
-  __device__ __forceinline__ Box<T> box() const { return {y0, x0, y1, x1}; }
-};
+constexpr int kBits = 64;  // of a word of the matrix
+constexpr int kMatrixRows = 256;
+constexpr int kMostWords = 256;  // of a row; the matrix of 16384 boxes takes 32 MiB
 
 template <class T>
 __device__ __forceinline__ bool overlap_reaches(const Candidate<T>& a, const Candidate<T>& b, T threshold) {
-  return iou_of(a.box(), a.area, b.box(), b.area) >= threshold;
+  return iou_of(a, b) >= threshold;
 }
 
 // candidates[p] is the box at place p of the order by group and then score. `order` has the boxes by falling score,
@@ -27,8 +24,7 @@ template <class S>
 __global__ void gather_candidates(const S* boxes, int64_t n, const int64_t* order, const int64_t* rank,
                                   Candidate<wide_t<S>>* candidates) {
   for (int64_t p = grid_start(); p < n; p += grid_step()) {
-    const auto box = box_at<wide_t<S>>(boxes, order[rank == nullptr ? p : rank[p]]);
-    candidates[p] = {box.y0, box.x0, box.y1, box.x1, area_of(box)};
+    candidates[p] = candidate_at<wide_t<S>>(boxes, order[rank == nullptr ? p : rank[p]]);
   }
 }
 
@@ -87,6 +83,77 @@ __global__ void suppress(const Candidate<T>* candidates, const int64_t* groups, 
       }
       __syncthreads();
       count = shared_count;
+    }
+    __syncthreads();
+  }
+}
+
+// Bit b of word w of row i: box i suppresses box j = 64 w + b > i. Words left of the diagonal are not written. A block has
+// kMatrixRows rows (y) of one word (x).
+template <class T>
+__global__ void __launch_bounds__(kMatrixRows)
+    overlap_matrix(const Candidate<T>* candidates, int64_t n, T threshold, unsigned long long* matrix) {
+  __shared__ Candidate<T> tile[kBits];
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kBits, row = static_cast<int64_t>(blockIdx.y) * kMatrixRows;
+  if (first + kBits <= row) return;
+  const int count = n - first < kBits ? static_cast<int>(n - first) : kBits;
+  if (static_cast<int>(threadIdx.x) < count) tile[threadIdx.x] = candidates[first + threadIdx.x];
+  __syncthreads();
+  const int64_t i = row + threadIdx.x;
+  if (i >= n || first + kBits <= i) return;
+  const Candidate<T> mine = candidates[i];
+  unsigned long long bits = 0;
+  for (int b = i < first ? 0 : static_cast<int>(i - first) + 1; b < count; ++b) {
+    if (overlap_reaches(mine, tile[b], threshold)) bits |= 1ull << b;
+  }
+  matrix[i * gridDim.x + blockIdx.x] = bits;
+}
+
+// Sets keep[i] to 1 for the boxes that stay. One block of kMostWords threads, each of which knows which boxes of one word
+// are suppressed; thread by thread they decide on their boxes.
+__global__ void __launch_bounds__(kMostWords)
+    walk_matrix(const unsigned long long* matrix, int64_t n, int words, int64_t n_max, uint8_t* keep) {
+  constexpr int kBatch = 8;  // rows whose loads are under way together
+  __shared__ unsigned long long diagonal[kBits], shared_kept;
+  const int thread = threadIdx.x;
+  const auto overlaps = [&](int64_t row, int word) {
+    return row < n && word < words ? matrix[row * words + word] : 0;
+  };
+  unsigned long long suppressed = 0, ahead = thread < kBits ? overlaps(thread, 0) : 0;
+  int64_t count = 0;
+  for (int word = 0; word < words && (n_max <= 0 || count < n_max); ++word) {
+    const int64_t first = static_cast<int64_t>(word) * kBits;
+    if (thread < kBits) {
+      diagonal[thread] = ahead;
+      ahead = overlaps(first + kBits + thread, word + 1);
+    }
+    __syncthreads();
+    if (thread == word) {
+      unsigned long long left = ~suppressed, kept = 0;
+      if (n - first < kBits) left &= (1ull << (n - first)) - 1;
+      for (int64_t total = count; left != 0 && (n_max <= 0 || total < n_max); ++total) {
+        const int b = __ffsll(static_cast<long long>(left)) - 1;
+        kept |= 1ull << b;
+        left &= ~(diagonal[b] | 1ull << b);
+      }
+      shared_kept = kept;
+    }
+    __syncthreads();
+    const unsigned long long kept = shared_kept;
+    count += __popcll(kept);
+    if (thread < kBits && (kept >> thread & 1) != 0) keep[first + thread] = 1;
+    if (thread > word && thread < words) {
+      for (unsigned long long left = kept; left != 0;) {
+        unsigned long long rows[kBatch];
+#pragma unroll
+        for (int k = 0; k < kBatch; ++k) {
+          const int b = __ffsll(static_cast<long long>(left)) - 1;
+          rows[k] = b < 0 ? 0 : matrix[(first + b) * words + thread];
+          left &= left - 1;
+        }
+#pragma unroll
+        for (int k = 0; k < kBatch; ++k) suppressed |= rows[k];
+      }
     }
     __syncthreads();
   }

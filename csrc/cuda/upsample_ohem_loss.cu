@@ -1,5 +1,7 @@
 // Cross-entropy of upsampled logits over the hardest pixels: the host side.
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "../upsample_host.h"
 #include "common.cuh"
@@ -11,6 +13,29 @@ namespace {
 using namespace upsampling;
 
 constexpr int kThreads = 256;
+constexpr int64_t kGradientBlocks = 1056;  // enough for a large card
+
+int64_t parts_of(int64_t size, int64_t part) { return part > 0 ? (size + part - 1) / part : 0; }
+
+// How many classes of the logits of a tile of the image fit into shared memory; 0: too few to be worth it.
+template <class W>
+int64_t classes_of_a_tile(const Shape& shape, float down, float across) {
+  const double rows = std::min<double>(shape.height, std::ceil(kTileRows * down) + 3);
+  const double columns = std::min<double>(shape.width, std::ceil(kTileColumns * across) + 3);
+  // a pitch is odd
+  const auto fit = static_cast<int64_t>(kTileLogits<W> / (rows * columns)) - 1;
+  return fit >= std::min<int64_t>(shape.classes, 8) ? std::min(fit, shape.classes) : 0;
+}
+
+// Cells along each side of a tile of logits whose pixels fit; 0: not even those of one.
+template <class W>
+int cells_of_a_tile(float down, float across) {
+  for (int cells = kCells; cells > 0; cells /= 2) {
+    const double rows = std::ceil((cells + 1) / down) + 2, columns = std::ceil((cells + 1) / across) + 2;
+    if (rows <= kSide && columns <= kSide && rows * columns <= kTilePixels<W>) return cells;
+  }
+  return 0;
+}
 
 // Mean of the `count` largest; the normaliser of all other pixels becomes infinite.
 template <class W>
@@ -60,9 +85,18 @@ std::tuple<Tensor, Tensor> upsample_ohem_loss(const Tensor& logits, int64_t padd
   dispatch_floating(logits, kOhemLoss, [&](auto zero) {
     using T = decltype(zero);
     using W = wide_t<T>;
-    SEAMSEG_LAUNCH(ohem_entropies<T>, blocks_for(height * width, kThreads), kThreads, stream, data<T>(logits), shape,
-                   source_scale(shape.height, padded_height), source_scale(shape.width, padded_width),
-                   data<int64_t>(classes), height, width, mutable_data<W>(entropy), mutable_data<W>(normaliser));
+    const float down = source_scale(shape.height, padded_height), across = source_scale(shape.width, padded_width);
+    const int64_t some = classes_of_a_tile<W>(shape, down, across);
+    if (some > 0) {
+      const int64_t tiles = parts_of(height, kTileRows) * parts_of(width, kTileColumns);
+      SEAMSEG_LAUNCH(ohem_entropies<T>, static_cast<unsigned>(tiles), kTileThreads, stream, data<T>(logits), shape, down,
+                     across, data<int64_t>(classes), height, width, static_cast<int>(some), mutable_data<W>(entropy),
+                     mutable_data<W>(normaliser));
+    } else {
+      SEAMSEG_LAUNCH(ohem_entropies_directly<T>, blocks_for(height * width, kThreads), kThreads, stream,
+                     data<T>(logits), shape, down, across, data<int64_t>(classes), height, width,
+                     mutable_data<W>(entropy), mutable_data<W>(normaliser));
+    }
     keep_hardest<W>(entropy, normaliser, count, loss, stream);
   });
   return {loss, normaliser};
@@ -83,10 +117,21 @@ Tensor upsample_ohem_loss_backward(const Tensor& grad, const Tensor& logits, int
   dispatch_floating(logits, kOhemLoss, [&](auto zero) {
     using T = decltype(zero);
     using W = wide_t<T>;
-    SEAMSEG_LAUNCH(ohem_gradient<T>, blocks_for(gradient.numel(), kThreads), kThreads, stream, data<T>(logits), shape,
-                   source_scale(shape.height, padded_height), source_scale(shape.width, padded_width),
-                   data<int64_t>(classes), data<W>(normalisers), data<W>(grad), count, height, width,
-                   mutable_data<W>(gradient));
+    const float down = source_scale(shape.height, padded_height), across = source_scale(shape.width, padded_width);
+    const int cells = cells_of_a_tile<W>(down, across);
+    const int64_t tiles = parts_of(shape.height, cells) * parts_of(shape.width, cells);
+    if (cells > 0 && tiles <= std::numeric_limits<int32_t>::max()) {
+      const int64_t groups = parts_of(shape.classes, kClasses);
+      const dim3 grid(static_cast<unsigned>(tiles),
+                      static_cast<unsigned>(std::max<int64_t>(1, std::min(groups, kGradientBlocks / tiles))));
+      SEAMSEG_LAUNCH(ohem_gradient<T>, grid, kTileThreads, stream, data<T>(logits), shape, down, across,
+                     data<int64_t>(classes), data<W>(normalisers), data<W>(grad), count, height, width, cells,
+                     mutable_data<W>(gradient));
+    } else {
+      SEAMSEG_LAUNCH(ohem_gradient_directly<T>, blocks_for(gradient.numel(), kThreads), kThreads, stream,
+                     data<T>(logits), shape, down, across, data<int64_t>(classes), data<W>(normalisers), data<W>(grad),
+                     count, height, width, mutable_data<W>(gradient));
+    }
   });
   return gradient;
 }

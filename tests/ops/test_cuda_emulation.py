@@ -89,6 +89,107 @@ def test_cuda_equals_plain_often(worker, name):
     compare(worker, "seamseg_emulated", name, range(1000, 1000 + 300 // FEWER.get(name, 1)))
 
 
+ABN_MAPS = [  # channels, height x width, channels last, elements that the maps start behind a 16-byte boundary
+    (64, (23, 17), True, 0),
+    (264, (9, 7), True, 0),
+    (12, (33, 21), True, 0),
+    (6, (24, 24), False, 0),
+    (5, (7, 9), False, 0),
+    (2, (160, 160), False, 0),
+    (16, (12, 8), True, 1),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(("channels", "size", "last", "offset"), ABN_MAPS)
+def test_abn_in_packs(worker, channels, size, last, offset, dtype):
+    """Walks of 16 bytes at a time and of single elements, through several parts, with values far from zero."""
+    shape = (2, *size, channels) if last else (2, channels, *size)
+    count = torch.Size(shape).numel()
+    generator = torch.Generator().manual_seed(count)
+
+    def draw(mean):
+        flat = (torch.randn(count + offset, generator=generator) + mean).to(dtype)[offset:].view(shape)
+        return flat.permute(0, 3, 1, 2) if last else flat
+
+    wide = torch.promote_types(dtype, torch.float32)
+    mean, bias, offsets = (torch.randn(channels, generator=generator).to(wide) for _ in range(3))
+    scale, slope = (torch.rand(channels, generator=generator).to(wide) + 0.5 for _ in range(2))
+    far = 30 if dtype == torch.bfloat16 else 1000
+    for name, arguments in [
+        ("abn_statistics", [draw(far)]),
+        ("abn_transform", [draw(0), mean, scale, bias, draw(0), 0, 0.01]),
+        ("abn_transform", [draw(0), mean, scale, bias, None, 1, 1.0]),
+        ("abn_backward_reduce", [draw(0), draw(0), draw(0), bias, 0, 0.01]),
+        ("abn_backward_reduce", [draw(0), draw(0).clamp(-0.9), None, bias, 1, 1.0]),
+        ("abn_backward_input", [draw(0), draw(0), draw(0), bias, scale, offsets, slope, 0, 0.01]),
+        ("abn_backward_input", [draw(0), draw(0).clamp(-0.9), None, bias, scale, offsets, slope, 1, 1.0]),
+    ]:
+        check_equal(name, worker.call("seamseg_emulated", name, arguments, 3), worker.call("seamseg", name, arguments))
+    constant = worker.call("seamseg_emulated", "abn_statistics", [torch.full_like(draw(0), 0.1)])[0]
+    assert constant[1].count_nonzero() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n_max", [0, 1, 70, 500])
+def test_nms_of_many_in_one_group(worker, n_max):
+    """More boxes than a block takes at once, with equal scores, equal boxes and a NaN."""
+    generator = torch.Generator().manual_seed(n_max)
+    corners = torch.rand(900, 2, generator=generator).mul(60).round()
+    boxes = torch.cat([corners, corners + torch.rand(900, 2, generator=generator).mul(20).round()], 1)
+    boxes[5] = torch.nan
+    arguments = [boxes, torch.rand(900, generator=generator).mul(50).round(), 0.3, n_max, None]
+    found, wanted = (worker.call(library, "nms", arguments, 2)[0] for library in ("seamseg_emulated", "seamseg"))
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n", "m"), [(3, 7000), (11, 2500), (700, 300), (1, 1)])
+def test_match_boxes_of_few_with_many(worker, n, m):
+    """Partners are shared by blocks; equal ones and NaN among them."""
+    generator = torch.Generator().manual_seed(n)
+
+    def draw(count):
+        corners = torch.rand(count, 2, generator=generator).mul(30).round()
+        return torch.cat([corners, corners + torch.rand(count, 2, generator=generator).mul(9).round()], 1)
+
+    a, b = draw(n), draw(m)
+    b[m // 2 :: 900] = torch.nan if n == 11 else 0.0
+    for arguments in ([a, b], [b, a]):
+        found, wanted = (worker.call(of, "match_boxes", arguments, 2)[0] for of in ("seamseg_emulated", "seamseg"))
+        assert all(torch.equal(x.nan_to_num(-5), y.nan_to_num(-5)) for x, y in zip(found, wanted, strict=True))
+
+
+LOSS_SIZES = [  # classes, logits, padded input, valid part, classes of a pixel beside each other
+    (19, (24, 30), (96, 120), (90, 113), True),
+    (6, (17, 21), (64, 80), (61, 80), False),
+    (3, (40, 300), (8, 24), (8, 20), True),  # tiles of the image do not fit
+    (3, (2, 3), (60, 90), (50, 90), False),  # those of the logits do not
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize(("classes", "size", "padded", "valid", "last"), LOSS_SIZES)
+def test_loss_in_tiles(worker, classes, size, padded, valid, last, dtype):
+    """Several tiles of both sides, all of their pixels, cells of the padding, and what tiles have no room for."""
+    generator = torch.Generator().manual_seed(classes)
+    logits = torch.randn(*size, classes, generator=generator).to(dtype).permute(2, 0, 1)
+    logits = logits if last else logits.contiguous()
+    target = torch.randint(0, classes, valid, generator=generator)
+    target[: valid[0] // 3] = 255
+    arguments = [logits, *padded, target, 0.6]
+    found = worker.call("seamseg_emulated", "upsample_ohem_loss", arguments, 1)[0]
+    wanted = worker.call("seamseg", "upsample_ohem_loss", arguments)[0]
+    check_equal("upsample_ohem_loss", found, wanted)
+    arguments = [torch.ones((), dtype=wanted[1].dtype), logits, *padded, target, wanted[1], 0.6]
+    results = [
+        worker.call(of, "upsample_ohem_loss_backward", arguments, 1)[0] for of in ("seamseg_emulated", "seamseg")
+    ]
+    check_equal("upsample_ohem_loss_backward", *results)
+
+
 # The emulator itself
 
 
