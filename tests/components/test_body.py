@@ -118,12 +118,7 @@ def test_a_model_does_not_open_without_its_file(options, tmp_path):
             r"\(.*my_tiny.py\): must be a class derived from .*Body",
         ),
         ("super().__init__(keys, context)\n", "super().__init__(keys, context)\n        1 / 0\n", (), "line 24: Zero"),
-        (
-            "return maps",
-            "return maps['c2']",
-            (),
-            "body tiny, .*my_tiny.py: .*must return a dict of maps",
-        ),
+        ("return maps", "return maps['c2']", (), "body tiny, .*my_tiny.py: .*must return a dict of maps"),
         ('"c3": 8', '"c3": 16', (), "c3 of an image of 3 x 192 x 256 is 8 x 24 x 32, .* declare 8 x 12 x 16"),
         ('"c3": 8', '"c3": 2', (), "strides must be in the order"),
         ("self.out_channels[name] =", "self.out_channels['c2'] =", (), r"out_channels names \['c2'\], strides names"),

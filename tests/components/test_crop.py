@@ -92,16 +92,8 @@ def test_a_model_predicts_without_the_file(options, micro, tmp_path, seamseg_mai
 
 
 MISTAKES = {
-    "another type": (
-        "CropParams(size,",
-        "tuple([size]) or (size,",
-        "must return CropParams, returned tuple",
-    ),
-    "outside": (
-        "size, (y, x, side",
-        "size, (y + 9999, x, side",
-        r"the window \(\d+, \d+, 24, 24\) .* is not",
-    ),
+    "another type": ("CropParams(size,", "tuple([size]) or (size,", "must return CropParams, returned tuple"),
+    "outside": ("size, (y, x, side", "size, (y + 9999, x, side", r"the window \(\d+, \d+, 24, 24\) .* is not"),
     "empty": ("side, side), False", "side, 0), False", r"the window .* is not within the scaled image of"),
     "fractions": ("(y, x, side, side)", "(y / 2, x, side, side)", "TypeError: 'float' object"),
     "a change": ("side, side), False", "side, side), image.ids.fill(0)", "ValueError: .*read-only"),

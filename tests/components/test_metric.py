@@ -193,26 +193,10 @@ def test_the_metric_selects_the_best_snapshot(options, tmp_path):
         ("return self.counts", "return self.count", "metric cars, .*line [0-9]+: AttributeError"),
         ('"car_images": state', '"PQ": state', "metric cars: there is another score PQ: rename it"),
         ("self.counts += abs(", "self.counts += len(", "metric cars, .*: TypeError"),
-        (
-            "return self.counts",
-            "return None",
-            "metric cars, .*: state.. must return a vector of numbers",
-        ),
-        (
-            '"car_images": state',
-            '"car_images": "many" or state',
-            "metric cars, .*py: ValueError: could not convert",
-        ),
-        (
-            "def scores(self, state):",
-            "def scores(self, state):\n        return {}",
-            "metric cars, .*no numbers",
-        ),
-        (
-            "(Metric):",
-            "(Metric):\n    gathered = True",
-            "metric cars, .*: state.. must return a list, returned",
-        ),
+        ("return self.counts", "return None", "metric cars, .*: state.. must return a vector of numbers"),
+        ('"car_images": state', '"car_images": "many" or state', "metric cars, .*py: ValueError: could not convert"),
+        ("def scores(self, state):", "def scores(self, state):\n        return {}", "metric cars, .*no numbers"),
+        ("(Metric):", "(Metric):\n    gathered = True", "metric cars, .*: state.. must return a list, returned"),
     ],
 )
 def test_mistakes(file, options, old, new, message):

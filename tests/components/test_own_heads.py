@@ -116,17 +116,9 @@ def test_the_built_in_heads_are_chosen_by_name():
             "",
             "roi_head own, .*: the box codes of boxes.. must be 3 x 1 x 4, is 3 x 4",
         ),
-        (
-            "context.num_stuff + context.num_thing",
-            "context.num_stuff",
-            "semantic_head own, .*the logits must be",
-        ),
+        ("context.num_stuff + context.num_thing", "context.num_stuff", "semantic_head own, .*the logits must be"),
         ("codes, dim=1), shapes", "codes, dim=1), shapes[1:]", "rpn_head own, .*the sizes of . levels are returned"),
-        (
-            "shapes.append((x.shape[2], x.shape[3]))",
-            "shapes.append((1, 1))",
-            "rpn_head own, .*the objectness must be",
-        ),
+        ("shapes.append((x.shape[2], x.shape[3]))", "shapes.append((1, 1))", "rpn_head own, .*the objectness must be"),
     ],
 )
 def test_an_exception_names_the_head(options, file, micro, capsys, old, new, message):

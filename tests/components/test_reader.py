@@ -154,12 +154,7 @@ MISTAKES = {
         InputError,
         r"micro.zip: image \w+: reader zip: a damaged row",
     ),
-    "no image": (
-        "listed = self.content",
-        "listed = [] and self.content",
-        InputError,
-        "finds no image in split",
-    ),
+    "no image": ("listed = self.content", "listed = [] and self.content", InputError, "finds no image in split"),
     "classes": ("parse_metadata(self.content(", "replaced(parse_metadata(self.content(", SeamsegError, "NameError"),
 }
 """What is replaced in the file, by what, and the error."""

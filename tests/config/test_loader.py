@@ -350,13 +350,7 @@ def test_an_override_of_the_kind_selects_its_loss_weights() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[optimizer]\nloss_weights = (1, 1, 1, 1, 1, 1, 1)",
-        "[rpn]\nneg_threshold = .9",
-    ],
-)
+@pytest.mark.parametrize("text", ["[optimizer]\nloss_weights = (1, 1, 1, 1, 1, 1, 1)", "[rpn]\nneg_threshold = .9"])
 def test_inference_ignores_what_only_training_needs(text: str) -> None:
     assert config_from_string(text).kind == "panoptic"
     assert problem(text).startswith("my.ini: [")

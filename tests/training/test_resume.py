@@ -118,11 +118,7 @@ RECIPES = (
 
 
 @pytest.mark.parametrize(
-    "more",
-    [
-        ("dataloader.device_transforms=yes", "roi.fixed_samples=yes"),
-        pytest.param((), marks=pytest.mark.slow),
-    ],
+    "more", [("dataloader.device_transforms=yes", "roi.fixed_samples=yes"), pytest.param((), marks=pytest.mark.slow)]
 )
 def test_optional_layers_and_losses(seven, tmp_path, more):
     """Points and crops are drawn anew in each step; a resumed run draws the same."""
