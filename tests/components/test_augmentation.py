@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from support.components import component_file
-from support.interruptions import result, signals_at, train_until_done
 
 from seamseg.config import load_config
 from seamseg.training.run import run_training
@@ -61,15 +60,6 @@ def test_only_colours_change(options, micro, micro_config):
     changed = (plain.images[0] != wet.images[0]).any(0)
     assert 0 < changed.sum() <= 80 * 6
     assert torch.unique(wet.images[0][:, changed]).numel() == 3, "white, normalised"
-
-
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_resumed_with_other_workers(options, tmp_path, workers):
-    run_training(options("straight"))
-    with signals_at([3]):
-        stopped = options("stopped", f"dataloader.num_workers={workers}", resume="auto")
-        assert train_until_done(stopped) == 1
-    assert result(tmp_path / "stopped") == result(tmp_path / "straight")
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.components import component_file
-from support.interruptions import result, signals_at, train_until_done
+from support.components import component_file, forget
 
-from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.config import load_config
 from seamseg.training.run import run_training
 from seamseg.training.task import open_loader
@@ -71,22 +69,9 @@ def test_crops_contain_the_class(options, micro, micro_config, more):
             assert 2 in batch.categories[0]
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_resumed_with_other_workers(options, tmp_path, workers):
-    run_training(options("straight"))
-    with signals_at([3]):
-        stopped = options("stopped", f"dataloader.num_workers={workers}", resume="auto")
-        assert train_until_done(stopped) == 1
-    assert result(tmp_path / "stopped") == result(tmp_path / "straight")
-    snapshot = load_snapshot(tmp_path / "straight" / "model_last.pth.tar")
-    assert [(record.kind, record.name) for record in snapshot.components] == [("crop", "rare")]
-
-
 def test_a_model_predicts_without_the_file(options, micro, tmp_path, seamseg_main):
     run_training(options("run", "scheduler.epochs=1"))
-    from seamseg.config import components
-
-    del components._REGISTERED["crop", "rare"]
+    forget("my_rare")
     photo = micro / "img" / "val0.png"
     assert seamseg_main("predict", tmp_path / "run", photo, tmp_path / "out", "--device", "cpu") == 0
 

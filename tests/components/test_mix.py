@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.components import DEPTH, component_file
-from support.interruptions import result, signals_at, train_until_done
 
-from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.config import load_config
 from seamseg.data.folder import DatasetFolder
 from seamseg.data.loader import set_epoch
@@ -105,18 +103,6 @@ def test_maps_are_those_of_the_segments(options, tmp_path, micro, micro_config):
         ids, depth = batch.masks[0][0], batch.maps["depth"][0][0]
         assert torch.equal(depth[ids > 0], (batch.categories[0][ids][ids > 0] + 1) * 0.5)
         assert (depth[ids == 0] == -1).all()
-
-
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_resumed_with_other_workers(options, tmp_path, workers):
-    both = ("mix mosaic.probability=.5", "mix copy_paste.probability=.5")
-    run_training(options("straight", *both))
-    with signals_at([3]):
-        stopped = options("stopped", *both, f"dataloader.num_workers={workers}", resume="auto")
-        assert train_until_done(stopped) == 1
-    assert result(tmp_path / "stopped") == result(tmp_path / "straight")
-    snapshot = load_snapshot(tmp_path / "straight" / "model_last.pth.tar")
-    assert [(record.kind, record.name) for record in snapshot.components] == [("mix", "mosaic")]
 
 
 def test_transforms_on_the_device_see_the_same(options, micro, micro_config):

@@ -56,6 +56,9 @@ def test_networks_with_them_are_trained_resumed_and_exported(options, file, micr
     int8 = ["export", str(run), str(tmp_path / "int8.onnx"), "--size", "64x96", "--int8", str(micro)]
     assert main([*int8, "--components", str(file)]) == 2
     assert "rpn_head own is not quantised by" in capsys.readouterr().err
+    forget("my_three_heads")
+    with pytest.raises(InputError, match=r"\w+_head own \(my_three_heads.py\) is not imported"):
+        seamseg.load(run, device="cpu")
 
 
 def test_detection_has_no_masks(component_options, file, tmp_path):
@@ -63,13 +66,6 @@ def test_detection_has_no_masks(component_options, file, tmp_path):
     run_training(component_options(file, "boxes", *chosen, "general.kind=detection", "scheduler.epochs=1"))
     model = seamseg.load(tmp_path / "boxes", device="cpu", overrides=[f"general.components={file}"])
     assert not hasattr(model.network.net.roi_head, "mask")
-
-
-def test_a_model_does_not_open_without_the_file(options, tmp_path):
-    run_training(options("run", "scheduler.epochs=1"))
-    forget("my_three_heads")
-    with pytest.raises(InputError, match=r"\w+_head own \(my_three_heads.py\) is not imported"):
-        seamseg.load(tmp_path / "run", device="cpu")
 
 
 def test_a_model_opens_as_a_kind_without_the_part(component_options, file, tmp_path):
