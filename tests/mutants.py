@@ -33,9 +33,9 @@ TESTS = {
     "seamseg/deploy/network.py": "tests/deploy/test_network.py",
     "seamseg/evaluation/matching.py": "tests/evaluation/test_panoptic_quality.py tests/evaluation/test_segments.py",
     "seamseg/fusion.py": "tests/test_fusion.py tests/test_merge_queries.py",
-    "seamseg/models/criterion.py": "tests/models/test_panoptic.py tests/training/test_losses.py",
+    "seamseg/data/samplers.py": "tests/data/test_samplers.py tests/data/test_class_uniform_sampling.py",
     "seamseg/ops/abn.py": "tests/ops/test_abn.py",
-    "seamseg/training/optim/update.py": "tests/training/test_update.py",
+    "seamseg/training/optim/update.py": "tests/training/test_update.py tests/training/test_optimizer.py",
     "seamseg/training/optim/optimizer.py": "tests/training/test_optimizer.py",
 }
 """Tests of files whose tests have another name."""
