@@ -374,7 +374,7 @@ def test_numbers_that_no_option_can_have(
     places = {"RUN": micro_run, "DATA": micro, "IMG": micro / "img", "MSK": micro / "msk", "OUT": tmp_path / "out"}
     places |= {"GT": tmp_path / "gt.json", "LIST": tmp_path / "list.json", "EV": micro_run}
     words = [str(places.get(word, word)) for word in command.split()]
-    values = ("nan", "1e400", "-inf", "", "-1", "-9223372036854775809")
+    values = ("nan", "-inf", "", "-1")
     for value in (*values, "9223372036854775808") if option in LIMITED else values:
         if (option, value) == ("--scale", "-1"):
             continue  # the size of the image
