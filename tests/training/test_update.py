@@ -175,14 +175,13 @@ def test_zero_state_gives_the_same_bits_as_no_state():
     assert torch.equal(*results)
 
 
-@pytest.mark.parametrize("max_norm", [0.01, 1e30])
-def test_clipping_is_that_of_torch(max_norm):
-    worker, reference = Worker(clip_norm=max_norm), Worker()
+def test_clipping_is_that_of_torch():
+    worker, reference = Worker(clip_norm=0.01), Worker()
     for seed in range(3):
         result = worker.step(seed)
         reference.stepper.begin()
         reference.stepper.backward(reference.loss(seed))
-        norm = nn.utils.clip_grad_norm_(reference.net.parameters(), max_norm)
+        norm = nn.utils.clip_grad_norm_(reference.net.parameters(), 0.01)
         reference.stepper.optimizer.step()
         # versions of torch add the squares in other orders
         torch.testing.assert_close(result.norm, norm, rtol=1e-6, atol=0)
