@@ -38,16 +38,21 @@ def options(component_options, file):
     return lambda run, *more, **others: component_options(file, run, *CHOSEN, *more, **others)
 
 
-def test_a_network_with_them_is_trained_and_exported(options, file, micro, tmp_path):
+@pytest.mark.slow
+def test_a_network_with_them_is_exported(options, file, micro, tmp_path):
+    run_training(options("run", "scheduler.epochs=1"))
+    out = tmp_path / "net.onnx"
+    assert main(["export", str(tmp_path / "run"), str(out), "--size", "64x96", "--components", str(file)]) == 0
+    assert main(["predict", str(out), str(micro / "img" / "val0.png"), str(tmp_path / "out")]) == 0
+
+
+def test_a_network_with_them_is_trained_and_predicts(options, file, tmp_path):
     run = tmp_path / "run"
     run_training(options("run", "scheduler.epochs=1"))
     model = seamseg.load(run, device="cpu", overrides=[f"general.components={file}"])
     net = model.network.net
     assert net.roi_head.refinement.output.weight.abs().sum() > 0, "it starts with 0, and is trained"
     assert model.predict(Image.new("RGB", (97, 63))).id_map.shape == (63, 97)
-    out = tmp_path / "net.onnx"
-    assert main(["export", str(run), str(out), "--size", "64x96", "--components", str(file)]) == 0
-    assert main(["predict", str(out), str(micro / "img" / "val0.png"), str(tmp_path / "out")]) == 0
     # a model opens without the refinement
     forget("my_masks")
     with pytest.warns(UserWarning, match=r"mask_refinement own \(my_masks.py\) is not imported: name its file"):

@@ -38,26 +38,34 @@ def options(component_options, file):
     return lambda run, *more, **others: component_options(file, run, *OVERRIDES, *more, **others)
 
 
-def test_networks_with_them_are_trained_resumed_and_exported(options, file, micro, tmp_path, capsys):
-    body = ("body.body=own", "body own.channels=6")
-    run_training(options("straight", *body))
+BODY = ("body.body=own", "body own.channels=6")
+
+
+def test_networks_with_them_are_trained_resumed_and_predict(options, file, tmp_path):
+    run_training(options("straight", *BODY))
     with signals_at([3, 5]):
-        assert train_until_done(options("stopped", *body, resume="auto")) == 2
+        assert train_until_done(options("stopped", *BODY, resume="auto")) == 2
     assert result(tmp_path / "stopped") == result(tmp_path / "straight")
     run = tmp_path / "straight"
     model = seamseg.load(run, device="cpu", overrides=[f"general.components={file}"])
     assert model.network.net.roi_head.classes.in_features == 8
     assert not isinstance(model.network.net.roi_head, ROIHead)
     assert model.predict(Image.new("RGB", (97, 63))).id_map.shape == (63, 97)
-    out = tmp_path / "net.onnx"
+    forget("my_three_heads")
+    with pytest.raises(InputError, match=r"own \(my_three_heads.py\) is not imported"):
+        seamseg.load(run, device="cpu")
+
+
+@pytest.mark.slow
+def test_networks_with_them_are_exported(options, file, micro, tmp_path, capsys):
+    run, out = tmp_path / "run", tmp_path / "net.onnx"
+    run_training(options("run", *BODY, "scheduler.epochs=1"))
     assert main(["export", str(run), str(out), "--size", "64x96", "--components", str(file)]) == 0
     capsys.readouterr()
     int8 = ["export", str(run), str(tmp_path / "int8.onnx"), "--size", "64x96", "--int8", str(micro)]
     assert main([*int8, "--components", str(file)]) == 2
     assert "rpn_head own is not quantised by" in capsys.readouterr().err
     forget("my_three_heads")
-    with pytest.raises(InputError, match=r"own \(my_three_heads.py\) is not imported"):
-        seamseg.load(run, device="cpu")
     # the exported network does not need the file
     assert main(["predict", str(out), str(micro / "img" / "val0.png"), str(tmp_path / "out")]) == 0
 
