@@ -35,9 +35,9 @@ TESTS = {
     "seamseg/inference/result.py": "tests/inference/test_result.py tests/inference/test_fiftyone.py",
     "seamseg/inference/tiling/merge.py": "tests/inference/test_tiles.py",
     "seamseg/fusion.py": "tests/test_fusion.py tests/test_merge_queries.py",
-    "seamseg/models/criterion.py": "tests/models/test_panoptic.py tests/training/test_losses.py",
+    "seamseg/data/samplers.py": "tests/data/test_samplers.py tests/data/test_class_uniform_sampling.py",
     "seamseg/ops/abn.py": "tests/ops/test_abn.py",
-    "seamseg/training/optim/update.py": "tests/training/test_update.py",
+    "seamseg/training/optim/update.py": "tests/training/test_update.py tests/training/test_optimizer.py",
     "seamseg/training/optim/optimizer.py": "tests/training/test_optimizer.py",
 }
 """Tests of files whose tests have another name."""

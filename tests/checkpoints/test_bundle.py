@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -199,12 +199,6 @@ def test_no_configuration(tmp_path: Path) -> None:
     assert refusal(path).endswith("holds no configuration; give its INI file with `config=FILE`")
 
 
-def test_a_typo_in_the_configuration_names_the_model(tmp_path: Path) -> None:
-    message = refusal(published(tmp_path, ini=b"[roi]\nnum_sampels = 3\n"))
-    assert str(tmp_path / "model.zip") in message
-    assert "unknown key 'num_sampels' in [roi]; did you mean 'num_samples'?" in message
-
-
 def test_no_classes(tmp_path: Path) -> None:
     path = write_snapshot(tmp_path / "model.pth.tar", metadata=None)
     assert refusal(path).endswith("holds no classes; give metadata.bin with `meta=FILE`")
@@ -251,8 +245,58 @@ def test_a_snapshot_of_a_backbone_only(tmp_path: Path) -> None:
     assert refusal(path).endswith("has no rpn_head, roi_head: pre-trained weights, not a whole network")
 
 
-def test_zip_without_a_snapshot(tmp_path: Path) -> None:
-    assert refusal(published(tmp_path, tar=None)).endswith("holds no *.tar snapshot: it is not a published model")
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"tar": None}, ": this zip holds no *.tar snapshot: it is not a published model"),
+        ({"tar": b"PK..."}, ":seamseg_r50.tar: a truncated or damaged snapshot; copy it again"),
+        ({"bin": pack_metadata(CLASSES)[:-7]}, ":metadata.bin: not a metadata file"),
+        ({"ini": b"[roi]\nnum_sampels = 3\n"}, "unknown key 'num_sampels' in [roi]; did you mean 'num_samples'?"),
+    ],
+)
+def test_a_wrong_file_in_a_zip_is_named(tmp_path: Path, changes: dict[str, bytes | None], expected: str) -> None:
+    message = refusal(published(tmp_path, **changes))
+    assert str(tmp_path / "model.zip") in message
+    assert expected in message
+
+
+def flip(data: bytearray, entry: int, header: int) -> None:
+    data[2000] ^= 0xFF
+
+
+def encrypt(data: bytearray, entry: int, header: int) -> None:
+    data[entry + 8] |= 1
+    data[header + 6] |= 1
+
+
+def rename(data: bytearray, entry: int, header: int) -> None:
+    data[header + 7] |= 8  # it is UTF-8
+    data[header + 30] = 0xB7
+
+
+def truncate(data: bytearray, entry: int, header: int) -> None:
+    del data[-200:]
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        (flip, "damaged or unreadable zip (Bad CRC-32"),
+        (encrypt, "encrypted"),
+        (rename, "damaged or unreadable zip ('utf-8' codec can't decode"),
+        (truncate, "damaged"),
+    ],
+)
+def test_damaged_zips(tmp_path: Path, damage: Callable[[bytearray, int, int], None], expected: str) -> None:
+    path = published(tmp_path)
+    data = bytearray(path.read_bytes())
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        entry, header = archive.start_dir, archive.infolist()[0].header_offset
+    damage(data, entry, header)
+    path.write_bytes(data)
+    message = refusal(path)
+    assert expected in message
+    assert damage is truncate or "download it again" in message
 
 
 def test_zip_without_metadata_needs_meta(tmp_path: Path) -> None:
@@ -267,55 +311,6 @@ def test_zip_with_two_snapshots(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("other.tar", b"")
     assert "holds 2 files *.tar (seamseg_r50.tar, other.tar), expected one" in refusal(path)
-
-
-def test_truncated_zip(tmp_path: Path) -> None:
-    path = published(tmp_path)
-    path.write_bytes(path.read_bytes()[:-200])
-    assert "damaged" in refusal(path)
-
-
-def test_zip_with_a_flipped_byte(tmp_path: Path) -> None:
-    path = published(tmp_path)
-    data = bytearray(path.read_bytes())
-    data[2000] ^= 0xFF
-    path.write_bytes(data)
-    message = refusal(path)
-    assert "damaged or unreadable zip (Bad CRC-32" in message
-    assert "download it again" in message
-
-
-def test_encrypted_zip(tmp_path: Path) -> None:
-    path = published(tmp_path)
-    data = bytearray(path.read_bytes())
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        start, first = archive.start_dir, archive.infolist()[0]
-    data[start + 8] |= 1
-    data[first.header_offset + 6] |= 1
-    path.write_bytes(data)
-    assert "damaged or unreadable zip" in refusal(path)
-    assert "encrypted" in refusal(path)
-
-
-def test_a_name_in_a_zip_that_is_no_text(tmp_path: Path) -> None:
-    path = published(tmp_path)
-    data = bytearray(path.read_bytes())
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        start = archive.infolist()[0].header_offset
-    data[start + 7] |= 8  # it is UTF-8
-    data[start + 30] = 0xB7
-    path.write_bytes(data)
-    assert "damaged or unreadable zip ('utf-8' codec can't decode" in refusal(path)
-
-
-def test_a_damaged_snapshot_in_a_zip_is_named(tmp_path: Path) -> None:
-    message = refusal(published(tmp_path, tar=b"PK..."))
-    assert message == f"{tmp_path / 'model.zip'}:seamseg_r50.tar: a truncated or damaged snapshot; copy it again"
-
-
-def test_damaged_metadata_in_a_zip_is_named(tmp_path: Path) -> None:
-    message = refusal(published(tmp_path, bin=pack_metadata(CLASSES)[:-7]))
-    assert message.startswith(f"{tmp_path / 'model.zip'}:metadata.bin: not a metadata file")
 
 
 def test_no_path_of_a_zip_reaches_the_disk(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_pre_training_skips_and_lists_tensors_that_do_not_fit() -> None:
     before = net.roi_head.weight.clone()
     report = load_into(net, snapshot_of(source), strict=False)
     assert [line.partition(" ")[0] for line in report.skipped] == [
-        *("roi_head.weight", "roi_head.bias", "sem_head.weight", "sem_head.bias"),
+        *("roi_head.weight", "roi_head.bias", "sem_head.weight", "sem_head.bias")
     ]
     assert "skipped 4: roi_head.weight (5x4 in the file, 3x4 in the network), roi_head.bias (5 in" in str(report)
     assert torch.equal(net.roi_head.weight, before)

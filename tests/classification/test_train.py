@@ -17,7 +17,7 @@ from seamseg.classification.validate import ClassifierScores, ValidationOptions,
 from seamseg.training.logging.metrics import read_metrics
 from seamseg.training.preemption import Preempted
 from seamseg.training.run import TrainingOptions
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import SeamsegError
 
 
 @pytest.fixture(scope="module")
@@ -189,20 +189,3 @@ def test_errors_name_the_keys_of_the_json(config: Path, data: Path, tmp_path: Pa
     with pytest.raises(SeamsegError, match=r"above training.loss_limit = 1e-06.*lower optimizer.learning_rate"):
         train(config, data, tmp_path / "run", "training.loss_limit=1e-6")
     assert not list((tmp_path / "run").glob("dump*"))
-
-
-def test_class_folders_of_both_splits_are_compared(config: Path, data: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    (other / "val").mkdir(parents=True)
-    os.symlink(data / "train", other / "train")
-    for source, target in (("blue", "blue"), ("green", "green"), ("red", "rot")):
-        os.symlink(data / "val" / source, other / "val" / target)
-    with pytest.raises(InputError, match="train and val have other class folders: red, rot"):
-        train(config, other, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-def test_the_trainer_gets_every_option(config: Path) -> None:
-    settings = module.load_classifier_config(config, ["training.ema=0.5", "optimizer.clip=3", "training.seed=9"])
-    options = module.ClassifierTask(settings).options
-    assert (options.ema, options.clip_norm, options.seed) == (0.5, 3, 9)

@@ -16,7 +16,6 @@ from PIL import Image
 
 from seamseg.cli.main import COMMANDS, build_parser
 from seamseg.formats.id_png import read_id_png
-from seamseg.formats.metadata import Metadata, read_metadata, write_metadata
 from seamseg.utils.files import write_json
 
 pytestmark = pytest.mark.usefixtures("narrow")
@@ -65,19 +64,6 @@ def refused(
 # --- models
 
 
-def truncated(snapshot: Path, path: Path) -> None:
-    path.write_bytes(snapshot.read_bytes()[:5000])
-
-
-def of_another_width(snapshot: Path, path: Path) -> None:
-    content = torch.load(snapshot, weights_only=True)
-    torch.save({**content, "config": content["config"].replace("hidden_channels = 16", "hidden_channels = 24")}, path)
-
-
-def of_another_program(snapshot: Path, path: Path) -> None:
-    torch.save({"conv1.weight": torch.zeros(64, 3, 7, 7)}, path)
-
-
 def with_code(snapshot: Path, path: Path) -> None:
     content = torch.load(snapshot, weights_only=True)
     torch.save({**content, "training_meta": Evil()}, path)
@@ -91,9 +77,6 @@ def of_the_original(snapshot: Path, path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (truncated, "truncated or damaged snapshot; copy it again"),
-        (of_another_width, "does not fit this network"),
-        (of_another_program, "not a snapshot of this network"),
         (with_code, "refused: it holds pickled code"),
         (of_the_original, "give metadata.bin with --meta"),
     ],
@@ -105,16 +88,6 @@ def test_models(micro_run, micro, tmp_path, refused, spoil, message) -> None:
         line = refused(*words)
         assert message in line
         assert "model.pth.tar" in line
-    assert not (tmp_path / "out").exists()
-
-
-def test_metadata_of_another_class_count(micro_run, micro, tmp_path, refused) -> None:
-    m = read_metadata(micro_run / "metadata.bin")
-    other = Metadata(m.num_stuff - 1, m.num_thing, m.categories[1:], m.palette[1:], m.original_ids[1:])
-    write_metadata(tmp_path / "other.bin", other)
-    words = ("--meta", tmp_path / "other.bin")
-    for command in (("predict", micro_run, micro / "img", tmp_path / "out"), ("evaluate", micro_run, micro)):
-        assert "was trained on 3 classes, the metadata lists 2" in refused(*command, *words)
     assert not (tmp_path / "out").exists()
 
 
@@ -213,15 +186,6 @@ def test_a_run_folder_that_is_there_stays(micro_config, micro, tmp_path, refused
     (run / "notes.txt").write_text("mine")
     refused("train", micro_config, micro, "--set", "dataloader.train_set=none", "--log-dir", run)
     assert sorted(p.name for p in run.iterdir()) == ["notes.txt", "training.log"]
-
-
-def test_a_config_with_a_typo(micro_config, micro, tmp_path, refused) -> None:
-    path = tmp_path / "my.ini"
-    path.write_text(micro_config.read_text().replace("shortest_size", "shortst_size"))
-    line = refused("train", path, micro, "--log-dir", tmp_path / "run")
-    assert "my.ini" in line
-    assert "'shortst_size' in [dataloader]; did you mean 'shortest_size'?" in line
-    assert not (tmp_path / "run").exists()
 
 
 # --- photos
@@ -410,7 +374,7 @@ def test_numbers_that_no_option_can_have(
     places = {"RUN": micro_run, "DATA": micro, "IMG": micro / "img", "MSK": micro / "msk", "OUT": tmp_path / "out"}
     places |= {"GT": tmp_path / "gt.json", "LIST": tmp_path / "list.json", "EV": micro_run}
     words = [str(places.get(word, word)) for word in command.split()]
-    values = ("nan", "1e400", "-inf", "", "-1", "-9223372036854775809")
+    values = ("nan", "-inf", "", "-1")
     for value in (*values, "9223372036854775808") if option in LIMITED else values:
         if (option, value) == ("--scale", "-1"):
             continue  # the size of the image

@@ -189,11 +189,6 @@ def test_wrong_options(words: list[str], message: str, model: Path, capsys: pyte
     assert err.count("\n") == 1
 
 
-def test_a_missing_model(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "none.zip", "--port", "0"]) == 2
-    assert capsys.readouterr().err.startswith("seamseg serve: none.zip: no such model")
-
-
 def test_a_network_that_fails_ends_it(
     model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,21 +202,11 @@ def test_a_network_that_fails_ends_it(
     assert threading.active_count() == before
 
 
-def test_the_extra_is_named(model: Path) -> None:
-    program = (
-        "import sys\nsys.modules['uvicorn'] = None\n"
-        "from seamseg.cli.main import main\nsys.exit(main(['serve', sys.argv[1]]))"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(Path(seamseg.__file__).parents[1])}
-    done = subprocess.run([sys.executable, "-c", program, str(model)], env=environment, capture_output=True, text=True)
-    said = "seamseg serve: needs uvicorn, which is not installed; pip install 'seamseg[serve]'\n"
-    assert (done.returncode, done.stderr) == (2, said)
-
-
-def test_the_library_of_forms_is_needed_from_the_start(
-    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("library", ["uvicorn", "python_multipart"])
+def test_libraries_are_needed_from_the_start(
+    library: str, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "python_multipart", None)
+    monkeypatch.setitem(sys.modules, library, None)
     assert main(["serve", str(model), "--port", "70000"]) == 2
-    said = "seamseg serve: needs python_multipart, which is not installed; pip install 'seamseg[serve]'\n"
+    said = f"seamseg serve: needs {library}, which is not installed; pip install 'seamseg[serve]'\n"
     assert capsys.readouterr().err == said

@@ -86,15 +86,6 @@ def test_files_and_their_report(city: Path) -> None:
     assert "open page.html" in run(city, "report", "evaluation", "--against", "evaluation", "--out", "page.html")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [(("none.zip", "photos", "out"), "no such model"), ((".", "photos", "out", "--limit", "0"), "must be at least 1")],
-    ids=["model", "limit"],
-)
-def test_invalid_arguments_are_refused(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
-    assert message in run(tmp_path, "predict", *words, code=2)
-
-
 MISTAKES = [
     ("train vistas_r5 data", "vistas_r5: no such config file; did you mean the packaged experiment vistas_r50?"),
     ("train my.in data", "my.in: no such config file; did you mean my.ini?"),
@@ -111,6 +102,7 @@ MISTAKES = [
     ("predict photos runs/demo out", "photos: not a run folder"),
     ("predict runs/demo phots out", "phots: no such image, video, folder or list; did you mean photos?"),
     ("predict runs/demo photos out --format ovrlay", "there is no format 'ovrlay'; did you mean 'overlay'?"),
+    ("predict runs/demo photos out --limit 0", "--limit 0: must be at least 1"),
     ("predict runs/demo photos out --config my.in", "my.in: no such config file; did you mean my.ini?"),
     ("predict runs/demo photos out --meta data/meta.bin", "no such file; did you mean data/metadata.bin?"),
     ("predict runs/demo photos out --set roi.score_threshol=1", "did you mean 'score_threshold'?"),

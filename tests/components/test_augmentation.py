@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from support.components import component_file
-from support.interruptions import result, signals_at, train_until_done
 
+from seamseg.cli.new import template
 from seamseg.config import load_config
 from seamseg.training.run import run_training
 from seamseg.training.task import open_loader
@@ -15,29 +15,7 @@ from seamseg.utils.errors import SeamsegError
 
 pytestmark = pytest.mark.usefixtures("narrow", "imported")
 
-RAIN = '''
-from dataclasses import dataclass
-
-from seamseg.components import augmentation, key
-
-
-@dataclass(frozen=True)
-class RainKeys:
-    """Keys of the rain."""
-
-    drops: int = key("maximum number of drops", 50, minimum=1)
-
-
-@augmentation("rain", keys=RainKeys)
-def rain(pixels, rng, keys):
-    """Draw short bright lines."""
-    pixels = pixels.copy()
-    height, width = pixels.shape[:2]
-    for _ in range(rng.randint(1, keys.drops)):
-        y, x = rng.randrange(height), rng.randrange(width)
-        pixels[y : y + 6, x] = 255
-    return pixels
-'''
+RAIN = template("augmentation", "rain")
 
 
 file = component_file("my_rain.py", RAIN)
@@ -46,7 +24,7 @@ file = component_file("my_rain.py", RAIN)
 @pytest.fixture
 def options(component_options, file):
     """Of a training with rain."""
-    return lambda run, *more, **others: component_options(file, run, "augmentation rain.drops=80", *more, **others)
+    return lambda run, *more, **others: component_options(file, run, "augmentation rain.strength=.9", *more, **others)
 
 
 def test_only_colours_change(options, micro, micro_config):
@@ -58,31 +36,19 @@ def test_only_colours_change(options, micro, micro_config):
     plain, wet = batches
     assert plain.ids == wet.ids
     assert torch.equal(plain.masks[0], wet.masks[0])
-    changed = (plain.images[0] != wet.images[0]).any(0)
-    assert 0 < changed.sum() <= 80 * 6
-    assert torch.unique(wet.images[0][:, changed]).numel() == 3, "white, normalised"
-
-
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_resumed_with_other_workers(options, tmp_path, workers):
-    run_training(options("straight"))
-    with signals_at([3]):
-        stopped = options("stopped", f"dataloader.num_workers={workers}", resume="auto")
-        assert train_until_done(stopped) == 1
-    assert result(tmp_path / "stopped") == result(tmp_path / "straight")
+    assert (plain.images[0] != wet.images[0]).float().mean() > 0.9
 
 
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("return pixels", "augmentation rain, .*my_rain.py: .*must return uint8 of shape .*, returned float64"),
+        ("return pixels * 0.5", "augmentation rain, .*my_rain.py: .*must return uint8 of shape .*, returned float64"),
         ("return pixels[1:]", "augmentation rain, .*must return uint8 of shape"),
         ("return undefined", r"augmentation rain, .*my_rain.py line \d+: NameError: name 'undefined' is not defined"),
     ],
 )
 def test_mistakes(file, options, code, message):
-    text = RAIN.replace("    return pixels\n", f"    {code}\n")
-    file.write_text(text.replace("pixels.copy()", "pixels * 0.5") if code == "return pixels" else text)
+    file.write_text(RAIN[: RAIN.rindex("return")] + code)
     with pytest.raises(SeamsegError, match=message) as error:
         run_training(options("run"))
     assert "\n" not in str(error.value)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from PIL import Image
 from support.components import error_of_training, forget
-from support.interruptions import result, signals_at, train_until_done
 
 import seamseg
 from seamseg.cli.main import main
@@ -39,27 +38,25 @@ def options(component_options, file):
     return lambda run, *more, **others: component_options(file, run, *CHOSEN, *more, **others)
 
 
-def test_a_network_with_them_is_trained_resumed_and_exported(options, file, micro, tmp_path):
-    run_training(options("straight"))
-    with signals_at([3, 5]):
-        assert train_until_done(options("stopped", resume="auto")) == 2
-    assert result(tmp_path / "stopped") == result(tmp_path / "straight")
-    run = tmp_path / "straight"
+@pytest.mark.slow
+def test_a_network_with_them_is_exported(options, file, micro, tmp_path):
+    run_training(options("run", "scheduler.epochs=1"))
+    out = tmp_path / "net.onnx"
+    assert main(["export", str(tmp_path / "run"), str(out), "--size", "64x96", "--components", str(file)]) == 0
+    assert main(["predict", str(out), str(micro / "img" / "val0.png"), str(tmp_path / "out")]) == 0
+
+
+def test_a_network_with_them_is_trained_and_predicts(options, file, tmp_path):
+    run = tmp_path / "run"
+    run_training(options("run", "scheduler.epochs=1"))
     model = seamseg.load(run, device="cpu", overrides=[f"general.components={file}"])
     net = model.network.net
     assert net.roi_head.refinement.output.weight.abs().sum() > 0, "it starts with 0, and is trained"
     assert model.predict(Image.new("RGB", (97, 63))).id_map.shape == (63, 97)
-    out = tmp_path / "net.onnx"
-    assert main(["export", str(run), str(out), "--size", "64x96", "--components", str(file)]) == 0
-    photo = next(path for path in (micro / "img").iterdir())
-    assert main(["predict", str(out), str(photo), str(tmp_path / "out")]) == 0
-
-
-def test_a_model_opens_without_the_refinement(options, file, tmp_path):
-    run_training(options("run", "scheduler.epochs=1"))
+    # a model opens without the refinement
     forget("my_masks")
     with pytest.warns(UserWarning, match=r"mask_refinement own \(my_masks.py\) is not imported: name its file"):
-        model = seamseg.load(tmp_path / "run", device="cpu")
+        model = seamseg.load(run, device="cpu")
     assert model.network.net.roi_head.refinement is None
     assert model.predict(Image.new("RGB", (97, 63))).id_map.shape == (63, 97)
 

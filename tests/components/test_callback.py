@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -152,41 +153,53 @@ def test_a_stopped_training_is_continued_only_if_it_is_named(options, tmp_path):
     assert run_training(options("run", resume="auto")).stopped == ""
 
 
-def test_callbacks_given_in_python_that_fail(micro, micro_config, tmp_path):
-    """One that fails is not called again; the others go on."""
-
-    class Broken(Callback):
-        calls = 0
-
-        def train(self, run, values):
-            Broken.calls += 1
-            raise ValueError("no network\nat all")
-
-    class Collector(Callback):
-        def __init__(self):
-            super().__init__()
-            self.scores = []
-
-        def validated(self, run, scores):
-            self.scores.append(scores["PQ"])
-
-    collector = Collector()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SEAMSEG_QUIET", "1")
-        seamseg.train(micro_config, micro, tmp_path, "cpu", callbacks=[Broken(), collector, Collector()])
-    assert Broken.calls == 1
-    assert len(collector.scores) == 2
-    log = (tmp_path / "training.log").read_text()
-    assert (
-        len(re.findall(r"callback Broken is not called again, .*py line \d+: ValueError: no network at all", log)) == 1
-    )
-
-
 class Counter(Callback):
     """Counts steps up to a key of its own."""
 
     def train(self, run, values):
         self.limit = self.keys.limit
+
+
+class Recorder(Callback):
+    """What TensorBoard shows."""
+
+    def __init__(self):
+        super().__init__()
+        self.numbers, self.images = {}, []
+
+    def scalars(self, run, values):
+        for tag, value in values.items():
+            self.numbers.setdefault(tag, []).append((run.step, value))
+
+    def image(self, run, tag, rgb):
+        self.images.append((run.step, tag, rgb.shape))
+
+
+class Late(Callback):
+    """Its state is not there before the first step."""
+
+    def train(self, run, values):
+        self.best = values["loss"]
+
+    def state_dict(self):
+        return {"best": self.best}
+
+
+class Worse(Late):
+    """After the first step, snapshots cannot hold its state any more."""
+
+    def state_dict(self):
+        return {"best": Path() if hasattr(self, "best") else None}
+
+
+class Broken(Callback):
+    """Fails in the first step."""
+
+    calls = 0
+
+    def train(self, run, values):
+        self.calls += 1
+        raise ValueError("no network\nat all")
 
 
 @dataclass(frozen=True)
@@ -196,12 +209,37 @@ class CounterKeys:
     limit: int = key("steps", 7)
 
 
-def test_callbacks_given_in_python_have_the_defaults_of_their_keys(micro, micro_config, tmp_path, imported):
+def test_callbacks_given_in_python(micro, micro_config, tmp_path, monkeypatch):
+    """One that fails is not called again; the others go on, and get what TensorBoard shows."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     callback_of("counter", keys=CounterKeys)(Counter)
-    counter = Counter()
-    seamseg.train(micro_config, micro, tmp_path, "cpu", callbacks=[counter])
-    assert counter.limit == 7
+    recorder, counter, broken = Recorder(), Counter(), Broken()
+    monkeypatch.setenv("SEAMSEG_QUIET", "1")
+    given = [broken, Worse(), Late(), counter, recorder, Recorder()]
+    seamseg.train(micro_config, micro, tmp_path / "run", "cpu", callbacks=given)
+    assert broken.calls == 1
+    log = (tmp_path / "run" / "training.log").read_text()
+    for problem in (
+        r"Broken is not called again, .*py line \d+: ValueError: no network at all",
+        r"Worse is not called again, .*: InputError: state_dict\(\)\['best'\] is a Pos",
+    ):
+        assert len(re.findall(f"callback {problem}", log)) == 1
+    assert log.count("is not called again") == 2
+    states = load_snapshot(tmp_path / "run" / "model_last.pth.tar").resume["callbacks"]
+    assert states["Late"]["best"] > 0
+    assert "Worse" not in states
+    assert counter.limit == 7, "the default of its key"
     assert Counter(CounterKeys(limit=3)).keys.limit == 3
+
+    events = EventAccumulator(str(tmp_path / "run"), {"scalars": 0, "images": 0})
+    events.Reload()
+    assert set(events.Tags()["scalars"]) == set(recorder.numbers) > {"lr/other", "train/loss", "val_PQ/car"}
+    for tag, values in recorder.numbers.items():
+        assert [(e.step, e.value) for e in events.Scalars(tag)] == [(s, np.float32(v)) for s, v in values]
+    shown = {(e.step, tag) for tag in events.Tags()["images"] for e in events.Images(tag)}
+    assert shown == {(step, tag) for step, tag, _ in recorder.images}
+    assert {(1, "train/targets"), (3, "train/targets")} < shown
 
 
 @pytest.mark.parametrize(
@@ -228,62 +266,6 @@ def test_a_state_that_no_snapshot_can_hold(micro, micro_config, tmp_path):
     with pytest.raises(InputError, match=r"callback Writer: state_dict\(\)\['to'\]\['path'\] is a PosixPath"):
         seamseg.train(micro_config, micro, tmp_path / "run", "cpu", callbacks=[Writer()])
     assert not (tmp_path / "run" / "snapshots").exists()
-
-
-def test_a_state_that_comes_later(micro, micro_config, tmp_path):
-    """A state that is not there before the first step, and one that snapshots cannot hold any more, end no training."""
-
-    class Late(Callback):
-        def train(self, run, values):
-            self.best = values["loss"]
-
-        def state_dict(self):
-            return {"best": self.best}
-
-    class Worse(Late):
-        def state_dict(self):
-            return {"best": tmp_path if hasattr(self, "best") else None}
-
-    seamseg.train(micro_config, micro, tmp_path / "run", "cpu", callbacks=[Late(), Worse()])
-    states = load_snapshot(tmp_path / "run" / "model_last.pth.tar").resume["callbacks"]
-    assert states["Late"]["best"] > 0
-    assert "Worse" not in states
-    log = (tmp_path / "run" / "training.log").read_text()
-    assert (
-        len(re.findall(r"callback Worse is not called again, .*: InputError: state_dict\(\)\['best'\] is a Pos", log))
-        == 1
-    )
-    assert "Late" not in log
-
-
-class Recorder(Callback):
-    """What TensorBoard shows."""
-
-    def __init__(self):
-        super().__init__()
-        self.numbers, self.images = {}, []
-
-    def scalars(self, run, values):
-        for tag, value in values.items():
-            self.numbers.setdefault(tag, []).append((run.step, value))
-
-    def image(self, run, tag, rgb):
-        self.images.append((run.step, tag, rgb.shape))
-
-
-def test_callbacks_get_what_tensorboard_shows(micro, micro_config, tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    recorder = Recorder()
-    seamseg.train(micro_config, micro, tmp_path / "run", "cpu", callbacks=[recorder])
-    events = EventAccumulator(str(tmp_path / "run"), {"scalars": 0, "images": 0})
-    events.Reload()
-    assert set(events.Tags()["scalars"]) == set(recorder.numbers) > {"lr/other", "train/loss", "val_PQ/car"}
-    for tag, values in recorder.numbers.items():
-        assert [(e.step, e.value) for e in events.Scalars(tag)] == [(s, np.float32(v)) for s, v in values]
-    shown = {(e.step, tag) for tag in events.Tags()["images"] for e in events.Images(tag)}
-    assert shown == {(step, tag) for step, tag, _ in recorder.images}
-    assert {(1, "train/targets"), (3, "train/targets")} < shown
 
 
 def test_without_tensorboard(micro, micro_config, tmp_path, monkeypatch):

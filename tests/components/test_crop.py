@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from support.components import component_file
-from support.interruptions import result, signals_at, train_until_done
+from support.components import component_file, forget
 
-from seamseg.checkpoints.snapshot import load_snapshot
+from seamseg.cli.new import template
 from seamseg.config import load_config
 from seamseg.training.run import run_training
 from seamseg.training.task import open_loader
@@ -15,37 +14,8 @@ from seamseg.utils.errors import InputError, SeamsegError
 
 pytestmark = pytest.mark.usefixtures("narrow", "imported")
 
-RARE = '''
-from dataclasses import dataclass
-
-import numpy as np
-
-from seamseg.components import Crop, CropParams, crop, key
-
-
-@dataclass(frozen=True)
-class RareKeys:
-    """Keys of the crop."""
-
-    category: int = key("the class", 2, minimum=0)
-    side: int = key("side of the crop in pixels", 24, minimum=1)
-
-
-@crop("rare", keys=RareKeys)
-class RareCrop(Crop):
-    """A square around a pixel of a class, at the scale of validation, which is never flipped."""
-
-    def draw(self, image, rng):
-        """Draw a pixel of the class, or any."""
-        height, width = size = self.context.scaled(image.size)
-        ids = [i for i, category in enumerate(image.cat) if category == self.keys.category]
-        places = np.argwhere(np.isin(image.ids, ids).any(0))
-        y, x = rng.choice(places.tolist() or [[0, 0]])
-        side = min(self.keys.side, height, width)
-        y = min(y * height // image.size[0], height - side)
-        x = min(x * width // image.size[1], width - side)
-        return CropParams(size, (y, x, side, side), False)
-'''
+RARE = template("crop", "rare")
+CHOSEN = ("dataloader.crop=rare", "crop rare.category=2", "dataloader.crop_size=(20, 20)")
 
 
 file = component_file("my_rare.py", RARE)
@@ -54,12 +24,12 @@ file = component_file("my_rare.py", RARE)
 @pytest.fixture
 def options(component_options, file):
     """Of a training with the crop."""
-    return lambda run, *more, **others: component_options(file, run, "dataloader.crop=rare", *more, **others)
+    return lambda run, *more, **others: component_options(file, run, *CHOSEN, *more, **others)
 
 
 @pytest.mark.parametrize("more", [(), ("dataloader.device_transforms=yes", "dataloader.fast_decode=yes")])
 def test_crops_contain_the_class(options, micro, micro_config, more):
-    config = load_config(micro_config, None, options("run", *more, "crop rare.side=20").overrides)
+    config = load_config(micro_config, None, options("run", *more).overrides)
     loader = open_loader(config, micro, "micro.ini", World())
     has_class = {image.id for image in loader.dataset.images if 2 in image.cat}
     assert has_class
@@ -71,42 +41,21 @@ def test_crops_contain_the_class(options, micro, micro_config, more):
             assert 2 in batch.categories[0]
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_resumed_with_other_workers(options, tmp_path, workers):
-    run_training(options("straight"))
-    with signals_at([3]):
-        stopped = options("stopped", f"dataloader.num_workers={workers}", resume="auto")
-        assert train_until_done(stopped) == 1
-    assert result(tmp_path / "stopped") == result(tmp_path / "straight")
-    snapshot = load_snapshot(tmp_path / "straight" / "model_last.pth.tar")
-    assert [(record.kind, record.name) for record in snapshot.components] == [("crop", "rare")]
-
-
 def test_a_model_predicts_without_the_file(options, micro, tmp_path, seamseg_main):
     run_training(options("run", "scheduler.epochs=1"))
-    from seamseg.config import components
-
-    del components._REGISTERED["crop", "rare"]
+    forget("my_rare")
     photo = micro / "img" / "val0.png"
     assert seamseg_main("predict", tmp_path / "run", photo, tmp_path / "out", "--device", "cpu") == 0
 
 
 MISTAKES = {
-    "another type": (
-        "CropParams(size,",
-        "tuple([size]) or (size,",
-        "must return CropParams, returned tuple",
-    ),
-    "outside": (
-        "size, (y, x, side",
-        "size, (y + 9999, x, side",
-        r"the window \(\d+, \d+, 24, 24\) .* is not",
-    ),
-    "empty": ("side, side), False", "side, 0), False", r"the window .* is not within the scaled image of"),
-    "fractions": ("(y, x, side, side)", "(y / 2, x, side, side)", "TypeError: 'float' object"),
-    "a change": ("side, side), False", "side, side), image.ids.fill(0)", "ValueError: .*read-only"),
-    "an error of its own": ("CropParams(size,", "fail() or (size,", ": no luck"),
-    "a name": ("places.tolist()", "place.tolist()", r", .*my_rare.py line 26: NameError: name 'place'"),
+    "another type": ("CropParams(size, (y, x", "(size, (y, x", "must return CropParams, returned tuple"),
+    "outside": ("(y, x, h, w)", "(y + 9999, x, h, w)", r"the window \(\d+, \d+, 20, 20\) .* is not"),
+    "empty": ("h, w), flip", "h, 0), flip", r"the window .* is not within the scaled image of"),
+    "fractions": ("(y, x, h, w)", "(y / 2, x, h, w)", "TypeError: 'float' object"),
+    "a change": ("h, w), flip", "h, w), image.ids.fill(0)", "ValueError: .*read-only"),
+    "an error of its own": ("CropParams(size, (y", "fail() or (size, (y", ": no luck"),
+    "a name": ("not len(pixels)", "not len(pixel)", r", .*my_rare.py line 27: NameError: name 'pixel'"),
 }
 """What is replaced in the file, by what, and the error."""
 
@@ -125,12 +74,12 @@ def test_mistakes(name, file, options):
 
 
 def test_no_crop(file, options):
-    file.write_text(RARE.replace("RareCrop(Crop)", "RareCrop").replace("def draw", "def __init__(*_): 0\n    def draw"))
+    file.write_text(RARE.replace("Rare(Crop)", "Rare").replace("def draw", "def __init__(*_): 0\n    def draw"))
     with pytest.raises(InputError, match=r"^crop rare: must be a class derived from seamseg\.components\.Crop"):
         run_training(options("run"))
 
 
 def test_keys_without_the_crop_have_no_effect(options, micro_config):
-    overrides = (*options("run").overrides, "dataloader.crop=random", "crop rare.side=20")
+    overrides = (*options("run").overrides, "dataloader.crop=random")
     with pytest.raises(InputError, match=r"\[crop rare\] has no effect: \[dataloader\] crop is random"):
         load_config(micro_config, None, overrides)

@@ -298,7 +298,9 @@ MISTAKES = {
 """What is replaced in the file, by what, and the error of an export."""
 
 
-@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "without an ONNX operator")) for name in MISTAKES]
+)
 def test_mistakes(name, tmp_path):
     old, new, error, message = MISTAKES[name]
     file = tmp_path / "map_mistake.py"

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.components import DEPTH, component_file
-from support.interruptions import result, signals_at, train_until_done
 
-from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.config import load_config
 from seamseg.data.folder import DatasetFolder
 from seamseg.data.loader import set_epoch
@@ -107,18 +105,6 @@ def test_maps_are_those_of_the_segments(options, tmp_path, micro, micro_config):
         assert (depth[ids == 0] == -1).all()
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_resumed_with_other_workers(options, tmp_path, workers):
-    both = ("mix mosaic.probability=.5", "mix copy_paste.probability=.5")
-    run_training(options("straight", *both))
-    with signals_at([3]):
-        stopped = options("stopped", *both, f"dataloader.num_workers={workers}", resume="auto")
-        assert train_until_done(stopped) == 1
-    assert result(tmp_path / "stopped") == result(tmp_path / "straight")
-    snapshot = load_snapshot(tmp_path / "straight" / "model_last.pth.tar")
-    assert [(record.kind, record.name) for record in snapshot.components] == [("mix", "mosaic")]
-
-
 def test_transforms_on_the_device_see_the_same(options, micro, micro_config):
     given = options("run").overrides
     here, there = (
@@ -136,33 +122,18 @@ def test_transforms_on_the_device_see_the_same(options, micro, micro_config):
 RETURNED = "image.paste(other, range(len(other.cat)), 0, image.ids.shape[2] // 2)"
 MISTAKES = {
     "another type": ("image.pixels", "must return an AugmentedImage, returned ndarray"),
-    "half the pixels": (
-        "image._replace(pixels=image.pixels[1:])",
-        "pixels must be uint8 of .*, returned uint8",
-    ),
-    "floats": (
-        "image._replace(pixels=image.pixels / 2)",
-        "pixels must be uint8 of .*, returned float64 of",
-    ),
-    "a flat mask": (
-        "image._replace(ids=image.ids[0])",
-        "the ids are uint8 of .*, expected integers of .L, H, W",
-    ),
+    "half the pixels": ("image._replace(pixels=image.pixels[1:])", "pixels must be uint8 of .*, returned uint8"),
+    "floats": ("image._replace(pixels=image.pixels / 2)", "pixels must be uint8 of .*, returned float64 of"),
+    "a flat mask": ("image._replace(ids=image.ids[0])", "the ids are uint8 of .*, expected integers of .L, H, W"),
     "no classes": ("image._replace(ids=image.ids + 99)", r"ids \d+ to \d+ need a class and a crowd flag each"),
-    "a lost flag": (
-        "image._replace(iscrowd=image.iscrowd[1:])",
-        r"ids \d+ to \d+ need a class and a crowd flag",
-    ),
+    "a lost flag": ("image._replace(iscrowd=image.iscrowd[1:])", r"ids \d+ to \d+ need a class and a crowd flag"),
     "a class": ("image._replace(cat=image.cat + 7)", "cat must have class 255 for id 0, .*, returned 262"),
     "no void": ("image._replace(cat=image.cat * 0)", "cat must have class 255 for id 0, .*, returned 0"),
     "crowds": ("image._replace(iscrowd=image.iscrowd + 2)", "iscrowd must be 0 or 1, returned 2"),
     "fractions": ("image._replace(cat=image.cat + 0.5)", r"cat must be integers of \(\d+,\), returned float64"),
     "a change": ("image.pixels.fill(0)", "ValueError: .*read-only"),
     "no image": ("load([-1])", "IndexError: load: there is no image -1"),
-    "borders": (
-        "image._replace(cut=image.cut[:, :2])",
-        r"cut must be bool of \(\d+, 4\), returned bool of",
-    ),
+    "borders": ("image._replace(cut=image.cut[:, :2])", r"cut must be bool of \(\d+, 4\), returned bool of"),
     "maps": ("image._replace(maps={'a': other})", "the maps must be none, returned a"),
     "a name": ("images", r", .*my_mosaic.py line 23: NameError: name 'images'"),
 }

@@ -26,9 +26,9 @@ OVERRIDES = [f"{key}=own" for key in CHOSEN.values()] + [f"{kind} own.channels=8
 
 @pytest.fixture
 def file(tmp_path):
-    """All three templates in one file."""
+    """All three templates, and that of a body, in one file."""
     path = tmp_path / "my_three_heads.py"
-    path.write_text("\n\n".join(template(kind, "own").replace("Own", kind.title()) for kind in CHOSEN))
+    path.write_text("\n\n".join(template(kind, "own").replace("Own", kind.title()) for kind in (*CHOSEN, "body")))
     return path
 
 
@@ -38,24 +38,36 @@ def options(component_options, file):
     return lambda run, *more, **others: component_options(file, run, *OVERRIDES, *more, **others)
 
 
-def test_networks_with_them_are_trained_resumed_and_exported(options, file, micro, tmp_path, capsys):
-    run_training(options("straight"))
+BODY = ("body.body=own", "body own.channels=6")
+
+
+def test_networks_with_them_are_trained_resumed_and_predict(options, file, tmp_path):
+    run_training(options("straight", *BODY))
     with signals_at([3, 5]):
-        assert train_until_done(options("stopped", resume="auto")) == 2
+        assert train_until_done(options("stopped", *BODY, resume="auto")) == 2
     assert result(tmp_path / "stopped") == result(tmp_path / "straight")
     run = tmp_path / "straight"
     model = seamseg.load(run, device="cpu", overrides=[f"general.components={file}"])
     assert model.network.net.roi_head.classes.in_features == 8
     assert not isinstance(model.network.net.roi_head, ROIHead)
     assert model.predict(Image.new("RGB", (97, 63))).id_map.shape == (63, 97)
-    out = tmp_path / "net.onnx"
+    forget("my_three_heads")
+    with pytest.raises(InputError, match=r"own \(my_three_heads.py\) is not imported"):
+        seamseg.load(run, device="cpu")
+
+
+@pytest.mark.slow
+def test_networks_with_them_are_exported(options, file, micro, tmp_path, capsys):
+    run, out = tmp_path / "run", tmp_path / "net.onnx"
+    run_training(options("run", *BODY, "scheduler.epochs=1"))
     assert main(["export", str(run), str(out), "--size", "64x96", "--components", str(file)]) == 0
-    photo = next(path for path in (micro / "img").iterdir())
-    assert main(["predict", str(out), str(photo), str(tmp_path / "out")]) == 0
     capsys.readouterr()
     int8 = ["export", str(run), str(tmp_path / "int8.onnx"), "--size", "64x96", "--int8", str(micro)]
     assert main([*int8, "--components", str(file)]) == 2
     assert "rpn_head own is not quantised by" in capsys.readouterr().err
+    forget("my_three_heads")
+    # the exported network does not need the file
+    assert main(["predict", str(out), str(micro / "img" / "val0.png"), str(tmp_path / "out")]) == 0
 
 
 def test_detection_has_no_masks(component_options, file, tmp_path):
@@ -63,13 +75,6 @@ def test_detection_has_no_masks(component_options, file, tmp_path):
     run_training(component_options(file, "boxes", *chosen, "general.kind=detection", "scheduler.epochs=1"))
     model = seamseg.load(tmp_path / "boxes", device="cpu", overrides=[f"general.components={file}"])
     assert not hasattr(model.network.net.roi_head, "mask")
-
-
-def test_a_model_does_not_open_without_the_file(options, tmp_path):
-    run_training(options("run", "scheduler.epochs=1"))
-    forget("my_three_heads")
-    with pytest.raises(InputError, match=r"\w+_head own \(my_three_heads.py\) is not imported"):
-        seamseg.load(tmp_path / "run", device="cpu")
 
 
 def test_a_model_opens_as_a_kind_without_the_part(component_options, file, tmp_path):
@@ -116,17 +121,9 @@ def test_the_built_in_heads_are_chosen_by_name():
             "",
             "roi_head own, .*: the box codes of boxes.. must be 3 x 1 x 4, is 3 x 4",
         ),
-        (
-            "context.num_stuff + context.num_thing",
-            "context.num_stuff",
-            "semantic_head own, .*the logits must be",
-        ),
+        ("context.num_stuff + context.num_thing", "context.num_stuff", "semantic_head own, .*the logits must be"),
         ("codes, dim=1), shapes", "codes, dim=1), shapes[1:]", "rpn_head own, .*the sizes of . levels are returned"),
-        (
-            "shapes.append((x.shape[2], x.shape[3]))",
-            "shapes.append((1, 1))",
-            "rpn_head own, .*the objectness must be",
-        ),
+        ("shapes.append((x.shape[2], x.shape[3]))", "shapes.append((1, 1))", "rpn_head own, .*the objectness must be"),
     ],
 )
 def test_an_exception_names_the_head(options, file, micro, capsys, old, new, message):

@@ -16,6 +16,7 @@ from support.interruptions import loss_lines, result, signals_at, train_until_do
 
 import seamseg
 from seamseg.checkpoints.snapshot import load_snapshot
+from seamseg.cli.new import template
 from seamseg.config import load_config
 from seamseg.data.folder import DatasetFolder
 from seamseg.structures import Batch, PackedSequence
@@ -111,11 +112,18 @@ def test_workers_and_the_device_change_nothing(options, data, micro_config):
     assert any(not torch.equal(a.maps["depth"][0], b.maps["depth"][0]) for a, b in zip(plain, other))
 
 
-def test_a_resumed_training_is_equal(options, tmp_path):
-    run_training(options("straight"))
+def test_a_resumed_training_is_equal(options, file, tmp_path):
+    """Also with an augmentation, a crop and a mix of the user, in worker processes and without."""
+    kinds, more = ("augmentation", "crop", "mix"), tmp_path / "my_images.py"
+    more.write_text("\n\n".join(template(kind, "own").replace("Own", kind.title()) for kind in kinds))
+    given = (f"general.components={file}, {more}", "dataloader.crop=own", "mix own.probability=.7")
+    run_training(options("straight", *given))
     with signals_at([3, 6]):
-        assert train_until_done(options("stopped", resume="auto")) == 2
+        stopped = options("stopped", *given, "dataloader.num_workers=2", resume="auto")
+        assert train_until_done(stopped) == 2
     assert result(tmp_path / "stopped") == result(tmp_path / "straight")
+    recorded = load_snapshot(tmp_path / "straight" / "model_last.pth.tar").components
+    assert {record.kind for record in recorded if record.name == "own"} == set(kinds)
 
 
 def test_maps_change_no_other_target(options, data, micro, micro_config):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.components import DEPTH, component_file
+from support.components import DEPTH, component_file, forget
 
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.training.run import run_training
@@ -112,10 +112,7 @@ def test_a_training_and_its_scores_equal_those_on_the_folder(options, micro, tmp
 
 def test_a_model_is_evaluated_with_its_reader_only(options, data, micro, tmp_path, seamseg_main, capsys):
     run_training(options("run", "scheduler.epochs=1"))
-    from seamseg.config import components
-
-    for name in [name for name, component in components._REGISTERED.items() if component.module == "my_zip"]:
-        del components._REGISTERED[name]
+    forget("my_zip")
     assert (
         seamseg_main("predict", tmp_path / "run", micro / "img" / "val0.png", tmp_path / "out", "--device", "cpu") == 0
     )
@@ -123,14 +120,6 @@ def test_a_model_is_evaluated_with_its_reader_only(options, data, micro, tmp_pat
     assert "no reader 'zip'" in capsys.readouterr().err
     words = ("--device", "cpu", "--split", "val", "--set", "dataloader.reader=folder")
     assert seamseg_main("evaluate", tmp_path / "run", micro, *words) == 0
-
-
-def test_listed(file, seamseg_main, capsys):
-    assert seamseg_main("components", "--components", file, "--kind", "reader") == 0
-    text = capsys.readouterr().out
-    assert "folder (built in): A split of a dataset folder" in text
-    assert f"zip ({file}): A dataset folder in a zip file." in text
-    assert "images = img    folder of the images" in text
 
 
 MISTAKES = {
@@ -154,12 +143,7 @@ MISTAKES = {
         InputError,
         r"micro.zip: image \w+: reader zip: a damaged row",
     ),
-    "no image": (
-        "listed = self.content",
-        "listed = [] and self.content",
-        InputError,
-        "finds no image in split",
-    ),
+    "no image": ("listed = self.content", "listed = [] and self.content", InputError, "finds no image in split"),
     "classes": ("parse_metadata(self.content(", "replaced(parse_metadata(self.content(", SeamsegError, "NameError"),
 }
 """What is replaced in the file, by what, and the error."""

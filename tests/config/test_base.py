@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -113,18 +112,3 @@ def test_mistakes(write, tmp_path, text, message):
 def test_a_base_is_named_in_a_file(write):
     with pytest.raises(InputError, match=r"general\.base=.*a base is named in a file"):
         load_config(write("mine.ini", ""), None, ["general.base=cityscapes_r50"])
-
-
-@pytest.mark.usefixtures("narrow")
-def test_a_training_with_a_base(micro, micro_config, write, tmp_path, seamseg_main):
-    """Its run folder and snapshot hold all keys, so that they open without the base."""
-    base = write("base.ini", micro_config.read_text())
-    mine = write("mine.ini", "[general]\nbase = base.ini\n[scheduler]\nepochs = 1\n")
-    assert seamseg_main("train", mine, micro, "--log-dir", tmp_path / "run", "--device", "cpu", "--quiet") == 0
-    base.unlink()
-    written = load_config(tmp_path / "run" / "config.ini")
-    assert (written.scheduler.epochs, written.fpn.out_channels) == (1, 16)
-    out = tmp_path / "scores.json"
-    words = ("--device", "cpu", "--quiet", "--json", out)
-    assert seamseg_main("evaluate", tmp_path / "run", micro, *words) == 0
-    assert json.loads(out.read_text())["n_images"] == 3

@@ -174,7 +174,8 @@ def recorded(sections: dict[str, type]) -> Iterator[dict[str, set[str]]]:
         yield reads
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# those of instance segmentation are among the panoptic ones
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.slow] * (k == "instance_seg")) for k in KINDS])
 def test_every_key_has_an_effect_or_is_ignored(kind: str, micro: Path, tmp_path: Path) -> None:
     """A key changes what is built, or is read while the built parts run; the others are never read."""
     config = config_of(kind)

@@ -77,6 +77,10 @@ def test_invalid_batch_sizes():
     with pytest.raises(InputError, match="no full batch of 99"):
         ARBatchSampler(SIZES, 99, drop_last=True)
     assert len(list(ARBatchSampler(SIZES, 99))) == 1
+    assert len(list(ARBatchSampler([(1, 2)] * 3, 3, drop_last=True))) == 1
+    for rank in (-1, 2):
+        with pytest.raises(ValueError, match=f"rank {rank} of 2 processes"):
+            DistributedARBatchSampler(SIZES, 1, 2, rank)
 
 
 def world(img_sizes, size, batch, epoch, segments, drop_last=False):

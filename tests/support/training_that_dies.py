@@ -113,11 +113,6 @@ def run(folder: Path, moment: str, number: int, size: int) -> list[int | None]:
     return watch([start(rank, size, port, folder, moment, number) for rank in range(size)])
 
 
-def run_forked(rank: int, join: Callable[[], None], folder: Path, moment: str, number: int, size: int) -> None:
-    """Write the exit codes to `codes.json`; for :func:`support.processes.launch`, whose processes have loaded torch."""
-    (folder / "codes.json").write_text(json.dumps(run(folder, moment, number, size)))
-
-
 def main() -> None:
     """Run the processes and print their exit codes."""
     print(json.dumps(run(Path(sys.argv[1]), sys.argv[2], getattr(signal, sys.argv[3]), int(sys.argv[4]))))

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from support.micro import train
+from support.micro import narrow_body, train
 
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.config import load_config
@@ -71,12 +71,18 @@ def test_metrics_of_a_run(micro_run):
 def test_the_numbers_in_tensorboard_and_in_the_log(micro_run):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(micro_run), {"scalars": 0})
+    events = EventAccumulator(str(micro_run), {"scalars": 0, "images": 0})
     events.Reload()
+    tags = events.Tags()
     assert {
-        "train/grad_norm", "train/skipped", "time/images_per_second", "time/data_share", "time/seconds_left",
-        "memory/rss_peak_gib", "val_SQ/sky", "val_RQ/sky", "val_IoU/sky",
-    } <= set(events.Tags()["scalars"])  # fmt: skip
+        "train/loss", "train/sem_loss", "train/grad_norm", "train/skipped", "lr/norm", "lr/other", "time/data",
+        "time/step", "time/images_per_second", "time/data_share", "time/seconds_left", "memory/rss_peak_gib",
+        "val/PQ", "val_PQ/car", "val_SQ/sky", "val_RQ/sky", "val_IoU/sky",
+    } <= set(tags["scalars"])  # fmt: skip
+    assert {"train/targets", "val/0_proposals_target_prediction"} <= set(tags["images"])
+    rates = events.Scalars("lr/other")
+    assert [e.step for e in rates] == [1, 2, 3, 4]
+    assert [e.value for e in rates] == pytest.approx([0.005 * 0.6665, 0.005, 0.005 * 0.25**0.9, 0.0])
     written = {m["step"]: m for m in read_metrics(micro_run) if m["kind"] == "train"}
     for event in events.Scalars("train/grad_norm"):
         assert event.value == pytest.approx(written[event.step]["grad_norm"])
@@ -88,7 +94,7 @@ def test_the_numbers_in_tensorboard_and_in_the_log(micro_run):
 def test_steps_between_the_lines_are_shown_on_the_console(micro, micro_config, tmp_path, monkeypatch, capsys, every):
     """The first step always; the log file has the ordinary lines only."""
     monkeypatch.setattr("seamseg.training.logging.reporter.LINE_SECONDS", every)
-    train(micro_config, micro, tmp_path, "general.log_interval=3", "scheduler.epochs=2")
+    train(micro_config, micro, tmp_path, "general.log_interval=3", "dataloader.val_set=")
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("epoch ")]
     shown = [line for line in lines if "loss" not in line]
     pace = r"\d+\.\d\d s/step \(data \d+\.\d\d\)  \d+\.\d images/s  \d+\.\d GiB"
@@ -170,11 +176,18 @@ def test_a_poisoned_image(micro, micro_config, tmp_path, poison, seamseg_main, c
         assert "first bad module  body.backbone.mod1.conv1 (Conv2d)" in output
 
 
-def test_replay_repeats_the_losses_bit_exactly(micro, micro_config, tmp_path):
+@pytest.fixture(scope="module")
+def dump(micro, micro_config, tmp_path_factory):
+    """The dump of a step of two batches, whose loss is above the limit."""
+    run = tmp_path_factory.mktemp("dump")
+    with narrow_body(), pytest.raises(SeamsegError, match=r"above general\.loss_limit"):
+        train(micro_config, micro, run, "general.loss_limit=0.5", "optimizer.accumulate=2")
+    return run / "dump-step-00000001.pth.tar"
+
+
+def test_replay_repeats_the_losses_bit_exactly(dump):
     """Including the random choice of anchors and proposals."""
-    with pytest.raises(SeamsegError, match=r"above general\.loss_limit"):
-        train(micro_config, micro, tmp_path, "general.loss_limit=0.5", "optimizer.accumulate=2")
-    outcome = replay(tmp_path / "dump-step-00000001.pth.tar")
+    outcome = replay(dump)
     assert len(outcome.dump.batches) == 2
     assert len(outcome.losses) == 7
     assert outcome.losses == outcome.dump.losses
@@ -208,15 +221,6 @@ def test_files_that_are_not_dumps(micro_run, tmp_path, seamseg_main, capsys):
     )
     with pytest.raises(InputError, match="cannot read"):
         read_dump(tmp_path / "x.tar")
-
-
-def test_resumed_run_writes_no_step_twice(micro, micro_config, micro_run, tmp_path):
-    train(micro_config, micro, tmp_path, "scheduler.epochs=1", "dataloader.val_set=")
-    with open(tmp_path / "metrics.jsonl", "a") as file:
-        file.write('{"kind": "train", "step": 3, "epoch": 1}\n{"kind": "tr')
-    train(micro_config, micro, tmp_path, "dataloader.val_set=", resume=tmp_path / "model_last.pth.tar")
-    assert [m["step"] for m in read_metrics(tmp_path)] == [1, 2, 3, 4]
-    assert read_metrics(tmp_path)[2]["loss"] > 0
 
 
 def test_missing_pycocotools_is_an_error_before_the_training(micro, micro_config, tmp_path, monkeypatch):
@@ -286,11 +290,8 @@ class Lines(list):
         self.append(line)
 
 
-def test_dump_creates_only_structures(micro, micro_config, tmp_path):
-    with pytest.raises(SeamsegError, match="above"):
-        train(micro_config, micro, tmp_path, "general.loss_limit=0.5")
-    path = tmp_path / "dump-step-00000001.pth.tar"
-    content = torch.load(path, weights_only=True)
+def test_dump_creates_only_structures(dump, tmp_path):
+    path, content = tmp_path / "dump.pth.tar", torch.load(dump, weights_only=True)
     content["batches"][0]["fields"]["ids"] = [{"kind": "Batch", "fields": {"ids": []}}]
     for kind, message in (("Batch", "missing"), ("Any", "unknown kind"), ("os", "unknown kind")):
         content["batches"][0]["fields"]["ids"][0]["kind"] = kind

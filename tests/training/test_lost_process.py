@@ -2,15 +2,12 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from support.micro import make_dataset, write_config
-from support.processes import launch
-from support.training_that_dies import run_forked
 
 import seamseg
 
@@ -36,12 +33,6 @@ def check(folder, codes, killed, size):
         assert len(lines) == 1, text
         assert "lost its connection to the others" in lines[0], text
         assert "Traceback" not in text, text
-
-
-@pytest.mark.slow
-def test_the_other_process_ends_when_one_is_killed(folder):
-    launch(run_forked, 1, folder, "forward", signal.SIGKILL, 2, seconds=240)
-    check(folder, json.loads((folder / "codes.json").read_text()), True, 2)
 
 
 @pytest.mark.slow

@@ -3,12 +3,15 @@
 import copy
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from seamseg.config import default_config
+from seamseg.config import config_from_string, default_config
+from seamseg.config.components import register
+from seamseg.models.backbones import Backbone
 from seamseg.models.build import build_network
 from seamseg.ops.norm import ABN, ActivatedGroupNorm, InPlaceABN
 from seamseg.training.optim.optimizer import build_optimizer, load_optimizer_state, split_parameters
@@ -45,7 +48,8 @@ def test_groups_of_the_published_configurations(name, published_config):
         (len(g["params"]), sum(p.numel() for p in g["params"]), g["weight_decay"]) for g in optimizer.param_groups
     ] == expected
     for group in optimizer.param_groups:
-        assert (group["lr"], group["momentum"], group["nesterov"]) == (0.01, 0.9, True)
+        # on the meta device there is no fused step
+        assert [group[key] for key in ("lr", "momentum", "nesterov", "fused")] == [0.01, 0.9, True, False]
 
 
 def test_frozen_norm_layers_do_not_learn_and_decay_is_optional():
@@ -101,6 +105,70 @@ def test_adamw_has_the_groups_of_sgd():
         assert two["fused"]
 
 
+class Layered(Backbone):
+    """Two layers, of which one is not decayed."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(2, 3), ABN(3), nn.Linear(3, 4, bias=False)
+
+    def layer_ids(self):
+        return {name: int(name.startswith("second")) for name, _ in self.named_parameters()}
+
+    def undecayed(self):
+        return {"first.bias"}
+
+
+def test_rates_and_decay_of_the_layers_of_a_body():
+    """The rate of a layer is a factor times that of the one after it; the head follows the last one."""
+    net = nn.ModuleDict({"body": Layered(), "head": nn.Linear(4, 5)})
+    given = {"lr": 1.0, "weight_decay": 0.25, "weight_decay_norm": False, "body_lr_factor": 0.5, "bn_frozen": False}
+    for decay, first, second in ((0.5, 0.125, 0.25), (1.0, 0.5, 0.5)):
+        groups = build_optimizer(net, options(**given, layer_decay=decay)).param_groups
+        found = {id(p): (g["lr"], g["weight_decay"]) for g in groups for p in g["params"]}
+        wanted = {
+            "body.first.weight": (first, 0.25), "body.first.bias": (first, 0.0), "body.norm.weight": (first, 0.0),
+            "body.norm.bias": (first, 0.0), "body.second.weight": (second, 0.25), "head.weight": (1.0, 0.25),
+            "head.bias": (1.0, 0.25),
+        }  # fmt: skip
+        assert {name: found[id(p)] for name, p in net.named_parameters()} == wanted
+        # of what has the rate of the configuration
+        assert groups[0]["params"] == []
+        assert groups[-1]["params"] == list(net["head"].parameters())
+
+
+@pytest.mark.parametrize("name", ["momentum", "beta2"])
+def test_adamw_needs_betas_below_one(name):
+    with pytest.raises(InputError, match=rf"\[optimizer\] {name} = 1: with type = adamw it must be below 1"):
+        build_optimizer(small_net(), options(type="adamw", **{name: 1}))
+
+
+def with_a_path(groups):
+    optimizer = Lion(groups)
+    optimizer.param_groups[0]["folder"] = Path("here")
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda groups: None, r"must return a torch\.optim\.Optimizer"),
+        (lambda groups: object.__new__(Lion), r"call super\(\)\.__init__\(groups, DEFAULTS\)"),
+        (with_a_path, r"state_dict\(\)\['param_groups'\]\[0\]\['folder'\] is a PosixPath"),
+    ],
+)
+def test_mistakes_of_an_optimizer_of_a_user(make, message, imported):
+    register("optimizer", "mistaken")(lambda groups, keys: make(groups))
+    with pytest.raises(InputError, match=rf"optimizer mistaken.*: {message}"):
+        build_optimizer(small_net(), config_from_string("[optimizer]\ntype = mistaken"))
+
+
+def test_sgd_without_momentum_has_no_state():
+    optimizer = build_optimizer(small_net(), options(momentum=0.0))
+    assert not any(optimizer.state.values())
+    assert not any(group["nesterov"] for group in optimizer.param_groups)
+
+
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 def test_restored_state_continues_bit_exactly(kind):
     net, optimizer = trained(options(type=kind))
@@ -142,6 +210,7 @@ OTHERS = (
     Lion,
     partial(torch.optim.SGD, lr=0.1, momentum=0.9),
     partial(torch.optim.SGD, lr=0.1, momentum=0.9, fused=True),
+    torch.optim.Adam,
     torch.optim.AdamW,
     torch.optim.NAdam,
     torch.optim.RMSprop,
@@ -163,7 +232,9 @@ def test_state_that_begins_with_the_first_step_is_restored(make):
                 for entry in saved["state"].values():
                     entry.update({key: value.contiguous() for key, value in entry.items() if hasattr(value, "shape")})
                 optimizer = make(net.parameters(), **({} if isinstance(make, partial) else {"weight_decay": 0.0}))
-                load_optimizer_state(optimizer, saved, "file", type(optimizer).__name__)
+                unnamed = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+                kind = None if isinstance(optimizer, unnamed) else type(optimizer).__name__
+                load_optimizer_state(optimizer, saved, "file", kind)
                 assert isinstance(make, partial) or optimizer.param_groups[0]["weight_decay"] == 0.0
                 optimizer.param_groups[0]["weight_decay"] = saved["param_groups"][0]["weight_decay"]
             optimizer.zero_grad()
@@ -204,13 +275,14 @@ def test_state_of_another_type_of_outside_optimizer_is_refused(saved):
         load_optimizer_state(other, optimizer.state_dict(), "old.tar", saved)
 
 
-def test_state_that_an_outside_optimizer_does_not_take_is_refused():
+@pytest.mark.parametrize("error", [KeyError, TypeError, ValueError, RuntimeError])
+def test_state_that_an_outside_optimizer_does_not_take_is_refused(error):
     net = nn.Linear(3, 2)
     saved = {"state": {0: {"exp_avg": torch.ones(2, 3)}}, "param_groups": [{"params": [0, 1], "param_names": ["a"]}]}
 
     class Picky(Lion):
         def load_state_dict(self, state_dict):
-            raise KeyError("exp_avg_sq")
+            raise error("exp_avg_sq")
 
     with pytest.raises(InputError, match=r"old\.tar: its optimizer state is damaged"):
         load_optimizer_state(Picky(net.parameters()), saved, "old.tar", "Picky")
@@ -239,6 +311,7 @@ def test_state_of_other_parameters_is_refused():
     other = build_optimizer(nn.Sequential(nn.Linear(3, 4), ABN(4)), options())
     with pytest.raises(InputError, match=r"old\.tar: its optimizer holds \[2, 4\] parameters a group.*\[2, 2\]"):
         load_optimizer_state(other, optimizer.state_dict(), "old.tar")
-    other = build_optimizer(nn.Sequential(nn.Linear(3, 5), ABN(5), nn.Linear(5, 2)), options())
-    with pytest.raises(InputError, match="where this training has"):
-        load_optimizer_state(other, optimizer.state_dict(), "old.tar")
+    for width in (3, 5):
+        other = build_optimizer(nn.Sequential(nn.Linear(3, width), ABN(width), nn.Linear(width, 2)), options())
+        with pytest.raises(InputError, match=rf"has a \(4,\) tensor where this training has \({width},\)"):
+            load_optimizer_state(other, optimizer.state_dict(), "old.tar")

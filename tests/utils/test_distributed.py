@@ -53,13 +53,7 @@ def test_an_address_alone_or_a_world_of_one_is_no_launcher(monkeypatch):
         ({"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "RANK=2 is not below WORLD_SIZE=2"),
         ({"RANK": "x", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "whole numbers"),
         (
-            {
-                "RANK": "0",
-                "WORLD_SIZE": "2",
-                "MASTER_ADDR": "a",
-                "MASTER_PORT": "1",
-                "SEAMSEG_TIMEOUT_MINUTES": "soon",
-            },
+            {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1", "SEAMSEG_TIMEOUT_MINUTES": "soon"},
             "SEAMSEG_TIMEOUT_MINUTES=soon",
         ),
     ],

@@ -22,10 +22,21 @@ def test_items_pass_unchanged() -> None:
     assert list(progress([])) == []
 
 
-def test_fast_work_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    list(progress(range(1000), desc="photos"))
-    (line,) = lines(capsys)
-    assert line.startswith("photos: 1000/1000 (")
+@pytest.mark.parametrize(
+    ("items", "options", "shown"),
+    [
+        (range(1000), {"desc": "photos"}, ["photos: 1000/1000 ("]),
+        (iter(range(5)), {"desc": "photos"}, ["photos: 5 ("]),
+        (iter(range(5)), {"total": 5}, ["5/5 ("]),
+        ([], {"desc": "photos"}, []),
+    ],
+    ids=["known length", "unknown length", "given length", "nothing"],
+)
+def test_fast_work_is_one_line(items, options, shown, capsys: pytest.CaptureFixture[str]) -> None:
+    list(progress(items, **options))
+    found = lines(capsys)
+    assert len(found) == len(shown)
+    assert all(line.startswith(start) for line, start in zip(found, shown))
 
 
 def test_slow_work_prints_lines_with_the_time_left(
@@ -47,23 +58,6 @@ def test_work_that_is_abandoned_prints_no_last_line(capsys: pytest.CaptureFixtur
     items = progress(range(10), desc="photos")
     assert next(items) == next(items) - 1 == 0
     del items
-    assert lines(capsys) == []
-
-
-def test_work_of_unknown_length(capsys: pytest.CaptureFixture[str]) -> None:
-    list(progress(iter(range(5)), desc="photos"))
-    (line,) = lines(capsys)
-    assert line.startswith("photos: 5 (")
-
-
-def test_a_given_length(capsys: pytest.CaptureFixture[str]) -> None:
-    list(progress(iter(range(5)), total=5))
-    (line,) = lines(capsys)
-    assert line.startswith("5/5 (")
-
-
-def test_no_work_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    list(progress([], desc="photos"))
     assert lines(capsys) == []
 
 

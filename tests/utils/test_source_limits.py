@@ -233,9 +233,7 @@ DEEP = "[" * 100_000
 
 
 @pytest.mark.parametrize(
-    "read",
-    [load_json, read_rules, read_labels, read_class_list, read_coco_panoptic],
-    ids=lambda read: read.__name__,
+    "read", [load_json, read_rules, read_labels, read_class_list, read_coco_panoptic], ids=lambda read: read.__name__
 )
 def test_deep_json_is_one_line(tmp_path: Path, read) -> None:
     path = tmp_path / "x.json"
