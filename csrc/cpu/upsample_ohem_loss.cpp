@@ -194,7 +194,7 @@ std::pair<typename Order<W>::key, int64_t> select(const W* values, int64_t total
   return {prefix, wanted};
 }
 
-// Mean of the `count` largest; the normaliser of all other pixels becomes infinite. Of equal ones the first are taken.
+// Mean of the `count` largest; the normaliser of all other pixels becomes infinite. Ties: the first ones are taken.
 template <class W>
 W keep_hardest(const W* entropy, W* normaliser, int64_t height, int64_t width, int64_t count) {
   const auto [threshold, wanted] = select(entropy, height * width, count);
