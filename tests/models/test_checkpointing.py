@@ -8,6 +8,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from support.networks import part_of, tiny_config, toy_batch
+from support.op_contract import keeping, place
 from support.processes import launch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -22,20 +23,14 @@ DROPOUT = 'body.body_params={"dropout": 0.3}'
 
 
 def train(module, batch, dtype=None, steps=2):
-    """Losses, gradients and statistics of some steps, and the bytes that the first one keeps."""
+    """Losses, gradients and statistics of some steps, and the bytes that the last one keeps."""
     torch.manual_seed(1)
-    own = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers())}
-    kept, losses = {}, []
-
-    def pack(tensor):
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
+    own, losses = {place(t) for t in (*module.parameters(), *module.buffers())}, []
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
     for _ in range(steps):
-        hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t)
-        with hooks, torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
-            means = module(batch).means
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
+            means, kept = keeping(lambda: module(batch).means)
+        size = sum(t.untyped_storage().nbytes() for where, t in kept.items() if where not in own)
         total = sum(means.values())
         optimizer.zero_grad()
         total.backward()
@@ -43,7 +38,7 @@ def train(module, batch, dtype=None, steps=2):
         losses.append(total.detach())
     gradients = [p.grad for p in module.parameters() if p.grad is not None]
     state = [*losses, *gradients, *module.state_dict().values()]
-    return state, sum(size for place, size in kept.items() if place not in own)
+    return state, size
 
 
 def pair(mode, *overrides, num_frozen=0):

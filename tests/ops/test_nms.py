@@ -48,28 +48,6 @@ def test_against_plain(n, seed, threshold, n_max, n_groups):
     assert nms(boxes, scores, threshold, n_max, groups).tolist() == oracles.nms(boxes, scores, threshold, n_max, groups)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("n_max", [-1, 40])
-def test_many_blocks_and_mixed_groups(n_max):
-    generator = torch.Generator().manual_seed(3)
-    boxes = random_boxes(700, 3, 60)
-    scores = torch.randint(0, 300, (700,), generator=generator).float()
-    assert nms(boxes, scores, 0.4, n_max).tolist() == oracles.nms(boxes, scores, 0.4, n_max)
-    # one group of several blocks between many small ones
-    groups = torch.where(
-        torch.rand(700, generator=generator) < 0.5, 10, torch.randint(0, 30, (700,), generator=generator)
-    )
-    kept = nms(boxes, scores, 0.4, n_max, groups)
-    expected = [
-        i
-        for g in groups.unique().tolist()
-        for i in (groups == g).nonzero().squeeze(1)[nms(boxes[groups == g], scores[groups == g], 0.4, n_max)].tolist()
-    ]
-    assert sorted(kept.tolist()) == sorted(expected)
-    order = [(-float(scores[i]), i) for i in kept.tolist()]
-    assert order == sorted(order)
-
-
 def test_nan_iou_never_suppresses():
     boxes = torch.tensor([[5.0, 5.0, 5.0, 9.0]]).repeat(3, 1)
     assert nms(boxes, torch.tensor([1.0, 3.0, 2.0]), 0.0).tolist() == [1, 2, 0]
