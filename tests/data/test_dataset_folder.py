@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from seamseg.data.dataset import PanopticDataset
+from data.test_batches import dataset
 from seamseg.data.folder import DatasetFolder
-from seamseg.data.transforms import AugmentationOptions, TrainTransform
 from seamseg.formats.exported import ExportedMetadata
 from seamseg.formats.metadata import (
     ImageInfo,
@@ -27,15 +26,6 @@ from seamseg.formats.metadata import (
 from seamseg.utils.errors import InputError
 
 GREEN = (0, 255, 0)
-
-
-def dataset(root, split="train", **options):
-    return PanopticDataset(
-        root,
-        split,
-        TrainTransform(16, 64, augmentation=AugmentationOptions(random_flip=True, random_scale=(0.5, 2))),
-        **options,
-    )
 
 
 def one_line(error) -> str:
