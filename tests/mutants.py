@@ -34,7 +34,12 @@ TESTS = {
     "seamseg/evaluation/matching.py": "tests/evaluation/test_panoptic_quality.py tests/evaluation/test_segments.py",
     "seamseg/fusion.py": "tests/test_fusion.py tests/test_merge_queries.py",
     "seamseg/models/criterion.py": "tests/models/test_panoptic.py tests/training/test_losses.py",
-    "seamseg/ops/abn.py": "tests/ops/test_abn.py",
+    "seamseg/models/heads/roi.py": "tests/models/heads/test_roi.py tests/models/heads/test_fixed_samples.py",
+    "seamseg/models/heads/rpn.py": "tests/models/heads/test_rpn.py tests/models/heads/test_fixed_samples.py",
+    "seamseg/ops/abn.py": "tests/ops/test_abn.py tests/ops/test_norm.py",
+    "seamseg/ops/abn_channels.py": "tests/ops/test_abn.py tests/ops/test_sync.py::test_statistics_over_given_ranks "
+    "tests/ops/test_abn_small_scales.py",
+    "seamseg/ops/norm.py": "tests/ops/test_norm.py tests/ops/test_abn_small_scales.py",
     "seamseg/training/optim/update.py": "tests/training/test_update.py",
     "seamseg/training/optim/optimizer.py": "tests/training/test_optimizer.py",
 }

@@ -134,18 +134,18 @@ def test_stuff_of_at_least_the_least_area_is_kept():
 
 
 @pytest.mark.parametrize("by_nearest", [False, True])
-@pytest.mark.parametrize("size", [(41, 57), (20, 31), (90, 60), (41, 30)])
+@pytest.mark.parametrize("size", [(21, 29), (10, 16), (45, 30), (21, 15)])
 def test_detections_are_pasted_at_the_size_of_the_image(size, by_nearest):
     """As whole masks are: at that size, or at the network's and then resized as Pillow does by nearest neighbour."""
-    boxes = torch.tensor([[3.0, 5, 30, 40], [-4, 20, 20, 70], [10, 10, 13, 12.5]])
+    boxes = torch.tensor([[1.5, 2.5, 15, 20], [-4, 10, 10, 36], [5, 5, 8, 7.5]])
     logits = torch.randn(3, 28, 28, generator=torch.Generator().manual_seed(0)) * 4
     parts = boxes, torch.tensor([2, 0, 1]), torch.tensor([0.5, 0.25, 0.75])
-    scaled = (boxes.double() * torch.tensor([size[0] / 41, size[1] / 57] * 2, dtype=torch.float64)).float()
-    found = list(paste_detections(Prediction(*parts, logits, None, (41, 57)), size, by_nearest))
+    scaled = (boxes.double() * torch.tensor([size[0] / 21, size[1] / 29] * 2, dtype=torch.float64)).float()
+    found = list(paste_detections(Prediction(*parts, logits, None, (21, 29)), size, by_nearest))
     assert [(d.category, d.score) for d in found] == [(2, 0.5), (0, 0.25), (1, 0.75)]
     for detection, mask, box, own in zip(found, logits, boxes, scaled):
         if by_nearest:
-            whole = Image.fromarray(oracles.paste_mask(mask, box, (41, 57)).numpy())
+            whole = Image.fromarray(oracles.paste_mask(mask, box, (21, 29)).numpy())
             wanted = np.asarray(whole.resize(size[::-1], Image.Resampling.NEAREST))
             own = own.clamp(min=0).minimum(torch.tensor([*size, *size]))
         else:
@@ -154,7 +154,7 @@ def test_detections_are_pasted_at_the_size_of_the_image(size, by_nearest):
         plane[y : y + height, x : x + width] = detection.crop
         assert np.array_equal(plane, wanted)
         assert detection.box == tuple(own.tolist())
-    for detection in paste_detections(Prediction(*parts, None, None, (41, 57)), size, by_nearest):
+    for detection in paste_detections(Prediction(*parts, None, None, (21, 29)), size, by_nearest):
         assert (detection.crop, detection.corner) == (None, (0, 0))
 
 

@@ -84,11 +84,16 @@ def test_winograd_convolutions(monkeypatch):
 
 
 def test_bf16():
-    net = for_inference(semantic_net(), torch.device("cpu"), "bf16")
-    (prediction,) = net.with_options(probabilities=True).predict(PackedSequence([IMAGE]))
-    (exact,) = semantic_net().predict(PackedSequence([IMAGE]))
-    assert prediction.maps["probability"].dtype == torch.float32
-    assert (prediction.semantic == exact.semantic).float().mean() > 0.95
+    net = semantic_net().with_options(probabilities=True)
+    (exact,) = net.predict(PackedSequence([IMAGE]))
+    (found,) = for_inference(net, torch.device("cpu"), "bf16").predict(PackedSequence([IMAGE]))
+    error = (found.maps["probability"] - exact.maps["probability"]).abs()
+    assert found.maps["probability"].dtype == torch.float32
+    assert 1e-5 < error.mean() < 1e-2, "rounded to eight bits on the way, and no more"
+    # with three classes, the best of which has this probability, the second has at most the rest
+    sure = exact.maps["probability"] > 0.5 + 2 * error.max()
+    assert sure.any()
+    assert torch.equal(found.semantic[sure], exact.semantic[sure])
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "max_pooling"])
