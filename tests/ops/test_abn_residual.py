@@ -217,10 +217,7 @@ def test_autocast_of_a_block():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("in_channels", "training"),
-    [pytest.param(16, True, marks=pytest.mark.slow), (8, True), pytest.param(8, False, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize(("in_channels", "training"), [(16, True), (8, True), (8, False)])
 def test_compiled_without_graph_breaks(in_channels, training):
     results = []
     for compiled in (False, True):

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import op_oracles as oracles
-from support.golden_ops import golden
+from support.golden_files import golden
 from support.op_contract import check_operator, with_threads
 
 from seamseg.ops.labels import extract_boxes

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import op_oracles as oracles
-from support.golden_ops import golden, names
+from support.golden_files import golden, names
 
 from ops.test_boxes import random_boxes
 from seamseg.ops.nms import nms

@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from support.golden_ops import golden, names
+from support.golden_files import golden, names
 from torch import nn
 from torch.testing import assert_close
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import op_oracles as oracles
-from support.golden_ops import golden, names
+from support.golden_files import golden, names
 from support.op_contract import check_operator, keeping, with_threads
 from torch.testing import assert_close
 

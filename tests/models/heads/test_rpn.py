@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.golden_files import tensor
+from support.golden_files import golden as ops
 from support.matches import whole_images
 from support.sections import rpn
 from torch.testing import assert_close
@@ -18,11 +18,6 @@ from seamseg.models.heads.rpn import (
     rpn_losses,
 )
 from seamseg.ops.norm import InPlaceABN
-
-
-def ops(name):
-    return tensor("ops", name)
-
 
 # Anchors
 
