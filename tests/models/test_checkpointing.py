@@ -7,13 +7,12 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from support.networks import part_of, tiny_config, toy_batch
+from support.networks import narrow_module, part_of, toy_batch
 from support.op_contract import keeping, place
 from support.processes import launch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from seamseg.models.build import build_training_module
 from seamseg.ops.abn_recompute import checkpointed
 from seamseg.ops.norm import ABN, InPlaceABN
 from seamseg.utils.distributed import distributed
@@ -43,12 +42,7 @@ def train(module, batch, dtype=None, steps=2):
 
 def pair(mode, *overrides, num_frozen=0):
     """The same network without and with checkpoints."""
-    modules = []
-    for more in ((), (YES,)):
-        torch.manual_seed(0)
-        config = tiny_config(mode=mode, num_frozen=num_frozen, overrides=(*overrides, *more))
-        modules.append(build_training_module(config, 2, 3))
-    return modules
+    return [narrow_module(*overrides, *more, mode=mode, num_frozen=num_frozen) for more in ((), (YES,))]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +62,8 @@ def test_same_bits_and_less_memory(mode, overrides, num_frozen, dtype):
     (wanted, much), (state, less) = (train(m, batch, dtype) for m in (plain, module))
     assert len(state) == len(wanted)
     assert all(torch.equal(a, b) for a, b in zip(state, wanted))
-    assert less < 0.8 * much
+    # frozen stages keep nothing in either
+    assert less < (0.95 if num_frozen else 0.8) * much
     if mode == "bn":
         assert module.net.body.backbone.mod2.block1.convs.bn1.num_batches_tracked == 2
 

@@ -2,18 +2,15 @@
 
 import pytest
 import torch
-from support.networks import tiny_config, toy_batch
+from support.networks import narrow_module, toy_batch
 from torch.testing import assert_close
-
-from seamseg.models.build import build_training_module
 
 ALL = ("roi.num_samples=300", "roi.pos_ratio=0.5", "rpn.num_samples=100000")
 """Room for every candidate: the two ways then differ in the rows that fill up only."""
 
 
 def training_module(*overrides, mode="gn"):
-    torch.manual_seed(0)
-    return build_training_module(tiny_config(mode=mode, overrides=overrides), 2, 3)
+    return narrow_module(*overrides, mode=mode)
 
 
 def trained(batch, *overrides, mode="gn", evaluation=False):

@@ -4,19 +4,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.networks import tiny_config, toy_batch
+from support.networks import narrow_module, tiny_config, toy_batch
 from torch.testing import assert_close
 
 from seamseg.config.checks import check_training
-from seamseg.models.build import build_training_module
 from seamseg.models.panoptic import Things
 from seamseg.structures import PackedSequence
 from seamseg.utils.errors import InputError
 
 
-def training_module(**arguments):
-    torch.manual_seed(0)
-    return build_training_module(tiny_config(**arguments), 2, 3)
+def training_module(overrides=(), **arguments):
+    return narrow_module(*overrides, **arguments)
 
 
 def test_things_leave_out_stuff_crowds_and_absent_ids():
