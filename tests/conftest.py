@@ -29,7 +29,6 @@ LONG = (
     "training/test_resume",
     "models/test_inference_parity",
     "training/test_lost_process",
-    "models/test_checkpointing",
     "models/test_training_parity",
     "predict/test_resume",
     "ops/test_sync",

@@ -6,10 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from support import op_oracles as oracles
 from support.golden_files import array, has, tensor
 from torch.testing import assert_close
 
-from seamseg.fusion import FusedMap, fuse, to_result
+from seamseg.fusion import FusedMap, fuse, paste_detections, to_result
 from seamseg.ops.roi_sampling import roi_sampling
 from seamseg.panoptic_map import VOID
 from seamseg.predictions import Prediction
@@ -119,6 +120,42 @@ def test_semantic_things_without_detection_are_crowds():
     assert fused.categories == [VOID, 0, 3]
     assert fused.iscrowd == [False, False, True]
     assert fuse(Prediction(*nothing, None, (1, 4)), 2).ids.sum() == 0
+
+
+def test_stuff_of_at_least_the_least_area_is_kept():
+    """4096 pixels by default; a class whose pixels are fewer is void."""
+    semantic = torch.zeros(2, 4096, dtype=torch.long)
+    semantic[1], semantic[1, 0] = 1, 2
+    nothing = torch.zeros(0, 4), torch.zeros(0, dtype=torch.long), torch.zeros(0), torch.zeros(0, 28, 28)
+    prediction = Prediction(*nothing, semantic, (2, 4096))
+    assert fuse(prediction, 3).categories == [VOID, 0]
+    assert fuse(prediction, 3, min_stuff_area=4095).categories == [VOID, 0, 1]
+    assert fuse(prediction, 3, min_stuff_area=4097).categories == [VOID]
+
+
+@pytest.mark.parametrize("by_nearest", [False, True])
+@pytest.mark.parametrize("size", [(21, 29), (10, 16), (45, 30), (21, 15)])
+def test_detections_are_pasted_at_the_size_of_the_image(size, by_nearest):
+    """As whole masks are: at that size, or at the network's and then resized as Pillow does by nearest neighbour."""
+    boxes = torch.tensor([[1.5, 2.5, 15, 20], [-4, 10, 10, 36], [5, 5, 8, 7.5]])
+    logits = torch.randn(3, 28, 28, generator=torch.Generator().manual_seed(0)) * 4
+    parts = boxes, torch.tensor([2, 0, 1]), torch.tensor([0.5, 0.25, 0.75])
+    scaled = (boxes.double() * torch.tensor([size[0] / 21, size[1] / 29] * 2, dtype=torch.float64)).float()
+    found = list(paste_detections(Prediction(*parts, logits, None, (21, 29)), size, by_nearest))
+    assert [(d.category, d.score) for d in found] == [(2, 0.5), (0, 0.25), (1, 0.75)]
+    for detection, mask, box, own in zip(found, logits, boxes, scaled):
+        if by_nearest:
+            whole = Image.fromarray(oracles.paste_mask(mask, box, (21, 29)).numpy())
+            wanted = np.asarray(whole.resize(size[::-1], Image.Resampling.NEAREST))
+            own = own.clamp(min=0).minimum(torch.tensor([*size, *size]))
+        else:
+            wanted = oracles.paste_mask(mask, own, size).numpy()
+        plane, (y, x), (height, width) = np.zeros(size, bool), detection.corner, detection.crop.shape
+        plane[y : y + height, x : x + width] = detection.crop
+        assert np.array_equal(plane, wanted)
+        assert detection.box == tuple(own.tolist())
+    for detection in paste_detections(Prediction(*parts, None, None, (21, 29)), size, by_nearest):
+        assert (detection.crop, detection.corner) == (None, (0, 0))
 
 
 def test_detections_without_masks_are_an_error():

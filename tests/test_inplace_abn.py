@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from support.golden_ops import golden, names
+from support.golden_files import golden, names
 from support.published_abn import LAYER_OPTIONS, LAYERS, PUBLISHED, SIGNATURES, parameters
 from torch import nn
 from torch.testing import assert_close

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.op_contract import keeping, place
 from torch import nn
 from torch.nn import functional
 from torch.testing import assert_close
@@ -142,17 +143,10 @@ def test_torchvision_resnet():
 
 
 def kept_bytes(network, x):
-    kept = {}
-
-    def pack(tensor):
-        kept[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
-
-    own = {p.untyped_storage().data_ptr() for p in network.state_dict().values()}
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        y = network(x)
+    own = {place(p) for p in network.state_dict().values()}
+    y, kept = keeping(lambda: network(x))
     assert y.requires_grad
-    return sum(t.untyped_storage().nbytes() for place, t in kept.items() if place not in own)
+    return sum(t.untyped_storage().nbytes() for where, t in kept.items() if where not in own)
 
 
 def test_memory():

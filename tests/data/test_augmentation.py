@@ -17,7 +17,7 @@ from support.crops import of_size
 from seamseg.config import load_config
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.loader import collate
-from seamseg.data.transforms import AugmentationOptions, TrainTransform, jitter
+from seamseg.data.transforms import AugmentationOptions, AugmentationParams, TrainTransform, augment, jitter
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.ops.labels import extract_boxes
 from seamseg.structures import DeferredTransform
@@ -148,6 +148,23 @@ def test_cut_states_where_the_photo_continues_beyond_the_crop(options, crop, on_
     assert batch_of([plain]).cut is None
 
 
+@pytest.mark.parametrize(
+    ("window", "cut"),
+    [
+        ((0, 0, 30, 300), [False, False, True, False]),
+        ((20, 0, 30, 300), [True, False, False, False]),
+        ((0, 0, 50, 40), [False, False, False, True]),
+        ((0, 260, 50, 40), [False, True, False, False]),
+        ((0, 0, 50, 300), [False] * 4),
+        ((1, 1, 48, 298), [True] * 4),
+    ],
+)
+def test_cut_of_a_window(window, cut):
+    """Also wider than the numbers of which Python has one object each."""
+    params = AugmentationParams((50, 300), window, DeferredTransform())
+    assert augment(*scene((50, 300)), params).cut.tolist() == [cut] * 6
+
+
 def test_instances_outside_the_crop_are_dropped():
     mask = np.ones((1, 40, 40), np.int32)
     mask[0, 25:, 25:] = 2
@@ -179,6 +196,14 @@ def test_each_jitter_factor():
     assert torch.equal(grey[0], grey[2])
     shifted = jitter(pixels, (1, 1, 1, 1 / 3))
     assert shifted[:, 0, 0].tolist() == [40, 200, 40]  # red to green
+    # beyond 1, away from black, the mean grey of all pixels, and the grey of each pixel
+    x = pixels.double()
+    greys = (x * torch.tensor([0.299, 0.587, 0.114])[:, None, None]).sum(0)
+    for position, centre in enumerate((0, greys.mean(), greys)):
+        factors = [1.0, 1.0, 1.0, 0.0]
+        factors[position] = 1.2
+        wanted = (centre + 1.2 * (x - centre)).clamp(0, 255)
+        assert (jitter(pixels, tuple(factors)).double() - wanted).abs().max() < 1.5
 
 
 def test_random_numbers_of_flip_and_scale_are_those_of_the_original():
@@ -192,6 +217,7 @@ def test_random_numbers_of_flip_and_scale_are_those_of_the_original():
 
 
 def test_invalid_augmentation_options():
+    assert AugmentationOptions(crop_size=(1, 1), random_scale=(0.01,), color_jitter=(0, 0, 0, 0.5)).crop_size == (1, 1)
     with pytest.raises(InputError, match="crop_size"):
         AugmentationOptions(crop_size=(0, 5))
     with pytest.raises(InputError, match="hue at most"):

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
-from seamseg.data.dataset import MAX_ATTEMPTS, PanopticDataset
+from data.test_batches import dataset
+from seamseg.data.dataset import MAX_ATTEMPTS
 from seamseg.data.loader import LoaderOptions, UnreadableImages, set_epoch, train_loader
 from seamseg.data.samplers import DistributedARBatchSampler, SampleIndex
-from seamseg.data.transforms import AugmentationOptions, TrainTransform
 from seamseg.utils.errors import InputError
 
 SIZES = [(12, 20), (20, 12), (12, 24), (14, 14), (10, 18), (9, 30), (22, 12), (8, 20)]
 
 
-def dataset(root, replace_unreadable=True):
-    return PanopticDataset(
-        root,
-        "train",
-        TrainTransform(16, 64, augmentation=AugmentationOptions(random_scale=(0.5, 2))),
-        replace_unreadable=replace_unreadable,
-    )
+replacing = partial(dataset, replace_unreadable=True)
 
 
 def empty_photo(root):
@@ -52,10 +48,10 @@ def misfit(root):
 @pytest.mark.parametrize("spoil", [empty_photo, cut_photo, no_photo, no_mask, misfit])
 def test_replaced_by_another_image_of_the_same_orientation(make_folder, spoil):
     root = make_folder(SIZES)
-    whole = dataset(root)
+    whole = replacing(root)
     good = [whole[i] for i in range(len(SIZES))]
     reason = spoil(root)
-    data = dataset(root)
+    data = replacing(root)
     taken = set()
     for epoch in range(30):
         item = data[SampleIndex(epoch, 2, 2)]
@@ -64,7 +60,7 @@ def test_replaced_by_another_image_of_the_same_orientation(make_folder, spoil):
         ((image, error),) = item["unreadable"]
         assert image == "im2"
         assert reason in error
-        again = dataset(root)[SampleIndex(epoch, 2, 2)]
+        again = replacing(root)[SampleIndex(epoch, 2, 2)]
         assert again["id"] == item["id"]
         assert torch.equal(again["img"], item["img"])
         taken.add(item["id"])
@@ -73,20 +69,20 @@ def test_replaced_by_another_image_of_the_same_orientation(make_folder, spoil):
         assert torch.equal(data[index]["img"], good[index]["img"])
         assert data[index]["unreadable"] == []
     with pytest.raises(InputError, match="im2"):
-        dataset(root, replace_unreadable=False)[2]
+        dataset(root)[2]
 
 
 def test_replaced_by_the_other_orientation_if_there_is_none(make_folder):
     root = make_folder([(12, 20), (20, 12)])
     (root / "img" / "im0.png").write_bytes(b"")
-    assert dataset(root)[0]["id"] == "im1"
+    assert replacing(root)[0]["id"] == "im1"
 
 
 def test_error_if_all_replacements_are_unreadable(make_folder):
     root = make_folder([(12, 20)] * 30)
     for path in (root / "img").iterdir():
         path.write_bytes(b"")
-    data = dataset(root)
+    data = replacing(root)
     reads = []
     read = data.reader.read_image
     data.reader.read_image = lambda index, at_least: reads.append(index) or read(index, at_least)
@@ -100,7 +96,7 @@ def test_batches_are_full_and_list_unreadable_images(make_folder, workers):
     root = make_folder(SIZES)
     no_mask(root)
     (root / "img" / "im6.png").write_bytes(b"")
-    data = dataset(root)
+    data = replacing(root)
     loader = train_loader(data, DistributedARBatchSampler(data.img_sizes, 2), LoaderOptions(num_workers=workers))
     set_epoch(loader, 1)
     batches = list(loader)
@@ -150,6 +146,6 @@ def test_a_replacement_is_augmented_on_its_own(make_folder):
     """Its augmentation differs from that of the same image drawn regularly in the same epoch."""
     root = make_folder([(12, 20), (12, 20)])
     (root / "img" / "im0.png").write_bytes(b"")
-    data = dataset(root)
+    data = replacing(root)
     shapes = [(data[SampleIndex(e, 0, 0)]["img"].shape, data[SampleIndex(e, 1, 1)]["img"].shape) for e in range(5)]
     assert all(a != b for a, b in shapes)

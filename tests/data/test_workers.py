@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import seamseg
-from data.test_batches import assert_same
+from data.test_batches import assert_same, dataset
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.loader import (
     BatchLoader,
@@ -25,7 +25,6 @@ from seamseg.data.loader import (
     translate_worker_errors,
 )
 from seamseg.data.samplers import DistributedARBatchSampler
-from seamseg.data.transforms import AugmentationOptions, TrainTransform
 from seamseg.data.workers import _end_worker, begin_worker, failed_workers, recording_context, starting_workers
 from seamseg.utils.errors import InputError, SeamsegError
 
@@ -35,12 +34,6 @@ SIZES = [(12, 20), (20, 12), (14, 14), (10, 18), (9, 30), (8, 12)]
 def loader_of(data, workers, **options):
     return train_loader(
         data, DistributedARBatchSampler(data.img_sizes, 2), LoaderOptions(num_workers=workers, **options)
-    )
-
-
-def dataset(root, kind=PanopticDataset):
-    return kind(
-        root, "train", TrainTransform(16, 64, augmentation=AugmentationOptions(random_flip=True, random_scale=(0.5, 2)))
     )
 
 
@@ -127,7 +120,7 @@ class Crashing(Dying):
 )
 def test_error_of_a_killed_worker(make_folder, kind, name, advice):
     root = make_folder(SIZES)
-    data = dataset(root, kind)
+    data = dataset(root, kind=kind)
     loader = loader_of(data, 2, persistent_workers=True)
     set_epoch(loader, 0)
     with pytest.raises(SeamsegError) as error, translate_worker_errors(loader):
@@ -143,7 +136,7 @@ def test_error_of_a_killed_worker(make_folder, kind, name, advice):
 @pytest.mark.slow
 def test_error_of_a_worker_killed_during_a_step(make_folder):
     """The error is raised while the main process works on a batch."""
-    data = dataset(make_folder(SIZES), Dying)
+    data = dataset(make_folder(SIZES), kind=Dying)
     loader = loader_of(data, 1, prefetch=8)
     set_epoch(loader, 0)
 
@@ -189,7 +182,7 @@ def test_other_errors_are_not_translated(make_folder):
 
 def test_connection_error_of_a_killed_worker(make_folder):
     """Tensors are received from the worker itself; if it is gone, a connection error is raised first."""
-    data = dataset(make_folder(SIZES), Dying)
+    data = dataset(make_folder(SIZES), kind=Dying)
     loader = loader_of(data, 1)
     killed = torch.multiprocessing.get_context("fork").Process()
     killed.run = lambda: os.kill(os.getpid(), signal.SIGKILL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import pickle
 import random
 from functools import reduce
 from operator import add
@@ -46,7 +47,7 @@ def test_shares_merged_in_any_order(whole, order, cuts, draw):
         share = evaluator_of([], expected.legacy)
         for seed in order[start:stop]:
             share.merge(single[seed])
-        shares.append(share)
+        shares.append(pickle.loads(pickle.dumps(share)))
     summed = evaluator_of([], expected.legacy)
     summed.load_state_tensor(torch.stack([s.state_tensor() for s in shares]).sum(0))
     # two at a time, in any order, until one is left

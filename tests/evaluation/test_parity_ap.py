@@ -101,27 +101,27 @@ def as_files(images, folder, kind):
     return paths
 
 
+def six_numbers(truth, evaluate, found, kind, category=None):
+    """By the classes of a tool, of one class if `category` is given."""
+    evaluation = evaluate(truth, found, kind)
+    if category is not None:
+        evaluation.params.catIds = [category]
+    evaluation.evaluate()
+    evaluation.accumulate()
+    evaluation.summarize()
+    return list(evaluation.stats)[:6]
+
+
 def by_pycocotools(paths, kind, category=None):
-    """The six numbers, of one class if `category` is given."""
     with contextlib.redirect_stdout(io.StringIO()):
         truth = COCO(str(paths[0]))
-        evaluation = COCOeval(truth, truth.loadRes(str(paths[1])), kind)
-        if category is not None:
-            evaluation.params.catIds = [category]
-        evaluation.evaluate()
-        evaluation.accumulate()
-        evaluation.summarize()
-    return evaluation.stats[:6].tolist()
+        return six_numbers(truth, COCOeval, truth.loadRes(str(paths[1])), kind, category)
 
 
 def by_hotcoco(paths, kind):
     with contextlib.redirect_stdout(io.StringIO()):
         truth = hotcoco.COCO(str(paths[0]))
-        evaluation = hotcoco.COCOeval(truth, truth.load_res(str(paths[1])), kind)
-        evaluation.evaluate()
-        evaluation.accumulate()
-        evaluation.summarize()
-    return list(evaluation.stats)[:6]
+        return six_numbers(truth, hotcoco.COCOeval, truth.load_res(str(paths[1])), kind)
 
 
 def numbers(scores):

@@ -4,33 +4,24 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from support.micro import narrow_body
-from support.networks import part_of, tiny_config, toy_batch
+from support.networks import narrow_module, part_of, toy_batch
 from support.processes import launch
 from support.sections import roi
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
-from seamseg.models.build import build_training_module
 from seamseg.models.heads.roi import ROIHead
 from seamseg.ops.norm import InPlaceABN, InPlaceABNSync
 from seamseg.utils.distributed import distributed, gather_objects
 
 pytestmark = pytest.mark.distributed
 
-WIDTHS = ('body.out_channels={"mod1": 64, "mod2": 8, "mod3": 16, "mod4": 16, "mod5": 16}',)
-"""Channels of the levels under `narrow_body`."""
 EMPTY = [(), (1,), (0, 1), (0,)]
 """Which ranks have no thing in their image, step by step."""
 
 
-def build(mode, *overrides):
-    torch.manual_seed(0)
-    return build_training_module(tiny_config(mode=mode, overrides=(*WIDTHS, *overrides)), 2, 3)
-
-
 def train(world, mode, *overrides):
-    module = build(mode, *overrides)
+    module = narrow_module(*overrides, mode=mode)
     # every rank runs every part in every step: no parameter is unused
     parallel = DistributedDataParallel(module)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.01)
@@ -51,7 +42,7 @@ def train(world, mode, *overrides):
 
 def check_statistics(module, both):
     """Norms of body and semantic head use the statistics of the images of both ranks."""
-    joined = build("bn")
+    joined = narrow_module()
     joined.net.body(both.images.as_padded()[0])
     for name, wanted in joined.net.body.named_buffers():
         assert_close(module.net.body.get_buffer(name), wanted, rtol=1e-4, atol=1e-5, msg=name)
@@ -60,7 +51,7 @@ def check_statistics(module, both):
 def work(rank, join):
     join()
     no_more = patch.object(torch.distributed, "new_group", side_effect=AssertionError("no group but that of all ranks"))
-    with narrow_body(), distributed("cpu") as world, no_more:
+    with distributed("cpu") as world, no_more:
         for mode in ("syncbn", "syncbn+gn"):
             train(world, mode)
         train(world, "syncbn", "roi.fixed_samples=yes")

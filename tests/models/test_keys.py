@@ -39,23 +39,9 @@ def test_networks_of_the_other_tasks(kind):
         assert entries(getattr(net, part)) == keys
 
 
-@pytest.mark.parametrize("name", RESNETS)
-def test_bodies(name):
-    assert entries(ResNet(RESNETS[name], InPlaceABN)) == stored("resnet_bodies")[name]
-
-
 def test_bodies_with_classifier_and_bias():
     golden = stored("resnet_bodies")
     body = ResNet(RESNETS["resnet50"], InPlaceABN, classes=1000, caffe_mode=True)
     found = entries(body)
     assert [e for e in found if e[0].startswith("mod1.")] == golden["resnet50_caffe_mode_mod1"]
     assert [e for e in found if e[0].startswith("classifier.")] == golden["resnet50_classes1000_extra"]
-
-
-def test_snapshots_without_batch_counters_load(golden_net):
-    state = {k: v for k, v in golden_net.body.state_dict().items() if not k.endswith("num_batches_tracked")}
-    counters = [b for n, b in golden_net.body.named_buffers() if n.endswith("num_batches_tracked")]
-    missing = golden_net.body.load_state_dict(state)
-    assert not missing.missing_keys
-    assert counters
-    assert all(int(counter) == 0 for counter in counters)

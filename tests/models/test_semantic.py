@@ -15,8 +15,9 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from seamseg.config import load_config
+from seamseg.data.dataset import PanopticDataset
 from seamseg.data.loader import collate
-from seamseg.data.transforms import Normalise
+from seamseg.data.transforms import Normalise, TrainTransform
 from seamseg.inference.images import network_input
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.tta import Augmentation, segment_augmented
@@ -84,24 +85,32 @@ def test_winograd_convolutions(monkeypatch):
 
 
 def test_bf16():
-    net = for_inference(semantic_net(), torch.device("cpu"), "bf16")
-    (prediction,) = net.with_options(probabilities=True).predict(PackedSequence([IMAGE]))
-    (exact,) = semantic_net().predict(PackedSequence([IMAGE]))
-    assert prediction.maps["probability"].dtype == torch.float32
-    assert (prediction.semantic == exact.semantic).float().mean() > 0.95
+    net = semantic_net().with_options(probabilities=True)
+    (exact,) = net.predict(PackedSequence([IMAGE]))
+    (found,) = for_inference(net, torch.device("cpu"), "bf16").predict(PackedSequence([IMAGE]))
+    error = (found.maps["probability"] - exact.maps["probability"]).abs()
+    assert found.maps["probability"].dtype == torch.float32
+    assert 1e-5 < error.mean() < 1e-2, "rounded to eight bits on the way, and no more"
+    # with three classes, the best of which has this probability, the second has at most the rest
+    sure = exact.maps["probability"] > 0.5 + 2 * error.max()
+    assert sure.any()
+    assert torch.equal(found.semantic[sure], exact.semantic[sure])
+
+
+@pytest.fixture
+def items(tmp_path):
+    """Two samples of the micro data set."""
+    dataset = PanopticDataset(make_dataset(tmp_path, [2, 1], [0]), "train", TrainTransform(64, 128))
+    return [dataset[0], dataset[1]]
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "max_pooling"])
-def test_training_module(loss, tmp_path):
-    from seamseg.data.dataset import PanopticDataset
-    from seamseg.data.transforms import TrainTransform
-
+def test_training_module(loss, items):
     config = semantic_config(f"sem.loss={loss}", "sem.ohem=0.5")
     component, keys = config.component("loss")
     with narrow_body():
         module = build_training_module(config, 2, 1)
-    dataset = PanopticDataset(make_dataset(tmp_path, [2, 1], [0]), "train", TrainTransform(64, 128))
-    batch = collate([dataset[0], dataset[1]])
+    batch = collate(items)
     losses = module(batch)
     assert list(losses.means) == ["sem_loss"]
     assert losses.counts["sem_loss"] == 2
@@ -114,19 +123,15 @@ def test_training_module(loss, tmp_path):
     assert not missing
 
 
-def test_images_without_ground_truth(tmp_path):
-    from seamseg.data.dataset import PanopticDataset
-    from seamseg.data.transforms import TrainTransform
-
+def test_images_without_ground_truth(items):
     with narrow_body():
         module = build_training_module(semantic_config(), 2, 1)
-    dataset = PanopticDataset(make_dataset(tmp_path, [2, 1], [0]), "train", TrainTransform(64, 128))
-    batch = collate([dataset[0], dataset[1]])
+    batch = collate(items)
     output = module.net(batch.images)
     labelled = replace(batch, masks=PackedSequence(None, batch.masks[1]))
     losses = module.criterion(output, labelled)
     assert losses.counts["sem_loss"] == 1
-    second = module.criterion(output._replace(logits=output.logits[1:]), collate([dataset[1]]))
+    second = module.criterion(output._replace(logits=output.logits[1:]), collate(items[1:]))
     assert_close(losses.means["sem_loss"], second.means["sem_loss"])
     nothing = module.criterion(output, replace(batch, masks=PackedSequence(None, None)))
     assert nothing.means["sem_loss"] == 0

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import op_oracles as oracles
-from torch.autograd.graph import saved_tensors_hooks
+from support.op_contract import keeping, place
 from torch.testing import assert_close
 
 from seamseg.ops.abn import abn, inplace_abn
@@ -87,17 +87,15 @@ def test_without_affine(op):
 
 
 def saved_maps(run, like):
-    kept = []
-    with saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        y = run()
-    return y, {t.untyped_storage().data_ptr() for t in kept if t.numel() == like.numel()}
+    y, kept = keeping(run)
+    return y, {where for where, t in kept.items() if t.numel() == like.numel()}
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_inplace_saves_only_its_output(training):
     x, weight, bias, mean, var = inputs((2, 3, 8, 8))
     y, saved = saved_maps(lambda: inplace_abn(x * 1, weight, bias, mean, var, training), x)
-    assert saved == {y.untyped_storage().data_ptr()}
+    assert saved == {place(y)}
     y, saved = saved_maps(lambda: abn(x * 1, weight, bias, mean, var, training), x)
     assert len(saved) == 2
 
@@ -194,6 +192,9 @@ def test_wrong_arguments():
             op(torch.rand(2, 4, dtype=torch.float64), weight, bias, mean, var)
         with pytest.raises(ValueError, match="input must be floating"):
             op(torch.ones(2, 3, dtype=torch.long), weight, bias, mean, var)
+        for state in ((None, None, mean, var), (weight, bias, None, None)):
+            with pytest.raises(ValueError, match="input must be floating, N x 3 x"):
+                op(torch.rand(2, 4, dtype=torch.float64), *state)
         with pytest.raises(ValueError, match="input is on meta, the layer on cpu"):
             op(x.to("meta"), weight, bias, mean, var)
         with pytest.raises(

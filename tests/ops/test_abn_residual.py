@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 from support import op_oracles as oracles
+from support.op_contract import keeping, place
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from torch.testing import assert_close
 
@@ -217,10 +217,7 @@ def test_autocast_of_a_block():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("in_channels", "training"),
-    [pytest.param(16, True, marks=pytest.mark.slow), (8, True), pytest.param(8, False, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize(("in_channels", "training"), [(16, True), (8, True), (8, False)])
 def test_compiled_without_graph_breaks(in_channels, training):
     results = []
     for compiled in (False, True):
@@ -237,20 +234,8 @@ def test_compiled_without_graph_breaks(in_channels, training):
 
 def kept_maps(function, least):
     """Storages of the maps that a call leaves for the backward pass; small tensors do not count."""
-    kept = {}
-
-    def pack(tensor):
-        if tensor.numel() >= least:
-            kept[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
-
-    with saved_tensors_hooks(pack, lambda t: t):
-        y = function()
-    return y, kept
-
-
-def place(tensor):
-    return tensor.untyped_storage().data_ptr()
+    y, kept = keeping(function)
+    return y, {where: tensor for where, tensor in kept.items() if tensor.numel() >= least}
 
 
 @pytest.mark.parametrize("training", [True, False])

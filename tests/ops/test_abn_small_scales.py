@@ -159,7 +159,7 @@ def test_float32_is_as_before(scale):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("in_channels", "stride"), [pytest.param(16, 1, marks=pytest.mark.slow), (8, 2)])
+@pytest.mark.parametrize(("in_channels", "stride"), [(16, 1), (8, 2)])
 def test_compiled_without_graph_breaks(in_channels, stride):
     results = []
     for compiled in (False, True):

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.op_arguments import plausible
-from support.op_contract import check_operator
+from support.op_contract import check_operator, with_threads
 from torch.testing import assert_close
 
 from seamseg.ops.abn_steps import (
@@ -131,15 +131,9 @@ def test_a_constant_has_no_variance(shape, value):
 @pytest.mark.parametrize("activation", [(0, 0.01), (1, 0.7)])
 def test_any_number_of_threads_gives_the_same(shape, last, dtype, activation):
     values = arguments(shape, dtype, last, True, activation)
-    before, results = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            results.append([t for step in STEPS for t in run(step, values[step])])
-    finally:
-        torch.set_num_threads(before)
-    for others in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], others))
+    first, *others = with_threads((1, 2, 3), lambda: [t for step in STEPS for t in run(step, values[step])])
+    for other in others:
+        assert all(torch.equal(a, b) for a, b in zip(first, other))
 
 
 @pytest.mark.parametrize("step", STEPS)

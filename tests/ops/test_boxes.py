@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import op_oracles as oracles
-from support.golden_ops import golden
+from support.golden_files import golden
 from torch.testing import assert_close
 
 from seamseg.ops.boxes import (

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.op_contract import check_operator
+from support.op_contract import check_operator, with_threads
 
 from seamseg.ops.labels import count_labels, fill_free
 from seamseg.ops.reference import labels as plain
@@ -46,17 +46,17 @@ def test_by_hand():
 
 def test_large_maps_and_threads():
     labels, ids = maps((700, 900), (torch.int64, torch.int64), 0)
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            assert torch.equal(count_labels(labels, 9, ids), plain.count_labels(labels, 9, ids))
-            filled, wanted = ids.clone(), ids.clone()
-            fill_free(filled, labels, torch.arange(9))
-            plain.fill_free(wanted, labels, torch.arange(9))
-            assert torch.equal(filled, wanted)
-    finally:
-        torch.set_num_threads(before)
+    counts, wanted = plain.count_labels(labels, 9, ids), ids.clone()
+    plain.fill_free(wanted, labels, torch.arange(9))
+
+    def run():
+        filled = ids.clone()
+        fill_free(filled, labels, torch.arange(9))
+        return count_labels(labels, 9, ids), filled
+
+    for found, filled in with_threads((1, 2, 3), run):
+        assert torch.equal(found, counts)
+        assert torch.equal(filled, wanted)
 
 
 def test_operators():

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import op_oracles as oracles
-from support.golden_ops import golden, names
+from support.golden_files import golden, names
 
 from ops.test_boxes import random_boxes
 from seamseg.ops.nms import nms
@@ -46,28 +46,6 @@ def test_against_plain(n, seed, threshold, n_max, n_groups):
     scores = torch.randint(0, 6, (n,), generator=generator) / 5
     groups = torch.randint(-1, n_groups, (n,), generator=generator) if n_groups else None
     assert nms(boxes, scores, threshold, n_max, groups).tolist() == oracles.nms(boxes, scores, threshold, n_max, groups)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("n_max", [-1, 40])
-def test_many_blocks_and_mixed_groups(n_max):
-    generator = torch.Generator().manual_seed(3)
-    boxes = random_boxes(700, 3, 60)
-    scores = torch.randint(0, 300, (700,), generator=generator).float()
-    assert nms(boxes, scores, 0.4, n_max).tolist() == oracles.nms(boxes, scores, 0.4, n_max)
-    # one group of several blocks between many small ones
-    groups = torch.where(
-        torch.rand(700, generator=generator) < 0.5, 10, torch.randint(0, 30, (700,), generator=generator)
-    )
-    kept = nms(boxes, scores, 0.4, n_max, groups)
-    expected = [
-        i
-        for g in groups.unique().tolist()
-        for i in (groups == g).nonzero().squeeze(1)[nms(boxes[groups == g], scores[groups == g], 0.4, n_max)].tolist()
-    ]
-    assert sorted(kept.tolist()) == sorted(expected)
-    order = [(-float(scores[i]), i) for i in kept.tolist()]
-    assert order == sorted(order)
 
 
 def test_nan_iou_never_suppresses():

@@ -6,11 +6,18 @@ import re
 
 import pytest
 import torch
-from support.golden_ops import golden, names
+from support.golden_files import golden, names
 from torch import nn
 from torch.testing import assert_close
 
-from seamseg.ops.norm import ABN, ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
+from seamseg.ops.norm import (
+    ABN,
+    ActivatedGroupNorm,
+    ActivatedIdentity,
+    InPlaceABN,
+    InPlaceABNSync,
+    synchronised_over,
+)
 
 LAYERS = {"ABN": ABN, "InPlaceABN": InPlaceABN}
 CASES = sorted({n.split("/")[1] for n in names("abn/") if re.search(r"_(train|eval)/", n)})
@@ -151,6 +158,29 @@ def test_wrong_construction():
     with pytest.raises(ValueError, match="ActivatedGroupNorm: unknown activation"):
         ActivatedGroupNorm(3, 3, activation="swish")
     ABN(3, activation_param=0.0)(torch.randn(2, 3))
+
+
+def test_which_scales_get_their_gradient_through_the_kernel():
+    """Those that are trained, of a layer whose kernel can be replaced and whose bias, if any, cancels."""
+    norm, plain, biased = InPlaceABN(4), nn.Conv2d(3, 4, 1, bias=False), nn.Conv2d(3, 4, 1)
+
+    def deferred(norm, layer):
+        return norm.convolve(layer, torch.randn(2, 3, 5, 5))[1] is not None
+
+    assert [deferred(norm, layer) for layer in (plain, biased)] == [True, True]
+    assert [deferred(norm.eval(), layer) for layer in (plain, biased)] == [True, False]
+    with torch.no_grad():
+        assert not deferred(norm, plain)
+    assert not deferred(InPlaceABN(4).requires_grad_(False), plain)
+    assert not deferred(InPlaceABN(4, affine=False), plain)
+    assert not deferred(norm, nn.Identity())
+
+
+@pytest.mark.parametrize(("ranks", "shared"), [(1, None), (2, "all")])
+def test_a_group_of_one_rank_shares_nothing(monkeypatch, ranks, shared):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: ranks)
+    assert synchronised_over("all") == shared
 
 
 SPOILERS = [

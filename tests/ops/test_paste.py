@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import op_oracles as oracles
-from support.op_contract import check_operator
+from support.op_contract import check_operator, with_threads
 
 from seamseg.idmaps import segments
 from seamseg.ops.paste import paste_masks_into
@@ -106,18 +106,15 @@ def test_kernel_equals_plain(seed, count, size, cells, overlap, keep_empty, dtyp
     assert torch.equal(wide[:, size[1] :], ids), "the rest of the memory is left alone"
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_large_crops_and_threads(threads):
-    before = torch.get_num_threads()
+def test_large_crops_and_threads():
     ids, masks, boxes = scene(1, 20, (700, 1100), (28, 28))
-    plain = ids.clone()
-    torch.set_num_threads(threads)
-    try:
-        kept = paste_masks_into(ids, masks, boxes, 0.5)
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(kept, paste_masks_into_plain(plain, masks.sigmoid(), boxes, 0.5, 1, False))
-    assert torch.equal(ids, plain)
+    planes = [ids.clone() for _ in range(3)]
+    own = iter(planes)
+    results = with_threads((1, 2, 3), lambda: paste_masks_into(next(own), masks, boxes, 0.5))
+    wanted = paste_masks_into_plain(ids, masks.sigmoid(), boxes, 0.5, 1, False)
+    for plane, kept in zip(planes, results):
+        assert torch.equal(kept, wanted)
+        assert torch.equal(plane, ids)
     assert ids.max() > 1
 
 

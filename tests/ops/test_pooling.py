@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import op_oracles as oracles
-from support.golden_ops import golden, names
-from support.op_contract import check_operator
+from support.golden_files import golden, names
+from support.op_contract import check_operator, keeping, with_threads
 from torch.testing import assert_close
 
 from seamseg.ops import pooling
@@ -71,15 +71,9 @@ def test_kernels_equal_plain(shape, window, layout, dtype, seed):
 @pytest.mark.parametrize("shape", [(1, 1, 300, 200), (1, 20, 130, 70)])
 def test_any_number_of_threads_gives_the_same(shape, memory_format):
     x = torch.randn(shape).contiguous(memory_format=memory_format)
-    before, results = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 5):
-            torch.set_num_threads(threads)
-            results.append((box_filter_pool(x, (24, 31)), backward(x, 24, 31)))
-    finally:
-        torch.set_num_threads(before)
-    for others in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], others))
+    first, *others = with_threads((1, 2, 5), lambda: (box_filter_pool(x, (24, 31)), backward(x, 24, 31)))
+    for other in others:
+        assert all(torch.equal(a, b) for a, b in zip(first, other))
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
@@ -205,10 +199,8 @@ def test_max_pooling_is_that_of_torch(dtype, kernel, stride, padding, ceil_mode,
 
 
 def test_max_pooling_keeps_a_byte_for_each_result():
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        y = pooling.MaxPool2d(3, 2, 1)(torch.randn(1, 4, 32, 32, requires_grad=True))
-    assert sum(t.untyped_storage().nbytes() for t in kept) == y.numel()
+    y, kept = keeping(lambda: pooling.MaxPool2d(3, 2, 1)(torch.randn(1, 4, 32, 32, requires_grad=True)))
+    assert sum(t.untyped_storage().nbytes() for t in kept.values()) == y.numel()
 
 
 @pytest.mark.parametrize(("kernel", "stride", "padding"), [(2, 2, 0), (3, 2, 1), ((3, 5), None, (1, 2))])
@@ -218,15 +210,14 @@ def test_average_pooling_is_that_of_torch(kernel, stride, padding, channels_last
     x = torch.randn(2, 3, 17, 22)
     if channels_last:
         x = x.contiguous(memory_format=torch.channels_last)
-    results, kept = [], []
-    for layer in (pooling.AvgPool2d(**options), torch.nn.AvgPool2d(**options)):
+    results = []
+    # only torch keeps its input
+    for count, layer in enumerate((pooling.AvgPool2d(**options), torch.nn.AvgPool2d(**options))):
         own = x.clone().requires_grad_()
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-            y = layer(own)
+        y, kept = keeping(lambda layer=layer, own=own: layer(own))
+        assert len(kept) == count
         y.backward(torch.arange(y.numel(), dtype=x.dtype).view_as(y) % 7)
         results.append((y, own.grad))
-        # only torch keeps its input
-        assert len(kept) == len(results) - 1
     for found, wanted in zip(*results):
         assert torch.equal(found, wanted)
         assert found.stride() == wanted.stride()

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import op_oracles as oracles
-from support.golden_ops import golden, names
-from support.op_contract import check_operator
+from support.golden_files import golden, names
+from support.op_contract import check_operator, with_threads
 from torch.testing import assert_close
 
 from seamseg.ops.reference import roi_sampling as reference
@@ -244,17 +244,14 @@ def test_any_number_of_threads_gives_the_same(layout):
     layouts = [layout] * 3
     levels, *arguments = pyramid(generator, 200, 2, 32, (60, 90), torch.float32, layouts)
     levels = [x.requires_grad_() for x in levels]
-    results, threads = [], torch.get_num_threads()
-    try:
-        for number in (1, 2, 5):
-            torch.set_num_threads(number)
-            y = roi_features(levels, *arguments, (7, 7))
-            gradients = torch.autograd.grad(y, levels, y.detach())
-            results.append((y.detach(), *gradients))
-    finally:
-        torch.set_num_threads(threads)
-    for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other))
+
+    def run():
+        y = roi_features(levels, *arguments, (7, 7))
+        return (y.detach(), *torch.autograd.grad(y, levels, y.detach()))
+
+    first, *others = with_threads((1, 2, 5), run)
+    for other in others:
+        assert all(torch.equal(a, b) for a, b in zip(first, other))
 
 
 def test_gradients_have_the_layout_of_their_level():

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import op_oracles as oracles
-from support.golden_ops import golden
-from support.op_contract import check_operator
+from support.golden_files import golden
+from support.op_contract import check_operator, with_threads
 from torch.nn import functional
 from torch.testing import assert_close
 
@@ -227,16 +227,10 @@ def test_loss_of_nan():
 
 def test_loss_is_the_same_for_any_number_of_threads():
     logits, target = torch.randn(7, 65, 70), torch.randint(0, 7, (260, 280))
-    results, before = [], torch.get_num_threads()
-    try:
-        for threads in (1, 2, 5):
-            torch.set_num_threads(threads)
-            results.append(both_losses(logits, (260, 280), target, 0.3)[:2])
-    finally:
-        torch.set_num_threads(before)
-    for loss, gradient in results[1:]:
-        assert torch.equal(loss, results[0][0])
-        assert torch.equal(gradient, results[0][1])
+    first, *others = with_threads((1, 2, 5), lambda: both_losses(logits, (260, 280), target, 0.3)[:2])
+    for loss, gradient in others:
+        assert torch.equal(loss, first[0])
+        assert torch.equal(gradient, first[1])
 
 
 def test_plain_loss_by_chunks(monkeypatch):

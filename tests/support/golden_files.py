@@ -25,6 +25,16 @@ def tensor(file: str, name: str) -> Tensor:
     return torch.from_numpy(array(file, name).copy())
 
 
+def golden(name: str) -> Tensor:
+    """A fresh tensor of the operators' file, `<op>/<case>/<name>`."""
+    return tensor("ops", name)
+
+
+def names(prefix: str) -> list[str]:
+    """All arrays of that file whose name starts with a prefix."""
+    return sorted(name for name in _file("ops").files if name.startswith(prefix))
+
+
 def has(file: str, name: str) -> bool:
     """Whether the file has the array."""
     return name in _file(file).files

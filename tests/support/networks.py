@@ -15,6 +15,7 @@ from seamseg.ops.norm import ABN
 from seamseg.structures import Batch, PackedSequence
 from support.golden_files import array, tensor
 from support.golden_weights import golden_state
+from support.micro import narrow_body
 
 ROOT = Path(__file__).parents[2]
 CITYSCAPES = ROOT / "configs" / "cityscapes_r50.ini"
@@ -73,6 +74,18 @@ def tiny_config(
     """A network small enough to run many times."""
     text = TINY.format(mode=mode, num_frozen=num_frozen) + (TINY_SEMANTIC if kind == "panoptic" else "")
     return config_from_string(text, kind, overrides=overrides)
+
+
+NARROW = 'body.out_channels={"mod1": 64, "mod2": 8, "mod3": 16, "mod4": 16, "mod5": 16}'
+"""Channels of the levels under `narrow_body`, an override."""
+
+
+def narrow_module(*overrides: str, kind: str = "panoptic", mode: str = "bn", num_frozen: int = 0) -> TrainingModule:
+    """A training module of :func:`tiny_config` and a still smaller body, with the weights of seed 0."""
+    torch.manual_seed(0)
+    with narrow_body():
+        config = tiny_config(kind, mode, num_frozen, (NARROW, *overrides))
+        return build_training_module(config, 2, 3)
 
 
 def load_golden(net: PanopticNet) -> PanopticNet:

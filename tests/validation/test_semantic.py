@@ -91,20 +91,3 @@ def test_refused(run, micro, tmp_path):
             evaluate_model(run, micro, EvaluationOptions(device="cpu", quiet=True, legacy=True))
         with pytest.raises(InputError, match="is a model for semantic, not for panoptic"):
             open_model(run, overrides=["general.kind=panoptic", "optimizer.loss_weights=(1,1,1,1,1,1)"])
-
-
-def test_class_count(run, tmp_path):
-    from support.micro import make_dataset
-
-    from seamseg.formats.metadata import write_metadata
-
-    data = make_dataset(tmp_path, [1], [1])
-    metadata = read_metadata(data / "metadata.bin")
-    metadata.categories.append("more")
-    metadata.palette.append((1, 2, 3))
-    metadata.original_ids.append(99)
-    from dataclasses import replace
-
-    write_metadata(data / "metadata.bin", replace(metadata, num_thing=2))
-    with narrow_body(), pytest.raises(InputError, match="was trained on"):
-        evaluate_model(run, data, EvaluationOptions(device="cpu", quiet=True))

@@ -15,6 +15,7 @@ import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import save_file
 from support.micro import CONFIG
+from support.op_contract import keeping
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.testing import assert_close
@@ -120,17 +121,11 @@ def test_recomputation_changes_nothing(name: str) -> None:
     images, results = torch.randn(2, 3, 64, 64), []
     for checkpoint in (False, True):
         body = backbone(name, checkpoint=checkpoint)
-        kept: dict[int, int] = {}
-
-        def keep(tensor: torch.Tensor, kept: dict[int, int] = kept) -> torch.Tensor:
-            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            loss = sum((x**2).mean() for x in body(images).values())
+        loss, kept = keeping(lambda body=body: sum((x**2).mean() for x in body(images).values()))
         loss.backward()
         gradients = {key: p.grad for key, p in body.named_parameters()}
-        results.append((gradients, dict(body.named_buffers()), sum(kept.values())))
+        size = sum(x.untyped_storage().nbytes() for x in kept.values())
+        results.append((gradients, dict(body.named_buffers()), size))
     (gradients, buffers, size), (again, buffers_again, smaller) = results
     assert_close(again, gradients, rtol=1e-4, atol=1e-6)
     assert_close(buffers_again, buffers, rtol=0, atol=0)

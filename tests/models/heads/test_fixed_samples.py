@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.golden_files import crowd_mask_of, tensor
+from support.golden_files import crowd_mask_of
+from support.golden_files import golden as ops
 from support.matches import whole_images
 from support.sections import roi, rpn
 from torch.testing import assert_close
@@ -13,10 +14,6 @@ from seamseg.models.heads.roi import box_loss, class_loss
 from seamseg.models.heads.roi_targets import BACKGROUND, ProposalMatcher, leading_rows
 from seamseg.models.heads.rpn import BACKGROUND as BACKGROUND_ANCHOR
 from seamseg.models.heads.rpn import AnchorMatcher, ProposalGenerator, rpn_losses
-
-
-def ops(name):
-    return tensor("ops", name)
 
 
 def golden_images():

@@ -7,7 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.golden_files import numpy_permutation, tensor
+from support.golden_files import golden as ops
+from support.golden_files import numpy_permutation
 from support.sections import roi
 from torch.testing import assert_close
 
@@ -18,10 +19,6 @@ from seamseg.ops.boxes import clip_boxes, smooth_l1
 from seamseg.ops.norm import ABN, ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
 
 WEIGHTS = (10.0, 10.0, 5.0, 5.0)
-
-
-def ops(name):
-    return tensor("ops", name)
 
 
 # Samples

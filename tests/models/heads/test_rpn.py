@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.golden_files import tensor
+from support.golden_files import golden as ops
 from support.matches import whole_images
 from support.sections import rpn
 from torch.testing import assert_close
@@ -18,11 +18,6 @@ from seamseg.models.heads.rpn import (
     rpn_losses,
 )
 from seamseg.ops.norm import InPlaceABN
-
-
-def ops(name):
-    return tensor("ops", name)
-
 
 # Anchors
 
@@ -47,6 +42,7 @@ def test_anchors_made_at_inference_serve_training():
 
 
 def test_anchors_want_one_shape_a_level():
+    assert AnchorGenerator(rpn(stride=2), [4, 8]).strides == (8, 16)
     with pytest.raises(ValueError, match="1 levels, but strides for 2"):
         AnchorGenerator(rpn(), [4, 8])([(3, 4)])
 
@@ -85,7 +81,9 @@ def test_without_ground_truth_all_sampled_anchors_are_negative():
 def test_of_two_boxes_that_claim_an_anchor_the_later_one_gets_it():
     anchors = torch.tensor([[0.0, 0, 10, 10], [50, 50, 60, 60]])
     boxes = torch.tensor([[0.0, 0, 10, 4], [0, 0, 4, 10]])
-    assert AnchorMatcher(rpn()).batch(anchors, [boxes], [(100, 100)], [None]).tolist() == [[1, BACKGROUND]]
+    # the second anchor reaches to both borders of the image
+    assert AnchorMatcher(rpn()).batch(anchors, [boxes], [(60, 60)], [None]).tolist() == [[1, BACKGROUND]]
+    assert AnchorMatcher(rpn()).batch(anchors, [boxes[:1]], [(60, 59)], [None]).tolist() == [[0, IGNORED]]
 
 
 # Losses
@@ -160,6 +158,14 @@ def test_proposals_are_clipped_to_the_valid_size():
         torch.tensor([[1.0, 0.0]]), torch.zeros(1, 2, 4), anchors, [(40, 50)], training=False
     )
     assert boxes.tolist() == [[0, 0, 30, 30], [0, 0, 40, 50]]
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_without_a_limit_all_proposals_are_kept(limit):
+    anchors = torch.arange(5.0)[:, None] * 20 + torch.tensor([0.0, 0, 9, 9])
+    generator = ProposalGenerator(rpn(min_size=0, num_pre_nms_val=limit, num_post_nms_val=limit))
+    (boxes,) = generator(torch.arange(5.0)[None], torch.zeros(1, 5, 4), anchors, [(200, 200)], training=False)
+    assert boxes.tolist() == anchors.flip(0).tolist()
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 20, 100])

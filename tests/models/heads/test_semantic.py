@@ -9,11 +9,13 @@ from support.sections import sem
 from torch.nn import functional
 from torch.testing import assert_close
 
+from seamseg.models.heads.custom import HeadContext
 from seamseg.models.heads.semantic import (
     MiniDeepLab,
     SemanticHead,
     SemanticImage,
     cross_entropy,
+    mini_deeplab,
     semantic_loss,
     semantic_target,
 )
@@ -72,6 +74,13 @@ def test_head_equals_its_plain_form_with_gradients(norm, training):
 def test_head_uses_its_levels_only():
     head, levels = make(fpn_min_level=1, fpn_levels=2)
     assert head.eval()(levels).shape == (2, 5, 12, 16)
+
+
+def test_parts_of_the_registered_head():
+    """Classes are stuff and things; the classifier alone has a bias, the other convolutions have a norm."""
+    head = mini_deeplab(sem(hidden_channels=4), HeadContext(6, (4, 8, 16, 32), 5, 2, ABN, None))
+    assert head.conv_sem.out_channels == 7
+    assert [key for key in head.state_dict() if "conv" in key and key.endswith("bias")] == ["conv_sem.bias"]
 
 
 def test_head_keeps_channels_last():
