@@ -228,6 +228,10 @@ class BackgroundWriter:
         self._jobs = self._bytes = 0
         self._change = threading.Condition()
         self._error: BaseException | None = None
+        # start them all now: the death of a decoder raises an error anywhere, and one inside of a start breaks the pool
+        started = threading.Barrier(threads)
+        for _ in range(threads):
+            self._pool.submit(started.wait)
 
     def submit(self, job: Callable[..., Any], *args: Any, size: int = 0) -> None:
         """Queue `job(*args)`, which needs `size` bytes; raise the error of an earlier job that failed."""

@@ -97,7 +97,7 @@ def test_full_shared_memory_ends_the_run_with_advice(micro_run, photos, tmp_path
 def test_a_failing_network_names_the_photo(micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys):
     from seamseg.models.panoptic import PanopticNet
 
-    def fail(*_):
+    def fail(*_, **__):
         raise RuntimeError("the device\nburns")
 
     monkeypatch.setattr(PanopticNet, "predict", fail)

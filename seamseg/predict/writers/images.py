@@ -24,7 +24,7 @@ from seamseg.predict.sources.base import Source
 from seamseg.predict.writers.base import OutputFormat
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import write_atomically
+from seamseg.utils.files import replacing
 
 R = TypeVar("R", bound=PhotoResult, contravariant=True)
 
@@ -51,17 +51,22 @@ class ImageFormat(OutputFormat[R]):
 
     def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: R) -> None:
         """Draw and write the image."""
-        write_atomically(self.paths(source)[0], self.encode(rgb, prediction, result))
+        image = self.image(rgb, prediction, result)
+        with replacing(self.paths(source)[0]) as temporary:
+            # not through memory: only where it writes to a file Pillow releases the lock of Python
+            self._save(image, temporary)
 
     def encode(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: R) -> bytes:
         """Draw the image and return the content of its file."""
         buffer = BytesIO()
-        image = self.image(rgb, prediction, result)
-        if self.ending.endswith(".jpg"):
-            image.save(buffer, "JPEG", **self.encoding)
-        else:
-            image.save(buffer, "PNG", compress_type=zlib.Z_RLE)
+        self._save(self.image(rgb, prediction, result), buffer)
         return buffer.getvalue()
+
+    def _save(self, image: Image.Image, target: Path | BytesIO) -> None:
+        if self.ending.endswith(".jpg"):
+            image.save(target, "JPEG", **self.encoding)
+        else:
+            image.save(target, "PNG", compress_type=zlib.Z_RLE)
 
     @abstractmethod
     def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: R) -> Image.Image:
