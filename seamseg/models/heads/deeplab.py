@@ -57,8 +57,9 @@ class DeeplabV3(nn.Module):
         local = self.map_bn(torch.cat(parts, dim=1), *deferred)
         (local,), of_local = convolve_each(self.red_bn, [self.red_conv], local)
         (context,), of_context = convolve_each(self.red_bn, [self.pool_red_conv], self._context(x))
-        # the sum is linear in both kernels together
-        reduced: Tensor = self.red_bn(local + context, *(a + b for a, b in zip(of_local, of_context)))
+        # the sum is linear in both kernels together; the first row, whose gradient is that of the weight, counts once
+        deferred = tuple(torch.stack((a[0], a[1] + b[1])) for a, b in zip(of_local, of_context))
+        reduced: Tensor = self.red_bn(local + context, *deferred)
         return reduced
 
     def _context(self, x: Tensor) -> Tensor:
