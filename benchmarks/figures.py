@@ -394,7 +394,8 @@ def _sharing() -> Iterator[Figure]:
         values = (row["cpu ms"], row["of the network, cpu"], row["of the network, wall"])
         yield Figure(PERFORMANCE, f"| {words} | {{}} ms | {{}} | {{}} |", values)
     two, eight = found["writers"]["2"], found["estimate of 8 writers"]
-    text = "take {} ms of CPU time, and two threads wrote {} images/s, {} times as many as one; eight, on 16 cores, would write {}."
+    text = "take {} ms of CPU time, and two threads wrote {} images/s, {} times as many as one"
+    text += "; eight, on 16 cores, would write {}."
     yield Figure(PERFORMANCE, text, (two["cpu ms"], two["images/s"], 2 * two["efficiency"], eight))
 
 
