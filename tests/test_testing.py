@@ -44,8 +44,8 @@ def file(tmp_path, request):
     return write
 
 
-# two of them in the fast tests
-FAST = ("metric", "scheduler")
+# one of them in the fast tests
+FAST = ("metric",)
 
 
 @pytest.mark.parametrize("kind", [k if k in FAST else pytest.param(k, marks=pytest.mark.slow) for k in TEMPLATES])
@@ -83,6 +83,7 @@ class Classes(Head):
 """
 
 
+@pytest.mark.slow
 def test_a_head_without_maps_and_a_format_without_shards(file, tmp_path):
     auxiliary = tmp_path / "auxiliary.py"
     auxiliary.write_text(AUXILIARY)

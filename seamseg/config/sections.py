@@ -246,8 +246,8 @@ class Roi:
         "padded with copies, which are excluded from the losses but not from the statistics of the norms"
     )
     mask_positives_only: bool = our_key(
-        "run the mask branch in training on positive samples only, which alone have a mask loss (with fixed_samples on "
-        "num_samples x pos_ratio rows): a faster step; the original runs it on all samples, and all enter the "
+        "run the mask branch in training on positive samples only, the only ones with a mask loss (with fixed_samples "
+        "on num_samples x pos_ratio rows): a faster step; the original runs it on all samples, and all enter the "
         "statistics of its norms"
     )
 

@@ -282,9 +282,9 @@ def truncate(data: bytearray, entry: int, header: int) -> None:
     ("damage", "expected"),
     [
         (flip, "damaged or unreadable zip (Bad CRC-32"),
-        (encrypt, "encrypted"),
+        (encrypt, "is encrypted, password required"),
         (rename, "damaged or unreadable zip ('utf-8' codec can't decode"),
-        (truncate, "damaged"),
+        (truncate, ": a truncated or damaged snapshot; copy it again"),
     ],
 )
 def test_damaged_zips(tmp_path: Path, damage: Callable[[bytearray, int, int], None], expected: str) -> None:

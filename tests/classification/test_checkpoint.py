@@ -106,6 +106,8 @@ def test_files_of_release_0_0_1_are_refused(
     monkeypatch.setattr(imagenet, "_RELEASE_0_0_1", (hashlib.md5(path.read_bytes()).hexdigest()[:8],))
     with pytest.raises(InputError, match=r"only compatible with release 0\.0\.1"):
         load_checkpoint(net, path, config)
+    with pytest.raises(InputError, match=r"only compatible with release 0\.0\.1"):
+        train(trained / "c.json", trained / "data", tmp_path / "run", pretrain=[str(path)])
 
 
 def test_values_that_are_not_finite_are_refused(trained: Path, config: ClassifierConfig, tmp_path: Path) -> None:
@@ -116,6 +118,8 @@ def test_values_that_are_not_finite_are_refused(trained: Path, config: Classifie
     torch.save(content, path)
     with pytest.raises(InputError, match=r"f.pth.tar: body.mod1.conv1.weight holds values that are not finite"):
         load_checkpoint(Classifier(build_classifier(config)), path, config)
+    with pytest.raises(InputError, match=r"f.pth.tar: body.mod1.conv1.weight holds values that are not finite"):
+        train(trained / "c.json", trained / "data", tmp_path / "run", pretrain=[str(path)])
 
 
 @pytest.mark.parametrize(
@@ -143,6 +147,19 @@ def test_files_that_are_refused(
         load_checkpoint(Classifier(build_classifier(config)), path, config)
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
+
+
+class Evil:
+    def __reduce__(self) -> tuple:
+        return os.mkdir, ("EVIL",)
+
+
+def test_code_in_a_file_is_refused(config: ClassifierConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"state_dict": {"module.a": torch.ones(1)}, "epoch": Evil()}, tmp_path / "evil.pth.tar")
+    with pytest.raises(InputError, match="refused"):
+        load_checkpoint(Classifier(build_classifier(config)), tmp_path / "evil.pth.tar", config)
+    assert not (tmp_path / "EVIL").exists()
 
 
 @pytest.mark.parametrize(

@@ -233,7 +233,7 @@ def test_forward_channels_have_the_bits_of_plain_torch(seed, size):
     for arguments in (values, others):
         arguments[1] *= size  # variances
     results = [*abn_forward_channels(*values), *values[4:7]]
-    for result, wanted in zip(results, [*plain.abn_forward_channels(*others), *others[4:7]]):
+    for result, wanted in zip(results, [*plain.abn_forward_channels(*others), *others[4:7]], strict=True):
         assert (result is None and wanted is None) or torch.equal(result, wanted)
 
 
@@ -242,7 +242,7 @@ def test_backward_channels_have_the_bits_of_plain_torch(seed, size, deferred):
     values = plausible("abn_backward_channels", seed)
     values[7] = None if values[7] is None else values[7] * size
     values[9] = deferred
-    for result, wanted in zip(abn_backward_channels(*values), plain.abn_backward_channels(*values)):
+    for result, wanted in zip(abn_backward_channels(*values), plain.abn_backward_channels(*values), strict=True):
         if deferred:
             assert torch.equal(result, wanted)
         else:  # torch does not round all square roots right, which shows in channels that the spacing hides

@@ -264,3 +264,19 @@ def test_blanks_in_names_are_escaped(tmp_path):
     assert lines
     assert all(len(line.split()) == 3 for line in lines)
     assert all((tmp_path / "vistas" / "instances" / line.split()[0]).is_file() for line in lines)
+
+
+@pytest.mark.usefixtures("narrow")
+def test_the_command(micro_run, micro, tmp_path, seamseg_main, capsys):
+    words = ("predict", micro_run, micro / "img", tmp_path / "o", "--format", "cityscapes,vistas", "--device", "cpu")
+    assert seamseg_main(*words, "--workers", "0") == 0
+    assert len(list((tmp_path / "o" / "cityscapes" / "pixel").glob("*.png"))) == 7
+    assert len(list((tmp_path / "o" / "vistas" / "instances").glob("*.txt"))) == 7
+    (tmp_path / "in" / "x").mkdir(parents=True)
+    (tmp_path / "in" / "y").mkdir()
+    for folder in "xy":
+        Image.new("RGB", (9, 9)).save(tmp_path / "in" / folder / "a.png")
+    capsys.readouterr()
+    words = ("predict", micro_run, tmp_path / "in", tmp_path / "p", "--format", "cityscapes", "--device", "cpu")
+    assert seamseg_main(*words) == 2
+    assert "would both be written to" in capsys.readouterr().err

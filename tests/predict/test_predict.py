@@ -287,6 +287,25 @@ def test_a_cpu_computes_several_small_photos_at_a_time(small, monkeypatch):
         assert (threads, begin) == (1, None)
 
 
+def test_several_photos_at_a_time_give_the_same_files_and_scores(small, micro_run, micro, tmp_path, seamseg_main):
+    """The fixture `small` has the commands compute three photos at a time."""
+    for out, threads in (("many", 3), ("one", 1)):
+        torch.get_num_threads = lambda threads=threads: threads
+        words = ("predict", micro_run, micro / "img", tmp_path / out, "--format", "overlay,coco", "--workers", "0")
+        assert seamseg_main(*words, "--device", "cpu") == 0
+        words = ("evaluate", micro_run, micro, "--json", tmp_path / f"{out}.json", "--device", "cpu")
+        assert seamseg_main(*words) == 0
+    many, one = (
+        {p.relative_to(tmp_path / out): p.read_bytes() for p in (tmp_path / out).rglob("*.[jp]*g")}
+        for out in ("many", "one")
+    )
+    assert len(one) == 14
+    assert many == one
+    scores = [json.loads((tmp_path / f"{out}.json").read_text()) for out in ("many", "one")]
+    assert scores[0]["PQ"] == scores[1]["PQ"]
+    assert scores[0]["per_class"] == scores[1]["per_class"]
+
+
 @pytest.mark.parametrize("why", ["a GPU", "compiled", "a layer of others"])
 def test_other_networks_compute_one_photo_at_a_time(small, why):
     network = small.network
@@ -324,7 +343,9 @@ def test_photos_that_wait_for_several_networks_are_few(small):
     loop = job._PredictionLoop(SimpleNamespace(raw=wait, tiling=None), SimpleNamespace(names={}))
     thread = Thread(target=run)
     thread.start()
+    end = time.monotonic() + 60
     while len(taken) < 3 + 4 + 1:
+        assert time.monotonic() < end
         time.sleep(0.01)
     thread.join(0.2)
     assert thread.is_alive()

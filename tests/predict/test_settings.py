@@ -133,6 +133,7 @@ def test_python_resumes_a_run_of_the_command(micro_run: Path, tmp_path: Path, se
         ({}, True),
         ({"formats": "overlay,coco,cvat"}, True),
         ({"formats": "coco,vistas"}, False),
+        ({"formats": "cityscapes"}, False),
         ({"formats": "raw"}, False),
         ({"formats": "coco", "hide": "car"}, False),
     ],
@@ -160,6 +161,8 @@ def test_maps_do_not_depend_on_detections_that_are_left_out(options: dict, micro
             found = some.raw(images)
             count = sum(len(p.scores) for p in found)
             assert count <= len(scores)
+            if not options and threshold < scores[-2]:
+                assert count < len(scores)
             if left is not None:
                 assert count == (len(scores) if options else left)
             for one, other in zip(all_found, found):

@@ -56,7 +56,8 @@ def parts(tmp_path):
 
 def test_by_name(parts, tmp_path):
     out = tmp_path / "out"
-    done = merge_datasets(parts, out, options=ConversionOptions(2))
+    done = merge_datasets(parts, out, options=ConversionOptions(2, copy=True))
+    assert not (out / "img" / "two.png").samefile(parts[0] / "img" / "two.png")
     m = done.metadata
     assert m.categories == ["road", "pole", "sky", "car", "truck"]
     assert m.num_stuff == 3
