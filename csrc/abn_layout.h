@@ -9,8 +9,6 @@ namespace seamseg::abn {
 struct Layout {
   int64_t outer, channels, inner;
   bool rows;
-
-  SEAMSEG_HD int64_t channel_of(int64_t i) const { return rows ? i % channels : i / inner % channels; }
 };
 
 }  // namespace seamseg::abn

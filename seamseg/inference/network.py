@@ -93,7 +93,8 @@ class TorchNetwork:
         if self.on_gpu or isinstance(self.net, WholeNetwork):
             return 1
         ours = all(type(module).__module__.partition(".")[0] in _REENTRANT for module in self.net.modules())
-        return torch.get_num_threads() if ours and self.net.options.run_dense is None else 1
+        compiled = self.net.compiled or self.net.options.run_dense is not None
+        return torch.get_num_threads() if ours and not compiled else 1
 
     @property
     def graph_cache(self) -> CudaGraphCache | None:

@@ -116,10 +116,10 @@ def for_inference(net: Net, device: torch.device, precision: str = "fp32") -> Ne
 
 def _use_winograd(net: nn.Module) -> None:
     """Replace the 3x3 convolutions of a folded network, most of its time: they have hundreds of channels."""
-    for parent in list(net.modules()):
+    for path, parent in list(net.named_modules()):
         for name, child in list(parent.named_children()):
             if is_suitable(child):
-                setattr(parent, name, WinogradConv2d(child))
+                setattr(parent, name, WinogradConv2d(child, regions=path.startswith("roi_head")))
 
 
 def choose_precision(precision: str, device: torch.device) -> torch.dtype:

@@ -160,7 +160,7 @@ class PanopticNet(PanopticInference):
         x = self.options.rois(features.levels, boxes, index, features.padded_size)
         rows = leading_rows(sampled, boxes.device)
         rows_only = self.roi_head.with_masks and self.options.matcher.config.mask_positives_only
-        cls_logits, bbx_logits, msk_logits = self.roi_head(x, rows, rows_only)
+        cls_logits, bbx_logits, msk_logits = self.roi_head(x, rows, **({"rows_only": True} if rows_only else {}))
         refined, refinement = None, self.roi_head.refinement
         if refinement is not None:
             classes = leading_classes(sampled, [t.classes for t in things], boxes.device)

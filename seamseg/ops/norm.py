@@ -282,7 +282,7 @@ def convolve_each(norm: nn.Module, layers: Iterable[nn.Module], x: Tensor) -> tu
     width = norm.num_features // len(layers)
     parts = [norm.convolve(layer, x, slice(i * width, (i + 1) * width)) for i, layer in enumerate(layers)]
     deferred = [d for _, d in parts if d is not None]
-    return [y for y, _ in parts], (torch.cat(deferred, 1),) if deferred else ()
+    return [y for y, _ in parts], (torch.cat(deferred, 1),) if len(deferred) == len(parts) else ()
 
 
 class NormSequential(nn.Sequential):

@@ -35,6 +35,9 @@ _TRANSFORMS = 1.3
 _LEAST_WORK = 3 << 19
 """Tiles x input channels x output channels from which the time saved is more than that of starting 36 products."""
 
+_REGIONS = 100
+"""Number of regions that is assumed: the most detections of an image by default."""
+
 _LANES = 16
 """The kernels work on this many channels together."""
 
@@ -113,6 +116,7 @@ class WinogradConv2d(FusedConv2d):
     Parameters
     ----------
     conv : see :func:`is_suitable`
+    regions : its maps are regions of images; then their number does not decide how they are computed, nor their bits
 
     Raises
     ------
@@ -120,10 +124,11 @@ class WinogradConv2d(FusedConv2d):
         if `conv` is not suitable
     """
 
-    def __init__(self, conv: FusedConv2d) -> None:
+    def __init__(self, conv: FusedConv2d, regions: bool = False) -> None:
         if not is_suitable(conv):
             raise ValueError(f"WinogradConv2d: needs a 3x3 convolution of stride 1 that keeps the size, got {conv}")
         super().__init__(conv.weight, conv.bias, conv, conv.activation, conv.activation_param)
+        self.regions = regions
 
     def forward(self, x: Tensor, residual: Tensor | None = None, level: int = 0) -> Tensor:
         """Map `N x I x H x W` to `N x O x H x W`, see :class:`FusedConv2d`."""
@@ -135,7 +140,8 @@ class WinogradConv2d(FusedConv2d):
 
     def _saves_time(self, x: Tensor) -> bool:
         """Return whether the tiles take less time than the direct sum, which leaves out the zeros around the map."""
-        d, ratio, work = self.dilation[0], 1.0, x.shape[0] * self.weight.shape[0] * self.weight.shape[1]
+        count = _REGIONS if self.regions else x.shape[0]
+        d, ratio, work = self.dilation[0], 1.0, count * self.weight.shape[0] * self.weight.shape[1]
         for side in x.shape[2:]:
             tiles = d * tile_count(side, d)
             work *= tiles
@@ -151,8 +157,10 @@ class WinogradConv2d(FusedConv2d):
             outputs, inputs = self.weight.shape[:2]
             kernel = transforms()[1] @ self.weight.detach().double().reshape(outputs * inputs, 9).T
             matrices = kernel.float().view(36, outputs, inputs)
-            self._packed = {36 + i: torch.ops.mkldnn._reorder_linear_weight(m, rows) for i, m in enumerate(matrices)}
-        return list(self._packed.values())
+            self._packed.update(
+                {36 + i: torch.ops.mkldnn._reorder_linear_weight(m, rows) for i, m in enumerate(matrices)}
+            )
+        return [self._packed[36 + i] for i in range(36)]
 
     def _winograd(self, x: Tensor, residual: Tensor | None) -> Tensor:
         unary = self._unary()

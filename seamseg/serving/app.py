@@ -145,7 +145,7 @@ class Service:
         self._batcher = Batcher(predictor, batch_size, options.batch_wait / 1e3, self.metrics.batch_size.observe)
         self.metrics.waiting.set_function(lambda: self._batcher.waiting)
         # decode and encode beside the network; their number bounds the memory of whole photos
-        self._threads = ThreadPoolExecutor(max(share_cores()), "photos")
+        self._threads = ThreadPoolExecutor(share_cores().decoders, "photos")
         self._in_progress = 0
         self._page = "".join(
             page_frame(

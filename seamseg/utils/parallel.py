@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, NamedTuple, TypeVar
@@ -163,7 +163,7 @@ def threaded_map(
     size_of: Callable[[B], int] | None = None,
     most_bytes: int = 0,
     begin: Callable[[], object] | None = None,
-) -> Iterator[B]:
+) -> Generator[B, None, None]:
     """Yield `function(item)` in the order of `items`, computed on `workers` threads with a bounded number of results.
 
     Decoding and encoding of images release the GIL, so threads suffice. The first error, in the order of `items`, ends
@@ -229,9 +229,15 @@ class BackgroundWriter:
         self._change = threading.Condition()
         self._error: BaseException | None = None
         # start them all now: the death of a decoder raises an error anywhere, and one inside of a start breaks the pool
-        started = threading.Barrier(threads)
-        for _ in range(threads):
-            self._pool.submit(started.wait)
+        started = threading.Barrier(threads + 1)
+        try:
+            for _ in range(threads):
+                self._pool.submit(started.wait)
+            started.wait()
+        except BaseException:
+            started.abort()
+            self._pool.shutdown(wait=False)
+            raise
 
     def submit(self, job: Callable[..., Any], *args: Any, size: int = 0) -> None:
         """Queue `job(*args)`, which needs `size` bytes; raise the error of an earlier job that failed."""

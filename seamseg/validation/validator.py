@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -230,9 +231,11 @@ class Validator:
         def run(group: list[ValidationItem]) -> tuple[list[ValidationItem], list[ArrayPrediction]]:
             return group, predictor.raw([item.pixels for item in group])
 
-        with predictor.photos_at_a_time() as (threads, begin):
-            # as many results wait as there are threads, whatever their size
-            for done in threaded_map(run, groups, threads, size_of=lambda _: 0, most_bytes=1, begin=begin):
+        with (
+            predictor.photos_at_a_time() as (threads, begin),
+            closing(threaded_map(run, groups, threads, begin=begin)) as results,
+        ):
+            for done in results:
                 self._compare(*done, scorer, metrics, observer)
         return metrics.added_to(scores_of_all(self.world, scorer))
 

@@ -113,6 +113,17 @@ def test_unsuitable(conv):
         WinogradConv2d(fused)
 
 
+@pytest.mark.parametrize("channels", [64, 128, 256])
+def test_bits_of_a_region_do_not_depend_on_the_number_of_regions(channels):
+    conv = nn.Conv2d(channels, channels, 3, padding=1)
+    layer = WinogradConv2d(FusedConv2d(conv.weight, conv.bias, conv), regions=True)
+    x = torch.randn(40, channels, 14, 14)
+    with torch.inference_mode():
+        every = layer(x)
+        for count in (2, 5, 23):
+            assert torch.equal(layer(x[:count]), every[:count])
+
+
 @pytest.mark.parametrize("dilation", [1, 2])
 def test_a_nan_spreads_over_its_tiles(dilation, monkeypatch):
     """As the docstring of the module states: farther than in the direct sum, but no farther than the tiles."""

@@ -268,6 +268,26 @@ def test_background_reraises_errors_and_limits_waiting_jobs():
         submit_all()
 
 
+def test_threads_that_cannot_start_are_an_error(monkeypatch):
+    """Those that have started end: none waits for the others."""
+    from threading import enumerate as running
+
+    start, started = Thread.start, []
+
+    def failing(thread):
+        started.append(thread)
+        if len(started) == 3:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(Thread, "start", failing)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        BackgroundWriter(threads=4)
+    for thread in started[:2]:
+        thread.join(60)
+        assert thread not in running()
+
+
 @pytest.fixture
 def small(micro_run, monkeypatch):
     """A network of a CPU with three threads, whose inputs are small."""
@@ -306,13 +326,15 @@ def test_several_photos_at_a_time_give_the_same_files_and_scores(small, micro_ru
     assert scores[0]["per_class"] == scores[1]["per_class"]
 
 
-@pytest.mark.parametrize("why", ["a GPU", "compiled", "a layer of others"])
+@pytest.mark.parametrize("why", ["a GPU", "compiled", "compiled in place", "a layer of others"])
 def test_other_networks_compute_one_photo_at_a_time(small, why):
     network = small.network
     if why == "a GPU":
         network.on_gpu = True
     elif why == "compiled":
         network.net = network.net.with_options(run_dense=lambda images: images)
+    elif why == "compiled in place":
+        network.net.compiled = True
     else:
         network.net.extra = type("Mine", (torch.nn.Module,), {"__module__": "mine"})()
     with small.photos_at_a_time() as (threads, _):

@@ -19,6 +19,7 @@ from seamseg.predict.job import RunSummary, predict_all
 from seamseg.predict.settings import PredictSettings
 from seamseg.predict.sinks import OutputTarget
 from seamseg.predict.sources.find import find_sources
+from seamseg.predict.writers.images import OverlayWriter
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
 
@@ -141,6 +142,11 @@ def test_python_resumes_a_run_of_the_command(micro_run: Path, tmp_path: Path, se
 @pytest.mark.usefixtures("narrow")
 def test_formats_decide_whether_only_maps_are_made(options: dict, map_only: bool, micro_run: Path) -> None:
     assert PredictSettings(micro_run, **options).load("cpu").map_only == map_only
+
+
+def test_classes_derived_from_a_format_state_themselves_that_maps_suffice() -> None:
+    assert OverlayWriter.map_only
+    assert not type("Mine", (OverlayWriter,), {}).map_only
 
 
 @pytest.mark.parametrize("options", [{}, {"tta": "flip"}, {"tiles": 128, "tile_overlap": 32, "shortest_size": 160}])

@@ -33,7 +33,6 @@ class _ToolWriter(OutputFormat[Panoptic]):
     """Base of the formats with a class list."""
 
     kinds = ("panoptic",)
-    map_only = True
 
     def finals(self) -> list[Path]:
         """Return the class list."""
@@ -57,6 +56,8 @@ class CvatWriter(_ToolWriter):
     InputError
         if the name of a class cannot be a label, that of a photo cannot be in the list, or it has too many segments
     """
+
+    map_only = True
 
     def __init__(self, out: Path, metadata: Metadata, keys: Any = None) -> None:
         super().__init__(out / "cvat", metadata, keys)
@@ -97,6 +98,7 @@ class LabelStudioWriter(_ToolWriter):
     """
 
     member = "labelstudio.json"
+    map_only = True
 
     def __init__(self, out: Path, metadata: Metadata, keys: Any = None) -> None:
         super().__init__(out / "labelstudio", metadata, keys)

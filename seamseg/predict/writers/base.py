@@ -59,7 +59,7 @@ class OutputFormat(ABC, Generic[R]):
     all_classes : whether it contains all classes whatever the user chooses, so that a choice is an error
     probabilities : whether it needs the probabilities of a semantic network
     map_only : whether it reads no detections of a panoptic network; if so for all formats, `prediction` may lack those
-        that score too low for the panoptic map
+        that score too low for the panoptic map; not inherited
     choice : choice of detections, set after the construction; only formats that read them from the prediction need it
     """
 
@@ -70,6 +70,11 @@ class OutputFormat(ABC, Generic[R]):
     probabilities: bool = False
     map_only: bool = False
     choice: DetectionChoice = DetectionChoice()
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Have each class state `map_only` itself: one derived from another may read more."""
+        super().__init_subclass__(**keywords)
+        cls.map_only = vars(cls).get("map_only", False)
 
     def __init__(self, out: Path, metadata: Metadata, keys: Any = None) -> None:
         self.out = out
