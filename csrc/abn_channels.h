@@ -36,6 +36,10 @@ struct Forward {
   SEAMSEG_HD double values() const { return total == nullptr ? static_cast<double>(count) : *total; }
   // One value has no variance: such a batch does not count.
   SEAMSEG_HD bool counted() const { return values() > 1; }
+  // Batches with this one; beyond the largest number it wraps, as torch's sum does.
+  SEAMSEG_HD int64_t seen() const {
+    return batches == nullptr ? 0 : static_cast<int64_t>(static_cast<uint64_t>(*batches) + 1);
+  }
   SEAMSEG_HD bool averaged() const { return counted() && (momentum >= 0 || batches != nullptr); }
   // Of this batch in the averages, after it was counted `seen` times.
   SEAMSEG_HD double share(int64_t seen) const { return momentum >= 0 ? momentum : 1.0 / static_cast<double>(seen < 1 ? 1 : seen); }

@@ -12,9 +12,10 @@ template <class W, class R>
 SEAMSEG_CLONES void forward_channels(const Forward<W>& forward, int64_t channels, R* running_mean, R* running_var) {
   for (int64_t c = 0; c < channels; ++c) forward.normalise(c);
   if (!forward.counted()) return;
-  if (forward.batches != nullptr) ++*forward.batches;
+  const int64_t seen = forward.seen();
+  if (forward.batches != nullptr) *forward.batches = seen;
   if (!forward.averaged()) return;
-  const double share = forward.share(forward.batches == nullptr ? 0 : *forward.batches);
+  const double share = forward.share(seen);
   for (int64_t c = 0; c < channels; ++c) forward.average(c, running_mean, running_var, share);
 }
 

@@ -11,7 +11,7 @@ constexpr int kChannelThreads = 256;
 // One block: the counter of batches is read by all of its threads before it changes.
 template <class W, class R>
 __global__ void forward_channels(Forward<W> forward, int64_t channels, R* running_mean, R* running_var) {
-  const int64_t seen = forward.batches == nullptr ? 0 : *forward.batches + 1;
+  const int64_t seen = forward.seen();
   __syncthreads();
   const bool averaged = forward.averaged();
   const double share = forward.share(seen);

@@ -403,14 +403,14 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks<T>)
         for (int k = 0; k < kClasses; ++k) given[k * pixels + p] = 0;
         continue;
       }
-      const int64_t own = target[i] - c;
+      const int64_t own = target[i];
       const int top = down.first[py] * cell_columns.count, bottom = down.second[py] * cell_columns.count;
       const int left = across.first[px], right = across.second[px];
       for (int k = 0; k < here; ++k) {
         const W score =
             mixed(tile[(top + left) * kPitch + k], tile[(top + right) * kPitch + k], tile[(bottom + left) * kPitch + k],
                   tile[(bottom + right) * kPitch + k], down.weight[py], across.weight[px]);
-        given[k * pixels + p] = std::exp(score - n) - (own == k ? W(1) : W(0));
+        given[k * pixels + p] = std::exp(score - n) - (own == c + k ? W(1) : W(0));
       }
     }
     __syncthreads();
