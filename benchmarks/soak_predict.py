@@ -137,8 +137,8 @@ def predict(words: list[str], log: Path) -> int:
     notes = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     write = coco_writer.write_id_png
 
-    def noted(path, ids):
-        write(path, ids)
+    def noted(path, *ids):
+        write(path, *ids)
         os.write(notes, f"{path.stem}\n".encode())
 
     quick = mock.patch.object(remote, "PART_SECONDS", 0.5)
