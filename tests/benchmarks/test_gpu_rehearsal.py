@@ -188,7 +188,7 @@ def test_failures_leave_their_evidence(clone):
     assert found["cases"]["case abn, beyond 2^31"] == "equal"
 
     found = records["train_step.failed"]["results"]
-    assert [row["side"] for row in found["rows"]] == ["plain", "fast, not compiled"]
+    assert [row["side"] for row in found["rows"]] == ["plain", "torchvision", "torchvision_bf16", "fast, not compiled"]
     assert list(found["failed"]) == ["checkpointed"]
     assert found["failed"]["checkpointed"].startswith("Traceback")
     assert "RuntimeError: inductor: CppCompileError" in found["failed"]["checkpointed"]
