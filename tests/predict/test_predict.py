@@ -290,9 +290,11 @@ def test_threads_that_cannot_start_are_an_error(monkeypatch):
 
 @pytest.fixture
 def small(micro_run, monkeypatch):
-    """A network of a CPU with three threads, whose inputs are small."""
+    """A network of a CPU with three threads, whose inputs are small; later tests have the threads of before."""
+    threads, restore = torch.get_num_threads(), torch.set_num_threads
     monkeypatch.setattr("torch.get_num_threads", lambda: 3)
-    return seamseg.load(micro_run, device="cpu")
+    yield seamseg.load(micro_run, device="cpu")
+    restore(threads)
 
 
 def test_a_cpu_computes_several_small_photos_at_a_time(small, monkeypatch):
