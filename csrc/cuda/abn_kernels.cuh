@@ -86,6 +86,12 @@ struct Places {
   int64_t at[kCount];
 };
 
+template <class T, int kVec, int kCount>
+__device__ __forceinline__ void load_all(Pack<T, kVec> (&packs)[kCount], const T* p, const Places<kCount>& places) {
+#pragma unroll
+  for (int u = 0; u < kCount; ++u) packs[u] = load<T, kVec>(p + places.at[u]);
+}
+
 // f(places) for all packs of a thread, `kBatch` at once as long as there are as many: their loads are under way together.
 template <int kBatch, class Walk, class F>
 __device__ __forceinline__ void visit(Walk& walk, F f) {
@@ -124,8 +130,7 @@ __global__ void __launch_bounds__(kThreads, kResident<void>)
   visit<4>(walk, [&](const auto& places) {
     constexpr int kCount = std::remove_cvref_t<decltype(places)>::count, kValues = kCount * kShared;
     Pack<T, kVec> in[kCount];
-#pragma unroll
-    for (int u = 0; u < kCount; ++u) in[u] = load<T, kVec>(x + places.at[u]);
+    load_all(in, x, places);
     // the moments of these few, then those of all
     const W share = W(kValues) / (count + W(kValues)), weight = count * share;
     count += W(kValues);
@@ -231,12 +236,8 @@ __global__ void __launch_bounds__(kThreads, kResident<A>)
   visit<4>(walk, [&](const auto& places) {
     constexpr int kCount = std::remove_cvref_t<decltype(places)>::count;
     Pack<T, kVec> in[kCount], more[kCount];
-#pragma unroll
-    for (int u = 0; u < kCount; ++u) in[u] = load<T, kVec>(x + places.at[u]);
-    if (residual != nullptr) {
-#pragma unroll
-      for (int u = 0; u < kCount; ++u) more[u] = load<T, kVec>(residual + places.at[u]);
-    }
+    load_all(in, x, places);
+    if (residual != nullptr) load_all(more, residual, places);
 #pragma unroll
     for (int u = 0; u < kCount; ++u) {
 #pragma unroll
@@ -266,15 +267,9 @@ __global__ void __launch_bounds__(kThreads, kResident<A>)
     visit<2>(walk, [&](const auto& places) {
       constexpr int kCount = std::remove_cvref_t<decltype(places)>::count;
       Pack<T, kVec> above[kCount], out[kCount], more[kCount];
-#pragma unroll
-      for (int u = 0; u < kCount; ++u) {
-        above[u] = load<T, kVec>(dy + places.at[u]);
-        out[u] = load<T, kVec>(y + places.at[u]);
-      }
-      if (residual != nullptr) {
-#pragma unroll
-        for (int u = 0; u < kCount; ++u) more[u] = load<T, kVec>(residual + places.at[u]);
-      }
+      load_all(above, dy, places);
+      load_all(out, y, places);
+      if (residual != nullptr) load_all(more, residual, places);
 #pragma unroll
       for (int u = 0; u < kCount; ++u) {
 #pragma unroll
@@ -365,15 +360,9 @@ __global__ void __launch_bounds__(kThreads, kResident<A>)
   visit<2>(walk, [&](const auto& places) {
     constexpr int kCount = std::remove_cvref_t<decltype(places)>::count;
     Pack<T, kVec> above[kCount], out[kCount], more[kCount];
-#pragma unroll
-    for (int u = 0; u < kCount; ++u) {
-      above[u] = load<T, kVec>(dy + places.at[u]);
-      out[u] = load<T, kVec>(y + places.at[u]);
-    }
-    if (residual != nullptr) {
-#pragma unroll
-      for (int u = 0; u < kCount; ++u) more[u] = load<T, kVec>(residual + places.at[u]);
-    }
+    load_all(above, dy, places);
+    load_all(out, y, places);
+    if (residual != nullptr) load_all(more, residual, places);
 #pragma unroll
     for (int u = 0; u < kCount; ++u) {
 #pragma unroll

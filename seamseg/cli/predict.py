@@ -115,8 +115,8 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         "--workers",
         type=int,
         metavar="N",
-        help="processes that decode, threads for .onnx; 0 decodes in this one, which a photo that crashes the decoder "
-        "then ends (default: one per core up to 4, or a quarter of the cores; 0 for a single photo)",
+        help="processes that decode, threads for .onnx; with 0 this process decodes, and ends if a photo crashes the "
+        "decoder (default: one per core up to 4, or a quarter of the cores; 0 for a single photo)",
     )
     group.add_argument(
         "--part",
