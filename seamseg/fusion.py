@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from seamseg.idmaps.resize import nearest_index, resize_nearest
+from seamseg.idmaps.resize import IdMap, ResizedIds, nearest_index, resize_nearest
 from seamseg.idmaps.segments import areas_and_boxes, count_classes, fill_free, paste_mask, paste_masks, sigmoid
 from seamseg.idmaps.upsampled import best_masks
 from seamseg.panoptic_map import VOID, PanopticResult, Segment
 from seamseg.predictions import Prediction, QueryMasks
+from seamseg.utils.process_settings import LARGE_PIXELS
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ def to_result(fused: FusedMap, native_size: tuple[int, int], num_stuff: int) -> 
     """Resize a map to the size of the image, if it has another one.
 
     Ids are resized by nearest neighbour, with the rounding of Pillow; segments that vanish are dropped; areas and boxes
-    are those at the new size.
+    are those at the new size. The map of an image of :data:`LARGE_PIXELS` is an array only where one is needed.
 
     Parameters
     ----------
@@ -144,9 +145,17 @@ def to_result(fused: FusedMap, native_size: tuple[int, int], num_stuff: int) -> 
     native_size : `(height, width)` of the image
     num_stuff : stuff classes, which come before the things
     """
-    ids = fused.ids if fused.ids.shape == tuple(native_size) else resize_nearest(fused.ids, native_size)
-    count = len(fused.categories)
-    areas, boxes = (values.tolist() for values in areas_and_boxes(ids, count))
+    count, (height, width), (old_height, old_width) = len(fused.categories), native_size, fused.ids.shape
+    ids: IdMap = fused.ids
+    if (height, width) == (old_height, old_width):
+        measured = areas_and_boxes(fused.ids, count)
+    elif height * width >= LARGE_PIXELS and height >= old_height and width >= old_width:
+        ids = ResizedIds(fused.ids, native_size)
+        measured = ids.areas_and_boxes(count)
+    else:
+        ids = resize_nearest(fused.ids, native_size)
+        measured = areas_and_boxes(ids, count)
+    areas, boxes = (values.tolist() for values in measured)
     segments = [
         Segment(
             id=i,
@@ -160,7 +169,7 @@ def to_result(fused: FusedMap, native_size: tuple[int, int], num_stuff: int) -> 
         for i in range(1, count)
         if areas[i] > 0
     ]
-    return PanopticResult(ids, segments)
+    return PanopticResult(ids, segments)  # type: ignore[arg-type]  # see its field
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
 from seamseg.formats.coco_panoptic import default_folder
 from seamseg.formats.id_png import MAX_ID, encode_id_png, write_id_png
+from seamseg.idmaps.resize import IdMap
 from seamseg.panoptic_map import ClassInfo, ClassTable, PanopticResult, Segment, class_infos
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import join_inside, replacing, write_json
@@ -75,10 +74,10 @@ class CocoPanopticWriter:
             if the name is outside the folder
         """
         segments = [s for s in result.segments if not s.iscrowd]
-        return self.add_map(image_id, result.id_map, segments, photo_name)
+        return self.add_map(image_id, result.id_rows, segments, photo_name)
 
     def add_map(
-        self, image_id: int | str, id_map: np.ndarray, segments: Sequence[Segment], photo_name: str | None = None
+        self, image_id: int | str, id_map: IdMap, segments: Sequence[Segment], photo_name: str | None = None
     ) -> dict[str, Any]:
         """Write an id map like :meth:`add`, but keep crowds; ids without a segment become void."""
         image, annotation = self._write_map(image_id, id_map, segments, photo_name)
@@ -89,11 +88,11 @@ class CocoPanopticWriter:
     def write(self, image_id: int | str, result: PanopticResult, photo_name: str | None = None) -> CocoEntry:
         """Write the PNG like :meth:`add`, but return the entries instead of keeping them; see :meth:`write_json_of`."""
         segments = [s for s in result.segments if not s.iscrowd]
-        image, annotation = self._write_map(image_id, result.id_map, segments, photo_name)
+        image, annotation = self._write_map(image_id, result.id_rows, segments, photo_name)
         return {"image": image, "annotation": annotation}
 
     def _write_map(
-        self, image_id: int | str, id_map: np.ndarray, segments: Sequence[Segment], photo_name: str | None
+        self, image_id: int | str, id_map: IdMap, segments: Sequence[Segment], photo_name: str | None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         annotation, values = encode_panoptic(image_id, segments, self.classes, self.palette)
         path = join_inside(self.folder, f"{image_id}.png")
@@ -190,7 +189,7 @@ def encode_result(result: PanopticResult, metadata: ColoredClassTable) -> tuple[
     """Return the annotation of a result, and the content of the PNG that :class:`CocoPanopticWriter` writes."""
     segments = [s for s in result.segments if not s.iscrowd]
     annotation, values = encode_panoptic(0, segments, class_infos(metadata), metadata.palette)
-    return annotation, encode_id_png(result.id_map, values)
+    return annotation, encode_id_png(result.id_rows, values)
 
 
 def _entry(segment: Segment, new_id: int, category_id: int) -> dict[str, Any]:

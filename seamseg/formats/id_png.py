@@ -20,6 +20,7 @@ from PIL import Image
 from seamseg.idmaps import inflate
 from seamseg.idmaps.id_runs import IdRuns, decode_id_runs, has_kernel, id_runs_of
 from seamseg.idmaps.images import png_rows
+from seamseg.idmaps.resize import IdMap, ResizedIds
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing
 from seamseg.utils.limits import open_pillow, reading_image
@@ -60,7 +61,7 @@ def png_size(path: str | Path) -> tuple[int, int] | None:
     return (height, width) if signature == _SIGNATURE else None
 
 
-def write_id_png(path: str | Path, ids: np.ndarray, values: Sequence[tuple[int, int]] | None = None) -> None:
+def write_id_png(path: str | Path, ids: IdMap, values: Sequence[tuple[int, int]] | None = None) -> None:
     """Write segment ids as a panoptic PNG, atomically and in bands of rows; missing folders are created.
 
     Parameters
@@ -81,14 +82,15 @@ def write_id_png(path: str | Path, ids: np.ndarray, values: Sequence[tuple[int, 
         file.writelines(parts)
 
 
-def encode_id_png(ids: np.ndarray, values: Sequence[tuple[int, int]] | None = None) -> bytes:
+def encode_id_png(ids: IdMap, values: Sequence[tuple[int, int]] | None = None) -> bytes:
     """Return the content of the file of :func:`write_id_png`."""
     return b"".join(_parts(ids, values))
 
 
-def _parts(ids: np.ndarray, values: Sequence[tuple[int, int]] | None) -> Iterator[bytes]:
+def _parts(ids: IdMap, values: Sequence[tuple[int, int]] | None) -> Iterator[bytes]:
     """Check the values and return an iterator over the content of the file."""
-    _check_range(ids if values is None else np.array([value for _, value in values], np.int64))
+    stored = ids.ids if isinstance(ids, ResizedIds) else ids
+    _check_range(stored if values is None else np.array([value for _, value in values], np.int64))
     if ids.ndim != 2 or not ids.size:
         raise ValueError(f"panoptic PNG: a map is H x W pixels, got {ids.shape}")
     header = struct.pack(">II", ids.shape[1], ids.shape[0]) + _FAST_HEADER
@@ -96,7 +98,7 @@ def _parts(ids: np.ndarray, values: Sequence[tuple[int, int]] | None) -> Iterato
     return chain([_SIGNATURE, _chunk(b"IHDR", header)], rows, [_chunk(b"IEND", b"")])
 
 
-def _compressed(ids: np.ndarray, values: Sequence[tuple[int, int]] | None) -> Iterator[bytes]:
+def _compressed(ids: IdMap, values: Sequence[tuple[int, int]] | None) -> Iterator[bytes]:
     """Yield the compressed rows of a map in parts."""
     # maps of large flat regions stay small: higher levels save little and take several times as long
     compressor = inflate.zlib.compressobj(3)

@@ -74,7 +74,7 @@ class Panoptic(PanopticResult, PhotoResult):
     ) -> Panoptic:
         """Return a result with the names of its classes, and with its photo and prediction if given."""
         named = [_named(s, metadata) for s in result.segments]
-        bare = Panoptic(result.id_map, named, metadata.without_images())
+        bare = Panoptic(result.id_rows, named, metadata.without_images())  # type: ignore[arg-type]  # see its field
         return bare if photo is None and prediction is None else bare.with_photo(photo, prediction)
 
     def __eq__(self, other: object) -> bool:
@@ -229,7 +229,7 @@ class Panoptic(PanopticResult, PhotoResult):
 
     def shares(self) -> list[tuple[str, int, bool, float]]:
         """See :meth:`seamseg.inference.photo_result.PhotoResult.shares`."""
-        return [(s.name, s.category, s.isthing and not s.iscrowd, s.area / self.id_map.size) for s in self.segments]
+        return [(s.name, s.category, s.isthing and not s.iscrowd, s.area / self.id_rows.size) for s in self.segments]
 
 
 def only_classes(result: PanopticResult, classes: Sequence[int]) -> PanopticResult:

@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from seamseg.idmaps.images import BAND_BYTES, overlay
 from seamseg.idmaps.reference import outlines
-from seamseg.idmaps.resize import nearest_index
+from seamseg.idmaps.resize import IdMap, ResizedIds, nearest_index
 from seamseg.panoptic_map import VOID, PanopticResult
 
 from .palette import distinct_colors, padded_palette, text_color
@@ -88,7 +88,7 @@ def _drawing(
         if not (segment.iscrowd and segment.isthing):
             classes[segment.id] = segment.category
             instances[segment.id] = segment.isthing and outlined
-    return _composition(photo, result.id_map, classes, instances, palette, opacity)
+    return _composition(photo, result.id_rows, classes, instances, palette, opacity)
 
 
 def compose_overlay(
@@ -121,23 +121,27 @@ def compose_overlay(
 
 
 def _composition(
-    photo: np.ndarray, id_map: np.ndarray, classes: np.ndarray, instances: np.ndarray, palette: Palette, opacity: float
+    photo: np.ndarray, id_map: IdMap, classes: np.ndarray, instances: np.ndarray, palette: Palette, opacity: float
 ) -> Callable[[int, int], np.ndarray]:
     """Return the function that draws the rows of an overlay from one number to another."""
     if not 0 <= opacity <= 1:
         raise ValueError(f"draw_overlay: opacity must be 0 to 1, got {opacity}")
     classes = np.array(classes)
     classes[0] = VOID
-    if id_map.dtype != np.int32:
-        id_map = np.where((id_map >= 0) & (id_map < len(classes)), id_map, 0).astype(np.int32)
     rows, columns = (nearest_index(old, new).astype(np.int64) for old, new in zip(id_map.shape, photo.shape[:2]))
+    if isinstance(id_map, np.ndarray) and id_map.dtype != np.int32:
+        id_map = np.where((id_map >= 0) & (id_map < len(classes)), id_map, 0).astype(np.int32)
     same = id_map.shape[1] == photo.shape[1]
     colors, flags = padded_palette(palette)[classes], np.asarray(instances, bool)
     share = None if opacity == 0.5 else round(opacity * 256)
 
     def draw(start: int, stop: int) -> np.ndarray:
         band = slice(start, stop)
-        return overlay(photo[band], id_map, rows[band], None if same else columns, colors, flags, share)
+        ids, shown = id_map, rows[band]
+        if isinstance(ids, ResizedIds):
+            first = max(shown[0] - 2, 0)  # outlines depend on the two rows above and below
+            ids, shown = ids[first : shown[-1] + 3], shown - first
+        return overlay(photo[band], ids, shown, None if same else columns, colors, flags, share)
 
     return draw
 
@@ -156,7 +160,7 @@ def _write_labels(image: Image.Image, result: PanopticResult, palette: np.ndarra
         left, top, right, bottom = draw.textbbox((0, 0), text, font=font)
         if right > 1.5 * (x1 - x0) or bottom > 0.8 * (y1 - y0):
             continue
-        at = _label_position(result.id_map, segment.id, scale)
+        at = _label_position(result.id_rows, segment.id, scale)
         x = min(max(0.0, at[1] - right / 2), max(0.0, width - right - 2))
         y = min(max(0.0, at[0] - bottom / 2), max(0.0, height - bottom - 2))
         color = tuple(palette[segment.category].tolist())
@@ -164,7 +168,7 @@ def _write_labels(image: Image.Image, result: PanopticResult, palette: np.ndarra
         draw.text((x, y), text, fill=text_color(color), font=font)
 
 
-def _label_position(id_map: np.ndarray, segment: int, scale: np.ndarray) -> tuple[float, float]:
+def _label_position(id_map: IdMap, segment: int, scale: np.ndarray) -> tuple[float, float]:
     """Return the median row of a segment and the median column in it, in photo pixels."""
     # row by row: a copy of the mask of a large photo is large
     counts = np.cumsum([np.count_nonzero(row == segment) for row in id_map])

@@ -18,6 +18,7 @@ import seamseg
 from seamseg.data.folder import DatasetFolder
 from seamseg.data.input_size import InputSize
 from seamseg.formats.coco_panoptic import read_id_png
+from seamseg.idmaps.resize import ResizedIds
 from seamseg.inference.images import PreparedImage
 from seamseg.predict import job, writers
 from seamseg.predict.sources.base import Source
@@ -326,6 +327,27 @@ def test_several_photos_at_a_time_give_the_same_files_and_scores(small, micro_ru
     scores = [json.loads((tmp_path / f"{out}.json").read_text()) for out in ("many", "one")]
     assert scores[0]["PQ"] == scores[1]["PQ"]
     assert scores[0]["per_class"] == scores[1]["per_class"]
+
+
+def test_maps_of_large_photos_are_made_row_by_row(micro_run, tmp_path, seamseg_main, monkeypatch):
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (150, 310, 3), np.uint8)).save(tmp_path / "large.png")
+    files = []
+    for out in ("whole", "rows"):
+        if out == "rows":
+            monkeypatch.setattr("seamseg.fusion.LARGE_PIXELS", 150 * 310)
+            monkeypatch.delattr(ResizedIds, "dense")
+        words = (
+            tmp_path / "large.png",
+            tmp_path / out,
+            "--format",
+            "coco,overlay",
+            "--set",
+            "format overlay.labels=yes",
+        )
+        assert predict(seamseg_main, micro_run, *words, "--score-threshold", "0.01") == 0
+        names = ("large.jpg", "panoptic/large.png", "panoptic.json")
+        files.append([(tmp_path / out / name).read_bytes() for name in names])
+    assert files[0] == files[1]
 
 
 @pytest.mark.parametrize("why", ["a GPU", "compiled", "compiled in place", "a layer of others"])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from seamseg.formats.metadata import Metadata
+from seamseg.idmaps.resize import ResizedIds
 from seamseg.inference.classification import Classification
 from seamseg.inference.detections import Detection
 from seamseg.panoptic_map import PanopticResult, Segment
@@ -105,6 +106,20 @@ def test_bands_make_the_same_image(monkeypatch, labels):
     whole = draw_overlay(*arguments)
     monkeypatch.setattr("seamseg.visualize.overlay.BAND_BYTES", 3 * 480 * 7)
     assert np.array_equal(np.asarray(overlay_image(*arguments)), whole)
+
+
+@pytest.mark.parametrize("labels", [False, True])
+@pytest.mark.parametrize("shown", [(240, 480), (240, 200), (60, 480), (500, 999)])
+def test_a_map_of_which_only_rows_are_made_gives_the_same_image(shown, labels, monkeypatch):
+    photo = np.random.default_rng(0).integers(0, 256, (*shown, 3), np.uint8)
+    result = _result()
+    small = ResizedIds(result.id_map[::2, ::3], (240, 480))
+    rows, whole = (PanopticResult(ids, result.segments) for ids in (small, small.dense()))
+    wanted = draw_overlay(photo, whole, distinct_colors(2), ["road", "car"], labels)
+    assert np.array_equal(draw_overlay(photo, rows, distinct_colors(2), ["road", "car"], labels), wanted)
+    monkeypatch.setattr("seamseg.visualize.overlay.BAND_BYTES", 3 * shown[1] * 7)
+    assert np.array_equal(np.asarray(overlay_image(photo, rows, distinct_colors(2), ["road", "car"], labels)), wanted)
+    assert rows.id_rows is small, "no array is made"
 
 
 def test_a_large_photo_is_drawn_without_a_copy():
