@@ -189,9 +189,7 @@ def test_a_large_map_is_an_array_only_when_it_is_read(size, monkeypatch):
     wanted = to_result(fused, size, 2)
     monkeypatch.setattr("seamseg.fusion.LARGE_PIXELS", 1)
     result = to_result(fused, size, 2)
-    assert isinstance(result.id_rows, ResizedIds) == (size in ((8, 13), (4, 7))), (
-        "where it is larger in both directions"
-    )
+    assert isinstance(result.id_rows, ResizedIds) == (size in ((8, 13), (4, 7))), "if no side is shorter"
     assert result.segments == wanted.segments
     assert result.size == size
     copy = pickle.loads(pickle.dumps(result))

@@ -19,8 +19,8 @@ SCRIPTS = PACKAGE.parent / "scripts"
 ROOMS = (
     "__main__", "cli", "demo", "doctor", "testing", "recipes", "components", "integrations", "serving", "deploy",
     "classification", "training", "predict", "validation", "inference", "checkpoints", "report", "prepare", "toy_city",
-    "evaluation", "data", "models", "fusion", "formats", "visualize", "config", "inplace_abn", "ops", "idmaps",
-    "structures", "predictions", "panoptic_map", "utils", "version",
+    "evaluation", "data", "models", "fusion", "formats", "visualize", "config", "panoptic_map", "inplace_abn", "ops",
+    "idmaps", "structures", "predictions", "utils", "version",
 )  # fmt: skip
 """The parts of `seamseg` from the top down: each imports only from itself and from parts below it."""
 

@@ -336,15 +336,8 @@ def test_maps_of_large_photos_are_made_row_by_row(micro_run, tmp_path, seamseg_m
         if out == "rows":
             monkeypatch.setattr("seamseg.fusion.LARGE_PIXELS", 150 * 310)
             monkeypatch.delattr(ResizedIds, "dense")
-        words = (
-            tmp_path / "large.png",
-            tmp_path / out,
-            "--format",
-            "coco,overlay",
-            "--set",
-            "format overlay.labels=yes",
-        )
-        assert predict(seamseg_main, micro_run, *words, "--score-threshold", "0.01") == 0
+        words = ("--format", "coco,overlay", "--set", "format overlay.labels=yes", "--score-threshold", "0.01")
+        assert predict(seamseg_main, micro_run, tmp_path / "large.png", tmp_path / out, *words) == 0
         names = ("large.jpg", "panoptic/large.png", "panoptic.json")
         files.append([(tmp_path / out / name).read_bytes() for name in names])
     assert files[0] == files[1]
