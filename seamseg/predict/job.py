@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from seamseg.data.images import image_size
 from seamseg.inference.images import ImagePreparation, PreparedImage, equal_size_batches
 from seamseg.inference.predictor import Predictor
 from seamseg.predict.manifest import Line
@@ -23,7 +24,7 @@ from seamseg.predictions import ArrayPrediction
 from seamseg.utils.distributed import World, broadcast_object, gather_objects, long_timeout_group, shared_counter
 from seamseg.utils.errors import InputError, SeamsegError, UnreadableImage, one_line
 from seamseg.utils.parallel import BackgroundWriter, check_workers, share_cores
-from seamseg.utils.process_settings import return_memory
+from seamseg.utils.process_settings import LARGE_PIXELS, return_memory
 from seamseg.utils.progress import progress
 from seamseg.utils.signals import graceful_termination
 from seamseg.utils.urls import describe_error
@@ -55,9 +56,19 @@ class RunSummary:
 
 
 def default_workers(sources: Sequence[Source | Container], world: World) -> int:
-    """Return how many workers decode, if the user gives no number: none for a single image in each process."""
+    """Return how many workers decode, if the user gives no number.
+
+    None for a single image in each process, nor for large ones, judged by the first: each worker would hold one of them
+    twice, and they are written one at a time.
+    """
     if len(sources) < 2 * world.size and all(isinstance(s, Source) for s in sources):
         return 0
+    first = next(iter(sources), None)
+    if isinstance(first, Source) and not first.address and not first.problem:
+        with suppress(UnreadableImage):  # reported when its turn comes
+            height, width = image_size(first.path)
+            if height * width >= LARGE_PIXELS:
+                return 0
     return share_cores().decoders
 
 

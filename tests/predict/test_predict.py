@@ -24,6 +24,7 @@ from seamseg.predict import job, writers
 from seamseg.predict.sources.base import Source
 from seamseg.predict.sources.share import DecodedImage
 from seamseg.predict.writers.images import OVERLAY_QUALITY
+from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.parallel import BackgroundWriter
 
@@ -341,6 +342,16 @@ def test_maps_of_large_photos_are_made_row_by_row(micro_run, tmp_path, seamseg_m
         names = ("large.jpg", "panoptic/large.png", "panoptic.json")
         files.append([(tmp_path / out / name).read_bytes() for name in names])
     assert files[0] == files[1]
+
+
+@pytest.mark.parametrize(("first", "decoded_here"), [("large", True), ("small", False), ("broken", False)])
+def test_large_photos_are_decoded_in_the_process_itself(first, decoded_here, tmp_path, monkeypatch):
+    monkeypatch.setattr(job, "LARGE_PIXELS", 2000)
+    Image.new("RGB", (50, 40)).save(tmp_path / "large.png")
+    Image.new("RGB", (50, 39)).save(tmp_path / "small.png")
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    sources = [Source(tmp_path / f"{name}.png", name, name) for name in (first, "small", "large")]
+    assert (job.default_workers(sources, World()) == 0) == decoded_here
 
 
 @pytest.mark.parametrize("why", ["a GPU", "compiled", "compiled in place", "a layer of others"])
