@@ -7,7 +7,9 @@
 
 namespace seamseg {
 
-constexpr int kDecideThreads = 1024;
+constexpr int kDecideThreads = 256;  // few: what every warp repeats for an instance takes most of the time
+constexpr int kDecideWarps = kDecideThreads / 32;
+constexpr int kDecideBatch = 4;  // words of a thread whose loads are under way together
 constexpr int kSampledRows = 8;  // that a warp samples in one word of columns, whose taps it computes once
 
 // The part of the map that a box can reach, in words of 32 pixels of a row; words of the map start at its left edge.
@@ -85,22 +87,43 @@ __global__ void __launch_bounds__(kDecideThreads)
                  uint32_t map_row_words, int64_t plane_words, uint32_t* planes, uint32_t* taken,
                  double overlap_threshold, bool keep_empty, int64_t first_id, int64_t* kept_before, int64_t* numbers,
                  bool* kept) {
-  __shared__ int32_t sums[2][kDecideThreads / 32];
+  __shared__ int32_t sums[2][kDecideWarps];
   const int lane = threadIdx.x % 32;
   int64_t before = *kept_before;
   for (int32_t instance = 0; instance < count; ++instance) {
     const PasteCrop crop = paste_crop(boxes + 4 * instance, cells_y, cells_x, height, width);
     uint32_t* plane = planes + instance * plane_words;
     uint32_t* below = taken + crop.y.start * map_row_words + crop.first_word;
-    const auto place = [&](uint32_t i) {
-      return static_cast<int64_t>(i / crop.row_words) * map_row_words + i % crop.row_words;
+    const uint32_t words = crop.words(), row_words = max(crop.row_words, 1u);
+    // f(i, word i of the plane, place, word of the map at this place) for the words of this thread, without divisions
+    const auto each_word = [&](auto&& f) {
+      uint32_t x = threadIdx.x % row_words, place = threadIdx.x / row_words * map_row_words + x;
+      for (uint32_t first = threadIdx.x; first < words; first += kDecideBatch * kDecideThreads) {
+        uint32_t bits[kDecideBatch], others[kDecideBatch], places[kDecideBatch];
+#pragma unroll
+        for (int k = 0; k < kDecideBatch; ++k) {
+          const uint32_t i = first + k * kDecideThreads;
+          bits[k] = i < words ? plane[i] : 0;
+          others[k] = i < words ? below[place] : 0;
+          places[k] = place;
+          x += kDecideThreads % row_words;
+          place += kDecideThreads / row_words * map_row_words + kDecideThreads % row_words;
+          if (x >= row_words) {
+            x -= row_words;
+            place += map_row_words - row_words;
+          }
+        }
+#pragma unroll
+        for (int k = 0; k < kDecideBatch; ++k) {
+          if (first + k * kDecideThreads < words) f(first + k * kDecideThreads, bits[k], places[k], others[k]);
+        }
+      }
     };
     int32_t area = 0, free = 0;
-    for (uint32_t i = threadIdx.x; i < crop.words(); i += kDecideThreads) {
-      const uint32_t bits = plane[i];
+    each_word([&](uint32_t, uint32_t bits, uint32_t, uint32_t others) {
       area += __popc(bits);
-      free += __popc(bits & ~below[place(i)]);
-    }
+      free += __popc(bits & ~others);
+    });
     for (int offset = 16; offset > 0; offset /= 2) {
       area += __shfl_xor_sync(0xffffffffu, area, offset);
       free += __shfl_xor_sync(0xffffffffu, free, offset);
@@ -110,20 +133,19 @@ __global__ void __launch_bounds__(kDecideThreads)
       sums[1][threadIdx.x / 32] = free;
     }
     __syncthreads();
-    area = sums[0][lane];
-    free = sums[1][lane];
-    for (int offset = 16; offset > 0; offset /= 2) {
+    area = sums[0][lane % kDecideWarps];
+    free = sums[1][lane % kDecideWarps];
+    for (int offset = kDecideWarps / 2; offset > 0; offset /= 2) {
       area += __shfl_xor_sync(0xffffffffu, area, offset);
       free += __shfl_xor_sync(0xffffffffu, free, offset);
     }
     const bool keeps = paste_keeps(area, free, overlap_threshold, keep_empty);
     const int64_t number = keeps && free > 0 ? first_id + before : 0;
     if (number != 0) {
-      for (uint32_t i = threadIdx.x; i < crop.words(); i += kDecideThreads) {
-        const uint32_t bits = plane[i], others = below[place(i)];
+      each_word([&](uint32_t i, uint32_t bits, uint32_t place, uint32_t others) {
         plane[i] = bits & ~others;
-        below[place(i)] = others | bits;
-      }
+        below[place] = others | bits;
+      });
     }
     if (threadIdx.x == 0) {
       numbers[instance] = number;
