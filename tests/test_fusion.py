@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from support import op_oracles as oracles
 from support.golden_files import array, has, tensor
+from support.host_reads import HostReads
 from torch.testing import assert_close
 
 from seamseg import fusion
@@ -182,6 +183,17 @@ def test_more_ids_than_int16_holds(monkeypatch, device):
     found, wanted = fused_twice(monkeypatch, prediction, device, 2, 0.5, 1.0, 1, keep_empty=True)
     check_same(found, wanted)
     assert found.ids.max() == count + 1
+
+
+def test_the_host_waits_for_downloads_only(monkeypatch):
+    prediction, parameters = golden_case("a")
+    monkeypatch.setattr(fusion, "_has_kernels", lambda _: True)
+    with HostReads() as reads:
+        fuse(prediction, *parameters, native_size=(50, 31))
+    downloads = [place for place in reads.places.elements() if not place.startswith("numpy: ")]
+    assert all(place.startswith("cpu: ") for place in downloads), str(reads)
+    assert sum(place.startswith("cpu: fusion.py") for place in downloads) == 1, f"all in one array\n{reads}"
+    assert len(downloads) == 5, f"and what the detections are, before\n{reads}"
 
 
 def test_map_is_resized_with_the_fusion_as_after_it():
