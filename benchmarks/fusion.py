@@ -2,13 +2,15 @@
 
     python benchmarks/fusion.py [--rounds 7] [--threads N] [--device cuda] [--json FILE] [NAME ...]
 
-100 detections, 19 classes. The plain way samples each mask over the whole image, N x H x W points.
+100 detections, 19 classes. The plain way samples each mask over the whole image, N x H x W points. On a GPU the fusion
+is also compared with that of the CPU, download of the prediction included: ids must not differ.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +25,7 @@ from seamseg.ops.reference.paste import paste_masks_into as plain_form
 from seamseg.predictions import Prediction
 
 HEIGHT, WIDTH, CLASSES, STUFF, COUNT = 1024, 2048, 19, 11, 100
+ON_CPU = "the same on the CPU"
 
 
 def scene(device: str) -> Prediction[torch.Tensor]:
@@ -65,18 +68,22 @@ def cases(device: str) -> Iterator[tuple[str, Callable[[], Case]]]:
             name, peer, ours, cropped if peer == "plain form" else lambda: paste_masks(masks, boxes, (HEIGHT, WIDTH))[0]
         )
 
-    def fusion(name: str) -> Case:
+    def fusion(name: str, peer: str) -> Case:
         p = scene(device)
 
-        def ours() -> np.ndarray:
-            return to_result(fuse(p, STUFF), (HEIGHT, WIDTH), STUFF).id_map
+        def ours(prediction: Prediction[Any] = p) -> np.ndarray:
+            return to_result(fuse(prediction, STUFF), (HEIGHT, WIDTH), STUFF).id_map
 
-        return Case(name, "grid_sample, whole picture", ours, lambda: plain_fusion(p.on_cpu(), STUFF).ids)
+        if peer == ON_CPU:
+            return Case(name, peer, ours, lambda: ours(p.on_cpu()))
+        return Case(name, peer, ours, lambda: plain_fusion(p.on_cpu(), STUFF).ids)
 
     name = f"paste_masks_into {COUNT} masks"
     for peer in ("plain form", "grid_sample, whole picture"):
         yield name, partial(paste, name, peer)
-    yield "fuse + to_result", lambda: fusion("fuse + to_result")
+    name = "fuse + to_result"
+    for peer in ("grid_sample, whole picture", *([] if device == "cpu" else [ON_CPU])):
+        yield name, partial(fusion, name, peer)
 
 
 def main() -> None:

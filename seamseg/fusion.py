@@ -1,4 +1,6 @@
-"""Outputs of a network as masks and panoptic map of the image (docs/contract.md, section 4 "Fusion"); no torch.
+"""Outputs of a network as masks and panoptic map of the image (docs/contract.md, section 4 "Fusion").
+
+Only predictions on a GPU need torch.
 
 :func:`paste_detections` resizes each detection to the image. :func:`fuse` and :func:`to_result` merge detections and
 semantic classes, so that each pixel belongs to one segment; :func:`merge_queries` does so for masks of queries.
@@ -7,8 +9,8 @@ semantic classes, so that each pixel belongs to one segment; :func:`merge_querie
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -19,19 +21,36 @@ from seamseg.panoptic_map import VOID, PanopticResult, Segment
 from seamseg.predictions import Prediction, QueryMasks
 from seamseg.utils.process_settings import LARGE_PIXELS
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_CLASSES = 256
+"""Length of the tables of semantic classes, which are uint8."""
+
 
 @dataclass(frozen=True)
 class FusedMap:
-    """A panoptic map at the size of the network's input, or of queries at that of the image.
+    """A panoptic map at the size of the network's input, or at that of the image.
 
     ids: int32 `H x W`, 0 void. The lists are indexed by id, entry 0 is void: categories (255 for void), scores (0 for
-    void, 1 for stuff), iscrowd (regions of thing classes in the semantic map that no detection covers).
+    void, 1 for stuff), iscrowd (regions of thing classes in the semantic map that no detection covers). measured: areas
+    and boxes of the ids as of :func:`seamseg.idmaps.segments.areas_and_boxes`, if they are known.
     """
 
     ids: np.ndarray
     categories: list[int]
     scores: list[float]
     iscrowd: list[bool]
+    measured: tuple[np.ndarray, np.ndarray] | None = None
+
+
+class _Merged(NamedTuple):
+    """Ids, whether each detection got one, the classes that did, and areas and boxes of at least all ids if known."""
+
+    ids: np.ndarray
+    pasted: np.ndarray
+    classes: np.ndarray
+    measured: tuple[np.ndarray, np.ndarray] | None = None
 
 
 def fuse(
@@ -41,49 +60,132 @@ def fuse(
     overlap_threshold: float = 0.5,
     min_stuff_area: int = 4096,
     keep_empty: bool = False,
+    native_size: tuple[int, int] | None = None,
 ) -> FusedMap:
     """Merge detections and semantic classes: every pixel belongs to at most one segment.
 
+    On a CUDA device the map is made and measured there, by the kernels of :mod:`seamseg.ops`; ids are those of the CPU.
+
     Parameters
     ----------
-    prediction : prediction of one image, with masks; tensors are copied to the CPU
+    prediction : prediction of one image, with masks
     num_stuff : stuff classes, which come before the things
     score_threshold : detections must score above
     overlap_threshold : a detection is dropped if detections of higher score cover more than this fraction of it
     min_stuff_area : semantic segments with fewer free pixels become void
     keep_empty : give ids to segments without a pixel, as the original does
+    native_size : `(height, width)` to which a map on a CUDA device is resized before it is downloaded, with the rounding
+        of :func:`to_result`; None, and for images of :data:`LARGE_PIXELS`, for that of the prediction. On the CPU, where
+        :func:`to_result` does it, it is not used
 
     Raises
     ------
     ValueError
         if the prediction has detections without masks
     """
-    prediction = prediction.on_cpu()
-    ids = np.zeros(prediction.size, np.int32)
-    categories, scores, iscrowd = [VOID], [0.0], [False]
-
-    kept = np.flatnonzero(prediction.scores > score_threshold)
-    kept = kept[np.argsort(-prediction.scores[kept], kind="stable")]
+    on_gpu = _has_kernels(prediction)
+    # the class map is large, and stays where it is merged
+    found = (replace(prediction, semantic=None, maps={}) if on_gpu else prediction).on_cpu()
+    kept = np.flatnonzero(found.scores > score_threshold)
+    kept = kept[np.argsort(-found.scores[kept], kind="stable")]
+    masks = np.zeros((0, 1, 1), np.float32)
     if len(kept) > 0:
-        if prediction.mask_logits is None:
+        if found.mask_logits is None:
             raise ValueError("fuse: the prediction has no masks; a panoptic map needs a network with a mask branch")
-        masks = sigmoid(prediction.mask_logits[kept])
-        kept = kept[paste_masks(ids, masks, prediction.boxes[kept], overlap_threshold, keep_empty)]
-        categories += (prediction.classes[kept] + num_stuff).tolist()
-        scores += prediction.scores[kept].tolist()
-        iscrowd += [False] * len(kept)
+        # on the CPU for both, as exponentials of a GPU may have other last bits
+        masks = sigmoid(found.mask_logits[kept])
+    rule = (overlap_threshold, min_stuff_area, keep_empty)
+    if on_gpu:
+        size = found.size
+        if native_size is not None and native_size[0] * native_size[1] < LARGE_PIXELS:
+            size = native_size
+        merged = _merge_tensors(prediction, masks, found.boxes[kept], *rule, size)
+    else:
+        merged = _merge_arrays(found, masks, found.boxes[kept], *rule)
 
+    things, stuff = kept[merged.pasted], merged.classes.tolist()
+    categories = [VOID, *(found.classes[things] + num_stuff).tolist(), *stuff]
+    scores = [0.0, *found.scores[things].tolist(), *[1.0] * len(stuff)]
+    iscrowd = [*[False] * (1 + len(things)), *(category >= num_stuff for category in stuff)]
+    measured = merged.measured
+    if measured is not None:
+        measured = measured[0][: len(categories)], measured[1][: len(categories)]
+    return FusedMap(merged.ids, categories, scores, iscrowd, measured)
+
+
+def _merge_arrays(
+    prediction: Prediction[np.ndarray],
+    masks: np.ndarray,
+    boxes: np.ndarray,
+    overlap_threshold: float,
+    min_stuff_area: int,
+    keep_empty: bool,
+) -> _Merged:
+    """Merge masks, best score first, and the class map of a prediction."""
+    ids = np.zeros(prediction.size, np.int32)
+    pasted = np.zeros(len(boxes), bool)
+    if len(boxes) > 0:
+        pasted = paste_masks(ids, masks, boxes, overlap_threshold, keep_empty)
+    classes = np.zeros(0, np.int64)
     if prediction.semantic is not None:
         areas = count_classes(prediction.semantic, ids)
         present = count_classes(prediction.semantic) if keep_empty else areas
+        classes = np.flatnonzero((present > 0) & (areas >= min_stuff_area))
         id_of_class = np.zeros(len(areas), np.int32)
-        for category in np.flatnonzero((present > 0) & (areas >= min_stuff_area)).tolist():
-            id_of_class[category] = len(categories)
-            categories.append(category)
-            scores.append(1.0)
-            iscrowd.append(category >= num_stuff)
+        id_of_class[classes] = np.count_nonzero(pasted) + 1 + np.arange(len(classes))
         fill_free(ids, prediction.semantic, id_of_class)
-    return FusedMap(ids, categories, scores, iscrowd)
+    return _Merged(ids, pasted, classes)
+
+
+def _has_kernels(prediction: Prediction[Any]) -> bool:
+    """Return whether a prediction is on a CUDA device whose kernels are loaded."""
+    if not getattr(prediction.scores, "is_cuda", False):
+        return False
+    from seamseg.ops import kernels
+
+    return kernels().get("GPU") == "loaded"
+
+
+def _merge_tensors(
+    prediction: Prediction[Tensor],
+    masks: np.ndarray,
+    boxes: np.ndarray,
+    overlap_threshold: float,
+    min_stuff_area: int,
+    keep_empty: bool,
+    native_size: tuple[int, int],
+) -> _Merged:
+    """Merge as :func:`_merge_arrays` on the device of a prediction; the host waits once, for the result."""
+    import torch
+
+    from seamseg.ops import labels, paste
+
+    device = prediction.scores.device
+
+    def upload(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(device, non_blocking=True)
+
+    number = 1 + len(boxes) + _CLASSES
+    dtype = torch.int16 if number <= torch.iinfo(torch.int16).max else torch.int32
+    ids = torch.zeros(prediction.size, dtype=dtype, device=device)
+    pasted = paste.paste_probabilities_into(ids, upload(masks), upload(boxes), overlap_threshold, 1, keep_empty)
+    chosen = torch.zeros(0, dtype=torch.bool, device=device)
+    if prediction.semantic is not None:
+        semantic = prediction.semantic.byte()
+        areas = labels.count_labels(semantic, _CLASSES, ids)
+        present = labels.count_labels(semantic, _CLASSES) if keep_empty else areas
+        chosen = (present > 0) & (areas >= min_stuff_area)
+        labels.fill_free(ids, semantic, (chosen.cumsum(0) + pasted.sum()) * chosen)
+    for axis, (old, new) in enumerate(zip(prediction.size, native_size)):
+        if old != new:
+            ids = ids.index_select(axis, upload(nearest_index(old, new)))
+    areas, corners = labels.count_labels(ids, number), labels.extract_boxes(ids, number)
+    host = torch.empty(ids.shape, dtype=dtype, pin_memory=ids.is_cuda)
+    host.copy_(ids, non_blocking=True)
+    small = torch.cat([x.flatten().int() for x in (pasted, chosen, areas, corners)]).cpu().numpy()  # waits for the ids
+    kept, classes, pixels, sides = np.split(small, np.cumsum([len(boxes), len(chosen), number]))
+    measured = pixels.astype(np.int64), sides.reshape(-1, 4).astype(np.float32)
+    return _Merged(host.numpy().astype(np.int32), kept > 0, np.flatnonzero(classes), measured)
 
 
 def merge_queries(
@@ -141,14 +243,14 @@ def to_result(fused: FusedMap, native_size: tuple[int, int], num_stuff: int) -> 
 
     Parameters
     ----------
-    fused : map at the size of the network's input
+    fused : the map
     native_size : `(height, width)` of the image
     num_stuff : stuff classes, which come before the things
     """
     count, (height, width), (old_height, old_width) = len(fused.categories), native_size, fused.ids.shape
     ids: IdMap = fused.ids
     if (height, width) == (old_height, old_width):
-        measured = areas_and_boxes(fused.ids, count)
+        measured = fused.measured or areas_and_boxes(fused.ids, count)
     elif height * width >= LARGE_PIXELS and height >= old_height and width >= old_width:
         ids = ResizedIds(fused.ids, native_size)
         measured = ids.areas_and_boxes(count)

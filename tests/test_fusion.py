@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from PIL import Image
 from support import op_oracles as oracles
 from support.golden_files import array, has, tensor
+from support.host_reads import HostReads
 from torch.testing import assert_close
 
+from seamseg import fusion
 from seamseg.fusion import FusedMap, fuse, paste_detections, to_result
-from seamseg.idmaps.resize import ResizedIds
+from seamseg.idmaps.resize import ResizedIds, resize_nearest
 from seamseg.ops.roi_sampling import roi_sampling
 from seamseg.panoptic_map import VOID
 from seamseg.predictions import Prediction
@@ -115,6 +117,98 @@ def test_fusion_equals_its_plain_form(seed, count, overlap):
     assert fused.categories == categories
     # rounding may move a pixel whose probability is .5
     assert (fused.ids == ids.numpy()).mean() > 0.999
+
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def fused_twice(monkeypatch, prediction, device, *parameters, **options):
+    """The map of the arrays, and that made by operators on a device."""
+    wanted = fuse(prediction, *parameters, **options)
+    if device == "cpu":
+        monkeypatch.setattr(fusion, "_has_kernels", lambda _: True)
+    parts = [None if x is None else x.to(device) for x in list(vars(prediction).values())[:5]]
+    found = fuse(Prediction(*parts, prediction.size), *parameters, **options)
+    monkeypatch.undo()
+    if found.ids.shape != wanted.ids.shape:
+        wanted = replace(wanted, ids=resize_nearest(wanted.ids, found.ids.shape))
+    return found, wanted
+
+
+def check_same(found, wanted):
+    assert found.ids.dtype == np.int32
+    np.testing.assert_array_equal(found.ids, wanted.ids)
+    assert (found.categories, found.scores, found.iscrowd) == (wanted.categories, wanted.scores, wanted.iscrowd)
+    assert found.measured is not None, "by the operators"
+    assert wanted.measured is None
+    assert to_result(found, found.ids.shape, 2).segments == to_result(wanted, wanted.ids.shape, 2).segments
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("keep_empty", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_operators_fuse_as_arrays(monkeypatch, case, keep_empty, device):
+    prediction, parameters = golden_case(case)
+    check_same(*fused_twice(monkeypatch, prediction, device, *parameters, keep_empty=keep_empty))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("seed", range(24))
+def test_operators_fuse_anything_as_arrays(monkeypatch, seed, device):
+    """Few and many detections, equal scores, empty masks, boxes beyond the borders, no class map, other sizes."""
+    generator = torch.Generator().manual_seed(seed)
+    count, size = (0, 3, 12, 90)[seed % 4], ((41, 57), (1, 70), (130, 33))[seed % 3]
+    corner = (torch.rand(count, 2, generator=generator) * 1.4 - 0.2) * torch.tensor(size)
+    boxes = torch.cat([corner, corner + torch.rand(count, 2, generator=generator) * 40 - 1], dim=1)
+    masks = torch.randn(count, 28, 28, generator=generator) * 3
+    masks[::5] = -9
+    boxes[::7] = torch.nan
+    prediction = Prediction(
+        *(boxes, torch.randint(0, 3, (count,), generator=generator)),
+        *(torch.rand(count, generator=generator).mul(9).round() / 9, masks),
+        torch.randint(0, 5, size, generator=generator) if seed % 5 else None,
+        size,
+    )
+    options = {"keep_empty": seed % 2 == 1, "native_size": ((50, 31), size, None)[seed // 2 % 3]}
+    parameters = (2, 0.2, (0.0, 0.5, 1.0)[seed // 3 % 3], (0, 40, 300)[seed // 4 % 3])
+    found, wanted = fused_twice(monkeypatch, prediction, device, *parameters, **options)
+    check_same(found, wanted)
+    assert found.ids.shape == (options["native_size"] or size)
+    assert len(found.categories) > 1 or count < 12
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_more_ids_than_int16_holds(monkeypatch, device):
+    count = 33000
+    boxes = torch.tensor([[0.0, 0, 1, 1]]).repeat(count, 1)
+    boxes[-1] = torch.tensor([2, 2, 4, 4])
+    prediction = Prediction(
+        *(boxes, torch.zeros(count).long(), torch.full((count,), 0.9), torch.full((count, 1, 1), 9.0)),
+        *(torch.ones(4, 4).long(), (4, 4)),
+    )
+    found, wanted = fused_twice(monkeypatch, prediction, device, 2, 0.5, 1.0, 1, keep_empty=True)
+    check_same(found, wanted)
+    assert found.ids.max() == count + 1
+
+
+def test_the_host_waits_for_downloads_only(monkeypatch):
+    prediction, parameters = golden_case("a")
+    monkeypatch.setattr(fusion, "_has_kernels", lambda _: True)
+    with HostReads() as reads:
+        fuse(prediction, *parameters, native_size=(50, 31))
+    downloads = [place for place in reads.places.elements() if not place.startswith("numpy: ")]
+    assert all(place.startswith("cpu: ") for place in downloads), str(reads)
+    assert sum(place.startswith("cpu: fusion.py") for place in downloads) == 1, f"all in one array\n{reads}"
+    assert len(downloads) == 5, f"and what the detections are, before\n{reads}"
+
+
+def test_map_is_resized_with_the_fusion_as_after_it():
+    prediction, parameters = golden_case("a")
+    size = (prediction.size[0] + 9, prediction.size[1] // 2)
+    at_once, after = fuse(prediction, *parameters, native_size=size), fuse(prediction, *parameters)
+    at_once, after = (to_result(fused, size, parameters[0]) for fused in (at_once, after))
+    np.testing.assert_array_equal(at_once.id_map, after.id_map)
+    assert at_once.segments == after.segments
 
 
 def test_semantic_things_without_detection_are_crowds():

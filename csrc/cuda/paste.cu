@@ -9,8 +9,10 @@ namespace seamseg {
 namespace {
 
 constexpr int kThreads = 256;
-// The size of a crop is on the device only: enough blocks for any on a small map, or a large one on a large map.
-constexpr unsigned kMostBlocks = 512;
+// The size of a crop is on the device only: enough warps for most, which walk through those that are larger.
+constexpr unsigned kMostBlocks = 512, kMostBlocksOfInstance = 64;
+// Instances and words of a chunk; a word holds 32 pixels of an instance.
+constexpr int64_t kMostInstances = 64, kMostWords = int64_t{1} << 24;
 
 Tensor paste_masks_into(Tensor id_map, const Tensor& masks, const Tensor& boxes, double overlap_threshold,
                         int64_t first_id, bool keep_empty) {
@@ -32,24 +34,34 @@ Tensor paste_masks_into(Tensor id_map, const Tensor& masks, const Tensor& boxes,
   const Tensor target = torch::stable::contiguous(id_map);
   const Tensor cells = torch::stable::contiguous(masks), corners = torch::stable::contiguous(boxes);
   Tensor kept = torch::stable::new_empty(masks, {count}, ScalarType::Bool);
-  const Tensor counts = torch::stable::new_zeros(masks, {count, 2}, ScalarType::Int);
-  const Tensor before = torch::stable::new_zeros(masks, {count + 1}, ScalarType::Int);
-  const unsigned blocks = std::min(blocks_for(height * width, kThreads), kMostBlocks);
+  const int64_t row_words = (width + 31) / 32, words = height * row_words;
+  const int64_t fitting = std::min({kMostInstances, count, kMostWords / std::max<int64_t>(1, words)});
+  const int64_t chunk = std::max<int64_t>(1, fitting);
+  const Tensor planes = torch::stable::new_empty(masks, {chunk, words}, ScalarType::Int);
+  const Tensor taken = torch::stable::new_empty(masks, {words}, ScalarType::Int);
+  const Tensor numbers = torch::stable::new_empty(masks, {chunk}, ScalarType::Long);
+  const Tensor before = torch::stable::new_zeros(masks, {1}, ScalarType::Long);
+  const unsigned blocks = blocks_for(words * 32, kThreads);
 
   dispatch_integer(id_map, "paste_masks_into", [&](auto zero) {
     using Id = decltype(zero);
     constexpr auto kLargest = static_cast<int64_t>(std::numeric_limits<Id>::max());
     STD_TORCH_CHECK(first_id >= 0 && first_id - 1 <= kLargest - count,
                     "paste_masks_into: id_map cannot hold the ids of all instances");
-    for (int64_t i = 0; i < count; ++i) {
-      const float* mask = data<float>(cells) + i * cells_y * cells_x;
+    SEAMSEG_LAUNCH(paste_taken<Id>, std::min(blocks, kMostBlocks), kThreads, stream, data<Id>(target), height, width,
+                   static_cast<uint32_t>(row_words), mutable_data<uint32_t>(taken));
+    for (int64_t i = 0; i < count; i += chunk) {
+      const auto here = static_cast<int32_t>(std::min(chunk, count - i));
+      const dim3 grid(std::min(blocks, kMostBlocksOfInstance), static_cast<unsigned>(here));
       const float* box = data<float>(corners) + 4 * i;
-      int32_t* sums = mutable_data<int32_t>(counts) + 2 * i;
-      SEAMSEG_LAUNCH(paste_count<Id>, blocks, kThreads, stream, mask, box, cells_y, cells_x, data<Id>(target), height,
-                     width, sums);
-      SEAMSEG_LAUNCH(paste_write<Id>, blocks, kThreads, stream, mask, box, cells_y, cells_x, mutable_data<Id>(target),
-                     height, width, sums, overlap_threshold, keep_empty, first_id, mutable_data<int32_t>(before) + i,
-                     mutable_data<bool>(kept) + i);
+      SEAMSEG_LAUNCH(paste_cover, grid, kThreads, stream, data<float>(cells) + i * cells_y * cells_x, box, cells_y,
+                     cells_x, height, width, words, mutable_data<uint32_t>(planes));
+      SEAMSEG_LAUNCH(paste_decide, 1, kDecideThreads, stream, box, here, cells_y, cells_x, height, width,
+                     static_cast<uint32_t>(row_words), words, mutable_data<uint32_t>(planes),
+                     mutable_data<uint32_t>(taken), overlap_threshold, keep_empty, first_id,
+                     mutable_data<int64_t>(before), mutable_data<int64_t>(numbers), mutable_data<bool>(kept) + i);
+      SEAMSEG_LAUNCH(paste_write<Id>, grid, kThreads, stream, box, cells_y, cells_x, height, width, words,
+                     data<uint32_t>(planes), data<int64_t>(numbers), mutable_data<Id>(target));
     }
   });
   if (!id_map.is_contiguous()) torch::stable::copy_(id_map, target);

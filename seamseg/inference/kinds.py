@@ -63,7 +63,8 @@ class InferenceKind:
 def _panoptic(prediction: ArrayPrediction, size: tuple[int, int], settings: ResultSettings) -> Panoptic:
     t, num_stuff = settings.thresholds, settings.metadata.num_stuff
     if prediction.queries is None:
-        fused = fuse(prediction, num_stuff, t.score_threshold, t.overlap_threshold, t.min_stuff_area)
+        thresholds = (t.score_threshold, t.overlap_threshold, t.min_stuff_area)
+        fused = fuse(prediction, num_stuff, *thresholds, native_size=size)
     else:
         fused = merge_queries(
             prediction.queries, prediction.size, size, num_stuff, t.score_threshold, t.overlap_threshold

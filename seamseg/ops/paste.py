@@ -47,7 +47,7 @@ def paste_masks_into(
     if not 0 <= first_id <= torch.iinfo(id_map.dtype).max:
         raise ValueError(f"paste_masks_into: first_id must be an id that id_map can hold, got {first_id}")
     masks = mask_logits.detach().float().sigmoid()
-    return _paste_masks_into(id_map, masks, boxes.detach().float(), overlap_threshold, first_id, keep_empty)
+    return paste_probabilities_into(id_map, masks, boxes.detach().float(), overlap_threshold, first_id, keep_empty)
 
 
 def _fake(
@@ -56,4 +56,5 @@ def _fake(
     return masks.new_empty(masks.shape[0], dtype=torch.bool)
 
 
-_paste_masks_into = define("paste_masks_into", paste_masks_into_plain, _fake)
+paste_probabilities_into = define("paste_masks_into", paste_masks_into_plain, _fake)
+"""The operator, of float32 probabilities in place of logits; it checks shapes and dtypes itself."""

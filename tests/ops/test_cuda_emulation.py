@@ -17,7 +17,7 @@ EMULATED = [
     name for name in OPERATORS if any(f'"{name}"' in path.read_text() for path in (ROOT / "csrc/cuda").glob("*.cu"))
 ]
 ON_REGIONS = [name for name in OPERATORS if name.startswith(("abn_", "roi_"))]
-FEWER = {"upsample_ohem_loss": 4, "paste_masks_into": 2}  # many threads, or many launches
+FEWER = {"upsample_ohem_loss": 4, "paste_masks_into": 2}  # many threads
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +30,13 @@ def worker():
 @pytest.fixture(scope="module")
 def sample():
     worker = Worker(sanitized=True, kernel="crowd_count")
+    yield worker
+    worker.close()
+
+
+@pytest.fixture(scope="module")
+def paste():
+    worker = Worker(sanitized=True, kernel="paste")
     yield worker
     worker.close()
 
@@ -159,6 +166,25 @@ def test_match_boxes_of_few_with_many(worker, n, m):
     for arguments in ([a, b], [b, a]):
         found, wanted = (worker.call(of, "match_boxes", arguments, 2)[0] for of in ("seamseg_emulated", "seamseg"))
         assert all(torch.equal(x.nan_to_num(-5), y.nan_to_num(-5)) for x, y in zip(found, wanted, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("count", "size", "overlap", "keep_empty"),
+    [(150, (40, 70), 0.5, False), (130, (33, 65), 1.0, True), (3, (130, 300), 0.2, False), (65, (3, 33), 0.0, True)],
+)
+def test_pasting_in_chunks(paste, count, size, overlap, keep_empty):
+    """More instances than are decided on at once; rows of several words and parts of them; boxes that stick out."""
+    generator = torch.Generator().manual_seed(count)
+    corner = (torch.rand(count, 2, generator=generator) * 1.4 - 0.2) * torch.tensor(size)
+    side = torch.rand(count, 2, generator=generator) * torch.tensor(size) * 0.6 - 0.5
+    masks = (torch.randn(count, 7, 6, generator=generator) * 4).sigmoid()
+    ids = (torch.rand(size, generator=generator) < 0.1).short() * 5
+    arguments = [ids, masks, torch.cat((corner, corner + side), 1), overlap, 1, keep_empty]
+    found, wanted = (paste.call(of, "paste_masks_into", arguments, 3) for of in ("seamseg_emulated", "seamseg"))
+    assert torch.equal(found[0], wanted[0])
+    assert torch.equal(found[1][0], wanted[1][0])
+    assert found[0].any()
 
 
 LOSS_SIZES = [  # classes, logits, padded input, valid part, classes of a pixel beside each other
