@@ -2,11 +2,15 @@
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 # before torch is imported, and for all processes that tests start: equal bits need equal threads, and several processes
 # with as many threads as the machine has cores wait for each other
 os.environ["OMP_NUM_THREADS"] = "1"
+# in the first and each of hundreds of processes, where images of containers switch it off: compiling torch takes longer
+# than importing it
+os.environ["PYTHONDONTWRITEBYTECODE"], sys.dont_write_bytecode = "", False
 
 import pytest
 from hypothesis import settings
