@@ -8,9 +8,9 @@ from pathlib import Path
 # before torch is imported, and for all processes that tests start: equal bits need equal threads, and several processes
 # with as many threads as the machine has cores wait for each other
 os.environ["OMP_NUM_THREADS"] = "1"
-# in the first and each of hundreds of processes, where images of containers switch it off: compiling torch takes longer
-# than importing it
-os.environ["PYTHONDONTWRITEBYTECODE"], sys.dont_write_bytecode = "", False
+# images of containers often switch bytecode off: each of hundreds of processes would compile torch, which takes longer
+# than its import
+os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 
 import pytest
 from hypothesis import settings
@@ -72,6 +72,7 @@ settings.load_profile("seamseg")
 def pytest_configure(config: pytest.Config) -> None:
     """Keep large buffers, as the commands do: networks of the published size take 15 % less CPU time."""
     process_settings.apply()
+    sys.dont_write_bytecode = False
     # ignored in a background job
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
