@@ -26,6 +26,7 @@ from seamseg.utils import process_settings
 from seamseg.utils.progress import set_quiet
 
 LONG = (
+    "components/test_maps",
     "training/test_two_processes",
     "training/test_elastic",
     "training/test_equal_gradients",
@@ -40,6 +41,13 @@ LONG = (
     "training/test_update_two_processes",
     "inference/test_acceleration",
     "ops/test_cuda_emulation",
+    "predict/test_outputs",
+    "cli/test_bad_input",
+    "deploy/test_onnx",
+    "components/test_transformers_network",
+    "validation/test_same_scores",
+    "report/test_page",
+    "models/test_build",
 )
 """Files that take longest, the longest first: started last, one would keep a single process at work in the end."""
 
