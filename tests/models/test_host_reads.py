@@ -100,10 +100,7 @@ def test_exact_samples_are_read_a_few_times_whatever_the_number_of_images(batch)
 
 @pytest.mark.parametrize(
     "batch",
-    [
-        toy_batch((64, 96), (80, 64), (48, 48), empty=(2,), crowd=(0,)),
-        toy_batch((64, 64), (64, 64), empty=(0, 1)),
-    ],
+    [toy_batch((64, 96), (80, 64), (48, 48), empty=(2,), crowd=(0,)), toy_batch((64, 64), (64, 64), empty=(0, 1))],
     ids=["things", "empty"],
 )
 @pytest.mark.parametrize(
