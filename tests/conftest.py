@@ -2,11 +2,15 @@
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 # before torch is imported, and for all processes that tests start: equal bits need equal threads, and several processes
 # with as many threads as the machine has cores wait for each other
 os.environ["OMP_NUM_THREADS"] = "1"
+# images of containers often switch bytecode off: each of hundreds of processes would compile torch, which takes longer
+# than its import
+os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 
 import pytest
 from hypothesis import settings
@@ -22,6 +26,7 @@ from seamseg.utils import process_settings
 from seamseg.utils.progress import set_quiet
 
 LONG = (
+    "components/test_maps",
     "training/test_two_processes",
     "training/test_elastic",
     "training/test_equal_gradients",
@@ -36,6 +41,13 @@ LONG = (
     "training/test_update_two_processes",
     "inference/test_acceleration",
     "ops/test_cuda_emulation",
+    "predict/test_outputs",
+    "cli/test_bad_input",
+    "deploy/test_onnx",
+    "components/test_transformers_network",
+    "validation/test_same_scores",
+    "report/test_page",
+    "models/test_build",
 )
 """Files that take longest, the longest first: started last, one would keep a single process at work in the end."""
 
@@ -68,6 +80,7 @@ settings.load_profile("seamseg")
 def pytest_configure(config: pytest.Config) -> None:
     """Keep large buffers, as the commands do: networks of the published size take 15 % less CPU time."""
     process_settings.apply()
+    sys.dont_write_bytecode = False
     # ignored in a background job
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -167,8 +167,7 @@ echo > "$2"
 
 
 @pytest.mark.parametrize(
-    ("wanted", "noted"),
-    [("8.0;9.0+PTX", ["sm_80", "sm_90", "compute_90"]), ("7.5 9.0a", ["sm_75", "sm_90a"])],
+    ("wanted", "noted"), [("8.0;9.0+PTX", ["sm_80", "sm_90", "compute_90"]), ("7.5 9.0a", ["sm_75", "sm_90a"])]
 )
 def test_a_build_notes_its_architectures(sdist: Path, tmp_path: Path, wanted: str, noted: list[str]) -> None:
     """What `seamseg.ops` compares with the GPUs of a machine."""

@@ -44,11 +44,8 @@ def file(tmp_path, request):
     return write
 
 
-# one of them in the fast tests
-FAST = ("metric",)
-
-
-@pytest.mark.parametrize("kind", [k if k in FAST else pytest.param(k, marks=pytest.mark.slow) for k in TEMPLATES])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", TEMPLATES)
 def test_the_templates_pass(kind, file):
     lines = check_component(file(kind))
     dtypes = [f"trains two steps on two processes ({dtype})" for dtype in ("bfloat16", "float32")]

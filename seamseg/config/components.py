@@ -193,10 +193,15 @@ def registered(kind: str | None = None) -> list[Component]:
     return sorted((c for c in _REGISTERED.values() if kind in (None, c.kind)), key=lambda c: (c.kind, c.name))
 
 
-def is_registered(kind: str, name: str) -> bool:
-    """Return whether a component is built in or imported; the name may have an argument, `NAME:ARGUMENT`."""
+def is_registered(kind: str, name: str, exported: bool = False) -> bool:
+    """Return whether a component is built in or imported; the name may have an argument, `NAME:ARGUMENT`.
+
+    For an `exported` network, built-in ones of a training are not imported: they need torch.
+    """
     name = name.partition(":")[0]
-    for module in KINDS[kind].modules if kind in KINDS else ():
+    known = KINDS.get(kind)
+    of_a_training = exported and known is not None and not known.evaluated and not known.chosen
+    for module in known.modules if known is not None and not of_a_training else ():
         if (kind, name) in _REGISTERED:
             break
         importlib.import_module(module)

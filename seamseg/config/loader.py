@@ -80,7 +80,7 @@ def config_from_string(
         texts[section][key] = value
     for layer in layers:
         for section, values in layer.given.items():
-            _merge(texts, section, values, layer.source, strict)
+            _merge(texts, section, values, layer.source, strict, exported)
     texts["general"]["kind"] = own
     if asked:
         _convert_weights(texts, own, asked[-1])
@@ -247,12 +247,14 @@ _RENAMED: dict[tuple[str, str], tuple[tuple[str, str, str], ...]] = {
 """Section and key of 0.1.0, and what it sets now: section, key and value."""
 
 
-def _merge(texts: Texts, section: str, values: Mapping[str, str], source: str, strict: bool = True) -> None:
+def _merge(
+    texts: Texts, section: str, values: Mapping[str, str], source: str, strict: bool = True, exported: bool = False
+) -> None:
     part = components.parse_section(section)
     if part is not None:
         section = " ".join(part)
         texts.setdefault(section, {})
-        if not strict and not components.is_registered(*part):
+        if not strict and not components.is_registered(*part, exported):
             texts[section] |= values
             return
     elif section not in SECTIONS:
@@ -359,14 +361,14 @@ def _typed(
             if (kind := spec.metadata["component"]) is not None and text not in spec.metadata["choices"]:
                 needed = strict or (components.KINDS[kind].needed and not exported)
                 values[spec.name] = _component_name(kind, name, spec.name, text, origin, needed)
-                if components.is_registered(kind, text):
+                if components.is_registered(kind, text, exported):
                     texts.setdefault(components.find(kind, text).section, {})
             else:
                 values[spec.name] = _parsed(name, spec, text, origin)
         sections[name] = cls(**values)
     for name in [section for section in texts if section not in SECTIONS]:
         kind, part = components.parse_section(name) or ("", "")
-        if not components.is_registered(kind, part):
+        if not components.is_registered(kind, part, exported):
             parts[name] = NotLoaded(texts[name])
             continue
         cls = components.find(kind, part).keys

@@ -76,10 +76,7 @@ def of_the_original(snapshot: Path, path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("spoil", "message"),
-    [
-        (with_code, "refused: it holds pickled code"),
-        (of_the_original, "give metadata.bin with --meta"),
-    ],
+    [(with_code, "refused: it holds pickled code"), (of_the_original, "give metadata.bin with --meta")],
 )
 def test_models(micro_run, micro, tmp_path, refused, spoil, message) -> None:
     path = tmp_path / "model.pth.tar"

@@ -142,13 +142,15 @@ MISSING = [
 
 ALL = """
 import json, os, sys
+sys.modules["torch"] = None
+# what most of the commands import, once
+import seamseg.predict.settings, seamseg.prepare.vistas
 from seamseg.cli.main import main
 answers = []
 for words, missing in json.loads(sys.argv[1]):
     ours, theirs = os.pipe()
     if (child := os.fork()) == 0:
         os.dup2(theirs, 2)
-        sys.modules["torch"] = None
         if missing:
             sys.modules[missing] = None
         code = main(words.split())

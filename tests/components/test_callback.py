@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from support.interruptions import result, signals_at, train_until_done
+from support.micro import TENSORBOARD
 
 import seamseg
 from seamseg.checkpoints.snapshot import load_snapshot
@@ -217,7 +218,7 @@ def test_callbacks_given_in_python(micro, micro_config, tmp_path, monkeypatch):
     recorder, counter, broken = Recorder(), Counter(), Broken()
     monkeypatch.setenv("SEAMSEG_QUIET", "1")
     given = [broken, Worse(), Late(), counter, recorder, Recorder()]
-    seamseg.train(micro_config, micro, tmp_path / "run", "cpu", callbacks=given)
+    seamseg.train(micro_config, micro, tmp_path / "run", "cpu", overrides=[TENSORBOARD], callbacks=given)
     assert broken.calls == 1
     log = (tmp_path / "run" / "training.log").read_text()
     for problem in (
@@ -270,14 +271,13 @@ def test_a_state_that_no_snapshot_can_hold(micro, micro_config, tmp_path):
 
 def test_without_tensorboard(micro, micro_config, tmp_path, monkeypatch):
     """Turned off, nothing is written or drawn; not installed, a warning."""
-    off = {"callback tensorboard.enabled": "no"}
     with monkeypatch.context() as patch:
         patch.setattr("seamseg.training.logging.images.SampleRenderer.targets", None)
-        seamseg.train(micro_config, micro, tmp_path / "off", "cpu", overrides=off)
+        seamseg.train(micro_config, micro, tmp_path / "off", "cpu")
     log = (tmp_path / "off" / "training.log").read_text()
     assert "WARNING" not in log
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    seamseg.train(micro_config, micro, tmp_path / "missing", "cpu")
+    seamseg.train(micro_config, micro, tmp_path / "missing", "cpu", overrides=[TENSORBOARD])
     log = (tmp_path / "missing" / "training.log").read_text()
     assert log.count("callback tensorboard is not called again: SeamsegError: no TensorBoard files are written: ") == 1
     assert not [path for folder in ("off", "missing") for path in (tmp_path / folder).glob("events*")]

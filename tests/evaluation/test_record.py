@@ -9,21 +9,11 @@ import pytest
 from support.panoptic_cases import infos, random_pair
 
 from seamseg.evaluation import ClassInfo, PanopticEvaluator, evaluate_panoptic_json
-from seamseg.evaluation.record import (
-    IMAGES,
-    SUMMARY,
-    ImageRecord,
-    SegmentRecord,
-    read_evaluation,
-    segment_records,
-)
+from seamseg.evaluation.record import IMAGES, SUMMARY, ImageRecord, SegmentRecord, read_evaluation, segment_records
 from seamseg.formats.id_png import write_id_png
 from seamseg.utils.errors import InputError
 
-CATEGORIES = [
-    {"id": 7, "name": "road", "isthing": 0, "color": [128, 64, 128]},
-    {"id": 26, "name": "car", "isthing": 1},
-]
+CATEGORIES = [{"id": 7, "name": "road", "isthing": 0, "color": [128, 64, 128]}, {"id": 26, "name": "car", "isthing": 1}]
 
 
 def make(folder, name, maps, categories, scores=()):

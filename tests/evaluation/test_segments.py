@@ -20,8 +20,7 @@ CLASSES = [ClassInfo(n, i, i >= 2) for i, n in enumerate(("road", "sky", "car", 
 
 def result(id_map, segments):
     return PanopticResult(
-        np.array(id_map, np.int32),
-        [Segment(i, c, c >= 2, None, 0, (0, 0, 0, 0), crowd) for i, c, crowd in segments],
+        np.array(id_map, np.int32), [Segment(i, c, c >= 2, None, 0, (0, 0, 0, 0), crowd) for i, c, crowd in segments]
     )
 
 

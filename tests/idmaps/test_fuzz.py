@@ -12,7 +12,7 @@ from seamseg.idmaps.id_runs import id_runs_of
 EXPECTED = {"ValueError", "TypeError", "MemoryError", "_ArrayMemoryError", "AttributeError", "OverflowError"}
 INTEGERS = (np.bool_, np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32, np.uint64, np.int64)
 WILD = (-1, 0, 1, 2, 255, -(2**63), 2**63 - 1, 2**63, 2**31 - 1, 2**31, 2**40, 2**62, 2**70)
-FEW, MANY = 60, 3000
+FEW, MANY = 40, 2000
 
 
 def _stream(draw, rng):

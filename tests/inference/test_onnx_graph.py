@@ -296,10 +296,7 @@ WORDS = helper.make_tensor("words", TensorProto.STRING, [1], [b"a"])
         ),
         (lambda c: b"", "the file is empty"),
         (edited(lambda m: m.graph.node[0].input.append("classmap")), "uses a tensor that is not there yet"),
-        (
-            edited(lambda m: m.graph.node[1].output.__setitem__(0, m.graph.node[0].output[0])),
-            "two tensors are named",
-        ),
+        (edited(lambda m: m.graph.node[1].output.__setitem__(0, m.graph.node[0].output[0])), "two tensors are named"),
         (edited(lambda m: setattr(m.opset_import[0], "version", 9)), "its operators are of version 9"),
         (edited(lambda m: m.opset_import.add(domain="com.microsoft", version=1)), "operators of several sets"),
         (edited(lambda m: m.graph.input.append(MORE)), "it has the inputs image, size, more"),

@@ -144,10 +144,7 @@ _R18 = ('body.out_channels={"mod1": 64, "mod2": 64, "mod3": 128, "mod4": 256, "m
             "[body]\nbody_params = {'dilation': [2, 1, 2, 4]}\n",
             r"\[fpn\] out_strides: resnet50 gives \(2, 4, 4, 4\), not \(4, 8, 16, 32\)",
         ),
-        (
-            _NO_MOD9,
-            r"\[fpn\] inputs: wider_resnet38 has no mod9, only mod1, mod2, .*, mod7, bn_out",
-        ),
+        (_NO_MOD9, r"\[fpn\] inputs: wider_resnet38 has no mod9, only mod1, mod2, .*, mod7, bn_out"),
         ("[fpn]\ninputs = ['mod3', 'mod2', 'mod4', 'mod5']\nout_strides = (8, 4, 16, 32)\n", "finest first"),
         ("[fpn]\nout_strides = (4, 8, 16, 64)\n", r"\[fpn\] out_strides: resnet50 gives \(4, 8, 16, 32\)"),
         ("[body]\nbody_params = {'width': 3}\n", r"\[body\] body_params: .*width"),

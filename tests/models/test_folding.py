@@ -8,7 +8,9 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from support.micro import narrow_body as tiny_body
 from support.narrow_backbones import NARROW, narrow_body, narrow_networks
+from support.networks import NARROW as TINY_CHANNELS
 from support.networks import randomise, tiny_config
 from torch import nn
 from torch.testing import assert_close
@@ -63,7 +65,8 @@ def same(found, wanted, part=1e-5):
 def test_same_outputs(kind, mode, plain, monkeypatch):
     if plain:
         monkeypatch.setattr(fused, "_FAILED", {"convolution", "linear"})
-    net = network(kind=kind, mode=mode)
+    with tiny_body():
+        net = network(kind=kind, mode=mode, overrides=(TINY_CHANNELS,))
     same(outputs(fold_abn(net)), outputs(net))
 
 

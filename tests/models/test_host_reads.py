@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 from support.host_reads import HostReads, Launches
-from support.networks import tiny_config, toy_batch
+from support.micro import narrow_body
+from support.networks import NARROW, tiny_config, toy_batch
 
 from seamseg.config import load_config
 from seamseg.models.build import build_network, build_training_module
@@ -29,8 +30,9 @@ RECIPES = ("roi.box_convs=1", "roi.mask_refinement=points", "mask_refinement poi
 def reads_of_a_step(batch, *overrides, kind="panoptic", mode="bn"):
     """Reads of the second step: forward pass, losses, backward pass and update."""
     torch.manual_seed(0)
-    config = tiny_config(kind, mode, overrides=overrides)
-    module = build_training_module(config, 2, 3)
+    config = tiny_config(kind, mode, overrides=(NARROW, *overrides))
+    with narrow_body():
+        module = build_training_module(config, 2, 3)
     optimizer = build_optimizer(module.net, config)
     stepper = Stepper(TrainerOptions.from_config(config), module, optimizer, World())
     rates = [0.01] * len(optimizer.param_groups)
@@ -98,10 +100,7 @@ def test_exact_samples_are_read_a_few_times_whatever_the_number_of_images(batch)
 
 @pytest.mark.parametrize(
     "batch",
-    [
-        toy_batch((64, 96), (80, 64), (48, 48), empty=(2,), crowd=(0,)),
-        toy_batch((64, 64), (64, 64), empty=(0, 1)),
-    ],
+    [toy_batch((64, 96), (80, 64), (48, 48), empty=(2,), crowd=(0,)), toy_batch((64, 64), (64, 64), empty=(0, 1))],
     ids=["things", "empty"],
 )
 @pytest.mark.parametrize(

@@ -177,11 +177,7 @@ def test_the_crop_aware_loss_of_a_network(fixed):
     batch = toy_batch((64, 96), (80, 64), (48, 48), empty=(2,))
     batch.boxes[0][3, 1] = 0
     values = {}
-    for name, loss, cut in (
-        ("plain", "smooth_l1", True),
-        ("whole", "cabb", False),
-        ("cut", "cabb", True),
-    ):
+    for name, loss, cut in (("plain", "smooth_l1", True), ("whole", "cabb", False), ("cut", "cabb", True)):
         sides = borders(batch, (False, cut, False, False), (cut,) * 4, (cut,) * 4)
         overrides = (f"roi.box_loss={loss}", *RECIPES[-1:], f"roi.fixed_samples={fixed}")
         module = training_module(overrides=overrides)
@@ -235,11 +231,7 @@ def test_masks_refined_at_points():
 
 @pytest.mark.parametrize(
     ("mode", "overrides"),
-    [
-        ("bn", ()),
-        ("bn", (*RECIPES, "roi.fixed_samples=yes")),
-        ("syncbn+gn", (*RECIPES, "roi.fixed_samples=no")),
-    ],
+    [("bn", ()), ("bn", (*RECIPES, "roi.fixed_samples=yes")), ("syncbn+gn", (*RECIPES, "roi.fixed_samples=no"))],
 )
 def test_crowds_several_sizes_and_optional_losses_train(mode, overrides):
     module = training_module(mode=mode, overrides=overrides)

@@ -73,12 +73,7 @@ def run_plain(step, values):
 
 
 @given(
-    shapes,
-    st.sampled_from(FLOATS),
-    st.booleans(),
-    st.booleans(),
-    st.sampled_from(ACTIVATIONS),
-    st.integers(0, 2**20),
+    shapes, st.sampled_from(FLOATS), st.booleans(), st.booleans(), st.sampled_from(ACTIVATIONS), st.integers(0, 2**20)
 )
 def test_kernels_equal_plain(shape, dtype, last, with_residual, activation, seed):
     precision = 1e-12 if dtype == torch.float64 else 2e-6

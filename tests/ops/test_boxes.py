@@ -10,15 +10,7 @@ from support import op_oracles as oracles
 from support.golden_files import golden
 from torch.testing import assert_close
 
-from seamseg.ops.boxes import (
-    box_area,
-    box_iou,
-    box_overlap,
-    clip_boxes,
-    crowd_overlap,
-    decode_boxes,
-    encode_boxes,
-)
+from seamseg.ops.boxes import box_area, box_iou, box_overlap, clip_boxes, crowd_overlap, decode_boxes, encode_boxes
 
 
 def random_boxes(n: int, seed: int, size: float = 50.0) -> torch.Tensor:
@@ -96,10 +88,7 @@ def test_decoding_clamps_scales_only():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda: box_iou(torch.rand(3, 5), torch.rand(2, 4)),
-            "a must be N x 4, got float32 tensor of shape 3x5",
-        ),
+        (lambda: box_iou(torch.rand(3, 5), torch.rand(2, 4)), "a must be N x 4, got float32 tensor of shape 3x5"),
         (lambda: box_iou(torch.rand(3, 4), torch.rand(4)), "box_iou: b must be N x 4"),
         (lambda: box_area(torch.zeros(2, 3)), "box_area: boxes must be ... x 4"),
         (lambda: crowd_overlap(torch.rand(1, 4), torch.rand(4, 4)), "crowd_mask must be a bool or integer H x W"),

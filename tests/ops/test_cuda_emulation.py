@@ -93,7 +93,7 @@ def test_zero_rows(worker, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EMULATED)
 def test_cuda_equals_plain_often(worker, name):
-    compare(worker, "seamseg_emulated", name, range(1000, 1000 + 300 // FEWER.get(name, 1)))
+    compare(worker, "seamseg_emulated", name, range(1000, 1000 + 150 // FEWER.get(name, 1)))
 
 
 ABN_MAPS = [  # channels, height x width, channels last, elements that the maps start behind a 16-byte boundary

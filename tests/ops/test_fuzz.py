@@ -19,7 +19,7 @@ EXPECTED = {"RuntimeError", "ValueError", "TypeError", "IndexError", "NotImpleme
 EXPECTED |= {"MemoryError", "OutOfMemoryError", "_ArrayMemoryError", "AxisError"}
 EXPECTED |= {"AttributeError"}  # raised by Python for an object of a wrong type; type hints document the right one
 INTERNAL = ("abn_channels", "abn_steps", "activation", "reference", "sync")
-FEW, MANY = 60, 3000
+FEW, MANY = 30, 2000
 
 
 def public_functions():

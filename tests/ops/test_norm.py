@@ -10,14 +10,7 @@ from support.golden_files import golden, names
 from torch import nn
 from torch.testing import assert_close
 
-from seamseg.ops.norm import (
-    ABN,
-    ActivatedGroupNorm,
-    ActivatedIdentity,
-    InPlaceABN,
-    InPlaceABNSync,
-    synchronised_over,
-)
+from seamseg.ops.norm import ABN, ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync, synchronised_over
 
 LAYERS = {"ABN": ABN, "InPlaceABN": InPlaceABN}
 CASES = sorted({n.split("/")[1] for n in names("abn/") if re.search(r"_(train|eval)/", n)})

@@ -283,11 +283,7 @@ CHECKS = [
 def worker(rank, join, world, file):
     for generation in range(2):
         distributed.init_process_group(
-            "gloo",
-            init_method=f"file://{file}{generation}",
-            rank=rank,
-            world_size=world,
-            timeout=timedelta(seconds=60),
+            "gloo", init_method=f"file://{file}{generation}", rank=rank, world_size=world, timeout=timedelta(seconds=60)
         )
         # the second world must not be given groups of the first
         for check in CHECKS if generation == 0 else [check_inactive_ranks]:

@@ -34,8 +34,7 @@ def make_folder(tmp_path: Path) -> Callable[..., Path]:
         (root / "lst" / "train.txt").write_text("".join(f"{i.id}\n" for i in images))
         m = classes()
         write_metadata(
-            root / "metadata.bin",
-            Metadata(m.num_stuff, m.num_thing, m.categories, m.palette, m.original_ids, images),
+            root / "metadata.bin", Metadata(m.num_stuff, m.num_thing, m.categories, m.palette, m.original_ids, images)
         )
         return root
 

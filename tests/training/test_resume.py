@@ -92,10 +92,7 @@ def train_until_killed(rank: int, join: Callable[[], None], options: TrainingOpt
         run_training(options)
 
 
-@pytest.mark.parametrize(
-    ("workers", "seed"),
-    [(0, 1), pytest.param(2, 3, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize(("workers", "seed"), [(0, 1), pytest.param(2, 3, marks=pytest.mark.slow)])
 def test_interrupted_anywhere(seven, straight, tmp_path, workers, seed):
     stops = random.Random(seed).sample(range(1, STEPS), 3)
     run = tmp_path / "run"

@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 import torch
-from support.micro import make_dataset, narrow_body, write_config
+from support.micro import TENSORBOARD, make_dataset, narrow_body, write_config
 from support.processes import launch, stderr_to
 
 from seamseg.checkpoints.snapshot import load_snapshot
@@ -141,7 +141,7 @@ def work_more(rank: int, join: Callable[[], None], folder: Path) -> None:
 def work(rank: int, join: Callable[[], None], folder: Path) -> None:
     """Run all cases in the same two processes: starting them takes longer than all cases together."""
     with trainings(rank, join, folder) as train:
-        train("mixed", *AP)
+        train("mixed", *AP, TENSORBOARD)
         train("resumed", resume=folder / "half.tar")
         train("evaluated", *AP, evaluate=True, resume=folder / "mixed" / "model_last.pth.tar")
         with pytest.raises(SeamsegError) as stopped, poisoned():

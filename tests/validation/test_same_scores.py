@@ -53,6 +53,7 @@ def test_of_a_snapshot(micro, micro_run, photos, tmp_path, options):
     check_equal(*both(micro_run, micro, photos, tmp_path, options))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("narrow")
 def test_of_an_exported_network(micro, micro_run, photos, tmp_path):
     file = tmp_path / "net.onnx"

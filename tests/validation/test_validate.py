@@ -102,8 +102,7 @@ def test_legacy_scores_use_the_size_of_the_original(micro_config, legacy, size):
 
 
 @pytest.mark.parametrize(
-    ("legacy", "tiles", "used"),
-    [(False, "auto", "auto"), (True, "auto", "off"), (True, 512, 512)],
+    ("legacy", "tiles", "used"), [(False, "auto", "auto"), (True, "auto", "off"), (True, 512, 512)]
 )
 def test_legacy_scores_use_no_tiles_unless_asked(micro, micro_run, monkeypatch, legacy, tiles, used):
     built = []

@@ -53,11 +53,7 @@ def _result() -> PanopticResult:
     ids[:, :60] = 1
     ids[20:50, 70:110] = 2
     return PanopticResult(
-        ids,
-        [
-            Segment(1, 0, False, None, 3600, (0, 0, 60, 60)),
-            Segment(2, 1, True, 0.9, 1200, (20, 70, 50, 110)),
-        ],
+        ids, [Segment(1, 0, False, None, 3600, (0, 0, 60, 60)), Segment(2, 1, True, 0.9, 1200, (20, 70, 50, 110))]
     )
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torchmetrics.detection import ModifiedPanopticQuality, PanopticQuality
 
 UNKNOWN = 255
 
 
 def torchmetrics_scores(pairs, isthing):
     """`[PQ, SQ, RQ, PQ†]`, means over the classes that occur in the pairs; NaN if none does."""
+    # imports scipy and matplotlib: too much for processes that run other tests
+    from torchmetrics.detection import ModifiedPanopticQuality, PanopticQuality
+
     things = [c for c, t in enumerate(isthing) if t]
     stuffs = [c for c, t in enumerate(isthing) if not t]
     common = {"things": things, "stuffs": stuffs, "allow_unknown_preds_category": True}
