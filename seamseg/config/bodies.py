@@ -92,7 +92,8 @@ def layout_of(body: str, params: Mapping[str, Any] | None = None) -> BodyLayout 
     Parameters
     ----------
     body : its name in `[body] body`
-    params : its `[body] body_params`, of which `dilation` decides the strides; a wrong one is ignored here
+    params : its `[body] body_params`, of which `dilation` decides the strides, and `width` the channels of a ResNet;
+        wrong ones are ignored here
 
     Returns
     -------
@@ -103,7 +104,8 @@ def layout_of(body: str, params: Mapping[str, Any] | None = None) -> BodyLayout 
     InputError
         for a body of a user without strides
     """
-    layout, dilation = BODIES.get(body), (params or {}).get("dilation", 1)
+    params = params or {}
+    layout, dilation, width = BODIES.get(body), params.get("dilation", 1), params.get("width")
     if layout is None:
         if not components.is_registered("body", body):
             return None
@@ -116,6 +118,8 @@ def layout_of(body: str, params: Mapping[str, Any] | None = None) -> BodyLayout 
         if not (body.endswith("_a2") and is_dilated_a2(dilation)):
             return layout
         return replace(layout, out_strides={name: min(stride, 8) for name, stride in layout.out_strides.items()})
+    if body.startswith("resnet") and isinstance(width, int):
+        layout = replace(layout, out_channels={n: c * width // 64 for n, c in layout.out_channels.items()})
     stages = list(dilation) if isinstance(dilation, Sequence) else [dilation] * 4
     if len(stages) != 4:
         return layout

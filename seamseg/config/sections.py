@@ -136,7 +136,7 @@ class Body:
     activation: str = key("activation after each norm", choices=("leaky_relu", "elu"))
     activation_slope: float = key("negative slope of leaky_relu, alpha of elu", minimum=0)
     gn_groups: int = key("number of groups of group norm", minimum=1, maximum=CHANNELS)
-    body_params: dict[str, Any] = key("further arguments of the backbone: dilation, dropout, input_3x3, ...")
+    body_params: dict[str, Any] = key("further arguments of the backbone: dilation, dropout, width, input_3x3, ...")
     num_frozen: int = key(
         "number N of frozen modules mod1..modN; of a network of timm mod1 is the stem, mod2 the stage of stride 4, and "
         "so on",

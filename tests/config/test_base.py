@@ -51,10 +51,13 @@ def test_the_written_configuration_is_complete(write):
 
 
 def test_another_body_has_its_own_channels(write):
-    """As with an override; the same body keeps those of the base."""
+    """The same body keeps those of the base; an override changes nothing but the body."""
     text = "[general]\nbase = toy_city_r18\n[body]\nbody = resnet50\n"
     config = load_config(write("mine.ini", text))
-    assert config.body.out_channels == load_config("toy_city_r18", None, ["body.body=resnet50"]).body.out_channels
+    whole = load_config("vistas_r50").body.out_channels
+    assert config.body.out_channels == whole
+    half = load_config("toy_city_r18", None, ["body.body=resnet50"]).body.out_channels
+    assert half == {name: channels // 2 for name, channels in whole.items()}
     write("params.ini", '[body]\nbody = resnext50\nbody_params = {"input_3x3": True}\n')
     assert load_config(write("plain.ini", "[general]\nbase = params.ini\n[body]\nbody = resnet50\n"))
     kept = '[general]\nbase = toy_city_r18\n[body]\nbody = resnet18\nout_channels = {"mod1": 1, "mod2": 2}\n[fpn]\n'

@@ -16,14 +16,15 @@ from seamseg.ops.pooling import MaxPool2d
 
 @dataclass(frozen=True)
 class Architecture:
-    """Blocks of `mod2`..`mod5`, and whether they are bottlenecks."""
+    """Blocks of `mod2`..`mod5`, whether they are bottlenecks, and the channels of `mod1`, which the others follow."""
 
     blocks: tuple[int, int, int, int]
     bottleneck: bool
+    width: int = 64
 
     def channels(self, module: int) -> tuple[int, ...]:
         """Return the output channels of the convolutions of a block of `mod<module>`, module 2 to 5."""
-        width = 64 * 2 ** (module - 2)
+        width = self.width * 2 ** (module - 2)
         return (width, width, 4 * width) if self.bottleneck else (width, width)
 
 
@@ -68,14 +69,14 @@ class ResNet(Backbone):
             raise ValueError(f"ResNet: dropout has {len(dropouts)} entries, give one number or four (mod2 to mod5)")
 
         stages = dilations_of("ResNet", dilation, architecture.blocks)
+        width = architecture.width
         stem: OrderedDict[str, nn.Module] = OrderedDict(
-            conv1=nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=caffe_mode), bn1=norm(64)
+            conv1=nn.Conv2d(3, width, 7, stride=2, padding=3, bias=caffe_mode), bn1=norm(width)
         )
         pooling = stages[0].stride
         if pooling > 1:
             stem["pool1"] = MaxPool2d(3, stride=pooling, padding=1)
-        self._add("mod1", NormSequential(stem), 2 * pooling, 64)
-        width = 64
+        self._add("mod1", NormSequential(stem), 2 * pooling, width)
         for i, (stride, dilations) in enumerate(stages, start=2):
             channels, blocks = architecture.channels(i), OrderedDict[str, nn.Module]()
             step = stride if i > 2 else 1

@@ -224,6 +224,15 @@ def test_a_resnet_with_a_dilated_first_stage_equals_plain_torch(mode):
     assert_close(outputs["mod2"], wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_width_scales_all_channels(name):
+    with torch.device("meta"):
+        wanted = {stage: channels // 8 for stage, channels in build_backbone(name, INPLACE).out_channels.items()}
+    network = build_backbone(name, INPLACE, width=8)
+    shapes = {stage: x.shape[1] for stage, x in network.eval()(torch.zeros(1, 3, 32, 32)).items()}
+    assert network.out_channels == shapes == wanted == layout_of(name, {"width": 8}).out_channels
+
+
 def test_dropout_of_the_a2_form():
     network = build_narrow("wider_resnet16_a2", INPLACE)
     dropouts = {n: m.p for n, m in network.named_modules() if isinstance(m, nn.Dropout2d)}
@@ -247,6 +256,7 @@ def test_dropout_of_the_a2_form():
         ("resnet50", {"blocks": [1] * 5}, r"resnet50: blocks has 5 entries, give 4 \(mod2 to mod5\)"),
         ("resnext50", {"channels": 64}, "resnext50: channels must be a list of positive integers, got 64"),
         ("resnext50", {"groups": 0}, "resnext50: groups must be a positive integer, got 0"),
+        ("resnet18", {"width": 0}, "resnet18: width must be a positive integer, got 0"),
         ("resnet18", {"bottleneck": 3}, "resnet18: bottleneck must be True or False, got 3"),
     ],
 )
