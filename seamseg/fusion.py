@@ -74,9 +74,8 @@ def fuse(
     overlap_threshold : a detection is dropped if detections of higher score cover more than this fraction of it
     min_stuff_area : semantic segments with fewer free pixels become void
     keep_empty : give ids to segments without a pixel, as the original does
-    native_size : `(height, width)` to which a map on a CUDA device is resized before it is downloaded, with the rounding
-        of :func:`to_result`; None, and for images of :data:`LARGE_PIXELS`, for that of the prediction. On the CPU, where
-        :func:`to_result` does it, it is not used
+    native_size : `(height, width)` to which a map on a CUDA device is resized there, as by :func:`to_result`, unless it
+        has :data:`LARGE_PIXELS`; None for that of the prediction. Not used on the CPU
 
     Raises
     ------
