@@ -67,7 +67,7 @@ class Camera:
 
         Returns
         -------
-        first row; X, Z and depth (metres) of the pixels of the rows from there on, each `rows x width`
+        first row; X and Z (metres) of the pixels of the rows from there on, `rows x width`, and their depth, `rows x 1`
         """
         first = max(0, min(self.height - 1, math.floor(self.horizon) + 1))
         rows = np.arange(first, self.height, dtype=np.float32) + np.float32(0.5) - np.float32(self.horizon)
@@ -76,7 +76,7 @@ class Camera:
         sin, cos = math.sin(self.yaw), math.cos(self.yaw)
         x = self.x + depth * (columns[None] * cos + sin)
         z = depth * (cos - columns[None] * sin)
-        return first, x.astype(np.float32), z.astype(np.float32), np.broadcast_to(depth, x.shape)
+        return first, x.astype(np.float32), z.astype(np.float32), depth
 
 
 def clip_near(points: np.ndarray) -> np.ndarray | None:

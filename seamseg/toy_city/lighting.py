@@ -117,7 +117,9 @@ def develop(photo: np.ndarray, light: Light, rng: Rng) -> np.ndarray:
     height, width = photo.shape[:2]
     yy = np.linspace(-1, 1, height, dtype=np.float32)[:, None]
     xx = np.linspace(-1, 1, width, dtype=np.float32)[None]
-    photo *= (1 - np.float32(rng.uniform(0, 0.16)) * (yy * yy + xx * xx))[..., None]
+    vignette = 1 - np.float32(rng.uniform(0, 0.16)) * (yy * yy + xx * xx)
+    for channel in range(3):
+        photo[..., channel] *= vignette
     exposed = rng.uniform(66, 92) if light.kind == "night" else rng.uniform(105, 148)
     photo *= (exposed / max(float(photo.mean()), 1.0) * rng.uniform(0.95, 1.05, 3)).astype(np.float32)
     contrast = rng.uniform(0.9, 1.25)
@@ -139,12 +141,14 @@ def sky(light: Light, height: int, width: int, horizon: float, rng: Rng) -> np.n
     """Return a float32 `height x width x 3` image of the sky down to the horizon, with clouds, sun, moon or stars."""
     down = np.clip(np.arange(height, dtype=np.float32) / max(horizon, 1.0), 0, 1)[:, None] ** np.float32(1.3)
     column = light.sky_top.astype(np.float32) * (1 - down) + light.sky_low.astype(np.float32) * down
-    image = np.repeat(column[:, None], width, axis=1)
     cover = {"clear": rng.uniform(0.0, 0.8), "overcast": 0.7, "dusk": rng.uniform(0.2, 0.9), "night": 0.3, "fog": 0.1}
     clouds = smooth_noise(rng, height, width, cells=rng.uniform(2.5, 6), stretch=2.5)
     amount = np.clip((clouds - 0.5 + 0.25 * cover[light.kind]) * 2.6, 0, 1) * np.float32(cover[light.kind])
     white = np.float32(0.25 if light.kind == "night" else 0.9) * (light.haze + 40).astype(np.float32)
-    image += (np.minimum(white, 250) - image) * (amount * (1 - 0.5 * down))[..., None]
+    amount *= 1 - 0.5 * down
+    image = np.empty((height, width, 3), np.float32)
+    for channel, (bright, color) in enumerate(zip(np.minimum(white, 250), column.T[..., None])):
+        image[..., channel] = color + (bright - color) * amount
     if light.kind == "night":
         n = int(rng.integers(20, 80))
         ys, xs = rng.integers(0, max(1, int(horizon * 0.8)), n), rng.integers(0, width, n)

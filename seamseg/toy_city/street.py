@@ -51,6 +51,7 @@ def paint_ground(
     side = np.abs(x)
     road = side < street.half_road
     near = np.exp(-depth / np.float32(14.0))
+    fog = 1 - np.exp(-depth / np.float32(light.haze_distance))
 
     tile = noise_tile(rng)
     mask = tile.shape[0] - 1
@@ -64,7 +65,6 @@ def paint_ground(
         paving = hsv(rng.random(), rng.uniform(0, 0.12), rng.uniform(0.5, 0.85))
 
     bright = 1 + grain * near * np.float32(rng.uniform(0.06, 0.13))
-    ground = np.where(road[..., None], asphalt.astype(np.float32), paving.astype(np.float32))
 
     joint = rng.uniform(0.5, 1.1)
     lines = ((z % joint) < 0.07) | ((side % (joint * rng.choice([1.0, 1.5, 2.0]))) < 0.06)
@@ -73,19 +73,24 @@ def paint_ground(
         cobble = ((z % 0.22) < 0.05) | (((x + 0.11 * (np.floor(z / 0.22) % 2)) % 0.3) < 0.05)
         bright -= np.where(cobble & road, near * near * np.float32(0.3), 0)
     bright -= np.where(np.abs(side - street.half_road + 0.15) < 0.15, np.float32(0.22), 0)
-    ground *= bright[..., None]
 
     kerb = (side > street.half_road) & (side < street.half_road + 0.22)
-    ground[kerb] = ground[kerb] * 0.3 + np.float32(rng.uniform(110, 190))
-    ground[_marks(x, z, side, street, rng) & road] = np.array([1, 1, rng.uniform(0.75, 1)], np.float32) * 215
+    stone = np.float32(rng.uniform(110, 190))
+    white = np.array([1, 1, rng.uniform(0.75, 1)], np.float32) * 215
+    marks = _marks(x, z, side, street, rng) & road
 
     direct = max(0.0, float(light.sun[1]))
     lit = (light.ambient + light.sun_color * direct * 0.9).astype(np.float32)
     shade = 1 - shadow[first:].astype(np.float32) * np.float32(light.shadow / 255)
-    ground *= lit * shade[..., None]
-    fog = (1 - np.exp(-depth / np.float32(light.haze_distance)))[..., None]
-    ground += (light.haze.astype(np.float32) - ground) * fog
-    photo[first:] = ground
+    # channel by channel: numpy is slow where the last axis has three values
+    for channel, haze in enumerate(light.haze.astype(np.float32)):
+        ground = np.where(road, np.float32(asphalt[channel]), np.float32(paving[channel]))
+        ground *= bright
+        ground[kerb] = ground[kerb] * 0.3 + stone
+        ground[marks] = white[channel]
+        ground *= lit[channel] * shade
+        ground += (haze - ground) * fog
+        photo[first:, :, channel] = ground
     ids[first:] = np.where(road, 1, 2)
 
 

@@ -117,7 +117,7 @@ def _write_scene(job: _Job) -> None:
 def save_png(path: Path, array: np.ndarray) -> None:
     """Write an image atomically."""
     with replacing(path) as temporary:
-        Image.fromarray(array).save(temporary, format="PNG", compress_level=3)
+        Image.fromarray(array).save(temporary, format="PNG", compress_level=1)
 
 
 def check_settings(folder: Path, settings: dict, name: str = "toy_city.json") -> None:
