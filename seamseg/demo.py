@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from seamseg.config import find_experiment
+from seamseg.config import find_experiment, load_config
 from seamseg.data.folder import DatasetFolder
 from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
 from seamseg.evaluation.record import read_evaluation, write_summary
@@ -24,8 +24,9 @@ from seamseg.toy_city import generate_toy_city
 from seamseg.toy_city.writer import check_scenes, check_settings
 from seamseg.training.checkpointing.run_folder import RunFolder
 from seamseg.training.run import TrainingOptions, run_training
-from seamseg.utils.distributed import World
+from seamseg.utils.distributed import World, choose_device, run_in_processes
 from seamseg.utils.files import write_json
+from seamseg.utils.parallel import available_cores
 from seamseg.utils.progress import counter, progress
 
 EXPERIMENT = "toy_city_r18"
@@ -105,16 +106,22 @@ def run_demo(options: DemoOptions, print_line: Callable[[str], None] = print) ->
 
 def _train(options: DemoOptions, data: Path) -> None:
     last = RunFolder(options.out).last
-    run_training(
-        TrainingOptions(
-            config=find_experiment(EXPERIMENT),
-            data=data,
-            log_dir=options.out,
-            resume=last if last.exists() else None,
-            overrides=options.overrides,
-            device=options.device,
-        )
+    overrides = list(options.overrides)
+    batch = load_config(EXPERIMENT, overrides=overrides).dataloader.train_batch_size
+    on_cpu, processes = choose_device(options.device).type == "cpu", 1
+    # half of a step of so small a network is Python and small operators, which a second thread does not share
+    if on_cpu and available_cores() > 1 and batch is not None and batch % 2 == 0:
+        processes = 2
+        overrides.append(f"dataloader.train_batch_size={batch // 2}")
+    training = TrainingOptions(
+        config=find_experiment(EXPERIMENT),
+        data=data,
+        log_dir=options.out,
+        resume=last if last.exists() else None,
+        overrides=tuple(overrides),
+        device=options.device,
     )
+    run_in_processes(processes, run_training, training)
 
 
 def _predict(options: DemoOptions, data: Path, predictions: Path) -> None:

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import gc
 import itertools
+import multiprocessing
 import os
 import re
+import socket
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 _REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _BACKEND_VARIABLE = "SEAMSEG_CUDA_BACKEND"
@@ -31,6 +35,8 @@ _TIMEOUT_VARIABLE = "SEAMSEG_TIMEOUT_MINUTES"
 _TIMEOUT_MINUTES = 10
 """Longer than any work of one process for which others wait: a snapshot on a slow disk, torch.compile at the start."""
 _LONG_TIMEOUT_DAYS = 30
+_LAST_WORDS_SECONDS = 5
+"""How long the cause is waited for of a process that has ended."""
 _PEER_FAILURE_WORDS = ("gloo", "NCCL", "peer", "Broken pipe", "timed out", "Timed out")
 """Parts of messages of errors that another process has caused."""
 
@@ -209,6 +215,81 @@ def distributed(device: str | None = "auto") -> Iterator[World]:
         raise
     else:
         _leave()
+
+
+def run_in_processes(count: int, function: Callable[[T], R], argument: T) -> R:
+    """Call a function in `count` processes of this machine that form a group on the CPU; this one is the first.
+
+    Each has an equal share of the cores. The function joins the group with :func:`distributed`.
+
+    Parameters
+    ----------
+    function : importable by name
+    argument : is pickled
+
+    Returns
+    -------
+    what the function returns in this process
+    """
+    import torch
+
+    if count == 1:
+        return function(argument)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        group = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    all_threads = torch.get_num_threads()
+    threads = max(all_threads // count, 1)
+    context = multiprocessing.get_context("spawn")
+    errors, ours = context.Pipe(duplex=False)
+    others = [
+        context.Process(target=_member, args=(rank, group, threads, function, argument, ours))
+        for rank in range(1, count)
+    ]
+    try:
+        for process in others:
+            process.start()
+        os.environ.update(group, RANK="0")
+        torch.set_num_threads(threads)
+        return function(argument)
+    except BaseException as error:
+        for process in others:
+            if _is_lost(error):
+                process.join(_LAST_WORDS_SECONDS)
+            process.terminate()
+        if _is_lost(error) and errors.poll():
+            raise SeamsegError(errors.recv()) from error
+        raise
+    finally:
+        torch.set_num_threads(all_threads)
+        for name in (*group, "RANK"):
+            os.environ.pop(name, None)
+        for process in others:
+            process.join()
+
+
+def _member(
+    rank: int, group: dict[str, str], threads: int, function: Callable[[T], R], argument: T, errors: Any
+) -> None:
+    """Call a function in one of the processes of :func:`run_in_processes` but the first, which reports its errors."""
+    import torch
+
+    os.environ.update(group, RANK=str(rank), LOCAL_RANK=str(rank))
+    torch.set_num_threads(threads)
+    try:
+        function(argument)
+    except SeamsegError as error:
+        if not isinstance(error, CollectiveError) and not _is_lost(error):
+            errors.send(f"process {rank}: {error}")
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(1)
+
+
+def _is_lost(error: BaseException) -> bool:
+    """Return whether an error of :func:`distributed` says that another process has ended."""
+    cause = error.__cause__
+    return isinstance(error, SeamsegError) and isinstance(cause, RuntimeError) and is_peer_failure(cause)
 
 
 def _dist() -> Any:

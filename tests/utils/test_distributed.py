@@ -1,5 +1,9 @@
 """The environment of a launcher, and collectives in a single process."""
 
+import multiprocessing
+import os
+from unittest import mock
+
 import pytest
 import torch
 
@@ -12,6 +16,7 @@ from seamseg.utils.distributed import (
     distributed,
     gather_objects,
     mean_over_processes,
+    run_in_processes,
     sum_over_processes,
 )
 from seamseg.utils.errors import InputError, SeamsegError
@@ -147,3 +152,28 @@ def test_every_item_goes_to_exactly_one_process():
     shards = [World(rank, 3).shard(items) for rank in range(3)]
     assert sorted(item for shard in shards for item in shard) == items
     assert [len(s) for s in shards] == [3, 2, 2]
+
+
+def _ranks(argument):
+    with distributed("cpu") as world:
+        if argument == world.rank:
+            raise InputError(f"broken {argument}")
+        return gather_objects(world, (world.rank, torch.get_num_threads(), argument))
+
+
+def test_processes_of_this_machine_form_a_group(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
+    monkeypatch.setattr(torch, "set_num_threads", threads := mock.Mock())
+    environment = dict(os.environ)
+    found = run_in_processes(2, _ranks, "x")
+    assert found == [(0, 6, "x"), (1, 3, "x")], "the threads of the second are its own"
+    assert [call.args for call in threads.call_args_list] == [(3,), (6,)]
+    assert dict(os.environ) == environment
+
+
+@pytest.mark.parametrize(("broken", "message"), [(0, "broken 0"), (1, "process 1: broken 1")])
+def test_a_process_that_fails_ends_all(broken, message, capfd):
+    with pytest.raises(SeamsegError, match=f"^{message}$"):
+        run_in_processes(2, _ranks, broken)
+    assert not multiprocessing.active_children()
+    assert not capfd.readouterr().err
