@@ -101,7 +101,9 @@ def _activations(node: onnx.NodeProto) -> list[str]:
 
 
 def _slope(users: list[onnx.NodeProto]) -> float | None:
-    slopes = {node.attribute[0].f if node.op_type == "LeakyRelu" else None for node in users}
+    # in networks of free size, nodes that measure a map take no values of it
+    readers = [node for node in users if node.op_type != "Shape"]
+    slopes = {node.attribute[0].f if node.op_type == "LeakyRelu" else None for node in readers}
     return slopes.pop() if len(slopes) == 1 else None
 
 

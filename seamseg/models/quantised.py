@@ -21,8 +21,10 @@ from seamseg.models.folded import (
     FoldedBoxBranch,
     FoldedDeepLab,
     FoldedDeeplabV3,
+    FoldedRPNHead,
 )
 from seamseg.models.heads.roi import ROIHead
+from seamseg.models.panoptic import PanopticNet
 from seamseg.ops.activation import activate_
 from seamseg.ops.fused import FusedConv2d, FusedLinear
 from seamseg.ops.quantisation import FakeQuantise, Histogram, RoundedWeight
@@ -79,23 +81,44 @@ class QuantisedLayer(nn.Module):
         if residual is not None:
             y = y + residual
             y = y if self.total is None else self.total(y)
+        return self._activate(y, self.activated)
+
+    def _activate(self, y: Tensor, place: nn.Module | None) -> Tensor:
         y = activate_(y, self.activation, self.activation_param)
-        return y if self.activated is None else self.activated(y)
+        return y if place is None else place(y)
 
 
 class QuantisedConv2d(QuantisedLayer):
-    """The counterpart of :class:`seamseg.ops.fused.FusedConv2d`; parameters as of the base."""
+    """The counterpart of :class:`seamseg.ops.fused.FusedConv2d`; parameters as of the base.
+
+    Attributes
+    ----------
+    further_levels : of a convolution that runs on several levels, the places after it and its activation on all but the
+        first: values differ between levels
+    """
 
     def __init__(
         self, layer: FusedConv2d | nn.Conv2d, quantised: bool, float_input: bool = False, residual: bool = False
     ) -> None:
         super().__init__(layer, quantised, float_input, residual)
+        self.further_levels = nn.ModuleList()
         self.options: tuple[Any, ...] = (layer.stride, layer.padding, layer.dilation, layer.groups)
 
     def forward(self, x: Tensor, residual: Tensor | None = None, level: int = 0) -> Tensor:
         """Map `N x I x H x W` to `N x O x h x w`; the residual is added before the activation."""
         x, weight = self._rounded(x)
-        return self._finish(functional.conv2d(x, weight, self.bias, *self.options), residual)
+        y = functional.conv2d(x, weight, self.bias, *self.options)
+        if not level or not self.further_levels:
+            return self._finish(y, residual)
+        places = self.further_levels[level - 1]
+        assert isinstance(places, nn.ModuleList)
+        return self._activate(places[0](y), places[1])
+
+    def separate_levels(self, count: int) -> None:
+        """Give each of a number of levels its own ranges."""
+        if self.after is not None and self.activated is not None:
+            pairs = ((FakeQuantise(self.after.slope), FakeQuantise()) for _ in range(count - 1))
+            self.further_levels = nn.ModuleList(nn.ModuleList(pair) for pair in pairs)
 
 
 class QuantisedLinear(QuantisedLayer):
@@ -143,6 +166,10 @@ def quantised(folded: Module) -> Module:
     for name, module in made.items():
         parent, _, own = name.rpartition(".")
         setattr(folded.get_submodule(parent), own, module)
+    if isinstance(folded, PanopticNet) and isinstance(folded.rpn_head, FoldedRPNHead):
+        hidden: nn.Module = folded.rpn_head.hidden
+        assert isinstance(hidden, QuantisedConv2d)
+        hidden.separate_levels(len(folded.options.anchors.strides))
     return folded.train().requires_grad_(True)
 
 

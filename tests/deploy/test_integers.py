@@ -70,6 +70,10 @@ def test_calibration():
     scales = [layer.after.scale for layer in made.modules() if isinstance(layer, QuantisedConv2d) and layer.after]
     assert len(scales) > 10
     assert all(0 < scale != 1 for scale in scales)
+    # the convolution of the RPN head has a range for each level, as in ONNX files
+    hidden = made.rpn_head.hidden
+    places = [hidden.after, *(after for after, _ in hidden.further_levels)]
+    assert len(places) == len({float(place.scale) for place in places}) == len(made.options.anchors.strides) > 1
     with pytest.raises(InputError, match="there is no image to calibrate with"):
         calibrated(net, NORMALISE, [])
     with pytest.raises(InputError, match=r"int8: the norm .* cannot be folded"):
