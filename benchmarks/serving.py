@@ -4,10 +4,11 @@
     python benchmarks/serving.py --model runs/city --size 1024x2048 --batch-size 1 4 --device cuda
 
 `calls`: one photo after the other in one thread, by the library: decode a JPEG, `predict`, encode the JSON.
-`batch N`: a server with `--batch-size N` on a free port, and clients that send the same JPEG and read the same JSON,
-each its next request when it has the answer to the last one. The server is in this process, and the clients are threads
-of it, so they share its processors. The forms take turns, in every round all of them; figures are medians over the
-rounds, and percentiles over all requests. `ratio` is the requests per second relative to the calls of the same round.
+`default`, `batch N`: a server without or with `--batch-size N` on a free port, and clients that send the same JPEG and
+read the same JSON, each its next request when it has the answer to the last one. The server is in this process, and the
+clients are threads of it, so they share its processors. The forms take turns, in every round all of them; figures are
+medians over the rounds, and percentiles over all requests. `ratio` is the requests per second relative to the calls of
+the same round, `cpu ms` the CPU time of server and clients for a request.
 
 Random weights find 100 made-up things on every photo, as in throughput.py.
 """
@@ -82,7 +83,9 @@ def calls(predictor: Predictor[Any], data: bytes, requests: int) -> tuple[float,
 
 
 @contextmanager
-def server(predictor: Predictor[Any], batch_size: int) -> Iterator[tuple[int, Callable[[], tuple[float, float]]]]:
+def server(
+    predictor: Predictor[Any], batch_size: int | None
+) -> Iterator[tuple[int, Callable[[], tuple[float, float]]]]:
     """Serve a predictor; yield the port, and a function that returns the photos and the batches so far."""
     from seamseg.serving.app import ServeOptions, Service, build_app
     from seamseg.serving.server import AppServer, accepted_hosts, bind
@@ -108,9 +111,10 @@ def server(predictor: Predictor[Any], batch_size: int) -> Iterator[tuple[int, Ca
         service.close()
 
 
-def clients(port: int, data: bytes, requests: int, count: int) -> tuple[float, Latencies]:
-    """Send requests from `count` threads; return requests per second, and the seconds of each."""
+def clients(port: int, data: bytes, requests: int, count: int) -> tuple[float, Latencies, set[bytes]]:
+    """Send requests from `count` threads; return requests per second, the seconds of each, and their answers."""
     latencies: Latencies = []
+    answers: set[bytes] = set()
     remaining = iter(range(requests))
     lock = threading.Lock()
 
@@ -127,6 +131,7 @@ def clients(port: int, data: bytes, requests: int, count: int) -> tuple[float, L
             if response.status != 200:
                 raise SystemExit(f"status {response.status}: {answer.decode()}")
             latencies.append(time.perf_counter() - start)
+            answers.add(answer)
         connection.close()
 
     threads = [threading.Thread(target=client) for _ in range(count)]
@@ -138,7 +143,7 @@ def clients(port: int, data: bytes, requests: int, count: int) -> tuple[float, L
     rate = requests / (time.perf_counter() - begin)
     if len(latencies) != requests:
         raise SystemExit(f"{requests - len(latencies)} of {requests} requests failed")
-    return rate, latencies
+    return rate, latencies, answers
 
 
 def percentile(values: Latencies, part: float) -> float:
@@ -153,31 +158,41 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
     # threads that end: see `call_in_thread`
     predictor, data = call_in_thread(lambda: make(arguments)), photo(arguments.size)
-    forms: dict[tuple[int, int], list[tuple[float, Latencies]]] = {(0, 1): []}
-    mean_batches: dict[tuple[int, int], list[float]] = {}
+    forms: dict[tuple[str, int], list[tuple[float, Latencies]]] = {("calls", 1): []}
+    mean_batches: dict[tuple[str, int], list[float]] = {}
+    cpu_times: dict[tuple[str, int], list[float]] = {}
+    answers: set[bytes] = set()
     for _ in range(arguments.rounds):
-        forms[0, 1].append(call_in_thread(lambda: calls(predictor, data, arguments.requests)))
+        predictor.map_only = False  # the service changes it
+        start = time.process_time()
+        forms["calls", 1].append(call_in_thread(lambda: calls(predictor, data, arguments.requests)))
+        cpu_times.setdefault(("calls", 1), []).append(1e3 * (time.process_time() - start) / (arguments.requests + 1))
         for batch_size in arguments.batch_size:
-            with server(predictor, batch_size) as (port, batches):
-                clients(port, data, batch_size, batch_size)
+            with server(predictor, batch_size or None) as (port, batches):
+                clients(port, data, batch_size or 1, batch_size or 1)
                 for count in arguments.clients:
-                    before = batches()
-                    found = clients(port, data, max(arguments.requests, 2 * count), count)
+                    form = f"batch {batch_size}" if batch_size else "default", count
+                    before, start, requests = batches(), time.process_time(), max(arguments.requests, 2 * count)
+                    rate, latencies, found = clients(port, data, requests, count)
+                    cpu_times.setdefault(form, []).append(1e3 * (time.process_time() - start) / requests)
                     photos, number = (now - then for now, then in zip(batches(), before))
-                    forms.setdefault((batch_size, count), []).append(found)
-                    mean_batches.setdefault((batch_size, count), []).append(photos / number)
+                    forms.setdefault(form, []).append((rate, latencies))
+                    mean_batches.setdefault(form, []).append(photos / number)
+                    answers |= found
+    print(f"{len(answers)} different answers")
     rows = []
-    for (batch_size, count), runs in forms.items():
+    for form, runs in forms.items():
         latencies = [seconds for _, found in runs for seconds in found]
         rows.append(
             {
-                "form": f"batch {batch_size}" if batch_size else "calls",
-                "clients": count,
+                "form": form[0],
+                "clients": form[1],
                 "requests/s": statistics.median(rate for rate, _ in runs),
-                "ratio": statistics.median(rate / base for (rate, _), (base, _) in zip(runs, forms[0, 1])),
+                "ratio": statistics.median(rate / base for (rate, _), (base, _) in zip(runs, forms["calls", 1])),
                 "p50 ms": 1e3 * percentile(latencies, 0.5),
                 "p99 ms": 1e3 * percentile(latencies, 0.99),
-                "mean batch": statistics.median(mean_batches.get((batch_size, count), [1.0])),
+                "mean batch": statistics.median(mean_batches.get(form, [1.0])),
+                "cpu ms": statistics.median(cpu_times[form]),
             }
         )
     return rows
@@ -193,7 +208,7 @@ def main() -> None:
     parser.add_argument("--size", default="512x767", help="HxW of the photo (default: %(default)s)")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16], help="(default: 1 4 16)")
     parser.add_argument(
-        "--batch-size", type=int, nargs="+", default=[1, 4], help="batch sizes of the servers (default: 1 4)"
+        "--batch-size", type=int, nargs="+", default=[1, 4], help="of the servers, 0 for the default (default: 1 4)"
     )
     parser.add_argument(
         "--requests", type=int, default=32, help="requests of each form and round (default: %(default)s)"
@@ -211,10 +226,11 @@ def main() -> None:
     process_settings.apply()
     rows = measure(arguments)
     print(f"{height} x {width}, {arguments.device} {arguments.precision}, load {os.getloadavg()[0]:.1f}")
-    print(f"{'form':<10}{'clients':>8}{'requests/s':>12}{'ratio':>8}{'p50 ms':>10}{'p99 ms':>10}{'mean batch':>12}")
+    columns = f"{'requests/s':>12}{'ratio':>8}{'p50 ms':>10}{'p99 ms':>10}{'mean batch':>12}{'cpu ms':>8}"
+    print(f"{'form':<10}{'clients':>8}{columns}")
     for row in rows:
         numbers = f"{row['requests/s']:>12.2f}{row['ratio']:>8.2f}{row['p50 ms']:>10.1f}{row['p99 ms']:>10.1f}"
-        print(f"{row['form']:<10}{row['clients']:>8}{numbers}{row['mean batch']:>12.2f}")
+        print(f"{row['form']:<10}{row['clients']:>8}{numbers}{row['mean batch']:>12.2f}{row['cpu ms']:>8.1f}")
     if arguments.json:
         with open(arguments.json, "w") as file:
             json.dump(rows, file, indent=1)

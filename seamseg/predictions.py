@@ -1,9 +1,10 @@
-"""The outputs of a network for one image; no torch."""
+"""The outputs of a network for one image, and which outputs it can leave out; no torch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
@@ -157,6 +158,22 @@ class Prediction(Generic[A]):
 
 ArrayPrediction: TypeAlias = Prediction[np.ndarray]
 """The outputs as numpy arrays."""
+
+
+class ExtendedNetwork(ABC):
+    """What an :class:`seamseg.inference.predictor.InferenceNetwork` can do beyond its protocol.
+
+    A network that can is derived from this class.
+    """
+
+    @property
+    @abstractmethod
+    def photos_at_a_time(self) -> int:
+        """How many threads may run it at a time, each in one thread of torch; 1 but on a CPU."""
+
+    @abstractmethod
+    def run_for_map(self, images: Sequence[np.ndarray], score_threshold: float) -> list[ArrayPrediction]:
+        """Run it for the panoptic map alone: detections that do not score above the threshold may be left out."""
 
 
 def _floats(values: Tensor) -> Any:

@@ -45,7 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--batch-size",
         type=int,
         metavar="N",
-        help="maximum number of photos of equal network size computed together (default: 4 on a GPU, 1 elsewhere)",
+        help="maximum number of photos of equal network size computed together (default: 4 on a GPU, 1 elsewhere); "
+        "each core of a CPU computes small photos of its own, unless this is set to 1",
     )
     server.add_argument(
         "--batch-wait",

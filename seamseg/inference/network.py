@@ -23,7 +23,7 @@ from seamseg.models.custom_network import WholeNetwork
 from seamseg.models.folding import choose_precision, for_inference
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.semantic import SemanticNet
-from seamseg.predictions import ArrayPrediction, MapFormat
+from seamseg.predictions import ArrayPrediction, ExtendedNetwork, MapFormat
 from seamseg.structures import PackedSequence
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.distributed import choose_device
@@ -35,7 +35,7 @@ _REENTRANT = ("seamseg", "torch")
 """Packages whose layers keep nothing of a forward pass."""
 
 
-class TorchNetwork:
+class TorchNetwork(ExtendedNetwork):
     """A network on a device; see :class:`seamseg.inference.predictor.InferenceNetwork`.
 
     Parameters
@@ -86,7 +86,7 @@ class TorchNetwork:
 
     @property
     def photos_at_a_time(self) -> int:
-        """How many threads may run it at a time, each in one thread of torch; 1 but on a CPU.
+        """See :class:`seamseg.predictions.ExtendedNetwork`; 1 also for layers of others and compiled networks.
 
         Layers of others may keep what they compute, and compiled code may not be called from several threads.
         """
@@ -107,7 +107,7 @@ class TorchNetwork:
         return self.run_for_map(images, 0.0)
 
     def run_for_map(self, images: Sequence[np.ndarray], score_threshold: float) -> list[ArrayPrediction]:
-        """Run it for the panoptic map alone: detections that do not score above the threshold may be left out."""
+        """See :class:`seamseg.predictions.ExtendedNetwork`."""
         try:
             return self._forward(images, score_threshold)
         except Exception as error:

@@ -24,7 +24,7 @@ from seamseg.inference.options import InferenceOptions, Thresholds
 from seamseg.inference.photo_result import PhotoResult
 from seamseg.inference.tiling.predict import first_side, predict_in_tiles_that_fit
 from seamseg.inference.tiling.tiles import LEAST_SIDE, Tiling
-from seamseg.predictions import ArrayPrediction, MapFormat
+from seamseg.predictions import ArrayPrediction, ExtendedNetwork, MapFormat
 from seamseg.utils.device_memory import free_memory, lacks_memory
 from seamseg.utils.errors import InputError, OutOfMemory
 
@@ -313,8 +313,7 @@ class Predictor(Generic[R]):
         ------
         number of threads, and what each must call first; 1 and None to call :meth:`raw` in this thread
         """
-        # networks of others need not have the attribute
-        count = getattr(self.network, "photos_at_a_time", 1)
+        count = self.network.photos_at_a_time if isinstance(self.network, ExtendedNetwork) else 1
         height, width = self.input_size.scaled((1024, 2048))
         if count == 1 or height * width > SMALL_INPUT:
             yield 1, None
@@ -329,9 +328,10 @@ class Predictor(Generic[R]):
             torch.set_num_threads(threads)
 
     def _run_whole(self, images: Sequence[np.ndarray]) -> list[ArrayPrediction]:
-        # other networks have no such method; tiles need all detections, pieces of an object share the best score
-        for_map = getattr(self.network, "run_for_map", None) if self.map_only else None
-        return self.network.run(images) if for_map is None else for_map(images, self.thresholds.score_threshold)
+        # not for tiles, which need all detections: pieces of an object share the best score
+        if self.map_only and isinstance(self.network, ExtendedNetwork):
+            return self.network.run_for_map(images, self.thresholds.score_threshold)
+        return self.network.run(images)
 
     def _run_in_tiles(self, image: np.ndarray, tiling: Tiling) -> ArrayPrediction:
         """Run the network on an image that is to be processed in tiles, or does not fit into the memory as a whole."""

@@ -58,7 +58,8 @@ class ServeOptions:
 
     Attributes
     ----------
-    batch_size : maximum number of photos of equal network size computed together; None: 4 on a GPU, 1 elsewhere
+    batch_size : maximum number of photos of equal network size computed together, see
+        :class:`seamseg.serving.batching.Batcher`; None: 4 on a GPU, 1 elsewhere
     batch_wait : milliseconds that an incomplete batch waits for more photos
     queue : maximum number of requests in progress; others are refused
     max_upload : maximum size of an uploaded photo in MiB
@@ -141,8 +142,10 @@ class Service:
         self._network = predictor.network
         self._kind = predictor.kind
         self._prepare = ImagePreparation(predictor.input_size)
-        batch_size = options.batch_size or (4 if predictor.network.on_gpu else 1)
-        self._batcher = Batcher(predictor, batch_size, options.batch_wait / 1e3, self.metrics.batch_size.observe)
+        # no format of a panoptic network reads its detections
+        predictor.map_only = predictor.kind == "panoptic"
+        batch_wait = options.batch_wait / 1e3
+        self._batcher = Batcher(predictor, options.batch_size, batch_wait, self.metrics.batch_size.observe)
         self.metrics.waiting.set_function(lambda: self._batcher.waiting)
         # decode and encode beside the network; their number bounds the memory of whole photos
         self._threads = ThreadPoolExecutor(share_cores().decoders, "photos")

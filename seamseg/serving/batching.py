@@ -1,4 +1,4 @@
-"""One thread that runs the network on photos of concurrent requests, in batches."""
+"""The threads that run the network on photos of concurrent requests, in batches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +31,7 @@ class _Job:
 
 
 class Batcher:
-    """Runs a network in a thread of its own, on batches of what arrives.
+    """Runs a network in threads of its own, on batches of what arrives.
 
     Photos that arrive while a batch is computed form the next ones. A batch holds photos of equal network size only, so
     that none is padded and no result depends on other photos. One that is processed in tiles is a batch of its own.
@@ -37,24 +39,30 @@ class Batcher:
     Parameters
     ----------
     predictor : predictor that owns the network; nothing else may run it
-    batch_size : maximum number of photos of a batch
+    batch_size : maximum number of photos of a batch; None for 4 on a GPU, 1 elsewhere. On a CPU each core computes a
+        batch of small photos, see :meth:`Predictor.photos_at_a_time`, unless it is 1: then all compute one together
     wait : seconds that an incomplete batch waits for more photos
-    on_batch : called in the thread with the size of each batch before it is computed
+    on_batch : called in a thread with the size of each batch before it is computed
     """
 
     def __init__(
-        self, predictor: Predictor, batch_size: int, wait: float, on_batch: Callable[[int], None] | None = None
+        self, predictor: Predictor, batch_size: int | None, wait: float, on_batch: Callable[[int], None] | None = None
     ) -> None:
         self._predictor = predictor
-        self._batch_size = batch_size
+        self._batch_size = batch_size or (4 if predictor.network.on_gpu else 1)
         self._wait = wait
         self._on_batch = on_batch
         self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition()
         self._closing = False
         self._seconds = 0.0
-        self._thread = threading.Thread(target=self._loop, name="network", daemon=True)
-        self._thread.start()
+        self._at_a_time = ExitStack()
+        shares = nullcontext((1, None)) if batch_size == 1 else predictor.photos_at_a_time()
+        count, begin = self._at_a_time.enter_context(shares)
+        options: dict[str, Any] = {"target": self._loop, "args": (begin,), "name": "network", "daemon": True}
+        self._threads = [threading.Thread(**options) for _ in range(count)]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def waiting(self) -> int:
@@ -65,7 +73,7 @@ class Batcher:
     @property
     def alive(self) -> bool:
         """Whether photos are computed."""
-        return self._thread.is_alive() and not self._closing
+        return all(thread.is_alive() for thread in self._threads) and not self._closing
 
     @property
     def retry_after(self) -> int:
@@ -91,13 +99,17 @@ class Batcher:
         return job.future
 
     def close(self) -> None:
-        """Compute what waits, and end the thread."""
+        """Compute what waits, and end the threads."""
         with self._changed:
             self._closing = True
-            self._changed.notify()
-        self._thread.join()
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        self._at_a_time.close()
 
-    def _loop(self) -> None:
+    def _loop(self, begin: Callable[[], object] | None) -> None:
+        if begin is not None:
+            begin()
         while True:
             with self._changed:
                 batch = self._next_batch()
@@ -107,7 +119,7 @@ class Batcher:
             if running:
                 start = time.perf_counter()
                 self._compute(running)
-                seconds = (time.perf_counter() - start) / len(running)
+                seconds = (time.perf_counter() - start) / (len(running) * len(self._threads))
                 self._seconds += (seconds - self._seconds) * (_SMOOTHING if self._seconds else 1)
             # the photos would stay in memory until the next batch
             del batch, running
@@ -124,6 +136,9 @@ class Batcher:
                 if batch is not None:
                     taken = set(map(id, batch))
                     self._jobs = deque(job for job in self._jobs if id(job) not in taken)
+                    # another thread may have slept while this one waited for the batch
+                    if self._jobs:
+                        self._changed.notify()
                     return batch
                 self._changed.wait(left)
             elif self._closing:

@@ -120,6 +120,8 @@ def evaluate_model(
             # as the original
             inference = replace(inference, tiles="off")
         predictor = build_predictor(opened, inference, size)
+        # the writer below reads no detections
+        predictor.map_only = validator.map_only
         if predictor.network.averaged and world.is_main and not options.quiet:
             print(f"{opened.name}: scoring the moving average of its weights", file=sys.stderr)
         writer = (

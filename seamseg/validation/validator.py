@@ -240,6 +240,12 @@ class Validator:
         return metrics.added_to(scores_of_all(self.world, scorer))
 
     @property
+    def map_only(self) -> bool:
+        """Whether the scores are those of panoptic maps, see :attr:`Predictor.map_only`: no AP, no custom metrics."""
+        panoptic = SCORERS[self.config.kind] is PanopticScorer
+        return panoptic and not self.config.general.eval_coco and not any(self.config.components("metric"))
+
+    @property
     def metadata(self) -> Metadata:
         """Classes of the data set."""
         return self.dataset.metadata

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,7 @@ def network() -> RedNetwork:
 def open_batcher(network: RedNetwork) -> Iterator[Any]:
     opened = []
 
-    def open_one(batch_size: int = 4, wait: float = 0.0, tiling: Tiling = Tiling("off")) -> Batcher:  # noqa: B008
+    def open_one(batch_size: int | None = 4, wait: float = 0.0, tiling: Tiling = Tiling("off")) -> Batcher:  # noqa: B008
         opened.append(Batcher(red_predictor(network, tiling), batch_size, wait))
         return opened[-1]
 
@@ -38,6 +40,44 @@ def occupy(network: RedNetwork, batcher: Batcher) -> Any:
     future = batcher.submit(photo(99))
     assert network.started.acquire(timeout=60)
     return future
+
+
+@pytest.mark.parametrize(("batch_size", "at_a_time"), [(None, 3), (2, 3), (1, 1)])
+def test_each_core_computes_small_photos_unless_the_batch_size_is_1(
+    network: RedNetwork, open_batcher: Any, monkeypatch: pytest.MonkeyPatch, batch_size: int | None, at_a_time: int
+) -> None:
+    begun, ended = [], []
+
+    @contextmanager
+    def three(predictor: Any) -> Iterator[Any]:
+        yield 3, lambda: begun.append(threading.current_thread())
+        ended.append(True)
+
+    monkeypatch.setattr("seamseg.inference.predictor.Predictor.photos_at_a_time", three)
+    batcher = open_batcher(batch_size)
+    futures = [occupy(network, batcher) for _ in range(at_a_time)]
+    futures += [batcher.submit(photo(k)) for k in range(4)]
+    assert not network.started.acquire(timeout=0.05), "all are busy"
+    assert batcher.alive
+    network.gate.set()
+    batcher.close()
+    assert all(future.done() for future in futures)
+    assert max(map(len, network.batches)) == (batch_size or 1)
+    assert (len(begun), ended) == ((3, [True]) if at_a_time == 3 else (0, []))
+    assert not any(thread.is_alive() for thread in begun)
+
+
+def test_a_batch_that_is_incomplete_does_not_wait_for_a_thread_that_computes(
+    network: RedNetwork, open_batcher: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "seamseg.inference.predictor.Predictor.photos_at_a_time", lambda _: nullcontext((2, lambda: None))
+    )
+    batcher = open_batcher(2, wait=0.05)
+    for k in range(2):
+        batcher.submit(photo(k, size=(8, 16 + k)))
+    assert network.started.acquire(timeout=60)
+    assert network.started.acquire(timeout=60), "while the first is computed"
 
 
 def test_what_arrives_during_a_batch_forms_the_next_ones(network: RedNetwork, open_batcher: Any) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import json
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from support.exported import detector
 from support.onnx_scenes import record, scene, write_classifier, write_network
@@ -148,6 +151,7 @@ def test_concurrent_requests_get_the_results_of_single_predictions() -> None:
             thread.join(60)
         sizes_of_batches = client.metric("seamseg_batch_size_sum") / client.metric("seamseg_batch_size_count")
     assert sizes_of_batches > 1.5, "they are batched"
+    assert predictor.map_only
     for result, (_, answers), (_, pngs) in zip(wanted, sent, images):
         found, segments = answers[0].json["segments"], encoder.segments(result)
         assert [s["class"] for s in found] == [s["class"] for s in segments]
@@ -156,3 +160,37 @@ def test_concurrent_requests_get_the_results_of_single_predictions() -> None:
             assert a["score"] is None or a["score"] == pytest.approx(b["score"], abs=1e-5)
             assert (a["bbox"], a["area"], a["id"]) == (b["bbox"], b["area"], b["id"])
         assert Image.open(BytesIO(pngs[0].body)).tobytes() == result.to_coco()[1].tobytes()
+
+
+@pytest.mark.usefixtures("narrow")
+def test_panoptic_answers_need_no_weak_detections_and_no_single_thread(
+    micro: Path, micro_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answers for small photos are the same to the bit with all detections, in several threads and in one."""
+    threads, set_threads = torch.get_num_threads(), torch.set_num_threads
+    monkeypatch.setattr("torch.get_num_threads", lambda: 3)
+    predictor = seamseg.load(micro_run, device="cpu")
+    data = (micro / "img" / "val0.png").read_bytes()
+    masks, predict = [], predictor.network.net.predict
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        found = predict(*arguments, **options)
+        masks.append(sum(len(p.scores) for p in found))
+        return found
+
+    monkeypatch.setattr(predictor.network.net, "predict", counted)
+    scores = predictor.predict(micro / "img" / "val0.png").prediction.scores
+    (every,) = masks
+    predictor.thresholds = replace(predictor.thresholds, score_threshold=float(np.median(scores)))
+    answers = []
+    for batch_size in (None, 1):
+        with serving(predictor, batch_size=batch_size) as client:
+            if batch_size == 1:
+                predictor.map_only = False
+            answers.append(
+                [client.predict(data, f"?format={name}").body for name in ("json", "png", "overlay", "view")]
+            )
+    set_threads(threads)
+    assert masks[1:] == [sum(scores > np.median(scores))] * 4 + [every] * 4
+    assert answers[0] == answers[1]
+    assert json.loads(answers[0][0])["segments"]
