@@ -3,7 +3,8 @@
     python benchmarks/fusion.py [--rounds 7] [--threads N] [--device cuda] [--json FILE] [NAME ...]
 
 100 detections, 19 classes. The plain way samples each mask over the whole image, N x H x W points. On a GPU the fusion
-is also compared with that of the CPU, download of the prediction included: ids must not differ.
+is also compared with that of the CPU, both with the download of the prediction as in `seamseg predict`: ids must not
+differ.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from timing import Case, boxes_of_scene, options, report
 from torch import Tensor
 from torch.nn import functional
 
-from seamseg.fusion import fuse, to_result
+from seamseg.fusion import download, fuse, to_result
 from seamseg.ops.paste import paste_masks_into
 from seamseg.ops.reference.paste import paste_masks_into as plain_form
 from seamseg.predictions import Prediction
@@ -75,15 +76,17 @@ def cases(device: str) -> Iterator[tuple[str, Callable[[], Case]]]:
             return to_result(fuse(prediction, STUFF), (HEIGHT, WIDTH), STUFF).id_map
 
         if peer == ON_CPU:
-            return Case(name, peer, ours, lambda: ours(p.on_cpu()))
+            return Case(name, peer, lambda: ours(download(p)), lambda: ours(p.on_cpu()))
         return Case(name, peer, ours, lambda: plain_fusion(p.on_cpu(), STUFF).ids)
 
     name = f"paste_masks_into {COUNT} masks"
     for peer in ("plain form", "grid_sample, whole picture"):
         yield name, partial(paste, name, peer)
     name = "fuse + to_result"
-    for peer in ("grid_sample, whole picture", *([] if device == "cpu" else [ON_CPU])):
-        yield name, partial(fusion, name, peer)
+    yield name, partial(fusion, name, "grid_sample, whole picture")
+    if device != "cpu":
+        name = f"download + {name}"
+        yield name, partial(fusion, name, ON_CPU)
 
 
 def main() -> None:

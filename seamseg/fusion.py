@@ -4,6 +4,7 @@ Only predictions on a GPU need torch.
 
 :func:`paste_detections` resizes each detection to the image. :func:`fuse` and :func:`to_result` merge detections and
 semantic classes, so that each pixel belongs to one segment; :func:`merge_queries` does so for masks of queries.
+:func:`download` makes arrays of a prediction that :func:`fuse` can still merge on its GPU.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from seamseg.idmaps.resize import IdMap, ResizedIds, nearest_index, resize_neare
 from seamseg.idmaps.segments import areas_and_boxes, count_classes, fill_free, paste_mask, paste_masks, sigmoid
 from seamseg.idmaps.upsampled import best_masks
 from seamseg.panoptic_map import VOID, PanopticResult, Segment
-from seamseg.predictions import Prediction, QueryMasks
+from seamseg.predictions import ArrayPrediction, Prediction, QueryMasks
+from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.process_settings import LARGE_PIXELS
 
 if TYPE_CHECKING:
@@ -64,11 +66,12 @@ def fuse(
 ) -> FusedMap:
     """Merge detections and semantic classes: every pixel belongs to at most one segment.
 
-    On a CUDA device the map is made and measured there, by the kernels of :mod:`seamseg.ops`; ids are those of the CPU.
+    On a CUDA device the map is made and measured there, by the kernels of :mod:`seamseg.ops`; ids are those of the CPU,
+    which makes the map if the memory of the device does not suffice.
 
     Parameters
     ----------
-    prediction : prediction of one image, with masks
+    prediction : prediction of one image, with masks, in tensors or as of :func:`download`
     num_stuff : stuff classes, which come before the things
     score_threshold : detections must score above
     overlap_threshold : a detection is dropped if detections of higher score cover more than this fraction of it
@@ -82,9 +85,9 @@ def fuse(
     ValueError
         if the prediction has detections without masks
     """
-    on_gpu = _has_kernels(prediction)
+    on_gpu = _on_gpu(prediction)
     # the class map is large, and stays where it is merged
-    found = (replace(prediction, semantic=None, maps={}) if on_gpu else prediction).on_cpu()
+    found = (replace(prediction, semantic=None, maps={}) if on_gpu is prediction else prediction).on_cpu()
     kept = np.flatnonzero(found.scores > score_threshold)
     kept = kept[np.argsort(-found.scores[kept], kind="stable")]
     masks = np.zeros((0, 1, 1), np.float32)
@@ -94,12 +97,18 @@ def fuse(
         # on the CPU for both, as exponentials of a GPU may have other last bits
         masks = sigmoid(found.mask_logits[kept])
     rule = (overlap_threshold, min_stuff_area, keep_empty)
-    if on_gpu:
+    merged = None
+    if on_gpu is not None:
         size = found.size
         if native_size is not None and native_size[0] * native_size[1] < LARGE_PIXELS:
             size = native_size
-        merged = _merge_tensors(prediction, masks, found.boxes[kept], *rule, size)
-    else:
+        try:
+            merged = _merge_tensors(on_gpu, masks, found.boxes[kept], *rule, size)
+        except Exception as error:
+            if not lacks_memory(error):
+                raise
+            found = prediction.on_cpu()
+    if merged is None:
         merged = _merge_arrays(found, masks, found.boxes[kept], *rule)
 
     things, stuff = kept[merged.pasted], merged.classes.tolist()
@@ -136,6 +145,31 @@ def _merge_arrays(
     return _Merged(ids, pasted, classes)
 
 
+def download(prediction: Prediction[Any]) -> ArrayPrediction:
+    """Return a prediction as arrays; a class map that :func:`fuse` can merge on its CUDA device stays there, too.
+
+    It takes a byte a pixel. :func:`fuse` may be called in any thread, on any stream.
+    """
+    semantic, merged = prediction.semantic, prediction.mask_logits is not None and prediction.queries is None
+    if semantic is None or not merged or not _has_kernels(prediction):
+        return prediction.on_cpu()
+    import torch
+
+    # a slice would keep the maps of a whole batch; other streams need not wait, as the host waits for the download
+    kept = semantic.to(torch.uint8, copy=True)
+    arrays = replace(prediction, semantic=kept).on_cpu()
+    assert arrays.semantic is not None
+    return replace(arrays, semantic_on_gpu=(arrays.semantic, kept))
+
+
+def _on_gpu(prediction: Prediction[Any]) -> Prediction[Any] | None:
+    """Return a prediction with its class map as a tensor, if it is to be merged on a CUDA device."""
+    if prediction.semantic_on_gpu is None:
+        return prediction if _has_kernels(prediction) else None
+    array, tensor = prediction.semantic_on_gpu
+    return replace(prediction, semantic=tensor) if prediction.semantic is array else None
+
+
 def _has_kernels(prediction: Prediction[Any]) -> bool:
     """Return whether a prediction is on a CUDA device whose kernels are loaded."""
     if not getattr(prediction.scores, "is_cuda", False):
@@ -146,7 +180,7 @@ def _has_kernels(prediction: Prediction[Any]) -> bool:
 
 
 def _merge_tensors(
-    prediction: Prediction[Tensor],
+    prediction: Prediction[Any],
     masks: np.ndarray,
     boxes: np.ndarray,
     overlap_threshold: float,
@@ -159,7 +193,7 @@ def _merge_tensors(
 
     from seamseg.ops import labels, paste
 
-    device = prediction.scores.device
+    device = (prediction.scores if prediction.semantic is None else prediction.semantic).device
 
     def upload(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(device, non_blocking=True)

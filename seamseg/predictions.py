@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -118,6 +118,9 @@ class Prediction(Generic[A]):
         the class of each pixel: float from the network, from a predictor uint8, 255 times it, rounded down
     queries : masks that make the panoptic map, in place of detections and class map; None for networks without queries,
         and for an image that was processed in tiles
+    semantic_on_gpu : the array `semantic`, and the same map as a uint8 tensor on the GPU, where
+        :func:`seamseg.fusion.fuse` then merges it if `semantic` is still that array; None if there is none. Set it to
+        None before you change the array in place
     """
 
     boxes: A
@@ -129,11 +132,16 @@ class Prediction(Generic[A]):
     logits: A | None = None
     maps: Mapping[str, A] = field(default_factory=dict)
     queries: QueryMasks | None = None
+    semantic_on_gpu: tuple[np.ndarray, Tensor] | None = None
 
     def on_cpu(self) -> ArrayPrediction:
-        """Return the outputs as numpy arrays with uint8 maps; floats are float32. Arrays are returned as they are."""
+        """Return the outputs as numpy arrays with uint8 maps, without memory of a GPU; floats are float32.
+
+        Arrays are returned as they are.
+        """
         if isinstance(self.scores, np.ndarray):
-            return cast(ArrayPrediction, self)
+            arrays = cast(ArrayPrediction, self)
+            return arrays if self.semantic_on_gpu is None else replace(arrays, semantic_on_gpu=None)
         p = cast("Prediction[Tensor]", self)
         return Prediction(
             _floats(p.boxes),
@@ -148,7 +156,7 @@ class Prediction(Generic[A]):
         )
 
     def copy(self) -> ArrayPrediction:
-        """Return arrays of their own: slices would keep the memory of a whole batch alive."""
+        """Return arrays of their own, see :meth:`on_cpu`: slices would keep the memory of a whole batch alive."""
         p = self.on_cpu()
         masks, semantic, logits = (None if a is None else a.copy() for a in (p.mask_logits, p.semantic, p.logits))
         maps = {name: values.copy() for name, values in p.maps.items()}

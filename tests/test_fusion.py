@@ -15,7 +15,7 @@ from support.host_reads import HostReads
 from torch.testing import assert_close
 
 from seamseg import fusion
-from seamseg.fusion import FusedMap, fuse, paste_detections, to_result
+from seamseg.fusion import FusedMap, download, fuse, paste_detections, to_result
 from seamseg.idmaps.resize import ResizedIds, resize_nearest
 from seamseg.ops.roi_sampling import roi_sampling
 from seamseg.panoptic_map import VOID
@@ -200,6 +200,55 @@ def test_the_host_waits_for_downloads_only(monkeypatch):
     assert all(place.startswith("cpu: ") for place in downloads), str(reads)
     assert sum(place.startswith("cpu: fusion.py") for place in downloads) == 1, f"all in one array\n{reads}"
     assert len(downloads) == 5, f"and what the detections are, before\n{reads}"
+
+
+def downloaded(monkeypatch, prediction):
+    """The arrays of a prediction whose class map is kept as if it were on a GPU."""
+    monkeypatch.setattr(fusion, "_has_kernels", lambda p: isinstance(p.scores, torch.Tensor))
+    return download(prediction)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_was_downloaded_is_merged_where_it_was_made(monkeypatch, case):
+    prediction, parameters = golden_case(case)
+    wanted = fuse(prediction, *parameters)
+    with HostReads() as reads:
+        arrays = downloaded(monkeypatch, prediction)
+        assert reads.places.total() == 10, f"5 parts, each an array\n{reads}"
+        found = fuse(arrays, *parameters)
+    assert sum(place.startswith("cpu: ") for place in reads.places.elements()) == 6, f"nothing twice\n{reads}"
+    check_same(found, wanted)
+    assert arrays.semantic_on_gpu[1].untyped_storage().nbytes() == arrays.semantic.size, "not that of a batch"
+    for one in (arrays.on_cpu(), arrays.copy()):
+        assert one.semantic_on_gpu is None, "no memory of the GPU"
+        np.testing.assert_array_equal(one.semantic, prediction.semantic)
+
+
+def test_another_class_map_is_not_merged_with_that_on_the_gpu(monkeypatch):
+    prediction, parameters = golden_case("a")
+    arrays = downloaded(monkeypatch, prediction)
+    other = replace(arrays, semantic=np.zeros_like(arrays.semantic))
+    assert fuse(other, *parameters).measured is None, "on the CPU"
+    np.testing.assert_array_equal(fuse(other, *parameters).ids, fuse(other.on_cpu(), *parameters).ids)
+
+
+@pytest.mark.parametrize("changes", [{"mask_logits": None}, {"semantic": None}, {"queries": object()}])
+def test_only_what_is_merged_stays_on_the_gpu(monkeypatch, changes):
+    prediction, _ = golden_case("a")
+    assert downloaded(monkeypatch, replace(prediction, **changes)).semantic_on_gpu is None
+
+
+@pytest.mark.parametrize("in_arrays", [False, True])
+def test_a_full_gpu_leaves_the_fusion_to_the_cpu(monkeypatch, in_arrays):
+    prediction, parameters = golden_case("a")
+    wanted = fuse(prediction, *parameters)
+    arrays = downloaded(monkeypatch, prediction)
+    errors = [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("misaligned address")]
+    monkeypatch.setattr(fusion, "_merge_tensors", lambda *_: (_ for _ in ()).throw(errors.pop(0)))
+    found = fuse(arrays if in_arrays else prediction, *parameters)
+    np.testing.assert_array_equal(found.ids, wanted.ids)
+    with pytest.raises(RuntimeError, match="misaligned"):
+        fuse(arrays, *parameters)
 
 
 def test_map_is_resized_with_the_fusion_as_after_it():

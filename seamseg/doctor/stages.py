@@ -13,6 +13,7 @@ from seamseg.config import load_config
 from seamseg.data.images import open_image
 from seamseg.data.transforms import Normalise
 from seamseg.formats.metadata import Metadata
+from seamseg.fusion import download
 from seamseg.inference.images import input_size, network_input
 from seamseg.inference.network import TorchNetwork
 from seamseg.inference.options import Thresholds
@@ -143,7 +144,7 @@ class StageProfile:
             mark("mask")
             semantic = net.segment(features)[0]
             mark("semantic")
-            prediction = Prediction(boxes, classes, scores, masks, semantic, sizes[0]).on_cpu()
+            prediction = download(Prediction(boxes, classes, scores, masks, semantic, sizes[0]))
             result = p.result(prediction, (source.height, source.width))
             mark("fusion")
         photo = Source(self.photo, self.photo.stem, self.photo.name)

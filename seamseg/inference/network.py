@@ -16,6 +16,7 @@ from seamseg.checkpoints.bundle import kind_of, load_network, open_model
 from seamseg.config.kinds import SEAMLESS
 from seamseg.data.input_size import InputSize
 from seamseg.data.transforms import Normalise
+from seamseg.fusion import download
 from seamseg.inference.cuda_graphs import CudaGraphCache
 from seamseg.inference.options import OF_PARTS, Augmentation, InferenceOptions
 from seamseg.inference.tta import predict_augmented, segment_augmented
@@ -129,7 +130,7 @@ class TorchNetwork(ExtendedNetwork):
                 predictions = segment_augmented(self.net, on_device, self.augmentation, self.tta_fusion)
             else:
                 predictions = predict_augmented(cast(PanopticNet, self.net), on_device, self.augmentation)
-        return [p.on_cpu() for p in predictions]
+        return [download(p) for p in predictions]
 
     def prepare(self, image: np.ndarray) -> torch.Tensor:
         """Return the input `3 x H x W` on the device for an image `H x W x 3` uint8."""

@@ -278,7 +278,7 @@ class Predictor(Generic[R]):
         Returns
         -------
         list of Prediction
-            of arrays, in pixels of the network inputs
+            of arrays, in pixels of the network inputs; of a GPU with `semantic_on_gpu`, which :meth:`result` uses
 
         Raises
         ------
@@ -343,7 +343,7 @@ class Predictor(Generic[R]):
         found = None
         try:
             found = predict_in_tiles_that_fit(
-                lambda part: self.network.run([part])[0],
+                lambda part: self.network.run([part])[0].on_cpu(),  # the maps of tiles are merged before the fusion
                 image,
                 side,
                 tiling,

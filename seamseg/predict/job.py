@@ -288,6 +288,7 @@ class _PredictionLoop:
         start = time.perf_counter()
         source, stamp, image = photo
         result = self.predictor.result(prediction, image.size)
+        prediction = prediction.on_cpu()  # formats may keep it
         with self.writer.scratch_dir() as scratch:
             try:
                 records = []

@@ -164,8 +164,9 @@ class Batcher:
         if self._on_batch is not None:
             self._on_batch(len(batch))
         try:
-            # as arrays of their own: slices would keep the outputs of the whole batch in memory
-            predictions = [p.copy() for p in self._predictor.raw([job.pixels for job in batch])]
+            # as arrays of their own: slices would keep the outputs of the whole batch in memory; those of a GPU are
+            found = self._predictor.raw([job.pixels for job in batch])
+            predictions = [p.copy() if p.semantic_on_gpu is None else p for p in found]
         except Exception as error:
             if len(batch) == 1:
                 batch[0].future.set_exception(error)

@@ -270,7 +270,7 @@ class Validator:
     ) -> None:
         for item, prediction in zip(group, predictions):
             validated = scorer.add(item, prediction)
-            metrics.add(item, prediction)
+            metrics.add(item, validated.prediction)
             if observer is not None:
                 observer(validated)
 
@@ -313,6 +313,7 @@ class PanopticScorer:
             size = prediction.size
             mask = resize_nearest(mask, size)
         result: PanopticResult = self._predictor.result(prediction, size)
+        prediction = prediction.on_cpu()  # metrics and observers may keep it
         if self._validator.mapping is not None:
             result = self._validator.mapping.panoptic(result)
         counts = PanopticEvaluator(self._evaluator.classes, self._validator.legacy)
