@@ -94,8 +94,9 @@ class TorchNetwork(ExtendedNetwork):
         if self.on_gpu or isinstance(self.net, WholeNetwork):
             return 1
         ours = all(type(module).__module__.partition(".")[0] in _REENTRANT for module in self.net.modules())
-        compiled = self.net.compiled or self.net.options.run_dense is not None
-        return torch.get_num_threads() if ours and not compiled else 1
+        if not ours or self.net.compiled or self.net.options.run_dense is not None:
+            return 1
+        return torch.get_num_threads()
 
     @property
     def graph_cache(self) -> CudaGraphCache | None:

@@ -147,7 +147,7 @@ _R18 = ('body.out_channels={"mod1": 64, "mod2": 64, "mod3": 128, "mod4": 256, "m
         (_NO_MOD9, r"\[fpn\] inputs: wider_resnet38 has no mod9, only mod1, mod2, .*, mod7, bn_out"),
         ("[fpn]\ninputs = ['mod3', 'mod2', 'mod4', 'mod5']\nout_strides = (8, 4, 16, 32)\n", "finest first"),
         ("[fpn]\nout_strides = (4, 8, 16, 64)\n", r"\[fpn\] out_strides: resnet50 gives \(4, 8, 16, 32\)"),
-        ("[body]\nbody_params = {'width': 3}\n", r"\[body\] body_params: .*width"),
+        ("[body]\nbody_params = {'widths': 3}\n", r"\[body\] body_params: .*widths"),
         ("[body]\nbody_params = {'dilation': (1, 2)}\n", r"\[body\] body_params: .*dilation has 2 entries"),
     ],
 )
