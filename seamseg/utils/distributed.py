@@ -242,13 +242,12 @@ def run_in_processes(count: int, function: Callable[[T], R], argument: T) -> R:
     threads = max(all_threads // count, 1)
     context = multiprocessing.get_context("spawn")
     errors, ours = context.Pipe(duplex=False)
-    others = [
-        context.Process(target=_member, args=(rank, group, threads, function, argument, ours))
-        for rank in range(1, count)
-    ]
+    others: list[Any] = []
     try:
-        for process in others:
+        for rank in range(1, count):
+            process = context.Process(target=_member, args=(rank, group, threads, function, argument, ours))
             process.start()
+            others.append(process)
         os.environ.update(group, RANK="0")
         torch.set_num_threads(threads)
         return function(argument)

@@ -177,3 +177,12 @@ def test_a_process_that_fails_ends_all(broken, message, capfd):
         run_in_processes(2, _ranks, broken)
     assert not multiprocessing.active_children()
     assert not capfd.readouterr().err
+
+
+def test_a_process_that_cannot_start(monkeypatch):
+    monkeypatch.setattr("multiprocessing.context.SpawnProcess.start", mock.Mock(side_effect=OSError(12, "no memory")))
+    environment, threads = dict(os.environ), torch.get_num_threads()
+    with pytest.raises(OSError, match="no memory"):
+        run_in_processes(2, _ranks, "x")
+    assert dict(os.environ) == environment
+    assert torch.get_num_threads() == threads
