@@ -29,8 +29,8 @@ from seamseg.training.prefetch import DeviceBatch, DevicePrefetcher
 from seamseg.training.step import StepResult
 from seamseg.training.task import StepCallback, Validate
 from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.distributed import barrier, failure_reason, is_peer_failure
-from seamseg.utils.errors import OutOfMemory, SeamsegError
+from seamseg.utils.distributed import LostConnection, barrier, failure_reason, is_peer_failure
+from seamseg.utils.errors import OutOfMemory
 
 T = TypeVar("T")
 
@@ -102,7 +102,7 @@ class Trainer:
         except RuntimeError as error:
             if not (self.world.is_distributed and is_peer_failure(error)):
                 raise
-            raise SeamsegError(
+            raise LostConnection(
                 f"step {self.progress.global_step}: process {self.world.rank} lost its connection to the others, see "
                 f"their messages ({failure_reason(error)})"
             ) from error

@@ -45,6 +45,10 @@ class CollectiveError(SeamsegError):
     """An error that all processes raise at the same point, by agreement, and outside of collective calls."""
 
 
+class LostConnection(SeamsegError):
+    """Another process has ended, or kept this one waiting for too long."""
+
+
 def reported_by_main(error: SeamsegError) -> CollectiveError:
     """Return what other processes raise with an error that the main process reports."""
     other = CollectiveError(str(error))
@@ -207,7 +211,7 @@ def distributed(device: str | None = "auto") -> Iterator[World]:
         if world.device is None or world.device.type == "cpu" or isinstance(error, CollectiveError):
             _leave()
         if isinstance(error, RuntimeError) and is_peer_failure(error):
-            raise SeamsegError(
+            raise LostConnection(
                 f"process {rank} of {size} lost its connection to the others: one has ended, see its message, or "
                 f"kept this one waiting for {timeout.total_seconds() / 60:g} minutes ({_TIMEOUT_VARIABLE}) "
                 f"({failure_reason(error)})"
@@ -253,10 +257,10 @@ def run_in_processes(count: int, function: Callable[[T], R], argument: T) -> R:
         return function(argument)
     except BaseException as error:
         for process in others:
-            if _is_lost(error):
+            if isinstance(error, LostConnection):
                 process.join(_LAST_WORDS_SECONDS)
             process.terminate()
-        if _is_lost(error) and errors.poll():
+        if isinstance(error, LostConnection) and errors.poll():
             raise SeamsegError(errors.recv()) from error
         raise
     finally:
@@ -278,17 +282,11 @@ def _member(
     try:
         function(argument)
     except SeamsegError as error:
-        if not isinstance(error, CollectiveError) and not _is_lost(error):
+        if not isinstance(error, (CollectiveError, LostConnection)):
             errors.send(f"process {rank}: {error}")
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(1)
-
-
-def _is_lost(error: BaseException) -> bool:
-    """Return whether an error of :func:`distributed` says that another process has ended."""
-    cause = error.__cause__
-    return isinstance(error, SeamsegError) and isinstance(cause, RuntimeError) and is_peer_failure(cause)
 
 
 def _dist() -> Any:
