@@ -1,0 +1,106 @@
+"""Measure the memory bandwidth of the kernels of in-place ABN, as a part of that of a copy on the device.
+
+    python benchmarks/bandwidth.py --device cuda [--json FILE] [NAME ...]
+
+Each operator of a training step runs on maps of 1 x C x H x W, the sizes of a ResNet-50 body on a 1920 x 2304 image.
+The bytes are those that must move: each input is read once, each output is written once. The copy, of a tensor that is
+larger than any cache, takes turns with each operator; a tensor of inputs is larger than the caches of a GPU, too, or
+one of several that take turns. Peers are the same passes by torch: BatchNorm's forward and backward in training mode.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from timing import options, processor, synchronize
+from torch import Tensor
+
+import seamseg.ops  # noqa: F401 (registers the operators)
+
+SHAPES = [(64, 480, 576), (256, 480, 576), (512, 240, 288), (1024, 120, 144), (2048, 60, 72)]
+OPS = torch.ops.seamseg
+
+
+def operators(x: Tensor) -> Iterator[tuple[str, int, Callable[[], object]]]:
+    """Yield name, bytes and call of each operator for maps like `x`."""
+    channels, size = x.shape[1], x.numel() * x.element_size()
+    dy, residual = torch.randn_like(x), torch.randn_like(x)
+    mean, var = OPS.abn_statistics(x)
+    scale, bias, slope = torch.rsqrt(var + 1e-5), torch.randn_like(mean), torch.full_like(mean, 1e-3)
+    y = OPS.abn_transform(x, mean, scale, bias, None, 1, 0.01)
+    weight = torch.ones(channels, device=x.device)
+    running = torch.zeros(channels, device=x.device), torch.ones(channels, device=x.device)
+    leaf = x.detach().requires_grad_()
+    normed = torch.batch_norm(leaf, weight, bias, *running, True, 0.1, 1e-5, True)
+    yield "abn_statistics", size, lambda: OPS.abn_statistics(x)
+    yield "abn_transform", 2 * size, lambda: OPS.abn_transform(x, mean, scale, bias, None, 1, 0.01)
+    yield "abn_transform, residual", 3 * size, lambda: OPS.abn_transform(x, mean, scale, bias, residual, 1, 0.01)
+    yield "abn_backward_reduce", 2 * size, lambda: OPS.abn_backward_reduce(dy, y, None, bias, 1, 0.01)
+    yield "abn_backward_input", 3 * size, lambda: OPS.abn_backward_input(dy, y, None, bias, scale, mean, slope, 1, 0.01)
+    yield (
+        *("torch batch_norm forward", 3 * size),
+        lambda: torch.batch_norm(x, weight, bias, *running, True, 0.1, 1e-5, True),
+    )
+    yield "torch batch_norm backward", 5 * size, lambda: torch.autograd.grad(normed, leaf, dy, retain_graph=True)
+
+
+def seconds(call: Callable[[], object], device: str, repeats: int) -> float:
+    """Return the time of a call, of several in a row on a GPU, whose launches take time, too."""
+    if device == "cpu":
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(repeats):
+        call()
+    end.record()
+    synchronize()
+    return begin.elapsed_time(end) / 1e3 / repeats
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = options(__doc__)
+    parser.add_argument("--small", action="store_true", help="small maps, whose figures mean nothing")
+    arguments = parser.parse_args()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    device = arguments.device
+    big = torch.empty(2**20 if arguments.small else 2**30, dtype=torch.uint8, device=device)
+    other = torch.empty_like(big)
+    name = torch.cuda.get_device_name() if device == "cuda" else processor()
+    found: dict[str, Any] = {"torch": torch.__version__, "device": name, "rounds": arguments.rounds, "rows": []}
+    print(f"torch {torch.__version__}, {name}\n\n{'operator':<28}{'maps':<32}{'us':>9}{'GB/s':>8}{'of a copy':>11}")
+    for channels, height, width in SHAPES:
+        if arguments.small:
+            height, width = height // 16, width // 16
+        for dtype in (torch.bfloat16, torch.float32):
+            for layout in (torch.contiguous_format, torch.channels_last):
+                x = torch.randn(1, channels, height, width, device=device).to(dtype).contiguous(memory_format=layout)
+                maps = f"{channels}x{height}x{width} {str(dtype)[6:]} {'NCHW' if x.is_contiguous() else 'NHWC'}"
+                for operator, size, call in operators(x):
+                    if arguments.names and not any(word in f"{operator} {maps}" for word in arguments.names):
+                        continue
+                    call()
+                    times, copies = [], []
+                    for _ in range(arguments.rounds):
+                        times.append(seconds(call, device, 20))
+                        copies.append(seconds(lambda: other.copy_(big), device, 2))
+                    mine, copy = statistics.median(times), statistics.median(copies)
+                    part = size / mine / (2 * big.numel() / copy)
+                    row = {"operator": operator, "maps": maps, "us": mine * 1e6, "gb_s": size / mine / 1e9, "of": part}
+                    found["rows"].append(row)
+                    print(f"{operator:<28}{maps:<32}{mine * 1e6:>9.1f}{row['gb_s']:>8.0f}{part:>11.2f}", flush=True)
+                    if arguments.json:
+                        with open(arguments.json, "w") as file:
+                            json.dump(found, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
