@@ -32,16 +32,16 @@ def operators(x: Tensor) -> Iterator[tuple[str, int, Callable[[], object]]]:
     dy, residual = torch.randn_like(x), torch.randn_like(x)
     mean, var = OPS.abn_statistics(x)
     scale, bias, slope = torch.rsqrt(var + 1e-5), torch.randn_like(mean), torch.full_like(mean, 1e-3)
-    y = OPS.abn_transform(x, mean, scale, bias, None, 1, 0.01)
+    y = OPS.abn_transform(x, mean, scale, bias, None, 0, 0.01)
     weight = torch.ones(channels, device=x.device)
     running = torch.zeros(channels, device=x.device), torch.ones(channels, device=x.device)
     leaf = x.detach().requires_grad_()
     normed = torch.batch_norm(leaf, weight, bias, *running, True, 0.1, 1e-5, True)
     yield "abn_statistics", size, lambda: OPS.abn_statistics(x)
-    yield "abn_transform", 2 * size, lambda: OPS.abn_transform(x, mean, scale, bias, None, 1, 0.01)
-    yield "abn_transform, residual", 3 * size, lambda: OPS.abn_transform(x, mean, scale, bias, residual, 1, 0.01)
-    yield "abn_backward_reduce", 2 * size, lambda: OPS.abn_backward_reduce(dy, y, None, bias, 1, 0.01)
-    yield "abn_backward_input", 3 * size, lambda: OPS.abn_backward_input(dy, y, None, bias, scale, mean, slope, 1, 0.01)
+    yield "abn_transform", 2 * size, lambda: OPS.abn_transform(x, mean, scale, bias, None, 0, 0.01)
+    yield "abn_transform, residual", 3 * size, lambda: OPS.abn_transform(x, mean, scale, bias, residual, 0, 0.01)
+    yield "abn_backward_reduce", 2 * size, lambda: OPS.abn_backward_reduce(dy, y, None, bias, 0, 0.01)
+    yield "abn_backward_input", 3 * size, lambda: OPS.abn_backward_input(dy, y, None, bias, scale, mean, slope, 0, 0.01)
     yield (
         *("torch batch_norm forward", 3 * size),
         lambda: torch.batch_norm(x, weight, bias, *running, True, 0.1, 1e-5, True),

@@ -3,11 +3,12 @@
     python benchmarks/train_step.py --device cuda --json results/train_step_gpu.json
     python benchmarks/train_step.py --device cpu --size 256x512 --rounds 1
 
-plain: fp32 (convolutions in TF32, torch's default on a GPU), contiguous, eager. fast: bf16, channels last, compiled, a
-fixed number of samples. eager: fast without the compiler. checkpointed: fast, and body and pyramid computed a second time instead of kept. torchvision:
-the peer of peer.py in fp32; torchvision_bf16: in autocast, channels last; they are left out where torchvision is not
-installed. Each side takes turns with plain; medians are printed, and how many times as fast as the faster peer each
-side of ours is. A side that fails does not stop the others; the exit code is then 1.
+plain: fp32 (convolutions in TF32, torch's default on a GPU), contiguous, eager. fast: bf16, channels last, compiled,
+a fixed number of samples. eager: fast without the compiler. checkpointed: fast, and body and pyramid computed a
+second time instead of kept. torchvision: the peer of peer.py in fp32; torchvision_bf16: in autocast, channels last;
+they are left out where torchvision is not installed. Each side takes turns with plain; medians are printed, and how
+many times as fast as the faster peer each side of ours is. A side that fails does not stop the others; the exit code
+is then 1.
 
 A step is the upload of its batch, forward, backward and an update by SGD with momentum. All sides get the batch in
 page-locked memory, as a loader gives it; plain and the peers upload it when the step begins, the others as the trainer
