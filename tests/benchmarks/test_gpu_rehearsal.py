@@ -188,7 +188,8 @@ def test_failures_leave_their_evidence(clone):
     assert found["cases"]["case abn, beyond 2^31"] == "equal"
 
     found = records["train_step.failed"]["results"]
-    assert [row["side"] for row in found["rows"]] == ["plain", "torchvision", "torchvision_bf16", "fast, not compiled"]
+    sides = ["plain", "torchvision", "torchvision_bf16", "eager", "fast, not compiled"]
+    assert [row["side"] for row in found["rows"]] == sides
     assert list(found["failed"]) == ["checkpointed"]
     assert found["failed"]["checkpointed"].startswith("Traceback")
     assert "RuntimeError: inductor: CppCompileError" in found["failed"]["checkpointed"]
