@@ -27,6 +27,7 @@ SMALLEST: dict[str, tuple[str, str]] = {
     "abn": ("layer --rounds 1 --json OUT", CASE),
     "abn_precision": ("gradients", r"identity \+ residual +1e-06 +\d"),
     "backbones": ("resnet18 --body-size 64 128 --size 64 128 --rounds 1 --json OUT", r"resnet18 .*0?\.\d"),
+    "bandwidth": ("statistics --small --rounds 1 --json OUT", r"abn_statistics +\d+x.* \d"),
     "boxes": ("--rounds 1 --json OUT 1000", CASE),
     "checkpointing": ("--size 64x128 --rounds 1 --config toy_city_r18", r"body \+ pyramid +\d"),
     "cityscapes": ("pixel --frames 1 --rounds 1 --json OUT", CASE),
