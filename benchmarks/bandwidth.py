@@ -3,9 +3,9 @@
     python benchmarks/bandwidth.py --device cuda [--json FILE] [NAME ...]
 
 Each operator of a training step runs on maps of 1 x C x H x W, the sizes of a ResNet-50 body on a 1920 x 2304 image.
-The bytes are those that must move: each input is read once, each output is written once. The copy, of a tensor that is
-larger than any cache, takes turns with each operator; a tensor of inputs is larger than the caches of a GPU, too, or
-one of several that take turns. Peers are the same passes by torch: BatchNorm's forward and backward in training mode.
+The bytes are those of inputs and outputs; torch's batch norm in training mode, the peer, must read its inputs twice,
+which counts. The copy, of a gigabyte, takes turns with each operator. The smallest maps fit into the cache of a large
+GPU, and their times are those of the launches.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def operators(x: Tensor) -> Iterator[tuple[str, int, Callable[[], object]]]:
 
 
 def seconds(call: Callable[[], object], device: str, repeats: int) -> float:
-    """Return the time of a call, of several in a row on a GPU, whose launches take time, too."""
+    """Return the time of a call; on a GPU the mean of `repeats` in a row, so that launches overlap with the kernels."""
     if device == "cpu":
         start = time.perf_counter()
         call()

@@ -212,8 +212,8 @@ def _add_acceleration(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--compile",
         action="store_true",
-        help="compile the network with torch.compile: takes minutes at the start, once for all sizes; on a CPU, which "
-        "needs a C++ compiler, it is slower than the default",
+        help="compile the network with torch.compile: takes minutes at the start, once for all sizes (twice with torch "
+        "2.11); on a CPU, which needs a C++ compiler, it is slower than the default",
     )
     group.add_argument(
         "--cuda-graphs",

@@ -71,7 +71,8 @@ class CompiledDense:
     """The dense part of a network, compiled once for all heights and widths.
 
     See :class:`seamseg.models.panoptic_inference.DensePart`. The compiler runs at the first call, and again for another
-    number of images; each time a line is printed to stderr.
+    number of images and, with torch 2.11, for half as many rows of another parity; each time a line is printed to
+    stderr.
 
     Parameters
     ----------
