@@ -149,7 +149,8 @@ def build(kernel: str | None = None) -> tuple[Path, ...]:
         maps, host = ([path for path in objects if path.name.startswith(f"{name}-")] for name in ("maps", "cpu"))
         device = [path for path in objects if path not in [*maps, *host]]
         if kernel is not None:
-            return (_link("sample", device),)
+            # of this kernel: other tests, and other processes, still use the samples of theirs
+            return (_link(f"sample_{kernel}", device),)
         return _link("maps", maps), _link("checked", host), _link("emulated", device)
 
 
