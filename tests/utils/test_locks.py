@@ -21,9 +21,9 @@ def test_the_holder_is_named_until_it_is_killed(tmp_path: Path) -> None:
     if process == 0:
         try:
             with lock_file(path, "wait"):
-                # a child that survives it does not hold the lock
-                if child := os.fork():
-                    os.write(writing, f"{child}\n".encode())
+                # a child that survives it does not hold the lock; it writes once it has closed the file
+                if os.fork() == 0:
+                    os.write(writing, f"{os.getpid()}\n".encode())
                 signal.pause()
         finally:
             os._exit(1)
