@@ -8,9 +8,12 @@
 namespace seamseg::abn {
 namespace {
 
-// Blocks of the sums and of the walks: a few times what a large card runs at once (132 x 3), few enough for the second
-// stage to be short. Each thread takes a few packs at least, as it reads the values of its channels first.
-constexpr int64_t kSumBlocks = 1188, kWalkBlocks = 2376, kLeastSteps = 12;
+// Blocks of the sums and of the walks. Planes: a few times what a large card runs at once (132 x 3). Rows: sums of all
+// channels end each block and are the input of the second stage, so no more blocks than run at once. Each thread takes a
+// few packs at least, as it reads the values of its channels first.
+template <bool kPlanes>
+constexpr int64_t kSumBlocks = kPlanes ? 1188 : 396;
+constexpr int64_t kWalkBlocks = 2376, kLeastSteps = 12;
 
 template <int kVec, bool kPlanes>
 dim3 grid_of(const Access<kVec, kPlanes>& access, int64_t blocks) {
@@ -20,6 +23,11 @@ dim3 grid_of(const Access<kVec, kPlanes>& access, int64_t blocks) {
   const int64_t steps = (kPlanes ? layout.outer * (layout.inner / kVec) : layout.outer) / rows;
   const int64_t parts = std::max<int64_t>(1, std::min(blocks / columns, steps / kLeastSteps));
   return dim3(static_cast<unsigned>(columns), static_cast<unsigned>(parts));
+}
+
+template <int kVec, bool kPlanes>
+dim3 grid_of_sums(const Access<kVec, kPlanes>& access) {
+  return grid_of(access, kSumBlocks<kPlanes>);
 }
 
 // f(access): 16 bytes at once where all maps and values per channel allow it, else single elements.
@@ -47,7 +55,7 @@ std::tuple<Tensor, Tensor> abn_statistics(const Tensor& x) {
     using T = decltype(zero);
     using W = wide_t<T>;
     with_access<T>(layout, {data<T>(x)}, [&](auto access) {
-      const dim3 grid = grid_of(access, kSumBlocks);
+      const dim3 grid = grid_of_sums(access);
       const Tensor partial = torch::stable::new_empty(x, {layout.channels, 3, grid.y}, wide_type(x));
       SEAMSEG_LAUNCH(statistics_partial, grid, kThreads, stream, access, data<T>(x), mutable_data<W>(partial));
       SEAMSEG_LAUNCH(statistics_join<W>, join_blocks(layout.channels), kJoinThreads, stream, data<W>(partial), grid.y,
@@ -104,7 +112,7 @@ std::tuple<Tensor, Tensor, Tensor> abn_backward_reduce(const Tensor& dy, const T
     const T *above = data<T>(dy), *out = data<T>(y), *more = data_or_null<T>(residual);
     with_activation<W>(activation, parameter, op, [&](auto act) {
       with_access<T>(layout, {above, out, more, b}, [&](auto access) {
-        const dim3 grid = grid_of(access, kSumBlocks);
+        const dim3 grid = grid_of_sums(access);
         const Tensor partial = torch::stable::new_empty(y, {layout.channels, 3, grid.y}, wide_type(y));
         SEAMSEG_LAUNCH(reduce_partial, grid, kThreads, stream, access, above, out, more, b, act,
                        mutable_data<W>(partial));

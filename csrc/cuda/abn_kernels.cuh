@@ -184,24 +184,35 @@ __global__ void __launch_bounds__(kThreads, kResident<void>)
   }
 }
 
-// A warp a channel.
+// A warp a channel: the mean of the means, relative to the first one, then the sum of squares about it, without a division a
+// part.
 template <class W>
 __global__ void statistics_join(const W* partial, int64_t parts, int64_t channels, W* mean, W* var) {
   const int64_t c = grid_start() / 32;
   const int lane = threadIdx.x % 32;
   if (c >= channels) return;
-  const W* own = partial + c * 3 * parts;
-  Moments<W> all;
+  const W *counts = partial + c * 3 * parts, *means = counts + parts, *squares = means + parts;
+  const W first = means[0];
+  W count = 0, sum = 0, square = 0;
 #pragma unroll 4
-  for (int64_t p = lane; p < parts; p += 32) all.join(own[p], own[parts + p], own[2 * parts + p]);
-  for (int half = 16; half > 0; half /= 2) {
-    const W n = __shfl_down_sync(0xffffffffu, all.count, half), m = __shfl_down_sync(0xffffffffu, all.mean, half);
-    const W s = __shfl_down_sync(0xffffffffu, all.squares, half);
-    if (lane < half) all.join(n, m, s);
+  for (int64_t p = lane; p < parts; p += 32) {
+    count += counts[p];
+    sum += counts[p] * (means[p] - first);
   }
+  for (int half = 16; half > 0; half /= 2) {
+    count += __shfl_xor_sync(0xffffffffu, count, half);
+    sum += __shfl_xor_sync(0xffffffffu, sum, half);
+  }
+  const W beyond = count > W(0) ? sum / count : W(0);
+#pragma unroll 4
+  for (int64_t p = lane; p < parts; p += 32) {
+    const W difference = (means[p] - first) - beyond;
+    square += squares[p] + counts[p] * (difference * difference);
+  }
+  for (int half = 16; half > 0; half /= 2) square += __shfl_down_sync(0xffffffffu, square, half);
   if (lane != 0) return;
-  mean[c] = all.mean;
-  var[c] = all.count > W(0) ? all.squares / all.count : W(0);
+  mean[c] = first + beyond;
+  var[c] = count > W(0) ? square / count : W(0);
 }
 
 // Values per channel of those of a thread.

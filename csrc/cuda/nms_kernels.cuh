@@ -1,5 +1,5 @@
-// Greedy suppression on the device, nothing is copied to the host: a block a group; or for a single group of some thousand
-// boxes a matrix of all overlaps, which one block then walks through.
+// Greedy suppression on the device, nothing is copied to the host: a block a group; or for some thousand boxes a matrix of
+// all overlaps, which one block then walks through.
 #pragma once
 
 #include "boxes_kernels.cuh"
@@ -88,60 +88,89 @@ __global__ void suppress(const Candidate<T>* candidates, const int64_t* groups, 
   }
 }
 
-// Bit b of word w of row i: box i suppresses box j = 64 w + b > i. Words left of the diagonal are not written. A block has
-// kMatrixRows rows (y) of one word (x).
+// Bit b of word w of row i: box i suppresses box j = 64 w + b > i, of the same group. Words left of the diagonal are not
+// written. A block has kMatrixRows rows (y) of one word (x).
 template <class T>
 __global__ void __launch_bounds__(kMatrixRows)
-    overlap_matrix(const Candidate<T>* candidates, int64_t n, T threshold, unsigned long long* matrix) {
+    overlap_matrix(const Candidate<T>* candidates, const int64_t* groups, int64_t n, T threshold,
+                   unsigned long long* matrix) {
   __shared__ Candidate<T> tile[kBits];
+  __shared__ int64_t group_of[kBits];
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kBits, row = static_cast<int64_t>(blockIdx.y) * kMatrixRows;
   if (first + kBits <= row) return;
   const int count = n - first < kBits ? static_cast<int>(n - first) : kBits;
-  if (static_cast<int>(threadIdx.x) < count) tile[threadIdx.x] = candidates[first + threadIdx.x];
+  if (static_cast<int>(threadIdx.x) < count) {
+    tile[threadIdx.x] = candidates[first + threadIdx.x];
+    group_of[threadIdx.x] = groups == nullptr ? 0 : groups[first + threadIdx.x];
+  }
   __syncthreads();
   const int64_t i = row + threadIdx.x;
   if (i >= n || first + kBits <= i) return;
   const Candidate<T> mine = candidates[i];
+  const int64_t group = groups == nullptr ? 0 : groups[i];
   unsigned long long bits = 0;
-  for (int b = i < first ? 0 : static_cast<int>(i - first) + 1; b < count; ++b) {
+  // they are sorted by group
+  for (int b = i < first ? 0 : static_cast<int>(i - first) + 1; b < count && group_of[b] == group; ++b) {
     if (overlap_reaches(mine, tile[b], threshold)) bits |= 1ull << b;
   }
   matrix[i * gridDim.x + blockIdx.x] = bits;
 }
 
-// Sets keep[i] to 1 for the boxes that stay. One block of kMostWords threads, each of which knows which boxes of one word
-// are suppressed; thread by thread they decide on their boxes.
+// Sets keep[r] to 1 for the boxes that stay, see `suppress`. One block of kMostWords threads, each of which knows which
+// boxes of one word are suppressed; thread by thread they decide on their boxes.
 __global__ void __launch_bounds__(kMostWords)
-    walk_matrix(const unsigned long long* matrix, int64_t n, int words, int64_t n_max, uint8_t* keep) {
+    walk_matrix(const unsigned long long* matrix, const int64_t* groups, const int64_t* rank, int64_t n, int words,
+                int64_t n_max, uint8_t* keep) {
   constexpr int kBatch = 8;  // rows whose loads are under way together
   __shared__ unsigned long long diagonal[kBits], shared_kept;
+  __shared__ int64_t group_of[kBits], shared_count, shared_group;
   const int thread = threadIdx.x;
   const auto overlaps = [&](int64_t row, int word) {
     return row < n && word < words ? matrix[row * words + word] : 0;
   };
+  const auto group_at = [&](int64_t place) { return groups != nullptr ? groups[place < n ? place : n - 1] : 0; };
   unsigned long long suppressed = 0, ahead = thread < kBits ? overlaps(thread, 0) : 0;
-  int64_t count = 0;
-  for (int word = 0; word < words && (n_max <= 0 || count < n_max); ++word) {
+  int64_t group_ahead = thread < kBits ? group_at(thread) : 0;
+  int64_t count = 0, group = group_at(0);  // of the last one kept; how many are kept of it
+  const int64_t last_group = group_at(n - 1);
+  for (int word = 0; word < words && (n_max <= 0 || count < n_max || group != last_group); ++word) {
     const int64_t first = static_cast<int64_t>(word) * kBits;
     if (thread < kBits) {
       diagonal[thread] = ahead;
+      group_of[thread] = group_ahead;
       ahead = overlaps(first + kBits + thread, word + 1);
+      group_ahead = group_at(first + kBits + thread);
     }
     __syncthreads();
     if (thread == word) {
       unsigned long long left = ~suppressed, kept = 0;
       if (n - first < kBits) left &= (1ull << (n - first)) - 1;
-      for (int64_t total = count; left != 0 && (n_max <= 0 || total < n_max); ++total) {
+      while (left != 0) {
         const int b = __ffsll(static_cast<long long>(left)) - 1;
+        left &= ~(1ull << b);
+        if (group_of[b] != group) {
+          group = group_of[b];
+          count = 0;
+        }
+        if (n_max > 0 && count >= n_max) {
+          if (group_of[kBits - 1] == group) break;
+          continue;
+        }
+        ++count;
         kept |= 1ull << b;
-        left &= ~(diagonal[b] | 1ull << b);
+        left &= ~diagonal[b];
       }
       shared_kept = kept;
+      shared_count = count;
+      shared_group = group;
     }
     __syncthreads();
     const unsigned long long kept = shared_kept;
-    count += __popcll(kept);
-    if (thread < kBits && (kept >> thread & 1) != 0) keep[first + thread] = 1;
+    count = shared_count;
+    group = shared_group;
+    if (thread < kBits && (kept >> thread & 1) != 0) {
+      keep[rank == nullptr ? first + thread : rank[first + thread]] = 1;
+    }
     if (thread > word && thread < words) {
       for (unsigned long long left = kept; left != 0;) {
         unsigned long long rows[kBatch];

@@ -44,6 +44,14 @@ Tensor empty_sums(const Tensor& x, int64_t count) {
   return torch::stable::new_empty(x, {count}, std::is_same_v<W, double> ? ScalarType::Double : ScalarType::Float);
 }
 
+template <class T, class W>
+void sum_columns(cudaStream_t stream, const Tensor& rows, const PoolAcross& across, const Geometry& g, Tensor& y) {
+  const int64_t runs = (across.columns + kPoolRun - 1) / kPoolRun, count = g.outer * across.rows * runs * g.inner;
+  const W factor = W{1} / (static_cast<W>(g.k_y) * static_cast<W>(g.k_x));
+  SEAMSEG_LAUNCH((pool_across<W, T>), blocks_for(count, kThreads), kThreads, stream, data<W>(rows), across, count, factor,
+                 mutable_data<T>(y));
+}
+
 Tensor box_filter_pool(const Tensor& source, int64_t height, int64_t width) {
   const Geometry g = geometry("box_filter_pool", source, height, width);
   const DeviceGuard guard(source.get_device_index());
@@ -60,9 +68,7 @@ Tensor box_filter_pool(const Tensor& source, int64_t height, int64_t width) {
                    g.outer, g.rows, length, g.k_y, 0, g.places_y, mutable_data<W>(sums));
     const PoolAcross across{g.places_y, g.columns,  g.rows,           g.columns,        g.inner,
                             g.k_x,      g.places_x, (g.k_y - 1) / 2, (g.k_x - 1) / 2, 0};
-    const W factor = W{1} / (static_cast<W>(g.k_y) * static_cast<W>(g.k_x));
-    SEAMSEG_LAUNCH((pool_across<W, T>), blocks_for(y.numel(), kThreads), kThreads, stream, data<W>(sums), across,
-                   y.numel(), factor, mutable_data<T>(y));
+    sum_columns<T, W>(stream, sums, across, g, y);
   });
   return y;
 }
@@ -85,9 +91,7 @@ Tensor box_filter_pool_backward(const Tensor& source, int64_t height, int64_t wi
     SEAMSEG_LAUNCH((pool_down<W, W>), blocks_for(g.outer * blocks * length, kThreads), kThreads, stream,
                    data<W>(inside), g.outer, g.places_y, length, g.k_y, g.k_y - 1, g.rows, mutable_data<W>(sums));
     const PoolAcross across{g.rows, g.places_x, g.rows, g.columns, g.inner, g.k_x, g.places_x, 0, g.k_x - 1, 1 - g.k_x};
-    const W factor = W{1} / (static_cast<W>(g.k_y) * static_cast<W>(g.k_x));
-    SEAMSEG_LAUNCH((pool_across<W, T>), blocks_for(dx.numel(), kThreads), kThreads, stream, data<W>(sums), across,
-                   dx.numel(), factor, mutable_data<T>(dx));
+    sum_columns<T, W>(stream, sums, across, g, dx);
   });
   return dx;
 }

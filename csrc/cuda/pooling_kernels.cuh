@@ -6,7 +6,7 @@
 
 namespace seamseg {
 
-constexpr int64_t kPoolRun = 8;
+constexpr int kPoolRun = 8;
 
 // A sum of sums of kPoolRun numbers: few roundings, however long it gets.
 template <class W>
@@ -60,20 +60,54 @@ __device__ __forceinline__ int64_t pool_clamp(int64_t value, int64_t low, int64_
   return value < low ? low : (value > high ? high : value);
 }
 
-// Sums over k columns, scaled, with the first and last row and column repeated where the map is larger.
+// Sums over k columns, scaled, with the first and last row and column repeated where the map is larger. A thread makes
+// kPoolRun columns beside each other: what all their windows share, and what each has on the left and on the right of it.
 template <class W, class T>
 __global__ void pool_across(const W* in, PoolAcross shape, int64_t count, W factor, T* out) {
+  const int64_t runs = (shape.columns + kPoolRun - 1) / kPoolRun;
   for (int64_t i = grid_start(); i < count; i += grid_step()) {
-    const int64_t channel = i % shape.inner, x = i / shape.inner % shape.columns;
-    const int64_t line = i / shape.inner / shape.columns, y = line % shape.rows, map = line / shape.rows;
+    const int64_t channel = i % shape.inner, x = i / shape.inner % runs * kPoolRun;
+    const int64_t line = i / shape.inner / runs, y = line % shape.rows, map = line / shape.rows;
     const int64_t row = pool_clamp(y - shape.row_shift, 0, shape.in_rows - 1);
-    const int64_t first = pool_clamp(x - shape.shift, shape.low, shape.windows - 1);
-    const int64_t begin = first > 0 ? first : 0;
-    const int64_t end = first + shape.k < shape.in_columns ? first + shape.k : shape.in_columns;
     const W* source = in + (map * shape.in_rows + row) * shape.in_columns * shape.inner + channel;
-    PoolSum<W> sum;
-    for (int64_t j = begin; j < end; ++j) sum.add(source[j * shape.inner]);
-    out[i] = static_cast<T>(sum.total() * factor);
+    T* result = out + (line * shape.columns + x) * shape.inner + channel;
+    const auto begin = [&](int64_t column) {
+      const int64_t first = pool_clamp(column - shape.shift, shape.low, shape.windows - 1);
+      return first > 0 ? first : 0;
+    };
+    const auto end = [&](int64_t column) {
+      const int64_t last = pool_clamp(column - shape.shift, shape.low, shape.windows - 1) + shape.k;
+      return last < shape.in_columns ? last : shape.in_columns;
+    };
+    const int filled = static_cast<int>(shape.columns - x < kPoolRun ? shape.columns - x : kPoolRun);
+    const int64_t low = begin(x + filled - 1), high = end(x);
+    if (low >= high) {
+      for (int u = 0; u < filled; ++u) {
+        PoolSum<W> sum;
+        for (int64_t j = begin(x + u); j < end(x + u); ++j) sum.add(source[j * shape.inner]);
+        result[u * shape.inner] = static_cast<T>(sum.total() * factor);
+      }
+      continue;
+    }
+    PoolSum<W> shared;
+    for (int64_t j = low; j < high; ++j) shared.add(source[j * shape.inner]);
+    W left[kPoolRun];  // of the shared part, and with it
+    PoolSum<W> before, behind;
+    int64_t at = low;
+#pragma unroll
+    for (int u = kPoolRun - 1; u >= 0; --u) {
+      if (u < filled) {
+        for (const int64_t stop = begin(x + u); at > stop;) before.add(source[--at * shape.inner]);
+      }
+      left[u] = shared.total() + before.total();
+    }
+    at = high;
+#pragma unroll
+    for (int u = 0; u < kPoolRun; ++u) {
+      if (u >= filled) break;
+      for (const int64_t stop = end(x + u); at < stop; ++at) behind.add(source[at * shape.inner]);
+      result[u * shape.inner] = static_cast<T>((left[u] + behind.total()) * factor);
+    }
   }
 }
 

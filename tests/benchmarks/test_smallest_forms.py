@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -31,6 +32,10 @@ SMALLEST: dict[str, tuple[str, str]] = {
     "boxes": ("--rounds 1 --json OUT 1000", CASE),
     "checkpointing": ("--size 64x128 --rounds 1 --config toy_city_r18", r"body \+ pyramid +\d"),
     "cityscapes": ("pixel --frames 1 --rounds 1 --json OUT", CASE),
+    "demo": (
+        "--options '--train 2 --val 1 --set scheduler.epochs=1 --set scheduler.burn_in_steps=0 --set dataloader.train_batch_size=2' --json OUT",
+        r"now +\d+ +1\.00 +\d+ +\d+\.\d\d",
+    ),
     "exported": (
         "fp32 separated onnx openvino-int8 --config toy_city_r18 --size 64x96 --rounds 1 --json OUT",
         r"separated( +\d+\.\d+){3}(.|\n)*openvino-int8( +\d+\.\d+){3}",
@@ -127,7 +132,7 @@ FURTHER = (
 def test_smallest_form(name, form, tmp_path):
     words, wanted = form
     out = tmp_path / "out"
-    command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), *words.replace("OUT", str(out)).split()]
+    command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), *shlex.split(words.replace("OUT", str(out)))]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "TORCHDYNAMO_DISABLE": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=1800)
     if obstacle := OBSTACLES.get(name, lambda: None)():

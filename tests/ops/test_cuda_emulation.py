@@ -139,14 +139,16 @@ def test_abn_in_packs(worker, channels, size, last, offset, dtype):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("groups", [None, 1, 3, 40])
 @pytest.mark.parametrize("n_max", [0, 1, 70, 500])
-def test_nms_of_many_in_one_group(worker, n_max):
+def test_nms_of_many(worker, n_max, groups):
     """More boxes than a block takes at once, with equal scores, equal boxes and a NaN."""
     generator = torch.Generator().manual_seed(n_max)
     corners = torch.rand(900, 2, generator=generator).mul(60).round()
     boxes = torch.cat([corners, corners + torch.rand(900, 2, generator=generator).mul(20).round()], 1)
     boxes[5] = torch.nan
-    arguments = [boxes, torch.rand(900, generator=generator).mul(50).round(), 0.3, n_max, None]
+    group = None if groups is None else torch.randint(-1, groups - 1, (900,), generator=generator)
+    arguments = [boxes, torch.rand(900, generator=generator).mul(50).round(), 0.3, n_max, group]
     found, wanted = (worker.call(library, "nms", arguments, 2)[0] for library in ("seamseg_emulated", "seamseg"))
     assert torch.equal(found, wanted)
 
