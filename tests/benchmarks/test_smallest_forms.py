@@ -33,7 +33,8 @@ SMALLEST: dict[str, tuple[str, str]] = {
     "checkpointing": ("--size 64x128 --rounds 1 --config toy_city_r18", r"body \+ pyramid +\d"),
     "cityscapes": ("pixel --frames 1 --rounds 1 --json OUT", CASE),
     "demo": (
-        "--options '--train 2 --val 1 --set scheduler.epochs=1 --set scheduler.burn_in_steps=0 --set dataloader.train_batch_size=2' --json OUT",
+        "--json OUT --options '--train 2 --val 1 --set scheduler.epochs=1 --set scheduler.burn_in_steps=0 "
+        "--set dataloader.train_batch_size=2'",
         r"now +\d+ +1\.00 +\d+ +\d+\.\d\d",
     ),
     "exported": (
