@@ -267,7 +267,7 @@ _ALL = (
     Step("fusion", "from detections to a panoptic map", 0.5, ("numpy",), fusion, ("fusion",), _PACKAGE),
     Step("parity", "the golden network", 0.75, ("pytest", "numpy", "PIL"), parity, ("golden",), _SUPPORT),
     Step("tests", "pytest -m gpu", 3, ("pytest", "hypothesis", *_TRAINING), tests, files=(*_PACKAGE, "tests/**/*.py")),
-    # and these into nine more, and the last ones into a third run
+    # the others need two or three more runs
     Step("train_step", "training step, also torchvision", 5, _TRAINING, train_step, ("train_step",), _PACKAGE),
     Step("throughput", "images a second of prediction", 2.5, _TRAINING, throughput, ("throughput",), _PACKAGE),
     Step("memory", "of training and of a huge photo", 2, _TRAINING, memory, ("memory", "huge_photo"), _PACKAGE),

@@ -221,7 +221,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=10, help="steps of each side (default: %(default)s)")
     parser.add_argument("--config", default="vistas_r50", help="an experiment of configs/ (default: %(default)s)")
     peers = PEERS if importlib.util.find_spec("torchvision") else ()
-    # the others need no compiler, which takes minutes
+    # compiled sides last: compiling takes minutes
     everything = [*peers, *sorted(list(SIDES)[1:], key=lambda name: "compile=yes" in SIDES[name])]
     parser.add_argument(
         "--sides", nargs="+", choices=everything, default=everything, help="beside plain (default: all)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -76,7 +77,15 @@ def run_demo(options: DemoOptions, print_line: Callable[[str], None] = print) ->
     """
     out = options.out
     check_scenes("toy city", options.train, options.val, options.seed, least=1)
-    settings = {"train": options.train, "val": options.val, "seed": options.seed, "overrides": list(options.overrides)}
+    # a demo of another version cannot be resumed
+    experiment = zlib.crc32(find_experiment(EXPERIMENT).read_bytes())
+    settings = {
+        "train": options.train,
+        "val": options.val,
+        "seed": options.seed,
+        "experiment": f"{EXPERIMENT} {experiment:08x}",
+        "overrides": list(options.overrides),
+    }
     check_settings(out, settings, "demo.json")
     raw, data = out / "toy_city" / "raw", out / "toy_city" / "data"
     stage = _Stages(print_line)

@@ -184,8 +184,8 @@ __global__ void __launch_bounds__(kThreads, kResident<void>)
   }
 }
 
-// A warp a channel: the mean of the means, relative to the first one, then the sum of squares about it, without a division a
-// part.
+// A warp per channel: the mean of the means, relative to the first one, then the sum of squares about it, with no division
+// per part.
 template <class W>
 __global__ void statistics_join(const W* partial, int64_t parts, int64_t channels, W* mean, W* var) {
   const int64_t c = grid_start() / 32;

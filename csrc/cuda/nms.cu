@@ -61,11 +61,13 @@ std::tuple<Tensor, Tensor> nms_fixed(const Tensor& boxes_, const Tensor& scores,
     const ScalarType type = sizeof(T) == 8 ? ScalarType::Double : ScalarType::Float;
     Tensor candidates = torch::stable::new_empty(boxes, {n, 5}, type);
     auto* places = mutable_data<Candidate<T>>(candidates);
-    SEAMSEG_LAUNCH(gather_candidates<S>, blocks_for(n, kThreads), kThreads, stream, data<S>(boxes), n, data<int64_t>(order),
-                   data_or_null<int64_t>(rank), places);
-    const int64_t words = (n + kBits - 1) / kBits;
     const int64_t *group = data_or_null<int64_t>(sorted_groups), *ranks = data_or_null<int64_t>(rank);
-    if (n > kChunk && words <= kMostWords) {
+    SEAMSEG_LAUNCH(gather_candidates<S>, blocks_for(n, kThreads), kThreads, stream, data<S>(boxes), n,
+                   data<int64_t>(order), ranks, places);
+    const int64_t words = (n + kBits - 1) / kBits;
+    // groups with a limit are images: few and long; those without one are classes, short enough for a block each
+    const bool in_blocks = groups.has_value() && n_max <= 0;
+    if (!in_blocks && n > kChunk && words <= kMostWords) {
       const Tensor matrix = torch::stable::new_empty(boxes, {n, words}, ScalarType::Long);
       auto* bits = mutable_data<unsigned long long>(matrix);
       const dim3 grid(static_cast<unsigned>(words), static_cast<unsigned>((n + kMatrixRows - 1) / kMatrixRows));
@@ -77,8 +79,8 @@ std::tuple<Tensor, Tensor> nms_fixed(const Tensor& boxes_, const Tensor& scores,
     // blocks that begin no group end at once
     const unsigned blocks = groups.has_value() ? blocks_for(n, 16) : 1;
     Tensor kept = torch::stable::new_empty(boxes, {n}, ScalarType::Int);
-    SEAMSEG_LAUNCH(suppress<T>, blocks, kChunk, stream, places, group, ranks, n, static_cast<T>(threshold),
-                   n_max, mutable_data<int32_t>(kept), mutable_data<uint8_t>(keep));
+    SEAMSEG_LAUNCH(suppress<T>, blocks, kChunk, stream, places, group, ranks, n, static_cast<T>(threshold), n_max,
+                   mutable_data<int32_t>(kept), mutable_data<uint8_t>(keep));
   });
   SEAMSEG_LAUNCH(emit_kept, 1, kEmitThreads, stream, data<uint8_t>(keep), data<int64_t>(order), n, size,
                  mutable_data<int64_t>(indices), mutable_data<int64_t>(total));

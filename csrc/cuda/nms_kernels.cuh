@@ -1,12 +1,12 @@
-// Greedy suppression on the device, nothing is copied to the host: a block a group; or for some thousand boxes a matrix of
-// all overlaps, which one block then walks through.
+// Greedy suppression on the device, nothing is copied to the host: a block per group; or, for 257 to 16384 boxes in few
+// groups, a matrix of all overlaps, which one block then walks through.
 #pragma once
 
 #include "boxes_kernels.cuh"
 
 namespace seamseg {
 
-constexpr int kChunk = 256;        // candidates that a block decides on together, a thread each
+constexpr int kChunk = 256;  // candidates that a block decides on together, a thread each
 constexpr int kWords = kChunk / 32;
 constexpr int kEmitThreads = 1024;
 constexpr int kBits = 64;  // of a word of the matrix
@@ -88,12 +88,11 @@ __global__ void suppress(const Candidate<T>* candidates, const int64_t* groups, 
   }
 }
 
-// Bit b of word w of row i: box i suppresses box j = 64 w + b > i, of the same group. Words left of the diagonal are not
+// Bit b of word w of row i: box i suppresses box j = 64 w + b > i of the same group. Words left of the diagonal are not
 // written. A block has kMatrixRows rows (y) of one word (x).
 template <class T>
-__global__ void __launch_bounds__(kMatrixRows)
-    overlap_matrix(const Candidate<T>* candidates, const int64_t* groups, int64_t n, T threshold,
-                   unsigned long long* matrix) {
+__global__ void __launch_bounds__(kMatrixRows) overlap_matrix(const Candidate<T>* candidates, const int64_t* groups,
+                                                              int64_t n, T threshold, unsigned long long* matrix) {
   __shared__ Candidate<T> tile[kBits];
   __shared__ int64_t group_of[kBits];
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kBits, row = static_cast<int64_t>(blockIdx.y) * kMatrixRows;
@@ -125,14 +124,13 @@ __global__ void __launch_bounds__(kMostWords)
   __shared__ unsigned long long diagonal[kBits], shared_kept;
   __shared__ int64_t group_of[kBits], shared_count, shared_group;
   const int thread = threadIdx.x;
-  const auto overlaps = [&](int64_t row, int word) {
-    return row < n && word < words ? matrix[row * words + word] : 0;
-  };
+  const auto overlaps = [&](int64_t row, int word) { return row < n && word < words ? matrix[row * words + word] : 0; };
   const auto group_at = [&](int64_t place) { return groups != nullptr ? groups[place < n ? place : n - 1] : 0; };
   unsigned long long suppressed = 0, ahead = thread < kBits ? overlaps(thread, 0) : 0;
   int64_t group_ahead = thread < kBits ? group_at(thread) : 0;
-  int64_t count = 0, group = group_at(0);  // of the last one kept; how many are kept of it
-  const int64_t last_group = group_at(n - 1);
+  int64_t count = 0, group = group_at(0);  // boxes kept of the group of the last one kept
+  // words begin with the box of the lowest group in them: no box of a lower one suppresses any there
+  const int64_t last_group = group_at(n - 1), own_group = group_at(static_cast<int64_t>(thread) * kBits);
   for (int word = 0; word < words && (n_max <= 0 || count < n_max || group != last_group); ++word) {
     const int64_t first = static_cast<int64_t>(word) * kBits;
     if (thread < kBits) {
@@ -171,7 +169,7 @@ __global__ void __launch_bounds__(kMostWords)
     if (thread < kBits && (kept >> thread & 1) != 0) {
       keep[rank == nullptr ? first + thread : rank[first + thread]] = 1;
     }
-    if (thread > word && thread < words) {
+    if (thread > word && thread < words && own_group <= group) {
       for (unsigned long long left = kept; left != 0;) {
         unsigned long long rows[kBatch];
 #pragma unroll

@@ -48,8 +48,8 @@ template <class T, class W>
 void sum_columns(cudaStream_t stream, const Tensor& rows, const PoolAcross& across, const Geometry& g, Tensor& y) {
   const int64_t runs = (across.columns + kPoolRun - 1) / kPoolRun, count = g.outer * across.rows * runs * g.inner;
   const W factor = W{1} / (static_cast<W>(g.k_y) * static_cast<W>(g.k_x));
-  SEAMSEG_LAUNCH((pool_across<W, T>), blocks_for(count, kThreads), kThreads, stream, data<W>(rows), across, count, factor,
-                 mutable_data<T>(y));
+  SEAMSEG_LAUNCH((pool_across<W, T>), blocks_for(count, kThreads), kThreads, stream, data<W>(rows), across, count,
+                 factor, mutable_data<T>(y));
 }
 
 Tensor box_filter_pool(const Tensor& source, int64_t height, int64_t width) {

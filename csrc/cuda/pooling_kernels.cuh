@@ -52,7 +52,7 @@ struct PoolAcross {
   int64_t in_rows, in_columns;  // of the sums over rows
   int64_t rows, columns;        // of the result
   int64_t inner;
-  int64_t k, windows;            // width of a window; how many places there are for it
+  int64_t k, windows;             // width of a window; how many places there are for it
   int64_t row_shift, shift, low;  // row y shows row y - row_shift; column x the window at x - shift, from `low` on
 };
 

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     if args.train < 2 or args.val < 1:
         raise InputError(f"--train {args.train} --val {args.val}: at least 2 scenes to train on and 1 to evaluate")
     if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise InputError("the demo runs in one process: start it without torchrun")
+        raise InputError("the demo starts its processes itself: start it without torchrun")
     check_overrides(args.set)
     from seamseg.demo import DemoOptions, run_demo
     from seamseg.evaluation.scores import format_table

@@ -62,7 +62,7 @@ def head_parameters(config: Config) -> dict[str, int]:
 
 def _body_params(config: Config) -> str | None:
     params, of_timm = config.body.body_params, config.body.body.startswith(TIMM)
-    limits = {"classes": 16_384, "dilation": 64}
+    limits = {"classes": 16_384, "dilation": 64, "width": CHANNELS}
     if of_timm:  # some make a table for each pair of pixels of a window in loops
         limits = {name: 32 if "window" in name else CHANNELS for name in params}
     for name, limit in limits.items():

@@ -58,18 +58,18 @@ class RunSummary:
 def default_workers(sources: Sequence[Source | Container], world: World) -> int:
     """Return how many workers decode, if the user gives no number.
 
-    None for a single image in each process, nor for large ones, judged by the first: each worker would hold one of them
+    None for a single image in each process, nor if most are large, judged by some of them: each worker would hold one
     twice, and they are written one at a time.
     """
     if len(sources) < 2 * world.size and all(isinstance(s, Source) for s in sources):
         return 0
-    first = next(iter(sources), None)
-    if isinstance(first, Source) and not first.address and not first.problem:
-        with suppress(UnreadableImage):  # reported when its turn comes
-            height, width = image_size(first.path)
-            if height * width >= LARGE_PIXELS:
-                return 0
-    return share_cores().decoders
+    large = []
+    for source in sources[:: max(len(sources) // 8, 1)]:
+        if isinstance(source, Source) and not source.address and not source.problem:
+            with suppress(UnreadableImage):  # reported when its turn comes
+                height, width = image_size(source.path)
+                large.append(height * width >= LARGE_PIXELS)
+    return 0 if 2 * sum(large) > len(large) else share_cores().decoders
 
 
 def predict_all(

@@ -15,12 +15,12 @@ import re
 import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import InputError, SeamsegError, cause
 
 if TYPE_CHECKING:
     import torch
@@ -202,7 +202,7 @@ def distributed(device: str | None = "auto") -> Iterator[World]:
     except (RuntimeError, ValueError) as error:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         reason = str(error).splitlines()[0]
-        raise SeamsegError(f"process {rank} of {size} cannot join the others at {address}: {reason}") from error
+        raise LostConnection(f"process {rank} of {size} cannot join the others at {address}: {reason}") from error
     try:
         yield world
     except BaseException as error:
@@ -241,38 +241,72 @@ def run_in_processes(count: int, function: Callable[[T], R], argument: T) -> R:
         return function(argument)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        group = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    group = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), **address}
+    ours = {**group, "RANK": "0", "LOCAL_RANK": "0"}
+    before = {name: os.environ.get(name) for name in ours}
     all_threads = torch.get_num_threads()
     threads = max(all_threads // count, 1)
     context = multiprocessing.get_context("spawn")
-    errors, ours = context.Pipe(duplex=False)
-    others: list[Any] = []
+    others: list[_Other] = []
     try:
         for rank in range(1, count):
-            process = context.Process(target=_member, args=(rank, group, threads, function, argument, ours))
+            messages, sender = context.Pipe(duplex=False)
+            process = context.Process(target=_member, args=(rank, group, threads, function, argument, sender))
             process.start()
-            others.append(process)
-        os.environ.update(group, RANK="0")
+            sender.close()
+            others.append(_Other(rank, process, messages))
+        for other in others:
+            other.wait_for_start()
+        os.environ.update(ours)
         torch.set_num_threads(threads)
         return function(argument)
     except BaseException as error:
-        for process in others:
-            if isinstance(error, LostConnection):
-                process.join(_LAST_WORDS_SECONDS)
-            process.terminate()
-        if isinstance(error, LostConnection) and errors.poll():
-            raise SeamsegError(errors.recv()) from error
+        reasons = [other.reason() for other in others] if isinstance(error, LostConnection) else []
+        for other in others:
+            other.process.terminate()
+        for reason in filter(None, reasons):
+            raise SeamsegError(reason) from error
         raise
     finally:
         torch.set_num_threads(all_threads)
-        for name in (*group, "RANK"):
-            os.environ.pop(name, None)
-        for process in others:
-            process.join()
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        for other in others:
+            other.process.join()
+
+
+@dataclass(frozen=True)
+class _Other:
+    """One of the processes of :func:`run_in_processes` but the first; it sends None when it starts, then its error."""
+
+    rank: int
+    process: Any
+    messages: Any
+
+    def wait_for_start(self) -> None:
+        """Wait until it runs: to join a group of which one has died takes minutes, in C++."""
+        try:
+            self.messages.recv()
+        except EOFError:
+            self.process.join()
+            raise SeamsegError(f"process {self.rank} ended at its start (exit code {self.process.exitcode})") from None
+
+    def reason(self) -> str | None:
+        """Return why it has ended, if it has and that is known."""
+        self.process.join(_LAST_WORDS_SECONDS)
+        with suppress(EOFError):
+            if self.messages.poll():
+                return self.messages.recv()
+        signal = -(self.process.exitcode or 0)
+        return f"process {self.rank} was ended by signal {signal}" if signal > 0 else None
 
 
 def _member(
-    rank: int, group: dict[str, str], threads: int, function: Callable[[T], R], argument: T, errors: Any
+    rank: int, group: dict[str, str], threads: int, function: Callable[[T], R], argument: T, messages: Any
 ) -> None:
     """Call a function in one of the processes of :func:`run_in_processes` but the first, which reports its errors."""
     import torch
@@ -280,10 +314,13 @@ def _member(
     os.environ.update(group, RANK=str(rank), LOCAL_RANK=str(rank))
     torch.set_num_threads(threads)
     try:
+        messages.send(None)
         function(argument)
-    except SeamsegError as error:
+    except Exception as error:
         if not isinstance(error, (CollectiveError, LostConnection)):
-            errors.send(f"process {rank}: {error}")
+            text = str(error) if isinstance(error, SeamsegError) else cause(error)
+            with suppress(OSError):
+                messages.send(f"process {rank}: {text}")
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(1)

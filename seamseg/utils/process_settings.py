@@ -21,8 +21,9 @@ fragments of that size would double the peak memory of huge images, and filling 
 MALLOC_SWITCH = "SEAMSEG_MALLOC"
 """Environment variable; `off` leaves the allocator unchanged."""
 BUFFERS_KEPT = "large buffers are kept"
-LARGE_PIXELS = 1 << 25
-"""Photos of as many pixels are worth a return of the memory that they took, see :func:`return_memory`."""
+LARGE_PIXELS = 33_000_000
+"""Photos of as many pixels are processed in bands, by few workers, and their memory is returned, see
+:func:`return_memory`."""
 SPIN = {"GOMP_SPINCOUNT": 3000}
 """How often a waiting thread of libgomp checks for work before it sleeps. The default of 300000 takes several
 milliseconds, during which it occupies a core that the thread it waits for may need if other programs run. Results do

@@ -89,6 +89,7 @@ def predictor(run, heads):
     return seamseg.load(run, device="cpu", overrides={"general.components": heads})
 
 
+@pytest.mark.slow
 def test_the_export_compares_the_maps(made):
     (differences,) = made[1].differences.values()
     assert differences.maps.keys() == set(NAMES)
@@ -97,6 +98,7 @@ def test_the_export_compares_the_maps(made):
     assert made[1].metadata.maps["vector"] == MapFormat(2, "nearest", "core", mirror=(-1.0, 1.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tiles", ["off", 256])
 def test_an_exported_network_has_the_same_maps(predictor, network, photo, tiles):
     exported = seamseg.load(network)
@@ -113,6 +115,7 @@ def test_an_exported_network_has_the_same_maps(predictor, network, photo, tiles)
     assert (found.maps["best"] != wanted.maps["best"]).mean() < 1e-3
 
 
+@pytest.mark.slow
 def test_the_sign_of_a_mirrored_channel(predictor, run, heads, photo):
     rgb = np.array(Image.open(photo))
     flipped = seamseg.load(run, device="cpu", tta="flip", overrides={"general.components": heads}).raw([rgb])[0]
@@ -121,6 +124,7 @@ def test_the_sign_of_a_mirrored_channel(predictor, run, heads, photo):
     assert np.allclose(flipped.maps["vector"], (plain + back) / 2, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_files_without_the_file_of_the_heads(run, heads, network, photo, tmp_path, seamseg_main):
     """Of the exported network and of the one in torch; formats that are not of maps ignore them."""
     words = ("--device", "cpu", "--workers", "0", "--quiet", "--shortest-size", "256")
@@ -143,6 +147,7 @@ def test_files_without_the_file_of_the_heads(run, heads, network, photo, tmp_pat
     assert seamseg_main("predict", network, photo, tmp_path / "no", *words, "--format", "egde") == 2
 
 
+@pytest.mark.slow
 def test_an_exported_network_needs_no_torch(network, photo, tmp_path):
     program = "import sys; sys.modules['torch'] = None; from seamseg.cli.main import main; sys.exit(main(sys.argv[1:]))"
     words = ["predict", network, str(photo), str(tmp_path / "out"), "--workers", "0", "--format", "edge,vector"]
@@ -151,6 +156,7 @@ def test_an_exported_network_needs_no_torch(network, photo, tmp_path):
     assert sorted(path.suffix for path in (tmp_path / "out").glob("val0_*")) == [".npy", ".png"]
 
 
+@pytest.mark.slow
 def test_a_server_sends_the_files_of_predict(network, photo, tmp_path, seamseg_main):
     words = ("--workers", "0", "--quiet", "--format", "edge,vector")
     assert seamseg_main("predict", network, photo, tmp_path, *words) == 0
@@ -169,6 +175,7 @@ def test_a_server_sends_the_files_of_predict(network, photo, tmp_path, seamseg_m
     assert np.abs(shown - np.asarray(Image.open(tmp_path / "val0_edge.png"))).mean() < 8
 
 
+@pytest.mark.slow
 def test_a_saved_result_has_the_maps(network, photo, tmp_path):
     result = seamseg.load(network).predict(photo)
     path = result.save(tmp_path / "a.npz")
@@ -190,6 +197,7 @@ def report_page(network, micro, tmp_path, seamseg_main):
     return tmp_path / "report.html"
 
 
+@pytest.mark.slow
 def test_a_report_has_a_panel_of_each_map(report_page, network, micro, tmp_path, seamseg_main):
     found = blocks(report_page)
     assert found["summary"][0]["maps"] == sorted(NAMES)
@@ -205,6 +213,7 @@ def test_a_report_has_a_panel_of_each_map(report_page, network, micro, tmp_path,
     assert not stale.exists()
 
 
+@pytest.mark.slow
 def test_the_view_of_a_map_in_a_browser(report_page, browser):
     with watched_pages(browser) as go:
         page = go(report_page.as_uri())
@@ -219,6 +228,7 @@ def test_the_view_of_a_map_in_a_browser(report_page, browser):
         assert canvas_pixels(page.locator(".card canvas").first).mean() > 20
 
 
+@pytest.mark.slow
 def test_the_page_of_a_server_shows_a_map(network, photo, browser):
     with serving(seamseg.load(network)) as client, watched_pages(browser) as go:
         page = go(f"http://127.0.0.1:{client.port}/")
@@ -231,6 +241,7 @@ def test_the_page_of_a_server_shows_a_map(network, photo, browser):
         assert canvas_pixels(page.locator("#canvas")).mean() < 3
 
 
+@pytest.mark.slow
 def test_the_format_and_the_metric_of_the_page(run, heads, micro, photo, predictor, tmp_path, seamseg_main):
     """Those of docs/how-to/extend_maps.md get the map and resize it."""
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "extend_maps.md").read_text()
@@ -317,6 +328,7 @@ def test_mistakes(name, tmp_path):
     assert not (tmp_path / "a.onnx").exists()
 
 
+@pytest.mark.slow
 def test_heads_are_not_quantised(run, heads, micro, tmp_path):
     options = ExportOptions(SIZE, int8=micro, overrides=(f"general.components={heads}",))
     with pytest.raises(InputError, match=r"head edge is not quantised by `int8=.*`: leave out its file"):

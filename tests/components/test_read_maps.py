@@ -112,6 +112,7 @@ def test_workers_and_the_device_change_nothing(options, data, micro_config):
     assert any(not torch.equal(a.maps["depth"][0], b.maps["depth"][0]) for a, b in zip(plain, other))
 
 
+@pytest.mark.slow
 def test_a_resumed_training_is_equal(options, file, tmp_path):
     """Also with an augmentation, a crop and a mix of the user, in worker processes and without."""
     kinds, more = ("augmentation", "crop", "mix"), tmp_path / "my_images.py"

@@ -90,6 +90,7 @@ def options(component_options, file, data):
     return lambda run, *more, **others: replace(component_options(file, run, *given, *more, **others), data=data)
 
 
+@pytest.mark.slow
 def test_a_training_and_its_scores_equal_those_on_the_folder(options, micro, tmp_path, seamseg_main):
     run_training(options("zip", "dataloader.num_workers=2", "dataloader.fast_decode=yes"))
     folder = replace(options("folder", "dataloader.reader=folder", "dataloader.fast_decode=yes"), data=micro)

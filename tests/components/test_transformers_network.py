@@ -100,6 +100,7 @@ def test_each_family_is_trained_and_predicts(family, options, tmp_path):
         assert not model.network.net.attn_mask_probs.any()
 
 
+@pytest.mark.slow
 def test_a_stopped_training_resumes_to_the_bit_without_the_folder(options, tmp_path):
     given = options("mask2former", "straight", "optimizer.ema=.9", "general.precision=bf16")
     run_training(given)
@@ -188,6 +189,7 @@ def test_targets_are_things_and_classes_of_stuff(options):
     assert count == 1
 
 
+@pytest.mark.slow
 def test_it_is_exported(options, tmp_path, capsys):
     run_training(options("eomt", "run", "scheduler.epochs=1"))
     file = tmp_path / "eomt.onnx"

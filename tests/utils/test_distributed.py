@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 from unittest import mock
 
 import pytest
@@ -158,12 +159,17 @@ def _ranks(argument):
     with distributed("cpu") as world:
         if argument == world.rank:
             raise InputError(f"broken {argument}")
+        if argument == "fault" and world.rank == 1:
+            raise OSError("no space")
+        if argument == "killed" and world.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
         return gather_objects(world, (world.rank, torch.get_num_threads(), argument))
 
 
 def test_processes_of_this_machine_form_a_group(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
     monkeypatch.setattr(torch, "set_num_threads", threads := mock.Mock())
+    monkeypatch.setenv("MASTER_ADDR", "of a user")
     environment = dict(os.environ)
     found = run_in_processes(2, _ranks, "x")
     assert found == [(0, 6, "x"), (1, 3, "x")], "the threads of the second are its own"
@@ -171,11 +177,30 @@ def test_processes_of_this_machine_form_a_group(monkeypatch):
     assert dict(os.environ) == environment
 
 
-@pytest.mark.parametrize(("broken", "message"), [(0, "broken 0"), (1, "process 1: broken 1")])
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (0, "broken 0"),
+        (1, "process 1: broken 1"),
+        ("fault", "process 1: OSError: no space"),
+        ("killed", "process 1 was ended by signal 9"),
+    ],
+)
 def test_a_process_that_fails_ends_all(broken, message, capfd):
     with pytest.raises(SeamsegError, match=f"^{message}$"):
         run_in_processes(2, _ranks, broken)
     assert not multiprocessing.active_children()
+    assert not capfd.readouterr().err
+
+
+class _EndsProcess:
+    def __reduce__(self):
+        return os._exit, (7,)
+
+
+def test_a_process_that_ends_at_its_start(capfd):
+    with pytest.raises(SeamsegError, match=r"^process 1 ended at its start \(exit code 7\)$"):
+        run_in_processes(2, _ranks, _EndsProcess())
     assert not capfd.readouterr().err
 
 
