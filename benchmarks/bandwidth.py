@@ -1,4 +1,4 @@
-"""Measure the memory bandwidth of the kernels of in-place ABN, as a part of that of a copy on the device.
+"""Measure the memory bandwidth of the kernels of in-place ABN, as a fraction of that of a copy on the device.
 
     python benchmarks/bandwidth.py --device cuda [--json FILE] [NAME ...]
 

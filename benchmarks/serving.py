@@ -208,7 +208,11 @@ def main() -> None:
     parser.add_argument("--size", default="512x767", help="HxW of the photo (default: %(default)s)")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16], help="(default: 1 4 16)")
     parser.add_argument(
-        "--batch-size", type=int, nargs="+", default=[1, 4], help="of the servers, 0 for the default (default: 1 4)"
+        "--batch-size",
+        type=int,
+        nargs="+",
+        default=[1, 4],
+        help="of the servers; 0: what `seamseg serve` uses without the option (default: 1 4)",
     )
     parser.add_argument(
         "--requests", type=int, default=32, help="requests of each form and round (default: %(default)s)"

@@ -36,7 +36,7 @@ class FusedMap:
 
     ids: int32 `H x W`, 0 void. The lists are indexed by id, entry 0 is void: categories (255 for void), scores (0 for
     void, 1 for stuff), iscrowd (regions of thing classes in the semantic map that no detection covers). measured: areas
-    and boxes of the ids as of :func:`seamseg.idmaps.segments.areas_and_boxes`, if they are known.
+    and boxes of the ids, as returned by :func:`seamseg.idmaps.segments.areas_and_boxes`, if they are known.
     """
 
     ids: np.ndarray
@@ -71,7 +71,7 @@ def fuse(
 
     Parameters
     ----------
-    prediction : prediction of one image, with masks, in tensors or as of :func:`download`
+    prediction : prediction of one image, with masks, in tensors or as returned by :func:`download`
     num_stuff : stuff classes, which come before the things
     score_threshold : detections must score above
     overlap_threshold : a detection is dropped if detections of higher score cover more than this fraction of it

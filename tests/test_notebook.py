@@ -20,6 +20,7 @@ def run_cells(name):
     return names
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("narrow")
 def test_own_photos(micro_run, micro, tmp_path, monkeypatch, capsys):
     for name, value in (("MODEL", micro_run), ("PHOTOS", micro / "img"), ("WORK", tmp_path / "work")):

@@ -73,6 +73,7 @@ def test_values_of_another_type(call, options, message):
         call("none.zip", **options)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("narrow")
 def test_from_training_to_an_exported_file(micro, tmp_path, capsys):
     config = write_config(tmp_path / "micro.ini")

@@ -104,7 +104,7 @@ __device__ __forceinline__ void visit(Walk& walk, F f) {
   for (; walk.left > 0; --walk.left) f(Places<1>{{walk.next()}});
 }
 
-// Welford 1962 for one value, Chan et al. 1979 for two parts.
+// Two parts are joined as by Chan et al. 1979; the caller adds up the counts.
 template <class W>
 struct Moments {
   W count = 0, mean = 0, squares = 0;
@@ -114,7 +114,6 @@ struct Moments {
     const W share = n / (count + n), difference = m - mean;
     mean += difference * share;
     squares += s + difference * difference * (count * share);
-    count += n;
   }
 };
 

@@ -71,7 +71,7 @@ class CompiledDense:
     """The dense part of a network, compiled once for all heights and widths.
 
     See :class:`seamseg.models.panoptic_inference.DensePart`. The compiler runs at the first call, and again for another
-    number of images and, with torch 2.11, for half as many rows of another parity; each time a line is printed to
+    number of images and, with torch 2.11, for maps of an odd instead of an even height; each time a line is printed to
     stderr.
 
     Parameters

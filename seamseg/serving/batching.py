@@ -164,7 +164,7 @@ class Batcher:
         if self._on_batch is not None:
             self._on_batch(len(batch))
         try:
-            # as arrays of their own: slices would keep the outputs of the whole batch in memory; those of a GPU are
+            # copies: slices would keep the outputs of the whole batch in memory; those of a GPU already are copies
             found = self._predictor.raw([job.pixels for job in batch])
             predictions = [p.copy() if p.semantic_on_gpu is None else p for p in found]
         except Exception as error:

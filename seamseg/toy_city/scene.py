@@ -231,10 +231,8 @@ def _add_surface(photo: np.ndarray, ids: np.ndarray, rng: Rng) -> None:
     strength[labels.BUILDING] = rng.uniform(0.02, 0.05)
     strength[labels.SKY] = 0.0
     category = np.where(ids >= 1000, ids // 1000, ids)
-    surface, stained = (
-        1 + strength[category] * grain,
-        1 + np.where(category == labels.SKY, 0, np.float32(0.22) * stains),
-    )
+    surface = 1 + strength[category] * grain
+    stained = 1 + np.where(category == labels.SKY, 0, np.float32(0.22) * stains)
     for channel in range(3):
         photo[..., channel] *= surface
         photo[..., channel] *= stained

@@ -68,6 +68,7 @@ def card(machine, monkeypatch):
     return machine
 
 
+@pytest.mark.slow
 def test_a_step_leaves_its_results_and_where_they_are_from(bench, monkeypatch):
     def answer(machine, seconds):
         return {"answer": seconds}

@@ -31,6 +31,7 @@ def work(rank: int, join: Callable[[], None], folder: Path) -> None:
     (folder / f"{rank}.json").write_text(json.dumps([s.to_json() for s in (trained, scores) if s is not None]))
 
 
+@pytest.mark.slow
 def test_two_processes(tmp_path: Path) -> None:
     # four validation images a class: 6 of the 12 in each process, in batches of 2
     make_class_folders(tmp_path / "data", train=3, val=4)

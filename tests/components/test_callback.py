@@ -105,6 +105,7 @@ def test_what_a_callback_is_called_with(options, tmp_path):
     assert found[-1]["status"] == "done"
 
 
+@pytest.mark.slow
 def test_a_callback_resumes_with_its_state(options, tmp_path):
     run_training(options("straight"))
     with signals_at([3]):
@@ -139,6 +140,7 @@ class StopsOnce(Callback):
             run.stop("enough")
 
 
+@pytest.mark.slow
 def test_a_stopped_training_is_continued_only_if_it_is_named(options, tmp_path):
     stopped = run_training(options("run", callbacks=[StopsOnce()]))
     assert (stopped.steps, stopped.stopped) == (2, "enough")

@@ -140,6 +140,7 @@ class Distances(Metric):
 '''
 
 
+@pytest.mark.slow
 def test_a_metric_reads_ground_truth_of_its_own(micro, micro_run, tmp_path):
     file = tmp_path / "my_distances.py"
     file.write_text(DISTANCES)

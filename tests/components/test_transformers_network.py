@@ -77,9 +77,7 @@ def build(given, num_stuff=2, num_thing=1):
     return build_network(config, num_stuff, num_thing).network
 
 
-@pytest.mark.parametrize(
-    "family", [pytest.param(f, marks=[pytest.mark.slow] * (f in ("maskformer", "eomt_dinov3"))) for f in FAMILIES]
-)
+@pytest.mark.parametrize("family", [pytest.param(f, marks=[pytest.mark.slow] * (f != "eomt")) for f in FAMILIES])
 def test_each_family_is_trained_and_predicts(family, options, tmp_path):
     given = options(family, "run", "scheduler.epochs=1", "optimizer.ema=.5")
     run_training(given)

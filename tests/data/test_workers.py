@@ -180,6 +180,7 @@ def test_other_errors_are_not_translated(make_folder):
         raise RuntimeError("mine")
 
 
+@pytest.mark.slow
 def test_connection_error_of_a_killed_worker(make_folder):
     """Tensors are received from the worker itself; if it is gone, a connection error is raised first."""
     data = dataset(make_folder(SIZES), kind=Dying)

@@ -60,7 +60,7 @@ def panoptic(tmp_path_factory):
     return write(tmp_path_factory.mktemp("onnx"), "panoptic", licence="CC0")
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ["onnxruntime", pytest.param("openvino", marks=pytest.mark.slow)])
 def test_pictures_of_any_size_and_without_detections(panoptic, engine):
     path, net = panoptic
     assert check(engine, path, net, *picture()) > 2

@@ -81,6 +81,7 @@ def test_mistakes_show_in_the_pairs(pairs, what):
     assert len(list(itertools.islice(differing, 10))) == 10
 
 
+@pytest.mark.slow
 def test_many_segments_match(ours):
     tp, fp, fn, _ = np.sum(list(ours[-1]["counts"].values()), axis=0)
     assert min(tp, fp, fn) > 500
@@ -143,6 +144,7 @@ def four_numbers(pairs):
     return [scores.PQ, scores.SQ, scores.RQ, scores.PQ_dagger]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
 def test_ours_equals_torchmetrics_where_every_pixel_is_predicted(pairs, step):
     """PQ† too: torchmetrics' modified PQ. Its IoUs are 32-bit floats, so no more than seven digits can agree."""

@@ -203,6 +203,7 @@ def test_images_of_a_too_large_batch_are_processed_one_by_one(rgb, capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_memory_for_the_smallest_tiles_does_not_suffice(rgb):
     model = predictor(SceneNet(room=5000))
     start, smaller = "cpu: not enough memory for a network input of", "set a smaller `shortest_size`"

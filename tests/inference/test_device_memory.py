@@ -173,7 +173,7 @@ def test_out_of_memory_while_recording(error):
         broken(torch.ones(2))
 
 
-@pytest.mark.parametrize(("side", "tiling"), [(64, Tiling()), (132, Tiling(128))])
+@pytest.mark.parametrize(("side", "tiling"), [(64, Tiling()), pytest.param(132, Tiling(128), marks=pytest.mark.slow)])
 def test_graphs_are_dropped_first(side, tiling, capsys):
     """Before tiles are used, or those of another shape become smaller."""
     net, _ = recorded(network())

@@ -78,6 +78,7 @@ def photos(micro, tmp_path):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("options", "maps"),

@@ -52,6 +52,7 @@ def refusal(model: str, kind: type[SeamsegError] = InputError, **options: Any) -
     return str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_detections_are_those_of_torchvision(nets: dict[str, nn.Module], files: dict[str, Path], name: str) -> None:
     predictor = seamseg.load(f"torchvision:{name}?weights={files[name]}", **SMALL)

@@ -95,6 +95,7 @@ def test_frozen_modules_have_no_gradient():
     assert {n.split(".")[2] for n, p in net.named_parameters() if not p.requires_grad} == {"mod1", "mod2"}
 
 
+@pytest.mark.slow
 def test_vistas_variant():
     """Five ratios, two extra levels, many predictions: nothing is tied to the Cityscapes network."""
     config = load_config(ROOT / "configs" / "vistas_r50.ini", overrides=["body.body=resnet18", *_R18])

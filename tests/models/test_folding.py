@@ -267,6 +267,7 @@ with torch.inference_mode():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.cpu._is_avx2_supported(), reason="the layouts of AVX2 differ between these levels")
 def test_levels_of_the_rpn_find_their_weights_packed():
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "1"}

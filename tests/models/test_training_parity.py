@@ -49,7 +49,9 @@ class Step:
             yield i, name, self.parameters[name].grad.contiguous().double()
 
 
-@pytest.fixture(scope="module", params=[pytest.param("eval_all", marks=pytest.mark.slow), "all", "sampled"])
+@pytest.fixture(
+    scope="module", params=[*(pytest.param(name, marks=pytest.mark.slow) for name in ("eval_all", "all")), "sampled"]
+)
 def step(request):
     return Step(request.param)
 

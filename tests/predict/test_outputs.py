@@ -163,7 +163,14 @@ def outputs_of(place):
     return content_of_folder(place.parent if "%" in str(place) else place)
 
 
-@pytest.mark.parametrize("out", ["", "p-%d.tar", "memory://bucket/out", "memory://bucket/out/p-%d.tar"])
+@pytest.mark.parametrize(
+    "out",
+    [
+        *("", "p-%d.tar"),
+        pytest.param("memory://bucket/out", marks=pytest.mark.slow),
+        pytest.param("memory://bucket/out/p-%d.tar", marks=pytest.mark.slow),
+    ],
+)
 def test_missing_new_or_changed_photos_are_processed(micro_run, photos, tmp_path, seamseg_main, memory, out, capsys):
     place = out if "://" in out else tmp_path / "out" / out
     words = ("--device", "cpu", "--workers", "0", "--format", "coco", "--shard-photos", "1")

@@ -97,6 +97,7 @@ def test_objects_of_other_classes_are_still_anonymised(micro_run, tmp_path, seam
     assert (plain[1] & ~plain[0]).mean() < 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_all_options_together_can_be_resumed(micro_run, micro, tmp_path, seamseg_main, names, precision, capsys):
     """Tiles, augmentation, a precision, anonymisation and other formats, some files of which are removed."""

@@ -149,6 +149,7 @@ def test_classes_derived_from_a_format_state_themselves_that_maps_suffice() -> N
     assert not type("Mine", (OverlayWriter,), {}).map_only
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"tta": "flip"}, {"tiles": 128, "tile_overlap": 32, "shortest_size": 160}])
 @pytest.mark.usefixtures("narrow")
 def test_maps_do_not_depend_on_detections_that_are_left_out(options: dict, micro_run: Path, micro: Path) -> None:

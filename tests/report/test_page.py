@@ -79,6 +79,7 @@ def test_headline_and_table(report: Path, open_page: Open) -> None:
     assert '</script><script>document.title="taken"</script>' in _column(page, 1)
 
 
+@pytest.mark.slow
 def test_sorting_by_pointer_and_key(report: Path, open_page: Open) -> None:
     page = open_page(report)
     head = page.locator("th", has=page.get_by_role("button", name="PQ", exact=True))
@@ -95,6 +96,7 @@ def test_sorting_by_pointer_and_key(report: Path, open_page: Open) -> None:
     assert [n.lower() for n in _column(page, 1)] == sorted(n.lower() for n in _column(page, 1))
 
 
+@pytest.mark.slow
 def test_filtering_classes(report: Path, open_page: Open) -> None:
     page = open_page(report)
     page.fill("#class-filter", "CLE")
@@ -105,6 +107,7 @@ def test_filtering_classes(report: Path, open_page: Open) -> None:
     assert page.locator("#class-count").inner_text() == "5 of 11 classes"
 
 
+@pytest.mark.slow
 def test_selecting_a_class_filters_the_images(report: Path, open_page: Open) -> None:
     page = open_page(report)
     evaluation = find_evaluation(report.parent)
@@ -133,6 +136,7 @@ def test_selecting_a_class_filters_the_images(report: Path, open_page: Open) -> 
     assert button.get_attribute("aria-pressed") == "false"
 
 
+@pytest.mark.slow
 def test_sorting_images(report: Path, open_page: Open) -> None:
     page = open_page(report)
     images = list(find_evaluation(report.parent).images())
@@ -148,6 +152,7 @@ def test_sorting_images(report: Path, open_page: Open) -> None:
     assert counts == sorted(counts, reverse=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("view", ["Prediction", "Ground truth", "Errors"])
 def test_tooltips_are_exact(report: Path, open_page: Open, view: str) -> None:
     page = open_page(report)
@@ -218,6 +223,7 @@ def _spaced(text: str) -> str:
     return " ".join(text.split())
 
 
+@pytest.mark.slow
 def test_the_error_view_has_a_legend(report: Path, open_page: Open) -> None:
     page = open_page(report)
     assert page.locator("#legend").is_hidden()
@@ -233,6 +239,7 @@ def test_the_error_view_has_a_legend(report: Path, open_page: Open) -> None:
     assert page.locator("#legend").is_hidden()
 
 
+@pytest.mark.slow
 def test_keyboard_navigation(report: Path, open_page: Open) -> None:
     page = open_page(report)
     _scroll_to_images(page)
@@ -263,6 +270,7 @@ def test_keyboard_navigation(report: Path, open_page: Open) -> None:
     _until(page, f"{focus} === {json.dumps(_names(page)[2])}")
 
 
+@pytest.mark.slow
 def test_the_viewer_lists_all_segments(report: Path, open_page: Open) -> None:
     page = open_page(report)
     _scroll_to_images(page)
@@ -274,6 +282,7 @@ def test_the_viewer_lists_all_segments(report: Path, open_page: Open) -> None:
     assert page.locator(".segment").count() == shown > 3
 
 
+@pytest.mark.slow
 def test_cells_of_the_confusion_matrix(report: Path, open_page: Open) -> None:
     page = open_page(report)
     evaluation = find_evaluation(report.parent)
@@ -288,6 +297,7 @@ def test_cells_of_the_confusion_matrix(report: Path, open_page: Open) -> None:
     assert page.locator("#confusion-top li").count() == 12
 
 
+@pytest.mark.slow
 def test_dark_theme_of_the_system_and_by_the_button(report: Path, open_page: Open) -> None:
     ground = "getComputedStyle(document.body).backgroundColor"
     light, dark = open_page(report, color_scheme="light"), open_page(report, color_scheme="dark")
@@ -300,6 +310,7 @@ def test_dark_theme_of_the_system_and_by_the_button(report: Path, open_page: Ope
     assert (_pixel(light, "#confusion-canvas", 0.99, 0.99), _pixel(light, "#confusion-canvas", 0.6, 0.6)) != was
 
 
+@pytest.mark.slow
 def test_a_narrow_phone_does_not_scroll_sideways(report: Path, open_page: Open) -> None:
     page = open_page(report, viewport={"width": 360, "height": 740})
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
@@ -308,6 +319,7 @@ def test_a_narrow_phone_does_not_scroll_sideways(report: Path, open_page: Open) 
     assert page.locator("#viewer canvas").bounding_box()["width"] <= 360
 
 
+@pytest.mark.slow
 def test_controls_are_not_printed(report: Path, open_page: Open) -> None:
     page = open_page(report)
     page.emulate_media(media="print")
@@ -315,6 +327,7 @@ def test_controls_are_not_printed(report: Path, open_page: Open) -> None:
     assert page.locator("#class-table").is_visible()
 
 
+@pytest.mark.slow
 def test_against_shows_both_runs_and_the_changes(against: Path, runs: tuple[Path, Path], open_page: Open) -> None:
     page = open_page(against)
     scores = [find_evaluation(run).scores for run in runs]

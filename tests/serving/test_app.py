@@ -339,6 +339,7 @@ def test_an_answer_that_its_client_does_not_read_is_cut_off(
     assert client.service.cut_off == 0
 
 
+@pytest.mark.slow
 def test_nothing_is_left_behind(network: RedNetwork) -> None:
     network.gate.set()
 

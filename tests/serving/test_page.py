@@ -88,6 +88,7 @@ def test_a_photo_is_shown_with_its_segments(panoptic: Client, open_page: Any) ->
     assert sky[2] > sky[0]
 
 
+@pytest.mark.slow
 def test_hover_describes_and_highlights(panoptic: Client, open_page: Any) -> None:
     page = open_page(panoptic)
     choose(page, png(scene(SIZE)))
@@ -113,6 +114,7 @@ def test_hover_describes_and_highlights(panoptic: Client, open_page: Any) -> Non
     assert colour(page, 100, 5).sum() < 250
 
 
+@pytest.mark.slow
 def test_the_opacity_of_the_overlay(panoptic: Client, open_page: Any) -> None:
     page = open_page(panoptic)
     choose(page, png(scene(SIZE)))
@@ -149,6 +151,7 @@ def test_a_dropped_photo_and_errors(open_page: Any, capfd: pytest.CaptureFixture
     capfd.readouterr()
 
 
+@pytest.mark.slow
 def test_a_new_photo_replaces_the_one_that_waits(open_page: Any) -> None:
     network = RedNetwork()
     with serving(red_predictor(network)) as client:

@@ -34,6 +34,7 @@ def options(micro_run, micro_config, tmp_path_factory):
     return TrainingOptions(micro_config, data, folder / "run", pretrain=pretrain, overrides=settings, device="cpu")
 
 
+@pytest.mark.slow
 def test_training(options, narrow, micro_run, seamseg_main, tmp_path, capsys):
     """It learns, a resumed run ends with the same bits, and `evaluate` gives the scores of the validation."""
     scores = run_training(options).validation

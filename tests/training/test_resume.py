@@ -116,6 +116,7 @@ RECIPES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more", [("dataloader.device_transforms=yes", "roi.fixed_samples=yes"), pytest.param((), marks=pytest.mark.slow)]
 )

@@ -65,6 +65,7 @@ def options(micro: Path, micro_config: Path, tmp_path: Path, narrow: None) -> Tr
     return TrainingOptions(micro_config, micro, tmp_path / "run", resume="auto", overrides=EACH_STEP, device="cpu")
 
 
+@pytest.mark.slow
 def test_a_training_that_has_diverged_resumes_before_the_ruined_snapshot(
     options: TrainingOptions, micro_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

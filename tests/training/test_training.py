@@ -73,6 +73,7 @@ def test_run_folder(micro_run, micro):
         assert words in log
 
 
+@pytest.mark.slow
 def test_a_second_run_has_the_same_bits_however_images_are_read(micro, micro_config, micro_run, tmp_path):
     train(micro_config, micro, tmp_path / "run", "dataloader.num_workers=2")
     again, before = (load_snapshot(run / "model_last.pth.tar") for run in (tmp_path / "run", micro_run))

@@ -201,6 +201,7 @@ def end_equal(folder, name):
     assert len(set(first)) == len(first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_both_processes_have_the_same_scores_and_network(folder, name):
     end_equal(folder, name)

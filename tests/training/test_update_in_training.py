@@ -84,6 +84,7 @@ def test_average_is_validated_and_used_for_prediction(averaged, micro, micro_con
     assert "with the moving average of the weights" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", [ALL, pytest.param(HALF, marks=pytest.mark.slow)], ids=["adamw", "fp16"])
 def test_a_resumed_run_has_the_same_bits(overrides, micro, micro_config, tmp_path, monkeypatch):
     train(micro_config, micro, tmp_path / "whole", *overrides)

@@ -182,7 +182,7 @@ def test_processes_of_this_machine_form_a_group(monkeypatch):
     [
         (0, "broken 0"),
         (1, "process 1: broken 1"),
-        ("fault", "process 1: OSError: no space"),
+        pytest.param("fault", "process 1: OSError: no space", marks=pytest.mark.slow),
         ("killed", "process 1 was ended by signal 9"),
     ],
 )

@@ -61,6 +61,7 @@ def test_of_an_exported_network(micro, micro_run, photos, tmp_path):
     check_equal(*both(file, micro, photos, tmp_path, ["--min-area", "10"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--tiles", "128"], ["--precision", "bf16"]], ids=["whole", "tiles", "bf16"])
 def test_of_a_network_of_queries(micro, photos, tmp_path, options):
     pytest.importorskip("transformers")

@@ -276,6 +276,7 @@ def test_mistakes_are_a_line(body: str, overrides: tuple[str, ...], words: str) 
     assert words in problem(body, *overrides)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "params", "words"),
     [
