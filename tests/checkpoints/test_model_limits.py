@@ -367,6 +367,10 @@ def test_odd_metadata(tmp_path: Path, data: bytes, expected: str) -> None:
             '[body]\nbody_params = {"classes": 1000000000}',
             "body_params: classes 1000000000 is above the limit of 16384",
         ),
+        (
+            f'[body]\nbody_params = {{"width": 100000}}\nout_channels = {dict.fromkeys(("mod1", "mod2", "mod5"), 64)}',
+            "body_params: width 100000 is above the limit of 16384",
+        ),
         ("[roi]\nfc_channels = 65536", "the channels and sizes require"),
         ("[roi]\nroi_size = (128, 128)", "the channels and sizes require"),
         ("[rpn]\nhidden_channels = 16384\n[roi]\nroi_size = (28, 28)\nfc_channels = 9000", "the snapshot has 56"),
