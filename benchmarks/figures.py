@@ -148,7 +148,8 @@ def _original() -> Iterator[Figure]:
     text = "convolutions {} GFLOP/s in fp32 and {} in bf16, int8 matrix products {}"
     yield Figure(PERFORMANCE, text, peak)
     text = "Inference reaches {} % of the peak in fp32 (more than 100 because of Winograd's algorithm), {} % in bf16"
-    text += " and {} % in int8, a training step {} % in fp32 and {} % in bf16, and a step of the demo {} % of two cores"
+    text += " and {} % in int8, a training step {} % in fp32 and {} % in bf16, and a step of"
+    text += " the wider network that the demo had {} % of two cores"
     yield Figure(PERFORMANCE, text, reached)
 
 

@@ -26,6 +26,7 @@ from seamseg.toy_city.writer import check_scenes, check_settings
 from seamseg.training.checkpointing.run_folder import RunFolder
 from seamseg.training.run import TrainingOptions, run_training
 from seamseg.utils.distributed import World, choose_device, run_in_processes
+from seamseg.utils.errors import InputError
 from seamseg.utils.files import write_json
 from seamseg.utils.parallel import available_cores
 from seamseg.utils.progress import counter, progress
@@ -73,7 +74,7 @@ def run_demo(options: DemoOptions, print_line: Callable[[str], None] = print) ->
     Raises
     ------
     InputError
-        if an option is out of range, or the folder holds a demo with other settings
+        if an option is out of range, or the folder holds other files, or a demo with other settings
     """
     out = options.out
     check_scenes("toy city", options.train, options.val, options.seed, least=1)
@@ -86,6 +87,8 @@ def run_demo(options: DemoOptions, print_line: Callable[[str], None] = print) ->
         "experiment": f"{EXPERIMENT} {experiment:08x}",
         "overrides": list(options.overrides),
     }
+    if not (out / "demo.json").exists() and out.is_dir() and any(out.iterdir()):
+        raise InputError(f"{out}: holds files, but no demo; choose another folder")
     check_settings(out, settings, "demo.json")
     raw, data = out / "toy_city" / "raw", out / "toy_city" / "data"
     stage = _Stages(print_line)

@@ -59,7 +59,7 @@ def test_goes_on_where_it_stopped(demo, capsys):
 
 def test_refuses_a_folder_of_other_settings(demo, capsys):
     assert main(["demo", "--out", str(demo), "--device", "cpu", "--seed", "7", *SETTINGS]) == 2
-    assert "other settings" in capsys.readouterr().err
+    assert "holds files of other settings (demo.json: seed 0 (now 7));" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("cores", "batch", "processes"), [(1, 8, 1), (2, 8, 2), (16, 6, 2), (2, 3, 1)])
@@ -73,3 +73,10 @@ def test_two_processes_share_a_batch(monkeypatch, tmp_path, cores, batch, proces
     assert (count, function) == (processes, run_training)
     config = load_config(training.config, overrides=training.overrides)
     assert config.dataloader.train_batch_size * processes == batch
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path, seamseg_main, capsys):
+    (tmp_path / "config.ini").write_text("")
+    assert seamseg_main("demo", "--out", str(tmp_path)) == 2
+    assert capsys.readouterr().err == f"seamseg demo: {tmp_path}: holds files, but no demo; choose another folder\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["config.ini"]

@@ -117,7 +117,7 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="processes that decode, threads for .onnx; with 0 this process decodes, and ends if a photo crashes the "
         "decoder (default: one per core up to 4, or a quarter of the cores; 0 for a single photo, or if "
-        "the first has 33 megapixels or more)",
+        "most have 33 megapixels or more)",
     )
     group.add_argument(
         "--part",

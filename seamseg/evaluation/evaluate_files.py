@@ -171,24 +171,29 @@ def _match_images(gt: CocoPanoptic, pred: CocoPanoptic) -> Mapping[int | str, An
     by_name: dict[str, list[Annotation]] = {}
     for annotation in pred.annotations:
         by_name.setdefault(_photo_stem(str(annotation.image_id)), []).append(annotation)
-    found: dict[int | str, Annotation] = {}
-    for annotation in gt.annotations:
-        if annotation.image_id in found:
-            raise InputError(f"{gt.path}: image {annotation.image_id} is annotated twice")
+
+    def prediction_of(annotation: Annotation) -> Annotation | None:
         name = gt.photo_names.get(annotation.image_id, annotation.file_name)
         photo = PurePosixPath(name)
         stem = str(photo.with_suffix("")) if photo.name else name
-        prediction = by_id.get(annotation.image_id) or by_id.get(stem)
-        if prediction is None and len(candidates := by_name.get(_photo_stem(stem), [])) == 1:
-            prediction = candidates[0]
+        candidates = by_name.get(_photo_stem(stem), [])
+        only = candidates[0] if len(candidates) == 1 else None
+        return by_id.get(annotation.image_id) or by_id.get(stem) or only
+
+    found: dict[int | str, Annotation] = {}
+    missing = []
+    for annotation in gt.annotations:
+        if annotation.image_id in found:
+            raise InputError(f"{gt.path}: image {annotation.image_id} is annotated twice")
+        prediction = prediction_of(annotation)
         if prediction is None:
-            missing = sum(a.image_id not in by_id for a in gt.annotations)
-            others = f" (and {missing - 1} more)" if missing > 1 else ""
-            example = f"; the first prediction is for image {pred.annotations[0].image_id}" if pred.annotations else ""
-            raise InputError(
-                f"{pred.path}: no prediction for image {annotation.image_id} of {gt.path.name}{others}{example}"
-            )
-        found[annotation.image_id] = prediction
+            missing.append(annotation.image_id)
+        else:
+            found[annotation.image_id] = prediction
+    if missing:
+        others = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        example = f"; the first prediction is for image {pred.annotations[0].image_id}" if pred.annotations else ""
+        raise InputError(f"{pred.path}: no prediction for image {missing[0]} of {gt.path.name}{others}{example}")
     return found
 
 

@@ -129,9 +129,11 @@ def check_settings(folder: Path, settings: dict, name: str = "toy_city.json") ->
         except ValueError as error:
             raise InputError(f"{path}: not readable ({error}); delete the folder") from None
         if found != settings:
+            found = found if isinstance(found, dict) else {}
+            changed = [key for key in {**found, **settings} if found.get(key) != settings.get(key)]
+            differences = ", ".join(f"{key} {found.get(key)} (now {settings.get(key)})" for key in changed)
             raise InputError(
-                f"{folder}: holds files of other settings ({name} has {found}, not {settings}); choose another folder "
-                "or delete it"
+                f"{folder}: holds files of other settings ({name}: {differences}); choose another folder or delete it"
             )
         return
     make_folder(folder)

@@ -112,6 +112,16 @@ def test_photos_without_a_name(score, content, name):
         score(content, other)
 
 
+def test_predictions_that_are_named_by_photos_are_not_missing(score, content):
+    for name in ("b", "c"):
+        content["images"].append({"id": name, "file_name": f"{name}.jpg"})
+        content["annotations"].append({**content["annotations"][0], "image_id": name})
+    named = copy.deepcopy(CONTENT)
+    named["annotations"][0]["image_id"] = "city/a_leftImg8bit"
+    with pytest.raises(InputError, match=r"no prediction for image b of gt\.json \(and 1 more\); the first"):
+        score(content, named)
+
+
 def test_legacy_metrics_have_no_evaluation_folder(score, tmp_path):
     with pytest.raises(InputError, match="not supported with legacy"):
         score(CONTENT, legacy=True, out=tmp_path / "out")
