@@ -3,8 +3,8 @@
     python benchmarks/demo.py --against REV --rounds 3
 
 Each round draws the city, trains, predicts and evaluates anew, on the CPU: 4 to 9 minutes a side on two cores. PQ is
-printed beside the time, because a shorter training is worth nothing without it. The other revision is cloned and its
-kernels are compiled; both sides run in this environment.
+printed beside the time, because a shorter training is worth nothing without it. The code of the other revision is taken
+from git and its kernels are compiled; both sides run in this environment.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from startup import ROOT, check_out
 from timing import processor
-
-ROOT = Path(__file__).parents[1]
 
 
 def main() -> None:
@@ -39,7 +38,7 @@ def main() -> None:
         folder = Path(temporary)
         sides = {"now": ROOT}
         if arguments.against:
-            sides = {arguments.against: build(arguments.against, folder / "tree"), **sides}
+            sides = {arguments.against: check_out(arguments.against, folder / "tree", compiled=True), **sides}
         records: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
         for number in range(arguments.rounds):
             for side, tree in sides.items():
@@ -57,18 +56,6 @@ def main() -> None:
         print(f"{side[:12]:12s}{found['wall']:10.0f}{ratio:16.2f}{found['cpu']:10.0f}{100 * found['pq']:8.2f}")
     if arguments.json:
         arguments.json.write_text(json.dumps({"cpu": processor(), "load": load, "sides": records}, indent=1))
-
-
-def build(revision: str, tree: Path) -> Path:
-    """Clone a revision and compile its kernels for the CPU."""
-    commit = subprocess.run(
-        ["git", "-C", str(ROOT), "rev-parse", revision], check=True, stdout=subprocess.PIPE, text=True
-    )
-    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(tree)], check=True)
-    subprocess.run(["git", "-C", str(tree), "checkout", "--quiet", commit.stdout.strip()], check=True)
-    command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
-    subprocess.run(command, cwd=tree, check=True, env=os.environ | {"SEAMSEG_KERNELS": "cpu"})
-    return tree
 
 
 def run(tree: Path, out: Path, options: list[str]) -> dict[str, float]:

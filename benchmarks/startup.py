@@ -55,17 +55,21 @@ def main() -> None:
         arguments.json.write_text(json.dumps(medians, indent=1))
 
 
-def check_out(revision: str, folder: Path) -> Path:
-    """Write the package of a revision to a folder, with the compiled operators of this one."""
-    command = ["git", "-C", str(ROOT), "archive", revision, "seamseg"]
+def check_out(revision: str, folder: Path, compiled: bool = False) -> Path:
+    """Write a revision to a folder: the package with the operators of this one, or all, compiled for the CPU."""
+    command = ["git", "-C", str(ROOT), "archive", revision, *([] if compiled else ["seamseg"])]
     archive = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
     with tarfile.open(fileobj=BytesIO(archive)) as tar:
         # an argument `filter` is refused before Python 3.11.4
         tar.extraction_filter = getattr(tarfile, "data_filter", None)
         tar.extractall(folder)
-    for compiled in [*(ROOT / "seamseg").glob("*.so"), ROOT / "seamseg" / "kernels.json"]:
-        if compiled.exists():
-            shutil.copy(compiled, folder / "seamseg")
+    if compiled:
+        command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
+        subprocess.run(command, cwd=folder, check=True, env=os.environ | {"SEAMSEG_KERNELS": "cpu"})
+        return folder
+    for file in [*(ROOT / "seamseg").glob("*.so"), ROOT / "seamseg" / "kernels.json"]:
+        if file.exists():
+            shutil.copy(file, folder / "seamseg")
     return folder
 
 

@@ -9,8 +9,8 @@ namespace seamseg::abn {
 namespace {
 
 // Blocks of the sums and of the walks. Planes: a few times what an H100 runs at once (132 x 3). Rows: each block ends by
-// joining and storing many channels, which the second stage reads, so no more blocks than an H100 runs at once. Each thread
-// takes a few packs at least, as it reads the values of its channels first.
+// joining and storing many channels, which the second stage reads, so no more blocks than an H100 runs at once. Each
+// thread takes a few packs at least, as it reads the values of its channels first.
 template <bool kPlanes>
 constexpr int64_t kSumBlocks = kPlanes ? 1188 : 396;
 constexpr int64_t kWalkBlocks = 2376, kLeastSteps = 12;

@@ -183,8 +183,8 @@ __global__ void __launch_bounds__(kThreads, kResident<void>)
   }
 }
 
-// A warp per channel: the mean of the means, relative to the first one, then the sum of squares about it, with no division
-// per part.
+// A warp per channel: the mean of the means, relative to the first one, then the sum of squares about it, with no
+// division per part.
 template <class W>
 __global__ void statistics_join(const W* partial, int64_t parts, int64_t channels, W* mean, W* var) {
   const int64_t c = grid_start() / 32;

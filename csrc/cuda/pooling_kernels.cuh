@@ -61,7 +61,7 @@ __device__ __forceinline__ int64_t pool_clamp(int64_t value, int64_t low, int64_
 }
 
 // Sums over k columns, scaled, with the first and last row and column repeated where the map is larger. A thread makes
-// kPoolRun columns beside each other: what all their windows share, and what each has on the left and on the right of it.
+// kPoolRun columns beside each other: what all their windows share, and what each has on the left and right of it.
 template <class W, class T>
 __global__ void pool_across(const W* in, PoolAcross shape, int64_t count, W factor, T* out) {
   const int64_t runs = (shape.columns + kPoolRun - 1) / kPoolRun;
