@@ -128,17 +128,6 @@ def _end_of(others):
             assert not worker.is_alive()
 
 
-def test_a_pool_without_a_thread(monkeypatch):
-    def limited(self):
-        raise RuntimeError("can't start new thread")
-
-    others = multiprocessing.active_children()
-    monkeypatch.setattr("concurrent.futures.process._ExecutorManagerThread.start", limited)
-    with pytest.raises(SeamsegError, match=r"cannot start 2 worker processes: can't start new thread .*; `workers=1`"):
-        list(parallel_map(abs, range(10), 2))
-    _end_of(others)
-
-
 def test_processes_that_cannot_be_started(monkeypatch):
     """Those that were started end: the exit of the interpreter would wait for them."""
     fork, parent, calls = os.fork, os.getpid(), []
