@@ -90,15 +90,6 @@ def test_a_step_leaves_its_results_and_where_they_are_from(bench, monkeypatch):
     assert not bench.session.is_done(gpu_steps.Step("ops", "another", 1, (), lambda machine, seconds: {}))
 
 
-def test_the_next_run_reads_the_copy(bench):
-    """Where the results were taken away."""
-    found, _, _ = bench.run(lambda machine, seconds: {})
-    shutil.rmtree(bench.out)
-    assert gpu.Session(bench.machine, bench.out).records == {"ops": found}
-    (gpu.STATE / "cpu_small.json").write_text("{cut off")
-    assert gpu.Session(bench.machine, bench.out).records == {}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "limit", "status", "reason"),
@@ -123,20 +114,6 @@ def test_a_step_that_fails_leaves_its_output(bench, code, limit, status, reason)
     assert second == "$ echo well\nwell\n"
 
 
-def test_errors_are_kept_with_the_lines_after_them():
-    lines = [f"line {i}" for i in range(500)]
-    lines[100], lines[300] = "pooling.cu(41): error: no member permute", "Traceback (most recent call last):"
-    found = gpu_machine.excerpt(lines)
-    assert found == ["...", *lines[100:121], "...", *lines[300:321], "...", *lines[460:]]
-
-
-def test_an_error_in_a_step_is_recorded(bench):
-    found, _, _ = bench.run(lambda machine, seconds: {}["nothing"])
-    assert found["status"] == "failed"
-    assert "KeyError" in found["results"]["reason"]
-    assert any("in <lambda>" in line for line in found["output"])
-
-
 def test_missing_requirements_are_recorded(bench):
     found, name, done = bench.run(lambda machine, seconds: {}, needs=("no_such_module",))
     assert name == "ops.failed"
@@ -149,18 +126,6 @@ def test_missing_requirements_are_recorded(bench):
     assert found["status"] == "needs a GPU"
     assert "CPU" in found["results"]["kernels"]
     assert bench.run(gpu_steps.sanitizer)[0]["status"] == "needs a GPU"
-
-
-def test_most_steps_must_be_able_to_run(monkeypatch, capsys):
-    steps = list(gpu_steps.STEPS.values())
-    monkeypatch.setattr(gpu_steps.Step, "missing", lambda self: ["umsgpack"] * (self.name in ("tests", "memory")))
-    gpu.require(steps)
-    assert capsys.readouterr().err == "umsgpack cannot be imported, needed by tests, memory\n"
-    monkeypatch.setattr(gpu_steps.Step, "missing", lambda self: [n for n in self.needs if n == "umsgpack"])
-    with pytest.raises(SystemExit) as end:
-        gpu.require(steps)
-    assert end.value.code == 2
-    assert "packages of 6 of 11 steps are missing: benchmarks/results/README.md" in capsys.readouterr().err
 
 
 def test_an_edit_repeats_only_the_steps_it_concerns(tmp_path, monkeypatch):
@@ -235,14 +200,6 @@ def test_the_first_steps_fit_into_nine_minutes(limits):
     assert session.given["parity"] == gpu_steps.STEPS["parity"].minutes * 60
 
 
-def test_a_step_that_timed_out_gets_more_time(limits):
-    cut = {f"{name}.failed": {"status": "timed out"} for name in ("tests", "toy_city")}
-    session, _ = limits(dict.fromkeys(FIRST_RUN, 0.5), cut, time_limit=60)
-    plain, _ = limits(dict.fromkeys(FIRST_RUN, 0.5), time_limit=60)
-    assert session.given["tests"] == plain.given["tests"] + 180
-    assert session.given["toy_city"] > plain.given["toy_city"] + 200
-
-
 def test_nothing_is_measured_without_kernels(limits, monkeypatch):
     monkeypatch.setattr(Limits, "run", lambda self, step, seconds: "failed" if step.name == "build" else "done")
     _, statuses = limits({})
@@ -251,69 +208,12 @@ def test_nothing_is_measured_without_kernels(limits, monkeypatch):
     assert statuses["train_step"] == "done"
 
 
-def test_kernels_that_load_are_not_built(bench, card, monkeypatch):
-    monkeypatch.setattr(card, "call", lambda *words: pytest.fail("built"))
-    card.facts["kernels"] = {"CPU": "loaded", "GPU": "loaded"}
-    assert gpu_steps.build(card, 60) == {"architecture": "9.0", "prebuilt": True}
-
-
-@pytest.fixture
-def sources(tmp_path, monkeypatch):
-    """A copy of what a build needs."""
-    root = tmp_path / "clone"
-    for name in ("csrc", "seamseg", "configs"):
-        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("*.so", "kernels.json", "__pycache__"))
-    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, root)
-    monkeypatch.setattr(gpu_machine, "ROOT", root)
-    return root
-
-
 def program(path, text):
     """Write a script that can be run."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     return path
-
-
-def test_a_failed_build_keeps_what_the_compiler_prints(bench, card, sources, tmp_path, monkeypatch):
-    words = "pooling: error: namespace torch::stable has no member permute"
-    fails = f'echo "{words}" >&2; exit 1'
-    program(tmp_path / "cuda/bin/nvcc", f'test "$1" = --version && echo "release 13.0" && exit\n{fails}')
-    (tmp_path / "cuda/include").mkdir()
-    monkeypatch.setitem(card.environment, "CUDA_HOME", str(tmp_path / "cuda"))
-    monkeypatch.setitem(card.environment, "CXX", str(program(tmp_path / "c++", fails)))
-    monkeypatch.setitem(card.environment, "PYTHONPATH", str(sources))
-    monkeypatch.setattr(card, "look", lambda: None)
-    found, name, done = bench.run(gpu_steps.build, name="build")
-    assert name == "build.failed"
-    assert not done
-    assert found["results"]["reason"].startswith("the CUDA kernels do not load: ")
-    assert any(words in line for line in found["output"])
-    assert words in bench.logs()[0]
-
-
-def test_operators_keep_the_half_that_worked(card, monkeypatch):
-    def script(name, *words, seconds, **variables):
-        if "SEAMSEG_PLAIN_OPS" not in variables:
-            return {"failing": 0}
-        failure = gpu_machine.Failed("exit code 1")
-        failure.results = {"failing": 2}
-        raise failure
-
-    monkeypatch.setattr(card, "script", script)
-    with pytest.raises(gpu_machine.Failed) as failure:
-        gpu_steps.ops(card, 60)
-    assert failure.value.results == {"kernels": {"failing": 0}, "plain torch": {"failing": 2}}
-
-
-def test_plain_torch_gets_the_time_that_the_kernels_have_left(card, monkeypatch):
-    given = []
-    monkeypatch.setattr(card, "script", lambda name, *words, seconds, **variables: given.append(seconds) or {})
-    gpu_steps.ops(card, 6000)
-    assert given[0] == pytest.approx(4500, abs=60)
-    assert 5000 < given[1] <= 6000
 
 
 def test_the_memory_of_training_is_kept_if_the_photo_fails(card, monkeypatch):
@@ -326,14 +226,6 @@ def test_the_memory_of_training_is_kept_if_the_photo_fails(card, monkeypatch):
     with pytest.raises(gpu_machine.Failed) as failure:
         gpu_steps.memory(card, 60)
     assert failure.value.results == {"training": {"rows": {"in-place ABN": {"peak_mib": 1}}}, "huge_photo": None}
-
-
-def test_kernels_that_crash_when_they_load_leave_a_record(bench, card, monkeypatch):
-    monkeypatch.setattr(card, "call", lambda *words, **variables: ["compiled"])
-    monkeypatch.setattr(gpu_machine, "_FACTS", "import os; os.kill(os.getpid(), 11)")
-    found, name, _ = bench.run(gpu_steps.build, name="build")
-    assert name == "build.failed"
-    assert found["results"]["reason"] == "torch or the kernels do not load: exit code -11"
 
 
 def test_both_sanitizers_run_on_our_kernels(bench, card, tmp_path, monkeypatch):
@@ -350,18 +242,6 @@ def test_both_sanitizers_run_on_our_kernels(bench, card, tmp_path, monkeypatch):
     calls = (tmp_path / "calls").read_text().splitlines()
     assert [call.split()[1] for call in calls] == ["memcheck", "racecheck"]
     assert all("--kernel-name kns=seamseg --report-api-errors no" in call for call in calls)
-
-
-def test_tracebacks_of_failed_tests_are_kept(tmp_path):
-    code = "def test_good(): pass\n\ndef test_bad():\n    wanted = 4\n    assert 2 + 1 == wanted\n"
-    (tmp_path / "test_it.py").write_text(code)
-    (tmp_path / "pytest.ini").touch()  # else pytest 8.0 names tests from the folder above
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={tmp_path / 'junit.xml'}"]
-    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    subprocess.run([*words, "test_it.py"], cwd=tmp_path, env=environment, capture_output=True)
-    found = gpu_steps.counts(tmp_path / "junit.xml")
-    assert (found["passed"], found["failed"], found["skipped"]) == (1, 1, 0)
-    assert any("assert (2 + 1) == 4" in line for line in found["failing"]["test_it::test_bad"])
 
 
 def alive(number):
@@ -390,41 +270,3 @@ def test_what_a_step_started_ends_with_the_run(tmp_path):
         time.sleep(0.05)
     assert not any(map(alive, children))
     process.stdout.close()
-
-
-def command(*words, **options):
-    """Run benchmarks/gpu.py."""
-    words = [sys.executable, str(ROOT / "benchmarks/gpu.py"), *map(str, words)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(words, env=environment, capture_output=True, text=True, **options)
-
-
-def test_errors_are_one_line(tmp_path):
-    for words, said in (
-        (("--steps", "opps"), "gpu.py: --steps opps: choose among build,ops,"),
-        (("--wheels", tmp_path, "--steps", "build"), f"gpu.py: --wheels {tmp_path}: there is no .whl file"),
-    ):
-        done = command(*words)
-        assert done.returncode == 2
-        assert done.stderr.startswith(said)
-        assert done.stderr.count("\n") == 1
-
-
-def test_the_tables_need_no_gpu():
-    done = command("--steps", "tables")
-    assert done.returncode == 0
-    assert "no table changes" in done.stdout
-
-
-def test_kernels_are_queried_after_cuda_is_initialised(monkeypatch, capsys):
-    """The library for the GPU is loaded when CUDA is initialised, not at import."""
-    cuda = types.SimpleNamespace(is_available=lambda: True, started=False, get_device_name=lambda: "a card")
-    cuda.init = lambda: setattr(cuda, "started", True)
-    cuda.get_device_capability = lambda: (9, 0)
-    ops = types.SimpleNamespace(kernels=lambda: {"GPU": "loaded" if cuda.started else "built"})
-    version = types.SimpleNamespace(cuda="13.0")
-    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda, version=version, __version__="2.11"))
-    monkeypatch.setitem(sys.modules, "seamseg.ops", ops)
-    monkeypatch.setattr(sys, "argv", ["-c", "cuda"])
-    exec(gpu_machine._FACTS, {})
-    assert json.loads(capsys.readouterr().out)["kernels"] == {"GPU": "loaded"}

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
-import types
 import zipfile
 from pathlib import Path
 
@@ -16,7 +14,6 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
-import throughput
 from gpu_steps import STEPS
 
 ROOT = Path(__file__).parents[2]
@@ -77,86 +74,6 @@ def test_all_steps(clone, python):
     assert again.returncode == 0
     assert again.stdout.count("done before") == len(STEPS)
     assert after == records
-
-
-@pytest.mark.parametrize("broken", ["make", "network", "files"])
-def test_a_variant_that_fails_keeps_the_others(tmp_path, monkeypatch, broken):
-    """Wherever it fails: while it is made, in the network, or from file to file."""
-    good = {
-        "make": types.SimpleNamespace(input_size=None),
-        "network": {"first": 1.0, "wall": 0.1, "cpu": 0.1, "plain/this wall": 1.0, "plain/this cpu": 1.0},
-        "files": {"images/s": 9.0, "outside": 0.1},
-    }
-
-    def answer(function):
-        def call(*given):
-            last = given[0] if function != "files" else Path(given[2]).name.removesuffix("-first")
-            if function == broken and last == "compile":
-                raise RuntimeError("ptxas fatal")
-            return dict(good[function]) if isinstance(good[function], dict) else good[function]
-
-        return call
-
-    for name in good:
-        monkeypatch.setattr(throughput, name, answer(name))
-    monkeypatch.setattr("seamseg.inference.images.network_input", lambda image, size: image)
-    words = f"throughput.py plain compile --device cpu --size 64x96 --photos 1 --json {tmp_path / 'json'}"
-    monkeypatch.setattr(sys, "argv", words.split())
-    assert throughput.main() == 1
-    found = json.loads((tmp_path / "json").read_text())
-    assert found["variants"]["plain"]["images/s"] == 9.0
-    assert ("compile" in found["variants"]) == (broken == "files"), "what was measured before stays"
-    assert list(found["failed"]) == ["compile"]
-    assert "RuntimeError: ptxas fatal" in found["failed"]["compile"]
-
-
-def fails_at(last, answer):
-    """Return a function that fails if its first argument is this."""
-
-    def call(first, *given):
-        if first == last:
-            raise RuntimeError("no kernel image")
-        return answer
-
-    return call
-
-
-def script(name):
-    """Load a script whose name is also that of a folder of tests."""
-    spec = importlib.util.spec_from_file_location(f"{name}_script", ROOT / "benchmarks" / f"{name}.py")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_a_precision_that_fails_keeps_the_others(tmp_path, monkeypatch):
-    toy_city, golden = script("toy_city"), script("golden")
-    monkeypatch.setattr(toy_city, "train", fails_at("bf16", {"PQ": 0.5}))
-    monkeypatch.setattr(sys, "argv", ["toy_city.py", "--json", str(tmp_path / "toy")])
-    with pytest.raises(RuntimeError):
-        toy_city.main()
-    assert json.loads((tmp_path / "toy").read_text())["runs"] == {"fp32": {"PQ": 0.5}}
-    for name in ("build_network", "load_golden", "for_inference"):
-        monkeypatch.setattr(golden, name, lambda *given: types.SimpleNamespace(eval=lambda: None))
-    monkeypatch.setattr(golden, "distance", fails_at("bf16", golden.Distance("fp32")))
-    monkeypatch.setattr(sys, "argv", ["golden.py", "--device", "cpu", "--json", str(tmp_path / "golden")])
-    with pytest.raises(RuntimeError):
-        golden.main()
-    found = json.loads((tmp_path / "golden").read_text())
-    assert ([row["precision"] for row in found["rows"]], found["fp32 agrees"]) == (["fp32"], True)
-
-
-@pytest.mark.slow
-def test_gpu_tests_are_collected_without_pycocotools():
-    """The machine may lack it, and whatever other tests need."""
-    code = "import sys, pytest; sys.modules['pycocotools'] = None; sys.exit(pytest.main(sys.argv[1:]))"
-    paths = [str(p) for p in sorted((ROOT / "tests").rglob("test_*.py")) if "pytest.mark.gpu" in p.read_text()]
-    words = ["-q", "--collect-only", "-p", "no:cacheprovider", "-m", "gpu", *paths]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout[-3000:]
 
 
 @pytest.mark.slow

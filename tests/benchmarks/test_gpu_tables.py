@@ -104,23 +104,6 @@ def test_all_figures_have_rows(documents):
         assert said in text
 
 
-def test_parts_of_failed_runs_count(documents):
-    """Figures of the variants that did not fail, with the side that has them."""
-    results = some_results()
-    results["train_step.failed"] = {**results.pop("train_step"), "status": "failed"}
-    variants = {"plain": {"wall": 0.03, "images/s": 30.0, "outside": 0.3}, "both": {"wall": 0.02}}
-    results["throughput.failed"] = record(
-        "throughput", {"reason": "", "precision": "bf16", "variants": variants}, "failed"
-    )
-    pages = gpu_tables.rendered(results, documents)
-    text = pages["README.md"] + pages["docs/reference/performance.md"]
-    assert "| >= 3 times | 4.00 times (fast), met (NVIDIA H200, 2026-11-22) |" in text
-    assert "| >= 40 images/s | 30.0 images/s (plain), missed (NVIDIA H200, 2026-11-22) |" in text
-    assert "| network 50.0 images/s |" in text
-    results["throughput.failed"]["results"]["variants"] = {}
-    assert "| >= 40 images/s | **not yet** |" in gpu_tables.rendered(results, documents)["README.md"]
-
-
 def test_small_runs_and_those_without_kernels_are_ignored(tmp_path):
     plain = {"CPU": "loaded", "GPU": "the compiler failed"}
     records = {
