@@ -5,6 +5,7 @@ The recorded graphs of most tests need no GPU: they copy the input, run the func
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from unittest import mock
 
@@ -33,7 +34,6 @@ from seamseg.utils.errors import InputError, SeamsegError
 CPU = torch.device("cpu")
 METADATA = Metadata(2, 3, list("abcde"), [(i, i, i) for i in range(5)], list(range(5)), [])
 SIZES = ((64, 96), (65, 97), (96, 64), (101, 77))
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 def network(precision="fp32", device=CPU, kind="panoptic"):
@@ -100,8 +100,7 @@ def dynamo(monkeypatch):
 
 @pytest.mark.slow
 def test_compiled_once_with_and_without_graphs(dynamo, monkeypatch, capsys):
-    """With a backend that runs the traced graph unchanged results are equal, and all sizes share code, in the
-    first run of each, in the warm-up and the capture of its CUDA graph, and without graphs."""
+    """All sizes share code: in the first run of each, in the warm-up and the capture of its CUDA graph."""
     FakeCuda(monkeypatch)
     net = network()
     wanted = [net.predict(PackedSequence([as_input(image(size))]))[0] for size in SIZES]
@@ -125,8 +124,7 @@ def test_compiled_once_with_and_without_graphs(dynamo, monkeypatch, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize(("precision", "tolerance", "agreeing"), [("fp32", 1e-3, 0.999), ("bf16", None, 0.95)])
 def test_generated_code(dynamo, precision, tolerance, agreeing):
-    """fp32: rounding only. bf16: sums in another order differ by a last digit, 1/128, which may reorder detections;
-    so the maps are compared before any selection."""
+    """bf16: sums in another order differ by a last digit, 1/128, which may reorder detections."""
     net = network(precision)
     part = net.dense_part()
     run = CompiledDense(net, CPU)
@@ -152,9 +150,10 @@ def test_recorded_network(kind):
     plain = network(kind=kind)
     net, graphs = recorded(network(kind=kind), max_graphs=3)
     images = [image((64, 96), seed) for seed in range(5)]
+    groups = (images[:1], images[1:2], images[2:3], images[:2], images[2:4], [images[4], image((80, 70))])
     for tta in (None, "flip,0.5") if kind == "panoptic" else (None,):
         one, other = predictor(plain, tta), predictor(net, tta)
-        for group in (images[:1], images[1:2], images[2:3], images[:2], images[2:4], [images[4], image((80, 70))]):
+        for group in groups:
             for wanted, found in zip(one.raw(group), other.raw(group)):
                 if kind == "panoptic":
                     assert_close(found, wanted, 0)
@@ -162,25 +161,11 @@ def test_recorded_network(kind):
                     assert np.array_equal(found.boxes, wanted.boxes)
                     assert found.semantic is None
     assert len(graphs) == (3 if kind == "panoptic" else 2)
-
-
-def test_tiles_are_recorded_once():
-    plain = network()
-    net, graphs = recorded(network())
-    photo = image((160, 230), 1)
-    wanted, found = (predictor(n).raw([photo], Tiling(128))[0] for n in (plain, net))
-    assert_close(found, wanted, 0)
-    assert 1 <= len(graphs) <= 4
-
-
-def test_results_are_not_changed_by_the_next_image():
-    net = network()
-    graphs = CudaGraphCache(net.dense_part(), CopyingGraph)
-    with torch.inference_mode():
-        first = [graphs(as_input(image((64, 96), 0))[None]) for _ in range(3)][-1]
-        before = [t.clone() for t in tensors(first)]
-        graphs(as_input(image((64, 96), 1))[None])
-    assert all(map(torch.equal, tensors(first), before))
+    if kind == "panoptic":
+        net, graphs = recorded(network())
+        wanted, found = (predictor(n).raw([image((160, 230), 1)], Tiling(128))[0] for n in (plain, net))
+        assert_close(found, wanted, 0)
+        assert 1 <= len(graphs) <= 4
 
 
 def square(x):
@@ -277,8 +262,7 @@ class FakeCuda:
         self.capturing = 0
         self.replays = 0
         self.default_stream = None
-        names = ("Stream", "Event", "CUDAGraph", "graph", "device", "stream", "current_stream")
-        for name in names:
+        for name in ("Stream", "Event", "CUDAGraph", "graph", "device", "stream", "current_stream"):
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
 
     def Event(self):
@@ -325,7 +309,6 @@ class FakeCuda:
         self.capturing -= 1
 
     def run(self, x):
-        """A function that records where it runs."""
         device, stream, captured = self.current()
         self.runs.append((str(device), stream, captured, x.shape[-1]))
         return square(x)
@@ -385,11 +368,8 @@ def test_captures_of_several_threads_are_serialised(monkeypatch):
             graphs(on_device("cuda:0", width))
 
     together = [cuda_graph_cache(function) for _ in range(4)]
-    threads = [threading.Thread(target=work, args=(graphs,)) for graphs in together]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, together))
     assert [len(graphs) for graphs in together] == [2] * 4
     assert max(most) == 1
     assert all(alone)
@@ -446,17 +426,11 @@ def test_unsupported_options(micro_run, micro, tmp_path, seamseg_main, capsys, w
     error = capsys.readouterr().err.strip()
     assert message in error
     assert "\n" not in error
-    assert "Traceback" not in error
 
 
 @pytest.mark.usefixtures("narrow")
-def test_padding_from_the_command_and_from_python(micro_run, micro, tmp_path, seamseg_main):
-    photo = micro / "img" / "val0.png"
-    common = ("--device", "cpu", "--workers", "0", "--quiet", "--format", "raw", "--pad-to", "48")
-    assert seamseg_main("predict", micro_run, photo, tmp_path, *common) == 0
-    model = seamseg.load(micro_run, device="cpu", pad_to=48)
-    assert model.network.net.options.pad_to == 48
-    assert model.predict(photo).size == (64, 96)
+def test_options_in_python(micro_run):
+    assert seamseg.load(micro_run, device="cpu", pad_to=48).network.net.options.pad_to == 48
     with pytest.raises(InputError, match="needs a GPU"):
         seamseg.load(micro_run, device="cpu", cuda_graphs=True)
 
@@ -481,20 +455,18 @@ def test_a_compiler_error_at_the_first_image(dynamo, error, kind, message):
 
 
 @pytest.mark.gpu
-@needs_gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_recorded_on_a_gpu(dynamo, capsys, precision, compiled):
-    """Replays return the outputs of the function, for several sizes in turns, and do not change earlier outputs.
-
-    With a compiler it is compiled once, for all sizes and recordings; twice if torch's max_pool2d tells them apart.
-    """
+    """For several sizes in turns. It is compiled once, or twice if torch's max_pool2d tells sizes apart."""
     device = torch.device("cuda")
     net = network(precision, device)
     function = CompiledDense(net, device) if compiled else net.dense_part()
     graphs = cuda_graph_cache(function, max_graphs=2)
     check_in_turns(graphs, function, device, net.dtype, SIZES[:3])
     assert len(graphs) == 2
+    assert isinstance(next(iter(graphs._graphs.values())), CudaGraph)
     assert capsys.readouterr().err.count("compiling the network") == compiled * compilations(SIZES[:3])
 
 
@@ -544,33 +516,7 @@ def test_recorded_on_two_gpus():
         check_in_turns(graphs, *rest, SIZES[:2], seed=10 * index)
         assert len(graphs) == 2
         assert graphs.clear()
-    failed = []
-
-    def work(index):
-        try:
-            graphs, *rest = made[index]
-            check_in_turns(graphs, *rest, SIZES[:3], seed=10 * index)
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed
-
-
-@pytest.mark.gpu
-@needs_gpu
-def test_predictions_by_graphs_on_a_gpu():
-    device = torch.device("cuda")
-    net = network(device=device)
-    graphs = cuda_graph_cache(net.dense_part())
-    net = net.with_options(run_dense=graphs)
-    wanted = network(device=device).predict(PackedSequence([as_input(image((64, 96))).to(device)]))[0]
-    for _ in range(4):
-        found = net.predict(PackedSequence([as_input(image((64, 96))).to(device)]))[0]
-    assert len(graphs) == 1
-    assert isinstance(next(iter(graphs._graphs.values())), CudaGraph)
-    torch.testing.assert_close(found.boxes, wanted.boxes, rtol=1e-3, atol=1e-2)
+    with ThreadPoolExecutor() as pool:
+        runs = [pool.submit(check_in_turns, *given, SIZES[:3], 10 * index) for index, given in enumerate(made)]
+    for run in runs:
+        run.result()

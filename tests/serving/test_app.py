@@ -27,8 +27,12 @@ FORM = {"Content_Type": "multipart/form-data; boundary=XX"}
 
 
 def form(data: bytes, name: str = "file", filename: str = '; filename="../../etc/passwd"') -> bytes:
-    head = f'--XX\r\nContent-Disposition: form-data; name="{name}"{filename}\r\n\r\n'
-    return head.encode() + data + b"\r\n--XX--\r\n"
+    start = f'--XX\r\nContent-Disposition: form-data; name="{name}"{filename}\r\n\r\n'
+    return start.encode() + data + b"\r\n--XX--\r\n"
+
+
+def head(length: int, path: str = "/predict") -> bytes:
+    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n".encode()
 
 
 def until(condition: Any, seconds: float = 60) -> None:
@@ -61,20 +65,14 @@ def test_body_and_form(client: Client) -> None:
         {"category_id": 2, "class": "tree", "score": None, "bbox": [0, 0, 20, 12], "area": 240}
     ]
     assert answers[0].headers["content-type"] == "application/json"
-
-
-@pytest.mark.parametrize("host", ["Host", "X_Forwarded_Host"])
-def test_the_origin_of_the_page_itself(client: Client, host: str) -> None:
-    """Without encryption browsers state it only; a reverse proxy may replace the host."""
-    page = {host: "localhost:99", "Origin": "http://localhost:99"}
-    assert client.predict(png(photo()), **page).status == 200
-    assert client.predict(png(photo()), **page | {"Origin": "http://evil.example"}).status == 403
-
-
-def test_a_stream_without_a_stated_length(client: Client) -> None:
-    assert client.predict(iter([png(photo(red=2))[:20], png(photo(red=2))[20:]])).status == 200
-    refused = client.predict(iter([bytes(200_000)] * 2))
-    assert refused.status == 413
+    # streams without a stated length
+    assert client.predict(iter([data[:20], data[20:]])).status == 200
+    assert client.predict(iter([bytes(200_000)] * 2)).status == 413
+    # without encryption browsers state the origin only; a reverse proxy may replace the host
+    for host in ("Host", "X_Forwarded_Host"):
+        page = {host: "localhost:99", "Origin": "http://localhost:99"}
+        assert client.predict(data, **page).status == 200
+        assert client.predict(data, **page | {"Origin": "http://evil.example"}).status == 403
 
 
 def test_the_orientation_of_a_photo_is_applied(client: Client) -> None:
@@ -96,16 +94,12 @@ def test_the_orientation_of_a_photo_is_applied(client: Client) -> None:
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "", {}, 400, "photo: not an image, or .*"),
         (png(photo(size=(101, 101))), "", {}, 400, "photo: 101 x 101 pixels are above the limit of 0.01 megapixels"),
         (bytes(300_000), "", {}, 413, "photo: is larger than 256 KiB, the limit of an upload"),
-        (bytes(400_000), "", {}, 413, "photo: is larger than 256 KiB, the limit of an upload"),
         (form(bytes(300_000)), "", FORM, 413, "photo: is larger than 256 KiB, the limit of an upload"),
-        (form(b""), "", FORM, 400, "photo: empty: .*"),
         (form(png(photo()), "picture"), "", FORM, 400, "the form has no file named `file`"),
         (form(png(photo()), filename=""), "", FORM, 400, "the form has no file named `file`"),
         (b"nonsense", "", FORM, 400, "broken form: .*"),
-        (b"", "", {"Content_Type": "multipart/form-data"}, 400, "broken form: Missing boundary.*"),
         (png(photo()), "?format=gif", {}, 400, "format=gif: a model of kind semantic has json, png, overlay, view"),
         (png(photo()), "", {"Sec_Fetch_Site": "cross-site"}, 403, "requests from pages of other sites are refused"),
-        (png(photo()), "", {"Origin": "https://evil.example"}, 403, "requests from pages of other sites are refused"),
         (png(photo()), "", {"Origin": "null"}, 403, "requests from pages of other sites are refused"),
         (png(photo(red=FAILS)), "", {}, 500, "the prediction failed; the log of the server has the reason"),
     ],
@@ -145,7 +139,6 @@ def test_any_upload_is_answered(client: Client, data: Any) -> None:
         ("GET", "/predict", {}, 405),
         ("POST", "/", {}, 405),
         ("GET", "/health", {"Host": "evil.example"}, 400),
-        ("GET", "/health", {"Host": "evil.example:80"}, 400),
         ("GET", "/health", {"Host": "localhost:99"}, 200),
         ("GET", "/health", {"Host": "[::1]:99"}, 200),
     ],
@@ -194,9 +187,10 @@ def test_photos_of_concurrent_requests_are_batched(network: RedNetwork) -> None:
         assert network.started.acquire(timeout=60)
         threads += [in_thread(client.predict, png(photo(k, red=k % 3)), "?format=json") for k in range(1, 6)]
         until(lambda: client.metric("seamseg_queue_length") == 5)
-        network.gate.set()
-        for thread, _ in threads:
-            thread.join(60)
+        # the context stops the server, then opens the gate: requests in progress are finished
+    for thread, _ in threads:
+        thread.join(60)
+    assert client.service.cut_off == 0
     assert [a[0].json["segments"][0]["category_id"] for _, a in threads] == [1, 1, 2, 0, 1, 2]
     assert [len(batch) for batch in network.batches] == [1, 4, 1]
 
@@ -233,7 +227,7 @@ def test_the_time_limit(network: RedNetwork) -> None:
 def test_a_slow_upload(network: RedNetwork) -> None:
     with serving(red_predictor(network), timeout=0.1) as client:
         with socket.create_connection(("127.0.0.1", client.port), timeout=60) as slow:
-            slow.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc")
+            slow.sendall(head(100) + b"abc")
             time.sleep(0.8)
             # the rest comes after the limit; what it is answered then is nobody's loss
             slow.sendall(bytes(97))
@@ -269,8 +263,7 @@ def test_clients_that_go_away_are_dropped(network: RedNetwork, sent: bytes) -> N
         thread, _ = in_thread(client.predict, png(photo(1)))
         assert network.started.acquire(timeout=60)
         with socket.create_connection(("127.0.0.1", client.port)) as gone:
-            head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n"
-            gone.sendall(head.encode() + sent)
+            gone.sendall(head(length) + sent)
             until(lambda: client.metric("seamseg_in_progress") == 2)
             if sent != b"abc":
                 until(lambda: client.metric("seamseg_queue_length") == 1)
@@ -283,25 +276,12 @@ def test_clients_that_go_away_are_dropped(network: RedNetwork, sent: bytes) -> N
     assert network.seen == [1, 2]
 
 
-def test_requests_in_progress_are_finished_at_the_end(network: RedNetwork) -> None:
-    with serving(red_predictor(network), timeout=60) as client:
-        threads = [in_thread(client.predict, png(photo(k))) for k in range(3)]
-        until(lambda: client.metric("seamseg_queue_length") == 2)
-        # the context stops the server, then opens the gate
-    for thread, _ in threads:
-        thread.join(60)
-    assert [a[0].status for _, a in threads] == [200] * 3
-    assert client.service.cut_off == 0
-
-
 @pytest.mark.parametrize("sent", [png(photo()), bytes(300_000)], ids=["computed", "refused"])
 def test_requests_that_the_end_cuts_off_are_answered(network: RedNetwork, sent: bytes, capfd: Any) -> None:
     with serving(red_predictor(network), grace=600, max_upload=0.25) as client:
         with socket.create_connection(("127.0.0.1", client.port), timeout=60) as waiting:
             # of the refused one a byte is missing, for which the server waits
-            length = len(sent) + (len(sent) > 1000)
-            waiting.sendall(f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n".encode())
-            waiting.sendall(sent)
+            waiting.sendall(head(len(sent) + (len(sent) > 1000)) + sent)
             until(lambda: client.server.server_state.tasks and (network.batches or len(sent) > 1000))
             time.sleep(0.2)
             # as a second SIGINT
@@ -329,10 +309,7 @@ def test_an_answer_that_its_client_does_not_read_is_cut_off(
     with serving(red_predictor(network), grace=0.2, timeout=60) as client, socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.connect(("127.0.0.1", client.port))
-        slow.sendall(
-            f"POST /predict?format=png HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n".encode()
-        )
-        slow.sendall(data)
+        slow.sendall(head(len(data), "/predict?format=png") + data)
         until(lambda: client.metric("seamseg_request_seconds_count") == 1)
         client.server.stop()
         until(lambda: client.server.cut_off == 1)
@@ -366,7 +343,6 @@ def test_nothing_is_left_behind(network: RedNetwork) -> None:
     ("options", "message"),
     [
         ({"queue": 0}, "`queue=0`: must be positive"),
-        ({"batch_size": -1}, "`batch_size=-1`: must be positive"),
         ({"batch_wait": -1}, "`batch_wait=-1`: must be positive"),
         ({"timeout": float("nan")}, "`timeout=nan`: must be positive"),
         ({"max_upload": float("inf")}, "`max_upload=inf`: must be positive and finite"),
