@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from dataclasses import asdict
 
 import pytest
 from support.components import LION
 
-from seamseg import components as interface
 from seamseg.config import components, config_from_string, config_to_string, load_config
 from seamseg.config.components import Record, parse_records
 from seamseg.config.loader import differences
@@ -101,7 +99,6 @@ def test_mistakes(lion, tmp_path, text, message):
     [
         ("1 / 0", "my_part.py line 1: ZeroDivisionError: division by zero"),
         ("x = 1\nimport no_such_module", "my_part.py line 2: ModuleNotFoundError: No module named 'no_such_module'"),
-        ("raise SystemExit", "my_part.py line 1: SystemExit"),
         ("def f(:", "SyntaxError: invalid syntax"),
         (
             "from seamseg.components import scheduler\n@scheduler('Mine')\ndef f(): ...",
@@ -125,11 +122,8 @@ def test_mistakes(lion, tmp_path, text, message):
             )
             for declared, problem in (
                 ("int = key('', 0, minimum=1)", "its default 0: expected at least 1"),
-                ("str = key('', 'c', choices=('a', 'b'))", "its default 'c': expected one of a, b"),
-                ("int = key('', .5)", "its default 0.5: expected a whole number"),
                 ("str = key('', None)", "its default None is not text"),
                 ("int | None = key('', '3')", "its default '3' is not a whole number"),
-                ("bool | None = key('', 'yes')", "its default 'yes' is not yes or no"),
                 (
                     "object = key('', 1)",
                     "a key is bool, int, float, str, or a tuple, list or dict of numbers or texts, not",
@@ -150,22 +144,9 @@ def test_files_that_fail(tmp_path, imported, text, message):
     assert before.items() <= components._REGISTERED.items()
 
 
-def test_the_interface_explains_itself():
-    """`dir` lists what is imported when it is used; the decorators have signatures and docstrings."""
-    assert set(interface.__all__) <= set(dir(interface))
-    decorators = {"output_format" if kind == "format" else kind for kind in components.KINDS}
-    assert decorators <= set(interface.__all__)
-    for name in decorators:
-        decorator = getattr(interface, name)
-        assert list(inspect.signature(decorator).parameters) == ["name", "keys"]
-        assert decorator.__doc__.startswith("Register a ")
-        assert decorator.__doc__.count("\n") > 2
-
-
-@pytest.mark.parametrize("base", ["cityscapes_r50", None])
-def test_an_override_of_what_nothing_chooses_is_an_error(lion, tmp_path, base):
+def test_an_override_of_what_nothing_chooses_is_an_error(lion, tmp_path):
     """Also where the configuration has a base, whose own components a file may replace silently."""
-    path = ini(tmp_path, f"[general]\nbase = {base}\n" if base else "")
+    path = ini(tmp_path, "[general]\nbase = cityscapes_r50\n")
     message = refusal(path, overrides=[*named(lion), "optimizer lion.beta1=.5"])
     assert "[optimizer lion] has no effect: [optimizer] type is sgd" in message
 

@@ -61,12 +61,6 @@ def test_ours_are_the_documented_ones_and_reproduce_the_original() -> None:
     assert config.general.channels_last
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_text_round_trip(kind: str) -> None:
-    config = default_config(kind)
-    assert config_from_string(config_to_string(config), kind) == config
-
-
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.ini")), ids=lambda path: path.stem)
 def test_every_packaged_experiment_loads_and_survives_its_text(path: Path) -> None:
     config = load_config(path)
@@ -84,33 +78,3 @@ def test_values_have_their_types() -> None:
     assert config.optimizer.weight_decay_norm is False
     assert config.scheduler.params == {"gamma": 0.1, "milestones": [144000, 176000]}
     assert config.dataloader.random_scale == (0.8, 1.25)
-
-
-def test_config_of_the_released_snapshot_is_read() -> None:
-    config = config_from_string(RELEASED)
-    assert config.fpn.out_strides == (4, 8, 16, 32, 64, 128)
-    assert config.roi.max_predictions == 256
-    assert config.dataloader.num_workers == 0
-
-
-RELEASED = """\
-[general]
-val_interval = 5
-
-[fpn]
-extra_scales = 2
-out_strides = (4, 8, 16, 32, 64, 128)
-
-[rpn]
-fpn_levels = 6
-
-[roi]
-max_predictions = 256
-
-[optimizer]
-# obj, bbx, roi_cls, roi_bbx, roi_msk, sem
-loss_weights = (1., 1., 1., 1., 1., 1.)
-
-[dataloader]
-num_workers = 0
-"""

@@ -51,35 +51,23 @@ def test_unknown_names(text: str, expected: str) -> None:
     ("text", "expected"),
     [
         ("[optimizer]\nlr = fast", "my.ini: [optimizer] lr = fast: expected a number"),
-        ("[optimizer]\nlr =", "my.ini: [optimizer] lr = : is empty, expected a number"),
-        ("[optimizer]\nlr = nan", "expected a number"),
         ("[optimizer]\nlr = 1e400", "expected a number"),
         (f"[roi]\nnum_samples = {'9' * 400}", "expected a whole number"),
-        (f"[rpn]\nanchor_ratios = (1, {'9' * 400})", "expected a tuple of numbers"),
-        ("[optimizer]\nlr = -1", "my.ini: [optimizer] lr = -1: expected"),
         ("[roi]\nnum_samples = 1.5", "my.ini: [roi] num_samples = 1.5: expected a whole number"),
-        ("[roi]\nnum_samples = 0", "my.ini: [roi] num_samples = 0: expected a value from 1 to 1000000"),
         ("[roi]\nscore_threshold = 5", "my.ini: [roi] score_threshold = 5: expected a value from 0 to 1"),
         ("[rpn]\nanchor_scale = 0", "my.ini: [rpn] anchor_scale = 0: expected more than 0"),
         ("[optimizer]\nnesterov = perhaps", "my.ini: [optimizer] nesterov = perhaps: expected yes or no"),
         ("[roi]\nroi_size = 14", "my.ini: [roi] roi_size = 14: expected a tuple of 2 whole numbers"),
         ("[roi]\nroi_size = (14, 14, 14)", "my.ini: [roi] roi_size = (14, 14, 14): expected 2 values, got 3"),
         ("[roi]\nroi_size = (14, 'a')", "expected a tuple of 2 whole numbers"),
-        ("[roi]\nroi_size = (14, 14", "expected a tuple of 2 whole numbers"),
         ("[rpn]\nanchor_ratios = ()", "my.ini: [rpn] anchor_ratios = (): is empty, expected a tuple of numbers"),
-        ("[rpn]\nanchor_ratios = (1, True)", "expected a tuple of numbers"),
         ("[rpn]\nanchor_ratios = (1, -2)", "expected more than 0"),
         ("[fpn]\ninputs = (1, 2)", "my.ini: [fpn] inputs = (1, 2): expected a list of quoted names"),
-        ("[body]\nout_channels = (1, 2)", "my.ini: [body] out_channels = (1, 2): expected a dict such as"),
         ("[scheduler]\nparams = {'a': open('x')}", "expected a dict such as"),
         ("[body]\nbody = resnet51", "my.ini: [body] body = resnet51: no body 'resnet51'; did you mean 'resnet50'?"),
         ("[body]\nnormalization_mode = batch", "expected one of bn, syncbn"),
-        ("[rpn]\nanchor_ratios = (1,\n    'b')", "[rpn] anchor_ratios = (1, 'b')"),
-        ("[optimizer]\naccumulate = 9223372036854775808", "expected a value from 1 to 1000000"),
-        (
-            "[dataloader]\ntrain_batch_size = 0",
-            "my.ini: [dataloader] train_batch_size = 0: expected a value from 1 to 65536",
-        ),
+        ("[dataloader]\ntrain_batch_size = 0", "[dataloader] train_batch_size = 0: expected a value from 1 to 65536"),
+        ("[body]\nbody_params = {'dilation': [[None], 2]}", "body_params: dilation must be a number or a list of num"),
     ],
 )
 def test_wrong_values(text: str, expected: str) -> None:
@@ -123,6 +111,8 @@ def test_values_that_contradict_each_other(text: str, kind: str, expected: str) 
     message = problem(text, kind)
     assert message.startswith("my.ini: ")
     assert expected in message
+    if "threshold" in text:
+        assert config_from_string(text).kind == "panoptic", "inference ignores what only training needs"
 
 
 def test_keys_of_a_head_that_the_task_lacks_are_ignored() -> None:
@@ -170,13 +160,6 @@ def test_keys_of_the_original_without_effect_are_ignored_unless_the_file_states_
     assert "[sem] ohem = -1.0: expected" in problem("[sem]\nohem = -1.0", "detection")
 
 
-def test_the_layout_of_the_body_is_no_key_without_effect() -> None:
-    """A stored text states it for every kind."""
-    made = config_from_string("[body]\nbody = wider_resnet38\n", "semantic")
-    assert config_from_string(config_to_string(made)) == made
-    assert made.body.out_channels["mod7"] == 4096
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -189,53 +172,6 @@ def test_what_is_no_config_file(tmp_path: Path, name: str, message: str) -> None
     (tmp_path / "a.ini").write_bytes(b"\xff\xfe\x00[general]")
     with pytest.raises(InputError, match=message):
         load_config(tmp_path / name)
-
-
-def test_windows_files_are_read(tmp_path: Path) -> None:
-    (tmp_path / "my.ini").write_bytes(b"\xef\xbb\xbf[optimizer]\r\nlr = .5\r\n")
-    assert load_config(tmp_path / "my.ini").optimizer.lr == 0.5
-
-
-def test_names_and_separators_as_the_original_took_them() -> None:
-    config = config_from_string("[optimizer]\nLR: .5\nNesterov = On\n[general]\neval_coco = yes")
-    assert config.optimizer.lr == 0.5
-    assert config.optimizer.nesterov
-    assert config.general.eval_coco
-
-
-def test_lists_do_for_tuples_and_tuples_for_lists() -> None:
-    config = config_from_string("[rpn]\nanchor_ratios = [1, 2]\n[fpn]\ninputs = 'mod2', 'mod3', 'mod4', 'mod5'")
-    assert config.rpn.anchor_ratios == (1.0, 2.0)
-    assert config.fpn.inputs == ["mod2", "mod3", "mod4", "mod5"]
-
-
-def test_a_percent_sign_is_a_percent_sign() -> None:
-    assert config_from_string("[dataloader]\ntrain_set = 50%(half)s").dataloader.train_set == "50%(half)s"
-
-
-def test_keys_that_may_be_empty() -> None:
-    config = config_from_string("[sem]\nohem = None\n[dataloader]\ntrain_batch_size =\nrandom_scale =")
-    assert config.sem.ohem is None
-    assert config.dataloader.train_batch_size is None
-    assert config.dataloader.random_scale is None
-    assert default_config().dataloader.val_batch_size is None
-
-
-def test_overrides_win_over_the_file() -> None:
-    text = "[optimizer]\nlr = .5\nmomentum = .5"
-    overrides = ["optimizer.lr=0.25", "dataloader.train_set = train", "optimizer.LR=0.125"]
-    config = config_from_string(text, "panoptic", "my.ini", overrides)
-    assert config.optimizer.lr == 0.125
-    assert config.optimizer.momentum == 0.5
-    assert config.dataloader.train_set == "train"
-
-
-def test_an_override_may_hold_any_value() -> None:
-    overrides = ['scheduler.params={"gamma": 0.5}', "body.weights=a=b.pth", "dataloader.train_set="]
-    config = config_from_string("", overrides=overrides)
-    assert config.scheduler.params == {"gamma": 0.5}
-    assert config.body.weights == "a=b.pth"
-    assert config.dataloader.train_set == ""
 
 
 @pytest.mark.parametrize(
@@ -255,33 +191,63 @@ def test_wrong_overrides(override: str, expected: str) -> None:
     assert expected in message
 
 
-def test_sections_are_frozen() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        default_config().optimizer.lr = 1  # type: ignore[misc]
+def test_spellings(tmp_path: Path) -> None:
+    """As the original took them, and as Windows writes them."""
+    text = """[optimizer]
+LR: .5
+Nesterov = On
+[general]
+eval_coco = yes
+[rpn]
+anchor_ratios = [1, 2]
+[fpn]
+inputs = 'mod2', 'mod3', 'mod4', 'mod5'
+[sem]
+ohem = None
+[dataloader]
+train_set = 50%(half)s
+train_batch_size =
+random_scale =
+"""
+    (tmp_path / "my.ini").write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
+    config = load_config(tmp_path / "my.ini")
+    assert (config.optimizer.lr, config.optimizer.nesterov, config.general.eval_coco) == (0.5, True, True)
+    assert config.rpn.anchor_ratios == (1.0, 2.0)
+    assert config.fpn.inputs == ["mod2", "mod3", "mod4", "mod5"]
+    assert config.sem.ohem is config.dataloader.train_batch_size is config.dataloader.random_scale is None
+    assert config.dataloader.train_set == "50%(half)s"
 
 
-def test_text_follows_a_changed_section() -> None:
+def test_overrides_win_over_the_file() -> None:
+    text = "[optimizer]\nlr = .5\nmomentum = .5\n[dataloader]\ntrain_set = mine"
+    overrides = ["optimizer.lr=0.25", "optimizer.LR = 0.125", "dataloader.train_set="]
+    overrides += ['scheduler.params={"gamma": 0.5}', "body.weights=a=b.pth"]
+    config = config_from_string(text, "panoptic", "my.ini", overrides)
+    assert (config.optimizer.lr, config.optimizer.momentum, config.dataloader.train_set) == (0.125, 0.5, "")
+    assert config.scheduler.params == {"gamma": 0.5}
+    assert config.body.weights == "a=b.pth"
+
+
+def test_what_the_text_holds() -> None:
+    """Keys of ours only when they matter, so that the original reads it."""
     config = default_config()
-    changed = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, lr=0.5, nesterov=False))
-    again = config_from_string(config_to_string(changed))
-    assert again.optimizer.lr == 0.5
-    assert not again.optimizer.nesterov
-    assert again == changed
+    text = config_to_string(config)
+    assert "kind" not in text
+    assert "fc_channels" not in text
+    assert "\nkind = detection\n" in config_to_string(default_config("detection"))
+    optimizer = dataclasses.replace(config.optimizer, lr=0.5, nesterov=False)
+    changed = dataclasses.replace(config, optimizer=optimizer, roi=dataclasses.replace(config.roi, fc_channels=64))
+    text = config_to_string(changed)
+    assert "fc_channels = 64" in text
+    assert config_from_string(text) == changed
 
 
-def test_keys_of_ours_are_in_the_text_only_when_they_matter() -> None:
-    assert "fc_channels" not in config_to_string(default_config())
-    assert "fc_channels = 64" in config_to_string(config_from_string("[roi]\nfc_channels = 64"))
-
-
-def test_packaged_experiments_by_name() -> None:
+def test_packaged_experiments_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file comes before the experiment of its name."""
     assert {"vistas_r50", "cityscapes_r50", "coco_r50", "toy_city_r18"} <= set(experiments())
     assert load_config("vistas_r50") == load_config(find_experiment("vistas_r50.ini"))
     with pytest.raises(InputError, match="no packaged experiment 'vista_r50'; did you mean 'vistas_r50'"):
         find_experiment("vista_r50")
-
-
-def test_a_file_comes_before_the_experiment_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "vistas_r50").write_text("[optimizer]\nlr = 7")
     assert load_config("vistas_r50").optimizer.lr == 7
@@ -292,13 +258,6 @@ def test_differences_are_named() -> None:
     new = config_from_string(config_to_string(old), "panoptic", "x", ["scheduler.epochs=3", "dataloader.train_set=a"])
     assert differences(old, old) == []
     assert differences(old, new) == ["scheduler.epochs: 90 -> 3", "dataloader.train_set: empty -> a"]
-
-
-@pytest.mark.parametrize("value", ["[[[2]]]", "[[None], 2, 2, 2]", "'many'"])
-def test_nested_body_params_are_errors(value):
-    text = f"[body]\nbody_params = {{'dilation': {value}}}\n"
-    with pytest.raises(InputError, match="body_params: dilation must be a number or a list of numbers"):
-        config_from_string(text)
 
 
 def test_the_kind_is_that_of_the_override_then_of_the_file_then_of_the_caller(tmp_path: Path) -> None:
@@ -330,17 +289,6 @@ def test_an_override_of_the_kind_selects_its_loss_weights() -> None:
     )
 
 
-@pytest.mark.parametrize("text", ["[optimizer]\nloss_weights = (1, 1, 1, 1, 1, 1, 1)", "[rpn]\nneg_threshold = .9"])
-def test_inference_ignores_what_only_training_needs(text: str) -> None:
-    assert config_from_string(text).kind == "panoptic"
-    assert problem(text).startswith("my.ini: [")
-
-
-def test_only_other_kinds_than_panoptic_are_named_in_the_text() -> None:
-    assert "kind" not in config_to_string(default_config())
-    assert "\nkind = detection\n" in config_to_string(default_config("detection"))
-
-
 def test_unknown_kinds() -> None:
     with pytest.raises(InputError, match="unknown kind of network 'panotic': choose panoptic, instance_seg"):
         default_config("panotic")
@@ -368,10 +316,10 @@ NUMBERS = [
 @pytest.mark.parametrize("key", NUMBERS)
 def test_numbers_that_no_key_can_have(key: str) -> None:
     section, _, name = key.partition(".")
-    for value in ("nan", "NaN", "1e400", "inf", "-inf", "9" * 5000, "1,5", "0x10", "1 2", "None of it"):
+    for value in ("nan", "1e400", "-inf", "9" * 5000, "1,5", "0x10", "1 2"):
         assert f"[{section}] {name} = " in problem("", overrides=(f"{key}={value}",))
     # these are accepted or refused, without another error
-    for number in ("-1", "0", str(2**31), str(2**63), "1e300", "\u0663", "1_0"):
+    for number in ("-1", "0", str(2**63), "1e300", "\u0663", "1_0"):
         with suppress(InputError):
             check_training(config_from_string("", "panoptic", "my.ini", (f"{key}={number}",)), "my.ini")
 
