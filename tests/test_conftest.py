@@ -6,16 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from support.dead_workers import oom_kills
-
-
-@pytest.mark.slow
-def test_tests_set_their_threads_themselves():
-    done = subprocess.run(
-        [sys.executable, "-c", "import torch; print(torch.get_num_threads())"], capture_output=True, text=True
-    )
-    assert (torch.get_num_threads(), done.stdout) == (1, "1\n")
 
 
 @pytest.mark.slow

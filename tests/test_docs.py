@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -108,39 +106,3 @@ def test_the_table_of_operators_is_complete() -> None:
 @pytest.mark.parametrize("row", re.findall(r"^  ([\w.]+/?)\s{2,}", README.read_text(encoding="utf-8"), re.MULTILINE))
 def test_rooms_in_the_readme_exist(row: str) -> None:
     assert (ROOT / "seamseg" / row).exists()
-
-
-@pytest.fixture(scope="module")
-def conf() -> ModuleType:
-    """The configuration of the site, which imports Sphinx only when it builds."""
-    spec = importlib.util.spec_from_file_location("docs_conf", ROOT / "docs" / "conf.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.mark.parametrize(
-    ("docstring", "expected"),
-    [
-        # names and descriptions
-        ("Parameters|---|x, y : `N` x 4|    boxes|z : None", "Parameters|---|x, y|    `N` x 4|    boxes|z|    None"),
-        ("Returns|---|mask : bool||Both are new.", "Returns|---|mask|    bool|||Both are new."),
-        # prose
-        ("Returns|---|a network|as above||Raises|---|E", "||:returns: a network|    as above|    ||Raises|---|E"),
-        # a type with a description, as numpydoc has it
-        ("Returns|---|Prediction|    of arrays", "Returns|---|Prediction|    of arrays"),
-        ("Only text : here.", "Only text : here."),
-    ],
-)  # fmt: skip
-def test_descriptions_of_docstrings_are_not_types(conf: ModuleType, docstring: str, expected: str) -> None:
-    lines = docstring.split("|")
-    conf.describe_fields(None, "function", "f", None, None, lines)
-    assert "|".join(lines) == expected
-
-
-def test_search_words_belong_to_pages(conf: ModuleType) -> None:
-    for page, words in conf.SEARCHES.items():
-        assert (ROOT / "docs" / f"{page}.md").exists()
-        assert words

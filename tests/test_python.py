@@ -13,7 +13,6 @@ import urllib.request
 from dataclasses import MISSING, fields
 from functools import partial
 
-import numpy as np
 import pytest
 from support.micro import write_config
 
@@ -73,29 +72,6 @@ def test_values_of_another_type(call, options, message):
         call("none.zip", **options)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("narrow")
-def test_from_training_to_an_exported_file(micro, tmp_path, capsys):
-    config = write_config(tmp_path / "micro.ini")
-    run = tmp_path / "run"
-    trained = seamseg.train(config, micro, run, "cpu", overrides={"scheduler.epochs": 1})
-    scores = trained.validation
-    assert scores.n_images == 3
-    assert repr(scores) == scores.table()
-    again = seamseg.evaluate(run, micro, "cpu", quiet=True)
-    assert again.mIoU_segments == pytest.approx(scores.mIoU_segments, abs=1e-3)
-    none = seamseg.evaluate(run, micro, "cpu", quiet=True, score_threshold=1, min_stuff_area=10**6)
-    assert none.mIoU_segments == 0 < again.mIoU_segments
-    overrides = {"general.min_stuff_area": 10**6, "general.score_threshold": 1}
-    assert seamseg.evaluate(run, micro, "cpu", quiet=True, overrides=overrides).mIoU_segments == 0
-    report = seamseg.export(run, tmp_path / "net.onnx", size=(64, 96))
-    photo = np.zeros((64, 96, 3), np.uint8)
-    assert seamseg.load(report.path).predict(photo).size == seamseg.load(run, "cpu").predict(photo).size
-    assert repr(report).splitlines()[0].split()[:2] == ["file", f"{report.path},"]
-    with pytest.raises(TypeError, match="tilse"):
-        seamseg.load(run, tilse="off")
-
-
 @pytest.mark.usefixtures("narrow")
 def test_the_result_of_a_training(micro, micro_config, tmp_path):
     class Stop(Callback):
@@ -109,6 +85,9 @@ def test_the_result_of_a_training(micro, micro_config, tmp_path):
     assert (stopped.stopped, stopped.steps, stopped.epochs) == ("enough", 3, 0)
     assert (stopped.scores, stopped.best, stopped.validation) == ({}, None, None)
     assert repr(stopped) == f"{run}: stopped: enough (3 steps, 0 epochs)"
+    again = seamseg.train(micro_config, micro, run, "cpu", overrides=given, resume="auto")
+    assert (again.steps, again.stopped, again.history) == (3, "enough", stopped.history)
+    assert "stopped by callback Stop at step 3: enough; `resume=" in (run / "training.log").read_text().splitlines()[-1]
     done = seamseg.train(micro_config, micro, run, "cpu", overrides=given, resume=run)
     assert (done.run_folder, done.stopped, done.steps, done.epochs) == (run, "", 4, 1)
     assert done.history == [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

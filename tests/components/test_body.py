@@ -9,7 +9,7 @@ from support.components import component_file, forget
 
 import seamseg
 from seamseg.cli.new import template
-from seamseg.config import config_from_string, load_config
+from seamseg.config import load_config
 from seamseg.models.build import build_network
 from seamseg.training.run import run_training
 from seamseg.utils.errors import InputError
@@ -67,6 +67,7 @@ def test_a_semantic_network_uses_its_last_map(options):
         ("", "", ("body.body_params={'a': 1}",), r"body_params has no effect on tiny: set keys of \[body tiny\]"),
         ("", "", ("general.checkpoint_body=yes",), "checkpoint_body: tiny does not support it"),
         ("", "", ("optimizer.layer_decay=.5",), "layer_decay: tiny does not number its layers"),
+        ("", "", ("general.qat=yes",), r"\[general\] qat needs a body whose norms can be folded, not tiny"),
         ("", "", ("body.weights=timm",), "tiny is no network of timm"),
     ],
 )
@@ -76,16 +77,6 @@ def test_what_is_refused(old, new, overrides, message, component_options, tmp_pa
     with pytest.raises(InputError, match=message) as error:
         run_training(component_options(file, "run", "body.body=tiny", *overrides))
     assert "\n" not in str(error.value)
-
-
-def test_errors_of_the_configuration(file, micro_config):
-    given = f"general.components={file}"
-    with pytest.raises(InputError, match=r"unknown key 'channel' in \[body tiny\]; did you mean 'channels'"):
-        load_config(micro_config, None, [given, "body.body=tiny", "body tiny.channel=3"])
-    with pytest.raises(InputError, match=r"\[body tiny\] has no effect: \[body\] body is resnet18"):
-        load_config(micro_config, None, [given, "body tiny.channels=3"])
-    with pytest.raises(InputError, match=r"\[general\] qat needs a body whose norms can be folded, not tiny"):
-        load_config(micro_config, None, [given, "body.body=tiny", "general.qat=yes"])
 
 
 def test_initial_weights_are_its_own(file, micro_config):
@@ -101,10 +92,3 @@ def test_initial_weights_are_its_own(file, micro_config):
     assert torch.equal(nets[0].body.backbone.c2[0].weight, alone.weight)
     states = [net.state_dict() for net in nets]
     assert all(torch.equal(value, states[1][key]) for key, value in states[0].items())
-
-
-def test_built_in_bodies_come_through_the_same_door():
-    component, keys = config_from_string("[body]\nbody = resnet18").component("body")
-    assert (component.name, component.built_in, type(keys).__name__) == ("resnet18", True, "Body")
-    component, keys = config_from_string("[body]\nbody = timm:test_vit\n[body timm]\ndrop_path = .1").component("body")
-    assert (component.name, keys.drop_path) == ("timm", 0.1)

@@ -132,30 +132,6 @@ def test_a_callback_ends_a_training(options, tmp_path):
     assert (tmp_path / "run" / "model_best.pth.tar").exists()
 
 
-class StopsOnce(Callback):
-    """Ends a training after two steps."""
-
-    def train(self, run, values):
-        if run.step == 2:
-            run.stop("enough")
-
-
-@pytest.mark.slow
-def test_a_stopped_training_is_continued_only_if_it_is_named(options, tmp_path):
-    stopped = run_training(options("run", callbacks=[StopsOnce()]))
-    assert (stopped.steps, stopped.stopped) == (2, "enough")
-    again = run_training(options("run", callbacks=[StopsOnce()], resume="auto"))
-    assert (again.steps, again.stopped, again.history) == (2, "enough", stopped.history)
-    last = (tmp_path / "run" / "training.log").read_text().strip().splitlines()[-1]
-    assert "stopped by callback StopsOnce at step 2: enough; `resume=" in last
-    continued = run_training(options("run", resume=tmp_path / "run"))
-    assert (continued.steps, continued.stopped) == (8, "")
-    run_training(options("straight"))
-    weights, straight = (load_snapshot(tmp_path / run / "model_last.pth.tar").state_dict for run in ("run", "straight"))
-    assert all(torch.equal(x, straight["body"][name]) for name, x in weights["body"].items())
-    assert run_training(options("run", resume="auto")).stopped == ""
-
-
 class Counter(Callback):
     """Counts steps up to a key of its own."""
 

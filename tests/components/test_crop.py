@@ -51,11 +51,9 @@ def test_a_model_predicts_without_the_file(options, micro, tmp_path, seamseg_mai
 MISTAKES = {
     "another type": ("CropParams(size, (y, x", "(size, (y, x", "must return CropParams, returned tuple"),
     "outside": ("(y, x, h, w)", "(y + 9999, x, h, w)", r"the window \(\d+, \d+, 20, 20\) .* is not"),
-    "empty": ("h, w), flip", "h, 0), flip", r"the window .* is not within the scaled image of"),
     "fractions": ("(y, x, h, w)", "(y / 2, x, h, w)", "TypeError: 'float' object"),
     "a change": ("h, w), flip", "h, w), image.ids.fill(0)", "ValueError: .*read-only"),
     "an error of its own": ("CropParams(size, (y", "fail() or (size, (y", ": no luck"),
-    "a name": ("not len(pixels)", "not len(pixel)", r", .*my_rare.py line 27: NameError: name 'pixel'"),
 }
 """What is replaced in the file, by what, and the error."""
 
@@ -77,9 +75,3 @@ def test_no_crop(file, options):
     file.write_text(RARE.replace("Rare(Crop)", "Rare").replace("def draw", "def __init__(*_): 0\n    def draw"))
     with pytest.raises(InputError, match=r"^crop rare: must be a class derived from seamseg\.components\.Crop"):
         run_training(options("run"))
-
-
-def test_keys_without_the_crop_have_no_effect(options, micro_config):
-    overrides = (*options("run").overrides, "dataloader.crop=random")
-    with pytest.raises(InputError, match=r"\[crop rare\] has no effect: \[dataloader\] crop is random"):
-        load_config(micro_config, None, overrides)

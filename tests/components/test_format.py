@@ -100,18 +100,6 @@ def test_mistakes(file, micro_run, tmp_path):
         PredictSettings(micro_run, "border", inference=given)
 
 
-def test_networks_of_transformers(file, micro, tmp_path, seamseg_main):
-    pytest.importorskip("transformers")
-    from support.tiny_transformers import SMALL, save
-
-    model = save("mask2former", tmp_path / "net")
-    photo = micro / "img" / "val0.png"
-    words = ("--device", "cpu", "--workers", "0", "--quiet", "--components", file, "--format", "borders")
-    size = ("--shortest-size", SMALL["shortest_size"])
-    assert seamseg_main("predict", model, photo, tmp_path / "out", *words, *size) == 0
-    assert (tmp_path / "out" / "val0_borders.png").exists()
-
-
 COUNTS = '''
 import json
 

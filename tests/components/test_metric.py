@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from functools import partial
 
 import numpy as np
@@ -112,57 +111,6 @@ def test_an_evaluation_uses_a_metric_that_the_training_did_not(micro_run, micro,
     assert seamseg.evaluate(micro_run, micro, device="cpu").metrics == {}
 
 
-DISTANCES = '''
-import numpy as np
-
-from seamseg.components import Metric, ReadMap, metric
-
-
-@metric("distances")
-class Distances(Metric):
-    """Mean of the ground truth of depth, and the number of pixels that have some."""
-
-    reads = {"depth": ReadMap("depth", factor=0.5, fill=-1)}
-
-    def begin(self, num_stuff, num_thing):
-        self.sums = np.zeros(2)
-
-    def add(self, item, prediction):
-        depth = item.maps["depth"]
-        assert depth.shape == (1, *item.native_size) and depth.dtype == np.float32
-        self.sums += depth[depth >= 0].sum(dtype=float), (depth >= 0).sum()
-
-    def state(self):
-        return self.sums
-
-    def scores(self, state):
-        return {"mean_depth": state[0] / state[1], "depth_pixels": state[1]}
-'''
-
-
-@pytest.mark.slow
-def test_a_metric_reads_ground_truth_of_its_own(micro, micro_run, tmp_path):
-    file = tmp_path / "my_distances.py"
-    file.write_text(DISTANCES)
-    data = shutil.copytree(micro, tmp_path / "data")
-    (data / "depth").mkdir()
-    values = []
-    for number, name in enumerate((data / "lst" / "val.txt").read_text().split()):
-        depth = np.full(np.array(Image.open(data / "msk" / f"{name}.png")).shape, 10 + number, np.uint8)
-        depth[:5] = 0  # no ground truth
-        Image.fromarray(depth).save(data / "depth" / f"{name}.png")
-        values.append(depth[5:])
-    overrides = {"general.components": file, "dataloader.num_workers": 1}
-    scores = seamseg.evaluate(micro_run, data, device="cpu", overrides=overrides)
-    assert scores.metrics == {
-        "mean_depth": pytest.approx(np.mean([x.mean() / 2 for x in values])),
-        "depth_pixels": sum(x.size for x in values),
-    }
-    (data / "depth" / f"{name}.png").unlink()
-    with pytest.raises(InputError, match=rf"depth/{name} \(map 'depth'\): no such map"):
-        seamseg.evaluate(micro_run, data, device="cpu", overrides=overrides)
-
-
 @pytest.fixture
 def median(tmp_path):
     path = tmp_path / "my_median.py"
@@ -194,7 +142,6 @@ def test_the_metric_selects_the_best_snapshot(options, tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("return self.counts", "return self.count", "metric cars, .*line [0-9]+: AttributeError"),
         ('"car_images": state', '"PQ": state', "metric cars: there is another score PQ: rename it"),
         ("self.counts += abs(", "self.counts += len(", "metric cars, .*: TypeError"),
         ("return self.counts", "return None", "metric cars, .*: state.. must return a vector of numbers"),
@@ -211,63 +158,37 @@ def test_mistakes(file, options, old, new, message):
     assert "\n" not in str(error.value)
 
 
-def score_in_two(rank, join, options, out):
-    from support.micro import narrow_body
-
-    join()
-    with narrow_body():
-        scores = run_training(options).validation
-    (out / f"{rank}.json").write_text(json.dumps(scores.metrics))
-
-
 class Part:
     """A metric of one process."""
 
-    gathered = False
-
-    def __init__(self, counts):
-        self.counts = counts
+    def __init__(self, counts, gathered=False):
+        self.counts, self.gathered = counts, gathered
 
     def state(self):
         return self.counts
 
     def scores(self, state):
-        return {"type": state.dtype.name, "sums": state.tolist()}
+        return {"entries": state} if self.gathered else {"type": state.dtype.name, "sums": state.tolist()}
 
 
 def sum_in_two(rank, join, out):
     join()
     with distributed("cpu") as world:
-        sum_in_group(rank, world, out)
-
-
-def sum_in_group(rank, world, out):
-    found = [scores_of_all(world, Part(counts)) for counts in (((0.5, 1), (0, 1))[rank], [rank, 2**60])]
-    with pytest.raises(ValueError, match="different shapes in the processes"):
-        scores_of_all(world, Part([1] * (rank + 1)))
+        found = [scores_of_all(world, Part(counts)) for counts in (((0.5, 1), (0, 1))[rank], [rank, 2**60])]
+        found.append(scores_of_all(world, Part([f"image {rank}"], gathered=True)))
+        with pytest.raises(ValueError, match="different shapes in the processes"):
+            scores_of_all(world, Part([1] * (rank + 1)))
     (out / f"{rank}.json").write_text(json.dumps(found))
 
 
 @pytest.mark.distributed
-def test_sums_of_integers_and_fractions(tmp_path):
+def test_states_of_two_processes(tmp_path):
     """Counts of a process without images are integers even where others have fractions; large integers stay exact."""
     from support.processes import launch
 
     launch(sum_in_two, 2, tmp_path)
     for rank in range(2):
-        mixed, integers = json.loads((tmp_path / f"{rank}.json").read_text())
+        mixed, integers, gathered = json.loads((tmp_path / f"{rank}.json").read_text())
         assert mixed == {"type": "float64", "sums": [0.5, 2.0]}
         assert integers == {"type": "int64", "sums": [1, 2**61]}
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-def test_two_processes(options, median, micro, tmp_path):
-    from support.processes import launch
-
-    both = f"general.components={tmp_path / 'my_cars.py'},{median}"
-    launch(score_in_two, 2, options("run", both), tmp_path)
-    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
-    assert first == second
-    assert first["car_images"] == 3
-    assert (first["median_id"], first["entries"]) == (greatest_ids(micro)[1], 3)
+        assert sorted(gathered["entries"]) == ["image 0", "image 1"]

@@ -11,7 +11,6 @@ from support.interruptions import loss_lines, result, signals_at, train_until_do
 import seamseg
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.cli.new import template
-from seamseg.config import load_config
 from seamseg.training.run import run_training
 from seamseg.utils.errors import InputError, SeamsegError
 
@@ -81,8 +80,6 @@ def test_it_is_trained_resumed_and_predicts(options, file, tmp_path):
         ("nothing.view(0, 28, 28)", "nothing.view(5)", (), "network pixels, .*my_pixels.py line 56: Runtime"),
         ("", "", ("general.kind=semantic",), "kind = semantic: the network pixels is of kind panoptic"),
         ("", "", ("body.num_frozen=1",), r"\[body\] num_frozen has no effect on the network pixels"),
-        ("", "", ("general.compile=yes",), r"\[general\] compile has no effect on the network pixels"),
-        ("", "", ("optimizer.loss_weights=(1, 2)",), r"\[optimizer\] loss_weights has no effect on the network pixels"),
     ],
 )
 def test_what_is_refused(old, new, overrides, message, options, tmp_path):
@@ -91,14 +88,6 @@ def test_what_is_refused(old, new, overrides, message, options, tmp_path):
     with pytest.raises(SeamsegError, match=message) as error:
         run_training(options("run", *overrides))
     assert "\n" not in str(error.value)
-
-
-def test_a_packaged_experiment_with_another_network(file):
-    """Keys of an experiment that the other network ignores are no error: the file uses them."""
-    given = [f"general.components={file}", "general.network=pixels"]
-    config = load_config("cityscapes_r50", None, given)
-    assert config.parts_of_kind.modules == ("network",)
-    assert config.body == load_config("cityscapes_r50").body or config.body.body == "resnet50"
 
 
 def test_a_snapshot_of_the_other_network(options, tmp_path, file, micro_config, micro):

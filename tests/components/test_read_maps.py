@@ -162,25 +162,6 @@ def test_a_dump_holds_the_maps(options, data, micro_config):
     assert batch.to(torch.float64).maps["depth"].dtype == torch.float64
 
 
-def train_in_two(rank, join, options):
-    from support.micro import narrow_body
-
-    join()
-    with narrow_body():
-        run_training(options)
-
-
-@pytest.mark.distributed
-@pytest.mark.slow
-def test_two_processes(options, tmp_path):
-    from support.processes import launch
-
-    launch(train_in_two, 2, options("run"))
-    state = load_snapshot(tmp_path / "run" / "model_last.pth.tar").state_dict["heads"]
-    assert not torch.equal(state["depth.output.bias"], torch.zeros(1))
-    assert all("  depth " in line for line in loss_lines(tmp_path / "run"))
-
-
 def test_the_metric_of_the_page(options, data, file, tmp_path):
     """That of docs/how-to/extend_data.md, beside the head: in a validation and on its own."""
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "extend_data.md").read_text()
