@@ -2,13 +2,13 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
+import onnx
 import pytest
 from PIL import Image
 from support.onnx_scenes import (
@@ -39,7 +39,6 @@ from seamseg.inference.semantic import SemanticMap
 from seamseg.predictions import Prediction
 from seamseg.utils.errors import InputError, SeamsegError
 
-KINDS = ("panoptic", "instance_seg", "detection", "semantic")
 SIZE = (90, 140)
 
 
@@ -84,16 +83,17 @@ def test_masks_of_queries_are_merged_at_the_size_of_the_photo(tmp_path, device):
         load(tmp_path, size=room, changes={"query_classes": QUERY_CLASSES}, tiles=256)
 
 
-@pytest.mark.parametrize("kind", KINDS[1:])
-def test_other_kinds(tmp_path, kind):
-    options = {"probabilities": True} if kind == "semantic" else {}
-    result = load(tmp_path, kind, shortest_size=90, **options).predict(scene(SIZE))
-    if kind == "semantic":
-        assert isinstance(result, SemanticMap)
-        assert np.array_equal(result.classes, scene(SIZE)[..., 0])
-        assert np.array_equal(result.probability, scene(SIZE)[..., 1])
-        assert load(tmp_path, kind, shortest_size=90).predict(scene(SIZE)).probability is None
-        return
+def test_class_maps(tmp_path):
+    result = load(tmp_path, "semantic", shortest_size=90, probabilities=True).predict(scene(SIZE))
+    assert isinstance(result, SemanticMap)
+    assert np.array_equal(result.classes, scene(SIZE)[..., 0])
+    assert np.array_equal(result.probability, scene(SIZE)[..., 1])
+    assert load(tmp_path, "semantic", shortest_size=90).predict(scene(SIZE)).probability is None
+
+
+@pytest.mark.parametrize("kind", ["instance_seg", "detection"])
+def test_objects(tmp_path, kind):
+    result = load(tmp_path, kind, shortest_size=90).predict(scene(SIZE))
     assert isinstance(result, Detections)
     assert result.boxes.tolist() == BOXES.tolist()
     assert result.names == ["car", "person"]
@@ -144,34 +144,6 @@ def test_classifiers_take_the_pixels_of_the_validation(tmp_path, monkeypatch, sc
     wanted, _, _ = ClassFolders(tmp_path, "val", transform_of(options), upright=True)[0]
     assert np.array_equal(session.run.call_args.args[1]["image"][0], wanted.numpy())
     assert result.size == (size if orientation == 1 else size[::-1])
-
-
-def test_crops_of_another_size(tmp_path):
-    model = seamseg.load(write_classifier(tmp_path / "net.onnx", (32, 48)))
-    with pytest.raises(SeamsegError, match="exported for crops of 48 x 32 pixels, this one has 32 x 32"):
-        model.raw([np.zeros((32, 32, 3), np.uint8)])
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"tiles": 128}, "`tiles=128`: .*is a classifier, which needs the whole image"),
-        ({"preview": True}, "`preview=True`: .* is a classifier of one size"),
-        ({"shortest_size": 64}, "`shortest_size=64`: .* is a classifier of one size"),
-        ({"size": 64}, "`size=64`: .* is a classifier of one size"),
-    ],
-)
-def test_options_that_a_classifier_cannot_take(tmp_path, changed, message):
-    path = write_classifier(tmp_path / "net.onnx", free=True)
-    with pytest.raises(InputError, match=message):
-        seamseg.load(path, **changed)
-
-
-def test_small_photos_of_classifiers_are_padded(tmp_path):
-    photo = Image.new("RGB", (300, 8), (255, 0, 0))
-    result = seamseg.load(write_classifier(tmp_path / "net.onnx", scale=8)).predict(photo)
-    logits = transform_of(InputConfig(scale_val=-1, crop_val=32, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4)))(photo)
-    assert result.probabilities == pytest.approx(logits.mean((1, 2)).softmax(0).numpy(), abs=1e-6)
 
 
 def test_classifiers_from_the_command(tmp_path, seamseg_main, capsys):
@@ -249,9 +221,14 @@ def test_options_that_do_not_apply(tmp_path, options, words):
     assert words in str(raised.value)
 
 
-def without_metadata(path):
-    import onnx
+@pytest.mark.parametrize("changed", [{"tiles": 128}, {"preview": True}, {"shortest_size": 64}])
+def test_options_that_a_classifier_cannot_take(tmp_path, changed):
+    words = "which needs the whole image" if "tiles" in changed else "of one size"
+    with pytest.raises(InputError, match=rf"`\w+=\w+`: .* is a classifier,? {words}"):
+        seamseg.load(write_classifier(tmp_path / "net.onnx", free=True), **changed)
 
+
+def without_metadata(path):
     model = onnx.load(path)
     del model.metadata_props[:]
     onnx.save(model, path)
@@ -290,7 +267,6 @@ def test_wrong_files(tmp_path, seamseg_main, capfd, spoil, words):
 
 
 WRONG_OUTPUTS = {
-    "boxes of three sides": ("boxes", np.zeros((5, 3), np.float32), r"boxes has the shape \(5, 3\), not \(5, 4\)"),
     "flat boxes": ("boxes", np.zeros(20, np.float32), r"boxes has the shape \(20,\)"),
     "whole boxes": ("boxes", np.zeros((5, 4), np.int64), "boxes has values of type int64"),
     "boxes that are not finite": ("boxes", np.full((5, 4), np.nan, np.float32), "boxes are not finite"),
@@ -299,72 +275,55 @@ WRONG_OUTPUTS = {
     "many": ("count", np.array(6), "count is 6, of 5 boxes"),
     "negative": ("count", np.array(-1), "count is -1, of 5 boxes"),
     "counts": ("count", np.array([2, 2]), r"count has the shape \(2,\), not \(\)"),
-    "half": ("count", np.array(1.5, np.float32), "count has values of type float32"),
     "unknown class": ("classes", np.full(5, 2), "classes are 2 to 2, of 2 classes of things"),
     "negative class": ("classes", np.full(5, -1), "classes are -1 to -1, of 2"),
-    "classes of floats": ("classes", np.zeros(5, np.float32), "classes has values of type float32"),
     "no masks": ("mask_logits", np.zeros((5, 0, 0), np.float32), "mask_logits has sides of 0"),
     "wide masks": ("mask_logits", np.zeros((5, 28, 30), np.float32), "mask_logits has the shape"),
-    "masks of one object": ("mask_logits", np.zeros((1, 28, 28), np.float32), "mask_logits has the shape"),
     "no class map": ("classmap", np.zeros((0, 0), np.uint8), r"classmap has the shape \(0, 0\), not \(96, 160\)"),
-    "small class map": ("classmap", np.zeros((90, 140), np.uint8), "classmap has the shape"),
     "deep class map": ("classmap", np.zeros((96, 160, 1), np.uint8), "classmap has the shape"),
     "class map of floats": ("classmap", np.zeros((96, 160), np.float32), "classmap has values of type float32"),
     "class map out of range": ("classmap", np.full((96, 160), 4, np.uint8), "classmap has class 4, of 4 classes"),
 }
 
 
-ALSO_OPENVINO = ("flat boxes", "many", "no masks", "class map out of range")
-"""The check comes after the engine: the others are slow."""
-
-
-@pytest.mark.parametrize(
-    ("how", "device"),
-    [
-        *((how, "cpu") for how in WRONG_OUTPUTS),
-        *(
-            pytest.param(how, "openvino", marks=() if how in ALSO_OPENVINO else pytest.mark.slow)
-            for how in WRONG_OUTPUTS
-        ),
-    ],
-)
-def test_outputs_that_are_not_those_of_a_network(tmp_path, seamseg_main, capfd, how, device):
-    name, value, words = WRONG_OUTPUTS[how]
-    path = with_output(write_network(tmp_path / "net.onnx", record(size=(96, 160))), name, value)
-    Image.fromarray(scene(SIZE)).save(tmp_path / "a.png")
-    assert seamseg_main("predict", path, tmp_path / "a.png", tmp_path / "out", "--quiet", "--device", device) == 2
-    said = capfd.readouterr().err.strip()
-    assert re.search(f"net.onnx: its outputs are not those of an exported network: {words}", said)
-    assert "\n" not in said
-
-
 OF_CLASSES, OF_MASKS = "class_logits", "mask_logits"
 WRONG_QUERIES = {
     "other classes": (OF_CLASSES, np.zeros((4, 4), np.float32), r"class_logits has the shape \(4, 4\), not \(4, 5\)"),
-    "one query": (OF_CLASSES, np.zeros(5, np.float32), r"class_logits has the shape \(5,\)"),
     "classes of whole numbers": (OF_CLASSES, np.zeros((4, 5), np.int64), "class_logits has values of type int64"),
     "classes that are not finite": (OF_CLASSES, np.full((4, 5), np.nan, np.float32), "class_logits are not finite"),
     "fewer masks": (OF_MASKS, np.zeros((3, 24, 40), np.float32), r"mask_logits has the shape \(3, 24, 40\), not"),
     "flat masks": (OF_MASKS, np.zeros((4, 24), np.float32), r"mask_logits has the shape \(4, 24\)"),
     "large masks": (OF_MASKS, np.zeros((4, 97, 160), np.float32), r"mask_logits has the shape \(4, 97, 160\)"),
-    "no masks": (OF_MASKS, np.zeros((4, 0, 0), np.float32), r"mask_logits has the shape \(4, 0, 0\)"),
+    "none": (OF_MASKS, np.zeros((4, 0, 0), np.float32), r"mask_logits has the shape \(4, 0, 0\)"),
     "masks that are not finite": (OF_MASKS, np.full((4, 24, 40), np.inf, np.float32), "mask_logits are not finite"),
 }
+WRONG_CLASSIFIERS = {
+    "logits that are not finite": ("logits", np.array([[0, np.nan, 0]], np.float32), "logits are not finite"),
+    "more logits": ("logits", np.zeros((1, 4), np.float32), r"logits has the shape \(1, 4\), not \(1, 3\)"),
+}
+# the check comes after the engine
+OPENVINO = ("flat boxes", "many", "no masks", "class map out of range")
 
 
-@pytest.mark.parametrize("how", WRONG_QUERIES)
-def test_outputs_that_are_not_those_of_a_network_of_queries(tmp_path, how):
-    name, value, words = WRONG_QUERIES[how]
-    exported = record(size=(96, 160), query_classes=QUERY_CLASSES)
-    path = with_output(write_network(tmp_path / "net.onnx", exported), name, value)
-    with pytest.raises(InputError, match=rf"net.onnx: its outputs are not those of an exported network: {words}"):
-        seamseg.load(path).predict(scene(SIZE))
+@pytest.mark.parametrize(
+    ("how", "device"),
+    [(how, "cpu") for how in (*WRONG_OUTPUTS, *WRONG_QUERIES, *WRONG_CLASSIFIERS)]
+    + [(how, "openvino") for how in OPENVINO],
+)
+def test_outputs_that_are_not_those_of_a_network(tmp_path, how, device):
+    name, value, words = {**WRONG_OUTPUTS, **WRONG_QUERIES, **WRONG_CLASSIFIERS}[how]
+    path = tmp_path / "net.onnx"
+    if how in WRONG_CLASSIFIERS:
+        write_classifier(path)
+    else:
+        write_network(path, record(size=(96, 160), query_classes=QUERY_CLASSES if how in WRONG_QUERIES else None))
+    with pytest.raises(InputError, match=f"net.onnx: its outputs are not those of .*: {words}") as raised:
+        seamseg.load(with_output(path, name, value), device=device).predict(scene(SIZE))
+    assert "\n" not in str(raised.value)
 
 
 def with_output(path, name, value):
     """Replace an output of a network by a constant."""
-    import onnx
-
     model = onnx.load(path)
     for node in model.graph.node:
         node.output[:] = ["replaced" if output == name else output for output in node.output]
@@ -378,38 +337,23 @@ def with_output(path, name, value):
     return path
 
 
-def test_logits_of_classifiers(tmp_path):
-    path = with_output(write_classifier(tmp_path / "net.onnx"), "logits", np.array([[0, np.nan, 0]], np.float32))
-    with pytest.raises(InputError, match=r"net.onnx: its outputs are not .*: logits are not finite"):
-        seamseg.load(path).predict(np.zeros((40, 40, 3), np.uint8))
-    path = with_output(write_classifier(path), "logits", np.zeros((1, 4), np.float32))
-    with pytest.raises(InputError, match=r"logits has the shape \(1, 4\), not \(1, 3\)"):
-        seamseg.load(path)
-
-
-def test_probability_is_there(tmp_path):
-    import onnx
-
-    path = write_network(tmp_path / "net.onnx", record("semantic"))
-    model = onnx.load(path)
+def test_metadata_and_outputs_that_do_not_fit(tmp_path):
+    path = tmp_path / "net.onnx"
+    for changes in ({"size": (1 << 20, 32)}, {"sides": (64, 1 << 20)}, {"multiple": 1 << 20}):
+        write_network(path, record(), json.dumps({**json.loads(record().to_json()), **changes}))
+        with pytest.raises(InputError, match=r"net.onnx: its seamseg metadata is damaged: .* integers up to 16384"):
+            seamseg.load(path)
+    for crop in (1 << 30, 0):
+        with pytest.raises(InputError, match="crop_val, or they are out of range"):
+            seamseg.load(write_classifier(path, (crop, crop), free=True))
+    model = onnx.load(write_network(path, record("semantic")))
     del model.graph.output[1]
     onnx.save(model, path)
     with pytest.raises(InputError, match="has the outputs classmap, size_out, not those of a network of kind semantic"):
         seamseg.load(path)
-
-
-@pytest.mark.parametrize("changes", [{"size": (1 << 20, 32)}, {"sides": (64, 1 << 20)}, {"multiple": 1 << 20}])
-def test_sides_that_no_image_has(tmp_path, changes):
-    stated = {**json.loads(record().to_json()), **changes}
-    with pytest.raises(InputError, match=r"net.onnx: its seamseg metadata is damaged: .* integers up to 16384"):
-        seamseg.load(write_network(tmp_path / "net.onnx", record(), json.dumps(stated)))
-
-
-def test_crops_that_no_image_has(tmp_path):
-    for crop in (1 << 30, 0):
-        path = write_classifier(tmp_path / "net.onnx", (crop, crop), free=True)
-        with pytest.raises(InputError, match="crop_val, or they are out of range"):
-            seamseg.load(path)
+    model = seamseg.load(write_classifier(path, (32, 48)))
+    with pytest.raises(SeamsegError, match="exported for crops of 48 x 32 pixels, this one has 32 x 32"):
+        model.raw([np.zeros((32, 32, 3), np.uint8)])
 
 
 @pytest.mark.parametrize(
