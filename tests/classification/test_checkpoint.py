@@ -127,13 +127,9 @@ def test_values_that_are_not_finite_are_refused(trained: Path, config: Classifie
     [
         ({"arch": "resnet50"}, "is a checkpoint of resnet50, but .*c.json describes resnext50"),
         ({"state_dict": {}}, "not a checkpoint of a classifier"),
-        ({"state_dict": None}, "not a checkpoint of a classifier"),
         ({"state_dict": [1]}, "not a checkpoint of a classifier"),
         ({"state_dict": {"module.classifier.fc.weight": torch.zeros(5, 8)}}, "has 5 classes, but .*classes = 3"),
-        (
-            {"state_dict": {"module.mod1.conv1.weight": torch.zeros(64, 3, 7, 7)}},
-            "70 tensors differ, first body.mod2.block1",
-        ),
+        ({"state_dict": {"module.mod1.conv1.weight": torch.zeros(64, 3, 7, 7)}}, "70 tensors differ, first body.mod2"),
         ({"epoch": "x"}, "its epoch or best_prec1 is not a number"),
         ({"seamseg": {"state": 3}}, "its 'seamseg', the state of the training, is damaged"),
         ({"seamseg": {"state": {"ema": 3}}}, "its moving average of the weights is damaged"),

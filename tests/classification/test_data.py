@@ -12,7 +12,7 @@ from PIL import Image
 from support.classes import make_class_folders
 
 from seamseg.classification.config import parse_classifier_config
-from seamseg.classification.data import ClassFolders, collate_images, open_train_loader, open_val_loader
+from seamseg.classification.data import ClassFolders, open_train_loader, open_val_loader
 from seamseg.classification.transforms import to_float
 from seamseg.data.loader import set_epoch
 from seamseg.data.samplers import SampleIndex
@@ -76,13 +76,11 @@ def test_folders_that_are_refused(root: Path, tmp_path: Path) -> None:
         ClassFolders(tmp_path / "flat", "train", to_float)
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\xd8\xff\xe0 no jpeg"])
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_an_unreadable_image_is_named(root: Path, content: bytes, workers: int) -> None:
-    (root / "val" / "red" / "1.png").write_bytes(content)
+def test_an_unreadable_image_is_named(root: Path) -> None:
+    (root / "val" / "red" / "1.png").write_bytes(b"\xff\xd8\xff\xe0 no jpeg")
     dataset = ClassFolders(root, "val", lambda image: torch.zeros(1))
     with pytest.raises(InputError, match=r"val/red/1.png: ") as caught:
-        list(open_val_loader(dataset, 4, workers, World()))
+        list(open_val_loader(dataset, 4, 0, World()))
     assert "\n" not in str(caught.value)
 
 
@@ -117,10 +115,3 @@ def test_training_batches_are_shuffled_and_divided(root: Path) -> None:
         assert set(epochs) == {f"{c}/{i}.png" for c in ("blue", "green", "red") for i in range(4)}
         orders.append(epochs)
     assert orders[0] != orders[1]
-
-
-def test_batches() -> None:
-    batch = collate_images([(torch.zeros(3, 2, 2), 1, "a"), (torch.ones(3, 2, 2), 0, "b")])
-    moved = batch.to("cpu")
-    assert (moved.ids, moved.labels.tolist(), moved.images.shape) == (["a", "b"], [1, 0], (2, 3, 2, 2))
-    assert [t.dtype for t in moved.tensors()] == [torch.float32, torch.int64]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from torch.nn import functional
 from torchvision.transforms import v2
 
 import seamseg
-from seamseg.classification.config import InputConfig, NetworkConfig, ScheduleConfig, parse_classifier_config
+from seamseg.classification.config import InputConfig, NetworkConfig, parse_classifier_config
 from seamseg.classification.data import ImageBatch
 from seamseg.classification.network import Classifier, ClassifierLoss, build_classifier, correct, initialise
 from seamseg.classification.optimizer import ClassifierSchedule, build_optimizer
@@ -76,13 +75,6 @@ def test_learning_rates(name: str) -> None:
         assert schedule.get_lr(step, epoch) == pytest.approx(wanted, rel=1e-12, abs=1e-18)
     whole = config.schedule.epochs * (1 if config.schedule.mode == "epoch" else 5005)
     assert schedule.total == whole
-
-
-def test_no_rate_is_negative_and_the_end_is_zero() -> None:
-    schedule = ClassifierSchedule(ScheduleConfig("linear", "step", 1, {"alpha": -0.3, "beta": 1.0}), [2.0], 5)
-    rates = [schedule.get_lr(step, 0)[0] for step in range(1, 6)]
-    assert rates == pytest.approx([2, 1.4, 0.8, 0.2, 0])
-    assert all(a > b for a, b in pairwise(rates))
 
 
 @pytest.mark.parametrize(("kind", "wanted"), [("SGD", torch.optim.SGD), ("Adam", torch.optim.Adam)])

@@ -58,11 +58,6 @@ def test_scores(root: Path, ten_crops: bool) -> None:
     assert net.training, "the mode of the network is restored"
 
 
-def test_the_batch_size_does_not_matter(root: Path) -> None:
-    first, second = (validator(root, batch_size=n)(ByColour()) for n in (1, 9))
-    assert (first.top1, first.loss) == pytest.approx((second.top1, second.loss))
-
-
 def checkpoint(root: Path, names: list[str], broken: bool = False) -> ValidationOptions:
     """A checkpoint with random weights that states the names of its classes."""
     path, out = write_config(root.parent / "c.json"), root.parent / "net.pth.tar"
