@@ -106,6 +106,8 @@ def test_boxes_of_absent_ids_stay_absent(options):
 @pytest.mark.parametrize(("size", "crop"), [((50, 70), (30, 40)), ((50, 70), (200, 40)), ((64, 64), (64, 64))])
 def test_a_crop_is_a_window_of_the_scaled_image(size, crop):
     image, mask, cat, crowd = scene(size)
+    mask[0, -3:, -3:] = 6  # outside most crops
+    cat, crowd = [*cat, 7], [*crowd, 0]
     smooth = image.resize((9, 7)).resize(image.size, Image.Resampling.BICUBIC)
     transform = TrainTransform(64, None, augmentation=AugmentationOptions(crop_size=crop))
     corners = Counter()
@@ -120,6 +122,7 @@ def test_a_crop_is_a_window_of_the_scaled_image(size, crop):
         ids = resize_nearest(mask, (h, w))[:, y : y + ch, x : x + cw]
         assert np.array_equal(item["cat"].numpy()[item["msk"].numpy()], np.array(cat)[ids])
         assert torch.equal(item["bbx"], extract_boxes(item["msk"], len(item["cat"])))
+        assert len(item["cat"]) == 1 + len(np.setdiff1d(ids, 0))
         corners[y, x] += 1
     assert len(corners) == 1 if crop == (64, 64) else len(corners) > 10
 
@@ -149,29 +152,12 @@ def test_cut_states_where_the_photo_continues_beyond_the_crop(options, crop, on_
 
 
 @pytest.mark.parametrize(
-    ("window", "cut"),
-    [
-        ((0, 0, 30, 300), [False, False, True, False]),
-        ((20, 0, 30, 300), [True, False, False, False]),
-        ((0, 0, 50, 40), [False, False, False, True]),
-        ((0, 260, 50, 40), [False, True, False, False]),
-        ((0, 0, 50, 300), [False] * 4),
-        ((1, 1, 48, 298), [True] * 4),
-    ],
+    ("window", "cut"), [((0, 0, 50, 300), [False] * 4), ((20, 260, 30, 40), [True, True, False, False])]
 )
 def test_cut_of_a_window(window, cut):
-    """Also wider than the numbers of which Python has one object each."""
+    """Wider than the numbers of which Python has one object each."""
     params = AugmentationParams((50, 300), window, DeferredTransform())
     assert augment(*scene((50, 300)), params).cut.tolist() == [cut] * 6
-
-
-def test_instances_outside_the_crop_are_dropped():
-    mask = np.ones((1, 40, 40), np.int32)
-    mask[0, 25:, 25:] = 2
-    transform = TrainTransform(40, None, augmentation=AugmentationOptions(crop_size=(20, 20)))
-    items = [transform(Image.new("RGB", (40, 40)), mask, [255, 3, 7], [0, 0, 0], Random(s)) for s in range(40)]
-    assert {tuple(item["cat"].tolist()) for item in items} == {(255, 3), (255, 3, 7)}
-    assert all(len(item["bbx"]) == len(item["cat"]) == item["msk"].max() + 1 for item in items)
 
 
 def test_jitter_factors_come_from_the_rng_and_are_bounded():
@@ -204,16 +190,6 @@ def test_each_jitter_factor():
         factors[position] = 1.2
         wanted = (centre + 1.2 * (x - centre)).clamp(0, 255)
         assert (jitter(pixels, tuple(factors)).double() - wanted).abs().max() < 1.5
-
-
-def test_random_numbers_of_flip_and_scale_are_those_of_the_original():
-    rng = Random(3)
-    TrainTransform(40, None, augmentation=AugmentationOptions(random_flip=True, random_scale=(0.5, 2))).sample_params(
-        of_size(40, 50), rng
-    )
-    expected = Random(3)
-    expected.random(), expected.uniform(0.5, 2)
-    assert rng.getstate() == expected.getstate()
 
 
 def test_invalid_augmentation_options():
@@ -255,17 +231,3 @@ def test_fast_decode_of_png_and_size_check(make_folder):
     Image.new("RGB", (90, 64)).save(root / "img" / "im1.png")
     with pytest.raises(InputError, match=r"im1.png: the image is 90 x 64 pixels"):
         fast[1]
-
-
-def test_large_scale_jitter():
-    """A tenth to twice the size; crops of at most the given size, of which only the region is resized."""
-    transform = TrainTransform(100, 400, augmentation=AugmentationOptions(random_scale=(0.1, 2), crop_size=(100, 100)))
-    mask = np.ones((1, 100, 200), np.int32)
-    factors = []
-    for seed in range(100):
-        params = transform.sample_params(of_size(100, 200), Random(seed))
-        factors.append(params.size[0] / 100)
-        item = transform(Image.new("RGB", (200, 100)), mask, [255, 0], [0, 0], Random(seed))
-        assert item["img"].shape[1:] == (min(params.size[0], 100), min(params.size[1], 100))
-    assert min(factors) < 0.2
-    assert max(factors) > 1.8

@@ -1,6 +1,5 @@
 """Batches of samples, with and without DataLoader workers."""
 
-import pickle
 import random
 
 import numpy as np
@@ -43,13 +42,6 @@ def test_collate(make_folder):
     assert batch.iscrowd.dtype == torch.uint8
     assert batch.categories.dtype == torch.int64
     assert batch.boxes.dtype == torch.float32
-
-
-def test_items_and_batches_pickle(make_folder):
-    data = dataset(make_folder())
-    assert torch.equal(pickle.loads(pickle.dumps(data))[0]["img"], data[0]["img"])
-    batch = collate([data[0], data[1]])
-    assert_same(pickle.loads(pickle.dumps(batch)), batch)
 
 
 def test_workers_and_main_process_load_the_same_batches(make_folder):

@@ -1,9 +1,8 @@
 """Dataset folders: reading, writing, and errors for invalid ones."""
 
 import json
-from pathlib import Path
+from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 import umsgpack
@@ -26,12 +25,6 @@ from seamseg.formats.metadata import (
 from seamseg.utils.errors import InputError
 
 GREEN = (0, 255, 0)
-
-
-def one_line(error) -> str:
-    message = str(error.value)
-    assert "\n" not in message
-    return message
 
 
 @given(st.integers(0, 4), st.integers(1, 4), st.lists(st.tuples(st.text(max_size=5), st.integers(1, 9)), max_size=4))
@@ -85,7 +78,8 @@ def test_invalid_metadata(tmp_path, data, reason):
     path.write_bytes(data)
     with pytest.raises(InputError, match=reason) as error:
         read_metadata(path)
-    assert str(path) in one_line(error)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("length", [3, 255, 256])
@@ -116,7 +110,7 @@ def test_missing_metadata_and_folder(tmp_path):
         DatasetFolder(tmp_path / "none")
 
 
-@pytest.mark.parametrize("ending", [".png", ".jpg", ".jpeg", ".JPG", ".Jpeg", ".PNG"])
+@pytest.mark.parametrize("ending", [".png", ".jpeg", ".JPG"])
 def test_any_extension(make_folder, ending):
     root = make_folder(ending=ending)
     assert DatasetFolder(root).image_path("im1") == root / "img" / f"im1{ending}"
@@ -152,87 +146,68 @@ def test_augmentation_depends_on_seed_epoch_and_index_alone(make_folder):
     assert not torch.equal(dataset(root, seed=3)[1]["img"], first[1]["img"])
 
 
-def test_layers(make_folder):
-    root = make_folder()
-    overlay = np.zeros((12, 20), np.uint8)
-    overlay[3:5, 3:9] = 2
-    Image.fromarray(overlay).save(root / "msk" / "im0.png.1", format="PNG")
-    folder = DatasetFolder(root)
-    assert folder.read_mask("im0").shape == (2, 12, 20)
-    assert folder.read_mask("im1").shape == (1, 20, 12)
-    assert dataset(root)[0]["msk"].shape[0] == 2
-
-
 def test_lists_with_bom_and_crlf(make_folder):
     root = make_folder()
     (root / "lst" / "val.txt").write_bytes(b"\xef\xbb\xbfim2\r\n\r\n  im0  \r\n")
     assert [i.id for i in DatasetFolder(root).split("val")] == ["im2", "im0"]
 
 
-def rewrite(root: Path, **changes):
-    old = read_metadata(root / "metadata.bin")
-    images = [ImageInfo(**{**vars(i), **changes}) for i in old.images]
-    write_metadata(root / "metadata.bin", Metadata(**{**vars(old), "images": images}))
-
-
-def test_invalid_splits(make_folder):
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        (None, "no split 'val'; it has: train"),
+        ("\n \n", r"0 images found in .*val\.txt"),
+        ("im0\nother\n", r"1 of 2 images are not in metadata\.bin, the first is 'other'"),
+        ("im0\nim1\nim0\n", "'im0' is listed twice"),
+    ],
+)
+def test_invalid_splits(make_folder, text, match):
     root = make_folder()
-    with pytest.raises(InputError, match="no split 'val'; it has: train"):
-        dataset(root, "val")
-    (root / "lst" / "val.txt").write_text("\n \n")
-    with pytest.raises(InputError, match=r"0 images found in .*val\.txt"):
-        dataset(root, "val")
-    (root / "lst" / "val.txt").write_text("im0\nother\n")
-    with pytest.raises(InputError, match=r"1 of 2 images are not in metadata\.bin, the first is 'other'"):
-        dataset(root, "val")
-    (root / "lst" / "val.txt").write_text("im0\nim1\nim0\n")
-    with pytest.raises(InputError, match="'im0' is listed twice"):
+    if text is not None:
+        (root / "lst" / "val.txt").write_text(text)
+    with pytest.raises(InputError, match=match):
         dataset(root, "val")
 
 
-def test_missing_photo_and_mask(make_folder):
-    root = make_folder()
-    (root / "img" / "im0.png").unlink()
-    with pytest.raises(InputError, match=r"img/im0: no photo .* \.png, \.jpg, \.jpeg"):
-        dataset(root)[0]
-    (root / "msk" / "im1.png").unlink()
-    with pytest.raises(InputError, match=r"im1\.png: no mask of image 'im1'"):
-        dataset(root)[1]
+def cut_mask(root):
+    path = root / "msk" / "im0.png"
+    path.write_bytes(path.read_bytes()[:50])
 
 
-def test_mask_of_another_size(make_folder):
-    root = make_folder()
-    Image.new("L", (7, 5)).save(root / "msk" / "im0.png")
-    with pytest.raises(InputError, match=r"im0\.png: the mask is 7 x 5 pixels .* but metadata.bin has 20 x 12"):
-        dataset(root)[0]
-
-
-def test_photo_of_another_size(make_folder):
-    root = make_folder()
-    Image.new("RGB", (8, 5)).save(root / "img" / "im0.png")
-    with pytest.raises(InputError, match=r"im0\.png: the image is 8 x 5 pixels .* have 20 x 12; restore the image"):
-        dataset(root)[0]
+def turned_photo(root):
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.new("RGB", (20, 12)).save(root / "img" / "im0.png", exif=exif)
-    with pytest.raises(InputError, match="EXIF orientation"):
-        dataset(root)[0]
 
 
-def test_id_without_class(make_folder):
+def without_class(root):
+    old = read_metadata(root / "metadata.bin")
+    images = [replace(image, cat=[255, 0, 2], iscrowd=[0, 0, 0]) for image in old.images]
+    write_metadata(root / "metadata.bin", replace(old, images=images))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "match"),
+    [
+        (lambda root: (root / "img" / "im0.png").unlink(), r"img/im0: no photo .* \.png, \.jpg, \.jpeg"),
+        (lambda root: (root / "msk" / "im0.png").unlink(), r"im0\.png: no mask of image 'im0'"),
+        (lambda root: (root / "img" / "im0.png").write_bytes(b""), r"im0\.png: the file is empty"),
+        (cut_mask, r"msk/im0\.png: (corrupt|not an)"),
+        (
+            lambda root: Image.new("L", (7, 5)).save(root / "msk" / "im0.png"),
+            r"im0\.png: the mask is 7 x 5 pixels .* but metadata.bin has 20 x 12",
+        ),
+        (
+            lambda root: Image.new("RGB", (8, 5)).save(root / "img" / "im0.png"),
+            r"im0\.png: the image is 8 x 5 pixels .* have 20 x 12; restore the image",
+        ),
+        (turned_photo, "EXIF orientation"),
+        (without_class, r"im0\.png: the mask has instance id 3, but .* ids 0 to 2"),
+    ],
+)
+def test_images_that_do_not_fit(make_folder, spoil, match):
     root = make_folder()
-    rewrite(root, cat=[255, 0, 2], iscrowd=[0, 0, 0])
-    with pytest.raises(InputError, match=r"im0\.png: the mask has instance id 3, but .* ids 0 to 2") as error:
+    spoil(root)
+    with pytest.raises(InputError, match=match) as error:
         dataset(root)[0]
-    one_line(error)
-
-
-def test_zero_byte_and_truncated_files(make_folder):
-    root = make_folder()
-    (root / "img" / "im0.png").write_bytes(b"")
-    with pytest.raises(InputError, match=r"im0\.png: the file is empty"):
-        dataset(root)[0]
-    path = root / "msk" / "im1.png"
-    path.write_bytes(path.read_bytes()[:50])
-    with pytest.raises(InputError, match=r"msk/im1\.png: (corrupt|not an)"):
-        dataset(root)[1]
+    assert "\n" not in str(error.value)

@@ -35,22 +35,17 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_training_samples_match_the_original(case):
+    """By the global random numbers and by those of a generator, which leaves the global ones alone."""
     transform, seed = CASES[case]
-    if seed is not None:
-        random.seed(seed)
-    item = transform(RAW, MASK, CAT, CROWD)
-    for name, value in item.items():
-        expected = torch.from_numpy(OPS[f"transform/{case}/{name}"])
-        assert value.dtype == expected.dtype
-        assert torch.equal(value, expected), name
-
-
-def test_own_rng_does_not_advance_the_global_one():
-    transform, _ = CASES["aug_seed1"]
+    random.seed(seed)
     state = random.getstate()
-    item = transform(RAW, MASK, CAT, CROWD, random.Random(1))
+    own = transform(RAW, MASK, CAT, CROWD, random.Random(seed))
     assert random.getstate() == state
-    assert torch.equal(item["img"], torch.from_numpy(OPS["transform/aug_seed1/img"]))
+    for item in (own, transform(RAW, MASK, CAT, CROWD)):
+        for name, value in item.items():
+            expected = torch.from_numpy(OPS[f"transform/{case}/{name}"])
+            assert value.dtype == expected.dtype
+            assert torch.equal(value, expected), name
 
 
 def network_image(image, shortest, mean=None, std=None):
@@ -82,14 +77,6 @@ def test_sizes():
     assert scaled_size((500, 20000), 1024, 4096) == (102, 4096)
     assert scaled_size((1, 1), 256, 512) == (256, 256)
     assert scaled_size((1, 20000), 256, 512) == (1, 512)  # int() alone would give 0
-
-
-@given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 200), st.integers(1, 400))
-def test_sizes_are_positive_and_below_the_limit(height, width, shortest, longest):
-    h, w = scaled_size((height, width), shortest, longest)
-    assert h >= 1
-    assert w >= 1
-    assert max(h, w) <= longest
 
 
 @settings(max_examples=200)

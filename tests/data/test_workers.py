@@ -59,7 +59,7 @@ def test_persistent_workers_load_the_same_batches(make_folder):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_epoch_started_in_the_middle_yields_the_rest(make_folder, workers):
-    """A sample does not depend on the batches before it."""
+    """A sample does not depend on the batches before it, nor does loading advance the global random numbers."""
 
     class Late(DistributedARBatchSampler):
         begin = 0
@@ -69,12 +69,14 @@ def test_an_epoch_started_in_the_middle_yields_the_rest(make_folder, workers):
 
     data = dataset(make_folder(SIZES))
     options = LoaderOptions(num_workers=workers, class_uniform=0.5, persistent_workers=True)
+    state = torch.get_rng_state()
     whole, rest = (train_loader(data, Late(data.img_sizes, 2), options) for _ in range(2))
     index_sampler(rest).begin = 1
     for loader in (whole, rest):
         set_epoch(loader, 2)
     for a, b in zip(list(whole)[1:], rest, strict=True):
         assert_same(a, b)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_an_abandoned_epoch_does_not_affect_the_next(make_folder):
@@ -86,17 +88,6 @@ def test_an_abandoned_epoch_does_not_affect_the_next(make_folder):
         set_epoch(loader, 1)
     for a, b in zip(plain, lasting, strict=True):
         assert_same(a, b)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_loading_does_not_advance_the_global_rng(make_folder, workers):
-    data = dataset(make_folder(SIZES))
-    state = torch.get_rng_state()
-    for epoch in range(2):
-        loader = loader_of(data, workers, class_uniform=0.5)
-        set_epoch(loader, epoch)
-        list(loader)
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 class Dying(PanopticDataset):
@@ -133,23 +124,6 @@ def test_error_of_a_killed_worker(make_folder, kind, name, advice):
     assert not isinstance(error.value, InputError)
 
 
-@pytest.mark.slow
-def test_error_of_a_worker_killed_during_a_step(make_folder):
-    """The error is raised while the main process works on a batch."""
-    data = dataset(make_folder(SIZES), kind=Dying)
-    loader = loader_of(data, 1, prefetch=8)
-    set_epoch(loader, 0)
-
-    def work():
-        for _ in loader:
-            end = time.monotonic() + 120
-            while time.monotonic() < end:
-                time.sleep(0.01)
-
-    with pytest.raises(SeamsegError, match=r"SIGKILL while reading .*im4.png"), translate_worker_errors(loader):
-        work()
-
-
 HOLDING = """
 import sys
 from seamseg.data.dataset import PanopticDataset
@@ -174,17 +148,9 @@ def test_a_program_exits_while_workers_are_alive(make_folder):
     assert (done.returncode, done.stdout, done.stderr) == (0, "[1, 1]\n", "")
 
 
-def test_other_errors_are_not_translated(make_folder):
-    loader = loader_of(dataset(make_folder(SIZES)), 0)
-    with pytest.raises(RuntimeError, match="mine"), translate_worker_errors(loader):
-        raise RuntimeError("mine")
-
-
-@pytest.mark.slow
 def test_connection_error_of_a_killed_worker(make_folder):
     """Tensors are received from the worker itself; if it is gone, a connection error is raised first."""
-    data = dataset(make_folder(SIZES), kind=Dying)
-    loader = loader_of(data, 1)
+    loader = loader_of(dataset(make_folder(SIZES), kind=Dying), 1)
     killed = torch.multiprocessing.get_context("fork").Process()
     killed.run = lambda: os.kill(os.getpid(), signal.SIGKILL)
     killed.start()
@@ -193,8 +159,9 @@ def test_connection_error_of_a_killed_worker(make_folder):
     with pytest.raises(SeamsegError, match=r"SIGKILL while reading .*im4.png"), translate_worker_errors(loader):
         raise ConnectionResetError(104, "Connection reset by peer")
     loader._workers = ()
-    with pytest.raises(ConnectionResetError), translate_worker_errors(loader):
-        raise ConnectionResetError(104, "of another cause")
+    for other in (ConnectionResetError(104, "of another cause"), RuntimeError("mine")):
+        with pytest.raises(type(other), match=r"of another cause|mine"), translate_worker_errors(loader):
+            raise other
 
 
 def test_a_connection_that_breaks_before_the_end_of_its_worker(monkeypatch):
@@ -241,13 +208,12 @@ class _Unsendable(torch.utils.data.Dataset):
 
 def test_a_batch_that_cannot_be_sent(capfd):
     """A queue only prints the error, and the main process would wait for the batch forever."""
-    loader = BatchLoader(_Unsendable(), batch_size=None, num_workers=1, worker_init_fn=begin_worker)
+    loader = BatchLoader(_Unsendable(), batch_size=None, num_workers=1, prefetch_factor=1, worker_init_fn=begin_worker)
     with pytest.raises(SeamsegError, match="SIGBUS; shared memory is full: enlarge /dev/shm"):
         list(loader)
-    lines = [line for line in capfd.readouterr().err.splitlines() if "cannot send: unable to allocate" in line]
-    # once or twice: batches are sent ahead
-    assert lines
-    assert all(line.endswith("(shm) for file: No space left on device (28)") for line in lines)
+    # a second batch may be sent ahead, and the signal may come within its line
+    sent = "cannot send: unable to allocate shared memory(shm) for file: No space left on device (28)\n"
+    assert sent in capfd.readouterr().err
 
 
 def test_a_batch_for_which_nobody_waits_ends_a_worker_quietly(capfd):
