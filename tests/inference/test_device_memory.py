@@ -81,12 +81,6 @@ OTHERS = [
     ValueError("out of memory"),
     None,
 ]  # fmt: skip
-every_word = pytest.mark.parametrize(
-    "error",
-    # the fast `test_which_errors_are_about_memory` covers all of them
-    [LACKING[0], *(pytest.param(error, marks=pytest.mark.slow) for error in LACKING[1:])],
-    ids=lambda error: str(error)[:48],
-)
 
 
 def test_which_errors_are_about_memory():
@@ -138,31 +132,25 @@ def seer(room, error, tiling=Tiling()):  # noqa: B008
     return predictor_of(Full(room, error), metadata, Thresholds(0.5, 0.5, 0), tiling=tiling)
 
 
-@every_word
-def test_out_of_memory_leads_to_tiles(error, capsys):
+def test_out_of_memory_leads_to_tiles(capsys):
     rgb = scene((150, 200), [], np.random.default_rng(0))
-    model = seer(20000, error)
-    result = model.predict(rgb)
+    # not of torch; the others are as in test_any_size
+    error = LACKING[1]
+    result = seer(20000, error).predict(rgb)
     assert result.size == (150, 200)
     assert (result.id_map > 0).all()
     assert "in tiles of 128" in capsys.readouterr().err
-    with pytest.raises(SeamsegError, match="200 x 150 pixels: set `tiles=auto`"):
-        model.predict(rgb, tiles="off")
-    with pytest.raises(SeamsegError, match="even in tiles of 128 pixels"):
-        seer(100, error).predict(rgb)
-
-
-def test_other_errors_are_not_handled():
-    rgb = scene((300, 400), [], np.random.default_rng(0))
+    for tiles, words in (("off", "200 x 150 pixels: set `tiles=auto`"), ("auto", "even in tiles of 128 pixels")):
+        with pytest.raises(SeamsegError, match=words):
+            seer(100, error).predict(rgb, tiles)
     for tiles in ("auto", "off", 128):
         with pytest.raises(RuntimeError, match="EXECUTION_FAILED"):
             seer(100, OTHERS[1]).predict(rgb, tiles)
 
 
-@every_word
-def test_out_of_memory_while_recording(error):
+def test_out_of_memory_while_recording():
     def fail(function, x):
-        raise error
+        raise LACKING[0]
 
     graphs = CudaGraphCache(torch.square, fail)
     for _ in range(3):
@@ -197,10 +185,9 @@ def test_graphs_are_dropped_first(side, tiling, capsys):
     assert np.array_equal(found.semantic, wanted.semantic)
 
 
-@every_word
-def test_out_of_memory_in_a_training_step(error):
+def test_out_of_memory_in_a_training_step():
     def stepper(batches, rates):
-        raise error
+        raise LACKING[1]
 
     fed = SimpleNamespace(source="", batch=SimpleNamespace(ids=["a", "b"]))
     begins = SimpleNamespace(begin_step=lambda *_: None)

@@ -13,7 +13,6 @@ import pytest
 import torch
 from PIL import Image
 from support.micro import seamseg_main
-from support.serving import png, serving
 from support.tiny_transformers import (
     CITYSCAPES,
     CONFIGS,
@@ -56,32 +55,26 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 # --- what a network computes
 
 
-def test_predicts(folders: dict[str, Path], family: str) -> None:
+def test_results_and_options(folders: dict[str, Path], family: str) -> None:
     model = seamseg.load(folders[family], **SMALL)
     assert (model.kind, model.network.precision, model.metadata.num_thing) == ("panoptic", "float32", 8)
     result = model.predict(photo(100, 150))
     assert isinstance(result, Panoptic)
     assert result.size == (100, 150)
-    prediction = model.raw([photo(40, 60)])[0]
-    assert prediction.queries is not None
+    image = photo(160, 300)
+    tiled = seamseg.load(folders[family], device="cpu", shortest_size=160, tiles=128, score_threshold=0.1)
+    prediction = tiled.raw([image])[0]
+    assert prediction.queries is None
     assert prediction.semantic is not None
-    assert (prediction.size, prediction.semantic.shape) == ((40, 60), (40, 60))
-    assert prediction.queries.classes.max(initial=0) < 19
-
-
-def test_thresholds(folders: dict[str, Path], family: str) -> None:
-    """Those of the authors, unless options change them."""
+    assert prediction.semantic.shape == (160, 300)
+    half = seamseg.load(folders[family], precision="bf16", classes="car,road", preview=True, **SMALL)
+    assert half.network.precision == "bfloat16"
+    assert {segment.name for segment in half.predict(image).segments} <= {"car", "road"}
+    # the thresholds of the authors, unless options change them
     t = seamseg.load(folders[family], device="cpu").thresholds
     assert (t.score_threshold, t.overlap_threshold) == (0.85 if family == "detr" else 0.8, 0.8)
     t = seamseg.load(folders[family], device="cpu", score_threshold=0.3, overlap_threshold=0.6).thresholds
     assert (t.score_threshold, t.overlap_threshold) == (0.3, 0.6)
-
-
-def test_threshold_of_a_data_set(tmp_path: Path) -> None:
-    names = known_lists()["ade20k"].metadata.categories
-    for family, expected in (("maskformer", 0.7), ("mask2former", 0.8)):
-        folder = save(family, tmp_path / family, names)
-        assert seamseg.load(folder, device="cpu").thresholds.score_threshold == expected
 
 
 def test_input_of_the_network(folders: dict[str, Path], family: str) -> None:
@@ -147,20 +140,6 @@ def test_columns_of_another_order(tmp_path: Path) -> None:
     assert (first.classes == 18 - second.classes).all()
 
 
-def test_tiles_precision_and_classes(folders: dict[str, Path], family: str) -> None:
-    image = photo(160, 300)
-    tiled = seamseg.load(folders[family], device="cpu", shortest_size=160, tiles=128, score_threshold=0.1)
-    prediction = tiled.raw([image])[0]
-    assert prediction.queries is None
-    assert prediction.semantic is not None
-    assert prediction.semantic.shape == (160, 300)
-    assert tiled.predict(image).size == (160, 300)
-    half = seamseg.load(folders[family], precision="bf16", classes="car,road", preview=True, **SMALL)
-    assert half.network.precision == "bfloat16"
-    found = half.predict(image)
-    assert {segment.name for segment in found.segments} <= {"car", "road"}
-
-
 @pytest.mark.parametrize("name", ["eomt", "eomt_dinov3"])
 def test_images_above_the_square(folders: dict[str, Path], name: str) -> None:
     """They are shrunk into it, and what is found is in their own pixels."""
@@ -185,6 +164,8 @@ def test_sizes_of_the_authors(tmp_path: Path) -> None:
         assert model.input_size.of((3000, 6000 if name == "cityscapes" else 4000)) == expected[name], name
         assert (model.thresholds.score_threshold, model.thresholds.overlap_threshold) == (0.8, 0.8)
     assert model.input_size.of((640, 6400)) == (256, 2560)
+    folder = save("maskformer", tmp_path / "maskformer", lists["ade20k"])
+    assert seamseg.load(folder, device="cpu").thresholds.score_threshold == 0.7
 
 
 def test_sizes_by_options(folders: dict[str, Path]) -> None:
@@ -240,57 +221,27 @@ def test_classes_that_a_network_states(tmp_path: Path) -> None:
     )
     (folder / "preprocessor_config.json").write_text(json.dumps({"class_info_file": "own_panoptic.json"}))
     assert seamseg.load(folder, device="cpu").metadata.categories == ["dog", "lawn"]
-
-
-def test_a_stated_thing_that_is_no_class(tmp_path: Path) -> None:
-    folder = save("oneformer", tmp_path / "net", ["dog", "lawn"])
-    metadata = {"0": "lawn", "1": "dog", "thing_ids": [1, 2]}
-    (folder / "preprocessor_config.json").write_text(json.dumps({"metadata": metadata}))
-    assert "states that 'id 2' is a thing, which is none of its classes" in refusal(folder)
-    edit(folder / "preprocessor_config.json", metadata=None, class_info_file="own_panoptic.json")
     (folder / "own_panoptic.json").write_text(json.dumps({"0": {"name": "cat", "isthing": 1}}))
     assert "states that 'cat' is a thing, which is none of its classes" in refusal(folder)
-
-
-def test_unused_columns(tmp_path: Path) -> None:
-    """DETR has a column for each id of COCO; those without a class count as no object."""
-    folder = save("detr", tmp_path / "net", ["N/A", *CITYSCAPES, "LABEL_20"])
-    model = seamseg.load(folder, **SMALL)
-    queries = model.raw([photo(40, 60)])[0].queries
-    assert queries is not None
-    assert queries.classes.max(initial=0) < 19
+    metadata["thing_ids"] = [1, 2]
+    (folder / "preprocessor_config.json").write_text(json.dumps({"metadata": metadata}))
+    assert "states that 'id 2' is a thing, which is none of its classes" in refusal(folder)
 
 
 # --- commands
 
 
-def test_commands(folders: dict[str, Path], tmp_path: Path, seamseg_main: Any) -> None:
-    for number in range(2):
-        Image.fromarray(photo(60, 80, number)).save(tmp_path / f"{number}.png")
-    images, out, model = [tmp_path / "0.png", tmp_path / "1.png"], tmp_path / "out", folders["mask2former"]
-    arguments = ["--device", "cpu", "--shortest-size", 40, "--score-threshold", 0.1]
-    assert seamseg_main("predict", model, *images, out, "--format", "coco,overlay", *arguments) == 0
-    assert {path.name for path in out.iterdir()} >= {"panoptic.json", "0.jpg", "1.jpg"}
-    header = json.loads((out / "predictions.jsonl").read_text().splitlines()[0])
-    assert digest(model) in json.dumps(header)
-
-
 def test_bench(folder: Path, seamseg_main: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "README.md").write_text("---\nlicense: mit\n---\n")
+    """Of the card of a folder, its first part states the licence."""
+    (folder / "README.md").write_text(
+        "---\nlibrary_name: transformers\nlicense: 'mit'\n---\n# A card\nlicense: other\n"
+    )
     assert seamseg_main("doctor", "--bench", folder, "--size", "32x64", "--rounds", 1, "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert list(report["stages_ms"]) == ["decode", "resize", "network", "fusion", "encode"]
     assert (report["licence"], report["model"]) == ("mit", str(folder))
-    assert "formats_ms" not in report
     _print_bench(report)
     assert capsys.readouterr().out.splitlines()[0].endswith(", licence of the weights: mit")
-
-
-def test_serve(folders: dict[str, Path]) -> None:
-    with serving(seamseg.load(folders["mask2former"], **SMALL)) as client:
-        answer = client.predict(png(photo(60, 80)))
-    assert answer.status == 200
-    assert answer.json
 
 
 def test_classes_file_on_the_command_line(
@@ -304,21 +255,13 @@ def test_classes_file_on_the_command_line(
     assert seamseg_main(*words) == 2
     assert "with --meta FILE" in capsys.readouterr().err
     assert seamseg_main(*words, "--classes-file", classes) == 0
+    header = json.loads((tmp_path / "out/predictions.jsonl").read_text().splitlines()[0])
+    assert digest(folder) in json.dumps(header)
     bench = ("doctor", "--size", "32x64", "--rounds", 1, "--classes-file", classes, "--bench")
     assert seamseg_main(*bench, folder) == 0
     capsys.readouterr()
     assert seamseg_main(*bench) == 2
     assert "--meta is for networks of transformers and torchvision" in capsys.readouterr().err
-
-
-def test_licence(folder: Path) -> None:
-    from seamseg.inference.predictor import open_for_inference
-
-    assert open_for_inference(folder, "cpu").licence == ""  # type: ignore[attr-defined]
-    (folder / "README.md").write_text(
-        "---\nlibrary_name: transformers\nlicense: 'mit'\n---\n# A card\nlicense: other\n"
-    )
-    assert open_for_inference(folder, "cpu").licence == "mit"  # type: ignore[attr-defined]
 
 
 def test_folders_of_ours_are_none(tmp_path: Path) -> None:
