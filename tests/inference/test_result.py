@@ -7,8 +7,6 @@ from io import BytesIO
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image
 
 from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
@@ -78,13 +76,10 @@ def test_equality(result):
     assert result != "result"
     with pytest.raises(TypeError, match="unhashable"):
         hash(result)
-
-
-def test_pickle(result):
-    again = pickle.loads(pickle.dumps(result))
-    assert again == result
-    assert again.metadata == CITY
-    assert np.array_equal(again.photo, result.photo)
+    pickled = pickle.loads(pickle.dumps(result))
+    assert pickled == result
+    assert pickled.metadata == CITY
+    assert np.array_equal(pickled.photo, result.photo)
 
 
 def test_only(result):
@@ -104,6 +99,8 @@ def test_draw(result):
     assert np.array_equal(np.asarray(result.draw(opacity=0, labels=False, outlined=False)), result.photo)
     colours = np.asarray(result.draw(opacity=1, labels=False, outlined=False))
     assert tuple(colours[20, 30]) == (0, 0, 142)
+    mixed = np.asarray(result.draw(opacity=0.25, labels=False, outlined=False))[20, 30]
+    assert np.abs(mixed - np.array([150, 75, 73])).max() <= 1
     alone = Panoptic.of(bare(), CITY).draw(labels=False, outlined=False)
     shown = result.classes != 2  # crowds are drawn as void
     assert np.array_equal(np.asarray(alone)[shown], colours[shown])
@@ -114,15 +111,6 @@ def test_draw(result):
         result.draw(opacity=1.5)
     with pytest.raises(InputError, match="H x W x 3 uint8"):
         result.draw(np.zeros((4, 4)))
-
-
-@given(st.floats(0, 1), st.integers(0, 255), st.integers(0, 255))
-@settings(max_examples=30)
-def test_opacity_mixes(opacity, photo, colour):
-    classes = Metadata(1, 0, ["x"], [(colour,) * 3], [0])
-    whole = PanopticResult(np.ones((1, 1), np.int32), [Segment(1, 0, False, None, 1, (0, 0, 1, 1))])
-    mixed = np.asarray(Panoptic.of(whole, classes).draw(np.full((1, 1, 3), photo, np.uint8), False, opacity))
-    assert abs(int(mixed[0, 0, 0]) - (photo * (1 - opacity) + colour * opacity)) <= 1.01
 
 
 def test_notebook(result, tmp_path):
@@ -141,9 +129,6 @@ def test_notebook(result, tmp_path):
     assert "<img" in gone._repr_html_(), "a photo that has moved must not break a notebook"
     with pytest.raises(InputError, match=r"gone\.jpg"):
         gone.draw()
-
-
-def test_a_replaced_photo(tmp_path):
     Image.new("RGB", (10, 10)).save(tmp_path / "a.png")
     with pytest.raises(InputError, match="now 10 x 10 pixels, the result is of 80 x 60"):
         Panoptic.of(bare(), CITY, tmp_path / "a.png").draw()
@@ -167,25 +152,21 @@ def test_to_coco(result):
     assert empty().to_coco()[0]["segments_info"] == []
 
 
-@pytest.mark.parametrize(("ending", "kind"), [("jpg", "JPEG"), ("JPEG", "JPEG"), ("png", "PNG"), ("webp", "WEBP")])
+@pytest.mark.parametrize(("ending", "kind"), [("JPEG", "JPEG"), ("png", "PNG"), ("webp", "WEBP")])
 def test_save_pictures(result, tmp_path, ending, kind):
     path = result.save(tmp_path / "new" / f"x.{ending}", opacity=0.2)
     with Image.open(path) as picture:
         assert picture.format == kind
         assert picture.size == (80, 60)
-    if kind == "PNG":
-        assert np.array_equal(np.asarray(Image.open(path)), np.asarray(result.draw(opacity=0.2)))
+        if kind == "PNG":
+            assert np.array_equal(np.asarray(picture), np.asarray(result.draw(opacity=0.2)))
     assert [p.name for p in path.parent.iterdir()] == [path.name]
-
-
-def test_saved_json_is_read_by_the_evaluation(result, tmp_path):
-    path = result.save(tmp_path / "street.json")
+    saved = result.save(tmp_path / "street.json")
     assert set(np.unique(read_id_png(tmp_path / "street" / "street.png"))) > {0}
-    scores = evaluate_panoptic_json(path, path)
-    assert scores.PQ == 1
+    assert evaluate_panoptic_json(saved, saved).PQ == 1
 
 
-def test_npz_round_trip(result, tmp_path):
+def test_npz_round_trip(result, tmp_path, monkeypatch):
     again = Panoptic.load(result.save(tmp_path / "a.npz"))
     assert again == result
     assert again.metadata == CITY
@@ -195,6 +176,11 @@ def test_npz_round_trip(result, tmp_path):
     assert Panoptic.load(empty().save(tmp_path / "b.npz")) == empty()
     Image.new("RGB", (80, 60)).save(tmp_path / "photo.png")
     assert Panoptic.load(tmp_path / "a.npz", tmp_path / "photo.png").photo.shape == (60, 80, 3)
+    monkeypatch.setattr("seamseg.inference.result.MAX_PIXELS", 4800)
+    assert Panoptic.load(tmp_path / "a.npz") == result
+    monkeypatch.setattr("seamseg.inference.result.MAX_PIXELS", 4500)
+    with pytest.raises(InputError, match="the limit of a result"):
+        Panoptic.load(tmp_path / "a.npz")
 
 
 def test_loading_other_files(result, tmp_path):
@@ -217,17 +203,6 @@ def test_loading_other_files(result, tmp_path):
     assert not (tmp_path / "trapped").exists()
     with pytest.raises(InputError, match="no such file"):
         Panoptic.load(tmp_path / "missing.npz")
-
-
-@pytest.mark.parametrize(("pixels", "fits"), [(4800, True), (4500, False)])
-def test_a_map_above_the_limit_is_not_loaded(result, tmp_path, monkeypatch, pixels, fits):
-    path = result.save(tmp_path / "a.npz")
-    monkeypatch.setattr("seamseg.inference.result.MAX_PIXELS", pixels)
-    if fits:
-        assert Panoptic.load(path) == result
-    else:
-        with pytest.raises(InputError, match="the limit of a result"):
-            Panoptic.load(path)
 
 
 def test_errors_of_save(result, tmp_path):
@@ -259,7 +234,7 @@ def test_anonymize(result):
         result.anonymize("car", least_score=2)
 
 
-def test_supervision(result):
+def test_supervision(result, monkeypatch):
     supervision = pytest.importorskip("supervision")
     found = result.to_supervision()
     assert isinstance(found, supervision.Detections)
@@ -273,11 +248,6 @@ def test_supervision(result):
     assert (both.data["class_name"].tolist(), both.confidence.tolist()) == (["road", "car"], [1, 0.875])
     assert both.xyxy.tolist() == [[0, 30, 80, 60], [20, 10, 40, 40]]
     assert len(empty().to_supervision()) == 0
-    drawn = supervision.MaskAnnotator().annotate(result.photo.copy(), found)
-    assert (drawn != result.photo).any()
-
-
-def test_without_supervision(result, monkeypatch):
     monkeypatch.setitem(sys.modules, "supervision", None)
     with pytest.raises(SeamsegError, match=r"needs supervision .*: pip install 'seamseg\[supervision\]'"):
         result.to_supervision()

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from pycocotools import mask
 from support.semantic_networks import CLASSES
 from torch.nn import functional
 
@@ -32,14 +33,11 @@ def result():
     return SemanticMap.of(prediction(), (4, 6), CLASSES)
 
 
-def test_nearest_neighbour_at_the_size_of_the_photo(result):
+def test_properties(result):
     assert result.classes.tolist() == np.kron([[0, 0, 1], [2, 2, 1]], np.ones((2, 2), int)).tolist()
     assert result.probability[0].tolist() == [255, 255, 128, 128, 64, 64]
     assert result.size == (4, 6)
     assert SemanticMap.of(prediction(probability=False), (4, 6), CLASSES).probability is None
-
-
-def test_classes_by_name(result):
     assert result.index("person") == 2
     assert result.mask("road").sum() == 8
     assert result.counts() == {"sky": 1, "road": 1, "human--person": 1}
@@ -47,16 +45,14 @@ def test_classes_by_name(result):
     chosen = SemanticMap.of(prediction(), (4, 6), CLASSES, [1])
     assert np.unique(chosen.classes).tolist() == [1, VOID]
     assert repr(result) == "SemanticMap(6 x 4: sky, road, human--person)"
-
-
-def test_drawing(result):
+    entries = result.to_coco("a")
+    assert [e["category_id"] for e in entries] == [0, 1, 2]
+    assert np.array_equal(mask.decode(entries[1]["segmentation"]).astype(bool), result.mask("road"))
     colours = np.asarray(result.draw())
     assert colours[0, 0].tolist() == [70, 130, 180]
     assert colours[3, 0].tolist() == [220, 20, 60]
     photo = np.full((4, 6, 3), 100, np.uint8)
     assert np.abs(np.asarray(result.draw(photo, classes="sky"))[0, 0].astype(int) - [85, 115, 140]).max() <= 1
-    with pytest.raises(InputError, match="opacity"):
-        result.draw(opacity=2)
 
 
 @pytest.mark.parametrize("probability", [True, False])
@@ -73,14 +69,6 @@ def test_files(result, tmp_path, probability):
         SemanticMap.load(tmp_path / "bad.npz")
 
 
-def test_coco(result):
-    from pycocotools import mask
-
-    entries = result.to_coco("a")
-    assert [e["category_id"] for e in entries] == [0, 1, 2]
-    assert np.array_equal(mask.decode(entries[1]["segmentation"]).astype(bool), result.mask("road"))
-
-
 def test_prediction(semantic_predictor):
     model = semantic_predictor(probabilities=True)
     result = model.predict(PHOTO)
@@ -92,13 +80,17 @@ def test_prediction(semantic_predictor):
     assert semantic_predictor().predict(PHOTO).probability is None
 
 
-def test_longest_side(semantic_predictor):
+def test_sizes_and_options(semantic_predictor):
     for size, expected in ((50, (34, 50)), (200, (138, 200))):
         assert network_input(PHOTO, semantic_predictor(size=size).input_size).shape[:2] == expected, "int(side * scale)"
-    with pytest.raises(InputError, match="`size` and `shortest_size` are mutually exclusive"):
-        semantic_predictor(size=64, shortest_size=64)
-    with pytest.raises(InputError, match="`size` must be positive, not 0"):
-        semantic_predictor(size=0)
+    for options, words in (
+        ({"size": 64, "shortest_size": 64}, "`size` and `shortest_size` are mutually exclusive"),
+        ({"size": 0}, "`size` must be positive, not 0"),
+        ({"tta": "flip", "tta_fusion": "median"}, "`tta_fusion=median`: choose one of mean, max, voting"),
+        ({"score_threshold": 0.5}, "`score_threshold` has no effect: the model is of kind semantic"),
+    ):
+        with pytest.raises(InputError, match=words):
+            semantic_predictor(**options)
 
 
 @pytest.mark.parametrize("fusion", ["mean", "max", "voting"])
@@ -128,22 +120,3 @@ def test_tiles(semantic_predictor):
     assert tiled.semantic.shape == tiled.maps["probability"].shape == (300, 400)
     # the global branch and the borders of the tiles differ
     assert (whole.semantic == tiled.semantic).mean() > 0.7
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"tta": "flip", "tta_fusion": "median"}, "`tta_fusion=median`: choose one of mean, max, voting"),
-        ({"score_threshold": 0.5}, "`score_threshold` has no effect: the model is of kind semantic"),
-    ],
-)
-def test_options(semantic_predictor, options, words):
-    with pytest.raises(InputError, match=words):
-        semantic_predictor(**options)
-
-
-def test_options_of_other_kinds(micro_run, narrow):
-    import seamseg
-
-    with pytest.raises(InputError, match="`probabilities` has no effect: the model is of kind"):
-        seamseg.load(micro_run, "cpu", probabilities=True)
