@@ -41,11 +41,6 @@ def test_table_and_json(files, tmp_path, capsys):
     assert captured.err == ""
 
 
-def test_legacy_metrics(files, capsys):
-    assert main(["evaluate", "--gt", files[0], "--pred", files[1], "--legacy-metrics", "--workers", "1"]) == 0
-    assert "33.33" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -36,20 +36,14 @@ def evaluated(golden, cases):
 
 @pytest.mark.parametrize("case", range(4))
 def test_counts_scores_and_ious_of_one_image(golden, case):
-    scores = evaluated(golden, [case]).scores()
+    evaluator = evaluated(golden, [case])
+    scores = evaluator.scores()
     iou, tp, fp, fn = golden[f"pan_stats/{case}/out"]
-    assert [c.TP for c in scores.per_class] == tp.tolist()
-    assert [c.FP for c in scores.per_class] == fp.tolist()
-    assert [c.FN for c in scores.per_class] == fn.tolist()
+    assert [[c.TP, c.FP, c.FN] for c in scores.per_class] == np.transpose([tp, fp, fn]).tolist()
     np.testing.assert_allclose([c.SQ * c.TP for c in scores.per_class], iou, atol=1e-12)
     np.testing.assert_allclose([c.PQ for c in scores.per_class], golden[f"pan_stats/{case}/scores"], atol=1e-12)
     np.testing.assert_allclose([c.IoU for c in scores.per_class], golden[f"pan_stats/{case}/miou"], atol=1e-12)
-
-
-def test_rows_of_the_confusion_matrix(golden):
-    for case in range(4):
-        rows = evaluated(golden, [case]).confusion.counts.sum(1)
-        assert rows.tolist() == golden[f"pan_stats/{case}/conf256_nonzero"].tolist()
+    assert evaluator.confusion.counts.sum(1).tolist() == golden[f"pan_stats/{case}/conf256_nonzero"].tolist()
 
 
 def test_absent_classes_count_as_zero_and_void_the_miou(golden):

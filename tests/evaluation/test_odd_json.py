@@ -55,23 +55,30 @@ def score(tmp_path):
     ("key", "value", "words"),
     [
         ("id", float("inf"), "invalid segment"),
-        ("category_id", float("inf"), "invalid segment"),
         ("category_id", 1.9, "'1.9' is not a whole number"),
         ("category_id", "1", "'1' is not a whole number"),
         ("area", 10**400, "invalid segment"),
         ("area", 1e-12, "segment 7 has an annotated area of 1e-12, but more pixels in its map"),
     ],
 )
-def test_invalid_numbers(score, content, key, value, words):
+def test_invalid_segments(score, content, key, value, words):
     content["annotations"][0]["segments_info"][1][key] = value
     with pytest.raises(InputError, match=words):
         score(content)
 
 
-@pytest.mark.parametrize(("key", "value"), [("id", float("inf")), ("id", 1.5), ("isthing", "0"), ("isthing", 2)])
-def test_an_invalid_category(score, content, key, value):
-    content["categories"][0][key] = value
-    with pytest.raises(InputError, match="every category needs"):
+@pytest.mark.parametrize(
+    ("part", "value", "words"),
+    [
+        ("categories", [{"id": float("inf"), "name": "road", "isthing": 0}], "every category needs"),
+        ("categories", [{"id": 1, "name": "road", "isthing": "0"}], "every category needs"),
+        ("categories", [{"id": 1, "name": "road", "isthing": 2}], "every category needs"),
+        ("images", 5, "`images` is not a list"),
+    ],
+)
+def test_invalid_parts(score, content, part, value, words):
+    content[part] = value
+    with pytest.raises(InputError, match=words):
         score(content)
 
 
@@ -94,12 +101,6 @@ def test_scores_that_are_not_finite(score, content, tmp_path, value):
     assert score(CONTENT, content, out=tmp_path / "out").PQ == 1
     (image,) = read_evaluation(tmp_path / "out").images()
     assert [s.score for s in image.prediction] == [None, None]
-
-
-def test_images_must_be_a_list(score, content):
-    content["images"] = 5
-    with pytest.raises(InputError, match="`images` is not a list"):
-        score(content)
 
 
 @pytest.mark.parametrize("name", ["", "."])

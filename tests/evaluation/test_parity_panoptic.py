@@ -6,17 +6,13 @@ put it into an environment of its own and set SEAMSEG_PANOPTICAPI_PYTHON to the 
 
 from __future__ import annotations
 
-import inspect
-import itertools
 import json
-import math
 
 import numpy as np
 import pytest
-from support import panoptic_oracle as oracle
 from support.panoptic_cases import CASES, CLASSES, infos, isthing, random_pair, segment
 from support.panoptic_files import write_pairs
-from support.panoptic_parity import largest_difference, oracle_scores, our_scores
+from support.panoptic_parity import largest_difference, our_scores
 from support.peers import official_panoptic
 from support.peers.hotcoco_panoptic import hotcoco_scores
 from support.peers.torchmetrics_panoptic import torchmetrics_scores
@@ -47,52 +43,10 @@ needs_panopticapi = pytest.mark.skipif(
 )
 
 
-MISTAKES = {
-    "an IoU of one half is a match": ("shared / union > 0.5", "shared / union >= 0.5"),
-    "void counts in the union": ("(pred_mask & ~void).sum()", "pred_mask.sum()"),
-    "areas are counted": (' if g["area"] is None else g["area"]', ""),
-    "classes may differ": (' or g["category"] != p["category"]', ""),
-    "crowds are matched": ('g["iscrowd"] or ', ""),
-    "crowds are missed": ('elif g["id"] not in found', 'if g["id"] not in found'),
-    "unseen segments are not missed": (
-        'elif g["id"] not in found',
-        'elif g["id"] not in found and (gt_ids == g["id"]).any()',
-    ),
-    "the first crowd forgives": ('crowd[g["category"]] = g["id"]', 'crowd.setdefault(g["category"], g["id"])'),
-    "half on void is forgiven": ("pred_mask.sum() > 0.5", "pred_mask.sum() >= 0.5"),
-    "void does not forgive": ("ignored = void.copy()", "ignored = np.zeros_like(void)"),
-    "unlisted ids are void": ("void = gt_ids == 0", 'void = ~np.isin(gt_ids, [0, *(g["id"] for g in gt_segments)])'),
-    "ids have two bytes": ("void = gt_ids == 0", "gt_ids = gt_ids & 0xFFFF; void = gt_ids == 0"),
-}
-"""What is wrong, a part of the plain definition, and what stands there instead."""
-
-
-@pytest.mark.parametrize("what", MISTAKES)
-def test_mistakes_show_in_the_pairs(pairs, what):
-    """The comparisons below are worth something only if each rule decides about some of them."""
-    source, scope = inspect.getsource(oracle.match), {"np": np}
-    assert source.count(MISTAKES[what][0]) == 1
-    exec(source.replace(*MISTAKES[what]), scope)
-    differing = (
-        pair
-        for pair in pairs
-        if not np.array_equal(*(match(*pair[1:], pair[0])[:4] for match in (oracle.match, scope["match"])))
-    )
-    assert len(list(itertools.islice(differing, 10))) == 10
-
-
-@pytest.mark.slow
-def test_many_segments_match(ours):
-    tp, fp, fn, _ = np.sum(list(ours[-1]["counts"].values()), axis=0)
-    assert min(tp, fp, fn) > 500
-
-
 # the difference gets a name first, since a failing assert prints what its calls were given: thousands of lines here
 
 
-def test_ours_equals_the_plain_definition(ours, pairs):
-    difference = largest_difference(ours, oracle_scores(pairs, THINGS))
-    assert difference <= 1e-12
+# the difference gets a name first, since a failing assert prints what its calls were given: thousands of lines here
 
 
 def test_ours_equals_hotcoco(ours, files):
@@ -145,32 +99,12 @@ def four_numbers(pairs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
-def test_ours_equals_torchmetrics_where_every_pixel_is_predicted(pairs, step):
+def test_ours_equals_torchmetrics_where_every_pixel_is_predicted(pairs):
     """PQ† too: torchmetrics' modified PQ. Its IoUs are 32-bit floats, so no more than seven digits can agree."""
     rng = np.random.default_rng(0)
-    every = [total(pair, rng) for pair in pairs[::step]]
+    every = [total(pair, rng) for pair in pairs]
     for part in [*([pair] for pair in every), every]:
         assert four_numbers(part) == pytest.approx(torchmetrics_scores(part, THINGS), abs=1e-6, nan_ok=True)
-
-
-@pytest.mark.parametrize(("category", "theirs"), [(1, [1, 1, 1, 1]), (0, [1, 1, 1, 1])])
-def test_torchmetrics_ignores_pixels_without_prediction(tmp_path, category, theirs):
-    """Ground truth of four pixels, one of them found: perfect for torchmetrics, a false negative for all others."""
-    true, found = np.array([[1, 1, 1, 1]]), np.array([[1, 0, 0, 0]])
-    pair = 2, true, [segment(1, category)], found, [segment(1, category)]
-    assert torchmetrics_scores([pair], THINGS) == theirs
-    assert four_numbers([pair]) == [0, 0, 0, 0 if category else 0.25]
-    files = write_pairs(tmp_path / "pair", [pair], THINGS)
-    for scores in (hotcoco_scores(files), official_panoptic.cityscapes_scores(files)):
-        assert scores[0]["All"] == [0, 0, 0]
-
-
-@pytest.mark.slow
-@needs_panopticapi
-def test_panopticapi_counts_pixels_without_prediction(tmp_path):
-    pair = 2, np.array([[1, 1, 1, 1]]), [segment(1, 1)], np.array([[1, 0, 0, 0]]), [segment(1, 1)]
-    assert official_panoptic.panopticapi_scores(write_pairs(tmp_path / "pair", [pair], THINGS))[0]["All"] == [0, 0, 0]
 
 
 @pytest.mark.parametrize(("key", "value"), [("area", 4.5), ("area", 9.0), ("iscrowd", True), ("iscrowd", 2)])
@@ -184,14 +118,3 @@ def test_odd_values_of_a_segment_mean_the_same_to_the_official_tools(tmp_path, k
     theirs = official_panoptic.cityscapes_scores(files)
     difference = largest_difference(our_scores(files, tmp_path), theirs)
     assert difference <= 1e-12
-
-
-def test_differences_are_found():
-    one = {"All": [0.5, 1.0, 0.5], "Things": None, "Stuff": [0.5, 1.0, 0.5], "counts": {"7": [1, 1, 1, 1.0]}}
-    assert largest_difference([one], [one]) == 0
-    assert largest_difference([one], [{**one, "All": [0.5, 1.0, 0.75]}]) == 0.25
-    assert largest_difference([one], [{**one, "counts": {"7": [1, 1, 1, 0.5]}}]) == 0.5
-    for other in ({**one, "counts": {}}, {**one, "Stuff": None}, {**one, "counts": {"7": [1, 0, 1, 1.0]}}):
-        assert math.isinf(largest_difference([one], [other]))
-    assert math.isinf(largest_difference([one], [{**one, "All": [math.nan] * 3}]))
-    assert math.isinf(largest_difference([one], []))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from cityscapesscripts.evaluation import evalPixelLevelSemanticLabeling as cityscapes
@@ -41,27 +39,14 @@ def counted(maps):
     return confusion
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_counts_are_those_of_plain_numpy(seed):
-    maps, size = list(label_maps(seed)), len(EVALUATED)
-    plain = np.zeros((size, size + 1), np.int64)
-    for gt, pred in maps:
-        for t, p in zip(DENSE[gt].ravel(), DENSE[pred].ravel()):
-            if t != VOID:
-                plain[t, size if p == VOID else p] += 1
-    assert (counted(maps).counts == plain).all()
-
-
 @pytest.fixture
 def quiet(monkeypatch):
     for key, value in (("quiet", True), ("JSONOutput", False), ("evalInstLevelScore", False)):
         monkeypatch.setattr(cityscapes.args, key, value)
 
 
-@pytest.mark.parametrize("block", range(5))
-def test_iou_equals_the_cityscapes_scripts(tmp_path, quiet, block):
-    absent = void = 0
-    for seed in range(20 * block, 20 * block + 20):
+def test_iou_equals_the_cityscapes_scripts(tmp_path, quiet):
+    for seed in range(60):
         maps, paths = list(label_maps(seed)), []
         for i, both in enumerate(maps):
             paths.append([str(tmp_path / f"{seed}_{i}_{side}.png") for side in ("gt", "pred")])
@@ -72,19 +57,15 @@ def test_iou_equals_the_cityscapes_scripts(tmp_path, quiet, block):
         ious = [theirs["classScores"][label.name] for label in EVALUATED]
         assert confusion.iou().tolist() == pytest.approx(ious, abs=1e-12, nan_ok=True)
         assert confusion.miou() == pytest.approx(theirs["averageScoreClasses"], abs=1e-12, nan_ok=True)
-        absent += any(math.isnan(v) for v in ious)
-        void += any((DENSE[ids] == VOID).any() for both in maps for ids in both)
-    assert absent >= 5
-    assert void >= 10
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_iou_equals_hotcoco_where_every_pixel_is_predicted(seed):
-    maps = [(gt, np.where(DENSE[pred] == VOID, EVALUATED[0].id, pred)) for gt, pred in label_maps(seed)]
-    theirs = SemanticEval(len(EVALUATED))
-    for gt, pred in maps:
-        theirs.update(DENSE[gt].astype(np.uint8), DENSE[pred].astype(np.uint8))
-    confusion = counted(maps)
-    assert (theirs.confusion() == confusion.counts[:, :-1]).all()
-    if confusion.counts.any():
-        assert confusion.miou() == pytest.approx(theirs.results()["mIoU"], abs=1e-12)
+def test_iou_equals_hotcoco_where_every_pixel_is_predicted():
+    for seed in range(40):
+        maps = [(gt, np.where(DENSE[pred] == VOID, EVALUATED[0].id, pred)) for gt, pred in label_maps(seed)]
+        theirs = SemanticEval(len(EVALUATED))
+        for gt, pred in maps:
+            theirs.update(DENSE[gt].astype(np.uint8), DENSE[pred].astype(np.uint8))
+        confusion = counted(maps)
+        assert (theirs.confusion() == confusion.counts[:, :-1]).all()
+        if confusion.counts.any():
+            assert confusion.miou() == pytest.approx(theirs.results()["mIoU"], abs=1e-12)

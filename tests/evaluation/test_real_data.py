@@ -1,7 +1,6 @@
 """Samples of real data sets, which are not part of this repository.
 
-Set SEAMSEG_REAL_DATA to a folder that holds `coco_panoptic_sample/` (of the COCO panoptic tools) and `scalabel_pq/` (of
-Scalabel's evaluation tests, whose results its authors state).
+Set SEAMSEG_REAL_DATA to a folder that holds `coco_panoptic_sample/` (of the COCO panoptic tools).
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import re
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +17,7 @@ from support.panoptic_parity import largest_difference, our_scores
 from support.peers import official_panoptic
 from support.peers.hotcoco_panoptic import hotcoco_scores
 
-from seamseg.evaluation import ClassInfo, PanopticQuality, SegmentInfo, evaluate_panoptic_json
+from seamseg.evaluation import evaluate_panoptic_json
 from seamseg.formats.id_png import read_id_png, write_id_png
 
 pytestmark = pytest.mark.slow
@@ -78,40 +76,3 @@ def test_coco_sample_with_a_disturbed_prediction_scores_the_same_everywhere(tmp_
     assert largest_difference(ours, official_panoptic.cityscapes_scores(files)) <= 1e-12
     if official_panoptic.python_of_panopticapi():
         assert largest_difference(ours, official_panoptic.panopticapi_scores(files)) <= 1e-12
-
-
-def _scalabel_maps(path, classes):
-    mask_tools = pytest.importorskip("pycocotools.mask")
-    index = {c.name: c.id for c in classes}
-    maps = {}
-    for frame in json.loads(path.read_text()):
-        # several regions of one stuff class are one segment, as in every panoptic format
-        ids, segments, stuff = np.zeros((720, 1280), np.int64), [], {}
-        for number, label in enumerate(frame["labels"], start=1):
-            if label["rle"] is None:
-                continue
-            category = index[label["category"]]
-            name = number if classes[category].isthing else stuff.setdefault(category, number)
-            rle = {"size": label["rle"]["size"], "counts": label["rle"]["counts"].encode()}
-            ids[mask_tools.decode(rle).astype(bool)] = name
-            if name == number:
-                segments.append(SegmentInfo(name, category))
-        maps[frame["name"]] = ids, segments
-    return maps
-
-
-@pytest.mark.parametrize(
-    ("gt", "pred", "known"),
-    [("sample", "preds", 26.67148733), ("sample_2", "preds", 17.78099155), ("sample", "preds_empty", 0.0)],
-)
-def test_scalabel_results(gt, pred, known):
-    """Their void rule differs from COCO's; the ground truth of this sample has no void where it would matter."""
-    root = folder("scalabel_pq")
-    kinds = re.findall(r'name = "([^"]+)"\nisThing = (\w+)', (root / "pan_seg_configs.toml").read_text())
-    classes = [ClassInfo(name, i, thing == "true") for i, (name, thing) in enumerate(kinds)]
-    predicted = _scalabel_maps(root / f"pan_seg_{pred}.json", classes)
-    quality = PanopticQuality(len(classes))
-    for name, (ids, segments) in _scalabel_maps(root / f"pan_seg_{gt}.json", classes).items():
-        quality.add(ids, segments, *predicted.get(name, (np.zeros_like(ids), [])), name)
-    percent = 100 * quality.result(classes).PQ
-    assert percent == pytest.approx(known, abs=1e-6)

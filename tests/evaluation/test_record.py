@@ -9,7 +9,7 @@ import pytest
 from support.panoptic_cases import infos, random_pair
 
 from seamseg.evaluation import ClassInfo, PanopticEvaluator, evaluate_panoptic_json
-from seamseg.evaluation.record import IMAGES, SUMMARY, ImageRecord, SegmentRecord, read_evaluation, segment_records
+from seamseg.evaluation.record import IMAGES, SUMMARY, SegmentRecord, read_evaluation, segment_records
 from seamseg.formats.id_png import write_id_png
 from seamseg.utils.errors import InputError
 
@@ -113,12 +113,6 @@ def test_outcomes_add_up_to_the_scores_on_random_pairs():
             if s.partner is not None:
                 assert partner[s.partner].category == s.category
                 assert s.iou > 0
-
-
-def test_records_survive_json():
-    segment = SegmentRecord(3, 1, 20, "matched", 4, 0.6, False, 0.9)
-    record = ImageRecord("x/y", None, 4, 3, "x/y.png", "y.png", 0.5, None, 1.0, 0.0, [segment], [segment])
-    assert ImageRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,8 @@ from __future__ import annotations
 import json
 import math
 
-import numpy as np
-
 from seamseg.evaluation import evaluate_panoptic_json
 from seamseg.evaluation.record import MapFiles
-from support import panoptic_oracle as oracle
-from support.panoptic_files import category_id
 
 SUFFIXES = (("All", ""), ("Things", "_things"), ("Stuff", "_stuff"))
 
@@ -38,26 +34,6 @@ def _entry(scores):
     out = {name: _group([getattr(scores, key + suffix) for key in ("PQ", "SQ", "RQ")]) for name, suffix in SUFFIXES}
     out["counts"] = {
         str(c.info.id): [c.TP, c.FP, c.FN, c.TP and c.SQ * c.TP] for c in scores.per_class if c.TP + c.FP + c.FN
-    }
-    return out
-
-
-def oracle_scores(pairs, isthing):
-    """By the plain definition."""
-    total, out = None, []
-    for _, gt_ids, gt, pred_ids, pred in pairs:
-        one = oracle.match(gt_ids, gt, pred_ids, pred, len(isthing))
-        total = one if total is None else tuple(a + b for a, b in zip(total, one))
-        out.append(_oracle_entry(one, isthing))
-    return [*out, _oracle_entry(total, isthing)]
-
-
-def _oracle_entry(counted, isthing):
-    means = oracle.means(*counted, isthing)
-    out = {name: _group([means[key + suffix] for key in ("PQ", "SQ", "RQ")]) for name, suffix in SUFFIXES}
-    rows = np.array([counted[1], counted[2], counted[3]]).T
-    out["counts"] = {
-        str(category_id(c)): [*row, iou] for c, (row, iou) in enumerate(zip(rows.tolist(), counted[0])) if sum(row)
     }
     return out
 

@@ -60,47 +60,28 @@ def test_scores_are_printed_if_the_json_cannot_be_written(tree, tmp_path, capsys
     assert "out.json: cannot be written: " in printed.err
 
 
-@pytest.mark.parametrize("name", ["run_panoptic", "cityscapes_panoptic_val"])
-def test_other_names_of_the_panoptic_json(tree, name):
+def test_what_changes_nothing(tree, tmp_path):
+    """Other frames, threads, palettes, image ids that are paths, another name of the JSON, the folder above."""
     before = evaluate_cityscapes(tree.gt, tree.results).to_json()
-    (tree.results / "panoptic.json").rename(tree.results / f"{name}.json")
-    (tree.results / "panoptic").rename(tree.results / name)
-    assert evaluate_cityscapes(tree.gt, tree.results).to_json() == before
-
-
-def test_the_folder_above(tree, tmp_path):
-    outer = tmp_path / "out"
-    shutil.copytree(tree.results, outer / "cityscapes")
-    expected = evaluate_cityscapes(tree.gt, tree.results).to_json()
-    assert evaluate_cityscapes(tree.gt, outer).to_json() == expected
-    # `seamseg predict --format coco,cityscapes` has a panoptic.json beside it, too
-    (outer / "panoptic.json").write_text("{}")
-    assert evaluate_cityscapes(tree.gt, outer).to_json() == expected
-
-
-def test_image_ids_that_are_paths_of_photos(tree):
-    before = evaluate_cityscapes(tree.gt, tree.results).to_json()
+    save(tree.results / "pixel" / "ulm_000000_000019.png", np.zeros((2, 2), np.uint8))
+    assert evaluate_cityscapes(tree.gt, tree.results, workers=3).to_json() == before
+    for path in (tree.results / "pixel").glob("a*.png"):
+        image = Image.open(path)
+        image.putpalette([200, 0, 7] * 256)
+        image.save(path)
     path = tree.results / "panoptic.json"
     content = json.loads(path.read_text())
     for annotation in content["annotations"]:
         annotation["image_id"] = f"aachen/{annotation['image_id']}_leftImg8bit"
     path.write_text(json.dumps(content))
     assert evaluate_cityscapes(tree.gt, tree.results).to_json() == before
-
-
-def test_threads_change_nothing_and_other_frames_are_ignored(tree):
-    save(tree.results / "pixel" / "ulm_000000_000019.png", np.zeros((2, 2), np.uint8))
-    one, two = (evaluate_cityscapes(tree.gt, tree.results, workers=n) for n in (1, 3))
-    assert one.to_json() == two.to_json()
-
-
-def test_palette_images_are_read_by_index(tree):
-    before = evaluate_cityscapes(tree.gt, tree.results).to_json()
-    for path in (tree.results / "pixel").glob("*.png"):
-        image = Image.open(path)
-        image.putpalette([200, 0, 7] * 256)
-        image.save(path)
+    path.rename(tree.results / "run_panoptic.json")
+    (tree.results / "panoptic").rename(tree.results / "run_panoptic")
     assert evaluate_cityscapes(tree.gt, tree.results).to_json() == before
+    shutil.copytree(tree.results, tmp_path / "out" / "cityscapes")
+    # `seamseg predict --format coco,cityscapes` has a panoptic.json beside it, too
+    (tmp_path / "out" / "panoptic.json").write_text("{}")
+    assert evaluate_cityscapes(tree.gt, tmp_path / "out").to_json() == before
 
 
 def _first(tree, pattern):
@@ -211,8 +192,3 @@ def test_bad_usage(capsys, arguments, words):
     error = capsys.readouterr().err.strip()
     assert words in error
     assert "\n" not in error
-
-
-def test_help_names_the_protocol(capsys):
-    assert main(["evaluate", "--help"]) == 0
-    assert "--protocol cityscapes --gt gtFine/val" in capsys.readouterr().out
