@@ -11,44 +11,15 @@ import pytest
 from PIL import Image
 from support.components import component_file, forget
 
+from seamseg.cli.new import template
 from seamseg.inference.options import InferenceOptions
 from seamseg.predict.settings import PredictSettings
 from seamseg.utils.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("narrow", "imported")
 
-BORDERS = '''
-from dataclasses import dataclass
 
-import numpy as np
-from PIL import Image
-
-from seamseg.components import ImageFormat, key, output_format
-
-
-@dataclass(frozen=True)
-class BorderKeys:
-    """Keys of the borders."""
-
-    value: int = key("grey value of a border", 255, minimum=1, maximum=255)
-
-
-@output_format("borders", keys=BorderKeys)
-class Borders(ImageFormat):
-    """The borders between segments."""
-
-    kinds = ("panoptic",)
-    needs_photo = False
-    member = "borders.png"
-    ending = "_borders.png"
-
-    def image(self, rgb, prediction, result):
-        """Draw the borders."""
-        ids = result.id_map
-        border = np.zeros(ids.shape, np.uint8)
-        border[:, 1:][ids[:, 1:] != ids[:, :-1]] = self.keys.value
-        return Image.fromarray(border)
-'''
+BORDERS = template("format", "borders")
 
 
 file = component_file("my_borders.py", BORDERS)
@@ -78,11 +49,11 @@ def test_other_keys_are_another_run(file, micro_run, micro, tmp_path, seamseg_ma
 def test_errors_name_the_format_and_the_image(file, micro_run, micro, tmp_path, seamseg_main, capsys):
     """Nothing remains of a run whose first image fails, so that the corrected format runs in the same folder."""
     photo = micro / "img" / "val0.png"
-    file.write_text(BORDERS.replace("ids = result.id_map", 'ids = result.maps["none"]'))
+    file.write_text(BORDERS.replace("result.id_map.shape", 'result.maps["none"]'))
     words = ("--device", "cpu", "--workers", "0", "--quiet", "--components", file, "--format", "borders")
     assert seamseg_main("predict", micro_run, photo, tmp_path / "out", *words) == 1
     lines = capsys.readouterr().err.strip().splitlines()
-    assert lines[-1] == f"seamseg predict: {photo}: format borders, {file} line 28: KeyError: 'none'"
+    assert lines[-1] == f"seamseg predict: {photo}: format borders, {file} line 29: KeyError: 'none'"
     file.write_text(BORDERS.replace("self.keys.value", "self.key.value"))
     forget("my_borders")
     del sys.modules["my_borders"]

@@ -12,47 +12,13 @@ from support.components import component_file
 
 import seamseg
 from seamseg.checkpoints.snapshot import load_snapshot
+from seamseg.cli.new import template
 from seamseg.training.run import run_training
 from seamseg.utils.distributed import distributed
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.validation.validator import scores_of_all
 
 pytestmark = pytest.mark.usefixtures("narrow", "imported")
-
-CARS = '''
-from dataclasses import dataclass
-
-import numpy as np
-
-from seamseg.components import Metric, key, metric
-
-
-@dataclass(frozen=True)
-class CarKeys:
-    """Keys of the metric."""
-
-    score: float = key("minimum score of a detection", 0.0, minimum=0, maximum=1)
-
-
-@metric("cars", keys=CarKeys)
-class Cars(Metric):
-    """Mean difference between the numbers of found and true things."""
-
-    higher_is_better = False
-
-    def begin(self, num_stuff, num_thing):
-        self.first, self.counts = num_stuff, np.zeros(2)
-
-    def add(self, item, prediction):
-        true = sum(self.first <= c != 255 for c in item.cat)
-        self.counts += abs(int((prediction.scores > self.keys.score).sum()) - true), 1
-
-    def state(self):
-        return self.counts
-
-    def scores(self, state):
-        return {"car_error": state[0] / state[1], "car_images": state[1]}
-'''
 
 
 MEDIAN = '''
@@ -79,6 +45,11 @@ class Median(Metric):
         ids = sorted(greatest for _, greatest in state)
         return {"median_id": ids[len(ids) // 2], "entries": len(ids)}
 '''
+
+
+CARS = template("metric", "cars").replace(
+    '"cars_error": state[0] / state[1]', '"car_error": state[0] / state[1], "car_images": state[1]'
+)
 
 
 file = component_file("my_cars.py", CARS)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support.components import DEPTH, component_file
+from support.components import DEPTH, code_of_page, component_file
 
 from seamseg.config import load_config
 from seamseg.data.folder import DatasetFolder
@@ -19,40 +19,21 @@ from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError, SeamsegError
 
 pytestmark = pytest.mark.usefixtures("narrow", "imported")
-
-MOSAIC = '''
-from dataclasses import dataclass
-
-from seamseg.components import Mix, key, mix
-
-
-@dataclass(frozen=True)
-class MosaicKeys:
-    """Keys of the mosaic."""
-
-    probability: float = key("probability of a mosaic", 1.0, minimum=0, maximum=1)
+HALVES = code_of_page("extend_data.md", '@mix("halves"')
+CROPS = (
+    "mix halves.probability=1",
+    "dataloader.crop_size=(48, 56)",
+    "dataloader.random_scale=(0.5, 2)",
+    "dataloader.random_flip=yes",
+)
 
 
-@mix("mosaic", keys=MosaicKeys)
-class Mosaic(Mix):
-    """Another image over the right half."""
-
-    def combine(self, image, rng, load):
-        """Paste all of it."""
-        if rng.random() >= self.keys.probability:
-            return image
-        other = load()
-        return image.paste(other, range(len(other.cat)), 0, image.ids.shape[2] // 2)
-'''
-CROPS = ("dataloader.crop_size=(48, 56)", "dataloader.random_scale=(0.5, 2)", "dataloader.random_flip=yes")
-
-
-file = component_file("my_mosaic.py", MOSAIC)
+file = component_file("my_halves.py", HALVES)
 
 
 @pytest.fixture
 def options(component_options, file):
-    """Of a training with mosaics of crops."""
+    """Of a training with halvess of crops."""
     return lambda run, *more, **others: component_options(file, run, *CROPS, *more, **others)
 
 
@@ -67,7 +48,7 @@ def test_the_other_half_is_that_without_it(options, micro, micro_config):
     """Scale, crop and flip of the image are the same; boxes, classes and flags belong to the ids."""
     given = options("run").overrides
     changed = 0
-    plain = batches(micro_config, micro, (*given, "mix mosaic.probability=0"))
+    plain = batches(micro_config, micro, (*given, "mix halves.probability=0"))
     for a, b in zip(plain, batches(micro_config, micro, given), strict=True):
         (one,), (other,) = a.masks, b.masks
         assert a.ids == b.ids
@@ -88,7 +69,7 @@ def test_the_other_half_is_that_without_it(options, micro, micro_config):
 
 
 def test_maps_are_those_of_the_segments(options, tmp_path, micro, micro_config):
-    """The map of an image states its segment of each pixel; after a mosaic it still does, for both images."""
+    """The map of an image states its segment of each pixel; after a halves it still does, for both images."""
     data = tmp_path / "data"
     shutil.copytree(micro, data)
     (data / "depth").mkdir()
@@ -98,7 +79,7 @@ def test_maps_are_those_of_the_segments(options, tmp_path, micro, micro_config):
         np.save(data / "depth" / f"{info.id}.npy", np.where(ids > 0, np.asarray(info.cat)[ids] + 1, 0))
     head = tmp_path / "my_depth.py"
     head.write_text(DEPTH)
-    given = (*options("run").overrides, f"general.components={head}, {tmp_path / 'my_mosaic.py'}")
+    given = (*options("run").overrides, f"general.components={head}, {tmp_path / 'my_halves.py'}")
     for batch in batches(micro_config, data, given):
         ids, depth = batch.masks[0][0], batch.maps["depth"][0][0]
         assert torch.equal(depth[ids > 0], (batch.categories[0][ids][ids > 0] + 1) * 0.5)
@@ -131,7 +112,7 @@ MISTAKES = {
     "a change": ("image.pixels.fill(0)", "ValueError: .*read-only"),
     "borders": ("image._replace(cut=image.cut[:, :2])", r"cut must be bool of \(\d+, 4\), returned bool of"),
     "maps": ("image._replace(maps={'a': other})", "the maps must be none, returned a"),
-    "a name": ("images", r", .*my_mosaic.py line 23: NameError: name 'images'"),
+    "a name": ("images", r", .*my_halves.py line 21: NameError: name 'images'"),
 }
 """What is returned instead, and the error."""
 
@@ -139,8 +120,8 @@ MISTAKES = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistakes(name, file, options):
     code, message = MISTAKES[name]
-    file.write_text(MOSAIC.replace(RETURNED, code))
-    with pytest.raises(SeamsegError, match=f"^mix mosaic.*{message}") as error:
+    file.write_text(HALVES.replace(RETURNED, code))
+    with pytest.raises(SeamsegError, match=f"^mix halves.*{message}") as error:
         run_training(options("run"))
     assert not isinstance(error.value, InputError), "an unreadable image would be replaced"
     assert "\n" not in str(error.value)
@@ -149,16 +130,16 @@ def test_mistakes(name, file, options):
 def test_a_data_set_that_does_not_suit(file, options):
     code = """
     def __init__(self, keys, reader):
-        raise InputError(f"mix mosaic: {reader.root.name} has {len(reader.images)} images only")
+        raise InputError(f"mix halves: {reader.root.name} has {len(reader.images)} images only")
 """
-    text = MOSAIC.replace("    def combine", f"{code}\n    def combine")
+    text = HALVES.replace("    def combine", f"{code}\n    def combine")
     file.write_text("from seamseg.utils.errors import InputError\n" + text)
-    with pytest.raises(InputError, match=r"mix mosaic: \w+ has \d images only$"):
+    with pytest.raises(InputError, match=r"mix halves: \w+ has \d images only$"):
         run_training(options("run"))
 
 
 def test_what_is_no_mix(file, options):
-    text = MOSAIC.replace("Mosaic(Mix)", "Mosaic").replace("def combine", "def __init__(*_): return\n\n    def combine")
+    text = HALVES.replace("Halves(Mix)", "Halves").replace("def combine", "def __init__(*_): return\n\n    def combine")
     file.write_text(text)
     with pytest.raises(InputError, match=r"must be a class derived from seamseg\.components\.Mix"):
         run_training(options("run"))
@@ -168,6 +149,7 @@ def test_an_image_without_others(options, file, micro, micro_config, tmp_path):
     data = tmp_path / "data"
     shutil.copytree(micro, data)
     (data / "lst" / "train.txt").write_text("train0\n")
-    text = MOSAIC.replace("other = load()", "assert load() is None and load([0]) is None and load([]) is None")
-    file.write_text(text.replace(RETURNED, "image"))
+    checked = "        assert load([0]) is None and load([]) is None\n        if other is None"
+    text = HALVES.replace("        if other is None", checked)
+    file.write_text(text.replace(RETURNED, "1 / 0"))
     run_training(replace(options("run", "scheduler.epochs=1"), data=data))

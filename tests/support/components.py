@@ -53,66 +53,15 @@ def halving(t, total, keys):
     return 0.5 ** (10 * t // total)
 '''
 
-EDGES = '''
-from dataclasses import dataclass
 
-import torch
-from torch import nn
-from torch.nn import functional
-
-from seamseg.components import Head, Map, head, key
+def code_of_page(page: str, part: str) -> str:
+    """Return the code of a page of docs/how-to that has this part."""
+    text = (Path(__file__).parents[2] / "docs" / "how-to" / page).read_text(encoding="utf-8")
+    (code,) = [code for block in text.split("```python\n")[1:] if part in (code := block.split("```")[0])]
+    return code
 
 
-@dataclass(frozen=True)
-class EdgeKeys:
-    """Keys of the borders."""
-
-    weight: float = key("weight of edge_loss in the total", 0.5, minimum=0)
-    channels: int = key("channels of the hidden layer", 8, minimum=1)
-
-
-@head("edge", keys=EdgeKeys)
-class EdgeHead(Head):
-    """Pixels on the border between two segments."""
-
-    losses = {"edge_loss": "weight"}
-    outputs = {"edge": Map()}
-
-    def __init__(self, keys, context):
-        super().__init__(keys, context)
-        self.hidden = nn.Conv2d(context.width, keys.channels, 3, padding=1, bias=False)
-        self.norm = context.norm(keys.channels)
-        self.output = nn.Conv2d(keys.channels, 1, 1)
-
-    def forward(self, features):
-        """Classify the cells of the finest level."""
-        return {"edge": self.output(self.norm(self.hidden(features.levels[0])))}
-
-    def targets(self, batch):
-        """Find the borders, 1 x H x W each, padded to one size; -1 in the padding."""
-        found = []
-        for masks in batch.masks:
-            ids = masks[0]
-            border = torch.zeros_like(ids, dtype=torch.float32)
-            border[:, 1:] += (ids[:, 1:] != ids[:, :-1]).float()
-            border[1:] += (ids[1:] != ids[:-1]).float()
-            found.append(border.clamp(max=1))
-        height, width = (max(x.shape[d] for x in found) for d in (0, 1))
-        return torch.stack(
-            [functional.pad(x, (0, width - x.shape[1], 0, height - x.shape[0]), value=-1) for x in found]
-        )[:, None]
-
-    def loss(self, outputs, targets):
-        """Compare with the cross-entropy."""
-        logits = functional.interpolate(outputs["edge"].float(), targets.shape[-2:], mode="bilinear")
-        valid = targets >= 0
-        losses = functional.binary_cross_entropy_with_logits(logits[valid], targets[valid])
-        return {"edge_loss": (losses, valid.sum())}
-
-    def predict(self, outputs):
-        """Return probabilities."""
-        return {"edge": outputs["edge"].sigmoid()}
-'''
+EDGES = code_of_page("extend.md", '@head("edge"')
 
 VECTORS = '''
 import torch
