@@ -156,6 +156,18 @@ def test_the_ranking_of_average_precision():
     assert ranked_by_masks(predict(classes, -np.abs(masks) - 1, (48, 80), (48, 80))).scores.shape == (0,)
 
 
+def test_outputs_that_are_damaged():
+    classes, masks = outputs(1)
+    for columns, rows in ((classes[1:], masks), (classes[:, 1:], masks)):
+        with pytest.raises(ValueError, match="do not match"):
+            predict(columns, rows, (48, 80), (48, 80))
+    masks[3:] = np.nan
+    classes[2] = np.nan
+    found = predict(classes, masks, (48, 80), (48, 80))
+    assert np.isfinite(found.scores).all()
+    merge_queries(found.queries, found.size, (90, 90), STUFF, 0.1, 0.1)
+
+
 @pytest.mark.parametrize("count", [0, 3])
 def test_nothing(count):
     """No query at all, and masks without a pixel."""
@@ -166,23 +178,6 @@ def test_nothing(count):
     assert found.semantic.shape == (47, 75)
     assert not merge_queries(found.queries, found.size, (90, 90), STUFF).ids.any()
     assert len(fuse(found, STUFF, min_stuff_area=10**6).categories) == 1
-
-
-def test_not_a_number():
-    classes, masks = outputs(1)
-    masks[3:] = np.nan
-    classes[2] = np.nan
-    found = predict(classes, masks, (48, 80), (48, 80))
-    assert np.isfinite(found.scores).all()
-    merge_queries(found.queries, found.size, (90, 90), STUFF, 0.1, 0.1)
-
-
-@pytest.mark.parametrize("wrong", ["queries", "columns"])
-def test_shapes_that_do_not_match(wrong):
-    classes, masks = outputs(0)
-    classes = classes[1:] if wrong == "queries" else classes[:, 1:]
-    with pytest.raises(ValueError, match="do not match"):
-        predict(classes, masks, (48, 80), (48, 80))
 
 
 DISCS = 25
@@ -254,11 +249,8 @@ def test_a_whole_photo_is_merged_at_its_own_size(photo_size):
     check_street(result, resize_nearest(ids, photo_size), (0.995, 0.975))
     merged = merge_queries(prediction.queries, ids.shape, photo_size, 2)
     assert np.array_equal(result.id_map, merged.ids)
-
-
-def test_as_detections_and_classes():
-    image, ids = street()
-    check_street(to_result(fuse(Ideal().see(image), 2, 0.8, 0.8), ids.shape, 2), ids, (0.99, 0.98))
+    # by its detections and class map
+    check_street(to_result(fuse(prediction, 2, 0.8, 0.8), ids.shape, 2), ids, (0.99, 0.98))
 
 
 @pytest.mark.parametrize("tiled", [False, True])

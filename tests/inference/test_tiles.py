@@ -1,7 +1,6 @@
 """Positions of tiles; results in tiles equal those of the whole image."""
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -33,13 +32,8 @@ def test_spans_cover_an_axis(length, side, share):
         assert one.start < other.start
         assert abs((one.stop - one.core_stop) - (other.core_start - other.start)) <= 1
     assert len(found) == 1 or min(s.stop - s.start for s in found) > side - STRIDE
-
-
-def test_tiles_are_a_grid():
-    tiles = tiles_of((100, 300), 128, 32)
-    assert [(t.row, t.column) for t in tiles] == [(0, 0), (0, 1), (0, 2)]
-    assert all(t.y == spans(100, 128, 32)[0] for t in tiles)
-    assert [t.x for t in tiles] == spans(300, 128, 32)
+    tiles = [(t.row, t.column, t.y, t.x) for t in tiles_of((length, 40), side, overlap)]
+    assert tiles == [(k, 0, span, Span(0, 40, 0, 40)) for k, span in enumerate(found)]
 
 
 @pytest.mark.parametrize(
@@ -56,9 +50,6 @@ def test_tiles_are_a_grid():
 )
 def test_which_images_are_tiled(tiles, size, side):
     assert Tiling(tiles).side_for(size) == side
-
-
-def test_overlap():
     assert Tiling().overlap_for(2048) == 512
     assert Tiling(1024, 100).overlap_for(1024) == 100
     assert Tiling(1024, 500).overlap_for(128) == 64
@@ -194,6 +185,13 @@ def test_classes_in_tiles_are_those_of_the_whole(size, side, share, seed):
     assert_same(seen, whole(SceneNet(), rgb))
 
 
+def test_an_object_at_a_corner_of_four_tiles():
+    assert len(tiles_of((224, 224), 128, 32)) == 4
+    for offset in range(90, 134, 4):
+        rgb = scene((224, 224), [(offset, offset, offset + 20, offset + 20)], np.random.default_rng(0))
+        assert_same(in_tiles(SceneNet(), rgb, 128, 32), whole(SceneNet(), rgb))
+
+
 GAP = 10
 """Pixels between objects, which the coarse view must not blend."""
 
@@ -238,37 +236,7 @@ def test_pieces_that_the_coarse_view_misses_are_joined(overlap):
     rgb = scene((800, 800), [fence, post], np.random.default_rng(0))
     net = SceneNet(least=6)
     result = result_of(in_tiles(net, rgb, 128, overlap))
+    assert max(h * w for h, w in net.sizes) <= 128**2, "an input is larger than a tile"
     things = [s for s in result.segments if s.isthing]
     assert sorted(s.box for s in things) == [fence, post]
     assert (result.id_map > 0).all()
-
-
-def test_an_object_at_a_corner_of_four_tiles():
-    tiles = tiles_of((224, 224), 128, 32)
-    assert len(tiles) == 4
-    for offset in range(90, 134, 4):
-        box = (offset, offset, offset + 20, offset + 20)
-        rgb = scene((224, 224), [box], np.random.default_rng(0))
-        assert_same(in_tiles(SceneNet(), rgb, 128, 32), whole(SceneNet(), rgb))
-
-
-def test_memory_is_that_of_a_tile():
-    """No input of the network, the coarse view included, is larger than a tile."""
-    net = SceneNet()
-    in_tiles(net, scene((300, 900), [(5, 5, 200, 800)], np.random.default_rng(0)), 128, 32)
-    assert len(net.sizes) > 20
-    assert max(h * w for h, w in net.sizes) <= 128**2
-
-
-def test_a_network_of_parts():
-    """Without a semantic head or masks."""
-
-    class Boxes(SceneNet):
-        def predict(self, images):
-            return [replace(p, semantic=None, mask_logits=None) for p in super().predict(images)]
-
-    rgb = scene((200, 300), [(90, 100, 110, 140)], np.random.default_rng(0))
-    seen = in_tiles(Boxes(), rgb, 128, 32)
-    assert seen.semantic is None
-    assert seen.mask_logits is None
-    assert seen.boxes.tolist() == [[90, 100, 110, 140]]
