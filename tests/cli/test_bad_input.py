@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -15,7 +14,6 @@ import torch
 from PIL import Image
 
 from seamseg.cli.main import COMMANDS, build_parser
-from seamseg.formats.id_png import read_id_png
 from seamseg.utils.files import write_json
 
 pytestmark = pytest.mark.usefixtures("narrow")
@@ -64,39 +62,19 @@ def refused(
 # --- models
 
 
-def with_code(snapshot: Path, path: Path) -> None:
-    content = torch.load(snapshot, weights_only=True)
-    torch.save({**content, "training_meta": Evil()}, path)
-
-
-def of_the_original(snapshot: Path, path: Path) -> None:
-    content = torch.load(snapshot, weights_only=True)
-    torch.save({key: content[key] for key in ("config", "state_dict", "training_meta")}, path)
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [(with_code, "refused: it holds pickled code"), (of_the_original, "give metadata.bin with --meta")],
-)
-def test_models(micro_run, micro, tmp_path, refused, spoil, message) -> None:
-    path = tmp_path / "model.pth.tar"
-    spoil(micro_run / "model_last.pth.tar", path)
-    for words in (("predict", path, micro / "img", tmp_path / "out"), ("evaluate", path, micro)):
-        line = refused(*words)
-        assert message in line
-        assert "model.pth.tar" in line
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_snapshot_of_other_classes(micro_run, micro_config, micro, tmp_path, refused) -> None:
+def test_models(micro_run, micro, tmp_path, refused) -> None:
     content = torch.load(micro_run / "model_last.pth.tar", weights_only=True)
-    head = content["state_dict"]["sem_head"]
-    head["conv_sem.weight"], head["conv_sem.bias"] = head["conv_sem.weight"][1:], head["conv_sem.bias"][1:]
-    torch.save(content, tmp_path / "other.pth.tar")
-    words = ("--log-dir", tmp_path / "run", "--resume", tmp_path / "other.pth.tar")
-    line = refused("train", micro_config, micro, *words)
-    assert "other.pth.tar: was trained on 2 classes, the data set has 3; use --pre-train " in line
-    assert line.endswith("other.pth.tar --pre-train-classes TABLE to start from its weights")
+    with_code = {**content, "training_meta": Evil()}
+    of_the_original = {key: content[key] for key in ("config", "state_dict", "training_meta")}
+    path = tmp_path / "model.pth.tar"
+    for content, message in (
+        (with_code, "model.pth.tar: refused: it holds pickled code"),
+        (of_the_original, "give metadata.bin with --meta"),
+    ):
+        torch.save(content, path)
+        for words in (("predict", path, micro / "img", tmp_path / "out"), ("evaluate", path, micro)):
+            assert message in refused(*words)
+    assert not (tmp_path / "out").exists()
 
 
 def test_resume_takes_a_run_folder(micro_run, micro_config, micro, tmp_path, refused, seamseg_main, capsys) -> None:
@@ -111,9 +89,9 @@ def test_resume_takes_a_run_folder(micro_run, micro_config, micro, tmp_path, ref
 
 
 def test_classes_that_a_model_lacks(micro_run, micro, tmp_path, refused) -> None:
-    for option, name in (("--anonymize", "face"), ("--anonymize", "cra"), ("--classes", "face")):
-        line = refused("predict", micro_run, micro / "img", tmp_path / "out", option, name)
-        assert f"{option}: the model has no class {name!r}; " in line
+    for option in ("--anonymize", "--classes"):
+        line = refused("predict", micro_run, micro / "img", tmp_path / "out", option, "face")
+        assert f"{option}: the model has no class 'face'; " in line
         assert line.endswith("its classes are sky, road, car")
 
 
@@ -125,22 +103,6 @@ def id_that_cat_lacks(data: Path) -> None:
     ids = np.array(Image.open(path))
     ids[0, 0] = 77
     Image.fromarray(ids).save(path)
-
-
-def mask_of_another_size(data: Path) -> None:
-    Image.new("L", (9, 5)).save(data / "msk" / "val1.png")
-
-
-def photo_of_another_size(data: Path) -> None:
-    Image.new("RGB", (9, 5)).save(data / "img" / "val1.png")
-
-
-def zero_byte_photo(data: Path) -> None:
-    (data / "img" / "val1.png").write_bytes(b"")
-
-
-def no_photos(data: Path) -> None:
-    shutil.rmtree(data / "img")
 
 
 def empty_list(data: Path) -> None:
@@ -157,10 +119,6 @@ def raw_cityscapes(data: Path) -> None:
     ("spoil", "message"),
     [
         (id_that_cat_lacks, "val1.png: the mask has instance id 77"),
-        (mask_of_another_size, "val1.png: the mask is 9 x 5 pixels"),
-        (photo_of_another_size, "val1.png: the image is 9 x 5 pixels"),
-        (zero_byte_photo, "val1.png: the file is empty (0 bytes)"),
-        (no_photos, "no photo of image"),
         (empty_list, "the list is empty"),
         (raw_cityscapes, "seamseg prepare cityscapes"),
         (shutil.rmtree, "no such data set folder"),
@@ -173,7 +131,7 @@ def test_data_sets(micro_run, micro_config, data, tmp_path, refused, spoil, mess
     # the same by training, here on the spoiled images
     words = ("--set", "dataloader.train_set=val", "--log-dir", tmp_path / "run")
     assert message in refused("train", micro_config, data, *words)
-    if not data.is_dir() or not (data / "lst" / "val.txt").is_file() or spoil is empty_list:
+    if spoil is not id_that_cat_lacks:
         assert not (tmp_path / "run").exists(), "a run that was refused leaves nothing"
 
 
@@ -186,72 +144,6 @@ def test_a_run_folder_that_is_there_stays(micro_config, micro, tmp_path, refused
 
 
 # --- photos
-
-
-def test_folders_without_photos(micro_run, tmp_path, refused) -> None:
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "readme.txt").write_text("no photo")
-    for inputs in ("photos", "photos/*.jpg"):
-        assert "0 images" in refused("predict", micro_run, tmp_path / inputs, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_photos_of_every_kind(micro_run, micro, tmp_path, seamseg_main) -> None:
-    """Each gives a result at its own size, turned as viewers turn it, equal to that of the plain photo."""
-    folder = tmp_path / "photos ä 街"
-    folder.mkdir()
-    street = Image.open(micro / "img" / "val0.png").convert("RGB").quantize(200)
-    plain, grey = street.convert("RGB"), street.convert("L")
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    plain.save(folder / "plain.png")
-    street.save(folder / "palette.png")
-    plain.transpose(Image.Transpose.ROTATE_90).save(folder / "turned.png", exif=exif)
-    grey.save(folder / "grey.png")
-    Image.fromarray(np.asarray(grey).astype(np.uint16) * 257).save(folder / "grey16.png")
-    plain.convert("CMYK").save(folder / "cmyk.tif")
-    out = tmp_path / "out ö"
-    words = ("--format", "coco,overlay", "--workers", "0", "--min-area", "0")
-    assert seamseg_main("predict", micro_run, folder, out, *words, *QUIET) == 0
-    maps = {path.stem: read_id_png(path) for path in (out / "panoptic").iterdir()}
-    assert {name: ids.shape for name, ids in maps.items()} == dict.fromkeys(
-        ("plain", "palette", "turned", "grey", "grey16", "cmyk"), (64, 96)
-    )
-    for one, other in (("palette", "plain"), ("turned", "plain"), ("cmyk", "plain"), ("grey16", "grey")):
-        # ids are colours near that of the class, so the same map has the same ids
-        assert (maps[one] == maps[other]).mean() > 0.99, one
-    assert all(Image.open(path).size == (96, 64) for path in out.glob("*.jpg"))
-
-
-def test_names_of_every_kind(micro_run, micro, tmp_path, seamseg_main) -> None:
-    """As long as file systems allow, with blanks, dashes, quotes and bytes that are no text; links in a circle."""
-    folder, out = tmp_path / "photos", tmp_path / "out"
-    folder.mkdir()
-    names = ["--format.jpg", "with blank .jpg", "new\nline.jpg", "q'\"$HOME%41#?.jpg", "街" * 83 + ".jpg"]
-    for name in (*(os.fsencode(n) for n in names), b"\xff\xfe.jpg"):
-        shutil.copy(micro / "img" / "val0.png", os.path.join(os.fsencode(folder), name))
-    (folder / "circle").symlink_to(folder)
-    (folder / "self.jpg").symlink_to(folder / "self.jpg")
-    words = ("--workers", "0", "--format", "overlay,coco", *QUIET)
-    assert seamseg_main("predict", micro_run, folder, out, *words) == 1
-    assert sum(p.suffix == ".jpg" for p in out.iterdir()) == len(names) + 1
-    assert len(list((out / "panoptic").iterdir())) == len(names) + 1
-    (folder / "self.jpg").unlink()
-    assert seamseg_main("predict", micro_run, folder, out, *words) == 0
-    assert len(json.loads((out / "panoptic.json").read_text())["images"]) == len(names) + 1
-
-
-def test_outputs_around_the_photos(micro_run, micro, tmp_path, seamseg_main, monkeypatch) -> None:
-    """`predict RUN photos .` works on all of photos/, and outputs within photos/ are no photos the next time."""
-    (tmp_path / "photos" / "sub").mkdir(parents=True)
-    for name in ("a.png", "sub/b.png"):
-        shutil.copy(micro / "img" / "val0.png", tmp_path / "photos" / name)
-    monkeypatch.chdir(tmp_path)
-    assert seamseg_main("predict", micro_run, "photos", ".", "--workers", "0", *QUIET) == 0
-    assert sorted(p.as_posix() for p in Path().rglob("*.jpg")) == ["a.jpg", "sub/b.jpg"]
-    for _ in range(2):
-        assert seamseg_main("predict", micro_run, "photos", "photos/out", "--workers", "0", *QUIET) == 0
-        assert sorted(p.name for p in Path("photos/out").rglob("*.jpg")) == ["a.jpg", "b.jpg"]
 
 
 # --- arguments
@@ -319,22 +211,8 @@ NUMBERS = {
     "prepare export DATA OUT": "workers",
 }
 """The options with a number, by the command with its other arguments."""
-LIMITED = {
-    *(
-        "--workers",
-        "--rounds",
-        "--train",
-        "--val",
-        "--pad-to",
-        "--tile-overlap",
-        "--opset",
-        "--port",
-        "--size",
-        "--crop",
-        "--scale",
-    ),
-    *("--score-threshold", "--overlap-threshold", "--anonymize-score", "--hold-out"),
-}
+LIMITED = "workers rounds train val pad-to tile-overlap opset port size crop scale hold-out anonymize-score"
+LIMITED = f"{LIMITED} score-threshold overlap-threshold".split()
 """Those that have a largest number."""
 INPUT_SIZE = ("--shortest-size", "--longest-max-size")
 OPTIONS = [(command, f"--{option}") for command, options in NUMBERS.items() for option in options.split()]
@@ -371,8 +249,8 @@ def test_numbers_that_no_option_can_have(
     places = {"RUN": micro_run, "DATA": micro, "IMG": micro / "img", "MSK": micro / "msk", "OUT": tmp_path / "out"}
     places |= {"GT": tmp_path / "gt.json", "LIST": tmp_path / "list.json", "EV": micro_run}
     words = [str(places.get(word, word)) for word in command.split()]
-    values = ("nan", "-inf", "", "-1")
-    for value in (*values, "9223372036854775808") if option in LIMITED else values:
+    values = ("nan", "", "-1")
+    for value in (*values, "9223372036854775808") if option[2:] in LIMITED else values:
         if (option, value) == ("--scale", "-1"):
             continue  # the size of the image
         assert seamseg_main(*words, f"{option}={value}", "--quiet") == 2, value

@@ -121,11 +121,8 @@ def test_shards_get_the_outputs_of_a_folder(micro_run, photos, tmp_path, seamseg
     assert [order[k : k + 3] for k in range(0, len(order), 3)] == [[k] * 3 for k in order[::3]]
     for line in lines(found["predictions.jsonl"]):
         assert set(line["members"]) <= set(members(found[line["outputs"][0]]))
-    first, second = (
-        without_times(local["predictions.jsonl"], "outputs"),
-        without_times(found["predictions.jsonl"], "outputs", "members"),
-    )
-    assert first == second
+    of_shards = without_times(found["predictions.jsonl"], "outputs", "members")
+    assert of_shards == without_times(local["predictions.jsonl"], "outputs")
 
 
 def test_shards_are_read_back_as_photos(micro_run, photos, tmp_path, seamseg_main):
@@ -157,27 +154,14 @@ def test_webdataset_reads_the_shards(micro_run, photos, tmp_path, seamseg_main):
         assert sample["__key__"] == key_of(json.loads(sample["json"])["name"])
 
 
-def outputs_of(place):
-    if "://" in str(place):
-        return content_of_url(str(place).rpartition("/")[0] if "%" in str(place) else place)
-    return content_of_folder(place.parent if "%" in str(place) else place)
-
-
-@pytest.mark.parametrize(
-    "out",
-    [
-        *("", "p-%d.tar"),
-        pytest.param("memory://bucket/out", marks=pytest.mark.slow),
-        pytest.param("memory://bucket/out/p-%d.tar", marks=pytest.mark.slow),
-    ],
-)
-def test_missing_new_or_changed_photos_are_processed(micro_run, photos, tmp_path, seamseg_main, memory, out, capsys):
-    place = out if "://" in out else tmp_path / "out" / out
+@pytest.mark.parametrize("out", ["", "p-%d.tar"])
+def test_missing_new_or_changed_photos_are_processed(micro_run, photos, tmp_path, seamseg_main, out, capsys):
+    place = tmp_path / "out" / out
     words = ("--device", "cpu", "--workers", "0", "--format", "coco", "--shard-photos", "1")
 
     def again(*more):
         assert seamseg_main("predict", micro_run, photos, place, *words, *more) == 0
-        found = outputs_of(place)
+        found = content_of_folder(tmp_path / "out")
         names = [line["name"] for line in lines(found["predictions.jsonl"])]
         assert [i["id"] for i in json.loads(found["panoptic.json"])["images"]] == names
         if "%" in out:
@@ -194,11 +178,7 @@ def test_missing_new_or_changed_photos_are_processed(micro_run, photos, tmp_path
     if "%" not in out:
         Image.new("RGB", (48, 32), (1, 2, 3)).save(photos / "a.png")
         assert again() == (1, NAMES)
-    gone = "p-2.tar" if "%" in out else "panoptic/sub/a.png"
-    if "://" in out:
-        memory.rm(f"/bucket/out/{gone}")
-    else:
-        (tmp_path / "out" / gone).unlink()
+    (tmp_path / "out" / ("p-2.tar" if "%" in out else "panoptic/sub/a.png")).unlink()
     assert again() == (1, NAMES)
     assert seamseg_main("predict", micro_run, photos, place, *words, "--min-area", "5") == 2
     assert "min_area None (now 5)" in capsys.readouterr().err
@@ -225,20 +205,14 @@ def test_a_changed_container_needs_a_restart_with_shards(micro_run, photos, tmp_
     with tarfile.open(archive, "w") as tar:
         tar.add(photos / "a.png", "a.png")
     words = ("predict", micro_run, archive, tmp_path / "out" / "p-%d.tar", *CPU, "--format", "coco")
-    assert seamseg_main(*words) == 0
-    assert seamseg_main(*words) == 0
+    for _ in range(2):
+        assert seamseg_main(*words) == 0
     os.utime(archive, ns=(1, 1))
     assert seamseg_main(*words) == 2
     assert "in.tar:a.png: changed since its outputs were written to" in capsys.readouterr().err
     # photos of a shard that is gone are processed again
     (tmp_path / "out" / "p-0.tar").unlink()
     assert seamseg_main(*words) == 0
-
-
-def test_the_layout_is_a_setting(micro_run, photos, tmp_path, seamseg_main, capsys):
-    assert seamseg_main("predict", micro_run, photos, tmp_path / "out", *CPU) == 0
-    assert seamseg_main("predict", micro_run, photos, tmp_path / "out" / "p-%d.tar", *CPU) == 2
-    assert "shards None (now p-*.tar)" in capsys.readouterr().err
 
 
 def test_unknown_shards_are_not_changed(micro_run, photos, tmp_path, seamseg_main, capsys):
@@ -264,6 +238,8 @@ def test_a_permanent_failure_of_a_store_is_one_line(
         tries[target] += 1
         if "sub" in target or "p-2" in target:
             raise OSError("the bucket leaks")
+        if tries[target] < 3:
+            raise ConnectionError("lost")
         return put(self, path, target, *more, **options)
 
     monkeypatch.setattr(type(memory), "put_file", failing)
@@ -275,6 +251,8 @@ def test_a_permanent_failure_of_a_store_is_one_line(
         f"memory://bucket/out/{where}: cannot be written: OSError: the bucket leaks; re-run the same", error
     )
     assert max(tries.values()) == 3
+    done = content_of_url("memory://bucket/out")
+    assert "p-0.tar" in done if "%" in out else "panoptic/a.png" in done, "those that fail twice only are written"
     monkeypatch.undo()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     assert seamseg_main(*words) == 0
@@ -326,20 +304,6 @@ def test_no_shared_memory(micro_run, photos, tmp_path, seamseg_main, capsys, mon
     assert "cannot start worker processes: unable to allocate shared memory(shm)" in error
     assert error.endswith("or use --workers 0")
     assert not list((tmp_path / "out").glob(".*"))
-
-
-def test_temporary_failures_of_a_store_are_retried(micro_run, photos, seamseg_main, memory, monkeypatch):
-    put, calls = type(memory).put_file, Counter()
-
-    def failing(self, path, target, *more, **options):
-        calls[target] += 1
-        if calls[target] < 3:
-            raise ConnectionError("lost")
-        return put(self, path, target, *more, **options)
-
-    monkeypatch.setattr(type(memory), "put_file", failing)
-    assert seamseg_main("predict", micro_run, photos, "memory://bucket/out", *CPU) == 0
-    assert len(lines(content_of_url("memory://bucket/out")["predictions.jsonl"])) == len(NAMES)
 
 
 def test_a_full_disk_while_a_shard_is_made(micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys):

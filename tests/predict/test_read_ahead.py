@@ -16,6 +16,7 @@ from seamseg.predict.sources.base import Source
 from seamseg.predict.sources.find import find_sources
 from seamseg.predict.sources.reader import ProcessDecoders, ReadAheadBudget
 from seamseg.predict.sources.share import DecoderShare, ThreadDecoders
+from seamseg.utils.errors import SeamsegError
 from seamseg.utils.parallel import BackgroundWriter
 
 
@@ -87,9 +88,11 @@ def test_a_decoder_waits_only_for_its_own_photos_and_while_its_parent_lives(monk
     budget.wait(0)
 
 
-def test_background_limits_bytes():
-    background, go = BackgroundWriter(threads=2, waiting=4, most_bytes=100), threading.Event()
-    background.submit(go.wait, size=500)
+@pytest.mark.parametrize(("limits", "jobs"), [({"waiting": 4, "most_bytes": 100}, 1), ({"waiting": 1}, 2)])
+def test_background_limits_bytes_and_jobs(limits, jobs):
+    background, go = BackgroundWriter(threads=1, **limits), threading.Event()
+    for _ in range(jobs):
+        background.submit(go.wait, size=500)
     late = threading.Thread(target=background.submit, args=(lambda: None,), kwargs={"size": 10})
     late.start()
     late.join(0.1)
@@ -98,3 +101,13 @@ def test_background_limits_bytes():
     late.join(60)
     assert not late.is_alive()
     background.finish()
+
+
+def test_background_raises_errors_again():
+    def fail():
+        raise SeamsegError("no room")
+
+    background = BackgroundWriter(threads=1, waiting=1)
+    background.submit(fail)
+    with pytest.raises(SeamsegError, match="no room"):
+        background.finish()
