@@ -24,7 +24,6 @@ VISTAS = of("human--person", "human--rider--bicyclist", "human--rider--motorcycl
         ("person", VISTAS, [0]),
         ("rider,car", VISTAS, [1, 2, 3]),
         ("human", VISTAS, [0, 1, 2]),
-        ("human--rider", VISTAS, [1, 2]),
         ("object--vehicle--car", VISTAS, [3]),
     ],
 )
@@ -39,10 +38,8 @@ def test_names(names, classes, expected):
         ("Traffic lihgt", CITY, "did you mean traffic light"),
         ("bicylist", VISTAS, "did you mean bicyclist"),
         ("cra", CITY, "did you mean car? its classes are road, traffic light, person, rider, car"),
-        ("zzz", CITY, "its classes are road, traffic light, person, rider, car"),
         ("human--car", VISTAS, "no class 'human--car'"),
         ("", CITY, "no class is given"),
-        ([], CITY, "no class is given"),
     ],
 )
 def test_unknown_names(names, classes, message):

@@ -73,6 +73,17 @@ def test_a_panoptic_map():
     assert_array_equal(car.mask, ids[10:30, 20:40] == 2)
 
 
+def test_class_maps_and_classifications(monkeypatch):
+    found = SemanticMap(np.array([[0, 3, VOID]], np.uint8), metadata=CLASSES)
+    assert found.to_fiftyone()["segmentation"].mask.tolist() == [[1, 4, 0]]
+    probabilities = np.array([0.25, 0.0, 0.625, 0.125], np.float32)
+    label = Classification(probabilities, (2, 3), CLASSES).to_fiftyone()["classification"]
+    assert (label if isinstance(label, tuple) else (label.label, label.confidence)) == ("person", 0.625)
+    monkeypatch.setitem(sys.modules, "fiftyone", None)
+    with pytest.raises(SeamsegError, match=r"to_fiftyone\(\) needs the library: pip install fiftyone"):
+        found.to_fiftyone()
+
+
 @pytest.mark.parametrize("masks", [True, False])
 def test_detections(masks):
     crop = np.zeros((6, 8), bool)
@@ -93,20 +104,3 @@ def test_detections(masks):
     else:
         assert car.mask is None
         assert car.bounding_box == [19.25 / 80, 9.5 / 40, 8.75 / 80, 6.5 / 40]
-
-
-def test_a_class_map():
-    classes = np.array([[0, 3, VOID]], np.uint8)
-    assert SemanticMap(classes, metadata=CLASSES).to_fiftyone()["segmentation"].mask.tolist() == [[1, 4, 0]]
-
-
-def test_a_classification():
-    probabilities = np.array([0.25, 0.0, 0.625, 0.125], np.float32)
-    label = Classification(probabilities, (2, 3), CLASSES).to_fiftyone()["classification"]
-    assert (label if isinstance(label, tuple) else (label.label, label.confidence)) == ("person", 0.625)
-
-
-def test_without_the_library(monkeypatch):
-    monkeypatch.setitem(sys.modules, "fiftyone", None)
-    with pytest.raises(SeamsegError, match=r"to_fiftyone\(\) needs the library: pip install fiftyone"):
-        SemanticMap(np.zeros((1, 1), np.uint8), metadata=CLASSES).to_fiftyone()

@@ -34,18 +34,13 @@ def test_network_size(size, expected):
     assert photos.network_input(image, photos.input_size(config())).shape[:2] == expected
 
 
-def test_limits_can_be_chosen():
+def test_sizes_and_pixels():
     size = photos.input_size(config(64, 1000), 32)
     assert (size.shortest_size, size.longest_max_size) == (32, 1000)
-    assert photos.input_size(config(), 32, 40).longest_max_size == 40
     for sizes in ((0, None), (64, 63), (64, -1)):
         with pytest.raises(InputError, match="network size"):
             photos.input_size(config(), *sizes)
-
-
-def test_image_preparation():
     image = Image.new("RGB", (6, 4))
-    size = photos.input_size(config())
     kept, bare = (ImagePreparation(size, keep_rgb=keep)(image) for keep in (True, False))
     assert kept.size == (4, 6)
     assert kept.rgb.shape == (4, 6, 3)

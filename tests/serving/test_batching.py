@@ -92,17 +92,17 @@ def test_what_arrives_during_a_batch_forms_the_next_ones(network: RedNetwork, op
     assert batcher.waiting == 0
 
 
-def test_photos_of_other_sizes_are_in_other_batches_and_the_oldest_is_first(
-    network: RedNetwork, open_batcher: Any
-) -> None:
+def test_the_oldest_photo_is_first_and_cancelled_ones_are_not_computed(network: RedNetwork, open_batcher: Any) -> None:
     batcher = open_batcher(3)
     occupy(network, batcher)
-    sizes = [(8, 16), (16, 8), (8, 16), (16, 8), (8, 16), (8, 16)]
+    sizes = [(8, 16), (16, 8), (8, 16), (16, 8), (8, 16), (8, 16), (8, 16)]
     futures = [batcher.submit(photo(k, size=size)) for k, size in enumerate(sizes)]
+    assert futures[2].cancel()
+    assert batcher.waiting == 6
     network.gate.set()
-    assert [f.result(60).semantic.shape for f in futures] == sizes
+    assert [f.result(60).semantic.shape for f in futures if not f.cancelled()] == sizes[:2] + sizes[3:]
     assert network.batches[1:] == [[(8, 16)] * 3, [(16, 8)] * 2, [(8, 16)]]
-    assert network.seen[1:] == [0, 2, 4, 1, 3, 5]
+    assert network.seen[1:] == [0, 4, 5, 1, 3, 6]
 
 
 def test_a_photo_in_tiles_is_a_batch_of_its_own(network: RedNetwork, open_batcher: Any) -> None:
@@ -118,36 +118,16 @@ def test_a_photo_in_tiles_is_a_batch_of_its_own(network: RedNetwork, open_batche
 def test_an_incomplete_batch_waits_and_a_full_one_does_not(network: RedNetwork, open_batcher: Any) -> None:
     network.gate.set()
     patient = open_batcher(2, wait=600)
+    alone = patient.submit(photo(3, size=(8, 8)))
     pair = [patient.submit(photo(0)), patient.submit(photo(1))]
     [f.result(60) for f in pair]
+    assert not alone.done(), "it is overtaken"
+    patient.close()
+    assert alone.result(0).size == (8, 8), "closing does not wait for more photos"
     start = time.monotonic()
     open_batcher(2, wait=0.4).submit(photo(2)).result(60)
     assert time.monotonic() - start > 0.39
-    assert [len(batch) for batch in network.batches] == [2, 1]
-
-
-def test_a_full_batch_overtakes_an_older_photo_that_waits(network: RedNetwork, open_batcher: Any) -> None:
-    network.gate.set()
-    batcher = open_batcher(2, wait=600)
-    alone = batcher.submit(photo(0, size=(8, 8)))
-    for k in (1, 2):
-        last = batcher.submit(photo(k))
-    last.result(60)
-    assert not alone.done()
-    batcher.close()
-    assert alone.result(0).size == (8, 8), "closing does not wait for more photos"
-
-
-def test_cancelled_photos_are_not_computed(network: RedNetwork, open_batcher: Any) -> None:
-    batcher = open_batcher(2)
-    occupy(network, batcher)
-    futures = [batcher.submit(photo(k)) for k in range(3)]
-    assert futures[1].cancel()
-    assert batcher.waiting == 2
-    network.gate.set()
-    futures[2].result(60)
-    assert network.seen == [99, 0, 2]
-    assert [len(batch) for batch in network.batches] == [1, 2], "nor do they take a place in a batch"
+    assert [len(batch) for batch in network.batches] == [2, 1, 1]
 
 
 def test_a_photo_that_fails_fails_alone(network: RedNetwork, open_batcher: Any) -> None:
