@@ -73,15 +73,6 @@ def test_names_in_zip_files(name, coding, flag, tmp_path):
     assert SourceTree(tmp_path).file(name).read_bytes() == b"text"
 
 
-def test_a_file_without_a_name_in_a_zip_file(tmp_path):
-    with zipfile.ZipFile(tmp_path / "all.zip", "w") as file:
-        file.writestr("zero", "text")
-        file.writestr("a.txt", "text")
-    # a name ends at its first zero byte
-    (tmp_path / "all.zip").write_bytes((tmp_path / "all.zip").read_bytes().replace(b"zero", b"\0ero"))
-    assert list(SourceTree(tmp_path / "all.zip").files("")) == ["a.txt"]
-
-
 def test_files_on_disk_take_precedence_over_archives(source, tmp_path):
     root = packed(source, tmp_path, "deflated")
     (root / "a").mkdir()
@@ -99,15 +90,13 @@ def test_damaged_archives(source, tmp_path):
     member = SourceTree(root).file("top.txt")
     data = bytearray((root / "all.zip").read_bytes())
     data[data.index(b"texttext") + 3] ^= 1
-    (root / "all.zip").write_bytes(data)
-    with pytest.raises(InputError, match=r"all\.zip/top\.txt: the archive is damaged \(wrong checksum\)"):
-        member.read_bytes()
-    (root / "all.zip").write_bytes(bytes(member.offset + 40))
-    with pytest.raises(InputError, match="the archive is damaged"):
-        member.read_bytes()
-    (root / "all.zip").write_bytes(b"PK")
-    with pytest.raises(InputError, match=r"all\.zip: not a zip file, or a truncated one"):
-        SourceTree(root)
+    for content, reason in (
+        (data, r"all\.zip/top\.txt: the archive is damaged \(wrong checksum\)"),
+        (bytes(member.offset + 40), "the archive is damaged"),
+    ):
+        (root / "all.zip").write_bytes(content)
+        with pytest.raises(InputError, match=reason):
+            member.read_bytes()
     (root / "all.zip").unlink()
     with pytest.raises(InputError, match="cannot be unpacked"):
         member.read_bytes()
@@ -129,14 +118,15 @@ def test_files_of_a_zip_that_overlap(tmp_path):
         SourceTree(tmp_path)
 
 
-@pytest.mark.parametrize("path", ["a/" * 65 + "x", "a" * 4097])
-@pytest.mark.parametrize("kind", ["zip", "tar"])
+@pytest.mark.parametrize(("kind", "path"), [("zip", "a/" * 65 + "x"), ("tar", "a" * 4097)])
 def test_paths_that_take_memory(path, kind, tmp_path):
     """Each folder of a path is held, so that a few long ones would take gigabytes."""
-    with (
-        zipfile.ZipFile(tmp_path / "all.zip", "w") if kind == "zip" else tarfile.open(tmp_path / "all.tar", "w")
-    ) as file:
-        file.writestr(path, "") if kind == "zip" else file.addfile(tarfile.TarInfo(path))
+    if kind == "zip":
+        with zipfile.ZipFile(tmp_path / "all.zip", "w") as file:
+            file.writestr(path, "")
+    else:
+        with tarfile.open(tmp_path / "all.tar", "w") as file:
+            file.addfile(tarfile.TarInfo(path))
     with pytest.raises(InputError, match=r"a path of .* characters in .* folders .*; the limits are 4096 and 64"):
         SourceTree(tmp_path)
 

@@ -1,8 +1,6 @@
 """Run-length encoding of all instances at once against pycocotools, instance by instance."""
 
 import json
-import subprocess
-import sys
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -112,24 +110,6 @@ def test_objects_go_to_the_first_layer_that_is_free(objects):
             free[mask] = k + 1
     layers = np.array(layers or [np.zeros((9, 8), int)])
     assert np.array_equal(np.array([0, *(c + 1 for c in found.cat[1:])])[found.ids], layers)
-
-
-MANY = """
-import resource
-from pathlib import Path
-import numpy as np
-from seamseg.prepare.coco_instances import stack_things
-from seamseg.prepare.writer import SourceFrame
-resource.setrlimit(resource.RLIMIT_CPU, (15, 15))
-things = [((np.array([k]), np.array([1])), 1, 0) for k in range(60_000)]
-print(stack_things(things, (300, 200), SourceFrame("a", Path("a.jpg"), Path("a.json"), "a.jpg")).ids.shape)
-"""
-
-
-@pytest.mark.slow
-def test_the_time_of_many_objects_grows_with_their_number():
-    done = subprocess.run([sys.executable, "-c", MANY], capture_output=True, text=True)
-    assert done.stdout == "(1, 300, 200)\n", done.stderr
 
 
 def test_overlapping_layers():

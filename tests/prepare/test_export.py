@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -223,69 +222,3 @@ def test_overlapping_layers_are_flattened(tmp_path):
     back = from_cityscapes(data, tmp_path / "out", "val", tmp_path / "back")
     cars = [np.frombuffer(p, bool).reshape(base.shape) for n, _, _, p in segments_of(back)[image.id] if n == "car"]
     assert any((car == ((over == 9) & (base == 0))).all() for car in cars)
-
-
-def real(name: str) -> Path:
-    path = Path(os.environ.get("SEAMSEG_REAL_DATA", "/nonexistent")) / name
-    if not path.is_dir():
-        pytest.skip(f"no {name} in SEAMSEG_REAL_DATA")
-    return path
-
-
-@pytest.mark.slow
-def test_real_cityscapes_is_identical_after_export(tmp_path):
-    """Except for the labels that are not evaluated, which the conversion makes void."""
-    root = real("cityscapes_sample")
-    prepare_cityscapes(root, tmp_path / "data", ["train", "val"], ConversionOptions(1))
-    export_dataset(tmp_path / "data", tmp_path / "out", formats=["cityscapes", "coco"])
-    kept = [7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33]
-    made = tmp_path / "out" / "cityscapes"
-    for path in sorted((made / "gtFine").rglob("*Ids.png")):
-        ours, theirs = (np.array(Image.open(p)).astype(int) for p in (path, root / path.relative_to(made)))
-        label = np.where(theirs >= 1000, theirs // 1000, theirs)
-        theirs = np.where(np.isin(label, kept), theirs, 0)
-        assert (np.where(ours >= 1000, ours // 1000, ours) == np.where(theirs >= 1000, theirs // 1000, theirs)).all()
-        # numbers without gaps in the order of the original numbers
-        pairs = np.unique(np.stack([ours.ravel(), theirs.ravel()]), axis=1)
-        assert pairs.shape[1] == len(np.unique(ours)) == len(np.unique(theirs))
-        assert (np.diff(pairs[1]) > 0).all()
-    for split in ("train", "val"):
-        back = from_cityscapes(tmp_path, tmp_path / "out", split, tmp_path / "back")
-        from_coco(tmp_path / "data", tmp_path / "out", split, tmp_path / "coco")
-    assert segments_of(tmp_path / "data") == segments_of(back) == segments_of(tmp_path / "coco")
-
-
-@pytest.mark.slow
-def test_real_vistas_is_identical_after_export(tmp_path):
-    root = real("vistas_sample") / "v1.2"
-    prepare_vistas(root, tmp_path / "data", options=ONE)
-    export_dataset(tmp_path / "data", tmp_path / "out", formats=["vistas"])
-    out = tmp_path / "out" / "vistas" / "training"
-    (name,) = [p.name for p in (out / "labels").iterdir()]
-    for part in ("labels", "instances"):
-        ours, theirs = (np.array(Image.open(base / part / name)) for base in (out, root / "training"))
-        assert ours.dtype == theirs.dtype
-        assert (ours == theirs).all()
-    assert (out / "images").is_dir()
-    back = from_vistas(tmp_path, tmp_path / "out", "training", tmp_path / "back")
-    assert segments_of(back) == segments_of(tmp_path / "data")
-    assert (
-        read_metadata(back / "metadata.bin").without_images()
-        == read_metadata(tmp_path / "data" / "metadata.bin").without_images()
-    )
-
-
-@pytest.mark.slow
-def test_real_coco_is_identical_after_export(tmp_path):
-    root = real("coco_panoptic_sample")
-    source = (root / "input_images", root / "panoptic_examples.json", root / "panoptic_examples")
-    prepare_panoptic(tmp_path / "data", {"val": tuple(map(str, source))}, ONE)
-    export_dataset(tmp_path / "data", tmp_path / "out")
-    back = from_coco(tmp_path / "data", tmp_path / "out", "val", tmp_path / "back")
-    assert segments_of(back) == segments_of(tmp_path / "data")
-    areas = [
-        sorted((s["category_id"], s["iscrowd"], s["area"]) for s in a["segments_info"])
-        for path in (source[1], tmp_path / "out" / "coco" / "panoptic_val.json")
-        for a in sorted(json.loads(path.read_text())["annotations"], key=lambda a: a["file_name"])
-    ]
-    assert areas[:2] == areas[2:]

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.sharded_sources import NAMES, ONE, SIZE, SOURCES, write_source
-from support.source_files import panoptic_png, photo, tree, zip_of
+from support.sharded_sources import ONE, SIZE, SOURCES, write_source
+from support.source_files import photo, tree, zip_of
 
 from seamseg.data.images import open_image
 from seamseg.prepare.check import check_dataset
@@ -87,21 +87,6 @@ def same_pixels(one: Path, two: Path) -> bool:
         return False
 
 
-@every_source
-@quick
-@given(st.data())
-def test_truncated_zip(source, data):
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder, "raw")
-        write_source(source, root)
-        damaged = packed(source, root)
-        archive = data.draw(st.sampled_from(sorted(damaged.rglob("shard.zip"))))
-        content = archive.read_bytes()
-        archive.write_bytes(content[: data.draw(st.integers(0, len(content) - 1))])
-        message = refusal(source, damaged, Path(folder, "out"))
-        assert message.startswith(f"{archive}: not a zip file, or a truncated one")
-
-
 def _headers(data: bytearray, name: bytes) -> tuple[int, int]:
     """Return where the header of a file begins in a zip file, and its entry in the list at the end."""
     return data.index(name) - 30, data.rindex(name) - 46
@@ -112,18 +97,9 @@ def _encrypted(data: bytearray, local: int, listed: int) -> None:
     data[listed + 8] |= 1
 
 
-def _of_unknown_compression(data: bytearray, local: int, listed: int) -> None:
-    data[local + 8] = data[listed + 10] = 97
-
-
 def _with_a_wrong_checksum(data: bytearray, local: int, listed: int) -> None:
     data[local + 14] ^= 1
     data[listed + 16] ^= 1
-
-
-def _with_a_changed_byte(data: bytearray, local: int, listed: int) -> None:
-    size = int.from_bytes(data[listed + 20 : listed + 24], "little")
-    data[local + 30 + int.from_bytes(data[local + 26 : local + 28], "little") + size // 2] ^= 1
 
 
 def _not_compressed(data: bytearray, local: int, listed: int) -> None:
@@ -132,10 +108,6 @@ def _not_compressed(data: bytearray, local: int, listed: int) -> None:
 
 def _listed_elsewhere(data: bytearray, local: int, listed: int) -> None:
     data[listed + 42 : listed + 46] = (len(data) - 60).to_bytes(4, "little")
-
-
-def _listed_with_another_size(data: bytearray, local: int, listed: int) -> None:
-    data[listed + 24 : listed + 28] = (7).to_bytes(4, "little")
 
 
 def _listed_as_a_huge_file(data: bytearray, local: int, listed: int) -> None:
@@ -148,12 +120,9 @@ def _listed_without_a_signature(data: bytearray, local: int, listed: int) -> Non
 
 DAMAGE = {
     _encrypted: "is encrypted or packed in an unusual way",
-    _of_unknown_compression: "is encrypted or packed in an unusual way",
     _with_a_wrong_checksum: "the archive is damaged (wrong checksum)",
-    _with_a_changed_byte: "the archive is damaged (wrong checksum)",
     _not_compressed: "cannot be unpacked",
     _listed_elsewhere: "",
-    _listed_with_another_size: "the archive is damaged",
     _listed_as_a_huge_file: "4 GiB are above 1 GiB, the limit of a photo or map",
     _listed_without_a_signature: "not a zip file, or a truncated one",
 }
@@ -192,47 +161,28 @@ def test_ids_without_category(source, tmp_path):
     assert message.startswith(f"{tmp_path / 'raw' / source.mask}: ")
 
 
-@quick
-@given(value=st.integers(0, 2**24 - 1).filter(lambda v: v not in (0, 1, 1002, 1003)), seed=st.integers(0, 95))
-def test_segment_missing_in_the_json(value, seed):
-    """One pixel with an unknown id is found, wherever it is."""
-    source = next(s for s in SOURCES if s.name == "panoptic")
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder, "raw")
-        write_source(source, root)
-        ids = np.ones(SIZE, np.int64)
-        ids.ravel()[seed] = value
-        panoptic_png(root / source.mask, ids)
-        message = refusal(source, root, Path(folder, "out"))
-        assert f"m/a.png: has segment {value}, which is not in the JSON" in message
-
-
 @every_source
-@quick
-@given(st.sets(st.sampled_from(NAMES), min_size=1))
-def test_photo_without_mask(source, names):
+@pytest.mark.parametrize("names", ["b", "abc"])
+def test_photo_without_mask(source, names, tmp_path):
     """Either an error names it, or the photo is skipped with a message; it never becomes an image of void only."""
     messages: list[str] = []
-    with tempfile.TemporaryDirectory() as folder:
-        root, out = Path(folder, "raw"), Path(folder, "out")
-        write_source(source, root)
-        mask = root / source.mask
-        for name in names:
-            mask.with_name(name + mask.name[1:]).unlink()
-        error = ""
-        try:
-            done = source.convert(root, out, replace(ONE, log=messages.append))
-        except InputError as failure:
-            error = str(failure)
-        if error:
-            assert "\n" not in error
-            assert not (out / "metadata.bin").exists()
-            named = any(mask.with_name(name + mask.name[1:]).name in error for name in names)
-            assert named or (len(names) == len(NAMES) and " 0 " in error) or "no folder of PNG" in error
-        else:
-            assert [image.id for image in done.metadata.images] == sorted(set(NAMES) - names)
-            skipped = re.compile(rf"\b{len(names)} (photo|image)s?\b")
-            assert any(skipped.search(line) for line in messages)
+    root, out = tmp_path / "raw", tmp_path / "out"
+    write_source(source, root)
+    mask = root / source.mask
+    lost = [mask.with_name(name + mask.name[1:]) for name in names]
+    for path in lost:
+        path.unlink()
+    try:
+        done = source.convert(root, out, replace(ONE, log=messages.append))
+    except InputError as failure:
+        error = str(failure)
+        assert "\n" not in error
+        assert not (out / "metadata.bin").exists()
+        named = any(path.name in error for path in lost)
+        assert named or (names == "abc" and " 0 " in error) or "no folder of PNG" in error
+    else:
+        assert [image.id for image in done.metadata.images] == ["a", "c"]
+        assert any(re.search(r"\b1 (photo|image)s?\b", line) for line in messages)
 
 
 @every_source
@@ -250,21 +200,13 @@ def test_mask_without_photo(source, tmp_path):
 
 
 @every_source
-@quick
-@given(height=st.integers(1, 20), width=st.integers(1, 20))
-def test_photo_of_another_size(source, height, width):
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder, "raw")
-        write_source(source, root)
-        (path,) = [
-            p
-            for p in root.rglob("b*.png")
-            if p.parent.name in ("x", "images", "val2017", "p") and "gtFine" not in p.parts
-        ]
-        photo(path, (height, width))
-        if (height, width) == SIZE:
-            assert len(source.convert(root, Path(folder, "out")).metadata.images) == len(NAMES)
-        else:
-            message = refusal(source, root, Path(folder, "out"))
-            assert path.name in message
-            assert f"{width} x {height}" in message or "size" in message
+def test_photo_of_another_size(source, tmp_path):
+    root = tmp_path / "raw"
+    write_source(source, root)
+    (path,) = [
+        p for p in root.rglob("b*.png") if p.parent.name in ("x", "images", "val2017", "p") and "gtFine" not in p.parts
+    ]
+    photo(path, (SIZE[0], SIZE[1] - 1))
+    message = refusal(source, root, tmp_path / "out")
+    assert path.name in message
+    assert "11 x 8" in message or "size" in message

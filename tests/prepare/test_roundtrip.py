@@ -15,7 +15,6 @@ from seamseg.prepare.check import check_dataset
 from seamseg.prepare.cityscapes import prepare_cityscapes
 from seamseg.prepare.convert import ConversionOptions
 from seamseg.prepare.label_folders import prepare_folders
-from seamseg.prepare.merge import merge_datasets
 from seamseg.prepare.panoptic import prepare_panoptic
 from seamseg.prepare.vistas import prepare_vistas
 
@@ -114,26 +113,3 @@ def test_converted_and_read_back(convert, maps):
         wanted = expected(*maps, crowd_of_zero=convert is not vistas)
         assert read_back(root / "out") == wanted
         assert check_dataset(root / "out", 1).errors == []
-
-
-@settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow])
-@given(label_maps, label_maps)
-def test_merged_and_read_back(first, second):
-    with tempfile.TemporaryDirectory() as folder:
-        roots = [Path(folder, "a"), Path(folder, "b")]
-        for root, maps in zip(roots, (first, second)):
-            folders(root, *maps)
-        before = [read_back(root / "out") for root in roots]
-        out = Path(folder, "merged")
-        merge_datasets([root / "out" for root in roots], out, options=ONE)
-        merged = DatasetFolder(out)
-        assert merged.metadata.categories == NAMES
-        assert len(merged.metadata.images) == 2
-        found = []
-        for info in merged.split("train"):
-            mask = merged.read_mask(info.id)[0]
-            found.append(
-                {(NAMES[info.cat[k]], info.iscrowd[k], (mask == k).tobytes()) for k in range(1, len(info.cat))}
-            )
-        assert found == before
-        assert check_dataset(out, 1).errors == []

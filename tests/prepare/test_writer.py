@@ -4,9 +4,6 @@ import json
 import os
 import resource
 import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,8 +28,6 @@ def read(frame: SourceFrame) -> Instances:
         raise InputError(f"{frame.annotation}: invalid")
     if text == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    if (frame.annotation.parent / "slow").exists():
-        time.sleep(0.1)
     ids = np.zeros((6, 8), np.uint16)
     ids[2:4, 2:4], ids[5] = 1, 2
     return Instances(ids, [255, 2, 0], [0, 0, 0])
@@ -67,14 +62,9 @@ def run(out: Path, frames: list[SourceFrame], workers: int = 1, **options) -> Me
 
 
 def test_result_is_a_data_set(tmp_path):
-    frames = make_frames(tmp_path / "src", 3)
     shown = []
-
-    def progress(items, total=None, desc=""):
-        shown.append((total, desc))
-        return items
-
-    run(tmp_path / "out", frames, progress=progress)
+    frames = make_frames(tmp_path / "src", 3)
+    run(tmp_path / "out", frames, progress=lambda items, *told: shown.append(told) or items)
     folder = DatasetFolder(tmp_path / "out")
     assert [i.id for i in folder.split("train")] == ["im0", "im1", "im2"]
     assert folder.image_path("im1").name == "im1.png"
@@ -140,48 +130,6 @@ def test_killed_worker(tmp_path):
     assert len(run(out, frames, 2).images) == 6
 
 
-_SCRIPT = """
-import sys
-from pathlib import Path
-sys.path[:0] = [{tests!r}]
-from prepare.test_writer import SourceFrame, run
-frames = [SourceFrame(f"im{{k}}", p.with_suffix(".PNG"), p, p.name) for k, p in
-          ((k, Path({src!r}, f"{{k}}.txt")) for k in range(40))]
-run(Path({out!r}), frames, 2)
-"""
-
-
-@pytest.mark.slow
-def test_resumes_after_a_kill(tmp_path):
-    out, frames = tmp_path / "out", make_frames(tmp_path / "src", 40)
-    (tmp_path / "src" / "slow").write_text("")
-    script = _SCRIPT.format(tests=str(Path(__file__).parents[1]), src=str(tmp_path / "src"), out=str(out))
-    process = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "OMP_NUM_THREADS": "1"})
-    journal = out / ".prepare" / "train.jsonl"
-    deadline = time.monotonic() + 150
-    while not (journal.exists() and journal.read_text().count("\n") > 6):
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.kill()
-    process.wait()
-
-    # the workers exit within a second, later on a busy machine
-    before = None
-    while before != (before := calls(frames)):
-        assert time.monotonic() < deadline
-        time.sleep(1.5)
-    assert 6 <= sum(before) < 40
-    assert not (out / "metadata.bin").exists()
-    for path in (*(out / "img").glob("*.png"), *(out / "msk").glob("*.png")):
-        Image.open(path).load()
-    finished = [json.loads(line)["id"] for line in journal.read_text().splitlines()[1:]]
-    (tmp_path / "src" / "slow").unlink()
-    assert len(run(out, frames, 2).images) == 40
-    again = [f.id for f, old, new in zip(frames, before, calls(frames)) if new > 1]
-    assert not set(again) & set(finished)
-
-
 def test_layers_and_many_instances(tmp_path):
     frames = make_frames(tmp_path / "src", 1)
     writer = DatasetWriter(tmp_path / "out", classes(), 1)
@@ -212,14 +160,6 @@ def test_links_and_copies(tmp_path, monkeypatch):
     assert not list(tmp_path.rglob("*.partial"))
 
 
-def test_folder_with_another_data_set(tmp_path):
-    out = tmp_path / "out"
-    run(out, make_frames(tmp_path / "src", 1))
-    with pytest.raises(InputError, match="has a data set with other classes"):
-        DatasetWriter(out, Metadata(1, 0, ["x"], [(0, 0, 0)], [0]))
-    assert len(read_metadata(out / "metadata.bin").images) == 1
-
-
 def test_a_folder_keeps_its_colours(tmp_path):
     out, frames = tmp_path / "out", make_frames(tmp_path / "src", 2)
     run(out, frames)
@@ -231,24 +171,24 @@ def test_a_folder_keeps_its_colours(tmp_path):
     assert read_metadata(out / "metadata.bin").palette == old.palette
 
 
-def test_out_is_a_file(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="a file, not a folder"):
-        DatasetWriter(tmp_path / "file", classes())
-
-
-def test_same_name_twice(tmp_path):
-    frames = make_frames(tmp_path / "src", 2)
-    with pytest.raises(InputError, match="two images of the source have the name 'im1'"):
-        DatasetWriter(tmp_path / "out", classes()).add_split("train", [*frames, frames[1]], read)
-
-
 @pytest.mark.parametrize("name", ["../x", "/x", "a/../../x", "", "a\nb", " a", "a\u2028", "a\udcff"])
 def test_invalid_image_names(tmp_path, name):
     (frame,) = make_frames(tmp_path / "src", 1)
     with pytest.raises(InputError, match="is not a valid image name"):
         run(tmp_path / "out", [SourceFrame(name, frame.photo, frame.annotation, "x")])
     assert not (tmp_path / "x.png").exists()
+
+
+def test_folders_that_are_not_for_these_images(tmp_path):
+    out, frames = tmp_path / "out", make_frames(tmp_path / "src", 2)
+    with pytest.raises(InputError, match="two images of the source have the name 'im1'"):
+        run(out, [*frames, frames[1]])
+    with pytest.raises(InputError, match="a file, not a folder"):
+        run(frames[0].photo, frames)
+    run(out, frames)
+    with pytest.raises(InputError, match="has a data set with other classes"):
+        DatasetWriter(out, Metadata(1, 0, ["x"], [(0, 0, 0)], [0]))
+    assert len(read_metadata(out / "metadata.bin").images) == 2
 
 
 def test_failed_write_keeps_the_old_file(tmp_path):
@@ -266,17 +206,6 @@ def test_failed_write_keeps_the_old_file(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(SeamsegError, match="cannot be written"), replacing(path / "x") as temporary:
         temporary.write_text("x")
-
-
-def test_a_journal_on_a_full_disk(tmp_path, monkeypatch):
-    open_path = Path.open
-
-    def open_full(path, *mode, **options):
-        return open("/dev/full", *mode, **options) if path.suffix == ".jsonl" else open_path(path, *mode, **options)
-
-    monkeypatch.setattr(Path, "open", open_full)
-    with pytest.raises(SeamsegError, match=r"train\.jsonl: cannot be written: No space left on device"):
-        DatasetWriter(tmp_path / "out", classes(), 1).add_split("train", make_frames(tmp_path / "source", 2), read)
 
 
 def test_a_line_that_is_written_in_part(tmp_path):
