@@ -8,9 +8,7 @@ from pycocotools import mask as coco_mask
 from support.source_files import CLASS_LIST, photo, picture, segments, write_json
 
 from seamseg.cli.main import main
-from seamseg.data.dataset import PanopticDataset
 from seamseg.data.folder import DatasetFolder
-from seamseg.data.transforms import TrainTransform
 from seamseg.prepare.coco_instances import prepare_instances
 from seamseg.prepare.convert import ConversionOptions
 from seamseg.prepare.label_folders import prepare_folders
@@ -172,15 +170,6 @@ def test_instances_with_labels(coco):
     ]
 
 
-def test_overlapping_objects_are_training_targets(coco):
-    given = {"train": (str(coco / "photos"), str(coco / "instances.json"), str(coco / "labels"))}
-    prepare_instances(coco / "out", given, coco / "classes.ini")
-    sample = PanopticDataset(coco / "out", "train", TrainTransform(16, None))[0]
-    boxes = [box for box, cat in zip(sample["bbx"].tolist(), sample["cat"].tolist()) if cat == 2]
-    assert len(boxes) == 4
-    assert sample["msk"].shape[0] == 2
-
-
 def test_instances_without_labels(coco):
     prepare_instances(coco / "out", {"train": (str(coco / "photos"), str(coco / "instances.json"))})
     assert segments(coco / "out", "a") == [("car", 0, 12), ("car", 0, 24), ("car", 1, 3)]
@@ -201,12 +190,15 @@ def assert_instances_fail(coco, match, change=None, labels=True, classes=True):
 
 
 @pytest.mark.parametrize(
-    "segmentation", [{"size": [3, 3], "counts": "9"}, {"counts": "9"}, 5, {"size": [8, 12], "counts": 7}, [["a"] * 6]]
+    ("number", "values", "match"),
+    [
+        *((0, {"segmentation": s}, r"a\.jpg: an invalid `segmentation`") for s in ({"counts": "9"}, 5, [["a"] * 6])),
+        (0, {"segmentation": {"size": [3, 3], "counts": "9"}}, r"a\.jpg: an invalid `segmentation`"),
+        (1, {"category_id": 3}, "annotation 2: category 3 is not a thing"),
+    ],
 )
-def test_invalid_segmentation(coco, segmentation):
-    assert_instances_fail(
-        coco, r"a\.jpg: an invalid `segmentation`", lambda c: c["annotations"][0].update(segmentation=segmentation)
-    )
+def test_invalid_annotations(coco, number, values, match):
+    assert_instances_fail(coco, match, lambda content: content["annotations"][number].update(values))
 
 
 def test_other_invalid_instances(coco):
@@ -218,11 +210,6 @@ def test_other_invalid_instances(coco):
     (coco / "photos" / "a.jpg").unlink()
     assert_instances_fail(coco, "lists 'a.jpg', but it is not among the 1 photos")
     assert_instances_fail(coco, "not COCO instances", lambda c: c["annotations"][0].pop("segmentation"))
-
-
-def test_instance_of_stuff(coco):
-    not_a_thing = "annotation 2: category 3 is not a thing"
-    assert_instances_fail(coco, not_a_thing, lambda c: c["annotations"][1].update(category_id=3))
 
 
 def test_commands(coco, capsys):
