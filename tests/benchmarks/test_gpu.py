@@ -32,9 +32,9 @@ class Bench:
         self.out, self.machine = folder / "out", machine
         self.session = gpu.Session(machine, self.out)
 
-    def run(self, function, *, needs=(), name="ops"):
+    def run(self, function, *, name="ops"):
         """Return the record of a step of this function, its name in the results, and whether it is done."""
-        step = gpu_steps.Step(name, "a step", 1, needs, function)
+        step = gpu_steps.Step(name, "a step", 1, (), function)
         self.session.run(step, 60)
         records = json.loads((self.out / "cpu_small.json").read_text())
         assert records == json.loads((gpu.STATE / "cpu_small.json").read_text())
@@ -114,20 +114,6 @@ def test_a_step_that_fails_leaves_its_output(bench, code, limit, status, reason)
     assert second == "$ echo well\nwell\n"
 
 
-def test_missing_requirements_are_recorded(bench):
-    found, name, done = bench.run(lambda machine, seconds: {}, needs=("no_such_module",))
-    assert name == "ops.failed"
-    assert found["status"] == "skipped"
-    assert found["results"]["reason"] == "cannot be imported here: no_such_module"
-    assert not done, "it is repeated, for example with wheels"
-    found, name, done = bench.run(gpu_steps.build)
-    assert name == "ops"
-    assert done
-    assert found["status"] == "needs a GPU"
-    assert "CPU" in found["results"]["kernels"]
-    assert bench.run(gpu_steps.sanitizer)[0]["status"] == "needs a GPU"
-
-
 def test_an_edit_repeats_only_the_steps_it_concerns(tmp_path, monkeypatch):
     ignored = shutil.ignore_patterns("golden", "*.so", "__pycache__")
     for folder in ("benchmarks", "csrc", "seamseg", "configs", "tests"):
@@ -176,13 +162,11 @@ def limits(card, tmp_path, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(gpu.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(gpu, "STATE", tmp_path / "state")
-    arguments = types.SimpleNamespace(allow_plain=False, again=False, time_limit=gpu.MINUTES)
+    options = types.SimpleNamespace(allow_plain=False, again=False, time_limit=gpu.MINUTES)
 
-    def run(parts, records=None, **changes):
+    def run(parts):
         clock[0] = 0.0
         session = Limits(card, tmp_path, clock, parts)
-        session.records = records or {}
-        options = types.SimpleNamespace(**{**vars(arguments), **changes})
         return session, gpu.run_all(list(gpu_steps.STEPS.values()), session, options, 0.0)
 
     return run
@@ -200,32 +184,12 @@ def test_the_first_steps_fit_into_nine_minutes(limits):
     assert session.given["parity"] == gpu_steps.STEPS["parity"].minutes * 60
 
 
-def test_nothing_is_measured_without_kernels(limits, monkeypatch):
-    monkeypatch.setattr(Limits, "run", lambda self, step, seconds: "failed" if step.name == "build" else "done")
-    _, statuses = limits({})
-    assert statuses == {"build": "failed"} | dict.fromkeys(list(gpu_steps.STEPS)[1:], "failed: kernels missing")
-    _, statuses = limits({}, allow_plain=True)
-    assert statuses["train_step"] == "done"
-
-
 def program(path, text):
     """Write a script that can be run."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     return path
-
-
-def test_the_memory_of_training_is_kept_if_the_photo_fails(card, monkeypatch):
-    def script(name, *words, seconds):
-        if name == "memory":
-            return {"rows": {"in-place ABN": {"peak_mib": 1}}}
-        raise gpu_machine.Failed("exit code 1")
-
-    monkeypatch.setattr(card, "script", script)
-    with pytest.raises(gpu_machine.Failed) as failure:
-        gpu_steps.memory(card, 60)
-    assert failure.value.results == {"training": {"rows": {"in-place ABN": {"peak_mib": 1}}}, "huge_photo": None}
 
 
 def test_both_sanitizers_run_on_our_kernels(bench, card, tmp_path, monkeypatch):

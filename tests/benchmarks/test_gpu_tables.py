@@ -72,38 +72,6 @@ def test_tables_follow_the_results_and_go_back(documents):
     assert {name: (documents / name).read_text() for name in DOCUMENTS} == before
 
 
-def test_all_figures_have_rows(documents):
-    """Of the scripts' JSON as they write it."""
-    variant = {"wall": 0.02, "images/s": 45.0, "outside": 0.1}
-    peer = {**variant, "images/s": 99.0}
-    kept = {"in-place ABN": {"kept_mib": 1.0, "peak_mib": 2.0}}
-    huge = [{"photo": "1x1", "tiles": "off", "seconds": 1.0, "gpu": 2.0, "peak": 3.0}]
-    results = {
-        **some_results(),
-        "throughput": record(
-            "throughput", {"precision": "bf16", "variants": {"both": variant, "plain": variant, "torchvision": peer}}
-        ),
-        "memory": record("memory", {"training": {"rows": kept}, "huge_photo": {"rows": huge}}),
-        "parity": record("parity", {"rows": [{"precision": "fp32", "pyramid": 1e-6, "semantic": 1.0, "PQ": 1.0}]}),
-        "toy_city": record(
-            "toy_city", {"epochs": 8, "runs": {"bf16": {"losses": {"1": 2.0}, "PQ": 0.5, "seconds": 9}}}
-        ),
-    }
-    pages = gpu_tables.rendered(results, documents)
-    text = pages["README.md"] + pages["docs/reference/performance.md"]
-    for said in (
-        "45.0 images/s (plain), met",
-        "10% (plain), met",
-        "network 50.0 images/s",
-        "1024x2048, bf16, torchvision",
-        "0.80 times as fast as torchvision",
-        "keeps 1 MiB",
-        "2.0 GiB of the GPU",
-        "PQ 50.0",
-    ):
-        assert said in text
-
-
 def test_small_runs_and_those_without_kernels_are_ignored(tmp_path):
     plain = {"CPU": "loaded", "GPU": "the compiler failed"}
     records = {

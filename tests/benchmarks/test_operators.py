@@ -69,13 +69,6 @@ def test_only_argument_checks_may_refuse(monkeypatch, message, counted):
     assert tally.compared == 0
 
 
-def test_an_operator_that_was_never_compared_fails(capsys):
-    row = {"compared": 0, "empty": 0, "unaligned": 0, "refused": 9, "refused_here": [], "failures": []}
-    result = {"broken": {}, "cases": {}, "seed": 0, "rounds": 9, "served": {"nms": "CUDA"}, "operators": {"nms": row}}
-    assert operators.verdict(result) == 1
-    assert "1 fail: nms" in capsys.readouterr().out
-
-
 def arguments(path, **changes):
     """Those of a run of nms alone."""
     given = {"names": ["nms_fixed"], "device": "cpu", "seed": 0, "seconds": 0, "no_cases": True, "without": []}

@@ -349,13 +349,3 @@ def test_damaged_maps_in_a_file(maps):
     with pytest.raises(InputError, match=r"a\.onnx: its seamseg metadata is damaged") as caught:
         ExportedMetadata.from_json(json.dumps(content), "a.onnx")
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.slow
-def test_a_package_has_the_maps(predictor, run, heads, photo, tmp_path):
-    options = ExportOptions((256, 256), overrides=(f"general.components={heads}",))
-    report = export_model(run, tmp_path / "a.pt2", options)
-    assert max(next(iter(report.differences.values())).maps.values()) <= 1e-4
-    large = np.ascontiguousarray(np.tile(np.array(Image.open(photo)), (4, 3, 1))[:256, :256])
-    (found,), (wanted,) = (model.raw([large]) for model in (seamseg.load(report.path, device="cpu"), predictor))
-    assert all(np.abs(found.maps[name] - wanted.maps[name]).max() <= 1e-4 for name in ("edge", "vector"))
