@@ -82,17 +82,6 @@ def trained(config):
     return net, optimizer
 
 
-def test_momentum_is_restored_and_rates_are_not():
-    net, optimizer = trained(options())
-    set_learning_rates(optimizer, [0.5, 0.25])
-    again, _ = trained(options())
-    fresh = build_optimizer(again, options())
-    load_optimizer_state(fresh, optimizer.state_dict(), "file")
-    assert [g["lr"] for g in fresh.param_groups] == [0.0, 0.01]
-    for a, b in zip(net.parameters(), again.parameters()):
-        torch.testing.assert_close(optimizer.state[a]["momentum_buffer"], fresh.state[b]["momentum_buffer"])
-
-
 def test_adamw_has_the_groups_of_sgd():
     adamw = build_optimizer(small_net(), options(type="adamw", momentum=0.8, beta2=0.95, bn_frozen=True))
     sgd = build_optimizer(small_net(), options(bn_frozen=True))
@@ -174,7 +163,10 @@ def test_restored_state_continues_bit_exactly(kind):
     net, optimizer = trained(options(type=kind))
     again, _ = trained(options(type=kind))
     fresh = build_optimizer(again, options(type=kind))
+    set_learning_rates(optimizer, [0.5, 0.25])
     load_optimizer_state(fresh, optimizer.state_dict(), "file")
+    assert [g["lr"] for g in fresh.param_groups] == [0.0, 0.01], "rates are not restored"
+    set_learning_rates(fresh, [0.5, 0.25])
     for module, its in ((net, optimizer), (again, fresh)):
         its.zero_grad()
         module[0](torch.ones(5, 3)).sum().backward()
@@ -211,9 +203,7 @@ OTHERS = (
     partial(torch.optim.SGD, lr=0.1, momentum=0.9),
     partial(torch.optim.SGD, lr=0.1, momentum=0.9, fused=True),
     torch.optim.Adam,
-    torch.optim.AdamW,
     torch.optim.NAdam,
-    torch.optim.RMSprop,
     torch.optim.Adagrad,
 )
 
@@ -232,7 +222,7 @@ def test_state_that_begins_with_the_first_step_is_restored(make):
                 for entry in saved["state"].values():
                     entry.update({key: value.contiguous() for key, value in entry.items() if hasattr(value, "shape")})
                 optimizer = make(net.parameters(), **({} if isinstance(make, partial) else {"weight_decay": 0.0}))
-                unnamed = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+                unnamed = (torch.optim.SGD, torch.optim.Adam)
                 kind = None if isinstance(optimizer, unnamed) else type(optimizer).__name__
                 load_optimizer_state(optimizer, saved, "file", kind)
                 assert isinstance(make, partial) or optimizer.param_groups[0]["weight_decay"] == 0.0

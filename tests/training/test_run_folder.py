@@ -206,20 +206,6 @@ def test_an_error_after_which_a_device_cannot_be_read_is_a_failed_step(
     assert failure.problem == "RuntimeError: CUDA error: device-side assert triggered"
 
 
-def test_the_note_of_a_failure_in_many_images_is_short(
-    options: TrainingOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(self: Stepper, batches: Any, rates: list[float]) -> StepResult:
-        raise Diverged("diverged", 1, "images " + "frankfurt_000000, " * 10_000)
-
-    monkeypatch.setattr(Stepper, "__call__", fail)
-    with pytest.raises(Diverged):
-        run_training(options)
-    failure = RunFolder(Path(options.log_dir)).failure()
-    assert failure is not None
-    assert len(failure.problem) < 3000
-
-
 def test_one_more_snapshot_is_kept_until_a_step_has_succeeded_with_the_newest(tmp_path: Path) -> None:
     run = RunFolder(tmp_path, SnapshotFiles(content=lambda snapshot: snapshot))
     writer = SnapshotWriter(run, 1, fresh=True)
