@@ -1,26 +1,24 @@
 """Detection and instance segmentation networks: training, validation, evaluation, and snapshots of other kinds."""
 
-import json
 import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from support.micro import make_dataset
+from support.micro import make_dataset, narrow_body
 
 from seamseg.checkpoints.bundle import open_model
 from seamseg.checkpoints.snapshot import load_snapshot
-from seamseg.config import KINDS, config_from_string, load_config
-from seamseg.formats.metadata import Metadata, read_metadata, write_metadata
+from seamseg.config import config_from_string, load_config
+from seamseg.formats.metadata import read_metadata, write_metadata
 from seamseg.inference.options import InferenceOptions
 from seamseg.predictions import Prediction
-from seamseg.training.debugging.replay import replay
 from seamseg.training.logging.images import SampleRenderer
 from seamseg.training.logging.metrics import read_metrics
 from seamseg.training.run import TrainingOptions, run_training
 from seamseg.utils.distributed import World
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import InputError
 from seamseg.validation.evaluate import EvaluationOptions, evaluate_model
 from seamseg.validation.validator import ValidationItem, ValidationResult, Validator
 
@@ -44,8 +42,6 @@ def evaluate(model, data, *overrides, **options):
 @pytest.fixture(scope="module")
 def runs(micro, micro_config, tmp_path_factory):
     """A run folder of each kind."""
-    from support.micro import narrow_body
-
     folder = tmp_path_factory.mktemp("kinds")
     with narrow_body():
         for kind in ("detection", "instance_seg"):
@@ -76,24 +72,6 @@ def test_a_run_folder(runs, micro, kind, losses, maps):
     assert scores.n_images == 3
 
 
-def test_a_resumed_detection_training_ends_with_the_same_bits(runs, micro, micro_config, tmp_path):
-    steps = sorted((runs / "detection" / "snapshots").iterdir())
-    train(micro_config, micro, tmp_path, "detection", resume=steps[0])
-    one, two = (load_snapshot(run / "model_last.pth.tar") for run in (runs / "detection", tmp_path))
-    for part in KINDS["detection"].modules:
-        for key, tensor in one.state_dict[part].items():
-            assert torch.equal(tensor, two.state_dict[part][key]), key
-
-
-def test_a_failed_step_of_a_detection_network_is_repeated(micro, micro_config, tmp_path):
-    with pytest.raises(SeamsegError, match="training stopped at step 1: "):
-        train(micro_config, micro, tmp_path, "detection", "general.loss_limit=0.5")
-    found = replay(tmp_path / "dump-step-00000001.pth.tar")
-    assert found.reproduced
-    assert found.losses == pytest.approx(found.dump.losses)
-    assert list(found.losses) == [*LOSSES, "loss"]
-
-
 def test_snapshots_of_kinds_that_have_more(runs, micro, micro_config, micro_run, tmp_path, caplog):
     """The weights serve a kind whose parts they have; the optimizer's state does not."""
     panoptic = micro_run / "model_last.pth.tar"
@@ -108,9 +86,8 @@ def test_snapshots_of_kinds_that_have_more(runs, micro, micro_config, micro_run,
     for kind, other in (("detection", runs / "instance_seg"), ("instance_seg", micro_run)):
         with pytest.raises(InputError, match="another kind of network, which also has"):
             train(micro_config, micro, tmp_path / "b", kind, resume=other / "model_last.pth.tar")
-        wanted = train(
-            micro_config, micro, tmp_path / "c", kind, evaluate=True, pretrain=[str(other / "model_last.pth.tar")]
-        )
+        options = {"evaluate": True, "pretrain": [str(other / "model_last.pth.tar")]}
+        wanted = train(micro_config, micro, tmp_path / "c", kind, **options)
         found = evaluate(other, micro, f"general.kind={kind}", ALL_BOXES).scores
         assert found.to_json() == wanted.to_json()
         assert "msk_map" not in found.to_json() or kind == "instance_seg"
@@ -134,27 +111,13 @@ def test_what_is_refused(runs, micro, micro_config, tmp_path, seamseg_main, caps
     assert "loss_weights has 5 values, detection has 4 losses (obj, bbx, roi_cls, roi_bbx)" in capsys.readouterr().err
     stuff = make_dataset(tmp_path / "data", [0], [0])
     metadata = read_metadata(stuff / "metadata.bin")
-    write_metadata(stuff / "metadata.bin", Metadata(3, 0, *metadata_lists(metadata), metadata.images))
+    write_metadata(stuff / "metadata.bin", replace(metadata, num_stuff=3, num_thing=0))
     assert seamseg_main("train", micro_config, stuff, *run) == 2
     assert "the data set has 0 thing classes" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
     assert seamseg_main("evaluate", runs / "detection", micro, "--out", tmp_path / "out", "--device", "cpu") == 2
     assert "is a model for detection; an evaluation folder holds panoptic maps" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-
-
-def metadata_lists(metadata):
-    return metadata.categories, metadata.palette, metadata.original_ids
-
-
-def test_evaluate_prints_a_table_and_writes_json(runs, micro, tmp_path, seamseg_main, capsys):
-    scores = tmp_path / "scores.json"
-    assert seamseg_main("evaluate", runs / "instance_seg", micro, "--json", scores, "--device", "cpu", "--quiet") == 0
-    table = capsys.readouterr().out.splitlines()
-    assert table[0].split() == ["AP", "AP50", "AP75", "small", "medium", "large"]
-    assert "car" in table[5]
-    assert table[-1] == "3 images; in percent; means are over the classes that occur"
-    assert set(json.loads(scores.read_text())) == {"det_map", "msk_map", "n_images", "box", "mask"}
 
 
 class Finder(torch.nn.Module):

@@ -1,6 +1,5 @@
 """Outputs of a training: log, metrics, TensorBoard files, and dumps of failed steps."""
 
-import json
 import re
 import sys
 
@@ -104,9 +103,8 @@ def test_steps_between_the_lines_are_shown_on_the_console(micro, micro_config, t
     else:
         assert re.fullmatch(rf"epoch 2/2 \[1/2\]  {pace}  0:00:\d\d left", shown[1])
         assert len(shown) == 2
-    logged = [
-        line for line in (tmp_path / "training.log").read_text().splitlines() if "epoch " in line and "s/step" in line
-    ]
+    log = (tmp_path / "training.log").read_text().splitlines()
+    logged = [line for line in log if "epoch " in line and "s/step" in line]
     assert len(logged) == 2
     assert all("loss" in line for line in logged)
 
@@ -126,23 +124,10 @@ def test_average_precision_while_training(micro, micro_config, tmp_path):
     assert "coco_gt is ignored" in log
 
 
-def test_evaluate_with_average_precision(micro, micro_run, tmp_path, seamseg_main, capsys):
-    words = ("evaluate", micro_run, micro, "--ap", "--json", tmp_path / "scores.json", "--quiet", *CPU)
-    assert seamseg_main(*words, "--set", "roi.score_threshold=0.01") == 0
-    table = capsys.readouterr().out
-    assert re.search(r"^boxes +\d", table, re.M)
-    assert re.search(r"^masks +\d", table, re.M)
-    content = json.loads((tmp_path / "scores.json").read_text())
-    assert set(content["mask"]) == {"AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large", "per_class"}
-    assert seamseg_main("evaluate", "--gt", "a.json", "--pred", "b.json", "--ap") == 2
-    assert "--ap" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("factor", "override", "words"),
     [
         (float("nan"), "general.loss_limit=10000", r"(\w+_loss = nan, )+.*loss = nan"),
-        (1e38, "general.loss_limit=1e4", r"loss = \S+ is above general.loss_limit = 10000|= (nan|inf)"),
         (1.0, "general.loss_limit=0.5", r"loss = \S+ is above general.loss_limit = 0.5"),
     ],
 )
@@ -164,9 +149,8 @@ def test_a_poisoned_image(micro, micro_config, tmp_path, poison, seamseg_main, c
     assert (dump.step, dump.rank) == (step, 0)
     assert all(i in error for i in dump.batches[0].ids)
     assert factor == 1 or "train2" in dump.batches[0].ids
-    assert all(
-        torch.isfinite(v).all() for part in dump.state_dict.values() for k, v in part.items() if "running" not in k
-    )
+    weights = [v for part in dump.state_dict.values() for k, v in part.items() if "running" not in k]
+    assert all(torch.isfinite(v).all() for v in weights)
     assert seamseg_main("doctor", "--replay", path) == 0
     output = capsys.readouterr().out
     assert f"{step}: {dump.reason}" in output
@@ -215,10 +199,8 @@ def test_files_that_are_not_dumps(micro_run, tmp_path, seamseg_main, capsys):
     assert "not a dump of a training step" in capsys.readouterr().err
     assert seamseg_main("doctor", "--replay", tmp_path / "none.tar") == 2
     assert "no such file" in capsys.readouterr().err
-    torch.save(
-        {k: {} for k in ("config", "metadata", "state_dict", "rng", "losses", "step", "rank")} | {"batches": [3]},
-        tmp_path / "x.tar",
-    )
+    content = {key: {} for key in ("config", "metadata", "state_dict", "rng", "losses", "step", "rank")}
+    torch.save({**content, "batches": [3]}, tmp_path / "x.tar")
     with pytest.raises(InputError, match="cannot read"):
         read_dump(tmp_path / "x.tar")
 
@@ -233,12 +215,11 @@ def test_missing_pycocotools_is_an_error_before_the_training(micro, micro_config
 def test_remaining_time_includes_validations(micro, micro_config, micro_run):
     overrides = ("scheduler.epochs=10", "general.val_interval=4", "general.log_interval=5", "optimizer.ema=0.9")
     config = load_config(micro_config, overrides=overrides)
-    log = TextLog(None, enabled=False)
-    lines = log.info = Lines()
+    log, lines = TextLog(None, enabled=False), []
+    log.info = lines.append
     images = SampleRenderer(read_metadata(micro / "metadata.bin"), config)
-    reporter = Reporter(
-        TrainerOptions.from_config(config), images, World(), log, Callbacks(Run(micro_run, "", 10), log.warning)
-    )
+    callbacks = Callbacks(Run(micro_run, "", 10), log.warning)
+    reporter = Reporter(TrainerOptions.from_config(config), images, World(), log, callbacks)
     means = LossMeans({"obj_loss": 1.0, "loss": 1.0}, {"grad_norm": 3.0}, 0)
 
     def report(epoch, first):
@@ -267,27 +248,18 @@ def test_remaining_time_includes_validations(micro, micro_config, micro_run):
 def test_the_picture_of_an_image_with_one_segment(micro_config, things):
     """A boolean tensor of one element would index numpy arrays as a number."""
     metadata = Metadata(1, 1, ["road", "car"], [(9, 9, 9), (200, 0, 0)], [0, 1])
-    category = torch.tensor([things])
     parts = {
         "images": torch.zeros(3, 8, 8),
         "masks": torch.zeros(1, 8, 8, dtype=torch.long),
-        "categories": category,
+        "categories": torch.tensor([things]),
         "iscrowd": torch.zeros(1, dtype=torch.uint8),
         "boxes": torch.tensor([[1.0, 1, 6, 6]]),
     }
-    batch = Batch(
-        **{name: PackedSequence([tensor]) for name, tensor in parts.items()}, ids=["a"], original_sizes=[(8, 8)]
-    )
+    packed = {name: PackedSequence([tensor]) for name, tensor in parts.items()}
+    batch = Batch(**packed, ids=["a"], original_sizes=[(8, 8)])
     drawn = SampleRenderer(metadata, load_config(micro_config)).targets(batch)
     red = (drawn[1, 1:6] == (200, 0, 0)).all(-1).any()
     assert red == bool(things)
-
-
-class Lines(list):
-    """Called with a line, keeps it."""
-
-    def __call__(self, line):
-        self.append(line)
 
 
 def test_dump_creates_only_structures(dump, tmp_path):

@@ -81,21 +81,6 @@ def seen(folder: Path, world: World) -> dict:
     return Validator.open(folder / "data", "val", config, world, quiet=True)(Eye()).to_json()
 
 
-def score(rank: int, join: Callable[[], None], folder: Path) -> None:
-    """Three processes validate."""
-    join()
-    with distributed("cpu") as world:
-        (folder / f"seen3.{rank}.json").write_text(json.dumps(seen(folder, world)))
-    join()
-    with narrow_body():
-        overrides = ("dataloader.train_batch_size=1", *AP)
-        options = {"evaluate": True, "resume": folder / "mixed" / "model_last.pth.tar"}
-        run = TrainingOptions(
-            folder / "sync.ini", folder / "data", folder / "three", overrides=overrides, device="cpu", **options
-        )
-        (folder / f"three.{rank}.json").write_text(json.dumps(run_training(run).validation.to_json()))
-
-
 Train = Callable[..., None]
 
 
@@ -151,17 +136,8 @@ def work(rank: int, join: Callable[[], None], folder: Path) -> None:
         with distributed("cpu") as world:
             (folder / f"seen2.{rank}.json").write_text(json.dumps(seen(folder, world)))
         join()
-        words = [
-            "predict",
-            folder / "mixed",
-            folder / "photos",
-            folder / "out",
-            "--format",
-            "overlay,coco",
-            "--device",
-            "cpu",
-        ]
-        (folder / f"predict.{rank}.code").write_text(str(main([str(w) for w in [*words, "--workers", "0"]])))
+        words = ["predict", *(str(folder / name) for name in ("mixed", "photos", "out")), "--format", "overlay,coco"]
+        (folder / f"predict.{rank}.code").write_text(str(main([*words, "--device", "cpu", "--workers", "0"])))
 
 
 @pytest.fixture(scope="module")
@@ -181,14 +157,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def more(folder):
-    """The same folder with the results of the slow cases."""
-    launch(work_more, 2, folder, seconds=450)
-    return folder
-
-
-def end_equal(folder, name):
+def check_equal(folder, name):
     """Both processes have the same scores, and after each epoch the same network."""
     first, second = (json.loads((folder / f"{name}.{rank}.json").read_text()) for rank in range(2))
     assert first == second
@@ -202,18 +171,15 @@ def end_equal(folder, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RUNS)
-def test_both_processes_have_the_same_scores_and_network(folder, name):
-    end_equal(folder, name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MORE_RUNS)
-def test_both_processes_have_the_same_scores_and_network_in_rare_cases(more, name):
-    end_equal(more, name)
+def test_both_processes_have_the_same_scores_and_network_in_rare_cases(folder):
+    launch(work_more, 2, folder, seconds=450)
+    for name in MORE_RUNS:
+        check_equal(folder, name)
 
 
 def test_a_resumed_run_ends_with_the_same_bits(folder):
+    for name in RUNS:
+        check_equal(folder, name)
     assert (folder / "resumed.0.sha").read_text().split() == (folder / "mixed.0.sha").read_text().split()[1:]
     one, two = (load_snapshot(folder / name / "model_last.pth.tar") for name in ("mixed", "resumed"))
     momentum = [s.state_dict["optimizer"]["state"][0]["momentum_buffer"] for s in (one, two)]
@@ -222,51 +188,31 @@ def test_a_resumed_run_ends_with_the_same_bits(folder):
     assert one.training_meta["global_step"] == 2 * 3
 
 
-def scores_alone(folder):
-    """The scores of the trained model and of :class:`Eye` in one process."""
-    with narrow_body():
-        options = EvaluationOptions(device="cpu", quiet=True, inference=InferenceOptions(overrides=AP))
-        model = evaluate_model(folder / "mixed" / "model_last.pth.tar", folder / "data", options)
-    return model.scores.to_json(), seen(folder, World())
-
-
 def test_scores_are_the_same_in_one_and_two_processes(folder):
     """Exactly equal, average precision included: each image counts once, at native size."""
-    of_model, of_eye = scores_alone(folder)
+    with narrow_body():
+        options = EvaluationOptions(device="cpu", quiet=True, inference=InferenceOptions(overrides=AP))
+        of_model = evaluate_model(folder / "mixed" / "model_last.pth.tar", folder / "data", options).scores.to_json()
+    of_eye = seen(folder, World())
     assert of_model == json.loads((folder / "evaluated.0.json").read_text())
+    # as while training
+    last = [m for m in read_metrics(folder / "mixed") if m["kind"] == "validation"][-1]
+    assert {key: last[key] for key in of_model} == of_model
     assert 0.1 < of_eye["mask"]["AP"] < 0.9
     assert 0.1 < of_eye["box"]["AP75"] < 0.9
     assert [json.loads((folder / f"seen2.{rank}.json").read_text()) for rank in range(2)] == [of_eye] * 2
 
 
-@pytest.mark.slow
-def test_scores_are_the_same_in_three_processes(folder):
-    launch(score, 3, folder, seconds=300)
-    for name, alone in zip(("three", "seen3"), scores_alone(folder)):
-        assert [json.loads((folder / f"{name}.{rank}.json").read_text()) for rank in range(3)] == [alone] * 3
-
-
-@pytest.mark.slow
-def test_boxes_of_a_detection_network_are_scored_the_same_in_one_process(more):
-    with narrow_body():
-        model = more / "detection" / "model_last.pth.tar"
-        alone = evaluate_model(model, more / "data", EvaluationOptions(device="cpu", quiet=True)).scores.to_json()
-    assert alone == json.loads((more / "detection.0.json").read_text())
-    assert set(alone) == {"det_map", "n_images", "box"}
-
-
-def test_torch_warns_of_nothing(folder):
+def test_torch_warns_of_nothing_and_only_the_first_process_writes(folder):
     for rank in range(2):
         said = (folder / f"mixed.{rank}.err").read_text()
         assert "[W" not in said
         assert "warning" not in said.lower()
         assert ("epoch 1/2" in said) == (rank == 0)
-
-
-def test_training_validates_as_evaluate_does(folder):
-    last = [m for m in read_metrics(folder / "mixed") if m["kind"] == "validation"][-1]
-    evaluated = json.loads((folder / "evaluated.0.json").read_text())
-    assert {key: last[key] for key in evaluated} == evaluated
+    names = " ".join(sorted(p.name.partition(".tfevents")[0] for p in (folder / "mixed").iterdir()))
+    models = "model_best.pth.tar model_last.pth.tar"
+    assert names == f"config.ini events.out metadata.bin metrics.jsonl {models} snapshots training.log"
+    assert "in 2 processes on the CPU" in (folder / "mixed" / "training.log").read_text()
 
 
 def test_a_bad_loss_of_one_process_stops_both_with_its_name(folder):
@@ -282,21 +228,6 @@ def test_a_bad_loss_of_one_process_stops_both_with_its_name(folder):
     dump = read_dump(folder / "poisoned" / dumps[0])
     assert [b.ids for b in dump.batches] == [["train4"]]
     assert dump.world_size == 2
-
-
-def test_only_the_first_process_writes_the_run_folder(folder):
-    names = sorted(p.name.partition(".tfevents")[0] for p in (folder / "mixed").iterdir())
-    assert names == [
-        "config.ini",
-        "events.out",
-        "metadata.bin",
-        "metrics.jsonl",
-        "model_best.pth.tar",
-        "model_last.pth.tar",
-        "snapshots",
-        "training.log",
-    ]
-    assert "in 2 processes on the CPU" in (folder / "mixed" / "training.log").read_text()
 
 
 def test_prediction_is_divided_among_processes_and_merged(folder):

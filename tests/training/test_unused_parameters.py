@@ -48,7 +48,6 @@ def trained(world, norm, way, batches_of_step, *overrides):
 
 
 def same_weights(world, accumulate, number, norms=NORMS, overrides=()):
-    to_the_bit = world.size == 2
     for norm in norms:
         steps = [
             [batch_of(part) for part in images_of(step, accumulate * world.size)[world.rank :: world.size]]
@@ -60,7 +59,7 @@ def same_weights(world, accumulate, number, norms=NORMS, overrides=()):
         for name, tensor in found.items():
             # Each step computes the same numbers but where zeros are added. Two processes add up their gradients in
             # one order only, more of them in that of the buckets, which differs between the two ways.
-            if to_the_bit:
+            if world.size == 2:
                 assert torch.equal(faked[name], tensor), (norm, name)
         assert error(faked, found) < 1e-7
         weights = torch.cat([t.flatten() for n, t in faked.items() if "running" not in n and "tracked" not in n])
@@ -163,9 +162,14 @@ def test_threads_and_files_of_many_asymmetric_steps(way):
     in_processes(3, (asymmetric_steps, 200, way), seconds=900)
 
 
-@pytest.mark.parametrize("norm", [*NORMS, "off"])
 @pytest.mark.parametrize(
-    ("kind", "overrides"), [("panoptic", ()), ("panoptic", RECIPES), ("detection", ()), ("detection", RECIPES[:1])]
+    ("norm", "kind", "overrides"),
+    [
+        *((norm, "panoptic", ()) for norm in (*NORMS, "off")),
+        ("syncbn+gn", "panoptic", RECIPES),
+        ("bn", "detection", ()),
+        ("bn", "detection", RECIPES[:1]),
+    ],
 )
 def test_zero_rows_do_not_change_losses_and_gradients(norm, kind, overrides):
     with in_float64():

@@ -6,12 +6,12 @@ from unittest.mock import Mock
 import pytest
 import torch
 from support.host_reads import HostReads
-from support.small_updates import Worker, images, optimizer_like, same, small_net, state_of, stepper_of
+from support.small_updates import Worker, images, optimizer_like, same, state_of
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from seamseg.training.optim.optimizer import build_optimizer, fill_state
-from seamseg.training.optim.update import set_learning_rates, step_unless
+from seamseg.training.optim.optimizer import build_optimizer
+from seamseg.training.optim.update import step_unless
 from seamseg.training.options import TrainerOptions
 from seamseg.training.step import Stepper
 from seamseg.utils.errors import InputError, SeamsegError
@@ -139,42 +139,6 @@ def test_a_skipped_step_without_state_is_not_waited_for():
     assert parameter.tolist() == [1, 1]
 
 
-def test_rates_are_set_by_group():
-    optimizer = torch.optim.SGD([{"params": [nn.Parameter(torch.ones(1))]} for _ in range(2)], lr=1.0)
-    set_learning_rates(optimizer, [0.5, 0.25])
-    assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.25]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_fused_and_plain_steps_agree(kind):
-    results = []
-    for fused in (True, False):
-        torch.manual_seed(0)
-        parameters = [nn.Parameter(torch.randn(37, 5)), nn.Parameter(torch.randn(11))]
-        optimizer = optimizer_like(kind, parameters, fused)
-        for _ in range(10):
-            for p in parameters:
-                p.grad = torch.randn_like(p)
-            step_unless(optimizer, torch.tensor(False))
-        results.append(torch.cat([p.detach().flatten() for p in parameters]))
-    torch.testing.assert_close(*results, rtol=1e-6, atol=1e-7)
-
-
-def test_zero_state_gives_the_same_bits_as_no_state():
-    results = []
-    for filled in (True, False):
-        torch.manual_seed(0)
-        parameter = nn.Parameter(torch.randn(100))
-        optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1, fused=True)
-        if filled:
-            fill_state(optimizer)
-        for _ in range(4):
-            parameter.grad = torch.randn(100)
-            optimizer.step()
-        results.append(parameter.detach())
-    assert torch.equal(*results)
-
-
 def test_clipping_is_that_of_torch():
     worker, reference = Worker(clip_norm=0.01), Worker()
     for seed in range(3):
@@ -217,21 +181,6 @@ def test_update_does_not_read_from_the_device(precision, kind):
     with HostReads() as reads:
         worker.step(1)
     assert reads.count == 0, reads
-
-
-@pytest.mark.parametrize("kind", ["sgd"])
-def test_update_copies_nothing_to_the_host(kind):
-    """On the meta device there is nothing to read or copy, so each attempt is an error."""
-    with torch.device("meta"):
-        net = small_net()
-    stepper = stepper_of(net, device="meta", type=kind, ema=0.9, clip_norm=0.1)
-    stepper.begin()
-    for p in net.parameters():
-        p.grad = torch.zeros_like(p)
-    norm, skipped = stepper.update(torch.zeros((), device="meta"))
-    assert norm.is_meta
-    assert skipped.is_meta
-    assert skipped.dtype == torch.bool
 
 
 def test_scale_of_fp16_is_saved():
