@@ -46,7 +46,7 @@ def quiet(monkeypatch):
 
 
 def test_iou_equals_the_cityscapes_scripts(tmp_path, quiet):
-    for seed in range(60):
+    for seed in range(100):
         maps, paths = list(label_maps(seed)), []
         for i, both in enumerate(maps):
             paths.append([str(tmp_path / f"{seed}_{i}_{side}.png") for side in ("gt", "pred")])

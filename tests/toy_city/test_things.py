@@ -63,24 +63,26 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, words: tuple[str, ...], ca
         assert re.search(r"file\S*: cannot (make the folder|be written): (File exists|Not a directory)", line)
 
 
-def test_what_is_cut_out() -> None:
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        ((10, 20, 40, 20), np.s_[8:52, 8:52]),  # a square of 1.1 times the longer side
+        ((1, 1, 40, 20), np.s_[:44, :44]),  # moved inside the photo
+        ((20, 2, 20, 70), np.s_[:60, :77]),  # as far as the photo goes
+        ((0, 20, 40, 20), None),  # touches the border
+        ((10, 50, 40, 30), None),
+        ((10, 20, 19, 19), None),  # small
+        ((10, 20, 0, 0), None),
+    ],
+)
+def test_what_is_cut_out(place: tuple[int, int, int, int], expected: tuple[slice, slice] | None) -> None:
     photo = np.arange(60 * 80 * 3, dtype=np.uint32).astype(np.uint8).reshape(60, 80, 3)
-    image = cut_out(photo, box(10, 20, 40, 20))
-    assert image is not None
-    assert np.array_equal(image, photo[8:52, 8:52]), "a square of 1.1 times the longer side"
-    moved = cut_out(photo, box(1, 1, 40, 20))
-    assert moved is not None
-    assert np.array_equal(moved, photo[:44, :44]), "moved inside the photo"
-    wide = cut_out(photo, box(20, 2, 20, 70))
-    assert wide is not None
-    assert wide.shape[:2] == (60, 77), "as far as the photo goes"
+    image = cut_out(photo, box(*place))
+    assert (image is None) == (expected is None)
+    if image is not None:
+        assert np.array_equal(image, photo[expected])
 
 
-def test_what_is_left_out() -> None:
-    photo = np.zeros((60, 80, 3), np.uint8)
-    assert cut_out(photo, box(0, 20, 40, 20)) is None, "touches the border"
-    assert cut_out(photo, box(10, 50, 40, 30)) is None, "touches the border"
-    assert cut_out(photo, box(10, 20, 19, 19)) is None, "small"
-    assert cut_out(photo, box(10, 20, 0, 0)) is None, "no pixels"
+def test_what_is_mostly_hidden_is_left_out() -> None:
     frame = box(10, 20, 40, 40) & ~box(12, 22, 36, 36)
-    assert cut_out(photo, frame) is None, "mostly hidden"
+    assert cut_out(np.zeros((60, 80, 3), np.uint8), frame) is None
