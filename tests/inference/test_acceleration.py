@@ -464,7 +464,15 @@ def test_recorded_on_a_gpu(dynamo, capsys, precision, compiled):
     net = network(precision, device)
     function = CompiledDense(net, device) if compiled else net.dense_part()
     graphs = cuda_graph_cache(function, max_graphs=2)
-    check_in_turns(graphs, function, device, net.dtype, SIZES[:3])
+    with torch.inference_mode():
+        for turn in range(3):
+            given = []
+            for size in SIZES[:3]:
+                x = as_input(image(size, turn))[None].to(device, net.dtype, memory_format=torch.channels_last)
+                given.append((tensors(graphs(x)), tensors(function(x))))
+            for a, b in ((a, b) for found, wanted in given for a, b in zip(found, wanted)):
+                # a library may choose another algorithm
+                assert (a - b).abs().max() <= 0.02 * b.abs().max()
     assert len(graphs) == 2
     assert isinstance(next(iter(graphs._graphs.values())), CudaGraph)
     assert capsys.readouterr().err.count("compiling the network") == compiled * compilations(SIZES[:3])
@@ -486,37 +494,3 @@ def compilations(sizes):
         mark_sizes_dynamic([x])
         run(x)
     return len(graphs)
-
-
-def check_in_turns(graphs, function, device, dtype, sizes, seed=0):
-    with torch.inference_mode():
-        for turn in range(3):
-            given = []
-            for size in sizes:
-                x = as_input(image(size, seed + turn))[None].to(device, dtype, memory_format=torch.channels_last)
-                given.append((tensors(graphs(x)), tensors(function(x))))
-            for found, wanted in given:
-                for a, b in zip(found, wanted):
-                    # a library may choose another algorithm
-                    assert a.device == b.device
-                    assert (a - b).abs().max() <= 0.02 * b.abs().max()
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_recorded_on_two_gpus():
-    """In turn, then from two threads: no graph is empty or contains work of another device."""
-    made = []
-    for index in range(2):
-        device = torch.device("cuda", index)
-        net = network(device=device)
-        function = net.dense_part()
-        made.append((cuda_graph_cache(function), function, device, net.dtype))
-    for index, (graphs, *rest) in enumerate(made):
-        check_in_turns(graphs, *rest, SIZES[:2], seed=10 * index)
-        assert len(graphs) == 2
-        assert graphs.clear()
-    with ThreadPoolExecutor() as pool:
-        runs = [pool.submit(check_in_turns, *given, SIZES[:3], 10 * index) for index, given in enumerate(made)]
-    for run in runs:
-        run.result()

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from pycocotools import mask as coco_masks
 from support.golden_files import DATA, array, tensor
 from support.golden_weights import golden_state
 from support.networks import NUM_STUFF, NUM_THING, golden_image
 
 from seamseg.config import default_config
 from seamseg.formats.metadata import Metadata
-from seamseg.inference.detections import Detections, choose_detections
+from seamseg.inference.detections import Detections
 from seamseg.models.build import build_network
 from seamseg.models.folding import fold_abn
 from seamseg.predictions import Prediction
@@ -140,10 +139,6 @@ def golden_prediction():
     return Prediction(boxes, classes, scores, stored("flower/0/msk_kept"), None, tuple(RESULTS["img_size"]))
 
 
-def decoded(entry):
-    return coco_masks.decode(entry["segmentation"]).astype(bool)
-
-
 def test_coco_results_of_the_originals_detections():
     """Masks are equal to the last pixel, boxes but for the rounding of float32."""
     size = tuple(RESULTS["original_size"])
@@ -163,21 +158,3 @@ def test_overlay_of_the_originals_detections():
     result = Detections.of(golden_prediction(), photo.shape[:2], CLASSES)
     wanted = np.asarray(Image.open(DATA / "infer_instance_seg_overlay.png").convert("RGB"))
     assert np.array_equal(draw_legacy(photo, list(result), result.size, COLORS), wanted)
-
-
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of pycocotools
-def test_results_and_overlay_of_our_detections(flower):
-    prediction = flower.predictions[0]
-    found = Detections.of(prediction, tuple(RESULTS["original_size"]), CLASSES).to_coco(RESULTS["image_id"])
-    order = match(prediction, "flower/0").tolist()
-    for k, theirs in zip(order, RESULTS["results"]):
-        assert found[k]["category_id"] == theirs["category_id"]
-        assert found[k]["score"] == pytest.approx(theirs["score"], abs=2.5e-3)
-        assert found[k]["bbox"] == pytest.approx(theirs["bbox"], abs=0.2)
-        ours, mask = decoded(found[k]), decoded(theirs)
-        assert (ours != mask).sum() <= 0.02 * max(mask.sum(), 500)
-    photo = array("inputs", "flower_resized_u8")
-    shown = Detections.of(choose_detections(prediction, NUM_STUFF, 0.5), photo.shape[:2], CLASSES)
-    wanted = np.asarray(Image.open(DATA / "infer_instance_seg_overlay.png").convert("RGB"))
-    drawn = draw_legacy(photo, list(shown), shown.size, COLORS)
-    assert (drawn == wanted).all(-1).mean() > 0.998

@@ -17,10 +17,12 @@ from support.predictors import predictor_of
 from support.tile_scenes import STUFF, SceneNet, scene
 
 from inference.test_acceleration import image, network, predictor, recorded
+from seamseg.data.input_size import InputSize
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.cuda_graphs import CudaGraphCache
 from seamseg.inference.onnx_engines import OpenvinoRun, openvino_core
 from seamseg.inference.options import Thresholds
+from seamseg.inference.predictor import Predictor
 from seamseg.inference.tiling.tiles import Tiling
 from seamseg.training.options import TrainerOptions
 from seamseg.training.trainer import Trainer
@@ -140,9 +142,18 @@ def test_out_of_memory_leads_to_tiles(capsys):
     assert result.size == (150, 200)
     assert (result.id_map > 0).all()
     assert "in tiles of 128" in capsys.readouterr().err
-    for tiles, words in (("off", "200 x 150 pixels: set `tiles=auto`"), ("auto", "even in tiles of 128 pixels")):
-        with pytest.raises(SeamsegError, match=words):
-            seer(100, error).predict(rgb, tiles)
+    start, smaller = "cpu: not enough memory for a network input of", "set a smaller `shortest_size`"
+    for photo, tiles, words in (
+        (rgb, "auto", f"{start} 200 x 150 pixels, not even in tiles of 128 pixels: {smaller}"),
+        (rgb, "off", f"{start} 200 x 150 pixels: set `tiles=auto` or {smaller}"),
+        (rgb[:70, :80], "auto", f"{start} 80 x 70 pixels: {smaller}"),
+    ):
+        with pytest.raises(SeamsegError) as caught:
+            seer(100, error).predict(photo, tiles)
+        assert str(caught.value) == words
+    gpu = SimpleNamespace(device=torch.device("cuda:1"), on_gpu=True)
+    said = str(Predictor._out_of_memory(SimpleNamespace(network=gpu, input_size=InputSize()), rgb[:70, :80]))
+    assert said == f"cuda:1: not enough memory for a network input of 80 x 70 pixels: {smaller} or use `device=cpu`"
     for tiles in ("auto", "off", 128):
         with pytest.raises(RuntimeError, match="EXECUTION_FAILED"):
             seer(100, OTHERS[1]).predict(rgb, tiles)

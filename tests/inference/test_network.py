@@ -20,7 +20,6 @@ from seamseg.data.images import open_image
 from seamseg.inference import network
 from seamseg.inference.images import network_input
 from seamseg.models.panoptic import PanopticNet
-from seamseg.predict.writers.images import OverlayWriter
 from seamseg.validation.metrics import CustomMetrics
 
 pytestmark = pytest.mark.usefixtures("narrow")
@@ -76,45 +75,6 @@ def photos(micro, tmp_path):
         street.resize(size).save(folder / f"{number}.png")
     street.transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(folder / "3.png")
     return folder
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(
-    ("options", "maps"),
-    [
-        (["--format", "coco,overlay"], 4),
-        (["--format", "coco,raw", "--anonymize", "car"], 4),
-        (["--format", "coco,vistas", "--batch-size", "2", "--workers", "1"], 4),
-        (["--format", "coco", "--shortest-size", "300", "--tiles", "256"], 0),
-    ],
-    ids=["map only", "anonymised", "batches", "tiles"],
-)
-def test_predict_writes_the_files_of_the_cpu(
-    both, micro_run, photos, tmp_path, seamseg_main, monkeypatch, device, options, maps
-):
-    write = OverlayWriter.encode
-
-    def encode(self, rgb, prediction, result):
-        assert prediction.semantic_on_gpu is None, "formats may keep it"
-        return write(self, rgb, prediction, result)
-
-    monkeypatch.setattr(OverlayWriter, "encode", encode)
-
-    def files(name):
-        out = tmp_path / name
-        words = ["--device", device, "--workers", "0", "--min-area", "0", "--quiet", *options]
-        assert seamseg_main("predict", micro_run, photos, out, *words) == 0
-        return {
-            path.relative_to(out): path.read_bytes()
-            for path in out.rglob("*")
-            if path.is_file() and path.name != "predictions.jsonl"  # the manifest, with times
-        }
-
-    found, wanted, merged = both(files, device)
-    assert found == wanted
-    assert len(found) > 3
-    assert merged == maps
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from PIL import Image
 from support.processes import open_resources
 from support.serving import FAILS, Client, RedNetwork, in_thread, photo, png, red_predictor, serving
@@ -113,23 +111,6 @@ def test_bad_uploads_are_a_line_of_json(
     assert re.fullmatch(message, answer.json["error"])
     assert capfd.readouterr().err == ("POST /predict: ValueError: a red pixel\n" if status == 500 else "")
     assert client.predict(png(photo())).status == 200, "the server goes on"
-
-
-@settings(max_examples=40, suppress_health_check=list(HealthCheck))
-@given(st.data())
-def test_any_upload_is_answered(client: Client, data: Any) -> None:
-    good = data.draw(st.sampled_from([png(photo()), png(photo(), "JPEG"), png(photo(), "TIFF"), png(photo(), "GIF")]))
-    at = data.draw(st.integers(0, len(good)))
-    noise = data.draw(st.binary(max_size=40))
-    body = good[:at] + noise + good[at + data.draw(st.integers(0, 40)) :]
-    headers = {}
-    if data.draw(st.booleans()):
-        body = form(body)
-        body = body[: data.draw(st.integers(0, len(body)))] + data.draw(st.binary(max_size=10))
-        headers = FORM
-    answer = client.predict(body, **headers)
-    assert answer.status in (200, 400)
-    assert ("error" in answer.json) == (answer.status == 400)
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,8 @@ from seamseg.formats.metadata import ImageInfo, Metadata, write_metadata
 from seamseg.panoptic_map import VOID
 from seamseg.predictions import Prediction
 from seamseg.structures import PackedSequence
+from support.onnx_scenes import CLASSES
 
-CLASSES = Metadata(
-    2,
-    2,
-    ["road", "sky", "person", "car"],
-    [(128, 64, 128), (70, 130, 180), (220, 20, 60), (0, 0, 142)],
-    [7, 23, 24, 26],
-)
 OBJECTS = [
     (3, 0.5, 0.05, 0.8, 0.35),
     (3, 0.45, 0.3, 0.6, 0.5),

@@ -156,18 +156,11 @@ ATTACKS: dict[str, tuple[Change, str]] = {
     ),
     "range": (nodes(node("Range", "a b c"), a=0.0, b=float(1 << 24), c=1.0 / (1 << 14)), "whole numbers"),
     "range of whole numbers": (nodes(node("Range", "a b c"), a=0, b=HUGE, c=1), "needs tensors of"),
-    "tile": (nodes(FLOATS, node("Tile", "floats repeats"), repeats=[1, 1, 200, 200]), "needs tensors of"),
-    "pad": (nodes(FLOATS, node("Pad", "floats pads"), pads=[0, 0, 0, 0, 0, 0, 40_000, 40_000]), "needs tensors of"),
-    "resize": (nodes(FLOATS, node("Resize", "floats - scales"), scales=[1.0, 1.0, 300.0, 300.0]), "needs tensors of"),
     "resize to sides": (
         nodes(FLOATS, node("Resize", "floats - - sides"), sides=[1, 3, 30_000, 30_000]),
         "needs tensors of",
     ),
     "one hot": (nodes(node("OneHot", "image depth ends"), depth=100_000, ends=[0.0, 1.0]), "the operator 'OneHot'"),
-    "convolution": (
-        nodes(FLOATS, node("Conv", "floats kernel", pads=[20_000] * 4), kernel=np.zeros((1, 3, 1, 1), np.float32)),
-        "needs tensors of",
-    ),
     "transposed convolution": (
         nodes(
             FLOATS,
@@ -178,7 +171,6 @@ ATTACKS: dict[str, tuple[Change, str]] = {
     ),
     "product": (nodes(*COLUMN, node("MatMul", "a b"), **ENDS), "needs tensors of"),
     "sum of a row and a column": (nodes(*COLUMN, node("Add", "a b"), **ENDS), "needs tensors of"),
-    "product of all pixels": (nodes(*COLUMN, node("Einsum", "a b", equation="ij,jk->ik"), **ENDS), "needs tensors of"),
     "equation of several tensors": (
         nodes(FLOATS, node("Einsum", "floats floats floats", equation="abcd,abce,abcf->def")),
         "has another equation",

@@ -56,7 +56,6 @@ VIT = {
     "num_register_tokens": 1,
 }
 _DECODER = {
-    "mask_feature_size": 32,
     "hidden_dim": 32,
     "encoder_feedforward_dim": 16,
     "dim_feedforward": 16,
@@ -64,29 +63,21 @@ _DECODER = {
     "decoder_layers": 2,
     "num_attention_heads": 2,
     "num_queries": 6,
-    "feature_size": 32,
     "backbone_config": SWIN,
 }
 _ONEFORMER = {
+    **_DECODER,
     "conv_dim": 32,
     "mask_dim": 32,
-    "hidden_dim": 32,
-    "encoder_feedforward_dim": 16,
-    "dim_feedforward": 16,
-    "encoder_layers": 1,
-    "decoder_layers": 2,
-    "num_attention_heads": 2,
-    "num_queries": 6,
     "text_encoder_width": 32,
     "text_encoder_num_layers": 1,
     "text_encoder_vocab_size": 64,
     "text_encoder_context_length": 8,
     "text_encoder_n_ctx": 2,
     "task_seq_len": 8,
-    "backbone_config": SWIN,
 }
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
-    "mask2former": ("Mask2FormerForUniversalSegmentation", _DECODER),
+    "mask2former": ("Mask2FormerForUniversalSegmentation", {**_DECODER, "mask_feature_size": 32, "feature_size": 32}),
     "maskformer": (
         "MaskFormerForInstanceSegmentation",
         {"fpn_feature_size": 32, "mask_feature_size": 32, "backbone_config": SWIN,
