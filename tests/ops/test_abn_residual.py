@@ -10,8 +10,6 @@ from torch import nn
 from torch.nn import functional
 from torch.testing import assert_close
 
-from seamseg.models.backbones.residual import ResidualBlock
-from seamseg.models.backbones.resnet import RESNETS, ResNet
 from seamseg.ops.abn import apply_norm, inplace_abn
 from seamseg.ops.abn_channels import Norm
 from seamseg.ops.abn_projection import Projection, inplace_abn_projection
@@ -81,16 +79,6 @@ def gradients(y, inputs, dy):
 def residual_inputs(case):
     residual = torch.randn(case.inputs[0].shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
     return [*case.inputs[:3], residual.to(case.dy.dtype).requires_grad_()]
-
-
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("training", list(itertools.product([True, False], repeat=2)))
-@pytest.mark.parametrize("stride", [1, 2])
-def test_gradcheck(training, activation, stride):
-    case = Case(training, activation, stride, (2, 2, 2, 2))
-    assert torch.autograd.gradcheck(case.projected, case.inputs)
-    if stride == 1 and training[1]:
-        assert torch.autograd.gradcheck(case.added, residual_inputs(case))
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -198,40 +186,6 @@ def test_autocast(half_x, grad):
         assert (tensor.grad.float() - wanted).norm() < 0.05 * wanted.norm()
 
 
-def test_autocast_of_a_block():
-    torch.manual_seed(0)
-    for in_channels, stride in ((16, 1), (8, 2)):
-        block = ResidualBlock(in_channels, (4, 4, 16), InPlaceABN, stride)
-        x = torch.randn(2, in_channels, 17, 16)
-        results = []
-        for low in (False, True):
-            block.zero_grad()
-            with torch.autocast("cpu", torch.bfloat16, enabled=low):
-                y = block(x)
-            assert y.dtype == (torch.bfloat16 if low else torch.float32)
-            y.float().square().sum().backward()
-            results.append([p.grad.clone() for p in block.parameters()])
-        for exact, low in zip(*results):
-            assert low.dtype == torch.float32
-            assert (low - exact).norm() < 0.1 * exact.norm() + 0.1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("in_channels", "training"), [(16, True), (8, True), (8, False)])
-def test_compiled_without_graph_breaks(in_channels, training):
-    results = []
-    for compiled in (False, True):
-        torch.manual_seed(0)
-        block = ResidualBlock(in_channels, (4, 4, 16), InPlaceABN).train(training)
-        x = torch.randn(2, in_channels, 9, 8, requires_grad=True)
-        run = torch.compile(block, fullgraph=True, backend="aot_eager") if compiled else block
-        y = run(x)
-        y.square().sum().backward()
-        results.append((y.detach(), x.grad, *(p.grad for p in block.parameters()), *block.buffers()))
-    for eager, compiled in zip(*results):
-        assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
-
-
 def kept_maps(function, least):
     """Storages of the maps that a call leaves for the backward pass; small tensors do not count."""
     y, kept = keeping(function)
@@ -246,24 +200,6 @@ def test_what_is_kept(training):
     assert set(kept) == {place(y), place(residual)}
     y, kept = kept_maps(lambda: case.projected(x * 1, *case.inputs[1:]), 500)
     assert set(kept) == {place(y), place(case.inputs[3])}
-
-
-class BatchNormLeakyReLU(nn.Sequential):
-    """What most networks have in the place of in-place ABN."""
-
-    def __init__(self, channels, activation="leaky_relu", activation_param=0.01):
-        super().__init__(nn.BatchNorm2d(channels), *[nn.LeakyReLU(0.01, True)] * (activation == "leaky_relu"))
-        self.activation, self.activation_param = activation, activation_param
-
-
-def test_a_body_keeps_half():
-    totals = []
-    for norm in (InPlaceABN, BatchNormLeakyReLU):
-        body = ResNet(RESNETS["resnet50"], norm)
-        own = {place(t) for t in (*body.parameters(), *body.buffers())}
-        _, kept = kept_maps(lambda b=body: b(torch.randn(1, 3, 128, 128)), 0)
-        totals.append(sum(t.untyped_storage().nbytes() for where, t in kept.items() if where not in own))
-    assert totals[0] <= 0.5 * totals[1]
 
 
 class Chain(nn.Module):

@@ -1,13 +1,10 @@
 """The operators on boxes: kernels against plain torch, the dispatcher's demands, gradients, tracing, nonsense."""
 
-import random
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.op_contract import check_operator, with_threads
-from torch import nn
+from support.op_contract import with_threads
 from torch.testing import assert_close
 
 from seamseg.ops.boxes import box_iou, crowd_overlap, match_boxes
@@ -105,13 +102,6 @@ def test_matching_of_many_boxes_for_any_number_of_threads():
         exactly(found, wanted)
 
 
-def test_matching_with_nobody():
-    iou_a, index_b, iou_b, index_a = match_boxes(torch.rand(2, 4), torch.zeros(0, 4))
-    assert iou_a.tolist() == [0, 0]
-    assert index_b.tolist() == [-1, -1]
-    assert iou_b.shape == index_a.shape == (0,)
-
-
 @given(
     st.integers(0, 50), st.integers(0, 70), st.integers(0, 60), st.sampled_from(FLOATING), st.sampled_from(MASKS), seeds
 )
@@ -178,87 +168,3 @@ def test_half_precision_is_computed_in_float32():
     assert crowd_overlap(boxes.half(), torch.ones(512, 512, dtype=torch.bool)).tolist() == [1, 1]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert box_iou(boxes, boxes).dtype == torch.float32
-
-
-def test_operators():
-    generator = torch.Generator().manual_seed(0)
-    a, b = odd_boxes(31, generator), odd_boxes(8, generator)
-    scores, groups = torch.rand(31), torch.randint(0, 3, (31,))
-    samples = [(a, scores, 0.5, -1, None), (a, scores, 0.5, 4, groups), (a[:0], scores[:0], 0.5, 4, None)]
-    check_operator("nms", samples)
-    check_operator("nms_fixed", [*samples, (a, scores, 0.5, 4, None)])
-    smooth = [t.nan_to_num(0, 1, 1).double().requires_grad_() for t in (a, b)]
-    check_operator("box_iou", [(a, b), (a[:0], b), (a.half(), b.half()), tuple(smooth)])
-    check_operator("box_iou_backward", [(torch.rand(31, 8), a, b), (torch.rand(0, 8), a[:0], b)])
-    check_operator("match_boxes", [(a, b), (a, b[:0]), (a.half(), b.half())])
-    check_operator("crowd_count", [(a, torch.rand(20, 30) < 0.2), (a, torch.zeros(0, 3).long())])
-
-
-@pytest.mark.parametrize(
-    ("function", "names"),
-    [
-        (lambda a, s, g: nms(a, s, 0.5, 3, g), "asg"),
-        (lambda a, s: nms_fixed(a, s, 0.5, 3), "as"),
-        (box_iou, "ab"),
-        (match_boxes, "ab"),
-        (crowd_overlap, "am"),
-    ],
-    ids=["nms", "nms_fixed", "box_iou", "match_boxes", "crowd_overlap"],
-)
-def test_traced_whole(function, names):
-    generator = torch.Generator().manual_seed(5)
-    given = {
-        "a": torch.rand(40, 4, generator=generator) * 9,
-        "b": torch.rand(6, 4, generator=generator) * 9,
-        "s": torch.rand(40, generator=generator),
-        "g": torch.randint(0, 3, (40,), generator=generator),
-        "m": torch.rand(9, 9, generator=generator) < 0.5,
-    }
-    inputs = tuple(given[name] for name in names)
-    wanted = function(*inputs)
-
-    class Module(nn.Module):
-        def forward(self, *tensors):
-            return function(*tensors)
-
-    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-        exactly(compiled(*inputs), wanted)
-    exactly(torch.export.export(Module(), inputs).module()(*inputs), wanted)
-
-
-def test_nonsense_never_crashes():
-    """Whatever the operators get without the checks of their Python faces: a result or an error."""
-    draw = random.Random(0)
-    generator = torch.Generator().manual_seed(0)
-    numbers = [-(2**62), -1, 0, 1, 5, 2**62]
-
-    def tensor():
-        shape = [draw.choice([0, 1, 3, 4, 4, 4, 40]) for _ in range(draw.choice([0, 1, 2, 2, 2, 3]))]
-        if draw.random() < 0.5:
-            shape = [draw.choice([0, 1, 40]), 4]
-        kind = draw.choice([*FLOATING, *FLOATING, *MASKS, torch.complex64])
-        made = torch.randn(shape, generator=generator) * draw.choice([1, 1e3, 1e38])
-        if made.numel() and draw.random() < 0.3:
-            made.view(-1)[draw.randrange(made.numel())] = draw.choice(SPECIAL)
-        made = made.nan_to_num(0, 9, -9).clamp(-100, 100).to(kind) if not kind.is_floating_point else made.to(kind)
-        return made.t() if made.dim() == 2 and draw.random() < 0.2 else made
-
-    operators = torch.ops.seamseg
-    succeeded = 0
-    for _ in range(10000):
-        call = draw.choice(["nms", "nms_fixed", "box_iou", "match_boxes", "crowd_count", "box_iou_backward"])
-        a, b, c = tensor(), tensor(), tensor()
-        if call.startswith("nms"):
-            n = a.shape[0] if a.dim() else 0
-            b = torch.randn(n, generator=generator) if draw.random() < 0.7 else b
-            c = draw.choice([None, None, torch.randint(-3, 3, (n,), generator=generator), c])
-            arguments = (a, b, draw.choice(THRESHOLDS), draw.choice(numbers), c)
-        else:
-            arguments = (a, b, c) if call == "box_iou_backward" else (a, b)
-        try:
-            getattr(operators, call)(*arguments)
-            succeeded += 1
-        except (RuntimeError, IndexError, TypeError, ValueError):
-            pass
-    assert succeeded > 500

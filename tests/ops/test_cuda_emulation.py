@@ -90,12 +90,6 @@ def test_zero_rows(worker, name):
         compare(worker, library, name, range(6), zero_rows=True)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", EMULATED)
-def test_cuda_equals_plain_often(worker, name):
-    compare(worker, "seamseg_emulated", name, range(1000, 1000 + 150 // FEWER.get(name, 1)))
-
-
 ABN_MAPS = [  # channels, height x width, channels last, elements that the maps start behind a 16-byte boundary
     (64, (23, 17), True, 0),
     (264, (9, 7), True, 0),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.op_contract import check_operator, with_threads
+from support.op_contract import with_threads
 
 from seamseg.ops.labels import count_labels, fill_free
 from seamseg.ops.reference import labels as plain
@@ -57,24 +57,6 @@ def test_large_maps_and_threads():
     for found, filled in with_threads((1, 2, 3), run):
         assert torch.equal(found, counts)
         assert torch.equal(filled, wanted)
-
-
-def test_operators():
-    labels, ids = maps((6, 7), (torch.int64, torch.int32), 1)
-    check_operator("count_labels", [(labels, 5, None), (labels, 5, ids), (labels[:0], 3, None), (labels, 0, ids)])
-    check_operator("fill_free", [(ids, labels, torch.arange(4)), (ids.clone(), labels.byte(), torch.arange(0))])
-
-
-def test_compiles():
-    labels, ids = maps((20, 30), (torch.int64, torch.int64), 2)
-
-    def step(labels, ids):
-        plane = ids.clone()
-        fill_free(plane, labels, torch.arange(6))
-        return plane, count_labels(labels, 6, plane)
-
-    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
-    assert all(torch.equal(a, b) for a, b in zip(compiled(labels, ids), step(labels, ids)))
 
 
 def test_wrong_arguments():

@@ -100,13 +100,6 @@ def test_without_affine():
     assert layer.running_var.tolist() == [1] * 4
 
 
-def test_reset_parameters():
-    layer = with_stored_state(ABN(6))
-    layer.reset_parameters()
-    fresh = ABN(6).state_dict()
-    assert all(torch.equal(v, fresh[k]) for k, v in layer.state_dict().items())
-
-
 @pytest.mark.parametrize("layer_class", [ABN, InPlaceABN, InPlaceABNSync])
 def test_copies_and_pickles(layer_class):
     layer = layer_class(4, activation="elu", activation_param=0.5)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import op_oracles as oracles
-from support.op_contract import check_operator, with_threads
+from support.op_contract import with_threads
 
 from seamseg.idmaps import segments
 from seamseg.ops.paste import paste_masks_into
@@ -136,32 +136,6 @@ def test_other_precision_is_sampled_in_float(dtype):
     kept = paste_masks_into(ids, masks, boxes.to(torch.float64), 0.5)
     assert torch.equal(kept, paste_masks_into(same, masks.float(), boxes, 0.5))
     assert torch.equal(ids, same)
-
-
-def test_operator():
-    ids, masks, boxes = scene(4, 5, (20, 30), (7, 7))
-    samples = [(ids, masks, boxes, 0.5, 6, False), (ids.int().t(), masks, boxes[:, [1, 0, 3, 2]], 0.0, 1, True)]
-    samples.append((ids[:0], masks[:0], boxes[:0], 0.5, 0, True))
-    check_operator("paste_masks_into", samples)
-
-
-def test_compiles_and_exports():
-    ids, masks, boxes = scene(5, 6, (30, 40), (7, 7))
-    masks.requires_grad_()
-
-    class Paste(torch.nn.Module):
-        def forward(self, ids, masks, boxes):
-            plane = ids.clone()
-            return plane, paste_masks_into(plane, masks, boxes, 0.5)
-
-    expected = Paste()(ids, masks, boxes)
-    compiled = torch.compile(Paste(), fullgraph=True, backend="aot_eager")(ids, masks, boxes)
-    count, height = torch.export.Dim("count", min=2), torch.export.Dim("height", min=2)
-    dynamic = {"ids": {0: height}, "masks": {0: count}, "boxes": {0: count}}
-    exported = torch.export.export(Paste(), (ids, masks.detach(), boxes), dynamic_shapes=dynamic).module()
-    fewer = exported(ids[:20], masks[:3].detach(), boxes[:3])
-    for result, wanted in ((compiled, expected), (fewer, Paste()(ids[:20], masks[:3], boxes[:3]))):
-        assert all(torch.equal(a, b) for a, b in zip(result, wanted))
 
 
 def test_nothing_to_paste():

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import op_oracles as oracles
 from support.golden_files import golden, names
-from support.op_contract import check_operator, with_threads
+from support.op_contract import with_threads
 from torch.testing import assert_close
 
 from seamseg.ops.reference import roi_sampling as reference
@@ -35,13 +35,6 @@ def test_golden(interpolation, padding, size, memory_format):
         assert torch.equal(integer, golden(case + "y_int"))
 
 
-def test_golden_double():
-    x, boxes = golden("roi_sampling/x").double(), golden("roi_sampling/bbx").double()
-    y, mask = roi_sampling(x, boxes, golden("roi_sampling/idx"), (5, 7))
-    assert mask is None
-    assert_close(y, golden("roi_sampling/double_bilinear_border_5x7"), rtol=1e-5, atol=2e-6)
-
-
 def test_golden_nearest_ties():
     boxes = torch.tensor([[0, 0, 11, 13], [0.5, 0.5, 11.5, 13.5], [0, 0, 5.5, 6.5]])
     x = golden("roi_sampling/x_int")[:1]
@@ -54,36 +47,6 @@ def test_golden_features():
     index = golden("rois/idx")
     y = roi_features([golden("rois/x")], golden("rois/bbx"), index, torch.zeros_like(index), size, (14, 14))
     assert_close(y, golden("rois/out_14x14"), rtol=1e-5, atol=1e-6)
-
-
-@given(
-    st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(1, 6), st.integers(1, 6)),
-    st.integers(0, 4),
-    st.tuples(st.integers(1, 4), st.integers(1, 4)),
-    st.sampled_from(["bilinear", "nearest"]),
-    st.sampled_from(["border", "zero"]),
-    st.integers(0, 1000),
-)
-def test_against_plain(shape, count, size, interpolation, padding, seed):
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
-    boxes = torch.randn(count, 4, generator=generator, dtype=torch.float64) * 6 + 2
-    index = torch.randint(0, shape[0], (count,), generator=generator)
-    y, mask = roi_sampling(x, boxes, index, size, interpolation, padding, valid_mask=True)
-    expected, inside = oracles.roi_sampling(x, boxes, index, size, interpolation, padding)
-    assert_close(y, expected)
-    assert torch.equal(mask, inside)
-    if count:
-        dy = torch.randn(y.shape, generator=generator, dtype=torch.float64)
-        assert_close(*(torch.autograd.grad(out, x, dy)[0] for out in (y, expected)))
-
-
-@pytest.mark.parametrize("padding", ["border", "zero"])
-def test_gradcheck(padding):
-    x = torch.randn(2, 2, 4, 5, dtype=torch.float64, requires_grad=True)
-    boxes = torch.tensor([[0.3, -1, 3.2, 4.9], [1, 2, 9, 3], [2, 2, 2, 2]], dtype=torch.float64)
-    index = torch.tensor([1, 0, 1])
-    assert torch.autograd.gradcheck(lambda x: roi_sampling(x, boxes, index, (3, 2), "bilinear", padding)[0], x)
 
 
 def test_pyramid_equals_level_by_level():
@@ -277,41 +240,6 @@ def test_second_derivatives():
 
     assert torch.autograd.gradcheck(squares, levels)
     assert torch.autograd.gradgradcheck(squares, levels)
-
-
-def test_operator():
-    generator = torch.Generator().manual_seed(6)
-    levels, boxes, index, level, padded = pyramid(generator, 5, 2, 3, (8, 12), torch.float32, LAYOUTS[:2])
-    ids = torch.randint(0, 9, (2, 1, 8, 12), generator=generator)
-    check_operator(
-        "roi_sampling",
-        [
-            ([x.clone().requires_grad_() for x in levels], boxes, index, level, padded, 3, 4, False, False),
-            (levels[1:], boxes.double(), index, None, [0, 0], 2, 2, False, True),
-            ([ids], boxes, index, None, [0, 0], 2, 2, True, False),
-            (levels, boxes[:0], index[:0], level[:0], padded, 3, 4, False, False),
-        ],
-    )
-    shapes = [side for x in levels for side in x.shape]
-    dy = torch.randn(5, 3, 3, 4, generator=generator)
-    others = (shapes, [False, True], boxes, index, level, padded, False, False, False)
-    check_operator("roi_sampling_backward", [(dy, *others), (dy.clone().requires_grad_(), *others)])
-    check_operator("roi_valid_mask", [(boxes, 8, 12, 3, 4), (boxes[:0].double(), 8, 12, 3, 4)])
-
-
-def test_export():
-    class Features(torch.nn.Module):
-        def forward(self, fine, coarse, boxes, index, level):
-            return roi_features([fine, coarse], boxes, index, level, (32, 48), (7, 7))
-
-    generator = torch.Generator().manual_seed(7)
-    levels, boxes, index, level, _ = pyramid(generator, 6, 1, 4, (8, 12), torch.float32, LAYOUTS[:2])
-    count = torch.export.Dim("count", min=2, max=100)
-    shapes = {"fine": None, "coarse": None, "boxes": {0: count}, "index": {0: count}, "level": {0: count}}
-    program = torch.export.export(Features(), (*levels, boxes, index, level), dynamic_shapes=shapes)
-    few = slice(0, 3)
-    y = program.module()(*levels, boxes[few], index[few], level[few])
-    assert torch.equal(y, roi_features(levels, boxes[few], index[few], level[few], (32, 48), (7, 7)))
 
 
 @pytest.mark.parametrize("form", ["kernel", "plain"])

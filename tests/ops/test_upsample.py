@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import op_oracles as oracles
 from support.golden_files import golden
-from support.op_contract import check_operator, with_threads
+from support.op_contract import with_threads
 from torch.nn import functional
 from torch.testing import assert_close
 
@@ -51,20 +51,6 @@ def test_selection_golden(ohem, name):
 
 
 sizes = st.tuples(st.integers(1, 5), st.integers(1, 6), st.integers(1, 7))
-
-
-@given(
-    sizes, st.tuples(st.integers(1, 20), st.integers(1, 20)), st.integers(0, 5), st.integers(0, 5), st.integers(0, 1000)
-)
-def test_argmax_against_plain(shape, padded, cut_y, cut_x, seed):
-    valid = max(1, padded[0] - cut_y), max(1, padded[1] - cut_x)
-    # few distinct values, smooth areas: ties and pixels whose neighbours agree
-    logits = torch.randint(0, 3, shape, generator=torch.Generator().manual_seed(seed)).double()
-    scores = oracles.upsample(logits, padded, valid)
-    result = upsample_argmax(logits, padded, valid)
-    assert result.shape == valid
-    chosen = scores.gather(0, result[None])[0]
-    assert_close(chosen, scores.max(0).values, rtol=0, atol=1e-5)
 
 
 def scene(classes, height, width, seed=2):
@@ -133,28 +119,6 @@ def test_argmax_takes_the_first_of_equals():
     assert (upsample_argmax(logits, (36, 36), (36, 36)) == 2).all()
     logits[:, ::2, ::2] = 1
     assert set(upsample_argmax(logits, (36, 36), (36, 36)).unique().tolist()) == {0, 2}
-
-
-@given(
-    sizes,
-    st.tuples(st.integers(1, 15), st.integers(1, 15)),
-    st.integers(0, 5),
-    st.integers(0, 5),
-    st.sampled_from([None, 0.1, 0.5, 1.0]),
-    st.integers(0, 1000),
-)
-def test_loss_against_plain(shape, padded, cut_y, cut_x, ohem, seed):
-    valid = max(1, padded[0] - cut_y), max(1, padded[1] - cut_x)
-    generator = torch.Generator().manual_seed(seed)
-    logits = torch.randn(shape, generator=generator, requires_grad=True)
-    target = torch.randint(0, shape[0], valid, generator=generator)
-    target[torch.rand(valid, generator=generator) < 0.2] = 255
-    loss = upsample_ohem_loss(logits, padded, valid, target, ohem)
-    expected = oracles.ohem_loss(oracles.upsample(logits, padded, valid), target, ohem)
-    assert_close(loss, expected, rtol=1e-5, atol=1e-6)
-    gradients = [torch.autograd.grad(out, logits)[0] for out in (loss, expected)]
-    if shape[0] > 1:  # with one class all losses are 0 and so are the gradients
-        assert_close(*gradients, rtol=1e-4, atol=1e-6)
 
 
 def both_losses(logits, padded, target, ohem):
@@ -241,42 +205,6 @@ def test_plain_loss_by_chunks(monkeypatch):
     assert_close(whole[2:], by_rows[2:], rtol=1e-5, atol=1e-8)
 
 
-def test_operators():
-    logits, target = torch.randn(5, 6, 7), torch.randint(0, 5, (20, 25))
-    last = logits.permute(1, 2, 0).contiguous().permute(2, 0, 1)
-    check_operator("upsample_argmax", [(x, 24, 28, 20, 25) for x in (logits, last, logits.bfloat16(), logits[:1])])
-    leaves = [x.clone().requires_grad_() for x in (logits, last, logits.double())]
-    check_operator("upsample_ohem_loss", [(x, 24, 28, target, ohem) for x in leaves for ohem in (0.25, 1.0)])
-    normaliser = torch.ops.seamseg.upsample_ohem_loss(logits, 24, 28, target, 0.25)[1]
-    check_operator(
-        "upsample_ohem_loss_backward", [(torch.ones(()), x, 24, 28, target, normaliser, 0.25) for x in (logits, last)]
-    )
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_compile_and_export(dynamic):
-    def both(x, target):
-        size = (target.shape[0], target.shape[1])
-        return upsample_argmax(x, size, size), upsample_ohem_loss(x, size, size, target, 0.5)
-
-    compiled = torch.compile(both, fullgraph=True, backend="aot_eager", dynamic=dynamic)
-    for height in (8, 9):
-        x, target = torch.randn(3, height, 5, requires_grad=True), torch.randint(0, 3, (4 * height, 20))
-        expected, result = both(x, target), compiled(x, target)
-        assert torch.equal(result[0], expected[0])
-        gradients = [torch.autograd.grad(loss, x)[0] for loss in (result[1], expected[1])]
-        assert_close(*gradients)
-
-    class Argmax(torch.nn.Module):
-        def forward(self, x):
-            return upsample_argmax(x, (4 * x.shape[1], 20), (4 * x.shape[1], 19))
-
-    shapes = ({1: torch.export.Dim("height", min=2, max=100)},) if dynamic else None
-    exported = torch.export.export(Argmax(), (torch.randn(3, 8, 5),), dynamic_shapes=shapes)
-    x = torch.randn(3, 9 if dynamic else 8, 5)
-    assert torch.equal(exported.module()(x), Argmax()(x))
-
-
 def test_loss_gradcheck():
     logits = torch.randn(3, 3, 4, dtype=torch.float64, requires_grad=True)
     target = torch.randint(0, 3, (7, 9))
@@ -298,16 +226,6 @@ def test_loss_of_void_only():
     loss.backward()
     assert loss == 0
     assert logits.grad.abs().sum() == 0
-
-
-def test_half_precision_logits():
-    logits = torch.randn(3, 4, 4).bfloat16().requires_grad_()
-    target = torch.randint(0, 3, (8, 8))
-    loss = upsample_ohem_loss(logits, (8, 8), (8, 8), target)
-    loss.backward()
-    assert loss.dtype == torch.float32
-    assert logits.grad.dtype == torch.bfloat16
-    assert upsample_argmax(logits, (8, 8), (8, 8)).shape == (8, 8)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch import nn
-from torch.library import opcheck
 from torch.nn import functional
 from torch.testing import assert_close
 
@@ -75,15 +74,6 @@ def test_kernels_equal_plain_torch(dilation):
         plain.winograd_output(products, bias, residual, 0.1, outs[1], dilation, first, 1)
         assert_close(*outs, rtol=1e-4, atol=1e-3)
         assert outs[0].count_nonzero()
-
-
-def test_operators():
-    x = torch.randn(1, 6, 9, 16)
-    opcheck(torch.ops.seamseg.winograd_input.default, (x, 1, 0, 2))
-    products = list(torch.randn(36, 6, 16).unbind())
-    for residual in (None, torch.randn_like(x)):
-        arguments = (products, torch.randn(16), residual, 0.1, torch.zeros_like(x), 1, 0, 2)
-        opcheck(torch.ops.seamseg.winograd_output.default, arguments)
 
 
 def test_wrong_arguments():

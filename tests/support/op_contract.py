@@ -3,16 +3,6 @@
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from seamseg.ops import implementations
-
-
-def check_operator(name, samples):
-    """A kernel serves the operator on the CPU, and `opcheck` finds nothing, with any of the argument tuples."""
-    assert "C++" in implementations()[name]
-    operator = getattr(torch.ops.seamseg, name).default
-    for arguments in samples:
-        torch.library.opcheck(operator, arguments)
-
 
 def with_threads(numbers, run):
     """The result of a call for each number of threads."""
