@@ -17,7 +17,7 @@ from torch import Tensor
 from seamseg.checkpoints.bundle import open_model
 from seamseg.checkpoints.model_path import VISTAS_MD5
 from seamseg.checkpoints.snapshot import Snapshot
-from seamseg.formats.metadata import Metadata, metadata_header, metadata_of, pack_metadata, write_metadata
+from seamseg.formats.metadata import Metadata, metadata_header, pack_metadata, write_metadata
 from seamseg.utils.errors import InputError
 
 CONFIG = "[general]\nmin_stuff_area = 16\n"
@@ -122,10 +122,6 @@ def test_an_unpacked_published_model(tmp_path: Path) -> None:
     assert_whole(folder)
 
 
-def test_our_own_snapshot_works_alone(tmp_path: Path) -> None:
-    assert_whole(write_snapshot(tmp_path / "model.pth.tar"))
-
-
 def test_a_bare_snapshot_of_the_original(tmp_path: Path) -> None:
     path = write_snapshot(tmp_path / "model.pth.tar", metadata=None)
     write_metadata(tmp_path / "metadata.bin", CLASSES)
@@ -146,18 +142,10 @@ def test_overrides_and_another_config(tmp_path: Path) -> None:
     assert (model.config.general.min_stuff_area, model.config.general.score_threshold) == (9, 0.25)
 
 
-def test_config_beside_the_snapshot_wins_over_the_one_inside(tmp_path: Path) -> None:
-    inside = "[general]\nmin_stuff_area = 99\n"
-    path = published(tmp_path, tar=snapshot_bytes(tmp_path, config=inside))
-    assert open_model(path).config.general.min_stuff_area == 16
-
-
-def test_a_zip_without_config_takes_the_one_inside_its_snapshot(tmp_path: Path) -> None:
-    assert_whole(published(tmp_path, ini=None, tar=snapshot_bytes(tmp_path)))
-
-
-def test_header_round_trip() -> None:
-    assert metadata_of(metadata_header(CLASSES), "model.tar") == CLASSES
+def test_the_config_beside_a_snapshot_wins_over_the_one_inside(tmp_path: Path) -> None:
+    inside = snapshot_bytes(tmp_path, config="[general]\nmin_stuff_area = 99\n")
+    assert open_model(published(tmp_path, tar=inside)).config.general.min_stuff_area == 16
+    assert open_model(published(tmp_path, tar=inside, ini=None)).config.general.min_stuff_area == 99
 
 
 # --- something wrong
@@ -194,22 +182,21 @@ def test_a_run_folder_with_a_broken_config(tmp_path: Path) -> None:
     assert "config.ini: not a configuration: it is not UTF-8 text" in refusal(tmp_path)
 
 
-def test_no_configuration(tmp_path: Path) -> None:
-    path = write_snapshot(tmp_path / "model.pth.tar", config="")
-    assert refusal(path).endswith("holds no configuration; give its INI file with `config=FILE`")
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"config": ""}, "holds no configuration; give its INI file with `config=FILE`"),
+        ({"metadata": None}, "holds no classes; give metadata.bin with `meta=FILE`"),
+        ({"state": {"body": {}}}, "has no rpn_head, roi_head: pre-trained weights, not a whole network"),
+    ],
+)
+def test_a_snapshot_that_lacks_something(tmp_path: Path, options: dict[str, Any], expected: str) -> None:
+    assert refusal(write_snapshot(tmp_path / "model.pth.tar", **options)).endswith(expected)
 
 
-def test_no_classes(tmp_path: Path) -> None:
-    path = write_snapshot(tmp_path / "model.pth.tar", metadata=None)
-    assert refusal(path).endswith("holds no classes; give metadata.bin with `meta=FILE`")
-
-
-def test_broken_header(tmp_path: Path) -> None:
+def test_wrong_metadata(tmp_path: Path) -> None:
     save_snapshot(tmp_path / "model.tar", Snapshot(CONFIG, parts(), {}, {"num_stuff": 2}))
     assert "model.tar: not a metadata file: the key" in refusal(tmp_path / "model.tar")
-
-
-def test_missing_metadata_file(tmp_path: Path) -> None:
     path = write_snapshot(tmp_path / "model.pth.tar")
     assert "nowhere.bin: no such file" in refusal(path, meta=tmp_path / "nowhere.bin")
 
@@ -240,11 +227,6 @@ def test_a_snapshot_of_another_task(tmp_path: Path) -> None:
     assert open_model(path).config.kind == "detection"
 
 
-def test_a_snapshot_of_a_backbone_only(tmp_path: Path) -> None:
-    path = write_snapshot(tmp_path / "body.tar", state={"body": parts()["body"]})
-    assert refusal(path).endswith("has no rpn_head, roi_head: pre-trained weights, not a whole network")
-
-
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -258,6 +240,13 @@ def test_a_wrong_file_in_a_zip_is_named(tmp_path: Path, changes: dict[str, bytes
     message = refusal(published(tmp_path, **changes))
     assert str(tmp_path / "model.zip") in message
     assert expected in message
+
+
+def test_a_zip_with_two_snapshots(tmp_path: Path) -> None:
+    path = published(tmp_path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("other.tar", b"")
+    assert "holds 2 files *.tar (seamseg_r50.tar, other.tar), expected one" in refusal(path)
 
 
 def flip(data: bytearray, entry: int, header: int) -> None:
@@ -304,13 +293,6 @@ def test_zip_without_metadata_needs_meta(tmp_path: Path) -> None:
     assert "give metadata.bin with `meta=FILE`" in refusal(path)
     write_metadata(tmp_path / "metadata.bin", CLASSES)
     assert_whole(path, meta=tmp_path / "metadata.bin")
-
-
-def test_zip_with_two_snapshots(tmp_path: Path) -> None:
-    path = published(tmp_path)
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr("other.tar", b"")
-    assert "holds 2 files *.tar (seamseg_r50.tar, other.tar), expected one" in refusal(path)
 
 
 def test_no_path_of_a_zip_reaches_the_disk(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -123,18 +122,6 @@ def test_python_and_pre_training(fake_hub: FakeHub, commit: str, folder: Path, t
     assert weights_at(URI).name == "model.safetensors"
 
 
-@pytest.mark.slow
-def test_commands(fake_hub: FakeHub, commit: str, micro: Path, tmp_path: Path, seamseg_main: Any) -> None:
-    photo = tmp_path / "photo.png"
-    Image.fromarray(np.full((64, 96, 3), 90, np.uint8)).save(photo)
-    with narrow_body():
-        assert seamseg_main("predict", URI, photo, tmp_path / "out", "--device", "cpu", "--quiet") == 0
-        assert seamseg_main("evaluate", URI, micro, "--device", "cpu", "--json", tmp_path / "s.json", "--quiet") == 0
-        assert seamseg_main("convert-model", URI, tmp_path / "copy") == 0
-    assert f'"{URI}"' in (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()[0]
-    assert digest(tmp_path / "copy") == digest(URI)
-
-
 def test_classifier(fake_hub: FakeHub, tmp_path: Path) -> None:
     convert_model(write_classifier(tmp_path / "run"), tmp_path / "out")
     fake_hub.publish("someone/things", tmp_path / "out")
@@ -199,11 +186,6 @@ def test_a_private_repository(fake_hub: FakeHub, commit: str, monkeypatch: pytes
 )
 def test_malformed_names(uri: str) -> None:
     assert refusal(uri).startswith("malformed: write hf://user/repo, ")
-
-
-@pytest.mark.parametrize("uri", ["hf://a--b/c..d", "hf://datasets/x", "hf://a/b."])
-def test_names_that_the_hub_refuses(fake_hub: FakeHub, uri: str) -> None:
-    refusal(uri)
 
 
 @pytest.mark.parametrize(

@@ -192,36 +192,6 @@ def evil(path: Path, content: Any, old: bool = False) -> Path:
         (lambda: Call(OrderedDict, [(nested(60), 1)]), "collections.OrderedDict with unsupported arguments"),
         (lambda: Call(OrderedDict, state=[[nested(60), 1]]), "sets the state of an object without state"),
     ],
-    ids=[
-        "expanded",
-        "many expanded",
-        "bytearray",
-        "scalar bytearray",
-        "rows as items",
-        "set of tensors",
-        "dtype",
-        "tensor",
-        "legacy",
-        "key",
-        "texts",
-        "byte arrays",
-        "sets",
-        "counters",
-        "long keys",
-        "sizes",
-        "equal hashes",
-        "set of equal hashes",
-        "counter of equal hashes",
-        "rows of equal hashes",
-        "pairs",
-        "complex numbers",
-        "attributes",
-        "nested in a set",
-        "nested in a counter",
-        "nested in rows",
-        "nested in pairs",
-        "nested in attributes",
-    ],
 )
 def test_contents_larger_than_the_file(tmp_path: Path, content: Callable[[], Any], expected: str, old: bool) -> None:
     path = tmp_path / "model.pth.tar"
@@ -272,7 +242,7 @@ def test_ambiguous_zip_records(tmp_path: Path) -> None:
 
 def test_a_deflated_record_is_refused(tmp_path: Path) -> None:
     path = repacked(write_snapshot(tmp_path / "model.pth.tar"), data_0=None)
-    assert "refused: its record model.pth/data/0 is compressed" in refusal(path) or "is compressed" in refusal(path)
+    assert "refused: its record archive/data/0 is compressed" in refusal(path)
 
 
 def test_a_large_pickle(tmp_path: Path) -> None:

@@ -62,12 +62,6 @@ def test_snapshots_of_the_original(tmp_path: Path) -> None:
     assert_same(net, other)
 
 
-def test_files_of_old_torch_releases(tmp_path: Path) -> None:
-    content = {"config": "", "state_dict": network_state(Net()), "training_meta": {}}
-    torch.save(content, tmp_path / "model.pth.tar", _use_new_zipfile_serialization=False)
-    assert set(load_snapshot(tmp_path / "model.pth.tar").state_dict) == {"body", "rpn_head", "roi_head", "sem_head"}
-
-
 def test_an_open_file_with_a_name(tmp_path: Path) -> None:
     buffer = io.BytesIO()
     torch.save({"config": "", "state_dict": network_state(Net())}, buffer)
@@ -100,14 +94,3 @@ def test_writing_reaches_the_disk_before_the_name(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(os, "replace", lambda a, b: (order.append("replace"), replace(a, b)))
     save_snapshot(tmp_path / "model.pth.tar", snapshot_of(Net()))
     assert order[:2] == ["fsync", "replace"]
-
-
-def test_a_missing_folder_is_made(tmp_path: Path) -> None:
-    save_snapshot(tmp_path / "new" / "model.pth.tar", snapshot_of(Net()))
-    assert (tmp_path / "new" / "model.pth.tar").is_file()
-
-
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(SeamsegError, match="cannot be written"):
-        save_snapshot(tmp_path / "file" / "model.pth.tar", snapshot_of(Net()))

@@ -23,7 +23,6 @@ from support.exported import (
     exported_net,
     picture,
     read_package_metadata,
-    winograd_net,
 )
 from support.networks import TINY, TINY_SEMANTIC
 
@@ -102,30 +101,6 @@ def test_the_instruction_sets_that_the_compiler_may_use_are_stated(package):
     assert "-march=native" not in code
 
 
-IN_ANOTHER_PROCESS = """
-import sys
-import torch
-from pathlib import Path
-from support.exported import picture
-from seamseg.inference.package import ONEDNN_BF16, PackageSession, missing_features
-session, (image, size) = PackageSession(Path(sys.argv[1])), picture()
-found = session.run(session.exported.outputs, {"image": image.numpy(), "size": size.numpy()})
-torch.save([missing_features([ONEDNN_BF16]), *map(torch.from_numpy, found)], sys.argv[2])
-"""
-
-
-def test_onednn_chooses_its_kernels_at_run_time(package, tmp_path):
-    """The weights are packed for this CPU; on a CPU with less they are packed again, and give the same result."""
-    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    words = [sys.executable, "-c", IN_ANOTHER_PROCESS, package, tmp_path / "found.pt"]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    missing, *found = torch.load(tmp_path / "found.pt", weights_only=True)
-    assert_same(dict(zip(read_package_metadata(package).outputs, found)), eager(exported_net("panoptic"), *picture()))
-    # why packages in bfloat16 state it
-    assert missing == ["convolutions in bfloat16"]
-
-
 FOR_AVX2 = """
 import sys
 from pathlib import Path
@@ -176,18 +151,6 @@ def test_free_sizes(tmp_path, kind):
     for size, valid in (((64, 64), (60, 64)), ((64, 320), (64, 301)), ((320, 448), (320, 448))):
         inputs = picture(size, valid)
         assert_same(run(path, *inputs), eager(net, *inputs))
-
-
-def test_a_semantic_network_of_free_size_as_the_command_exports_it(tmp_path, monkeypatch):
-    """Its 3x3 convolutions use Winograd's method in eager mode, and those of oneDNN in the package."""
-    path, net = tmp_path / "net.pt2", winograd_net(monkeypatch)
-    write_package(net, path, metadata("semantic", None, 32, (32, 4096)), (256, 288))
-    assert "winograd" not in code_of(path)
-    for size, valid in (((32, 64), (32, 50)), ((256, 288), (250, 270)), ((320, 448), (320, 448))):
-        inputs = picture(size, valid)
-        found, wanted = run(path, *inputs), dict(zip(("classmap", "probability"), net(*inputs)))
-        assert (found["classmap"] == wanted["classmap"]).double().mean() >= 0.9999
-        assert (found["probability"].int() - wanted["probability"].int()).abs().max() <= 1
 
 
 def test_a_compiler_that_fails(tmp_path, monkeypatch):

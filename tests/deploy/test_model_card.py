@@ -252,11 +252,6 @@ def test_a_dry_run_overwrites_an_earlier_one_only(run: Path, tmp_path: Path) -> 
         push(run, folder=run)
 
 
-def test_scores_need_a_data_set() -> None:
-    with pytest.raises(InputError, match="name the data set with `datasets=NAME`"):
-        CardOptions("s.json")
-
-
 def test_the_command(
     fake_hub: FakeHub, run: Path, tmp_path: Path, seamseg_main: Callable[..., int], capsys: Any
 ) -> None:

@@ -21,17 +21,17 @@ def norms_of(module):
 
 
 @pytest.mark.parametrize(
-    ("mode", "body_norm", "head_norm"),
+    ("mode", "body_norm", "head_norm", "activation"),
     [
-        ("bn", InPlaceABN, InPlaceABN),
-        ("syncbn", InPlaceABNSync, InPlaceABNSync),
-        ("syncbn+bn", InPlaceABNSync, InPlaceABN),
-        ("gn", ActivatedGroupNorm, ActivatedGroupNorm),
-        ("syncbn+gn", InPlaceABNSync, ActivatedGroupNorm),
-        ("off", ActivatedIdentity, ActivatedIdentity),
+        ("bn", InPlaceABN, InPlaceABN, "leaky_relu"),
+        ("bn", InPlaceABN, InPlaceABN, "elu"),
+        ("syncbn", InPlaceABNSync, InPlaceABNSync, "elu"),
+        ("syncbn+bn", InPlaceABNSync, InPlaceABN, "leaky_relu"),
+        ("gn", ActivatedGroupNorm, ActivatedGroupNorm, "elu"),
+        ("syncbn+gn", InPlaceABNSync, ActivatedGroupNorm, "leaky_relu"),
+        ("off", ActivatedIdentity, ActivatedIdentity, "elu"),
     ],
 )
-@pytest.mark.parametrize("activation", ["leaky_relu", "elu"])
 def test_normalization_modes_train(mode, body_norm, head_norm, activation):
     config = tiny_config(mode=mode, overrides=(f"body.activation={activation}", "body.activation_slope=0.5"))
     module = build_training_module(config, 2, 3)
@@ -46,12 +46,11 @@ def test_normalization_modes_train(mode, body_norm, head_norm, activation):
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in net.parameters())
 
 
-def test_an_unknown_mode_is_an_error():
+def test_wrong_modes_groups_and_classes():
     with pytest.raises(InputError, match="unknown mode 'batch'"):
         norm_factories(replace(tiny_config().body, normalization_mode="batch"))
-
-
-def test_groups_must_divide_the_channels():
+    with pytest.raises(InputError, match="0 thing classes"):
+        build_network(tiny_config(), 3, 0)
     for mode in ("gn", "syncbn+gn"):
         config = tiny_config(mode=mode, overrides=("body.gn_groups=7",))
         with pytest.raises(InputError, match=r"\[body\] gn_groups: \d+ channels of a layer do not divide into 7"):
@@ -90,22 +89,6 @@ def test_shipped_configurations_build(path):
     assert len(net.options.anchors.strides) == config.rpn.fpn_levels
 
 
-def test_frozen_modules_have_no_gradient():
-    net = build_network(tiny_config(num_frozen=2), 2, 3)
-    assert {n.split(".")[2] for n, p in net.named_parameters() if not p.requires_grad} == {"mod1", "mod2"}
-
-
-@pytest.mark.slow
-def test_vistas_variant():
-    """Five ratios, two extra levels, many predictions: nothing is tied to the Cityscapes network."""
-    config = load_config(ROOT / "configs" / "vistas_r50.ini", overrides=["body.body=resnet18", *_R18])
-    net = build_network(config, 28, 37).eval()
-    (prediction,) = net.predict(toy_batch((96, 130)).images)
-    assert prediction.semantic.shape == (96, 130)
-    assert net.rpn_head.conv_obj.out_channels == 5
-    assert len(net.options.anchors.strides) == 6
-
-
 _NO_MOD9 = """
 [body]
 body = wider_resnet38
@@ -121,7 +104,6 @@ fpn_levels = 1
 [sem]
 fpn_levels = 1
 """
-_R18 = ('body.out_channels={"mod1": 64, "mod2": 64, "mod3": 128, "mod4": 256, "mod5": 512}',)
 
 
 @pytest.mark.parametrize(
@@ -191,11 +173,6 @@ def test_the_strides_of_a_dilated_body_are_defaults(body, dilation, strides):
         net = build_network(config, 3, 4)
     assert net.body.backbone.out_strides == strides
     assert tuple(net.options.anchors.strides) == levels
-
-
-def test_no_things_is_an_error():
-    with pytest.raises(InputError, match="0 thing classes"):
-        build_network(tiny_config(), 3, 0)
 
 
 def test_criterion_follows_the_configuration():

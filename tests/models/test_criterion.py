@@ -42,14 +42,6 @@ def test_the_loss_of_refined_masks_is_added(refined):
     assert both.counts["sem_loss"] == 2
 
 
-def test_without_things_all_layers_get_gradients_of_zero_and_nothing_counts(refined):
-    losses = refined(toy_batch((64, 64), (64, 64), empty=(0, 1)))
-    assert [(losses.means[name].item(), losses.counts[name].item()) for name in ROI] == [(0, 0)] * 3
-    refined.zero_grad()
-    sum(losses.means[name] for name in ROI).backward()
-    assert all(p.grad is not None and not p.grad.any() for p in refined.net.roi_head.parameters())
-
-
 def test_the_semantic_loss_is_that_of_the_labelled_images():
     """As many of them as classes, too."""
     logits = torch.randn(3, 2, 4, 4, requires_grad=True)
@@ -74,38 +66,25 @@ def part(batch, indices):
     return replace(batch, **fields)
 
 
-def component(made):
-    return SimpleNamespace(section="loss mine", module=__name__, file="mine.py", make=lambda given, keys: made)
+BOXES = SimpleNamespace(predicted=torch.zeros(3, 4))
 
 
 @pytest.mark.parametrize(
-    ("made", "problem"),
+    ("call", "given", "made", "problem"),
     [
-        (torch.tensor(2.0), ""),
-        (torch.zeros(2, 1), r"a scalar tensor, returned a tensor of \(2, 1\)"),
-        (2.0, "a scalar tensor, returned float"),
+        (_custom_image_loss, None, torch.tensor(2.0), ""),
+        (_custom_image_loss, None, torch.zeros(2, 1), r"a scalar tensor, returned a tensor of \(2, 1\)"),
+        (_custom_image_loss, None, 2.0, "a scalar tensor, returned float"),
+        (_custom_box_loss, BOXES, torch.zeros(3), ""),
+        (_custom_box_loss, BOXES, torch.zeros(3, 4), ""),
+        (_custom_box_loss, BOXES, torch.zeros(4, 3), "3 or 3 x 4 numbers, returned 4 x 3"),
+        (_custom_box_loss, BOXES, torch.tensor(0.0), "3 or 3 x 4 numbers, returned a scalar"),
+        (_custom_box_loss, BOXES, [0.0] * 3, "3 or 3 x 4 numbers, returned list"),
     ],
 )
-def test_what_a_loss_of_images_returns(made, problem):
-    check(_custom_image_loss, component(made), None, made, problem)
-
-
-@pytest.mark.parametrize(
-    ("made", "problem"),
-    [
-        (torch.zeros(3), ""),
-        (torch.zeros(3, 4), ""),
-        (torch.zeros(4, 3), "3 or 3 x 4 numbers, returned 4 x 3"),
-        (torch.tensor(0.0), "3 or 3 x 4 numbers, returned a scalar"),
-        ([0.0] * 3, "3 or 3 x 4 numbers, returned list"),
-    ],
-)
-def test_what_a_loss_of_boxes_returns(made, problem):
-    check(_custom_box_loss, component(made), SimpleNamespace(predicted=torch.zeros(3, 4)), made, problem)
-
-
-def check(call, own, given, made, problem):
+def test_what_a_loss_of_the_user_returns(call, given, made, problem):
     """It is passed on, or the error says what it is."""
+    own = SimpleNamespace(section="loss mine", module=__name__, file="mine.py", make=lambda given, keys: made)
     if not problem:
         assert call(own, None, given) is made
         return

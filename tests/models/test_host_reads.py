@@ -8,7 +8,6 @@ from support.host_reads import HostReads, Launches
 from support.micro import narrow_body
 from support.networks import NARROW, tiny_config, toy_batch
 
-from seamseg.config import load_config
 from seamseg.models.build import build_network, build_training_module
 from seamseg.models.folding import for_inference
 from seamseg.ops.norm import InPlaceABN, NormSequential
@@ -58,17 +57,12 @@ def test_reads_are_seen():
     for reading in (
         lambda: x[0].item(),
         lambda: bool(x[0] > 0),
-        lambda: float(x.sum()),
         lambda: x.tolist(),
         lambda: x.cpu(),
-        lambda: x.numpy(),
         lambda: x.new_tensor([1.0, 2.0]),
-        lambda: torch.tensor([1.0], device=x.device),
         lambda: torch.nonzero(x),
         lambda: x[x > 2],
         lambda: x.clone().__setitem__(x > 2, x[:3]),
-        lambda: x.masked_select(x > 2),
-        lambda: x.unique(),
         lambda: torch.equal(x, x),
         lambda: x.repeat_interleave(x.long()),
         lambda: Reading.apply(weight).backward(),
@@ -148,18 +142,3 @@ def test_a_norm_is_seven_operators():
         y.backward(dy)
     backward = {"abn_backward_reduce", "abn_backward_channels", "abn_backward_input", "abn_scale_gradient"}
     assert launches.names == dict.fromkeys({*backward, "convolution_backward"}, 1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_operators_of_a_training_step(precision):
-    """Their number does not depend on the size of the image."""
-    torch.manual_seed(0)
-    config = load_config("vistas_r50", overrides=[f"general.precision={precision}"])
-    module = build_training_module(config, 2, 3).train()
-    optimizer = build_optimizer(module.net, config)
-    stepper = Stepper(TrainerOptions.from_config(config), module, optimizer, World())
-    batch, rates = toy_batch((64, 96)).with_target_info(), [0.0] * len(optimizer.param_groups)
-    with Launches() as launches:
-        stepper([batch], rates)
-    assert launches.names.total() <= 1800, launches.names.most_common(20)

@@ -210,47 +210,10 @@ def test_detections_in_float64(name, golden_net, cityscapes):
     assert differs.max() < 1.6e-4
 
 
-@torch.no_grad()
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [3, 5, 6, 7, 9])
-def test_detections_with_other_roundings(seed, golden_net, cityscapes):
-    """Weights that differ in the last bit stand for the convolution kernels of other processors."""
-    net = for_inference(copy.deepcopy(golden_net), torch.device("cpu"))
-    generator = torch.Generator().manual_seed(seed)
-    for weight in (*net.parameters(), *net.buffers()):
-        if weight.is_floating_point() and weight.dim() > 1:
-            weight.mul_(1 + 6e-8 * torch.randn(weight.shape, generator=generator))
-    case = Case("single2", net, cityscapes)
-    check_detections(case, 0, case.predictions[0])
-    check_panoptic_map(case, 0, fuse(case.predictions[0], NUM_STUFF, 0.5, 0.5, LEAST_AREA, keep_empty=False))
-
-
 def with_rows(found, rows):
     """Some rows of the detections, in this order."""
     parts = ("boxes", "classes", "scores", "mask_logits")
     return replace(found, **{part: getattr(found, part)[rows] for part in parts})
-
-
-@pytest.mark.parametrize("fault", ["classes", "box", "score", "missing", "another", "repeated", "order", "masks"])
-def test_detections_with_a_fault_differ(case, fault):
-    found = case.predictions[0]
-    rows = torch.arange(len(found.boxes))
-    other = int((found.classes != found.classes[0]).nonzero()[0])
-    swapped = rows.clone()
-    swapped[[0, other]] = rows[[other, 0]]
-    one = (rows == 5).float()
-    spoilt = {
-        "classes": lambda: replace(found, classes=found.classes[swapped]),
-        "box": lambda: replace(found, boxes=found.boxes + one[:, None] * torch.tensor([0, 1, 0, 0])),
-        "score": lambda: replace(found, scores=found.scores + one * 1e-3),
-        "missing": lambda: with_rows(found, rows[:-1]),
-        "another": lambda: with_rows(found, torch.cat([rows, rows[:1]])),
-        "repeated": lambda: with_rows(found, torch.where(rows == 5, 4, rows)),
-        "order": lambda: with_rows(found, swapped),
-        "masks": lambda: replace(found, mask_logits=found.mask_logits[swapped]),
-    }[fault]()
-    with pytest.raises(AssertionError):
-        check_detections(case, 0, spoilt)
 
 
 def test_near_ties_may_change_places(case):

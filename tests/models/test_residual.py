@@ -74,14 +74,6 @@ def test_block_wants_two_or_three_convolutions():
         ResidualBlock(4, (4,), ABN)
 
 
-@pytest.mark.parametrize(("dilation", "stride"), [(1, 32), ((1, 1, 1, 2), 16), ((1, 1, 2, 4), 8)])
-def test_dilation_keeps_the_size(dilation, stride):
-    body = ResNet(RESNETS["resnet18"], InPlaceABN, dilation=dilation).eval()
-    assert body.out_strides["mod5"] == stride
-    with torch.no_grad():
-        assert body(torch.randn(1, 3, 64, 64))["mod5"].shape[-1] == 64 // stride
-
-
 def test_dropout_of_stages():
     body = ResNet(RESNETS["resnet18"], InPlaceABN, dropout=(0, 0, 0.5, 0.5))
     assert sum(isinstance(m, nn.Dropout2d) for m in body.modules()) == 4

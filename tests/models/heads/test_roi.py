@@ -223,8 +223,10 @@ def test_masks_that_are_all_void_cost_nothing():
 
 
 @pytest.mark.parametrize("norm", [ABN, InPlaceABN, InPlaceABNSync, ActivatedGroupNorm, ActivatedIdentity])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize(("channels_last", "box_convs"), [(True, 0), (False, 0), (True, 2)])
+@pytest.mark.parametrize(
+    ("dtype", "channels_last", "box_convs"),
+    [(torch.float32, True, 0), (torch.float64, False, 0), (torch.bfloat16, True, 2)],
+)
 def test_zero_rows(norm, dtype, channels_last, box_convs):
     """All of the head runs; every parameter and every level gets a gradient of 0, and no statistics move."""
     memory_format = torch.channels_last if channels_last else torch.contiguous_format

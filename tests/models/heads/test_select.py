@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seamseg.models.heads.select import first_true, nth_true, random_subset, upload
+from seamseg.models.heads.select import first_true, nth_true, random_subset
 
 masks = st.lists(st.booleans(), max_size=40).map(lambda values: torch.tensor(values, dtype=torch.bool))
 
@@ -51,8 +51,3 @@ def test_every_subset_is_as_likely_as_another():
     assert len(subsets) == 6, "2 of 4"
     # 2000 each, with a deviation of 41
     assert (counts - 2000).abs().max() < 160
-
-
-def test_upload_keeps_values():
-    values = torch.arange(3)
-    assert upload(values, torch.device("cpu")) is values
