@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import re
-import tempfile
 import zipfile
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from support.sharded_sources import ONE, SIZE, SOURCES, write_source
-from support.source_files import photo, tree, zip_of
+from support.sharded_sources import ONE, SIZE, SOURCES, sharded, write_source
+from support.source_files import photo
 
-from seamseg.data.images import open_image
-from seamseg.prepare.check import check_dataset
 from seamseg.utils.errors import InputError
 
 every_source = pytest.mark.parametrize("source", SOURCES, ids=lambda s: s.name)
-quick = settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow])
 
 
 def refusal(source, root: Path, out: Path) -> str:
@@ -30,61 +23,6 @@ def refusal(source, root: Path, out: Path) -> str:
     assert not (out / "metadata.bin").exists()
     assert "\n" not in str(error.value)
     return str(error.value)
-
-
-def packed(source, root: Path) -> Path:
-    """The same source with a zip file in place of each folder that may be one."""
-    out = root.parent / "packed"
-    out.mkdir()
-    for path in root.iterdir():
-        if path.name in source.mounts:
-            (out / path.name).mkdir()
-            zip_of(path, out / path.name / "shard.zip", zipfile.ZIP_STORED)
-        elif "" not in source.mounts:
-            (out / path.name).write_bytes(path.read_bytes())
-    if "" in source.mounts:
-        zip_of(root, out / "shard.zip", zipfile.ZIP_STORED)
-    return out
-
-
-@every_source
-@quick
-@given(st.data())
-def test_truncated_picture_in_a_zip(source, data):
-    """The zip file is whole, the picture in it is not: named, unless nothing that counts is missing."""
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder, "raw")
-        write_source(source, root)
-        # hard links would be truncated with their source
-        source.convert(root, Path(folder, "good"), replace(ONE, copy=True))
-        path = data.draw(st.sampled_from(sorted(root.rglob("*.png"))))
-        content = path.read_bytes()
-        path.write_bytes(content[: data.draw(st.integers(0, len(content) - 1))])
-        message = ""
-        try:
-            source.convert(packed(source, root), Path(folder, "out"))
-        except InputError as error:
-            message = str(error)
-        if message:
-            assert "shard.zip/" in message
-            assert path.name in message
-            assert "\n" not in message
-            assert not Path(folder, "out", "metadata.bin").exists()
-        else:
-            # photos are not decoded by the conversion, but by a check
-            good, out = Path(folder, "good"), Path(folder, "out")
-            before, after = tree(good), tree(out)
-            lost = [name for name in before if before[name] != after[name]]
-            named = [e.file for e in check_dataset(out, 1).errors]
-            assert named == [str(out / name) for name in lost if not same_pixels(good / name, out / name)]
-
-
-def same_pixels(one: Path, two: Path) -> bool:
-    """Return whether the photo `two` can be read and equals the photo `one`."""
-    try:
-        return np.array_equal(open_image(one), open_image(two))
-    except InputError:
-        return False
 
 
 def _headers(data: bytearray, name: bytes) -> tuple[int, int]:
@@ -133,8 +71,8 @@ DAMAGE = {
 def test_damaged_file_in_a_zip(source, spoil, tmp_path):
     """The file is named, unless the list of the archive cannot be read, and nothing is taken for complete."""
     write_source(source, tmp_path / "raw")
-    # that of COCO is in two archives
-    spoilt = [(path, _member(path, source)) for path in sorted(packed(source, tmp_path / "raw").rglob("shard.zip"))]
+    sharded(tmp_path / "raw", tmp_path / "packed", source.mounts, lambda: "shard.zip")
+    spoilt = [(path, _member(path, source)) for path in sorted((tmp_path / "packed").rglob("shard.zip"))]
     for path, member in spoilt:
         if member is not None:
             data = bytearray(path.read_bytes())

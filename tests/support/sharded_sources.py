@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tarfile
+import zipfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,34 @@ def write_source(source: Source, root: Path) -> None:
     source.finish(root, written)
 
 
+def pack(files: Sequence[tuple[Path, str]], archive: Path) -> None:
+    """Write files to an archive, by name in the archive."""
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    if archive.suffix == ".tar":
+        with tarfile.open(archive, "w") as tar:
+            for path, name in files:
+                tar.add(path, name)
+    else:
+        with zipfile.ZipFile(archive, "w") as file:
+            for path, name in files:
+                file.write(path, name)
+
+
+def sharded(root: Path, out: Path, mounts: Sequence[str], choose: Callable[[], str]) -> None:
+    """Put each file below a mount into an archive there, named by `choose`; copy the others."""
+    shards: dict[Path, list[tuple[Path, str]]] = {}
+    for path in sorted(p for p in root.rglob("*") if p.is_file()):
+        relative = path.relative_to(root).as_posix()
+        mount = next((m for m in mounts if m == "" or relative.startswith(f"{m}/")), None)
+        if mount is None:
+            (out / relative).parent.mkdir(parents=True, exist_ok=True)
+            (out / relative).write_bytes(path.read_bytes())
+        else:
+            shards.setdefault(out / mount / choose(), []).append((path, relative[len(mount) :].lstrip("/")))
+    for archive, files in shards.items():
+        pack(files, archive)
+
+
 def full(value: int, dtype: type = np.uint16) -> Callable[[Path], Path]:
     return lambda path: picture(path, np.full(SIZE, value), dtype)
 
@@ -92,9 +122,10 @@ def _class_list(root: Path, written: list[Any]) -> None:
 
 def _panoptic_in(photos: str, masks: str) -> Callable[[Path, str, np.ndarray, np.ndarray], Any]:
     def write(root: Path, name: str, classes: np.ndarray, numbers: np.ndarray) -> Any:
+        ids = 1 + classes * 1000 + numbers
         photo(root / photos / f"{name}.png", SIZE, ord(name))
-        panoptic_png(root / masks / f"{name}.png", 1 + classes * 1000 + numbers)
-        described = [{"id": i, "category_id": i // 1000, "iscrowd": 0} for i in (1, 1002, 1003)]
+        panoptic_png(root / masks / f"{name}.png", ids)
+        described = [{"id": int(i), "category_id": int(i) // 1000, "iscrowd": 0} for i in np.unique(ids)]
         image = {"id": name, "file_name": f"{name}.png", "height": SIZE[0], "width": SIZE[1]}
         return image, {"image_id": name, "file_name": f"{name}.png", "segments_info": described}
 
