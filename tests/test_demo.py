@@ -57,9 +57,13 @@ def test_goes_on_where_it_stopped(demo, capsys):
     assert (demo / "report.html").is_file()
 
 
-def test_refuses_a_folder_of_other_settings(demo, capsys):
+def test_refuses_a_folder_of_other_settings_or_something_else(demo, tmp_path, capsys):
     assert main(["demo", "--out", str(demo), "--device", "cpu", "--seed", "7", *SETTINGS]) == 2
     assert "holds files of other settings (demo.json: seed 0 (now 7));" in capsys.readouterr().err
+    (tmp_path / "config.ini").write_text("")
+    assert main(["demo", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"seamseg demo: {tmp_path}: holds files, but no demo; choose another folder\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["config.ini"]
 
 
 @pytest.mark.parametrize(("cores", "batch", "processes"), [(1, 8, 1), (2, 8, 2), (16, 6, 2), (2, 3, 1)])
@@ -73,10 +77,3 @@ def test_two_processes_share_a_batch(monkeypatch, tmp_path, cores, batch, proces
     assert (count, function) == (processes, run_training)
     config = load_config(training.config, overrides=training.overrides)
     assert config.dataloader.train_batch_size * processes == batch
-
-
-def test_a_folder_of_something_else_is_refused(tmp_path, seamseg_main, capsys):
-    (tmp_path / "config.ini").write_text("")
-    assert seamseg_main("demo", "--out", str(tmp_path)) == 2
-    assert capsys.readouterr().err == f"seamseg demo: {tmp_path}: holds files, but no demo; choose another folder\n"
-    assert [path.name for path in tmp_path.iterdir()] == ["config.ini"]

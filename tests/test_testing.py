@@ -58,45 +58,40 @@ def test_errors_name_component_and_file(file):
     assert "\n" not in str(error.value)
 
 
-WRONG = {
-    "a metric that is no sum": (
-        "metric",
-        ("return self.counts", "return np.array([self.counts[0] / max(1, self.counts[1]), 1.0])"),
-        "metric mine: mine_error is .* on one process, .* on two: state.. must be a sum over images",
-    ),
-    "an optimizer whose momentum is not saved": (
-        "optimizer",
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "old", "new", "message"),
+    [
         (
+            "metric",
+            "return self.counts",
+            "return np.array([self.counts[0] / max(1, self.counts[1]), 1.0])",
+            "metric mine: mine_error is .* on one process, .* on two: state.. must be a sum over images",
+        ),
+        (
+            "optimizer",
             'self.state[p].setdefault("average", torch.zeros_like(p))',
             'vars(self).setdefault("averages", {}).setdefault(p, torch.zeros_like(p))',
+            "optimizer mine: a resumed training has other weights, first ",
         ),
-        "optimizer mine: a resumed training has other weights, first ",
-    ),
-    "random numbers of its own": (
-        "augmentation",
-        ("rng.uniform(-keys.strength, keys.strength)", "np.random.default_rng().uniform(-0.9, 0)"),
-        "augmentation mine: a resumed training has other weights, first body.*RNG",
-    ),
-    "a state that is not restored": (
-        "callback",
-        ('self.best, self.waited = state["best"], state["waited"]', 'self.best = state["best"] - 1'),
-        "callback mine: load_state_dict.. does not restore what state_dict.. returns",
-    ),
-    "a callback that fails": (
-        "callback",
-        ('scores.get("PQ", 0.0)', 'scores["AP"]'),
-        "again, .*line .*: KeyError: 'AP'",
-    ),
-}
-"""Kind, what is replaced by what, and the error."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", WRONG)
-def test_mistakes(name, file):
-    kind, replaced, message = WRONG[name]
+        (
+            "augmentation",
+            "rng.uniform(-keys.strength, keys.strength)",
+            "np.random.default_rng().uniform(-0.9, 0)",
+            "augmentation mine: a resumed training has other weights, first body.*RNG",
+        ),
+        (
+            "callback",
+            'self.best, self.waited = state["best"], state["waited"]',
+            'self.best = state["best"] - 1',
+            "callback mine: load_state_dict.. does not restore what state_dict.. returns",
+        ),
+        ("callback", 'scores.get("PQ", 0.0)', 'scores["AP"]', "again, .*line .*: KeyError: 'AP'"),
+    ],
+)
+def test_mistakes(kind, old, new, message, file):
     with pytest.raises((AssertionError, SeamsegError), match=message) as error:
-        check_component(file(kind, wrong=replaced))
+        check_component(file(kind, wrong=(old, new)))
     assert "\n" not in str(error.value)
 
 
@@ -116,6 +111,8 @@ def test_what_is_not_there(file):
         check_component(path, "loss", "other")
     with pytest.raises(InputError, match=r"none\.py: no such file"):
         check_component("none.py")
+    with pytest.raises(InputError, match=r"none\.zip: no such file or folder"):
+        check_component(path, data="none.zip")
 
 
 @pytest.mark.slow
@@ -142,8 +139,3 @@ def test_help_and_wrong_options(tmp_path, capsys):
     assert main([str(tmp_path / "check_none.py"), "--kind", "head", "--name", "x"]) == 2
     assert capsys.readouterr().err.strip().endswith("registers no head x")
     assert main([str(tmp_path / "none.py")]) == 2
-
-
-def test_data_that_is_missing(file):
-    with pytest.raises(InputError, match=r"none\.zip: no such file or folder"):
-        check_component(file("loss"), data="none.zip")
