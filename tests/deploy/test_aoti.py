@@ -77,23 +77,21 @@ def test_outputs_are_those_of_the_eager_network(package):
     assert [path.name for path in package.parent.iterdir()] == ["net.pt2"]
 
 
-def test_what_a_package_states(package):
-    stated = read_package_metadata(package)
-    needed = requirements("cpu", stated.extra["cpu_features"])
-    assert {name: stated.extra[name] for name in needed} == needed
-    assert stated.extra["outputs"] == list(stated.outputs)
-    assert stated.to_json() == ExportedMetadata.from_json(stated.to_json(), "").to_json()
-    assert stated.thresholds == THRESHOLDS
-
-
 def code_of(path):
     """The generated code of a package, which contains the commands that compiled it."""
     with zipfile.ZipFile(path) as archive:
         return "".join(archive.read(name).decode() for name in archive.namelist() if name.endswith(".cpp"))
 
 
-def test_the_instruction_sets_that_the_compiler_may_use_are_stated(package):
-    stated, code = read_package_metadata(package).extra, code_of(package)
+def test_what_a_package_states(package):
+    """Also the instruction sets that the compiler may use."""
+    found, code = read_package_metadata(package), code_of(package)
+    stated = found.extra
+    needed = requirements("cpu", stated["cpu_features"])
+    assert {name: stated[name] for name in needed} == needed
+    assert stated["outputs"] == list(found.outputs)
+    assert found.to_json() == ExportedMetadata.from_json(found.to_json(), "").to_json()
+    assert found.thresholds == THRESHOLDS
     flags = set(re.findall(r" -m(?!arch)([\w-]+)", code))
     assert flags == set(stated["cpu_features"])
     assert ("avx512f" in flags) == (stated["cpu"] == "AVX512")

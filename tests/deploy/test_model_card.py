@@ -16,7 +16,6 @@ from support.micro import narrow_body
 from support.shared_models import CLASSES, config_of, write_classifier, write_run
 
 from seamseg.checkpoints.bundle import open_model
-from seamseg.checkpoints.model_path import digest
 from seamseg.classification.config import ClassifierConfig, InputConfig
 from seamseg.config import config_from_string
 from seamseg.deploy.model_card import CardOptions, model_card, push_model
@@ -75,12 +74,6 @@ def test_what_is_uploaded_is_what_is_loaded(fake_hub: FakeHub, run: Path, privat
     fake_hub.requests.clear()
     push(run, licence="cc-by-4.0", private=private)
     assert not [line for line in fake_hub.requests if line.startswith("PUT ")]
-
-
-def test_a_new_version(fake_hub: FakeHub, run: Path, tmp_path: Path) -> None:
-    first = push(run, licence="mit")
-    second = push(write_run(tmp_path / "run", average=True), licence="mit")
-    assert digest(first) != digest(second) == digest(f"hf://{NAME}")
 
 
 def test_a_public_repository_is_not_taken_for_a_private_one(fake_hub: FakeHub, run: Path) -> None:

@@ -264,19 +264,13 @@ def test_damaged_weights(copy: Path, name: str) -> None:
     assert message.startswith(f"{path}: truncated, damaged, or not a safetensors file (")
 
 
-def test_a_large_header(copy: Path) -> None:
+def test_other_files_as_weights(run: Path, copy: Path) -> None:
     path, length = copy / "model.safetensors", 9 << 20
     path.write_bytes(struct.pack("<Q", length) + b"{}" + b" " * length)
     assert refusal(copy) == f"{path}: its header of 9 MiB is above 8 MiB, the limit"
-
-
-def test_a_pickle_under_another_name_is_not_loaded(run: Path, copy: Path) -> None:
-    (copy / "model.safetensors").write_bytes((run / "model_last.pth.tar").read_bytes())
+    # a pickle under another name is not loaded
+    path.write_bytes((run / "model_last.pth.tar").read_bytes())
     assert "not a safetensors file" in refusal(copy)
-
-
-def test_foreign_weights(copy: Path) -> None:
-    path = copy / "model.safetensors"
     save_file({"conv1.weight": torch.zeros(2), "fc.weight": torch.zeros(3)}, path)
     assert refusal(copy).startswith(f"{path}: not the weights of a network of seamseg, whose tensors are named `body")
     save_file({"body.conv1.weight": torch.zeros(2)}, path)
@@ -365,13 +359,10 @@ def test_another_model_in_a_folder_of_a_classifier(run: Path, tmp_path: Path) ->
     assert convert(tmp_path / "out", tmp_path / "again").kind == "panoptic"
 
 
-def test_exported_networks_are_not_converted(tmp_path: Path) -> None:
+def test_networks_of_other_libraries_and_exported_ones_are_not_converted(tmp_path: Path) -> None:
     (tmp_path / "a.onnx").write_bytes(b"")
     with pytest.raises(InputError, match="is an exported network: give the model that it was exported from"):
         convert(tmp_path / "a.onnx", tmp_path / "out")
-
-
-def test_networks_of_other_libraries_are_not_converted(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "eomt"}')
     for model in (str(tmp_path), "torchvision:maskrcnn_resnet50_fpn"):
         message = f"^{re.escape(model)}: is no network of seamseg: share it as it is, with its own model card"
