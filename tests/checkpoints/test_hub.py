@@ -208,19 +208,6 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal(URI).endswith("pip install 'seamseg[hub]'")
 
 
-def test_a_damaged_download(fake_hub: FakeHub, commit: str) -> None:
-    repo = fake_hub.repos[NAME]
-    repo.commit({"model.safetensors": repo.commits[commit]["model.safetensors"][:-9]})
-    with pytest.raises(InputError, match=r"model\.safetensors: truncated, damaged, or not a safetensors file"):
-        open_model(URI)
-
-
-def test_paths_need_no_hub(tmp_path: Path) -> None:
-    assert local_model(tmp_path) == tmp_path
-    with pytest.raises(InputError, match=r"no such model; MODEL is a published \.zip .* or hf://user/repo"):
-        local_model(tmp_path / "hf")
-
-
 def test_the_name_of_a_repository_is_no_path() -> None:
     """As users know it from transformers."""
     for name in ("https://huggingface.co/a/b", "hf:/a/b", "hf:a/b"):

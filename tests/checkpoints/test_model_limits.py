@@ -296,8 +296,6 @@ def test_usual_contents_still_load(tmp_path: Path) -> None:
         (b"\x81\xa4meta" + b"\x91" * 5000 + b"\0", "RecursionError"),
         (b"\x81\xa4meta\xdd\xff\xff\xff\xff", "InsufficientDataException"),
         (b"\x81\xa4meta\xdb\xff\xff\xff\xff", "an entry is larger than 256 KiB"),
-        (b"\xdf\xff\xff\xff\xff", "InsufficientDataException"),
-        (b"\x81\xa6images\xdd\xff\xff\xff\xff", "InsufficientDataException"),
         (b"\x82\xa1a\1\xa1a\1", "the key 'a' is not text or duplicate"),
         # lists as keys can have equal hashes
         (b"\x81\xa4meta\xde\1\0", "a map of 256 keys, at most 255 are supported"),
@@ -326,12 +324,9 @@ def test_odd_metadata(tmp_path: Path, data: bytes, expected: str) -> None:
     ("text", "expected"),
     [
         ("[fpn]\nout_channels = 1000000000", "[fpn] out_channels = 1000000000: expected a value from 1 to 16384"),
-        ("[roi]\nroi_size = (14, 100000)", "[roi] roi_size = (14, 100000): expected a value from 1 to 128"),
-        ("[rpn]\nnum_post_nms_val = 10000000", "[rpn] num_post_nms_val = 10000000: expected a value from 1 to 1000000"),
         (f"[rpn]\nanchor_ratios = {(1,) * 1000}", "expected at most 64 values, got 1000"),
         (f"[rpn]\nanchor_ratios = {(1,) * 30000}", "...: expected at most 65536 characters, got 90000"),
         (f"[scheduler]\nparams = {'[' * 90}", "[scheduler] params = [[["),
-        ("[dataloader]\nshortest_size = 1000000", "shortest_size = 1000000: expected a value from 1 to 16384"),
         ('[body]\nout_channels = {"mod1": 10000000}', 'out_channels = {"mod1": 10000000}: expected at most 16384'),
         (
             '[body]\nbody_params = {"classes": 1000000000}',
@@ -342,7 +337,6 @@ def test_odd_metadata(tmp_path: Path, data: bytes, expected: str) -> None:
             "body_params: width 100000 is above the limit of 16384",
         ),
         ("[roi]\nfc_channels = 65536", "the channels and sizes require"),
-        ("[roi]\nroi_size = (128, 128)", "the channels and sizes require"),
         ("[rpn]\nhidden_channels = 16384\n[roi]\nroi_size = (28, 28)\nfc_channels = 9000", "the snapshot has 56"),
     ],
 )

@@ -154,16 +154,13 @@ def test_a_published_zip_and_a_converted_folder_are_models_too(tmp_path: Path) -
 
 
 def test_a_detector_of_a_panoptic_model_has_its_parts_only(run: Path, tmp_path: Path) -> None:
-    made = convert(run, tmp_path / "out", overrides=["general.kind=detection"])
+    paths = ["body.weights=/home/me/resnet.pth", "dataloader.coco_gt=/home/me/a"]
+    made = convert(run, tmp_path / "out", overrides=["general.kind=detection", *paths])
+    assert "/home/me" not in (tmp_path / "out" / "config.ini").read_text()
     assert made.kind == "detection"
     state = open_model(tmp_path / "out").snapshot.state_dict
     assert set(state) == {"body", "rpn_head", "roi_head"}
     assert not [key for key in state["roi_head"] if "msk" in key]
-
-
-def test_no_path_of_this_machine_is_shared(run: Path, tmp_path: Path) -> None:
-    convert(run, tmp_path / "out", overrides=["body.weights=/home/me/resnet.pth", "dataloader.coco_gt=/home/me/a"])
-    assert "/home/me" not in (tmp_path / "out" / "config.ini").read_text()
 
 
 # --- where it loads

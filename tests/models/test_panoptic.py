@@ -43,15 +43,6 @@ def test_empty_images_give_the_roi_head_gradients_of_zero(keys):
     assert all(p.grad.isfinite().all() for p in module.net.parameters())
 
 
-def test_empty_images_give_negatives_when_asked():
-    module = training_module(overrides=("roi.sample_empty_images=yes",))
-    losses = module(toy_batch((64, 64), empty=(0,))).means
-    assert losses["roi_cls_loss"] > 0
-    assert losses["roi_msk_loss"] == 0
-    sum(losses.values()).backward()
-    assert all(p.grad is not None for p in module.net.parameters()), "every rank runs the same backward pass"
-
-
 def test_an_image_of_void_only():
     module = training_module()
     batch = toy_batch((64, 64), empty=(0,))

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from support.golden_files import DATA
+from support.golden_weights import draws, norm_weight
 
-_SEED = 20190601
 _OUTPUT_LAYERS = ("classifier.fc", "cls")
 
 
@@ -87,7 +87,7 @@ def _arrays(
             values = parts["out_b"].astype(np.float32) * np.float32(parts["out_s"])
         else:
             fan_in = int(np.prod(shape[1:]))
-            values = np.sqrt(3.0 / fan_in) * _draws(f"{arch}.{key}", int(np.prod(shape)))
+            values = np.sqrt(3.0 / fan_in) * draws(f"{arch}.{key}", int(np.prod(shape)))
             if layer in _OUTPUT_LAYERS:
                 values = float(parts["out_g"]) * values
         if kind == "weight" and _ends_a_branch(layer, shapes):
@@ -95,22 +95,15 @@ def _arrays(
         yield key, values.astype(np.float32).reshape(shape)
 
 
-def _draws(key: str, count: int) -> np.ndarray:
-    seed = zlib.crc32(f"{_SEED}:{key}".encode("ascii"))
-    return 2.0 * np.random.RandomState(seed).random_sample(count) - 1.0
-
-
 def _norm_tensor(key: str, kind: str, channels: int, statistics: tuple) -> np.ndarray:
     quantised, step, variance = statistics
     if kind == "running_mean":
         return quantised.astype(np.float32) * np.float32(step)
     if kind == "running_var":
-        return np.float64(np.float32(variance)) * (1.0 + 0.5 * _draws(key, channels))
+        return np.float64(np.float32(variance)) * (1.0 + 0.5 * draws(key, channels))
     if kind == "bias":
-        return 0.25 * _draws(key, channels)
-    draws = _draws(key, 2 * channels)
-    weight = 1.0 + 0.4 * draws[:channels]
-    return np.where(draws[channels:] < -0.84, -weight, weight)
+        return 0.25 * draws(key, channels)
+    return norm_weight(key, channels)
 
 
 def _ends_a_branch(layer: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:

@@ -11,13 +11,12 @@ import json
 import zlib
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-DATA = Path(__file__).parents[1] / "golden"
+from support.golden_files import DATA
 
 _SEED = 20190601
 _OUTPUT_LAYERS = {"conv_obj", "conv_bbx", "roi_cls", "roi_bbx", "roi_msk", "conv_sem"}
@@ -48,10 +47,17 @@ def golden_state(name: str = "cityscapes") -> dict[str, dict[str, Tensor]]:
     return state
 
 
-def _draws(part: str, key: str, count: int) -> np.ndarray:
+def draws(key: str, count: int) -> np.ndarray:
     """`count` numbers in [-1, 1) that belong to one tensor."""
-    seed = zlib.crc32(f"{_SEED}:{part}.{key}".encode("ascii"))
+    seed = zlib.crc32(f"{_SEED}:{key}".encode("ascii"))
     return 2.0 * np.random.RandomState(seed).random_sample(count) - 1.0
+
+
+def norm_weight(key: str, channels: int) -> np.ndarray:
+    """Scales of a norm, 8 % of which are negative."""
+    drawn = draws(key, 2 * channels)
+    weight = 1.0 + 0.4 * drawn[:channels]
+    return np.where(drawn[channels:] < -0.84, -weight, weight)
 
 
 def _tensor(part: str, key: str, shape: tuple[int, ...], norms: set[str], calibration: Calibration) -> np.ndarray:
@@ -66,7 +72,7 @@ def _tensor(part: str, key: str, shape: tuple[int, ...], norms: set[str], calibr
     elif kind == "bias" and is_output:
         values = calibration(f"{part}.{key}")
     elif kind == "bias":
-        values = 0.25 * _draws(part, key, shape[0])
+        values = 0.25 * draws(f"{part}.{key}", shape[0])
     else:
         values = _kernel(part, key, layer, shape, calibration if is_output else lambda _: None)
     assert values is not None, f"no calibration for {part}.{key}"
@@ -75,16 +81,14 @@ def _tensor(part: str, key: str, shape: tuple[int, ...], norms: set[str], calibr
 
 def _norm_parameter(part: str, key: str, layer: str, kind: str, channels: int) -> np.ndarray:
     if kind == "bias":
-        return 0.25 * _draws(part, key, channels)
-    draws = _draws(part, key, 2 * channels)
-    weight = 1.0 + 0.4 * draws[:channels]
-    weight = np.where(draws[channels:] < -0.84, -weight, weight)
+        return 0.25 * draws(f"{part}.{key}", channels)
+    weight = norm_weight(f"{part}.{key}", channels)
     return 0.35 * weight if layer.endswith("convs.bn3") else weight
 
 
 def _kernel(part: str, key: str, layer: str, shape: tuple[int, ...], calibration: Calibration) -> np.ndarray:
     fan_in = shape[0] if layer.endswith("conv_up") else int(np.prod(shape[1:]))
-    values = np.sqrt(3.0 / fan_in) * _draws(part, key, int(np.prod(shape))).reshape(shape)
+    values = np.sqrt(3.0 / fan_in) * draws(f"{part}.{key}", int(np.prod(shape))).reshape(shape)
     scale = calibration(f"{part}.{layer}.scale")
     if scale is not None:
         values = values * scale.astype(np.float64).reshape(-1, *[1] * (len(shape) - 1))

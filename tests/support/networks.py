@@ -1,8 +1,10 @@
 """Networks and images shared by the tests of the models."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,6 +15,7 @@ from seamseg.models.criterion import TrainingModule
 from seamseg.models.panoptic import PanopticNet
 from seamseg.ops.norm import ABN
 from seamseg.structures import Batch, PackedSequence
+from support.golden_backbones import sample_positions
 from support.golden_files import array, tensor
 from support.golden_weights import golden_state
 from support.micro import narrow_body
@@ -59,6 +62,27 @@ def assert_order(order: torch.Tensor, scores: torch.Tensor, tie: float) -> None:
     changed = (order[:, None] > order[None]).triu(1)
     gaps = (scores[:, None] - scores[None]).abs()[changed]
     assert len(gaps) == 0 or gaps.max() <= tie, "in the same order but for near ties"
+
+
+def gradient_errors(
+    parameters: Mapping[str, nn.Parameter], names: np.ndarray, norms: np.ndarray, samples: np.ndarray
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Relative errors of the norms of gradients, and the largest ones of stored values, as parts of a typical value."""
+    of_norms, of_values = {}, {}
+    for name, norm, sample in zip(names, norms, samples):
+        gradient = parameters[name].grad.contiguous().double()
+        of_norms[name] = abs(float(gradient.norm()) - norm) / max(norm, 1e-9)
+        typical = max(norm, 1e-9) / np.sqrt(gradient.numel())
+        values = gradient.flatten().numpy()[sample_positions(name, gradient.numel(), len(sample))]
+        of_values[name] = np.abs(values - sample).max() / typical
+    return of_norms, of_values
+
+
+def assert_below(errors: Mapping[str, float], largest: float, median: float) -> None:
+    """Check the largest and the median error."""
+    worst = max(errors, key=lambda name: errors[name])
+    assert errors[worst] < largest, worst
+    assert np.median(list(errors.values())) < median
 
 
 def part_of(batch: Batch, number: int) -> Batch:

@@ -204,13 +204,6 @@ def test_boxes_of_a_batch_are_clipped_image_by_image():
         assert_close(clip_boxes(boxes[index == image], size), ops(f"split_clip/{image}"), rtol=0, atol=0)
 
 
-def test_no_detections():
-    boxes, classes, scores = DetectionSelector(roi())(torch.zeros(4, 2, 4), torch.ones(4, 3))
-    assert boxes.shape == (0, 4)
-    assert classes.shape == (0,)
-    assert scores.shape == (0,)
-
-
 def test_masks_that_are_all_void_cost_nothing():
     msk = torch.randn(2, 3, 4, 4, requires_grad=True)
     loss, _ = mask_loss(msk, torch.tensor([1, 3]), torch.full((2, 4, 4), -1.0))

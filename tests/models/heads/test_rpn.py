@@ -147,11 +147,6 @@ def test_proposals_equal_the_original(min_size, training):
             assert_close(found - 8, wanted, rtol=0, atol=1e-4)
 
 
-def test_an_image_without_proposals_has_none():
-    anchors, obj, bbx = torch.tensor([[0.0, 0, 4, 4]]), torch.zeros(1, 1), torch.zeros(1, 1, 4)
-    assert list(ProposalGenerator(rpn(min_size=16))(obj, bbx, anchors, [(9, 9)], training=True)) == [None]
-
-
 def test_proposals_are_clipped_to_the_valid_size():
     anchors = torch.tensor([[-10.0, -10, 30, 30], [0, 0, 100, 100]])
     (boxes,) = ProposalGenerator(rpn(min_size=0))(
