@@ -86,39 +86,27 @@ def test_resumes_after_an_invalid_file(tmp_path, workers):
     assert not (out / ".prepare").exists()
 
 
-def interrupted(tmp_path, count):
-    """A folder whose last image was invalid, and is no longer."""
-    out, frames = tmp_path / "out", make_frames(tmp_path / "src", count)
+def test_what_is_converted_again(tmp_path):
+    """What changed or was deleted, what a truncated line of the journal stands for, and all for other classes."""
+    out, frames = tmp_path / "out", make_frames(tmp_path / "src", 6)
     frames[-1].annotation.write_text("invalid")
     with pytest.raises(InputError):
         run(out, frames)
-    frames[-1].annotation.write_text("fine")
-    return out, frames
-
-
-def test_changed_sources_and_deleted_files_are_converted_again(tmp_path):
-    out, frames = interrupted(tmp_path, 5)
     frames[1].annotation.write_text("changed")
     (out / "msk" / "im2.png").unlink()
-    run(out, frames)
-    assert calls(frames) == [1, 2, 2, 1, 2]
-
-
-def test_truncated_line_in_the_journal(tmp_path):
-    out, frames = interrupted(tmp_path, 4)
     journal = out / ".prepare" / "train.jsonl"
     journal.write_text(journal.read_text()[:-30])
     (out / "img" / ".im0.png.1.partial").write_bytes(b"half")
-    run(out, frames)
-    assert calls(frames) == [1, 1, 2, 2]
-    assert not list(out.rglob("*.partial"))
-
-
-def test_journal_with_other_classes_is_ignored(tmp_path):
-    out, frames = interrupted(tmp_path, 2)
+    with pytest.raises(InputError):
+        run(out, frames)
+    assert calls(frames) == [1, 2, 2, 1, 2, 2]
+    frames[-1].annotation.write_text("fine")
     other = replace(classes(), categories=["a", "b", "c"])
-    DatasetWriter(out, other, 1).add_split("train", frames, read)
-    assert calls(frames) == [2, 2]
+    writer = DatasetWriter(out, other, 1)
+    writer.add_split("train", frames, read)
+    writer.finish()
+    assert calls(frames) == [2, 3, 3, 2, 3, 3]
+    assert not list(out.rglob("*.partial"))
 
 
 def test_killed_worker(tmp_path):

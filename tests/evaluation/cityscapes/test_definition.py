@@ -122,12 +122,13 @@ def test_panoptic_segments_of_a_frame():
     assert pairs[pairs[:, 1] == 29001, 0] == pairs[pairs[:, 1] == 9, 0] == 0
 
 
-@pytest.mark.parametrize("value", [34, 999, 34001, 60000])
+@pytest.mark.parametrize("value", [34, 34001])
 def test_invalid_labels(value):
     ids = frame(**{f"v{value}": (0, 0, 5, 5)})
-    for score in (lambda: overlaps_of_frame(ids, []), lambda: segments_from_pairs(*joint_histogram(ids, ids))):
-        with pytest.raises(InputError, match=f"{value} is not a Cityscapes instance id"):
-            score()
+    with pytest.raises(InputError, match=f"{value} is not a Cityscapes instance id"):
+        overlaps_of_frame(ids, [])
+    with pytest.raises(InputError, match=f"{value} is not a Cityscapes instance id"):
+        segments_from_pairs(*joint_histogram(ids, ids))
 
 
 def test_instances_of_stuff_have_no_weight():
