@@ -207,20 +207,6 @@ def test_a_classifier(engine, tmp_path):
 
 
 @pytest.mark.slow
-def test_dense_part(tmp_path):
-    net = export_net(detector(), MEAN, STD, "dense", standard_ops=True)
-    path, _ = write(tmp_path, "panoptic", net, part="dense")
-    image, size = picture()
-    with torch.no_grad():
-        wanted = dict(zip(net.output_names, net(image, size)))
-    for engine in ENGINES:
-        found = run(engine, path, {"image": image.numpy(), "size": size.numpy()})
-        assert found.keys() == wanted.keys()
-        for name, values in found.items():
-            assert (values - wanted[name]).abs().max() < 1e-5 * wanted[name].abs().max(), name
-
-
-@pytest.mark.slow
 def test_other_options_of_the_network(tmp_path):
     """More detections than rows, small proposals dropped, and newer operators."""
     overrides = ("roi.max_predictions=16", "roi.nms_threshold=0.6", "rpn.min_size=12", "rpn.num_pre_nms_val=300")

@@ -9,13 +9,9 @@ ALL = ("roi.num_samples=300", "roi.pos_ratio=0.5", "rpn.num_samples=100000")
 """Room for every candidate: the two ways then differ in the rows that fill up only."""
 
 
-def training_module(*overrides, mode="gn"):
-    return narrow_module(*overrides, mode=mode)
-
-
-def trained(batch, *overrides, mode="gn", evaluation=False):
+def trained(batch, *overrides, mode="gn"):
     """Losses, counts and gradients."""
-    module = training_module(*overrides, mode=mode).train(not evaluation)
+    module = narrow_module(*overrides, mode=mode)
     torch.manual_seed(1)
     losses = module(batch)
     sum(losses.means.values()).backward()
@@ -39,7 +35,7 @@ def test_equal_where_all_candidates_are_taken(asked, min_size):
 def test_equal_statistics_where_nothing_fills_up():
     """With as many rows as candidates the batch of the norms is the same, in another order."""
     batch = toy_batch((64, 96))
-    module = training_module(*ALL, mode="bn")
+    module = narrow_module(*ALL, mode="bn")
     count = module.net(batch.images, batch).rois.samples[0].boxes.shape[0]
     common = (*ALL, f"roi.num_samples={count}", "roi.pos_ratio=1")
     exact = trained(batch, *common, mode="bn")
@@ -51,7 +47,7 @@ def test_equal_statistics_where_nothing_fills_up():
 
 
 def test_every_image_gives_the_same_number_of_rows():
-    module = training_module("roi.fixed_samples=yes", mode="bn")
+    module = narrow_module("roi.fixed_samples=yes", mode="bn")
     for batch in (toy_batch((64, 96), (48, 48), empty=(1,)), toy_batch((64, 64), (64, 64), empty=(0, 1))):
         rois = module.net(batch.images, batch).rois
         assert [s.boxes.shape for s in rois.samples] == [(24, 4)] * 2
@@ -70,12 +66,3 @@ def test_target_info_matches_the_targets():
     known = batch.with_target_info()
     assert known.with_target_info() is known
     assert known.to("cpu").target_info == known.target_info
-
-
-def test_target_info_is_used_instead_of_the_targets():
-    """They alone decide, so the targets need not be read."""
-    batch = toy_batch((64, 64)).with_target_info()
-    batch.categories[0].fill_(0)
-    (things,) = training_module().net(batch.images, batch).things
-    assert things.ids.tolist() == [3, 4]
-    assert things.classes.tolist() == [0, 2]

@@ -13,10 +13,6 @@ from seamseg.structures import PackedSequence
 from seamseg.utils.errors import InputError
 
 
-def training_module(overrides=(), **arguments):
-    return narrow_module(*overrides, **arguments)
-
-
 def test_things_leave_out_stuff_crowds_and_absent_ids():
     batch = toy_batch((32, 32), (32, 32), (32, 32), empty=(1,), crowd=(2,))
     batch.boxes[0][3] = -1
@@ -32,7 +28,7 @@ def test_things_leave_out_stuff_crowds_and_absent_ids():
 
 @pytest.mark.parametrize("keys", ["roi.fixed_samples=yes", "roi.fixed_samples=no", "roi.mask_refinement=points"])
 def test_empty_images_give_the_roi_head_gradients_of_zero(keys):
-    module = training_module(overrides=(keys,))
+    module = narrow_module(keys)
     found = module(toy_batch((64, 64), (64, 64), empty=(0, 1)))
     losses, counts = found.means, found.counts
     for name in ("roi_cls_loss", "roi_bbx_loss", "roi_msk_loss"):
@@ -44,7 +40,7 @@ def test_empty_images_give_the_roi_head_gradients_of_zero(keys):
 
 
 def test_an_image_of_void_only():
-    module = training_module()
+    module = narrow_module()
     batch = toy_batch((64, 64), empty=(0,))
     batch.masks[0].zero_()
     losses = module(batch).means
@@ -53,7 +49,7 @@ def test_an_image_of_void_only():
 
 
 def test_predictions_of_a_batch_of_one_size_equal_those_alone():
-    net = training_module().net.eval()
+    net = narrow_module().net.eval()
     images = toy_batch((64, 96), (64, 96)).images
     together = net.predict(images)
     for i, found in enumerate(together):
@@ -65,23 +61,20 @@ def test_predictions_of_a_batch_of_one_size_equal_those_alone():
 
 @pytest.mark.parametrize("size", [(1, 1), (5, 300), (33, 31)])
 def test_odd_sizes_predict(size):
-    net = training_module().net.eval()
+    net = narrow_module().net.eval()
     (prediction,) = net.predict(PackedSequence([torch.randn(3, *size)]))
     assert prediction.semantic.shape == size
     assert prediction.mask_logits.shape[1:] == (16, 16)
     assert len(prediction.boxes) == len(prediction.classes) == len(prediction.scores) == len(prediction.mask_logits)
 
 
-def test_no_detection_at_all():
-    net = training_module(overrides=("roi.score_threshold=1",)).net.eval()
-    predictions = net.predict(toy_batch((64, 64), (32, 64)).images)
+def test_no_detection_and_no_proposal_at_all():
+    net = narrow_module("roi.score_threshold=1").net.eval()
+    predictions = net.predict(toy_batch((64, 64), (32, 32)).images)
     assert [p.boxes.shape for p in predictions] == [(0, 4)] * 2
     assert [p.mask_logits.shape for p in predictions] == [(0, 16, 16)] * 2
-
-
-def test_no_proposal_at_all():
-    net = training_module(overrides=("rpn.min_size=1000",)).net
-    outputs = net(*(lambda b: (b.images, b))(toy_batch((64, 64), empty=(0,))))
+    net, batch = narrow_module("rpn.min_size=1000").net, toy_batch((64, 64), empty=(0,))
+    outputs = net(batch.images, batch)
     assert list(outputs.proposals) == [None]
     assert outputs.rois.samples == [None]
     assert outputs.rois.cls_logits.shape[0] == 0
@@ -90,7 +83,7 @@ def test_no_proposal_at_all():
 
 
 def test_another_memory_format_leaves_the_network_as_it_is():
-    net = training_module().net.eval()
+    net = narrow_module().net.eval()
     strides = {name: p.stride() for name, p in net.named_parameters()}
     other = net.with_options(channels_last=False)
     assert {name: p.stride() for name, p in net.named_parameters()} == strides
@@ -106,7 +99,7 @@ def test_another_memory_format_leaves_the_network_as_it_is():
 
 @pytest.mark.parametrize("mode", ["bn", "gn", "off"])
 def test_bfloat16(mode):
-    module, batch = training_module(mode=mode), toy_batch((64, 96), (80, 64), crowd=(0,))
+    module, batch = narrow_module(mode=mode), toy_batch((64, 96), (80, 64), crowd=(0,))
     results = []
     for enabled in (False, True):
         torch.manual_seed(1)
@@ -124,7 +117,7 @@ def test_bfloat16(mode):
 
 def test_predict_wants_evaluation_mode():
     with pytest.raises(RuntimeError, match=r"call eval\(\) first"):
-        training_module().net.predict(toy_batch((32, 32)).images)
+        narrow_module().net.predict(toy_batch((32, 32)).images)
 
 
 # Optional layers and losses
@@ -151,8 +144,7 @@ def test_the_crop_aware_loss_of_a_network(fixed):
     values = {}
     for name, loss, cut in (("plain", "smooth_l1", True), ("whole", "cabb", False), ("cut", "cabb", True)):
         sides = borders(batch, (False, cut, False, False), (cut,) * 4, (cut,) * 4)
-        overrides = (f"roi.box_loss={loss}", *RECIPES[-1:], f"roi.fixed_samples={fixed}")
-        module = training_module(overrides=overrides)
+        module = narrow_module(f"roi.box_loss={loss}", *RECIPES[-1:], f"roi.fixed_samples={fixed}")
         torch.manual_seed(1)
         losses = module(replace(batch, cut=sides)).means
         sum(losses.values()).backward()
@@ -180,8 +172,8 @@ def test_masks_refined_at_points():
     # points are drawn before the anchors: all of these are used
     every = ("rpn.num_samples=100000",)
     plain, module = (
-        training_module(overrides=every),
-        training_module(overrides=(*every, "roi.mask_refinement=points", "mask_refinement points.points=12")),
+        narrow_module(*every),
+        narrow_module(*every, "roi.mask_refinement=points", "mask_refinement points.points=12"),
     )
     module.net.load_state_dict(plain.net.state_dict(), strict=False)
     losses = []
@@ -206,7 +198,7 @@ def test_masks_refined_at_points():
     [("bn", ()), ("bn", (*RECIPES, "roi.fixed_samples=yes")), ("syncbn+gn", (*RECIPES, "roi.fixed_samples=no"))],
 )
 def test_crowds_several_sizes_and_optional_losses_train(mode, overrides):
-    module = training_module(mode=mode, overrides=overrides)
+    module = narrow_module(*overrides, mode=mode)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.02, momentum=0.9)
     batch = toy_batch((64, 96), (80, 64), (48, 48), empty=(2,), crowd=(0,))
     batch = replace(batch, cut=borders(batch, (False, True, True, False), (True,) * 4, (True,) * 4))
@@ -225,7 +217,7 @@ def test_crowds_several_sizes_and_optional_losses_train(mode, overrides):
 def test_same_seed_same_bits(fixed):
     results = []
     for _ in range(2):
-        module = training_module(overrides=(f"roi.fixed_samples={fixed}",))
+        module = narrow_module(f"roi.fixed_samples={fixed}")
         losses = module(toy_batch((64, 96), (80, 64), crowd=(0,))).means
         sum(losses.values()).backward()
         results.append([*losses.values(), *[p.grad for p in module.parameters()]])
@@ -243,7 +235,7 @@ def test_masks_of_positives_only(kind, fixed):
     common = (f"roi.fixed_samples={fixed}", "roi.sample_empty_images=yes", *RECIPES[1:3])
     found = []
     for more in ((), (POSITIVES,)):
-        module = training_module(mode="gn", kind=kind, overrides=(*common, *more))
+        module = narrow_module(*common, *more, mode="gn", kind=kind)
         rows = []
         module.net.roi_head.conv[0].register_forward_hook(lambda layer, given, out, rows=rows: rows.append(len(out)))
         torch.manual_seed(1)
@@ -259,7 +251,7 @@ def test_masks_of_positives_only(kind, fixed):
 @pytest.mark.parametrize("mode", ["bn", "syncbn+gn"])
 def test_masks_of_positives_without_a_positive(mode):
     """Its norms keep their statistics, and every parameter gets a gradient, of 0 in the mask branch."""
-    module = training_module(mode=mode, overrides=(POSITIVES, "roi.sample_empty_images=yes", *RECIPES[1:3]))
+    module = narrow_module(POSITIVES, "roi.sample_empty_images=yes", *RECIPES[1:3], mode=mode)
     before = {name: value.clone() for name, value in module.net.roi_head.conv.named_buffers()}
     losses = module(toy_batch((64, 64), empty=(0,))).means
     assert losses["roi_cls_loss"] > losses["roi_msk_loss"] == 0

@@ -148,17 +148,6 @@ def test_levels_are_always_in_use(boxes):
 # Head
 
 
-def test_head_shapes_with_and_without_regions():
-    head = ROIHead(roi(fc_channels=8, conv_channels=4), 6, 3, InPlaceABN).eval()
-    for count in (0, 5):
-        cls, bbx, msk = head(torch.randn(count, 6, 14, 14))
-        assert cls.shape == (count, 4)
-        assert bbx.shape == (count, 3, 4)
-        assert msk.shape == (count, 3, 28, 28)
-    detection = ROIHead(roi(), 6, 3, InPlaceABN, with_masks=False).eval()
-    assert detection(torch.randn(2, 6, 14, 14))[2] is None
-
-
 def test_head_with_convolutions_before_one_layer():
     config = roi(roi_size=(8, 8), fc_channels=8, conv_channels=4, box_convs=4)
     head = ROIHead(config, 6, 3, partial(ActivatedGroupNorm, num_groups=2))
