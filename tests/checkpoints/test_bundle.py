@@ -103,16 +103,12 @@ def test_a_zip_made_on_a_mac(tmp_path: Path) -> None:
 
 def test_run_folder_prefers_the_best_snapshot(tmp_path: Path) -> None:
     write_snapshot(tmp_path / "model_last.pth.tar", state={**parts(), "optimizer": {}})
+    assert {*open_model(tmp_path).snapshot.state_dict} == {*parts(), "optimizer"}
     write_snapshot(tmp_path / "model_best.pth.tar")
     (tmp_path / "config.ini").write_text(CONFIG)
     write_metadata(tmp_path / "metadata.bin", CLASSES)
     assert_whole(tmp_path)
     assert open_model(tmp_path).name.endswith("model_best.pth.tar")
-
-
-def test_run_folder_before_its_first_validation(tmp_path: Path) -> None:
-    write_snapshot(tmp_path / "model_last.pth.tar")
-    assert_whole(tmp_path)
 
 
 def test_an_unpacked_published_model(tmp_path: Path) -> None:

@@ -145,17 +145,14 @@ def test_offline(fake_hub: FakeHub, commit: str, monkeypatch: pytest.MonkeyPatch
     assert fake_hub.requests == []
 
 
-def test_no_network(fake_hub: FakeHub, commit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_network_and_a_hub_that_fails(fake_hub: FakeHub, commit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     open_model(URI)
+    fake_hub.failure = 500
+    assert refusal("hf://someone/else", SeamsegError).endswith("(500 the hub is being repaired)")
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     assert open_model(URI).metadata == CLASSES
     message = refusal("hf://someone/else", SeamsegError)
     assert message.startswith("the hub cannot be reached, and the model is not in the cache (ConnectError: ")
-
-
-def test_a_hub_that_fails(fake_hub: FakeHub, commit: str) -> None:
-    fake_hub.failure = 500
-    assert refusal("hf://someone/else", SeamsegError).endswith("(500 the hub is being repaired)")
 
 
 # --- something wrong

@@ -209,15 +209,12 @@ def test_rows_and_sets_that_python_2_and_3_write(tmp_path: Path) -> None:
     assert found["set"] == content["set"]
 
 
-def test_a_tensor_of_another_type_than_its_storage(tmp_path: Path) -> None:
+def test_tensors_and_storages_longer_than_their_records(tmp_path: Path) -> None:
     path = evil(tmp_path / "model.pth.tar", {"x": torch.zeros(4, dtype=torch.uint16)})
     with zipfile.ZipFile(path) as archive:
         pickled = archive.read("model.pth/data.pkl")
     repacked(path, data_pkl=pickled.replace(b"ctorch\nuint16\n", b"ctorch\nuint64\n"))
     assert "a tensor of 32 bytes has a storage of 8" in refusal(path)
-
-
-def test_storages_longer_than_their_records(tmp_path: Path) -> None:
     path = evil(tmp_path / "model.pth.tar", {"x": torch.arange(1000.0)})
     assert torch.equal(load_tensors(path, "x")["state_dict"]["body"]["x"], torch.arange(1000.0))
     repacked(path, data_0=bytes(16))
@@ -240,12 +237,9 @@ def test_ambiguous_zip_records(tmp_path: Path) -> None:
     assert refusal(path).endswith("a truncated or damaged snapshot; copy it again")
 
 
-def test_a_deflated_record_is_refused(tmp_path: Path) -> None:
+def test_a_deflated_record_and_a_large_pickle(tmp_path: Path) -> None:
     path = repacked(write_snapshot(tmp_path / "model.pth.tar"), data_0=None)
     assert "refused: its record archive/data/0 is compressed" in refusal(path)
-
-
-def test_a_large_pickle(tmp_path: Path) -> None:
     for old in (False, True):
         message = refusal(evil(tmp_path / "model.pth.tar", {"x": "y" * (5 << 20)}, old))
         assert "refused: its pickle is larger than 4 MiB, the limit without the tensors" in message

@@ -77,9 +77,6 @@ def test_checkpoints_of_other_programs(tmp_path: Path, content: Any) -> None:
     message = refusal(tmp_path / "model.pth.tar")
     assert "not a snapshot of this network: it must hold" in message
     assert "body, rpn_head, roi_head, sem_head" in message
-
-
-def test_part_that_is_not_a_state_dict(tmp_path: Path) -> None:
     torch.save({"state_dict": {"body": [1]}}, tmp_path / "model.pth.tar")
     assert "its 'body' is not a state dict but a list" in refusal(tmp_path / "model.pth.tar")
 

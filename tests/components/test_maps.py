@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 from support.browsers import canvas_pixels, watched_pages
-from support.components import EDGES, VECTORS
+from support.components import EDGES, VECTORS, code_of_page
 from support.micro import narrow_body
 from support.report_pages import blocks
 from support.serving import serving
@@ -233,9 +233,8 @@ def test_the_page_of_a_server_shows_a_map(network, photo, browser):
 @pytest.mark.slow
 def test_the_format_and_the_metric_of_the_page(run, heads, micro, photo, predictor, tmp_path, seamseg_main):
     """Those of docs/how-to/extend_maps.md get the map and resize it."""
-    page = (Path(__file__).parents[2] / "docs" / "how-to" / "extend_maps.md").read_text()
     file = tmp_path / "map_outlines.py"
-    file.write_text(page.split("```python\n")[1].split("```")[0])
+    file.write_text(code_of_page("extend_maps.md", '@metric("edge_recall")'))
     large = tmp_path / "large.png"
     Image.open(photo).resize((192, 128)).save(large)
     words = ("--device", "cpu", "--components", f"{heads}, {file}")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import shutil
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.components import DEPTH, component_file
+from support.components import DEPTH, code_of_page, component_file
 from support.interruptions import loss_lines, result, signals_at, train_until_done
 
 import seamseg
@@ -164,9 +163,7 @@ def test_a_dump_holds_the_maps(options, data, micro_config):
 
 def test_the_metric_of_the_page(options, data, file, tmp_path):
     """That of docs/how-to/extend_data.md, beside the head: in a validation and on its own."""
-    page = (Path(__file__).parents[2] / "docs" / "how-to" / "extend_data.md").read_text()
-    metric = next(part for part in page.split("```python\n") if '@metric("depth_error")' in part).split("```")[0]
-    file.write_text(DEPTH + metric)
+    file.write_text(DEPTH + code_of_page("extend_data.md", '@metric("depth_error")'))
     overrides = ("general.eval_mode=depth_error", "scheduler.epochs=1")
     scores = run_training(options("run", *overrides)).validation
     error = scores.metrics["depth_error"]

@@ -23,15 +23,17 @@ def images(count: int = 400) -> list[ImageInfo]:
     ]
 
 
-@pytest.mark.slow
 def test_classes_are_drawn_equally_often():
+    """By images of the same orientation; images of void only are kept."""
     every = images()
     replace = ClassUniformSampling(every, 1.0)
-    drawn = [replace(epoch, i)[0] for epoch in range(10) for i in range(400) if i % 4 != 3]
+    assert {every[replace(0, i)[0]].size for i in range(3, 400, 4)} == {(30, 20)}
+    drawn = [replace(epoch, i)[0] for epoch in range(3) for i in range(400) if i % 4 != 3]
     assert all(every[k].size == (20, 30) for k in drawn)
     rare = sum(RARE in every[k].cat for k in drawn) / len(drawn)
-    assert 0.46 < rare < 0.55  # half by class, and a few of the common ones
-    assert len(set(drawn)) > 250
+    assert 0.45 < rare < 0.56  # half by class, and a few of the common ones
+    assert len(set(drawn)) > 200
+    assert ClassUniformSampling([ImageInfo("a", [255], (20, 30), [0])], 1.0)(0, 0) == (0, None)
 
 
 def test_fraction_of_replaced_draws():
@@ -42,17 +44,6 @@ def test_fraction_of_replaced_draws():
     assert all(ClassUniformSampling(every, 0)(0, i) == (i, None) for i in range(400))
     with pytest.raises(InputError, match="class_uniform"):
         ClassUniformSampling(every, 1.5)
-
-
-def test_portraits_are_replaced_by_portraits():
-    every = images()
-    replace = ClassUniformSampling(every, 1.0)
-    assert {every[replace(0, i)[0]].size for i in range(3, 400, 4)} == {(30, 20)}
-
-
-def test_images_of_void_only_are_kept():
-    replace = ClassUniformSampling([ImageInfo("a", [255], (20, 30), [0])], 1.0)
-    assert replace(0, 0) == (0, None)
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])

@@ -78,7 +78,6 @@ class CopyingGraph:
 
 
 def recorded(net, **options):
-    """Return a network whose dense part is recorded, and its graphs."""
     graphs = CudaGraphCache(net.dense_part(), CopyingGraph, **options)
     return net.with_options(run_dense=graphs), graphs
 

@@ -69,7 +69,6 @@ def test_only_the_region_and_its_margin_change(height, width, y, x, style):
 
 
 def test_details_of_equal_average_make_no_difference():
-    """Two photos that differ only inside of cells give the same result."""
     mask = np.zeros((128, 128), bool)
     mask[32:96, 32:96] = True
     reach = 2 + int(np.ceil(MARGIN * 64))

@@ -93,7 +93,6 @@ class LogitsNet(SceneNet):
 
 @pytest.mark.parametrize(("tiles", "room"), [(128, None), (192, 30000)])
 def test_augmentation_of_each_tile(rgb, tiles, room):
-    """Mirrored views of a tile are mapped back to the image, also if memory requires smaller tiles."""
     model = predictor(LogitsNet(room=room))
     model.network.augmentation = Augmentation.parse("flip")
     result, plain = model.predict(rgb, tiles), predictor().predict(rgb)
@@ -123,7 +122,6 @@ def test_extreme_sizes(size, tiles):
 @settings(max_examples=30)
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(128, 256), st.integers(16500, 90000))
 def test_too_little_memory_changes_nothing(height, width, side, room):
-    """Whatever fits into the memory: the map is the same as with more memory."""
     rgb = scene((height, width), [], np.random.default_rng(height * width))
     net = SceneNet(room=room)
     for tiling in (Tiling(), Tiling(side)):

@@ -220,7 +220,6 @@ def test_out_of_memory_in_a_training_step():
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the address space of a process")
 def test_a_cpu_without_enough_memory(tmp_path):
-    """A large photo fails alone, or is processed in tiles; nothing is slower afterwards."""
     tests = Path(__file__).parents[1]
     # buffers go back to the system at once, so that the limit holds for what is in use
     settings = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(64 << 10)}

@@ -321,7 +321,6 @@ def test_outputs_that_are_not_those_of_a_network(tmp_path, how, device):
 
 
 def with_output(path, name, value):
-    """Replace an output of a network by a constant."""
     model = onnx.load(path)
     for node in model.graph.node:
         node.output[:] = ["replaced" if output == name else output for output in node.output]
@@ -396,7 +395,6 @@ FORMATS = {
 
 
 def test_without_torch(tmp_path):
-    """Results in Python, and `predict` in all formats, which resumes; nothing asks for torch."""
     (tmp_path / "photos").mkdir()
     for name, size in (("a", SIZE), ("b", (60, 60)), ("c", (120, 90))):
         Image.fromarray(scene(size)).save(tmp_path / "photos" / f"{name}.png")
@@ -430,7 +428,6 @@ def test_without_torch(tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("narrow")
 def test_a_trained_network_and_its_export_agree(micro_run, micro, tmp_path, seamseg_main):
-    """Through the whole pipeline, on photos of odd sizes, which are padded equally."""
     assert seamseg_main("export", micro_run, tmp_path / "city.onnx", "--size", "256x256", "--quiet") == 0
     street = Image.open(micro / "img" / "val0.png").convert("RGB")
     trained = seamseg.load(micro_run, device="cpu", min_stuff_area=0, pad_to=256)

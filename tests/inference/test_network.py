@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import pickle
 from collections import Counter
-from io import BytesIO
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from support.host_reads import HostReads
-from support.serving import serving
 
 import seamseg
 from seamseg import fusion
@@ -96,19 +94,6 @@ def test_evaluate_gives_the_scores_of_the_cpu(both, micro, micro_run, tmp_path, 
     found, wanted, merged = both(scores, device)
     assert found == wanted
     assert merged == 3
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_serve_answers_as_the_cpu(both, micro_run, photos, device):
-    def answers(name):
-        with serving(seamseg.load(micro_run, device, min_stuff_area=0)) as client:
-            data = [(photos / f"{number}.png").read_bytes() for number in range(3)]
-            return [client.predict(one, f"?format={kind}").body for one in data for kind in ("json", "png")]
-
-    found, wanted, merged = both(answers, device)
-    assert found == wanted
-    assert Image.open(BytesIO(found[3])).size == (200, 140)
-    assert merged == 6
 
 
 @pytest.mark.parametrize("device", DEVICES)

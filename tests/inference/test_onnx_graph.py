@@ -65,7 +65,6 @@ def computed(path, names, engine="onnxruntime", image=np.zeros((1, 3, *SIZE), np
 
 
 def test_sizes_are_those_that_the_engine_makes(tmp_path):
-    """Of operators whose results depend on values."""
     made = (
         FLOATS,
         node("Shape", "image", "sides"),
@@ -191,7 +190,6 @@ def test_bounds_of_whole_numbers_that_depend_on_the_picture(tmp_path):
 
 
 def test_each_size_of_a_free_input_is_checked(tmp_path):
-    """A graph whose tensors grow faster than the picture."""
     made = (
         node("Shape", "image", "side", start=3),
         node("Mul", "side side", "square"),
@@ -234,7 +232,6 @@ def test_a_version_that_takes_one_limit_only(tmp_path, seamseg_main, capsys, mon
 
 
 def test_memory_of_closed_models_is_free(tmp_path):
-    """The arena does not stay registered."""
     write_attack(tmp_path / "net.onnx", DARKEST)
     program = (
         "import gc, seamseg, numpy as np\n"
@@ -254,7 +251,6 @@ def test_memory_of_closed_models_is_free(tmp_path):
 
 
 def edited(edit):
-    """A change of the content of a file, by a change of its graph."""
 
     def change(content):
         model = onnx.load_from_string(content)
@@ -303,7 +299,6 @@ def test_files_that_parsers_take_in_several_ways(tmp_path, change, words):
 
 
 def test_values_of_small_tensors(tmp_path):
-    """In each of the fields that hold them."""
     made = {
         "raw": weight("raw", [1, -2, 3]),
         "int64": helper.make_tensor("int64", TensorProto.INT64, [2], [-5, 1 << 40]),

@@ -170,7 +170,6 @@ def test_outputs_that_are_damaged():
 
 @pytest.mark.parametrize("count", [0, 3])
 def test_nothing(count):
-    """No query at all, and masks without a pixel."""
     classes, masks = outputs(0, count)
     found = predict(classes, -np.abs(masks) - 1, (47, 75), (48, 80))
     assert found.boxes.shape == (0, 4)
@@ -205,11 +204,9 @@ class Ideal:
     nms_threshold, tiles_problem, map_formats = 0.5, None, {}
 
     def run(self, images):
-        """See :class:`seamseg.inference.predictor.InferenceNetwork`."""
         return [self.see(image) for image in images]
 
     def see(self, image):
-        """Return the prediction of one image."""
         height, width = image.shape[:2]
         padded = math.ceil(height / 32) * 32, math.ceil(width / 32) * 32
         red, green, blue = image.transpose(2, 0, 1).astype(float)

@@ -198,7 +198,6 @@ GAP = 10
 
 @st.composite
 def apart(draw):
-    """Generate an image size and separate objects, small and large."""
     size = draw(st.tuples(st.integers(40, 420), st.integers(40, 420)))
     boxes = []
     for _ in range(draw(st.integers(1, 6))):
@@ -214,7 +213,6 @@ def apart(draw):
 @example(((413, 387), [(35, 74, 93, 82)]), 96, 0.5, 0)  # close to the edges of two tiles, and two coarse pixels wide
 @example(((109, 282), [(35, 33, 93, 65)]), 96, 0.5, 0)  # of which one tile contains a sliver
 def test_every_object_is_one_segment(objects, side, share, seed):
-    """Small objects from a tile, large ones from the coarse view: each once, in its place, without void."""
     size, boxes = objects
     rgb = scene(size, boxes, np.random.default_rng(seed))
     result = result_of(in_tiles(SceneNet(), rgb, side, int(side * share)))

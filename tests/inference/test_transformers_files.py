@@ -188,16 +188,6 @@ def test_buffers_of_large_windows(folder: Path, window: int, fitting: bool) -> N
         assert "is it the configuration of another network?" in refusal(folder)
 
 
-def test_shapes_are_compared_before_the_network_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import transformers
-
-    folder = save("maskformer", tmp_path / "net")
-    edit(folder / "config.json", backbone_config={**SWIN, "window_size": 8})
-    monkeypatch.setattr(transformers.PreTrainedModel, "from_pretrained", None)
-    shapes = "relative_position_bias_table of the weights has the shape (49, 1), by the configuration it is (225, 1)"
-    assert shapes in refusal(folder)
-
-
 def test_names_of_other_tasks(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A warning: semantic and instance networks have the configuration of panoptic ones."""
     for name, base, warned in (

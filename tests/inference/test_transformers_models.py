@@ -131,7 +131,6 @@ def test_without_torchvision(folders: dict[str, Path]) -> None:
 
 
 def test_columns_of_another_order(tmp_path: Path) -> None:
-    """The class of a column is that of its name."""
     save("mask2former", tmp_path / "a")
     save("mask2former", tmp_path / "b", CITYSCAPES[::-1])
     first, second = (seamseg.load(tmp_path / name, **SMALL).raw([photo(40, 60)])[0].queries for name in "ab")
@@ -142,7 +141,6 @@ def test_columns_of_another_order(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["eomt", "eomt_dinov3"])
 def test_images_above_the_square(folders: dict[str, Path], name: str) -> None:
-    """They are shrunk into it, and what is found is in their own pixels."""
     network = seamseg.load(folders[name], device="cpu").network
     large, small = photo(2 * 40, 2 * SIDE), np.asarray(Image.fromarray(photo(80, 128)).resize((SIDE, 40), 2))
     found, expected = network.run([large])[0], network.run([small])[0]

@@ -13,7 +13,6 @@ import seamseg
 from seamseg.inference.images import network_input
 from seamseg.inference.tta import Augmentation, predict_augmented
 from seamseg.models.heads.detections import DetectionSelector
-from seamseg.ops.upsample import upsample_argmax, upsample_mean_argmax
 from seamseg.predictions import Prediction
 from seamseg.structures import PackedSequence
 from seamseg.utils.errors import InputError
@@ -91,27 +90,6 @@ def test_detections_of_all_views_are_merged(text):
     assert all(torch.isfinite(view).all() for view in net.inputs)
 
 
-@pytest.mark.parametrize(
-    ("height", "width", "dtype"), [(1, 1, torch.float32), (37, 53, torch.float16), (64, 300, torch.float64)]
-)
-def test_mean_of_one_view_is_the_plain_argmax(height, width, dtype):
-    torch.manual_seed(0)
-    logits = torch.randn(5, -(-height // 4), -(-width // 4)).to(dtype)
-    plain = upsample_argmax(logits, (height, width), (height, width))
-    assert (upsample_mean_argmax([logits], (height, width)) != plain).float().mean() < 1e-3
-
-
-def test_mean_of_several_views_is_that_of_their_probabilities():
-    torch.manual_seed(1)
-    views = [torch.randn(7, 9, 11) * 3, torch.randn(7, 5, 6) * 3, torch.randn(7, 20, 30)]
-    full = [torch.nn.functional.interpolate(v[None], (70, 90), mode="bilinear")[0].softmax(0) for v in views]
-    expected = sum(full).argmax(0)
-    assert (upsample_mean_argmax(views, (70, 90)) != expected).float().mean() < 1e-3
-    for wrong in ([], [torch.zeros(2, 3, 3), torch.zeros(3, 3, 3)], [torch.zeros(3, 3)]):
-        with pytest.raises((ValueError, IndexError)):
-            upsample_mean_argmax(wrong, (6, 6))
-
-
 @pytest.fixture(scope="module")
 def models(micro_run):
     with narrow_body():
@@ -132,7 +110,6 @@ def test_a_single_view_is_the_plain_prediction(models, micro):
 
 @pytest.mark.parametrize("tta", ["flip", "flip,0.5,1.5"])
 def test_mirrored_photos_have_mirrored_results(models, micro, tta):
-    """With `flip` predictions are symmetric."""
     photo = Image.open(micro / "img" / "val0.png").convert("RGB")
     model = models[tta]
     one = model.predict(photo)

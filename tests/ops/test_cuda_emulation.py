@@ -41,6 +41,13 @@ def paste():
     worker.close()
 
 
+def agree(worker, name, arguments, seed=2):
+    """An emulated kernel and plain torch give the same, and leave the same in what they write to."""
+    found, wanted = (worker.call(library, name, arguments, seed) for library in ("seamseg_emulated", "seamseg"))
+    check_equal(name, found, wanted)
+    return wanted
+
+
 def compare(worker, library, name, seeds, **options):
     """A kernel and plain torch give the same for plausible arguments, and leave the same in those they write to."""
     compared = 0
@@ -127,7 +134,7 @@ def test_abn_in_packs(worker, channels, size, last, offset, dtype):
         ("abn_backward_input", [draw(0), draw(0), draw(0), bias, scale, offsets, slope, 0, 0.01]),
         ("abn_backward_input", [draw(0), draw(0).clamp(-0.9), None, bias, scale, offsets, slope, 1, 1.0]),
     ]:
-        check_equal(name, worker.call("seamseg_emulated", name, arguments, 3), worker.call("seamseg", name, arguments))
+        agree(worker, name, arguments)
     constant = worker.call("seamseg_emulated", "abn_statistics", [torch.full_like(draw(0), 0.1)])[0]
     assert constant[1].count_nonzero() == 0
 
@@ -143,8 +150,7 @@ def test_nms_of_many(worker, n_max, groups):
     boxes[5] = torch.nan
     group = None if groups is None else torch.randint(-1, groups - 1, (900,), generator=generator)
     arguments = [boxes, torch.rand(900, generator=generator).mul(50).round(), 0.3, n_max, group]
-    found, wanted = (worker.call(library, "nms", arguments, 2)[0] for library in ("seamseg_emulated", "seamseg"))
-    assert torch.equal(found, wanted)
+    agree(worker, "nms", arguments)
 
 
 @pytest.mark.slow
@@ -160,8 +166,7 @@ def test_match_boxes_of_few_with_many(worker, n, m):
     a, b = draw(n), draw(m)
     b[m // 2 :: 900] = torch.nan if n == 11 else 0.0
     for arguments in ([a, b], [b, a]):
-        found, wanted = (worker.call(of, "match_boxes", arguments, 2)[0] for of in ("seamseg_emulated", "seamseg"))
-        assert all(torch.equal(x.nan_to_num(-5), y.nan_to_num(-5)) for x, y in zip(found, wanted, strict=True))
+        agree(worker, "match_boxes", arguments)
 
 
 @pytest.mark.slow
@@ -177,10 +182,7 @@ def test_pasting_in_chunks(paste, count, size, overlap, keep_empty):
     masks = (torch.randn(count, 7, 6, generator=generator) * 4).sigmoid()
     ids = (torch.rand(size, generator=generator) < 0.1).short() * 5
     arguments = [ids, masks, torch.cat((corner, corner + side), 1), overlap, 1, keep_empty]
-    found, wanted = (paste.call(of, "paste_masks_into", arguments, 3) for of in ("seamseg_emulated", "seamseg"))
-    assert torch.equal(found[0], wanted[0])
-    assert torch.equal(found[1][0], wanted[1][0])
-    assert found[0].any()
+    assert agree(paste, "paste_masks_into", arguments)[0].any()
 
 
 LOSS_SIZES = [  # classes, logits, padded input, valid part, classes of a pixel beside each other
@@ -202,14 +204,9 @@ def test_loss_in_tiles(worker, classes, size, padded, valid, last, dtype):
     target = torch.randint(0, classes, valid, generator=generator)
     target[: valid[0] // 3] = 255
     arguments = [logits, *padded, target, 0.6]
-    found = worker.call("seamseg_emulated", "upsample_ohem_loss", arguments, 1)[0]
-    wanted = worker.call("seamseg", "upsample_ohem_loss", arguments)[0]
-    check_equal("upsample_ohem_loss", found, wanted)
-    arguments = [torch.ones((), dtype=wanted[1].dtype), logits, *padded, target, wanted[1], 0.6]
-    results = [
-        worker.call(of, "upsample_ohem_loss_backward", arguments, 1)[0] for of in ("seamseg_emulated", "seamseg")
-    ]
-    check_equal("upsample_ohem_loss_backward", *results)
+    wanted = agree(worker, "upsample_ohem_loss", arguments)[0]
+    one = torch.ones((), dtype=wanted[1].dtype)
+    agree(worker, "upsample_ohem_loss_backward", [one, logits, *padded, target, wanted[1], 0.6])
 
 
 # The emulator itself

@@ -19,7 +19,8 @@ EXPECTED = {"RuntimeError", "ValueError", "TypeError", "IndexError", "NotImpleme
 EXPECTED |= {"MemoryError", "OutOfMemoryError", "_ArrayMemoryError", "AxisError"}
 EXPECTED |= {"AttributeError"}  # raised by Python for an object of a wrong type; type hints document the right one
 INTERNAL = ("abn_channels", "abn_steps", "activation", "reference", "sync")
-FEW, MANY = 30, 2000
+MANY = 2000
+COUNTS = [30, pytest.param(MANY, marks=pytest.mark.slow)]
 
 
 def public_functions():
@@ -69,26 +70,16 @@ def throw(worker, library, name, seeds):
             pytest.fail(f"{library}::{name}, seed {seed}: {describe(arguments)}\n{fault}")
 
 
+@pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("name", OPERATORS)
-def test_operators(installed, name):
-    throw(installed, "seamseg", name, range(FEW))
+def test_operators(installed, name, count):
+    throw(installed, "seamseg", name, range(count))
 
 
+@pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize(("module", "name"), FUNCTIONS, ids=[name for _, name in FUNCTIONS])
-def test_functions(installed, module, name):
-    throw(installed, module, name, range(FEW))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OPERATORS)
-def test_operators_often(installed, name):
-    throw(installed, "seamseg", name, range(MANY))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("module", "name"), FUNCTIONS, ids=[name for _, name in FUNCTIONS])
-def test_functions_often(installed, module, name):
-    throw(installed, module, name, range(MANY))
+def test_functions(installed, module, name, count):
+    throw(installed, module, name, range(count))
 
 
 @pytest.mark.slow

@@ -48,23 +48,16 @@ class Holder:
 
 
 @pytest.fixture
-def holder(tmp_path):
-    """Start another process with the lock, whose child survives it."""
-    started = []
-
-    def start(how):
-        started.append(Holder(tmp_path / "out", how))
-        return started[-1]
-
-    yield start
-    for one in started:
-        one.kill()
-        os.kill(one.child, signal.SIGKILL)
+def other(tmp_path, how):
+    """Another process with the lock, whose child survives it."""
+    started = Holder(tmp_path / "out", how)
+    yield started
+    started.kill()
+    os.kill(started.child, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("how", ["exclusive", "shared"])
-def test_another_run_is_refused_until_the_first_ends(tmp_path, holder, how):
-    other = holder(how)
+def test_another_run_is_refused_until_the_first_ends(tmp_path, other, how):
     with FolderLock(tmp_path / "out") as lock:
         with pytest.raises(SeamsegError, match="out: another `seamseg predict` is writing to this folder"):
             lock.acquire_exclusive()
@@ -80,11 +73,11 @@ def test_another_run_is_refused_until_the_first_ends(tmp_path, holder, how):
     assert list((tmp_path / "out").iterdir()) == []
 
 
+@pytest.mark.parametrize("how", ["shared"])
 @pytest.mark.usefixtures("narrow")
-def test_through_the_command(micro_run, tmp_path, holder, seamseg_main, capsys):
+def test_through_the_command(micro_run, tmp_path, other, seamseg_main, capsys):
     Image.new("RGB", (48, 32)).save(tmp_path / "a.png")
     words = ("predict", micro_run, tmp_path / "a.png", tmp_path / "out", "--device", "cpu", "--quiet")
-    other = holder("shared")
     for out in (tmp_path / "out", tmp_path / "out" / "p-%d.tar"):
         assert seamseg_main(*words[:3], out, *words[4:]) == 1
         (error,) = capsys.readouterr().err.strip().splitlines()
@@ -104,14 +97,6 @@ def test_a_file_system_without_locks_gives_one_warning(tmp_path, monkeypatch, ca
         lock.acquire_shared()
     (line,) = capsys.readouterr().err.splitlines()
     assert "cannot be locked (Operation not supported); do not start a second run" in line
-
-
-def test_without_a_folder_nothing_is_locked():
-    with FolderLock(None) as first, FolderLock(None) as second:
-        first.acquire_exclusive()
-        second.acquire_exclusive()
-        assert first._file is None
-        assert second._file is None
 
 
 def test_processes_of_one_run_share_it(tmp_path):

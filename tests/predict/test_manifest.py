@@ -35,10 +35,10 @@ def write(folder, rank, lines):
 
 
 def test_a_kill_after_any_byte_loses_only_the_torn_line(tmp_path):
-    outputs(tmp_path, 6)
+    outputs(tmp_path, 4)
     folder = ManifestFolder(tmp_path, HEAD)
-    everything = [line(n) for n in range(6)]
-    write(folder, 0, everything[:3])
+    everything = [line(n) for n in range(4)]
+    write(folder, 0, everything[:2])
     content = folder.rank_path(0).read_bytes()
     ends = [k + 1 for k, byte in enumerate(content) if byte == 10]
     for length in range(len(content) + 1):
@@ -50,7 +50,7 @@ def test_a_kill_after_any_byte_loses_only_the_torn_line(tmp_path):
         rest = [one for one in everything if one["name"] not in done]
         folder.merge(write(folder, 0, rest[::2]) | write(folder, 1, rest[1::2]))
         assert list(folder.lines()) == everything
-        assert list(folder.records(0)()) == [{"id": n} for n in range(6)]
+        assert list(folder.records(0)()) == [{"id": n} for n in range(4)]
         assert sorted(p.name for p in tmp_path.iterdir() if p.suffix == ".jsonl") == [MANIFEST]
 
 
@@ -84,22 +84,15 @@ def test_after_any_kills_every_photo_has_one_line(tmp_path_factory, data):
     assert list(folder.lines()) == everything
 
 
-def test_missing_or_empty_outputs_are_written_again(tmp_path):
-    outputs(tmp_path, 3)
+def test_lost_outputs_and_unreadable_photos_are_tried_again_and_the_last_line_counts(tmp_path):
+    outputs(tmp_path, 4)
     folder = ManifestFolder(tmp_path, HEAD)
-    folder.merge(write(folder, 0, [line(n) for n in range(3)]))
+    folder.merge(write(folder, 0, [line(0), line(1), line(2), line(3, "unreadable")]))
     (tmp_path / "0.png").unlink()
     (tmp_path / "2.png").write_bytes(b"")
     assert list(folder.begin()) == [line(1)["name"]]
-
-
-def test_unreadable_photos_are_retried_and_the_last_line_counts(tmp_path):
-    outputs(tmp_path, 2)
-    folder = ManifestFolder(tmp_path, HEAD)
-    folder.merge(write(folder, 0, [line(0, "unreadable"), line(1)]))
-    assert list(folder.begin()) == [line(1)["name"]]
-    folder.merge(write(folder, 3, [line(0)]))
-    assert [one["status"] for one in folder.lines()] == ["ok", "ok"]
+    folder.merge(write(folder, 3, [line(3)]))
+    assert [one["status"] for one in folder.lines()] == ["ok"] * 4
 
 
 def test_another_model_or_other_settings_are_refused(tmp_path):
@@ -119,31 +112,25 @@ def test_another_model_or_other_settings_are_refused(tmp_path):
     other = ManifestFolder(tmp_path, header("other.zip", "cd34", {}))
     assert other.begin(restart=True) == {}
     assert not (tmp_path / MANIFEST).exists()
-
-
-def test_an_unknown_manifest_is_not_changed(tmp_path):
+    # an unknown one is not changed
     (tmp_path / MANIFEST).write_text("my own notes\n")
     with pytest.raises(InputError, match="not a manifest"):
         ManifestFolder(tmp_path, HEAD).begin()
     assert (tmp_path / MANIFEST).read_text() == "my own notes\n"
 
 
-def test_damage_in_the_middle_is_an_error(tmp_path):
-    folder = ManifestFolder(tmp_path, HEAD)
-    path = next(iter(write(folder, 0, [line(0), line(1)])))
-    first, second, third = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(first + second[:9] + b"\n" + third)
-    with pytest.raises(InputError, match=f"damaged at byte {len(first)}"):
-        folder.begin()
-
-
-def test_missing_lines_are_an_error(tmp_path):
+def test_damaged_and_missing_lines_are_errors(tmp_path):
     folder = ManifestFolder(tmp_path, HEAD)
     written = write(folder, 0, [line(0)])
     with pytest.raises(SeamsegError, match=r"rank5\.jsonl: not found; all machines must share"):
         folder.merge(written | {folder.rank_path(5): 3})
     with pytest.raises(SeamsegError, match="has 1 lines of 2"):
         folder.merge({folder.rank_path(0): 2})
+    path = folder.rank_path(0)
+    first, second = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + second[:9] + b"\n" + second)
+    with pytest.raises(InputError, match=f"damaged at byte {len(first)}"):
+        folder.begin()
 
 
 def test_a_full_disk_is_one_clear_error_and_leaves_no_half_line(tmp_path, monkeypatch):

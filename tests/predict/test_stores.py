@@ -121,8 +121,7 @@ def test_scratch_folders_of_killed_processes_are_removed(tmp_path):
         (first.folder / "sub").mkdir()
         (first.folder / "sub" / "a").touch()
         assert first.files() == ["sub/a"]
-    with other.scratch_dir() as scratch:
-        assert scratch.files() == []
+        assert second.files() == []
     alive.close()
     other.close()
     assert list((tmp_path / "here").iterdir()) == []
@@ -130,9 +129,12 @@ def test_scratch_folders_of_killed_processes_are_removed(tmp_path):
 
 def test_permission_errors_are_not_retried(tmp_path, memory, monkeypatch):
     calls = []
-    monkeypatch.setattr(
-        type(memory), "pipe_file", lambda *_: calls.append(1) or (_ for _ in ()).throw(PermissionError(13, "no entry"))
-    )
+
+    def refuse(*_):
+        calls.append(1)
+        raise PermissionError(13, "no entry")
+
+    monkeypatch.setattr(type(memory), "pipe_file", refuse)
     with pytest.raises(SeamsegError, match=r"memory://b/x: cannot be written: no entry; re-run the same command"):
         UrlStore("memory://b").put_bytes(b"", "x")
     assert len(calls) == 1

@@ -112,15 +112,6 @@ def test_objects_go_to_the_first_layer_that_is_free(objects):
     assert np.array_equal(np.array([0, *(c + 1 for c in found.cat[1:])])[found.ids], layers)
 
 
-def test_overlapping_layers():
-    ids = np.zeros((2, 6, 7), np.uint16)
-    ids[0, 1:5, 1:5] = 4
-    ids[1, 2:3] = 1
-    one, four = thing_annotations(ids, CAT, CROWD, classes())
-    assert (one["area"], one["bbox"]) == (7, [0, 2, 7, 1])
-    assert (four["area"], four["bbox"]) == (16, [1, 1, 4, 4])
-
-
 def test_file_is_read_by_pycocotools(tmp_path, capsys):
     ids = np.zeros((1, 5, 8), np.uint8)
     ids[0, 1:3, 2:6], ids[0, 4] = 1, 3

@@ -15,10 +15,9 @@ from support.micro import make_dataset, write_config
 
 from seamseg.config import load_config
 from seamseg.data.dataset import PanopticDataset
-from seamseg.data.loader import LoaderOptions, train_loader
 from seamseg.data.mixing import AugmentedImage, combine, compact_ids
 from seamseg.data.reader import Reader
-from seamseg.data.samplers import DistributedARBatchSampler, SampleIndex
+from seamseg.data.samplers import SampleIndex
 from seamseg.data.transforms import AugmentationOptions, TrainTransform
 from seamseg.formats.metadata import ImageInfo, Metadata
 from seamseg.recipes.copy_paste import CopyPaste, CopyPasteKeys
@@ -136,12 +135,8 @@ def test_which_borders_cut_a_thing_is_known_for_each_photo(seed, margins, others
         where = np.array([place[1], 23 - place[2] if pasted and mirror else place[2]])
         origin = where - (rows[0], columns[0])  # of the border, in the photo
         ends = np.concatenate((origin, origin + out.ids.shape[1:] - 1))
-        inside = [
-            rows.min() > 0,
-            columns.min() > 0,
-            rows.max() < len(out.ids[0]) - 1,
-            columns.max() < out.ids.shape[2] - 1,
-        ]
+        height, width = out.ids.shape[1:]
+        inside = [rows.min() > 0, columns.min() > 0, rows.max() < height - 1, columns.max() < width - 1]
         continues = np.concatenate((ends[:2] > 0, ends[2:] < last[2:]))
         assert np.array_equal(out.cut[i] | inside, continues | inside), i
 
@@ -243,7 +238,7 @@ def test_the_source_is_flipped_for_itself(tmp_path):
     assert x0 + x1 != 96
 
 
-def test_samples_depend_neither_on_order_nor_on_workers(streets):
+def test_samples_do_not_depend_on_order(streets):
     data = opened(streets, AROUND, 0.7)
     keys = [SampleIndex(epoch, image, slot) for epoch in (0, 3) for image in range(6) for slot in (image, 5 - image)]
     first = {key: data[key] for key in keys}
@@ -253,16 +248,6 @@ def test_samples_depend_neither_on_order_nor_on_workers(streets):
             if isinstance(value, torch.Tensor):
                 assert torch.equal(value, first[key][name])
     assert len({float(first[key]["img"].sum()) for key in keys}) == len(keys)
-
-    batches = []
-    for workers in (0, 2):
-        sampler = DistributedARBatchSampler(data.img_sizes, 2, seed=5)
-        loader = train_loader(data, sampler, LoaderOptions(num_workers=workers, class_uniform=0.5, seed=5))
-        batches.append(list(loader))
-    for a, b in zip(*batches, strict=True):
-        assert a.ids == b.ids
-        for name in ("images", "masks", "boxes", "categories"):
-            assert all(torch.equal(x, y) for x, y in zip(getattr(a, name), getattr(b, name), strict=True))
 
 
 def test_transforms_on_the_device_and_fast_decoding_get_the_same_targets(streets):
@@ -280,29 +265,23 @@ def test_transforms_on_the_device_and_fast_decoding_get_the_same_targets(streets
     assert flips == {True, False}
 
 
-def problem_of(data, key):
-    try:
-        data[key]
-    except InputError as error:
-        return str(error)
-    return ""
-
-
 def test_an_unreadable_source_is_replaced_or_refused(tmp_path):
     root = make_dataset(tmp_path, [1, 2, 0], [1])
     (root / "img" / "train1.png").write_bytes(b"no photo")
     strict, lenient = (opened(root, AugmentationOptions(), 1, replace_unreadable=on) for on in (False, True))
-    failed = 0
+    problems = []
     for epoch in range(6):
         key = SampleIndex(epoch, 2, 2)
         item = lenient[key]
         assert item["id"] == "train2"
         assert 2 in item["cat"]
         assert not item["unreadable"], "it is counted where it is drawn itself"
-        problem = problem_of(strict, key)
-        assert "train1.png: not an image" in problem or not problem
-        failed += bool(problem)
-    assert 0 < failed < 6
+        try:
+            strict[key]
+        except InputError as error:
+            problems.append(str(error))
+    assert 0 < len(problems) < 6
+    assert all("train1.png: not an image" in problem for problem in problems)
 
 
 @pytest.mark.parametrize("kind", ["panoptic", "instance_seg", "detection"])

@@ -12,7 +12,10 @@ from seamseg.recipes.crop_aware import consistent_codes
 
 SIZE = (60, 80)
 WEIGHTS = (10.0, 10.0, 5.0, 5.0)
-numbers = st.floats(0, 1, allow_subnormal=False)
+CORNERS = torch.tensor([[0.0, 0, *SIZE]], dtype=torch.float64)
+OUTWARDS = torch.tensor([[-1.0, -1, 1, 1]], dtype=torch.float64)
+boxes = st.tuples(*[st.floats(0, 1, allow_subnormal=False)] * 4)
+sides = st.tuples(*[st.booleans()] * 4)
 
 
 def boxes_of(values, height=SIZE[0], width=SIZE[1], least=8):
@@ -48,54 +51,37 @@ def test_sides_on_a_border_where_the_photo_continues():
 
 
 @settings(max_examples=25)
-@given(*[st.tuples(*[numbers] * 4)] * 2, st.tuples(*[numbers] * 4), st.tuples(*[st.booleans()] * 4))
-def test_a_box_that_equals_the_visible_one_within_the_crop_costs_nothing(box, anchor, beyond, cut):
-    visible, anchors, cut = boxes_of(box), boxes_of(anchor), torch.tensor([cut])
-    corners = torch.tensor([[0.0, 0, *SIZE]], dtype=torch.float64)
-    visible = torch.where(cut, corners, visible)
-    outwards = torch.tensor([[-1.0, -1, 1, 1]], dtype=torch.float64)
-    whole = torch.where(cut, corners + outwards * 100 * torch.tensor([beyond], dtype=torch.float64), visible)
-    assert torch.equal(clip_boxes(whole, SIZE), visible)
-    assert float(crop_aware(code(anchors, whole), anchors, visible, cut)) < 1e-6
-
-
-@settings(max_examples=25)
-@given(*[st.tuples(*[numbers] * 4)] * 3, st.tuples(*[st.booleans()] * 4), st.integers(0, 1000))
+@given(boxes, boxes, boxes, sides, st.integers(0, 1000))
 def test_no_consistent_box_costs_less(box, anchor, predicted, cut, seed):
     """Compared with 2000 random ones and with the visible box."""
-    visible, anchors, cut = boxes_of(box), boxes_of(anchor), torch.tensor([cut])
-    corners = torch.tensor([[0.0, 0, *SIZE]], dtype=torch.float64)
-    visible = torch.where(cut, corners, visible)
+    anchors, cut = boxes_of(anchor), torch.tensor([cut])
+    visible = torch.where(cut, CORNERS, boxes_of(box))
     wanted = (torch.tensor([predicted], dtype=torch.float64) - 0.5) * torch.tensor([20.0, 20, 10, 10])
     found = float(crop_aware(wanted, anchors, visible, cut))
     assert found <= float(loss(wanted, code(anchors, visible))) + 1e-9
     generator = torch.Generator().manual_seed(seed)
     away = torch.rand(2000, 4, generator=generator, dtype=torch.float64) ** 3 * 300
-    outwards = torch.tensor([-1.0, -1, 1, 1], dtype=torch.float64)
-    others = torch.where(cut, corners + outwards * away, visible)
+    others = torch.where(cut, CORNERS + OUTWARDS * away, visible)
     assert found <= float(loss(wanted.expand(2000, 4), code(anchors.expand(2000, 4), others)).min()) + 1e-3
     if not cut.any():
         assert found == float(loss(wanted, code(anchors, visible)))
 
 
 @settings(max_examples=25)
-@given(*[st.tuples(*[numbers] * 4)] * 2, st.tuples(*[numbers] * 4), st.tuples(*[st.booleans()] * 4))
+@given(boxes, boxes, boxes, sides)
 def test_the_loss_is_smallest_for_boxes_of_any_size(box, anchor, beyond, cut):
     """Also for sides above 1000 / 16 times that of the anchor, where decoding ends."""
-    visible, anchors, cut = boxes_of(box), boxes_of(anchor, least=1), torch.tensor([cut])
-    corners = torch.tensor([[0.0, 0, *SIZE]], dtype=torch.float64)
-    visible = torch.where(cut, corners, visible)
-    outwards = torch.tensor([[-1.0, -1, 1, 1]], dtype=torch.float64)
+    anchors, cut = boxes_of(anchor, least=1), torch.tensor([cut])
+    visible = torch.where(cut, CORNERS, boxes_of(box))
     away = torch.tensor([beyond], dtype=torch.float64).mul(12).exp() - 1
-    predicted = code(anchors, torch.where(cut, corners + outwards * away, visible))
+    whole = torch.where(cut, CORNERS + OUTWARDS * away, visible)
+    assert torch.equal(clip_boxes(whole, SIZE), visible)
+    predicted = code(anchors, whole)
     assert float(crop_aware(predicted, anchors, visible, cut)) < 1e-6
     predicted = predicted * 3  # of no consistent box
     found = float(crop_aware(predicted, anchors, visible, cut))
-    others = torch.where(
-        cut,
-        corners + outwards * (torch.rand(2000, 4, generator=torch.Generator().manual_seed(0)).double() * 16).exp(),
-        visible,
-    )
+    away = (torch.rand(2000, 4, generator=torch.Generator().manual_seed(0)).double() * 16).exp()
+    others = torch.where(cut, CORNERS + OUTWARDS * away, visible)
     assert found <= float(loss(predicted.expand(2000, 4), code(anchors.expand(2000, 4), others)).min()) + 1e-3
     absurd = crop_aware(predicted.float() * 1e4, anchors.float(), visible.float(), cut)
     assert torch.isfinite(absurd).all()

@@ -29,9 +29,8 @@ class Oracle(torch.nn.Module):
 
     kind = "panoptic"
 
-    def __init__(self, data):
+    def __init__(self):
         super().__init__()
-        self.data = data
         self.modes = []
 
     def predict(self, images):
@@ -39,12 +38,9 @@ class Oracle(torch.nn.Module):
         predictions = []
         for image in images:
             sky = image[2] > image[0] + 1  # in these scenes the sky is blue and the road is grey
-            empty = torch.empty(0)
-            predictions.append(
-                Prediction(
-                    empty.reshape(0, 4), empty.long(), empty, empty.reshape(0, 28, 28), (~sky).long(), tuple(sky.shape)
-                )
-            )
+            empty, size = torch.empty(0), tuple(sky.shape)
+            masks = empty.reshape(0, 28, 28)
+            predictions.append(Prediction(empty.reshape(0, 4), empty.long(), empty, masks, (~sky).long(), size))
         return predictions
 
 
@@ -69,7 +65,7 @@ def test_scores_are_computed_at_native_size(flat, micro_config):
     config = load_config(micro_config)
     validator = Validator.open(flat, "val", config, World(), quiet=True)
     seen = []
-    net = Oracle(flat).train()
+    net = Oracle().train()
     scores = validator(net, lambda one: seen.append((one.item.id, one.prediction.size, one.result.size)))
     assert seen == [(f"val{i}", (64, 96), (160, 240)) for i in range(3)]
     assert scores.PQ_stuff == pytest.approx(1.0, abs=0.02)
@@ -85,7 +81,7 @@ def test_scores_are_computed_at_native_size(flat, micro_config):
 def test_legacy_scores_are_computed_at_network_size(flat, micro_config):
     validator = Validator.open(flat, "val", load_config(micro_config), World(), legacy=True, quiet=True)
     seen = []
-    scores = validator(Oracle(flat), lambda one: seen.append(one.result.size))
+    scores = validator(Oracle(), lambda one: seen.append(one.result.size))
     assert seen == [(64, 96)] * 3
     assert scores.PQ_stuff == pytest.approx(1.0, abs=0.05)
     assert pytest.approx(2 / 3 * scores.PQ_stuff) == scores.PQ  # cars never occur and count as 0
@@ -117,74 +113,27 @@ def test_legacy_scores_use_no_tiles_unless_asked(micro, micro_run, monkeypatch, 
     assert built == [used]
 
 
-def test_shards_sum_to_the_whole(flat, micro_config):
-    """Without communication each process counts its own images; together they count each once."""
-    config = load_config(micro_config)
-    counts = []
-    for rank in range(2):
-        ids = []
-        validator = Validator.open(flat, "val", config, World(rank, 1), quiet=True)
-        object.__setattr__(validator, "world", _Lonely(rank, 2))
-        validator(Oracle(flat), lambda one, ids=ids: ids.append(one.item.id))
-        counts.append(ids)
-    assert counts == [["val0", "val2"], ["val1"]]
-
-
-class _Lonely(World):
-    """One of two processes, without communication."""
-
-    @property
-    def is_distributed(self):
-        return False
-
-
-def test_evaluate_model(micro, micro_run):
-    found = evaluate_model(micro_run, micro, EvaluationOptions(device="cpu", quiet=True))
-    assert found.split == "val"
-    assert found.scores.n_images == 3
-    assert found.metadata.categories == ["sky", "road", "car"]
-    assert evaluate_model(micro_run, micro, EvaluationOptions("train", device="cpu", quiet=True)).scores.n_images == 4
-
-
 def test_models_and_data_that_do_not_fit(micro, micro_run, tmp_path):
     other = make_dataset(tmp_path / "data", [1], [1])
     metadata = read_metadata(other / "metadata.bin")
-    more = replace(
-        metadata,
-        num_stuff=3,
-        categories=["a", *metadata.categories],
-        palette=[(1, 1, 1), *metadata.palette],
-        original_ids=[1, *metadata.original_ids],
-    )
-    write_metadata(other / "metadata.bin", more)
-    with pytest.raises(
-        InputError, match=r"3 stuff and 1 thing classes, but .*was trained on 2 and 1.*`class_table=TABLE`"
+    lists = {"palette": [(1, 1, 1), *metadata.palette], "original_ids": [1, *metadata.original_ids]}
+    more = replace(metadata, num_stuff=3, categories=["a", *metadata.categories], **lists)
+    swapped = replace(metadata, categories=["road", "sky", "car"])
+    fits = InferenceOptions(overrides=["dataloader.val_set="])
+    for data, classes, options, message in (
+        (other, more, {}, r"3 stuff and 1 thing classes, but .*was trained on 2 and 1.*`class_table=TABLE`"),
+        (other, more, {"meta": other / "metadata.bin"}, "was trained on 3 classes, the metadata lists 4"),
+        (other, swapped, {}, r"class 0 is 'sky' in .* and 'road' in .* another order; .*`class_table=names`"),
+        (micro, metadata, {"split": "test"}, "no split 'test'"),
+        (micro, metadata, {"inference": fits}, "name a split with `split=NAME`"),
     ):
-        evaluate_model(micro_run, other, EvaluationOptions(device="cpu"))
-    with pytest.raises(InputError, match=r"was trained on 3 classes, the metadata lists 4"):
-        evaluate_model(micro_run, other, EvaluationOptions(device="cpu", meta=other / "metadata.bin"))
-    with pytest.raises(InputError, match="no split 'test'"):
-        evaluate_model(micro_run, micro, EvaluationOptions("test", device="cpu"))
-    without_split = InferenceOptions(overrides=["dataloader.val_set="])
-    with pytest.raises(InputError, match="name a split with `split=NAME`"):
-        evaluate_model(micro_run, micro, EvaluationOptions(device="cpu", inference=without_split))
-
-
-def test_classes_in_another_order_are_an_error_and_other_names_a_warning(micro_run, tmp_path):
-    data = make_dataset(tmp_path / "data", [1], [1])
-    metadata = read_metadata(data / "metadata.bin")
-    write_metadata(data / "metadata.bin", replace(metadata, categories=["road", "sky", "car"]))
-    with pytest.raises(
-        InputError, match=r"class 0 is 'sky' in .* and 'road' in .* another order; .*`class_table=names`"
-    ):
-        evaluate_model(micro_run, data, EvaluationOptions(device="cpu", quiet=True))
-    write_metadata(data / "metadata.bin", replace(metadata, categories=["sky", "strada", "car"]))
+        write_metadata(other / "metadata.bin", classes)
+        with pytest.raises(InputError, match=message):
+            evaluate_model(micro_run, data, EvaluationOptions(device="cpu", quiet=True, **options))
+    write_metadata(other / "metadata.bin", replace(metadata, categories=["sky", "strada", "car"]))
     with pytest.warns(UserWarning, match="class 1 is 'road' in .* and 'strada' in"):
-        evaluate_model(micro_run, data, EvaluationOptions(device="cpu", quiet=True))
-
-
-def test_a_mask_that_does_not_fit_is_named(micro_run, tmp_path):
-    data = make_dataset(tmp_path / "data", [1], [1, 1])
-    Image.new("L", (10, 10)).save(data / "msk" / "val1.png")
-    with pytest.raises(InputError, match=r"val1\.png: the mask is 10 x 10 pixels"):
-        evaluate_model(micro_run, data, EvaluationOptions(device="cpu", quiet=True))
+        evaluate_model(micro_run, other, EvaluationOptions(device="cpu", quiet=True))
+    Image.new("L", (10, 10)).save(other / "msk" / "val0.png")
+    write_metadata(other / "metadata.bin", metadata)
+    with pytest.raises(InputError, match=r"val0\.png: the mask is 10 x 10 pixels"):
+        evaluate_model(micro_run, other, EvaluationOptions(device="cpu", quiet=True))
