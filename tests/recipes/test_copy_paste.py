@@ -1,4 +1,4 @@
-"""Copy-paste of instances: what is pasted, its random numbers, with crops around instances and without."""
+"""Copy-paste of instances: what is pasted, and its random numbers."""
 
 from __future__ import annotations
 
@@ -21,14 +21,10 @@ from seamseg.data.samplers import SampleIndex
 from seamseg.data.transforms import AugmentationOptions, TrainTransform
 from seamseg.formats.metadata import ImageInfo, Metadata
 from seamseg.recipes.copy_paste import CopyPaste, CopyPasteKeys
-from seamseg.recipes.instance_scale import InstanceScaleCrop, InstanceScaleKeys
-from seamseg.training.task import open_loader
-from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
 
 STUFF = 2
 RANDOM = AugmentationOptions(True, (0.25, 4), (40, 50))
-AROUND = AugmentationOptions(True, (0.25, 4), (40, 50), crop=partial(InstanceScaleCrop, InstanceScaleKeys((8, 40))))
 
 
 def scene(seed: int, size: tuple[int, int], layers: int, marker: int) -> AugmentedImage:
@@ -176,37 +172,11 @@ def test_a_covered_instance_vanishes_and_many_ids_become_wide():
     assert (alone.ids == 1).all()
 
 
-@pytest.fixture(scope="module")
-def streets(tmp_path_factory):
-    return make_dataset(tmp_path_factory.mktemp("streets"), [2, 1, 0, 3, 1, 2], [1])
-
-
 def opened(root, options=RANDOM, probability=0.0, **given) -> PanopticDataset:
     on_device = given.pop("on_device", False)
     transform = TrainTransform(64, 1000, augmentation=options, on_device=on_device)
     mixes = [partial(CopyPaste, CopyPasteKeys(probability))]
     return PanopticDataset(root, "train", transform, 5, mixes=mixes, **given)
-
-
-def test_copy_paste_changes_only_what_is_pasted(streets):
-    plain, pasted = opened(streets), opened(streets, probability=0.5)
-    changed = 0
-    for epoch in range(4):
-        for index in range(6):
-            a, b = plain[SampleIndex(epoch, index, index)], pasted[SampleIndex(epoch, index, index)]
-            assert a["img"].shape == b["img"].shape
-            same = (a["img"] == b["img"]).all(0)
-            classes = [item["cat"][item["msk"][0]] for item in (a, b)]
-            assert torch.equal(classes[0][same & (classes[1] != 2)], classes[1][same & (classes[1] != 2)])
-            assert (classes[1][~same] == 2).all()
-            for i, box in enumerate(b["bbx"].tolist()):
-                rows, columns = (b["msk"][0] == i).nonzero(as_tuple=True)
-                if len(rows):
-                    assert box == [rows.min(), columns.min(), rows.max() + 1, columns.max() + 1]
-            changed += int((~same).any())
-    assert 3 < changed < 20
-    always = opened(streets, probability=1)
-    assert all(2 in always[i]["cat"] for i in range(6))
 
 
 def test_an_image_is_not_pasted_onto_itself(tmp_path):
@@ -238,33 +208,6 @@ def test_the_source_is_flipped_for_itself(tmp_path):
     assert x0 + x1 != 96
 
 
-def test_samples_do_not_depend_on_order(streets):
-    data = opened(streets, AROUND, 0.7)
-    keys = [SampleIndex(epoch, image, slot) for epoch in (0, 3) for image in range(6) for slot in (image, 5 - image)]
-    first = {key: data[key] for key in keys}
-    again = opened(streets, AROUND, 0.7)
-    for key in reversed(keys):
-        for name, value in again[key].items():
-            if isinstance(value, torch.Tensor):
-                assert torch.equal(value, first[key][name])
-    assert len({float(first[key]["img"].sum()) for key in keys}) == len(keys)
-
-
-def test_transforms_on_the_device_and_fast_decoding_get_the_same_targets(streets):
-    here = opened(streets, AROUND, 1)
-    there = opened(streets, AROUND, 1, on_device=True)
-    fast = opened(streets, AROUND, 1, fast_decode=True)
-    flips = set()
-    for index in range(6):
-        a, b, c = here[index], there[index], fast[index]
-        flips.add(b["deferred"].flip)
-        msk = b["msk"].flip(-1) if b["deferred"].flip else b["msk"]
-        assert torch.equal(a["msk"], msk.long())
-        assert torch.equal(a["img"], c["img"])  # PNG files are always decoded at full size
-        assert torch.equal(a["bbx"], c["bbx"])
-    assert flips == {True, False}
-
-
 def test_an_unreadable_source_is_replaced_or_refused(tmp_path):
     root = make_dataset(tmp_path, [1, 2, 0], [1])
     (root / "img" / "train1.png").write_bytes(b"no photo")
@@ -282,24 +225,6 @@ def test_an_unreadable_source_is_replaced_or_refused(tmp_path):
             problems.append(str(error))
     assert 0 < len(problems) < 6
     assert all("train1.png: not an image" in problem for problem in problems)
-
-
-@pytest.mark.parametrize("kind", ["panoptic", "instance_seg", "detection"])
-def test_keys_of_the_configuration(streets, tmp_path, kind):
-    keys = ["dataloader.crop_size=(48, 64)", "dataloader.random_scale=(0.1, 2)", "dataloader.crop=instance_scale"]
-    keys += ["crop instance_scale.lengths=(8, 40)", "mix copy_paste.probability=1"]
-    weights = {"panoptic": 6, "instance_seg": 5, "detection": 4}[kind]
-    overrides = [*keys, f"optimizer.loss_weights={(1.0,) * weights}"]
-    path = write_config(tmp_path / "a.ini")
-    config = load_config(path, kind, [*overrides, f"general.kind={kind}"])
-    batches = list(open_loader(config, streets, path, World(device=torch.device("cpu"))))
-    assert sum(len(batch.ids) for batch in batches) == 6
-    for batch in batches:
-        for ids, cat, boxes in zip(batch.masks, batch.categories, batch.boxes):
-            assert ids.max() + 1 == len(cat) == len(boxes)
-            assert 2 in cat
-            assert ids.shape[-2] <= 48
-            assert ids.shape[-1] <= 64
 
 
 def test_bad_values_are_refused(tmp_path):

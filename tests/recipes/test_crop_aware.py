@@ -103,8 +103,3 @@ def test_gradients_are_those_of_the_minimum(sigma):
         with torch.no_grad():
             up, down = (crop_aware(predicted + sign * moved, anchors, visible, cut, sigma) for sign in (1, -1))
         assert_close((up - down) / (2 * step), predicted.grad[:, column], rtol=0.02, atol=0.02)
-
-
-def test_without_rows():
-    empty = torch.zeros(0, 4)
-    assert consistent_codes(empty, empty, empty, empty, empty.bool(), 1.0).shape == (0, 4)

@@ -79,17 +79,16 @@ class Worker:
             # the first steps of a real training find such a scale themselves
             self.stepper.scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
 
-    def loss(self, seed: int, factor: float = 1.0, heads: int = 2) -> Tensor:
-        """A loss that is never 0, through the body and, with two heads, the head too."""
+    def loss(self, seed: int, factor: float = 1.0) -> Tensor:
+        """A loss that is never 0."""
         with autocast(self.config.general.precision, self.world.device):
-            x = self.net.body(images(seed))
-            y = self.net.rpn_head(x) if heads == 2 else x
+            y = self.net.rpn_head(self.net.body(images(seed)))
         return (y.float() - 1).square().mean() * factor
 
-    def step(self, seed: int, loss_factor: float = 1.0, gradient: float | None = None, heads: int = 2) -> Step:
+    def step(self, seed: int, loss_factor: float = 1.0, gradient: float | None = None) -> Step:
         """One step; `gradient` replaces one element of the gradient."""
         self.stepper.begin()
-        loss = self.loss(seed, loss_factor, heads)
+        loss = self.loss(seed, loss_factor)
         self.stepper.backward(loss)
         if gradient is not None:
             self.net.body[0].weight.grad[0, 0, 0, 0] = gradient

@@ -24,7 +24,7 @@ from seamseg.ops import abn_channels
 from seamseg.training.logging import reporter
 from seamseg.validation.validator import Validator
 from support.micro import narrow_body
-from support.processes import free_port
+from support.processes import free_port, set_launcher_variables
 
 TIMEOUT_SECONDS = 20
 """Timeout of collective calls; long enough for a busy machine."""
@@ -74,14 +74,8 @@ def start(rank: int, size: int, port: int, folder: Path, moment: str, number: in
     with open(folder / f"{rank}.err", "wb") as file:
         os.dup2(file.fileno(), 2)
         os.dup2(file.fileno(), 1)
-    os.environ.update(
-        RANK=str(rank),
-        LOCAL_RANK=str(rank),
-        WORLD_SIZE=str(size),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-        SEAMSEG_TIMEOUT_MINUTES=str(TIMEOUT_SECONDS / 60),
-    )
+    os.environ["SEAMSEG_TIMEOUT_MINUTES"] = str(TIMEOUT_SECONDS / 60)
+    set_launcher_variables(rank, size, port)
     code = train(rank, folder, moment, number)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -106,16 +100,12 @@ def watch(processes: list[int]) -> list[int | None]:
     return codes
 
 
-def run(folder: Path, moment: str, number: int, size: int) -> list[int | None]:
-    """Run the processes and return their exit codes."""
-    torch.set_num_threads(1)
-    port = free_port()
-    return watch([start(rank, size, port, folder, moment, number) for rank in range(size)])
-
-
 def main() -> None:
     """Run the processes and print their exit codes."""
-    print(json.dumps(run(Path(sys.argv[1]), sys.argv[2], getattr(signal, sys.argv[3]), int(sys.argv[4]))))
+    folder, moment, number, size = Path(sys.argv[1]), sys.argv[2], getattr(signal, sys.argv[3]), int(sys.argv[4])
+    torch.set_num_threads(1)
+    port = free_port()
+    print(json.dumps(watch([start(rank, size, port, folder, moment, number) for rank in range(size)])))
 
 
 if __name__ == "__main__":

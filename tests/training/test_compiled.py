@@ -31,11 +31,15 @@ def in_double(batch):
     return type(batch)(images=images, original_sizes=batch.original_sizes, **fields)
 
 
-def compare(overrides, backend):
-    """Train and predict with and without the compiler."""
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backend", "checkpoint"), [("eager", "no"), ("aot_eager", "yes"), ("inductor", "no"), ("inductor", "yes")]
+)
+def test_same_numbers_and_one_graph_for_all_sizes(backend, checkpoint):
+    """Graphs are run as captured (eager), with their gradients (aot), or with generated code."""
     torch._dynamo.reset()
     counters.clear()
-    plain, module = build(), build(*overrides)
+    plain, module = build(), build(f"general.checkpoint_body={checkpoint}")
     keys = list(module.state_dict())
     assert compile_network(module.net, World(), TextLog(None, enabled=False), backend)
     assert list(module.state_dict()) == keys
@@ -64,24 +68,6 @@ def compare(overrides, backend):
         torch.testing.assert_close(got.boxes, wanted.boxes)
         graphs.append(counters["stats"]["unique_graphs"])
     assert graphs[-1] == graphs[-2]
-
-
-@pytest.mark.slow
-def test_same_numbers_and_one_graph_for_all_sizes():
-    """The graphs are captured and run as they are: generating code for them takes a minute."""
-    compare((), "eager")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("overrides", [(), ("general.checkpoint_body=yes",)], ids=["kept", "checkpointed"])
-def test_same_numbers_and_one_graph_for_all_sizes_with_gradients_in_the_graph(overrides):
-    compare(overrides, "aot_eager")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("overrides", [(), ("general.checkpoint_body=yes",)], ids=["kept", "checkpointed"])
-def test_same_numbers_with_generated_code(overrides):
-    compare(overrides, "inductor")
 
 
 def test_without_a_compiler_the_run_continues_uncompiled():

@@ -1,49 +1,36 @@
 """The moving average of the weights: its formula, swapping it into the network, loading it from a snapshot."""
 
 import copy
+from contextlib import contextmanager
+from unittest import mock
 
 import pytest
 import torch
+from support.micro import narrow_body, train
 from support.small_snapshots import save_snapshot
 from support.small_updates import Worker, same, small_net, state_of, stepper_of
 
 from seamseg.checkpoints.pretrained import load_pretrained
-from seamseg.checkpoints.snapshot import Snapshot, load_into, load_snapshot, network_state
+from seamseg.checkpoints.snapshot import NETWORK_MODULES, Snapshot, load_into, load_snapshot, network_state
+from seamseg.models.heads.rpn import RPNHead
 from seamseg.utils.errors import InputError
+from seamseg.validation.validator import Validator
 
 
-def test_average_matches_its_formula():
-    worker = Worker(ema=0.6)
+@pytest.mark.parametrize("decay", [0.6, 0.15])
+def test_average_matches_its_formula(decay):
+    """The first steps keep less than the second decay."""
+    worker = Worker(ema=decay)
     expected = worker.net.body[0].weight.detach().double()
     for number in range(8):
         worker.step(number)
         own = worker.net.body[0].weight.detach().double()
-        keep = min(0.6, (1 + number) / (10 + number))
+        keep = min(decay, (1 + number) / (10 + number))
         expected = keep * expected + (1 - keep) * own
         torch.testing.assert_close(
             worker.stepper.ema.state_dict()["body"]["0.weight"].double(), expected, rtol=1e-5, atol=1e-7
         )
     assert worker.stepper.ema.state_dict()["updates"] == 8
-
-
-def test_decay_reaches_the_configured_value():
-    worker = Worker(ema=0.15)
-    worker.step(0), worker.step(1)
-    before, average = state_of(worker.stepper), worker.stepper.ema.state_dict()["body"]
-    assert worker.stepper.ema.state_dict()["updates"] == 2
-    worker.step(2)
-    after = state_of(worker.stepper)
-    expected = torch.lerp(before["ema.body.0.weight"], after["net.body.0.weight"], 0.85)
-    torch.testing.assert_close(average["0.weight"], expected)
-
-
-def test_average_does_not_change_the_training():
-    with_it, without = Worker(ema=0.9), Worker()
-    for seed in range(4):
-        one, two = with_it.step(seed), without.step(seed)
-        assert torch.equal(one.loss, two.loss)
-        assert torch.equal(one.norm, two.norm)
-    same({k: v for k, v in state_of(with_it.stepper).items() if not k.startswith("ema")}, state_of(without.stepper))
 
 
 def test_running_statistics_are_averaged_and_counters_copied():
@@ -91,10 +78,6 @@ def test_average_is_swapped_in_and_out():
         fail()
     same(before, state_of(worker.stepper))
     assert addresses == [t.data_ptr() for t in worker.net.state_dict().values()]
-    plain = Worker()
-    before = state_of(plain.stepper)
-    with plain.stepper.averaged():
-        same(before, state_of(plain.stepper))
 
 
 def test_state_is_saved_and_continues():
@@ -110,6 +93,7 @@ def test_state_is_saved_and_continues():
     two.stepper.load_state_dict({"body": {}, **saved}, "file")
     one.step(2), two.step(2)
     same(state_of(one.stepper), state_of(two.stepper))
+    Worker().stepper.load_state_dict(saved, "a training without an average")
 
 
 def test_without_a_saved_average_it_starts_from_the_current_weights():
@@ -122,24 +106,12 @@ def test_without_a_saved_average_it_starts_from_the_current_weights():
         assert all(torch.equal(state[part][key], value) for key, value in tensors.items())
 
 
-@pytest.mark.parametrize("damage", ["part", "key", "shape", "type", "count", "all"])
+@pytest.mark.parametrize("damage", [{"rpn_head": 3}, {"rpn_head": {"bias": torch.zeros(3)}}, {"updates": 3}])
 def test_the_average_of_another_network_is_refused(damage):
     worker = Worker(ema=0.9)
     worker.step(0)
-    before, state = state_of(worker.stepper), copy.deepcopy(worker.stepper.state_dict())
-    average = state["ema"]
-    if damage == "part":
-        del average["rpn_head"]
-    elif damage == "key":
-        del average["rpn_head"]["bias"]
-    elif damage == "shape":
-        average["rpn_head"]["bias"] = torch.zeros(3)
-    elif damage == "type":
-        average["rpn_head"]["bias"] = "text"
-    elif damage == "count":
-        del average["updates"]
-    else:
-        state["ema"] = 3
+    before, state = state_of(worker.stepper), worker.stepper.state_dict()
+    state["ema"] = {**state["ema"], **damage}
     with pytest.raises(InputError, match=r"old\.tar: its moving average .* optimizer\.ema=0"):
         worker.stepper.load_state_dict(state, "old.tar")
     same(before, state_of(worker.stepper))
@@ -188,3 +160,61 @@ def test_damaged_average_is_an_error(snapshot, average, tmp_path):
     save_snapshot(tmp_path / "bad.tar", loaded)
     with pytest.raises(InputError, match=r"bad\.tar: its 'ema', the moving average of the weights, is damaged"):
         load_snapshot(tmp_path / "bad.tar")
+
+
+@contextmanager
+def watched_scores():
+    """Collect a weight of each network that is scored, None of a folded one."""
+    seen, score = [], Validator.score
+
+    def watched(self, predictor, *args, **options):
+        head = predictor.network.net.rpn_head
+        seen.append(head.state_dict()["conv1.weight"].clone() if isinstance(head, RPNHead) else None)
+        return score(self, predictor, *args, **options)
+
+    with mock.patch.object(Validator, "score", watched):
+        yield seen
+
+
+@pytest.fixture(scope="module")
+def averaged(micro, micro_config, tmp_path_factory):
+    """A run folder after two epochs with a moving average, and what its validations have scored."""
+    run = tmp_path_factory.mktemp("runs") / "averaged"
+    with narrow_body(), watched_scores() as seen:
+        train(micro_config, micro, run, "optimizer.ema=0.9")
+    return run, seen
+
+
+@pytest.mark.usefixtures("narrow")
+def test_moving_average_does_not_change_the_training(micro_run, averaged):
+    averaged_run, _ = averaged
+    state, plain = (load_snapshot(run / "model_last.pth.tar").state_dict for run in (averaged_run, micro_run))
+    (one, spec), (two, other) = (
+        torch.utils._pytree.tree_flatten({name: part for name, part in s.items() if name != "ema"})
+        for s in (state, plain)
+    )
+    assert spec == other
+    assert all(torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y for x, y in zip(one, two))
+    parts = [part for part in NETWORK_MODULES if part in state]
+    assert state["ema"].keys() == {*parts, "updates"}
+    assert state["ema"]["updates"] == 4
+    assert all(state["ema"][part].keys() == state[part].keys() for part in parts)
+    assert not torch.equal(state["ema"]["rpn_head"]["conv1.weight"], state["rpn_head"]["conv1.weight"])
+
+
+@pytest.mark.usefixtures("narrow")
+def test_average_is_validated_and_used_for_prediction(averaged, micro, micro_config, tmp_path, seamseg_main, capsys):
+    run, (_, trained) = averaged
+    last = run / "model_last.pth.tar"
+    with watched_scores() as seen:
+        train(micro_config, micro, tmp_path / "eval", evaluate=True, resume=last)
+        assert seamseg_main("evaluate", last, micro, "--device", "cpu") == 0
+    assert "model_last.pth.tar: scoring the moving average of its weights" in capsys.readouterr().err
+    alone, folded = seen
+    assert folded is None
+    average = load_snapshot(last).state_dict["ema"]["rpn_head"]["conv1.weight"]
+    assert torch.equal(trained, average)
+    assert torch.equal(alone, average)
+    words = ("predict", last, micro / "img" / "val0.png", tmp_path / "out", "--device", "cpu", "--workers", 0)
+    assert seamseg_main(*words) == 0
+    assert "with the moving average of the weights" in capsys.readouterr().err

@@ -1,11 +1,13 @@
 """Outputs of a training: log, metrics, TensorBoard files, and dumps of failed steps."""
 
+import json
 import re
 import sys
+import time
 
 import pytest
 import torch
-from support.micro import narrow_body, train
+from support.micro import train
 
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.config import load_config
@@ -16,8 +18,8 @@ from seamseg.training.callbacks import Callbacks, Run
 from seamseg.training.debugging.dump import read_dump
 from seamseg.training.debugging.replay import replay
 from seamseg.training.logging.images import SampleRenderer
-from seamseg.training.logging.logs import TextLog
-from seamseg.training.logging.metrics import read_metrics
+from seamseg.training.logging.logs import TextLog, remaining
+from seamseg.training.logging.metrics import MetricsFile, read_metrics
 from seamseg.training.logging.reporter import Reporter, StepPosition, peak_memory
 from seamseg.training.losses import LossMeans
 from seamseg.training.options import TrainerOptions
@@ -28,22 +30,6 @@ from seamseg.validation.evaluate import EvaluationOptions, evaluate_model
 pytestmark = pytest.mark.usefixtures("narrow")
 
 CPU = ("--device", "cpu")
-
-
-@pytest.fixture
-def poison(monkeypatch):
-    """Multiply the pixels of a training image; `poison(name, factor)`."""
-
-    def spoil(name, factor):
-        item = PanopticDataset.__getitem__
-
-        def spoilt(self, index):
-            found = item(self, index)
-            return {**found, "img": found["img"] * factor} if found["id"] == name else found
-
-        monkeypatch.setattr(PanopticDataset, "__getitem__", spoilt)
-
-    return spoil
 
 
 def test_metrics_of_a_run(micro_run):
@@ -104,9 +90,7 @@ def test_steps_between_the_lines_are_shown_on_the_console(micro, micro_config, t
         assert re.fullmatch(rf"epoch 2/2 \[1/2\]  {pace}  0:00:\d\d left", shown[1])
         assert len(shown) == 2
     log = (tmp_path / "training.log").read_text().splitlines()
-    logged = [line for line in log if "epoch " in line and "s/step" in line]
-    assert len(logged) == 2
-    assert all("loss" in line for line in logged)
+    assert ["loss" in line for line in log if "epoch " in line and "s/step" in line] == [True, True]
 
 
 def test_average_precision_while_training(micro, micro_config, tmp_path):
@@ -131,8 +115,14 @@ def test_average_precision_while_training(micro, micro_config, tmp_path):
         (1.0, "general.loss_limit=0.5", r"loss = \S+ is above general.loss_limit = 0.5"),
     ],
 )
-def test_a_poisoned_image(micro, micro_config, tmp_path, poison, seamseg_main, capsys, factor, override, words):
-    poison("train2", factor)
+def test_a_poisoned_image(micro, micro_config, tmp_path, monkeypatch, seamseg_main, capsys, factor, override, words):
+    item = PanopticDataset.__getitem__
+
+    def spoilt(self, index):
+        found = item(self, index)
+        return {**found, "img": found["img"] * factor} if found["id"] == "train2" else found
+
+    monkeypatch.setattr(PanopticDataset, "__getitem__", spoilt)
     command = ("train", micro_config, micro, "--log-dir", tmp_path, "--quiet", "--set", override, *CPU)
     assert seamseg_main(*command) == 1
     error = capsys.readouterr().err.strip()
@@ -160,49 +150,31 @@ def test_a_poisoned_image(micro, micro_config, tmp_path, poison, seamseg_main, c
         assert "first bad module  body.backbone.mod1.conv1 (Conv2d)" in output
 
 
-@pytest.fixture(scope="module")
-def dump(micro, micro_config, tmp_path_factory):
-    """The dump of a step of two batches, whose loss is above the limit."""
-    run = tmp_path_factory.mktemp("dump")
-    with narrow_body(), pytest.raises(SeamsegError, match=r"above general\.loss_limit"):
-        train(micro_config, micro, run, "general.loss_limit=0.5", "optimizer.accumulate=2")
-    return run / "dump-step-00000001.pth.tar"
-
-
-def test_replay_repeats_the_losses_bit_exactly(dump):
-    """Including the random choice of anchors and proposals."""
-    outcome = replay(dump)
+def test_replay_repeats_the_losses_bit_exactly(micro, micro_config, micro_run, tmp_path, seamseg_main, capsys):
+    """Of a step of two batches, including the random choice of anchors and proposals; other files are refused."""
+    with pytest.raises(SeamsegError, match=r"above general\.loss_limit"):
+        train(micro_config, micro, tmp_path, "general.loss_limit=0.5", "optimizer.accumulate=2")
+    path = tmp_path / "dump-step-00000001.pth.tar"
+    outcome = replay(path)
     assert len(outcome.dump.batches) == 2
     assert len(outcome.losses) == 7
     assert outcome.losses == outcome.dump.losses
-    assert outcome.first is None
-    assert outcome.bad_inputs == []
-    assert outcome.reproduced
+    assert (outcome.first, outcome.bad_inputs, outcome.reproduced) == (None, [], True)
 
-
-def test_replay_of_a_step_that_no_longer_fails(micro, micro_config, tmp_path, poison, seamseg_main, capsys):
-    poison("train2", float("nan"))
-    with pytest.raises(SeamsegError):
-        train(micro_config, micro, tmp_path)
-    (path,) = tmp_path.glob("dump-*")
-    content = torch.load(path, weights_only=True)
-    for batch in content["batches"]:
-        images = batch["fields"]["images"]
-        images["packed"] = [torch.nan_to_num(t) for t in images["packed"]]
-    torch.save(content, path)
-    assert seamseg_main("doctor", "--replay", path) == 1
-    assert "does not fail this time" in capsys.readouterr().out
-
-
-def test_files_that_are_not_dumps(micro_run, tmp_path, seamseg_main, capsys):
     assert seamseg_main("doctor", "--replay", micro_run / "model_last.pth.tar") == 2
     assert "not a dump of a training step" in capsys.readouterr().err
-    assert seamseg_main("doctor", "--replay", tmp_path / "none.tar") == 2
-    assert "no such file" in capsys.readouterr().err
-    content = {key: {} for key in ("config", "metadata", "state_dict", "rng", "losses", "step", "rank")}
-    torch.save({**content, "batches": [3]}, tmp_path / "x.tar")
-    with pytest.raises(InputError, match="cannot read"):
-        read_dump(tmp_path / "x.tar")
+    content = torch.load(path, weights_only=True)
+    torch.save({**content, "config": content["config"].replace("loss_limit = 0.5", "loss_limit = 0")}, path)
+    assert seamseg_main("doctor", "--replay", path) == 1
+    assert "does not fail this time" in capsys.readouterr().out
+    for wrong, message in (
+        (3, "cannot read"),
+        ({"kind": "Batch", "fields": {"ids": []}}, "missing"),
+        ({"kind": "os", "fields": {"ids": []}}, "unknown kind"),
+    ):
+        torch.save({**content, "batches": [wrong]}, path)
+        with pytest.raises(InputError, match=message):
+            read_dump(path)
 
 
 def test_missing_pycocotools_is_an_error_before_the_training(micro, micro_config, tmp_path, monkeypatch):
@@ -262,11 +234,58 @@ def test_the_picture_of_an_image_with_one_segment(micro_config, things):
     assert red == bool(things)
 
 
-def test_dump_creates_only_structures(dump, tmp_path):
-    path, content = tmp_path / "dump.pth.tar", torch.load(dump, weights_only=True)
-    content["batches"][0]["fields"]["ids"] = [{"kind": "Batch", "fields": {"ids": []}}]
-    for kind, message in (("Batch", "missing"), ("Any", "unknown kind"), ("os", "unknown kind")):
-        content["batches"][0]["fields"]["ids"][0]["kind"] = kind
-        torch.save(content, path)
-        with pytest.raises(InputError, match=message):
-            read_dump(path)
+# --- metrics.jsonl: complete lines, no step twice after a resume, reading after a kill
+
+
+def written(folder, *lines, resumed=None):
+    metrics = MetricsFile(folder, resumed)
+    for kind, step, epoch in lines:
+        metrics.write(kind, step, epoch, {"loss": step / 2})
+    metrics.close()
+    return folder / "metrics.jsonl"
+
+
+def test_each_line_is_written_at_once(tmp_path):
+    metrics = MetricsFile(tmp_path)
+    assert read_metrics(tmp_path) == []
+    metrics.write("train", 1, 0, {"loss": 0.5, "grad_norm": float("inf"), "per_class": {"car": float("nan")}})
+    (line,) = read_metrics(tmp_path)
+    assert abs(line.pop("time") - time.time()) < 600
+    assert line == {
+        "kind": "train", "step": 1, "epoch": 0, "loss": 0.5, "grad_norm": None, "per_class": {"car": None}
+    }  # fmt: skip
+    metrics.close()
+    metrics.write("train", 2, 0, {})
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1
+
+
+@pytest.mark.parametrize("tail", [b'{"kind": "tra', b'{"kind": "train", "step": 9}', b"\xff\xfe"])
+def test_incomplete_line_is_ignored(tmp_path, tail):
+    path = written(tmp_path, ("train", 1, 0), ("train", 2, 0))
+    path.write_bytes(path.read_bytes() + tail)
+    assert [m["step"] for m in read_metrics(path)] == [1, 2]
+    written(tmp_path, ("train", 3, 0), resumed=(2, -1))
+    assert [m["step"] for m in read_metrics(path)] == [1, 2, 3]
+    assert all(json.loads(line) for line in path.read_text().splitlines())
+
+
+def test_resumed_run_drops_lines_of_repeated_steps(tmp_path):
+    lines = [("train", 2, 0), ("validation", 2, 0), ("train", 4, 1), ("validation", 4, 1), ("train", 5, 2)]
+    assert len(read_metrics(written(tmp_path, *lines))) == 5
+    # stopped within the second epoch, after its last step, but before its validation counted
+    path = written(tmp_path, ("validation", 4, 1), resumed=(4, 0))
+    kept = [("train", 2), ("validation", 2), ("train", 4), ("validation", 4)]
+    assert [(m["kind"], m["step"]) for m in read_metrics(path)] == kept
+    assert [m["step"] for m in read_metrics(written(tmp_path, ("train", 1, 0)))] == [1], "a new run starts a new file"
+
+
+def test_no_folder_and_no_file(tmp_path):
+    MetricsFile(None).write("train", 1, 0, {})
+    with pytest.raises(InputError, match=r"metrics\.jsonl: no such file"):
+        read_metrics(tmp_path)
+
+
+def test_remaining_time():
+    assert remaining(59.6) == "0:01:00"
+    noon = time.mktime((2026, 11, 21, 12, 0, 0, 0, 0, -1))
+    assert remaining(3 * 3600 + 60, noon) == "3:01:00 (until 21 Nov 15:01)"

@@ -128,29 +128,24 @@ def train_in_a_process(rank: int, join: Callable[[], None], config: Path, data: 
         assert "TORCH_CPP_LOG_LEVEL" not in os.environ
 
 
-def check_two_processes(config: Path, data: Path, runs: Path, *keys: str) -> None:
-    """The default searches for no unused parameters, warns of nothing and gives the weights of the search."""
-    launch(train_in_a_process, 2, config, data, runs, "scheduler.epochs=1", "dataloader.val_set=", *keys, seconds=400)
-    assert [(runs / f"fake.{rank}.err").read_text() for rank in range(2)] == ["", ""]
-    fixed, found = weights(runs / "fake"), weights(runs / "find")
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("body", "keys"),
+    [("test_convnext", (*KEYS, *UNUSED_STAGE)), ("test_vit", KEYS), ("hrnet_w18_small", SEMANTIC)],
+)
+def test_two_processes_train_as_with_a_search(body: str, keys: tuple[str, ...], micro: Path, tmp_path: Path) -> None:
+    """The default searches for no unused parameters, warns of nothing and gives the weights of the search.
+
+    Of the last body, too, which has layers that its last map does not depend on.
+    """
+    keys = ("scheduler.epochs=1", "dataloader.val_set=", *keys)
+    launch(train_in_a_process, 2, timm_config(tmp_path, body), micro, tmp_path, *keys, seconds=400)
+    assert [(tmp_path / f"fake.{rank}.err").read_text() for rank in range(2)] == ["", ""]
+    fixed, found = weights(tmp_path / "fake"), weights(tmp_path / "find")
     assert fixed.keys() == found.keys()
     assert all(torch.equal(value, found[key]) for key, value in fixed.items())
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-def test_two_processes_train_a_network_with_an_unused_stage(micro: Path, tmp_path: Path) -> None:
-    config = timm_config(tmp_path, "test_convnext")
-    check_two_processes(config, micro, tmp_path, *KEYS, *UNUSED_STAGE)
-    optimizer = load_snapshot(tmp_path / "fake" / "model_last.pth.tar").state_dict["optimizer"]["state"]
-    unused = [entry for entry in optimizer.values() if not entry["exp_avg_sq"].any()]
-    assert len(unused) == len([key for key in weights(tmp_path / "fake") if ".stages.3." in key])
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-@pytest.mark.parametrize("body", ["test_vit", "hrnet_w18_small"])
-def test_two_processes_train_as_with_a_search(body: str, micro: Path, tmp_path: Path) -> None:
-    """The last one has layers that its last map does not depend on."""
-    keys = SEMANTIC if body == "hrnet_w18_small" else KEYS
-    check_two_processes(timm_config(tmp_path, body), micro, tmp_path, *keys)
+    if body == "test_convnext":
+        optimizer = load_snapshot(tmp_path / "fake" / "model_last.pth.tar").state_dict["optimizer"]["state"]
+        unused = [entry for entry in optimizer.values() if not entry["exp_avg_sq"].any()]
+        assert len(unused) == len([key for key in fixed if ".stages.3." in key])

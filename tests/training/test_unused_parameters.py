@@ -1,11 +1,8 @@
 """Processes without things in their images: both modes of DistributedDataParallel give the same weights."""
 
-import itertools
-
 import pytest
 import torch
 from support.micro import CONFIG
-from support.processes import open_resources
 from support.step_equality import ALL_SAMPLES, batch_of, error, images_of, in_float64, in_processes
 
 from seamseg.config import config_from_string
@@ -19,19 +16,14 @@ from seamseg.utils.errors import SeamsegError
 
 NORMS = ("syncbn", "syncbn+gn", "bn")
 
-
 RECIPES = ("roi.box_convs=2", "roi.mask_refinement=points", "mask_refinement points.points=8")
 """Layers that networks have on demand."""
 
 
-def config_of(norm, *overrides):
-    text = CONFIG.format(norm=norm)
-    return config_from_string(text, "panoptic", overrides=(*ALL_SAMPLES, "body.gn_groups=4", *overrides))
-
-
 def trained(world, norm, way, batches_of_step, *overrides):
     """The state of a network after some steps, and its gradients in the last."""
-    config = config_of(norm, f"general.unused_parameters={way}", *overrides)
+    text, given = CONFIG.format(norm=norm), (f"general.unused_parameters={way}", *overrides)
+    config = config_from_string(text, "panoptic", overrides=(*ALL_SAMPLES, "body.gn_groups=4", *given))
     torch.manual_seed(0)
     module = build_training_module(config, 2, 2).double()
     optimizer = build_optimizer(module.net, config)
@@ -110,56 +102,13 @@ def changing_parameters(world):
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_two_processes():
-    """Find and fake give the same weights, a gradient of an earlier batch is kept, and nothing is left open."""
+def test_processes_train_the_same_weights_with_both_ways():
+    """With one batch a step and two; a gradient of an earlier batch is kept."""
     of_recipes = (same_weights, 1, 4, ("syncbn+gn",), RECIPES)
-    of_all = (same_weights, 1, 4, ("syncbn",))
-    in_processes(
-        2, of_all, of_recipes, (things_at_first, "fake"), (asymmetric_steps, 4, "find"), (changing_parameters,)
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-def test_two_processes_with_several_batches_a_step():
-    in_processes(2, (same_weights, 1, 8), (same_weights, 2, 4), (things_at_first, "find"))
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-def test_find_and_fake_give_the_same_weights_in_three_processes():
+    of_heads = [(things_at_first, way) for way in ("fake", "find")]
+    of_all = (same_weights, 1, 8), (same_weights, 2, 4), of_recipes
+    in_processes(2, *of_all, *of_heads, (changing_parameters,), seconds=600)
     in_processes(3, (same_weights, 1, 4))
-
-
-def asymmetric_steps(world, number, way):
-    """The numbers of threads and file descriptors do not grow, whichever processes have regions in a step."""
-    config = config_of("syncbn", f"general.unused_parameters={way}")
-    torch.manual_seed(0)
-    module = build_training_module(config, 2, 2).double()
-    stepper = Stepper(
-        TrainerOptions.from_config(config),
-        wrap_distributed(module, world, config.general.unused_parameters),
-        build_optimizer(module.net, config),
-        world,
-    )
-    batches = batch_of(images_of(3, 1)[0][:1]), batch_of(images_of(1, 1)[0][:1])
-    every_set = list(itertools.product([True, False], repeat=world.size))
-    active = [every_set[0]] * 3 + every_set * (number // len(every_set))
-    for step, flags in enumerate(active):
-        stepper([batches[flags[world.rank]]], [0.0, 0.0])
-        # every set was there once; a connection of the start may still close later
-        if step == 2 + len(every_set):
-            before = open_resources()
-    after = open_resources()
-    print(f"{way}, {number} steps: {before} threads and file descriptors before, {after} after")
-    assert all(now <= then for now, then in zip(after, before)), (before, after)
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-@pytest.mark.parametrize("way", ["find", "fake"])
-def test_threads_and_files_of_many_asymmetric_steps(way):
-    in_processes(3, (asymmetric_steps, 200, way), seconds=900)
 
 
 @pytest.mark.parametrize(

@@ -95,25 +95,19 @@ def test_its_records_belong_to_its_maps(evaluated, micro):
         assert len(matched) == one.TP
 
 
+@pytest.mark.usefixtures("narrow")
 def test_maps_of_an_earlier_evaluation_are_removed(micro, micro_run, tmp_path):
     out = tmp_path / "evaluation"
-    with narrow_body():
-        for split in ("train", "val"):
-            evaluate_model(micro_run, micro, EvaluationOptions(split, device="cpu", quiet=True, out=out))
+    for split in ("train", "val"):
+        evaluate_model(micro_run, micro, EvaluationOptions(split, device="cpu", quiet=True, out=out))
     names = [image.image_id for image in read_evaluation(out).images()]
     assert names == ["val0", "val1", "val2"]
     for folder in ("prediction", "ground_truth"):
         assert sorted(path.stem for path in (out / folder).iterdir()) == names
-
-
-def test_maps_of_other_programs_are_kept(micro, micro_run, tmp_path):
-    """Files that were scored in place do not belong to the evaluation, whatever the name of their folder."""
-    out = tmp_path / "evaluation"
-    with narrow_body():
-        evaluate_model(micro_run, micro, EvaluationOptions("train", device="cpu", quiet=True, out=out))
-        evaluate_panoptic_json(out / "ground_truth.json", out / "prediction.json", out=out)
-        evaluate_model(micro_run, micro, EvaluationOptions("val", device="cpu", quiet=True, out=out))
-    assert len(list((out / "prediction").iterdir())) == 4 + 3
+    # files that were scored in place do not belong to the evaluation, whatever the name of their folder
+    evaluate_panoptic_json(out / "ground_truth.json", out / "prediction.json", out=out)
+    evaluate_model(micro_run, micro, EvaluationOptions("train", device="cpu", quiet=True, out=out))
+    assert len(list((out / "prediction").iterdir())) == 3 + 4
 
 
 @pytest.mark.distributed
