@@ -1,7 +1,6 @@
 """Runs of ids from compressed rows: kernel against the reference and the compressed ids, broken streams."""
 
 import zlib
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.png_streams import STRATEGIES, random_ids, stream_of
 
-from seamseg.idmaps import inflate, reference
+from seamseg.idmaps import reference
 from seamseg.idmaps.histogram import joint_histogram
 from seamseg.idmaps.id_runs import decode_id_runs, id_runs_of, joint_histogram_of_runs
 from seamseg.idmaps.library import functions
@@ -55,22 +54,6 @@ def test_more_than_the_window(size, run, level):
     check(ids, stream_of(ids, rng.integers(0, 5, size[0]), level))
 
 
-def test_distances_of_every_length():
-    rng = np.random.default_rng(0)
-    pattern = rng.integers(0, 1 << 24, 12_000)
-    for period in [*range(1, 40), 300, 5000, 10_900, 10_923, 12_000]:  # 3 * 10 922 = 32 766, the longest distance
-        ids = np.resize(pattern[:period], (1, 40_000)).astype(np.uint32)
-        check(ids, stream_of(ids, [0], 9))
-
-
-def test_equal_rows():
-    ids = np.full((50, 60), 7, np.uint32)
-    for filters in ([2] * 50, [4] * 50, [0, 2] * 25, [4, 1] * 25):
-        check(ids, stream_of(ids, filters))
-    check(ids * 0, stream_of(ids * 0, [2] * 50))
-    assert decode_id_runs(stream_of(ids, [2] * 50), 50, 60).starts.tolist() == list(range(0, 3000, 60))
-
-
 @pytest.mark.parametrize("strategy", [zlib.Z_DEFAULT_STRATEGY, zlib.Z_FIXED])
 def test_wrong_bits_are_found(strategy):
     rng = np.random.default_rng(1)
@@ -104,38 +87,6 @@ def test_wrong_streams():
         decode_id_runs(zlib.compress(bytes(13))[2:], 1, 4)
 
 
-def test_compressed_data_are_passed_on_once(monkeypatch):
-    """Not once for each band of rows, which takes quadratic time."""
-    given = 0
-
-    class Counting:
-        def __init__(self):
-            self._real = zlib.decompressobj()
-
-        def __getattr__(self, name):
-            return getattr(self._real, name)
-
-        def decompress(self, data, size):
-            nonlocal given
-            given += len(data)
-            return self._real.decompress(data, size)
-
-    ids = np.random.default_rng(0).integers(0, 1 << 24, (900, 900)).astype(np.uint32)
-    stream = stream_of(ids, [0] * 900)
-    monkeypatch.setattr(inflate, "zlib", SimpleNamespace(decompressobj=Counting, error=zlib.error))
-    assert np.array_equal(decode_id_runs(stream, 900, 900).dense(), ids)
-    assert len(stream) <= given < 2 * len(stream)
-
-
-def test_no_memory_for_a_wrong_size():
-    resource = pytest.importorskip("resource")
-    stream = stream_of(np.zeros((1, 4), np.uint32), [0])
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(ValueError, match="too short for the size"):
-        decode_id_runs(stream, 1, 2**28)  # a row of 800 MB
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
-
-
 @given(st.integers(1, 9), st.integers(1, 30), st.integers(1, 6), st.integers(1, 6), st.integers(0, 1000))
 def test_histogram(height, width, run_a, run_b, seed):
     rng = np.random.default_rng(seed)
@@ -155,16 +106,15 @@ def test_histogram_of_wrong_runs():
         joint_histogram_of_runs(a, b)
     compare = functions.joint_histogram_of_runs
     starts = np.array([0, 4, 2], np.int32)
-    with pytest.raises(ValueError, match="rise"):
-        compare(starts, starts, starts, starts, 6)
-    with pytest.raises(ValueError, match="without runs"):
-        compare(starts[:0], starts[:0], starts, starts, 6)
-    with pytest.raises(ValueError, match="of the same length"):
-        compare(starts[:1], starts, starts, starts, 6)
-    with pytest.raises(ValueError, match="int32"):
-        compare(starts, starts, starts, starts.astype(np.int64), 6)
-    with pytest.raises(ValueError, match="64 bits"):
-        compare(starts, starts, starts, starts, 2**70)
+    for first, ids, total, words in (
+        (starts, starts, 6, "rise"),
+        (starts[:0], starts[:0], 6, "without runs"),
+        (starts[:1], starts, 6, "of the same length"),
+        (starts, starts.astype(np.int64), 6, "int32"),
+        (starts, starts, 2**70, "64 bits"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            compare(first, ids, starts, starts, total)
 
 
 @given(st.integers(1, 9), st.integers(1, 30), st.integers(1, 6), st.integers(0, 1000))

@@ -88,8 +88,6 @@ def test_rows_of_a_png(seed, size, mapped):
         ({"ids": np.zeros((4, 6), np.int32)}, "6 columns and the photo 5"),
         ({"rows": np.arange(1, 5)}, "rows must be from 0 to 3, got 1 to 4"),
         ({"columns": np.full(5, -1)}, "columns must be from 0 to 4"),
-        ({"colors": np.zeros((2, 4), np.uint8)}, "colors must be"),
-        ({"outlined": np.ones(3, bool)}, "outlined must be"),
         ({"share": 257}, "share must be 0 to 256"),
     ],
 )

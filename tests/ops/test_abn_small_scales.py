@@ -7,14 +7,12 @@ import pytest
 import torch
 import torch.nn.utils.prune
 from support import op_oracles as oracles
-from support.sections import roi, rpn, sem
+from support.sections import roi
 from torch import nn
 from torch.testing import assert_close
 
 from seamseg.models.backbones.residual import ResidualBlock
 from seamseg.models.heads.roi import ROIHead
-from seamseg.models.heads.rpn import RPNHead
-from seamseg.models.heads.semantic import MiniDeepLab
 from seamseg.ops import abn_channels
 from seamseg.ops.abn import inplace_abn
 from seamseg.ops.abn_kernel_gradient import scale_gradient
@@ -40,17 +38,6 @@ class Masks(nn.Module):
         return self.head.masks(x, torch.tensor([5, 0, 2]))
 
 
-class Proposals(nn.Module):
-    """One level of the proposal head."""
-
-    def __init__(self):
-        super().__init__()
-        self.head = RPNHead(rpn(hidden_channels=16), 16, InPlaceABN)
-
-    def forward(self, x):
-        return self.head([x])[1]
-
-
 PLACES = [
     # what makes the module, channels of its input, the norm whose scales are small
     (convolution_and_norm, 16, "1"),
@@ -58,8 +45,6 @@ PLACES = [
     (block, 16, "convs.bn3"),
     (lambda: block(8, 2), 8, "convs.bn3"),
     (lambda: block(8, 2), 8, "proj_bn"),
-    (lambda: MiniDeepLab(sem(hidden_channels=8, pooling_size=(5, 5)), 16, InPlaceABN), 16, "bn1"),
-    (Proposals, 16, "head.bn1"),
     (Masks, 16, "head.conv.bn2"),
     (Masks, 16, "head.conv.bn_up"),
 ]

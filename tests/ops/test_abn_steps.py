@@ -12,11 +12,9 @@ from torch.testing import assert_close
 
 from seamseg.ops.abn_steps import (
     abn_backward_channels,
-    abn_backward_reduce,
     abn_forward_channels,
     abn_scale_gradient,
     abn_statistics,
-    abn_transform,
 )
 from seamseg.ops.reference import abn as plain
 
@@ -60,13 +58,8 @@ def arguments(shape, dtype, last=False, with_residual=True, activation=(0, 0.01)
     }
 
 
-def run(step, values):
-    result = getattr(torch.ops.seamseg, step)(*values)
-    return result if isinstance(result, tuple) else (result,)
-
-
-def run_plain(step, values):
-    result = getattr(plain, step)(*values)
+def run(step, values, where=torch.ops.seamseg):
+    result = getattr(where, step)(*values)
     return result if isinstance(result, tuple) else (result,)
 
 
@@ -77,14 +70,13 @@ def test_kernels_equal_plain(shape, dtype, last, with_residual, activation, seed
     precision = 1e-12 if dtype == torch.float64 else 2e-6
     rounding = max(precision, 1.01 * torch.finfo(dtype).eps)
     for step, values in arguments(shape, dtype, last, with_residual, activation, seed).items():
-        result, expected = run(step, values), run_plain(step, values)
+        result, expected = run(step, values), run(step, values, plain)
         for kernel, wanted in zip(result, expected):
             assert kernel.dtype == wanted.dtype
             assert kernel.shape == wanted.shape
             assert kernel.stride() == wanted.stride() or not kernel.numel()
-            if (
-                kernel.dim() == 1
-            ):  # sums in another order; an inverted leaky_relu is up to 100 times larger than its input
+            if kernel.dim() == 1:
+                # sums in another order; an inverted leaky_relu is up to 100 times larger than its input
                 size = math.sqrt(math.prod(shape) / shape[1]) if "reduce" in step else 1
                 assert_close(kernel, wanted, rtol=20 * precision, atol=100 * size * precision)
             else:
@@ -106,15 +98,13 @@ def test_statistics_far_from_zero(shape, last):
     assert (mean - exact_mean).abs().max() < 1.5e-4
 
 
-@pytest.mark.parametrize("shape", [(100_000, 3), (2, 64, 80, 80)])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("value", [0.0, 0.1, -1234.567])
-def test_a_constant_has_no_variance(shape, value):
-    x = torch.full(shape, value)
-    for maps in (x, x.contiguous(memory_format=torch.channels_last)) if x.dim() == 4 else (x,):
-        mean, var = abn_statistics(maps)
-        assert_close(mean, torch.full_like(mean, value), rtol=1e-6, atol=0)
-        assert (var >= 0).all()
-        assert (var <= (2e-5 * value) ** 2).all()
+def test_a_constant_has_no_variance(memory_format, value):
+    mean, var = abn_statistics(torch.full((2, 64, 80, 80), value).contiguous(memory_format=memory_format))
+    assert_close(mean, torch.full_like(mean, value), rtol=1e-6, atol=0)
+    assert (var >= 0).all()
+    assert (var <= (2e-5 * value) ** 2).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -129,21 +119,6 @@ def test_any_number_of_threads_gives_the_same(shape, last, dtype, activation):
         assert all(torch.equal(a, b) for a, b in zip(first, other))
 
 
-def test_values_that_are_not_numbers_stay_in_their_channel():
-    x, bad = torch.randn(6, 3, 4, 4), torch.tensor([math.nan, math.inf])
-    x[0, 1, 0, :2] = bad
-    for maps in (x, x.contiguous(memory_format=torch.channels_last)):
-        mean, var = abn_statistics(maps)
-        assert mean.isfinite().tolist() == var.isfinite().tolist() == [True, False, True]
-        values = [torch.ones(3)] * 3
-        y = abn_transform(maps, *values, None, 0, 0.01)
-        assert y[0, 1, 0, 0].isnan()
-        assert y[0, 1, 0, 1].isinf()
-        assert int(y.isfinite().sum()) == y.numel() - 2
-        total, *_ = abn_backward_reduce(maps, y, None, values[0], 0, 0.01)
-        assert total.isfinite().tolist() == [True, False, True]
-
-
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("last", [False, True])
 def test_saturated_elu(dtype, last):
@@ -154,7 +129,7 @@ def test_saturated_elu(dtype, last):
         ("abn_backward_reduce", (dy, y, residual, bias, 1, 0.7)),
         ("abn_backward_input", (dy, y, residual, bias, *rest)),
     ):
-        for kernel, wanted in zip(run(step, given_values), run_plain(step, given_values)):
+        for kernel, wanted in zip(run(step, given_values), run(step, given_values, plain)):
             assert kernel.isfinite().all()
             assert_close(kernel, wanted, rtol=max(1e-4, torch.finfo(dtype).eps), atol=1e-4)
 
@@ -204,26 +179,15 @@ def test_the_batch_is_averaged_in():
 
 FAILURES = [
     # step, which argument, its replacement, the words
-    ("abn_statistics", 0, lambda t: t[0, :, 0, 0], "abn_statistics: expected N x C x ..., got 1 dimensions"),
     ("abn_statistics", 0, lambda t: t[..., ::2], "abn_statistics: expected a contiguous or channels_last tensor"),
-    ("abn_statistics", 0, lambda t: t.long(), "abn_statistics: expected float32, float64, bfloat16 or float16"),
     ("abn_transform", 1, lambda t: t[:2], r"mean must hold one float32 per channel \(3\)"),
-    ("abn_transform", 2, lambda t: t.double(), r"scale must hold one float32 per channel \(3\)"),
     ("abn_transform", 4, lambda t: t[:1], "residual must have the shape, dtype, device and memory format of the input"),
     ("abn_transform", 5, lambda _: 2, "abn_transform: unknown activation 2"),
     ("abn_backward_reduce", 0, lambda t: t.bfloat16(), "abn_backward_reduce: dy must have the shape, dtype"),
-    ("abn_backward_reduce", 2, lambda t: t[..., :4], "abn_backward_reduce: residual must have the shape"),
-    ("abn_backward_reduce", 3, lambda t: t[:0], r"bias must hold one float32 per channel \(3\)"),
-    ("abn_backward_input", 0, lambda t: t.transpose(2, 3), "abn_backward_input: dy must have the shape"),
     ("abn_backward_input", 6, lambda t: t.bfloat16(), r"slope must hold one float32 per channel \(3\)"),
-    ("abn_forward_channels", 0, lambda t: t[None], "abn_forward_channels: expected one number per channel, got 2 dim"),
-    ("abn_forward_channels", 1, lambda t: t[:2], r"var must hold one float32 per channel \(3\)"),
     ("abn_forward_channels", 2, lambda t: torch.ones(()), "total must be one float64 on the device of the others"),
     ("abn_forward_channels", 4, lambda t: torch.ones(2), r"running averages must hold one number per channel \(3\)"),
-    ("abn_forward_channels", 6, lambda t: torch.ones(()), "batches must be one int64 on the device of the others"),
     ("abn_backward_channels", 0, lambda t: t.long(), "abn_backward_channels: expected float32 or float64"),
-    ("abn_backward_channels", 2, lambda t: t[:2], r"squares must hold one float32 per channel \(3\)"),
-    ("abn_backward_channels", 3, lambda t: torch.ones(3, 3), "joint must be 4 x 3, in the dtype of the sums"),
     ("abn_scale_gradient", 0, lambda t: t[:, ::2], "abn_scale_gradient: expected a contiguous or channels_last kernel"),
     ("abn_scale_gradient", 2, lambda t: t[0], "dweight must be 2 x 3, float32"),
 ]

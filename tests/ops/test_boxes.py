@@ -1,4 +1,4 @@
-"""Boxes: goldens, plain forms, failures."""
+"""Boxes and smooth L1: goldens, plain forms, failures."""
 
 import pytest
 import torch
@@ -7,7 +7,16 @@ from hypothesis import strategies as st
 from support.golden_files import golden
 from torch.testing import assert_close
 
-from seamseg.ops.boxes import box_area, box_iou, box_overlap, clip_boxes, crowd_overlap, decode_boxes, encode_boxes
+from seamseg.ops.boxes import (
+    box_area,
+    box_iou,
+    box_overlap,
+    clip_boxes,
+    crowd_overlap,
+    decode_boxes,
+    encode_boxes,
+    smooth_l1,
+)
 
 
 def random_boxes(n: int, seed: int, size: float = 50.0) -> torch.Tensor:
@@ -16,13 +25,18 @@ def random_boxes(n: int, seed: int, size: float = 50.0) -> torch.Tensor:
     return torch.cat((corner, corner + torch.rand(n, 2, generator=generator) * size / 2), 1)
 
 
-def test_iou_golden():
-    assert_close(box_iou(golden("ious/b0"), golden("ious/b1")), golden("ious/out"), rtol=0, atol=0, equal_nan=True)
+@pytest.mark.parametrize(("function", "name"), [(box_iou, "ious/out"), (box_overlap, "bbx_overlap/out")])
+def test_iou_and_overlap_golden(function, name):
+    assert_close(function(golden("ious/b0"), golden("ious/b1")), golden(name), rtol=0, atol=0, equal_nan=True)
 
 
-def test_overlap_golden():
-    result = box_overlap(golden("ious/b0"), golden("ious/b1"))
-    assert_close(result, golden("bbx_overlap/out"), rtol=0, atol=0, equal_nan=True)
+@pytest.mark.parametrize("sigma", [1, 3])
+def test_smooth_l1_golden(sigma):
+    x = golden("smooth_l1/x1").requires_grad_()
+    loss = smooth_l1(x, golden("smooth_l1/x2"), sigma)
+    loss.sum().backward()
+    assert_close(loss, golden(f"smooth_l1/sigma{sigma}/loss"), rtol=1e-6, atol=1e-6)
+    assert_close(x.grad, golden(f"smooth_l1/sigma{sigma}/grad"), rtol=1e-6, atol=1e-6)
 
 
 def test_encode_golden():
@@ -72,6 +86,8 @@ def test_decoding_clamps_scales_only():
         (lambda: box_area(torch.zeros(2, 3)), "box_area: boxes must be ... x 4"),
         (lambda: crowd_overlap(torch.rand(1, 4), torch.rand(4, 4)), "crowd_mask must be a bool or integer H x W"),
         (lambda: box_iou(torch.rand(3, 4), torch.rand(3, 4, device="meta")), "a on cpu, b on meta"),
+        (lambda: smooth_l1(torch.rand(3, 4), torch.rand(1, 4), 1), "one shape, got float32 tensor of shape 3x4 and"),
+        (lambda: smooth_l1(torch.rand(3, 4), torch.rand(3, 4), 0), "sigma must be positive, got 0"),
     ],
 )
 def test_wrong_arguments(call, message):

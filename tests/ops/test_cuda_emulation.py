@@ -3,9 +3,8 @@
 import pytest
 import torch
 from support.cuda_emulation.worker import load_operators
-from support.emulator import ROOT, Fault, Raised, Worker, obstacle, shared_declarations
+from support.emulator import ROOT, Fault, Raised, Worker, obstacle
 from support.op_arguments import check_equal, plausible
-from support.op_mistakes import describe
 
 from seamseg.ops import implementations
 
@@ -16,27 +15,12 @@ OPERATORS = sorted(implementations())
 EMULATED = [
     name for name in OPERATORS if any(f'"{name}"' in path.read_text() for path in (ROOT / "csrc/cuda").glob("*.cu"))
 ]
-ON_REGIONS = [name for name in OPERATORS if name.startswith(("abn_", "roi_"))]
 FEWER = {"upsample_ohem_loss": 4, "paste_masks_into": 2}  # many threads
 
 
 @pytest.fixture(scope="module")
 def worker():
     worker = Worker(sanitized=True)
-    yield worker
-    worker.close()
-
-
-@pytest.fixture(scope="module")
-def sample():
-    worker = Worker(sanitized=True, kernel="crowd_count")
-    yield worker
-    worker.close()
-
-
-@pytest.fixture(scope="module")
-def paste():
-    worker = Worker(sanitized=True, kernel="paste")
     yield worker
     worker.close()
 
@@ -48,11 +32,11 @@ def agree(worker, name, arguments, seed=2):
     return wanted
 
 
-def compare(worker, library, name, seeds, **options):
+def compare(worker, library, name, seeds):
     """A kernel and plain torch give the same for plausible arguments, and leave the same in those they write to."""
     compared = 0
     for seed in seeds:
-        arguments = plausible(name, seed, **options)
+        arguments = plausible(name, seed)
         try:
             result = worker.call(library, name, arguments, seed)
         except Raised as error:
@@ -60,21 +44,13 @@ def compare(worker, library, name, seeds, **options):
                 pytest.fail(f"{name}, seed {seed}: {error}")
             continue
         except Fault as fault:
-            pytest.fail(f"{name}, seed {seed}: {describe(arguments)}\n{fault}")
+            pytest.fail(f"{name}, seed {seed}: {fault}")
         try:
             check_equal(name, result, worker.call("seamseg", name, arguments))
         except AssertionError as error:
-            pytest.fail(f"{name}, seed {seed}: {describe(arguments)}\n{error}")
+            pytest.fail(f"{name}, seed {seed}: {error}")
         compared += 1
     assert compared >= len(seeds) // 2
-
-
-@pytest.mark.slow
-def test_a_sample(sample):
-    """One kernel and the detection of one fault; the others take minutes to compile."""
-    compare(sample, "seamseg_emulated", "crowd_count", range(8))
-    with pytest.raises(Fault, match=r"heap-buffer-overflow(.|\n)*past_the_end.*examples.cu"):
-        example(sample, "past_the_end")
 
 
 @pytest.mark.slow
@@ -87,14 +63,6 @@ def test_cuda_equals_plain(worker, name):
 @pytest.mark.parametrize("name", OPERATORS)
 def test_cpu_equals_plain_under_sanitizers(worker, name):
     compare(worker, "seamseg_checked", name, range(32))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ON_REGIONS)
-def test_zero_rows(worker, name):
-    """What a process without regions runs: no launch of no blocks, nothing read or written out of bounds."""
-    for library in ("seamseg_emulated", "seamseg_checked"):
-        compare(worker, library, name, range(6), zero_rows=True)
 
 
 ABN_MAPS = [  # channels, height x width, channels last, elements that the maps start behind a 16-byte boundary
@@ -174,7 +142,7 @@ def test_match_boxes_of_few_with_many(worker, n, m):
     ("count", "size", "overlap", "keep_empty"),
     [(150, (40, 70), 0.5, False), (130, (33, 65), 1.0, True), (3, (130, 300), 0.2, False), (65, (3, 33), 0.0, True)],
 )
-def test_pasting_in_chunks(paste, count, size, overlap, keep_empty):
+def test_pasting_in_chunks(worker, count, size, overlap, keep_empty):
     """More instances than are decided on at once; rows of several words and parts of them; boxes that stick out."""
     generator = torch.Generator().manual_seed(count)
     corner = (torch.rand(count, 2, generator=generator) * 1.4 - 0.2) * torch.tensor(size)
@@ -182,7 +150,7 @@ def test_pasting_in_chunks(paste, count, size, overlap, keep_empty):
     masks = (torch.randn(count, 7, 6, generator=generator) * 4).sigmoid()
     ids = (torch.rand(size, generator=generator) < 0.1).short() * 5
     arguments = [ids, masks, torch.cat((corner, corner + side), 1), overlap, 1, keep_empty]
-    assert agree(paste, "paste_masks_into", arguments)[0].any()
+    assert agree(worker, "paste_masks_into", arguments)[0].any()
 
 
 LOSS_SIZES = [  # classes, logits, padded input, valid part, classes of a pixel beside each other
@@ -217,66 +185,25 @@ def example(worker, name, seed=0):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5))
-def test_right_kernels(worker, seed):
-    x = torch.arange(100.0)
-    assert example(worker, "block_sum<float>", seed)[:2].tolist() == [x[:64].sum(), x[64:].sum()]
-    expected = torch.tensor([3101.0, 6301.0, 9501.0, 9901.0]).repeat_interleave(32)[:100]
-    assert torch.equal(example(worker, "warp_facts", seed), expected)
-    assert example(worker, "atomic_sum", seed)[0] == x.sum()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
+def test_faults_are_found(worker):
+    for name, words in (
         ("past_the_end", "heap-buffer-overflow(.|\n)*past_the_end.*examples.cu"),
-        ("past_the_shared_end", "heap-buffer-overflow(.|\n)*past_the_shared_end.*examples.cu"),
-        ("misaligned", "examples.cu.*misaligned address"),
         ("barrier_for_some", "threads wait at __syncthreads.. and another has ended.*examples.cu"),
-        ("two_barriers", "threads meet at different places"),
-        ("exchange_in_a_branch", "threads wait for each other"),
-        ("too_much_shared", "more than 48 KiB of shared memory"),
-        ("no_blocks", "a grid of no blocks"),
-    ],
-)
-def test_faults_are_found(worker, name, words):
-    with pytest.raises(Fault, match=words):
-        example(worker, name)
+    ):
+        with pytest.raises(Fault, match=words):
+            example(worker, name)
+    found = [example(worker, "no_barrier", seed) for seed in range(8)]
+    assert found[0].isnan().any(), "what nobody wrote"
+    assert len({str(x.tolist()) for x in found}) > 1, "results that depend on the order"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["no_barrier", "reads_what_nobody_wrote", "unwritten"])
-def test_what_nobody_wrote_is_nan(worker, name):
-    assert example(worker, name).isnan().any()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["no_barrier", "checks_then_acts"])
-def test_results_that_depend_on_the_order_vary(worker, name):
-    assert len({str(example(worker, name, seed).tolist()) for seed in range(8)}) > 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("synchronous", [False, True])
-def test_failing_launches_are_cuda_errors(monkeypatch, synchronous):
-    monkeypatch.setenv("SEAMSEG_SYNC", str(int(synchronous)))
-    worker = Worker(sanitized=True, kernel="crowd_count")
-    try:
+def test_failing_launches_are_cuda_errors(monkeypatch, worker):
+    """The second fails while it runs, which is known at once only with SEAMSEG_SYNC."""
+    assert example(worker, "atomic_sum, failing")[0] == 4950
+    monkeypatch.setenv("SEAMSEG_SYNC", "1")
+    worker.close()
+    for name in ("atomic_sum, refused", "atomic_sum, failing"):
         with pytest.raises(Raised, match="CUDA error: atomic_sum: invalid configuration argument"):
-            example(worker, "atomic_sum, refused")
-        if not synchronous:
-            assert example(worker, "atomic_sum, failing")[0] == 4950
-            return
-        with pytest.raises(Raised, match="CUDA error: atomic_sum: invalid configuration argument"):
-            example(worker, "atomic_sum, failing")
-    finally:
-        worker.close()
-
-
-def test_shared_declarations():
-    source = "  __shared__ unsigned long long sums[4][kThreads\n / 2], total;\n  x();"
-    result = shared_declarations(source)
-    assert "using sums_t = unsigned long long[4][kThreads\n / 2];" in result
-    assert "using total_t = unsigned long long;" in result
-    assert result.endswith("\n  x();")
+            example(worker, name)
+    worker.close()

@@ -1,12 +1,13 @@
-"""Counting labels and filling free pixels: the kernels against plain torch, threads, failures."""
+"""Counting labels, filling free pixels, boxes of ids: goldens, the kernels against plain torch, threads, failures."""
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.golden_files import golden
 from support.op_contract import with_threads
 
-from seamseg.ops.labels import count_labels, fill_free
+from seamseg.ops.labels import count_labels, extract_boxes, fill_free
 from seamseg.ops.reference import labels as plain
 
 ID_TYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -71,3 +72,41 @@ def test_wrong_arguments():
         fill_free(ids.bool(), labels, torch.arange(3))
     with pytest.raises(ValueError, match="fill_free: ids must be n int64, got int32"):
         fill_free(ids, labels, torch.arange(3).int())
+    for wrong in (torch.rand(3, 3), torch.zeros(3).long()):
+        with pytest.raises(ValueError, match="extract_boxes: id_map must be an integer"):
+            extract_boxes(wrong, 2)
+    with pytest.raises(ValueError, match="extract_boxes: n must not be negative"):
+        extract_boxes(labels, -1)
+
+
+@pytest.mark.parametrize(
+    ("case", "layer", "n", "out"),
+    [("a", None, 7, "a/out_n7"), ("a", None, 3, "a/out_n3"), ("b", None, 6, "b/out_n6"), ("a", 0, 6, "c/out_2d")],
+)
+def test_extract_boxes_golden(case, layer, n, out):
+    id_map = golden(f"extract_boxes/{case}/mask")
+    id_map = id_map if layer is None else id_map[layer]
+    expected = golden(f"extract_boxes/{out}")
+    assert torch.equal(extract_boxes(id_map, n), expected)
+
+
+@given(
+    st.integers(1, 3),
+    st.integers(0, 40),
+    st.integers(0, 200),
+    st.integers(0, 12),
+    st.sampled_from((torch.bool, *ID_TYPES)),
+    st.integers(0, 2**20),
+)
+def test_boxes_equal_plain(layers, height, width, n, dtype, seed):
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.randint(-1, 14, (layers, height, width // 8 + 1), generator=generator).to(dtype)
+    id_map = coarse.repeat_interleave(8, 2)[..., :width]  # runs, and a view that is not contiguous
+    assert torch.equal(extract_boxes(id_map, n), plain.extract_boxes(id_map, n))
+
+
+@pytest.mark.parametrize("shape", [(517, 331), (3, 200, 301), (1, 200001), (200001, 1)])
+def test_boxes_for_any_number_of_threads(shape):
+    id_map = torch.randint(-1, 40, shape, generator=torch.Generator().manual_seed(0))
+    expected = plain.extract_boxes(id_map, 38)
+    assert all(torch.equal(found, expected) for found in with_threads((1, 2, 7), lambda: extract_boxes(id_map, 38)))

@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import itertools
 from collections import OrderedDict
 from datetime import timedelta
 from types import SimpleNamespace
@@ -10,7 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
-from support.processes import launch, open_resources
+from support.processes import launch
 from torch import distributed, nn
 from torch.testing import assert_close
 
@@ -80,18 +79,6 @@ def check_all_ranks(rank, world):
         compare_with_joined(counts, activation, shape, None, list(range(world)))
 
 
-def check_large_mean(rank, world):
-    """Far from zero a sum of squares would have no digits left."""
-    x = torch.randn(64, CHANNELS, generator=torch.Generator().manual_seed(rank)) + 4096
-    layer = InPlaceABNSync(CHANNELS, activation="identity")
-    y = layer(x)
-    everything = torch.cat(
-        [torch.randn(64, CHANNELS, generator=torch.Generator().manual_seed(r)) for r in range(world)]
-    )
-    expected = (x - 4096 - everything.mean(0)) / everything.std(0, unbiased=False)
-    assert_close(y, expected, rtol=1e-2, atol=5e-3)
-
-
 def check_evaluation_is_local(rank, world):
     layer = layer_with_weights(InPlaceABNSync, ("leaky_relu", 0.01)).eval()
     if rank == 0:  # the others do not come
@@ -118,33 +105,18 @@ def check_inactive_ranks(rank, world):
 
 
 def check_groups_are_bounded(rank, world):
-    """The least recently used group is destroyed with its threads and sockets, and cannot be used any more."""
-    sets = [ranks for size in range(1, world) for ranks in itertools.combinations(range(world), size)]
-
-    def use_all():
-        for ranks in sets:
-            group = active_group(rank in ranks)
-            if group is not None:
-                distributed.all_reduce(torch.zeros(1), group=group)
-
-    with mock.patch.object(sync, "MAX_GROUPS", world - 1), mock.patch.object(sync, "_groups", OrderedDict()):
-        use_all()
-        assert list(sync._groups) == sets[1 - world :]
-        first = open_resources()
-        for _ in range(4):
-            use_all()
-        assert list(sync._groups) == sets[1 - world :]
-        assert open_resources() == first
-        if world > 2:
-            layer = InPlaceABNSync(CHANNELS, group=active_group(rank < 2))
-            x = torch.randn(2, CHANNELS, requires_grad=True)
-            y = layer(x) if rank < 2 else None
-            use_all()
-            if y is not None:
+    """The least recently used group is destroyed, and cannot be used any more."""
+    with mock.patch.object(sync, "MAX_GROUPS", 2), mock.patch.object(sync, "_groups", OrderedDict()):
+        layer = InPlaceABNSync(CHANNELS, group=active_group(rank < 2))
+        x = torch.randn(2, CHANNELS, requires_grad=True)
+        y = layer(x) if rank < 2 else None
+        for other in range(2):
+            active_group(rank == other)
+        assert list(sync._groups) == [(0,), (1,)]
+        if rank < 2:
+            for use in (lambda: y.sum().backward(), lambda: layer(x)):
                 with pytest.raises(RuntimeError, match="InPlaceABNSync: its process group was destroyed"):
-                    y.sum().backward()
-                with pytest.raises(RuntimeError, match="InPlaceABNSync: its process group was destroyed"):
-                    layer(x)
+                    use()
 
 
 def check_residual_blocks(rank, world):
@@ -231,7 +203,6 @@ def check_function_without_group(rank, world):
 CHECKS = [
     check_function_without_group,
     check_all_ranks,
-    check_large_mean,
     check_evaluation_is_local,
     check_inactive_ranks,
     check_groups_are_bounded,
@@ -280,13 +251,13 @@ class Ranks:
 
 @pytest.mark.parametrize("momentum", [0.2, None])
 def test_statistics_over_given_ranks(monkeypatch, momentum):
-    """Those of all values together; one value in all has no variance, and moves no average."""
+    """Those of all values together, also far from zero; one value in all has no variance, and moves no average."""
     generator = torch.Generator().manual_seed(0)
     averages = torch.zeros(CHANNELS, dtype=torch.float64), torch.ones(CHANNELS, dtype=torch.float64)
     norm = Norm(*averages, True, momentum, 1e-3, "identity", 1.0, "all", torch.tensor(0))
     wanted = [t.clone() for t in averages]
     for batch, counts in enumerate(((5, 1, 0), (2, 0, 7), (0, 1, 0)), 1):
-        parts = [torch.randn(n, CHANNELS, generator=generator, dtype=torch.float64) * 3 + 9 for n in counts]
+        parts = [torch.randn(n, CHANNELS, generator=generator, dtype=torch.float64) * 3 + 1e6 for n in counts]
         ranks, values = Ranks(parts), torch.cat(parts)
         monkeypatch.setattr(abn_channels, "distributed", ranks)
         mean, var = ranks.local[0][:-1].chunk(2)
@@ -299,15 +270,6 @@ def test_statistics_over_given_ranks(monkeypatch, momentum):
             wanted = [w.lerp(v, share) for w, v in zip(wanted, (values.mean(0), values.var(0)))]
         assert_close(averages, tuple(wanted))
         assert norm.batches == min(batch, 2)
-
-
-def test_one_process():
-    assert active_group(True) is None
-    layer = layer_with_weights(InPlaceABNSync, ("leaky_relu", 0.01))
-    single = layer_with_weights(InPlaceABN, ("leaky_relu", 0.01))
-    x, dy = whole_batch([4], (3, 3), 0)
-    for result, expected in zip(run_layer(layer, x, dy), run_layer(single, x, dy)):
-        assert torch.equal(result, expected)
 
 
 def test_set_group_reaches_every_layer():

@@ -112,19 +112,3 @@ def test_bits_of_a_region_do_not_depend_on_the_number_of_regions(channels):
         every = layer(x)
         for count in (2, 5, 23):
             assert torch.equal(layer(x[:count]), every[:count])
-
-
-@pytest.mark.parametrize("dilation", [1, 2])
-def test_a_nan_spreads_over_its_tiles(dilation, monkeypatch):
-    """As the docstring of the module states: farther than in the direct sum, but no farther than the tiles."""
-    monkeypatch.setattr(WinogradConv2d, "_saves_time", lambda self, x: True)
-    layer, _ = layer_and_exact(x := torch.randn(1, 64, 32, 32), None, dilation)
-    # the corner of four tiles
-    x[0, 3, 8 * dilation, 8 * dilation] = torch.nan
-    with torch.inference_mode():
-        lost = layer(x)[0, 0].isnan()
-        direct = functional.conv2d(x, layer.weight, padding=dilation, dilation=dilation)[0, 0].isnan()
-    phase = slice(0, None, dilation)
-    assert lost[phase, phase][8:12, 8:12].all()
-    assert 16 < lost.sum() == lost[phase, phase][4:12, 4:12].sum()
-    assert direct.sum() == 9 == (direct & lost).sum()

@@ -17,6 +17,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -49,8 +50,8 @@ class Fault(AssertionError):
 
 def obstacle() -> str | None:
     """Why nothing can be emulated here, if so."""
-    if not sys.platform.startswith("linux"):
-        return "the emulator needs Linux"
+    if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
+        return "the emulator needs Linux on x86-64"
     if shutil.which("g++") is None or not Path(_runtime("libasan.so")).is_absolute():
         return "no g++ with AddressSanitizer"
     return None
@@ -108,11 +109,8 @@ def _fuses() -> list[str]:
 
 
 @cache
-def build(kernel: str | None = None) -> tuple[Path, ...]:
-    """Return the libraries of maps, of the C++ kernels and of the emulated CUDA kernels; compile what has changed.
-
-    With `kernel`, the name of a file of `csrc/cuda`, a library of that one only: all of them take minutes.
-    """
+def build() -> tuple[Path, ...]:
+    """Return the libraries of maps, of the C++ kernels and of the emulated CUDA kernels; compile what has changed."""
     BUILD.mkdir(parents=True, exist_ok=True)
     with open(BUILD / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -122,10 +120,9 @@ def build(kernel: str | None = None) -> tuple[Path, ...]:
         include = [f"-I{Path(torch.__file__).parent / 'include'}", f"-I{sysconfig.get_path('include')}", f"-I{SUPPORT}"]
         emulated = ["-x", "c++", *_fuses(), "-include", str(BUILD / "csrc/cuda/common.cuh"), "-include", "redirect.h"]
         cpu, cuda = sorted((ROOT / "csrc/cpu").glob("*.cpp")), sorted((ROOT / "csrc/cuda").glob("*.cu"))
-        jobs = [(path, emulated) for path in cuda if path.stem == (kernel or path.stem) != "module"]
-        if kernel is None:
-            jobs += [(path, ["-include", "redirect_cpu.h"]) for path in cpu if path.stem != "module"]
-            jobs += [(path, []) for path in sorted((ROOT / "csrc/maps").glob("*.cpp"))]
+        jobs = [(path, emulated) for path in cuda if path.stem != "module"]
+        jobs += [(path, ["-include", "redirect_cpu.h"]) for path in cpu if path.stem != "module"]
+        jobs += [(path, []) for path in sorted((ROOT / "csrc/maps").glob("*.cpp"))]
         jobs += [(SUPPORT / "entry.cpp", emulated), (SUPPORT / "examples.cu", emulated)]
         jobs = [(_copy(path), flags) for path, flags in jobs]
 
@@ -148,9 +145,6 @@ def build(kernel: str | None = None) -> tuple[Path, ...]:
             objects = list(pool.map(compile_one, jobs))
         maps, host = ([path for path in objects if path.name.startswith(f"{name}-")] for name in ("maps", "cpu"))
         device = [path for path in objects if path not in [*maps, *host]]
-        if kernel is not None:
-            # of this kernel: other tests, and other processes, still use the samples of theirs
-            return (_link(f"sample_{kernel}", device),)
         return _link("maps", maps), _link("checked", host), _link("emulated", device)
 
 
@@ -183,11 +177,10 @@ class Worker:
     sanitized : with the kernels of the CPU and of CUDA built with sanitizers, as `seamseg_checked` and
         `seamseg_emulated`, `seamseg` in plain torch, and `seamseg.idmaps` with a library built so; else with `seamseg`
         as it is installed
-    kernel : with a single CUDA kernel only, of this file
     """
 
-    def __init__(self, sanitized: bool, kernel: str | None = None) -> None:
-        self._sanitized, self._kernel = sanitized, kernel
+    def __init__(self, sanitized: bool) -> None:
+        self._sanitized = sanitized
         self._process: subprocess.Popen[bytes] | None = None
 
     def call(self, library: str, name: str, arguments: list[Any], seed: int = 0, wanted: bool = True) -> Any:
@@ -236,7 +229,7 @@ class Worker:
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
             libraries = []
             if self._sanitized:
-                libraries = [str(path) for path in build(self._kernel)]
+                libraries = [str(path) for path in build()]
                 environment |= {
                     "LD_PRELOAD": " ".join(_runtime(name) for name in ("libasan.so", "libubsan.so", "libstdc++.so.6")),
                     "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=2048:"

@@ -6,7 +6,6 @@ other are put right for single operators in `_FITTED`. An operator with new name
 
 from __future__ import annotations
 
-import inspect
 import math
 import random
 from collections.abc import Callable
@@ -135,7 +134,6 @@ _NAMED: dict[str, Callable[[Scene], Any]] = {
     "id_map": lambda s: s.integers(0, s.one_of(2, 9), s.height, s.width, dtype=s.one_of(*INTEGERS)),
     "labels": lambda s: s.integers(0, 12, s.height, s.width, dtype=s.one_of(*INTEGERS)),
     "ids": lambda s: s.integers(0, 100, s.size(14)),
-    "masks": lambda s: s.normal(s.count, *s.cells, dtype=torch.float32).sigmoid(),
     "crowd_mask": lambda s: s.integers(0, 2, s.height, s.width, dtype=s.one_of(torch.bool, *INTEGERS)),
     "logits": lambda s: s.normal(s.channels, *s.cells),
     "residual": Scene.map,
@@ -144,9 +142,9 @@ _NAMED: dict[str, Callable[[Scene], Any]] = {
     "height": lambda s: s.dice.randint(1, s.one_of(4, 20)),
     "width": lambda s: s.dice.randint(1, s.one_of(4, 20)),
     "first_id": lambda s: s.dice.randint(0, 3),
+    "activation": lambda s: s.dice.randint(0, 1),
     "parameter": lambda s: s.one_of(0.01, 0.5, 1.0),
     "padded_size": lambda s: [s.height * 4 + 4, s.width * 4 + 4],
-    "valid_size": lambda s: [s.height * 4 + 1, s.width * 4 + 4],
     "target": lambda s: s.integers(0, max(s.channels, 1), s.height * 4 + 1, s.width * 4 + 4),
     "ohem": lambda s: s.one_of(0.01, 0.25, 1.0),
     "batches": lambda s: torch.tensor(s.dice.randint(0, 9)),
@@ -156,16 +154,7 @@ _NAMED: dict[str, Callable[[Scene], Any]] = {
     "count": lambda s: s.one_of(0, 1, 2, 1000),
     "local_total": lambda s: s.one_of(1.0, 1000.0),
     "spacing": lambda s: s.one_of(2.0**-23, 2.0**-7),
-    "mask_logits": lambda s: s.normal(s.count, *s.cells),
-    "box": lambda s: s.boxes(1)[0],
-    "anchors": lambda s: s.boxes(s.count),
-    "targets": lambda s: s.boxes(s.count),
-    "codes": lambda s: s.normal(s.count, 4),
-    "activation": lambda s: s.one_of("leaky_relu", "elu", "identity"),
-    "interpolation": lambda s: s.one_of("bilinear", "nearest"),
-    "padding": lambda s: s.one_of("border", "zero"),
 }
-_CODES = {"activation": lambda scene: scene.dice.randint(0, 1)}  # where a name stands for an operator's number
 _CHANNEL_VALUES = ("mean", "var", "scale", "bias", "offset", "slope", "weight", "running_mean", "running_var")
 _CHANNEL_VALUES += ("sum", "moment", "squares", "invstd")
 
@@ -173,8 +162,6 @@ _CHANNEL_VALUES += ("sum", "moment", "squares", "invstd")
 def _plausible_value(scene: Scene, name: str, kind: str, optional: bool) -> Any:
     if optional and scene.dice.random() < 0.4:
         return None
-    if kind == "int" and name in _CODES:
-        return _CODES[name](scene)
     if name in _NAMED:
         return _NAMED[name](scene)
     if name in _CHANNEL_VALUES:
@@ -188,7 +175,6 @@ def _plausible_value(scene: Scene, name: str, kind: str, optional: bool) -> Any:
         "bool": lambda: scene.dice.random() < 0.5,
         "List[int]": lambda: [scene.dice.randint(1, 9) for _ in range(2)],
         "List[bool]": lambda: [scene.dice.random() < 0.5 for _ in range(2)],
-        "str": lambda: scene.one_of("identity", "bilinear", "border"),
     }
     return by_type[kind]()
 
@@ -321,23 +307,6 @@ def _fit_winograd(scene: Scene, v: _Values) -> None:
     v["slope"] = scene.one_of(0.01, 1.0, 0.0)
 
 
-def _fit_function(scene: Scene, v: _Values) -> None:
-    """Arguments of Python functions, where names say less."""
-    if "mask_logits" in v and "box" in v:
-        v["mask_logits"] = scene.normal(*scene.cells)
-    if "mask_logits" in v and "boxes" in v:
-        v["mask_logits"] = v["mask_logits"][:8]
-        v["boxes"] = v["boxes"][:8]
-    if "codes" in v:
-        v["codes"] = v["codes"].to(v["boxes"].dtype)
-    if "targets" in v:
-        v["targets"] = v["targets"].to(v["anchors"].dtype)
-    if "labels" in v and v.get("id_map") is not None:
-        v["labels"] = scene.integers(0, 12, *v["id_map"].shape)
-    if "a" in v:
-        v["b"] = v["b"].to(v["a"].dtype)
-
-
 _FITTED: dict[str, Callable[[Scene, _Values], None]] = {
     "abn_backward_channels": _fit_abn_channels,
     "abn_forward_channels": _fit_abn_channels,
@@ -363,51 +332,11 @@ _FITTED: dict[str, Callable[[Scene, _Values], None]] = {
 }
 
 
-def plausible(name: str, seed: int, odd_values: bool = False, zero_rows: bool = False) -> list[Any]:
-    """Arguments of `torch.ops.seamseg.<name>` that fit each other; with odd values, NaN and such among the numbers.
-
-    With `zero_rows` there are no boxes, and no images in maps that boxes are not looked up on.
-    """
+def plausible(name: str, seed: int, odd_values: bool = False) -> list[Any]:
+    """Arguments of `torch.ops.seamseg.<name>` that fit each other; with odd values, NaN and such among the numbers."""
     scene = Scene(seed, odd_values)
     types = _types(getattr(torch.ops.seamseg, name).default._schema)
-    if zero_rows:
-        scene.count, scene.channels = 0, max(scene.channels, 1)
-        scene.batch = max(scene.batch, 1) if "boxes" in (argument for argument, _, _ in types) else 0
     values = {argument: _plausible_value(scene, argument, kind, optional) for argument, kind, optional in types}
     if name in _FITTED:
         _FITTED[name](scene, values)
     return [values[argument] for argument, _, _ in types]
-
-
-_HINTS = {
-    "Tensor": ("Tensor", None),
-    "int": ("int", None),
-    "float": ("float", None),
-    "bool": ("bool", None),
-    "str": ("str", None),
-    "tuple[int, int]": ("List[int]", tuple),
-    "Sequence[Tensor]": ("List[Tensor]", None),
-    "list[Tensor]": ("List[Tensor]", None),
-    "np.ndarray": ("Tensor", lambda x: x.numpy() if x.dtype != torch.bfloat16 else x.float().numpy()),
-    "Interpolation": ("str", None),
-    "Padding": ("str", None),
-}
-
-
-def plausible_for(function: Callable[..., Any], seed: int, odd_values: bool = False) -> list[Any] | None:
-    """The same for a Python function, by its type hints; None if it needs what cannot be drawn."""
-    scene = Scene(seed, odd_values)
-    values: _Values = {}
-    for name, parameter in inspect.signature(function).parameters.items():
-        hint = str(parameter.annotation)
-        kind, convert = _HINTS.get(hint.removesuffix(" | None"), (None, None))
-        optional = hint.endswith("| None")
-        if kind is None or (parameter.default is not parameter.empty and scene.dice.random() < 0.3):
-            if parameter.default is parameter.empty:
-                return None
-            values[name] = parameter.default
-        else:
-            value = _plausible_value(scene, name, kind, optional)
-            values[name] = convert(value) if convert is not None and value is not None else value
-    _fit_function(scene, values)
-    return list(values.values())

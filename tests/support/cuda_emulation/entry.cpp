@@ -3,7 +3,6 @@
 
 extern "C" __attribute__((visibility("default"))) void seamseg_emulation_seed(uint64_t seed) { the_machine.seed = seed; }
 
-#if defined(__x86_64__)
 asm(R"(
 .text
 .globl seamseg_switch
@@ -25,4 +24,3 @@ seamseg_switch:
   popq %rbp
   ret
 )");
-#endif

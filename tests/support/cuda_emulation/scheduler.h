@@ -3,9 +3,6 @@
 #pragma once
 
 #include <sys/mman.h>
-#if !defined(__x86_64__)
-#include <ucontext.h>
-#endif
 
 #include <algorithm>
 #include <cstdint>
@@ -21,9 +18,7 @@
 #include <utility>
 #include <vector>
 
-#if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/common_interface_defs.h>
-#endif
 
 struct uint3 {
   unsigned x, y, z;
@@ -40,7 +35,6 @@ namespace emulation {
 
 constexpr int kWarp = 32;
 constexpr int kMaxThreads = 1024;
-constexpr int64_t kMostThreads = 4 << 20;  // of a launch: what a test can wait for
 constexpr size_t kMaxShared = 48 << 10;
 constexpr size_t kStack = 256 << 10;
 constexpr uint64_t kGarbage = ~uint64_t{0};  // a NaN as a float, -1 as an integer
@@ -49,17 +43,11 @@ using Site = std::source_location;
 
 inline std::string words(const Site& site) { return std::string(site.file_name()) + ":" + std::to_string(site.line()); }
 
-#if defined(__x86_64__)
 // Keeps the registers on the stack, its pointer in `*from`, and goes on at `to`. swapcontext() asks the kernel each time.
 extern "C" void seamseg_switch(void** from, void* to);
-#endif
 
 struct Fiber {
-#if defined(__x86_64__)
   void* top = nullptr;
-#else
-  ucontext_t context;
-#endif
   void* stack = nullptr;
   size_t size = 0;
   void* shadow = nullptr;  // the sanitizer's note of this stack
@@ -94,9 +82,6 @@ class Machine {
     body_ = &body;
     gridDim = grid;
     blockDim = block;
-    if (int64_t{1} * grid.x * grid.y * grid.z * block.x * block.y * block.z > kMostThreads) {
-      throw std::runtime_error("too large to be emulated");
-    }
     random_ = seed;
     for (const int64_t index : shuffled(int64_t{1} * grid.x * grid.y * grid.z)) {
       blockIdx = {static_cast<unsigned>(index % grid.x), static_cast<unsigned>(index / grid.x % grid.y),
@@ -268,36 +253,21 @@ class Machine {
     if (memory == MAP_FAILED) throw std::bad_alloc();
     fiber->stack = memory;
     fiber->size = kStack;
-#if defined(__x86_64__)
     auto** top = reinterpret_cast<void**>(static_cast<char*>(memory) + kStack) - 8;
     top[6] = reinterpret_cast<void*>(&Machine::work);  // above it six registers, below it nobody to return to
     fiber->top = top;
-#else
-    getcontext(&fiber->context);
-    fiber->context.uc_stack.ss_sp = memory;
-    fiber->context.uc_stack.ss_size = kStack;
-    fiber->context.uc_link = nullptr;
-    makecontext(&fiber->context, &Machine::work, 0);
-#endif
     return fiber;
   }
 
   void leave() { jump(*running_, main_); }
 
   void jump(Fiber& from, Fiber& to) {
-#if defined(__SANITIZE_ADDRESS__)
     __sanitizer_start_switch_fiber(&from.shadow, to.stack, to.size);
-#endif
-#if defined(__x86_64__)
     seamseg_switch(&from.top, to.top);
-#else
-    swapcontext(&from.context, &to.context);
-#endif
     arrive(&from);
   }
 
-  void arrive([[maybe_unused]] Fiber* here) {
-#if defined(__SANITIZE_ADDRESS__)
+  void arrive(Fiber* here) {
     const void* bottom = nullptr;
     size_t size = 0;
     __sanitizer_finish_switch_fiber(here == nullptr ? nullptr : here->shadow, &bottom, &size);
@@ -305,7 +275,6 @@ class Machine {
       main_.stack = const_cast<void*>(bottom);
       main_.size = size;
     }
-#endif
   }
 
   uint64_t draw(uint64_t below) {

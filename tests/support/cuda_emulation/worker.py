@@ -2,8 +2,7 @@
 
 Arguments are paths of libraries to load, built with sanitizers: the first is that of `seamseg.idmaps`, the others hold
 the C++ kernels, `seamseg_checked`, and the CUDA kernels, `seamseg_emulated`, while `seamseg` is plain torch (by
-SEAMSEG_PLAIN_OPS). A single one holds CUDA kernels. Without any, all are as they are installed. Requests and answers
-are pickled, each after its length.
+SEAMSEG_PLAIN_OPS). Without any, all are as they are installed. Requests and answers are pickled, each after its length.
 """
 
 from __future__ import annotations
@@ -85,12 +84,11 @@ def main() -> None:
     torch.set_num_threads(1)
     load_operators()
     libraries = sys.argv[1:]
-    if len(libraries) > 1:
-        maps.functions = maps.Library(libraries.pop(0))
     copies = define_copies() if libraries else []
-    for library in libraries:
-        torch.ops.load_library(library)
     if libraries:
+        maps.functions = maps.Library(libraries.pop(0))
+        for library in libraries:
+            torch.ops.load_library(library)
         torch.use_deterministic_algorithms(True)  # memory that is not initialised is full of NaN
         set_seed = ctypes.CDLL(libraries[-1]).seamseg_emulation_seed
         set_seed.argtypes = [ctypes.c_uint64]
