@@ -31,6 +31,8 @@ def exported(**changes):
 def test_a_text_is_read_back(size, classes):
     written = exported(size=size, query_classes=classes, multiple=32, extra={"quantization": {"scheme": "static"}})
     assert ExportedMetadata.from_json(written.to_json(), "a.onnx") == written
+    with_images = replace(written, metadata=replace(CLASSES, images=[ImageInfo("a", [255], (2, 2), [0])]))
+    assert ExportedMetadata.from_json(with_images.to_json(), "a.onnx") == written, "the images are not stored"
 
 
 def test_padding():
@@ -59,12 +61,6 @@ def test_a_classifier_has_names_only():
         ExportedMetadata.from_json(json.dumps(broken), "a.onnx")
 
 
-def test_images_of_a_data_set_are_not_stored():
-    with_images = replace(CLASSES, images=[ImageInfo("a", [255], (2, 2), [0])])
-    written = exported(metadata=with_images)
-    assert ExportedMetadata.from_json(written.to_json(), "a.onnx").metadata == CLASSES
-
-
 def test_outputs_by_kind():
     assert exported().outputs == ("boxes", "classes", "scores", "mask_logits", "count", "classmap")
     assert exported(query_classes=(0, 1, 2)).outputs == ("class_logits", "mask_logits")
@@ -79,16 +75,12 @@ def test_outputs_by_kind():
     [
         ({"kind": "keypoints"}, "kind must be one of"),
         ({"size": [0, 5]}, "must be positive integers"),
-        ({"size": [5, 5, 5]}, "must be positive integers"),
         ({"size": 7}, "damaged"),
         ({"sides": [64]}, "must be positive integers"),
         ({"size": None, "sides": [4096, 64]}, "the first of the sides and the multiple not above the second"),
-        ({"size": None, "multiple": 128, "sides": [32, 64]}, "not above the second"),
-        ({"sides": ["a", 4096]}, "must be positive integers"),
         ({"std": [1, 0, 1]}, "std must be positive"),
         ({"mean": [1, "a", 1]}, "mean must be 3 numbers"),
         ({"thresholds": {"iou": 1}}, "thresholds: 'iou'"),
-        ({"thresholds": [1]}, "thresholds must be an object"),
         ({"config": 3}, "must be text"),
         *(
             ({"query_classes": value}, "query_classes must be different classes")

@@ -97,12 +97,6 @@ def test_16_bits_are_refused(tmp_path, colour, channels):
         read_id_png(tmp_path / "x.png")
 
 
-def test_grey_with_alpha_is_refused(tmp_path):
-    Image.new("LA", (4, 3)).save(tmp_path / "x.png")
-    with pytest.raises(InputError, match="of mode LA"):
-        read_id_runs(tmp_path / "x.png")
-
-
 def test_every_wrong_bit_and_every_cut_is_found(tmp_path, reader):
     path = tmp_path / "x.png"
     ids = random_ids(np.random.default_rng(0), 6, 11, 3)
@@ -121,29 +115,21 @@ def test_every_wrong_bit_and_every_cut_is_found(tmp_path, reader):
             read_id_runs(path)
 
 
-def test_missing_rows_with_correct_checksums(tmp_path, reader):
+def test_a_stream_that_is_not_of_the_size_and_two_headers(tmp_path, reader):
     path = tmp_path / "x.png"
     stream = stream_of(np.zeros((6, 11), np.uint32), [0] * 6)
-    path.write_bytes(png((60, 11), stream))
-    with pytest.raises(
-        InputError, match=r"x\.png: not a readable PNG: it holds 204 bytes of the 2040 that 11 x 60 pixels"
-    ):
-        read_id_png(path)
-    path.write_bytes(png((6, 11), b""))
-    with pytest.raises(InputError, match=r"x\.png: not a readable PNG"):
-        read_id_png(path)
-    path.write_bytes(png((2**31 - 1, 2**31 - 1), stream))
-    with pytest.raises(InputError, match=r"x\.png: not a readable PNG"):
-        read_id_png(path)
-
-
-def test_two_headers(tmp_path, reader):
-    # Pillow takes the first; a reader that takes the last makes a map of another size
-    path = tmp_path / "x.png"
+    # Pillow takes the first header; a reader that takes the last makes a map of another size
     second = chunk(b"IHDR", struct.pack(">II5B", 4, 2, 8, 2, 0, 0, 0))
-    path.write_bytes(png((3, 4), zlib.compress(bytes(3 * 13)), after=[second]))
-    with pytest.raises(InputError, match=r"x\.png: not a readable PNG.*it has two headers"):
-        read_id_png(path)
+    for content, words in (
+        (png((60, 11), stream), "it holds 204 bytes of the 2040 that 11 x 60 pixels"),
+        (png((6, 11), b""), ""),
+        (png((2**31 - 1, 2**31 - 1), stream), ""),
+        (png((6, 11), stream, after=[second]), "it has two headers"),
+        (png((6, 11), stream).replace(b"IDAT", b"IDAT\1", 1), "checksum of its IDAT chunk at byte 33 is wrong"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=rf"x\.png: not a readable PNG.*{words}"):
+            read_id_png(path)
 
 
 def test_rows_beyond_the_size_are_ignored_like_by_pillow(tmp_path, reader):
@@ -152,14 +138,6 @@ def test_rows_beyond_the_size_are_ignored_like_by_pillow(tmp_path, reader):
     path.write_bytes(png((4, 11), stream_of(ids, [0, 1, 2, 3, 4, 2])))
     assert np.array_equal(read_id_png(path), ids[:4])
     assert np.array_equal(read_by_pillow(path), ids[:4])
-
-
-def test_checksums_name_the_chunk(tmp_path, reader):
-    good = png((1, 2), stream_of(np.array([[1, 2]]), [0]))
-    at = good.index(b"IDAT")
-    (tmp_path / "x.png").write_bytes(good[: at + 6] + b"\0" + good[at + 7 :])
-    with pytest.raises(InputError, match="checksum of its IDAT chunk at byte 33 is wrong"):
-        read_id_png(tmp_path / "x.png")
 
 
 def test_animations_are_read_by_pillow(tmp_path):

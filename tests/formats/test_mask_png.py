@@ -3,7 +3,6 @@
 from io import BytesIO
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -25,21 +24,8 @@ def test_pillow_reads_it(data):
         assert np.array_equal(np.array(picture), expected)
 
 
-@pytest.mark.parametrize("size", [(1024, 2048), (2448, 3264)])
-def test_checksums_of_large_images(size):
-    import struct
-    import zlib
-
-    content = mask_png(np.ones((300, 500), bool), (511, 700), size)
-    position, data = 8, b""
-    while position < len(content):
-        (length,) = struct.unpack_from(">I", content, position)
-        kind, body = content[position + 4 : position + 8], content[position + 8 : position + 8 + length]
-        assert struct.unpack_from(">I", content, position + 8 + length)[0] == zlib.crc32(kind + body)
-        data += body if kind == b"IDAT" else b""
-        position += length + 12
-    # zlib checks the Adler-32 and that nothing is missing
-    raw = zlib.decompress(data)
-    assert len(raw) == size[0] * (size[1] + 1)
-    assert raw.count(255) == 300 * 500
+def test_large_images_are_small_files():
+    content = mask_png(np.ones((300, 500), bool), (511, 700), (2448, 3264))
+    with Image.open(BytesIO(content)) as picture:
+        assert np.count_nonzero(np.array(picture)[511:811, 700:1200] == 255) == np.count_nonzero(picture) == 300 * 500
     assert len(content) < 20_000
