@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.golden_files import golden
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader
 
-from seamseg.structures import Batch, PackedSequence
+from seamseg.structures import PackedSequence
 
 sizes = st.lists(st.one_of(st.none(), st.tuples(st.integers(1, 9), st.integers(1, 9))), min_size=1, max_size=5)
 
@@ -83,26 +82,3 @@ def test_is_a_pytree_for_ddp_and_compile():
     assert isinstance(doubled, PackedSequence)
     assert torch.equal(doubled[0], torch.full((2,), 2.0))
     assert doubled[1] is None
-
-
-def _batch(items: list[int]) -> Batch:
-    n = len(items)
-    return Batch(
-        images=PackedSequence([torch.zeros(3, 4, 5 + i) for i in items]),
-        masks=PackedSequence([torch.zeros(1, 4, 5 + i, dtype=torch.long) for i in items]),
-        categories=PackedSequence([torch.tensor([255]) for _ in items]),
-        iscrowd=PackedSequence([torch.zeros(1, dtype=torch.uint8) for _ in items]),
-        boxes=PackedSequence([torch.full((1, 4), -1.0) for _ in items]),
-        ids=[str(i) for i in items],
-        original_sizes=[(4, 5)] * n,
-    )
-
-
-def test_batches_pass_through_a_dataloader_with_workers():
-    loader = DataLoader(list(range(4)), batch_size=2, collate_fn=_batch, num_workers=1)
-    batches = list(loader)
-    assert [b.ids for b in batches] == [["0", "1"], ["2", "3"]]
-    moved = batches[0].to(torch.float64)
-    assert moved.images.dtype == torch.float64
-    assert moved.ids == ["0", "1"]
-    assert len(moved) == 2

@@ -46,8 +46,8 @@ def test_kernel_equals_reference(size, run, kind, level, strategy, wbits, flush_
     assert np.array_equal(values, expected.ids)
 
 
-@pytest.mark.parametrize("size", [(3, 30_000), (250, 257), (2, 11_000), (12_000, 1)])
-@pytest.mark.parametrize(("run", "level"), [(1, 0), (3, 1), (200, 9), (3, 9)])
+@pytest.mark.parametrize("size", [(3, 30_000), (250, 257), (12_000, 1)])
+@pytest.mark.parametrize(("run", "level"), [(1, 0), (200, 9)])
 def test_more_than_the_window(size, run, level):
     rng = np.random.default_rng(run)
     ids = random_ids(rng, *size, run)

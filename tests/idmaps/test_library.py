@@ -1,20 +1,19 @@
-"""With, without and with a broken C library: the reported state; maps are read and compared in any case."""
+"""With and without the C library: maps are read and compared in any case, without torch; failed allocations."""
 
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from support.png_streams import stream_of
 
-import seamseg
 from seamseg.formats.id_png import write_id_png
 from seamseg.idmaps import library
+from seamseg.idmaps.histogram import joint_histogram
+from seamseg.idmaps.id_runs import decode_id_runs
 
-PACKAGE = Path(seamseg.__file__).parent
-# the clone may be installed as editable: its library is not that of the copy
 REPORT = """
 import json, sys
 from seamseg.formats.id_png import read_id_runs
@@ -25,25 +24,20 @@ print(json.dumps([library.state, pairs.tolist(), counts.tolist(), "torch" in sys
 """
 
 
-@pytest.fixture
-def report(tmp_path):
-    ids = np.array([[7, 7, 9], [0, 9, 70_000]])
-    write_id_png(tmp_path / "map.png", ids)
-
-    def run(path=PACKAGE.parent, **variables):
-        environment = {**os.environ, **variables, "PYTHONPATH": str(path)}
-        command = [sys.executable, "-c", REPORT, str(tmp_path / "map.png")]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, cwd=path)
-        state, pairs, counts, torch = json.loads(done.stdout)
-        assert pairs == [[i, i] for i in (0, 7, 9, 70_000)]
-        assert counts == [1, 2, 2, 1]
-        assert not torch
-        return state, done.stderr
-
-    return run
+@pytest.mark.parametrize(("plain", "state"), [("", "loaded"), ("1", "switched off by SEAMSEG_PLAIN_OPS")])
+def test_with_and_without(tmp_path, plain, state):
+    write_id_png(tmp_path / "map.png", np.array([[7, 7, 9], [0, 9, 70_000]]))
+    command = [sys.executable, "-c", REPORT, str(tmp_path / "map.png")]
+    environment = {**os.environ, "SEAMSEG_PLAIN_OPS": plain}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [state, [[i, i] for i in (0, 7, 9, 70_000)], [1, 2, 2, 1], False]
+    assert done.stderr == ""
 
 
-def test_with_and_without(report):
-    assert library.state == "loaded"
-    assert report() == ("loaded", "")
-    assert report(SEAMSEG_PLAIN_OPS="1") == ("switched off by SEAMSEG_PLAIN_OPS", "")
+def test_no_memory_for_results(monkeypatch):
+    ids = np.arange(12).reshape(3, 4)
+    stream = stream_of(ids, [0] * 3)
+    monkeypatch.setattr(library.np, "empty", lambda *_: (_ for _ in ()).throw(MemoryError))
+    for call in (lambda: joint_histogram(ids, ids), lambda: decode_id_runs(stream, 3, 4)):
+        with pytest.raises(MemoryError):
+            call()

@@ -180,11 +180,3 @@ def test_inputs_that_only_some_layers_refuse():
             op(x[:, :0], *(t[:0] for t in channels))
     with pytest.raises(ValueError, match="inplace_abn: elu can only be inverted with a positive parameter, got 0"):
         inplace_abn(x, *channels, activation="elu", activation_param=0)
-
-
-def test_value_that_is_no_number_leaves_running_averages_of_one_value():
-    for op in (abn, inplace_abn):
-        mean, var = torch.zeros(2), torch.ones(2)
-        op(torch.full((1, 2), torch.nan), None, None, mean, var)
-        assert mean.tolist() == [0, 0]
-        assert var.tolist() == [1, 1]
