@@ -6,8 +6,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image
 from support.predictors import predictor_of
 from support.tile_scenes import STUFF, SceneNet, scene
@@ -24,20 +22,14 @@ SMALL = (100, 100, 120, 140)
 LARGE = (150, 20, 280, 380)
 
 
-def predictor(net=None, tiling=Tiling(), shortest=None):  # noqa: B008  # frozen
-    return predictor_of(net or SceneNet(), METADATA, Thresholds(0.5, 0.5, 0), InputSize(shortest), tiling)
+def predictor(net=None, tta=None):
+    net = net or SceneNet()
+    return predictor_of(net, METADATA, Thresholds(0.5, 0.5, 0), augmentation=Augmentation.parse(tta))
 
 
 @pytest.fixture
 def rgb():
     return scene((300, 400), [SMALL, LARGE], np.random.default_rng(0))
-
-
-def categories(result):
-    table = np.full(max(s.id for s in result.segments) + 1, 255)
-    for segment in result.segments:
-        table[segment.id] = segment.category
-    return table[result.id_map]
 
 
 class ObjectNet(SceneNet):
@@ -54,8 +46,7 @@ class ObjectNet(SceneNet):
 
 
 @pytest.mark.parametrize(
-    ("kind", "tiles", "room"),
-    [("instance_seg", 128, None), ("instance_seg", "auto", 30000), ("detection", 160, 20000)],
+    ("kind", "tiles", "room"), [("instance_seg", 128, None), ("detection", 160, 20000), ("instance_seg", "auto", 30000)]
 )
 def test_objects_in_tiles(rgb, kind, tiles, room):
     whole = predictor(ObjectNet(kind)).predict(rgb)
@@ -66,7 +57,6 @@ def test_objects_in_tiles(rgb, kind, tiles, room):
     small, large = sorted(tiled, key=lambda d: d.area)
     assert small.box == SMALL
     assert large.box == pytest.approx(LARGE, abs=5)
-    assert tiled.prediction.semantic is None
     assert tiled.size == (300, 400)
     if kind == "detection":
         assert tiled.masks is None
@@ -81,8 +71,6 @@ class LogitsNet(SceneNet):
 
     def predict(self, images, segment=None):
         found = super().predict(images)
-        if segment is None:
-            return found
         logits = torch.stack([functional.one_hot(p.semantic, STUFF).permute(2, 0, 1) * 9 for p in found])
         segment(SimpleNamespace(levels=logits, valid_sizes=[p.size for p in found]))
         return [replace(p, semantic=None) for p in found]
@@ -93,14 +81,14 @@ class LogitsNet(SceneNet):
 
 @pytest.mark.parametrize(("tiles", "room"), [(128, None), (192, 30000)])
 def test_augmentation_of_each_tile(rgb, tiles, room):
-    model = predictor(LogitsNet(room=room))
-    model.network.augmentation = Augmentation.parse("flip")
+    model = predictor(LogitsNet(room=room), "flip")
     result, plain = model.predict(rgb, tiles), predictor().predict(rgb)
-    assert len(model.network.net.sizes) > 8
-    assert max(h * w for h, w in model.network.net.sizes) <= (room or tiles**2)
-    assert model.network.net.sizes[::2] == model.network.net.sizes[1::2], "each tile has two views"
-    stuff = (categories(result) != 3) & (categories(plain) != 3)
-    assert np.array_equal(categories(result)[stuff], categories(plain)[stuff])
+    sizes = model.network.net.sizes
+    assert len(sizes) > 8
+    assert max(h * w for h, w in sizes) <= (room or tiles**2)
+    assert sizes[::2] == sizes[1::2], "each tile has two views"
+    stuff = (result.classes != 3) & (plain.classes != 3)
+    assert np.array_equal(result.classes[stuff], plain.classes[stuff])
     assert stuff.mean() > 0.5
     small, large = sorted((s for s in result.segments if s.isthing), key=lambda s: s.area)
     assert small.box == SMALL
@@ -118,19 +106,12 @@ def test_extreme_sizes(size, tiles):
     assert (result.size, len(result), result.draw().size) == (size, 0, size[::-1])
 
 
-@pytest.mark.slow
-@settings(max_examples=30)
-@given(st.integers(1, 300), st.integers(1, 300), st.integers(128, 256), st.integers(16500, 90000))
-def test_too_little_memory_changes_nothing(height, width, side, room):
-    rgb = scene((height, width), [], np.random.default_rng(height * width))
-    net = SceneNet(room=room)
-    for tiling in (Tiling(), Tiling(side)):
-        result = predictor(net, tiling).predict(rgb)
-        assert np.array_equal(categories(result), rgb[..., 0])
-    assert all(h * w <= room for h, w in net.sizes)
-
-
 def test_out_of_memory_is_reported_once(rgb, capsys):
+    """And not if the images of a batch fit one by one."""
+    model = predictor(SceneNet(room=200000))
+    assert [p.semantic.dtype for p in model.raw([rgb] * 3)] == [np.uint8] * 3
+    assert model.network.net.sizes == [(300, 400)] * 3
+    assert capsys.readouterr().err == ""
     model = predictor(SceneNet(room=40000))
     results = [model.predict(rgb) for _ in range(2)]
     error = capsys.readouterr().err
@@ -141,20 +122,8 @@ def test_out_of_memory_is_reported_once(rgb, capsys):
     assert max(h * w for h, w in model.network.net.sizes) <= 173**2
 
 
-def test_images_of_a_too_large_batch_are_processed_one_by_one(rgb, capsys):
-    model = predictor(SceneNet(room=200000))
-    predictions = model.raw([rgb] * 3)
-    assert model.network.net.sizes == [(300, 400)] * 3
-    assert len(predictions) == 3
-    assert all(p.semantic.dtype == np.uint8 for p in predictions)
-    assert capsys.readouterr().err == ""
-
-
 def test_photos_for_tiles_are_batches_of_their_own(rgb):
     whole = photos.network_input(Image.fromarray(rgb[:128, :128]), InputSize())
     assert np.array_equal(whole, rgb[:128, :128])
-    batches = list(
-        photos.equal_size_batches([whole, rgb, whole, rgb], 2, lambda image: image.shape, tiling=Tiling(128))
-    )
+    batches = photos.equal_size_batches([whole, rgb, whole, rgb], 2, lambda image: image.shape, tiling=Tiling(128))
     assert [[len(image) for image in batch] for batch in batches] == [[300], [128, 128], [300]]
-    assert len(list(photos.equal_size_batches([rgb, rgb], 2, lambda image: image.shape, tiling=Tiling()))) == 1

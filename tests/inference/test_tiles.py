@@ -55,10 +55,10 @@ def test_which_images_are_tiled(tiles, size, side):
     assert Tiling(1024, 500).overlap_for(128) == 64
 
 
-@pytest.mark.parametrize("wrong", [("on", None), ("", None), (127, None), (0, None), (512, 257), (512, -1)])
-def test_bad_tiling(wrong):
-    with pytest.raises(InputError, match="tile"):
-        Tiling(*wrong)
+def test_bad_tiling():
+    for wrong in (("on", None), (127, None), (512, 257), (512, -1)):
+        with pytest.raises(InputError, match="tile"):
+            Tiling(*wrong)
 
 
 def boxes_of(*rows):
@@ -75,10 +75,8 @@ def merged(*tiles, coarse=(), grain=1.0):
     found = merge_detections(
         [(tile, boxes_of(*rows)) for tile, rows in zip(ROW, tiles)], boxes_of(*coarse), grain, 32, 0.5
     )
-    return [
-        (*box, pytest.approx(score), category)
-        for box, score, category in zip(found.boxes.tolist(), found.scores.tolist(), found.classes.tolist())
-    ]
+    rows = zip(found.boxes.tolist(), found.scores.tolist(), found.classes.tolist())
+    return [(*box, pytest.approx(score), category) for box, score, category in rows]
 
 
 def test_a_box_that_an_edge_cuts_is_dropped_if_another_tile_has_room_for_it():
@@ -111,21 +109,13 @@ def test_large_objects_come_from_the_coarse_view():
 
 def test_pieces_of_several_objects_are_joined():
     """Through three tiles, in any order, with the best score; pieces that agree too little or differ in class stay."""
-    first, second, third = (
-        [(0, 40, 20, 128), (30, 50, 50, 128)],
-        [(30, 96, 50, 224), (0, 96, 20, 224)],
-        [(0, 192, 20, 310)],
-    )
-    tiles = [
-        [(*box, 0.5 + 0.1 * k + 0.01 * n, 0) for n, box in enumerate(boxes)]
-        for k, boxes in enumerate((first, second, third))
-    ]
-    assert merged(*tiles) == [(0, 40, 20, 310, 0.7, 0), (30, 50, 50, 224, 0.6, 0)]
-    apart = (
-        [(60, 40, 70, 128, 0.5, 0), (80, 40, 90, 128, 0.4, 1)],
-        [(66, 96, 76, 190, 0.3, 0), (80, 96, 90, 190, 0.2, 2)],
-    )
-    assert sorted(merged(*apart, [])) == sorted((*apart[0], *apart[1]))
+    first = [(0, 40, 20, 128, 0.5, 0), (30, 50, 50, 128, 0.51, 0)]
+    second = [(30, 96, 50, 224, 0.6, 0), (0, 96, 20, 224, 0.61, 0)]
+    found = merged(first, second, [(0, 192, 20, 310, 0.7, 0)])
+    assert found == [(0, 40, 20, 310, 0.7, 0), (30, 50, 50, 224, 0.6, 0)]
+    first = [(60, 40, 70, 128, 0.5, 0), (80, 40, 90, 128, 0.4, 1)]
+    second = [(66, 96, 76, 190, 0.3, 0), (80, 96, 90, 190, 0.2, 2)]
+    assert sorted(merged(first, second, [])) == sorted((*first, *second))
 
 
 @pytest.mark.parametrize("box", [(2, 4, 8, 14), (0, 0, 9, 20), (3, 3, 4, 30)])
@@ -186,7 +176,6 @@ def test_classes_in_tiles_are_those_of_the_whole(size, side, share, seed):
 
 
 def test_an_object_at_a_corner_of_four_tiles():
-    assert len(tiles_of((224, 224), 128, 32)) == 4
     for offset in range(90, 134, 4):
         rgb = scene((224, 224), [(offset, offset, offset + 20, offset + 20)], np.random.default_rng(0))
         assert_same(in_tiles(SceneNet(), rgb, 128, 32), whole(SceneNet(), rgb))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -68,11 +67,9 @@ class HostReads:
             mode.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         for mode in reversed(self._modes):
-            mode.__exit__(kind, value, trace)
+            mode.__exit__(*error)
 
     def __str__(self) -> str:
         return "\n".join([f"{self.count} reads", *(f"{n:4} {place}" for place, n in self.places.most_common())])

@@ -15,6 +15,7 @@ from seamseg.predictions import Prediction
 from seamseg.structures import PackedSequence
 from support.sections import roi
 
+NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory")
 STUFF = 3
 CELLS = 28
 STEP = 40
@@ -40,22 +41,23 @@ class SceneNet(torch.nn.Module):
     ----------
     least : objects with a shorter side are not seen
     room : pixels of an image beyond which its memory does not suffice; None for no limit
+    error : what it raises then
     """
 
-    def __init__(self, least: int = 1, room: int | None = None) -> None:
+    def __init__(self, least: int = 1, room: int | None = None, error: Exception = NO_MEMORY) -> None:
         super().__init__()
         self.options = SimpleNamespace(selector=DetectionSelector(roi()), run_dense=None)
         self.nms_threshold = roi().nms_threshold
         self.map_formats: dict[str, Any] = {}
         self.kind = "panoptic"
         self.least = least
-        self.room = room
+        self.room, self.error = room, error
         self.sizes: list[tuple[int, int]] = []
 
     def predict(self, images: PackedSequence) -> list[Prediction]:
-        """What it sees; OutOfMemoryError if that is too much."""
+        """What it sees; an error if that is too much."""
         if self.room is not None and sum(i.shape[-2] * i.shape[-1] for i in images) > self.room:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            raise self.error
         return [self._see(image) for image in images]
 
     def _see(self, image: Tensor) -> Prediction:
