@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
-import struct
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +48,6 @@ def snapshot_bytes(tmp_path: Path, **options: Any) -> bytes:
     return write_snapshot(tmp_path / "bytes.tar", **options).read_bytes()
 
 
-def write_zip(path: Path, members: Mapping[str, bytes]) -> Path:
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, data in members.items():
-            archive.writestr(name, data)
-    return path
-
-
 def published(tmp_path: Path, prefix: str = "", **changes: bytes | None) -> Path:
     """A published model; `changes` replace or, with None, leave out its `tar`, `ini` and `bin`."""
     members = {
@@ -66,7 +57,10 @@ def published(tmp_path: Path, prefix: str = "", **changes: bytes | None) -> Path
     }
     members = {kind: data for kind, data in {**members, **changes}.items() if data is not None}
     names = {"tar": "seamseg_r50.tar", "ini": "config.ini", "bin": "metadata.bin"}
-    return write_zip(tmp_path / "model.zip", {prefix + names[kind]: data for kind, data in members.items()})
+    with zipfile.ZipFile(tmp_path / "model.zip", "w") as archive:
+        for kind, data in members.items():
+            archive.writestr(prefix + names[kind], data)
+    return tmp_path / "model.zip"
 
 
 def refusal(path: Path, **options: Any) -> str:
@@ -88,17 +82,16 @@ def assert_whole(path: Path, **options: Any) -> None:
 # --- the three places
 
 
-@pytest.mark.parametrize("prefix", ["", "seamseg_r50_vistas/", "a/b/"])
+@pytest.mark.parametrize("prefix", ["", "a/b/", "../"])
 def test_published_zip(tmp_path: Path, prefix: str) -> None:
-    assert_whole(published(tmp_path, prefix))
-
-
-def test_a_zip_made_on_a_mac(tmp_path: Path) -> None:
-    path = published(tmp_path)
+    """Also one made on a Mac; no path of it reaches the disk."""
+    (tmp_path / "inner").mkdir()
+    path = published(tmp_path / "inner", prefix)
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("__MACOSX/._seamseg_r50.tar", b"resource fork")
-        archive.writestr("__MACOSX/._config.ini", b"resource fork")
+    before = sorted(tmp_path.rglob("*"))
     assert_whole(path)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_run_folder_prefers_the_best_snapshot(tmp_path: Path) -> None:
@@ -159,23 +152,8 @@ def test_missing(tmp_path: Path) -> None:
     assert "\n" not in message
 
 
-def test_a_zip_of_several_disks(tmp_path: Path) -> None:
-    """Python's `is_zipfile` raises BadZipFile for it."""
-    locator = struct.pack("<4sLQL", b"PK\x06\x07", 0, 0, 2)
-    (tmp_path / "model.zip").write_bytes(bytes(100) + locator + b"PK\x05\x06" + bytes(18))
-    assert "model.zip: not a snapshot" in refusal(tmp_path / "model.zip")
-
-
 def test_folder_that_is_not_a_run_folder(tmp_path: Path) -> None:
     assert "not a run folder: it holds neither model_best.pth.tar nor model_last.pth.tar" in refusal(tmp_path)
-
-
-def test_a_run_folder_with_a_broken_config(tmp_path: Path) -> None:
-    write_snapshot(tmp_path / "model_best.pth.tar")
-    (tmp_path / "config.ini").write_text("[optimizer]\nlearning_rate = 1\n")
-    assert "unknown key 'learning_rate' in [optimizer]" in refusal(tmp_path)
-    (tmp_path / "config.ini").write_bytes(b"\xff\xfe\x00")
-    assert "config.ini: not a configuration: it is not UTF-8 text" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -190,13 +168,6 @@ def test_a_snapshot_that_lacks_something(tmp_path: Path, options: dict[str, Any]
     assert refusal(write_snapshot(tmp_path / "model.pth.tar", **options)).endswith(expected)
 
 
-def test_wrong_metadata(tmp_path: Path) -> None:
-    save_snapshot(tmp_path / "model.tar", Snapshot(CONFIG, parts(), {}, {"num_stuff": 2}))
-    assert "model.tar: not a metadata file: the key" in refusal(tmp_path / "model.tar")
-    path = write_snapshot(tmp_path / "model.pth.tar")
-    assert "nowhere.bin: no such file" in refusal(path, meta=tmp_path / "nowhere.bin")
-
-
 @pytest.mark.parametrize(
     ("counts", "expected"),
     [
@@ -205,9 +176,7 @@ def test_wrong_metadata(tmp_path: Path) -> None:
     ],
 )
 def test_metadata_of_another_class_count(tmp_path: Path, counts: tuple[int, int], expected: str) -> None:
-    path = write_snapshot(tmp_path / "model.pth.tar", state=parts(*counts))
-    assert expected in refusal(path)
-    assert expected in refusal(published(tmp_path, tar=snapshot_bytes(tmp_path, state=parts(*counts))))
+    assert expected in refusal(write_snapshot(tmp_path / "model.pth.tar", state=parts(*counts)))
 
 
 def test_a_snapshot_of_another_task(tmp_path: Path) -> None:
@@ -229,7 +198,9 @@ def test_a_snapshot_of_another_task(tmp_path: Path) -> None:
         ({"tar": None}, ": this zip holds no *.tar snapshot: it is not a published model"),
         ({"tar": b"PK..."}, ":seamseg_r50.tar: a truncated or damaged snapshot; copy it again"),
         ({"bin": pack_metadata(CLASSES)[:-7]}, ":metadata.bin: not a metadata file"),
+        ({"bin": None}, "give metadata.bin with `meta=FILE`"),
         ({"ini": b"[roi]\nnum_sampels = 3\n"}, "unknown key 'num_sampels' in [roi]; did you mean 'num_samples'?"),
+        ({"ini": b"\xff\xfe\x00"}, "config.ini: not a configuration: it is not UTF-8 text"),
     ],
 )
 def test_a_wrong_file_in_a_zip_is_named(tmp_path: Path, changes: dict[str, bytes | None], expected: str) -> None:
@@ -238,70 +209,12 @@ def test_a_wrong_file_in_a_zip_is_named(tmp_path: Path, changes: dict[str, bytes
     assert expected in message
 
 
-def test_a_zip_with_two_snapshots(tmp_path: Path) -> None:
+def test_a_damaged_zip_and_one_with_two_snapshots(tmp_path: Path) -> None:
     path = published(tmp_path)
+    data = bytearray(path.read_bytes())
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("other.tar", b"")
     assert "holds 2 files *.tar (seamseg_r50.tar, other.tar), expected one" in refusal(path)
-
-
-def flip(data: bytearray, entry: int, header: int) -> None:
     data[2000] ^= 0xFF
-
-
-def encrypt(data: bytearray, entry: int, header: int) -> None:
-    data[entry + 8] |= 1
-    data[header + 6] |= 1
-
-
-def rename(data: bytearray, entry: int, header: int) -> None:
-    data[header + 7] |= 8  # it is UTF-8
-    data[header + 30] = 0xB7
-
-
-def truncate(data: bytearray, entry: int, header: int) -> None:
-    del data[-200:]
-
-
-@pytest.mark.parametrize(
-    ("damage", "expected"),
-    [
-        (flip, "damaged or unreadable zip (Bad CRC-32"),
-        (encrypt, "is encrypted, password required"),
-        (rename, "damaged or unreadable zip ('utf-8' codec can't decode"),
-        (truncate, ": a truncated or damaged snapshot; copy it again"),
-    ],
-)
-def test_damaged_zips(tmp_path: Path, damage: Callable[[bytearray, int, int], None], expected: str) -> None:
-    path = published(tmp_path)
-    data = bytearray(path.read_bytes())
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        entry, header = archive.start_dir, archive.infolist()[0].header_offset
-    damage(data, entry, header)
     path.write_bytes(data)
-    message = refusal(path)
-    assert expected in message
-    assert damage is truncate or "download it again" in message
-
-
-def test_zip_without_metadata_needs_meta(tmp_path: Path) -> None:
-    path = published(tmp_path, bin=None)
-    assert "give metadata.bin with `meta=FILE`" in refusal(path)
-    write_metadata(tmp_path / "metadata.bin", CLASSES)
-    assert_whole(path, meta=tmp_path / "metadata.bin")
-
-
-def test_no_path_of_a_zip_reaches_the_disk(tmp_path: Path) -> None:
-    inner = tmp_path / "inner"
-    inner.mkdir()
-    path = write_zip(
-        inner / "model.zip",
-        {
-            "../evil.tar": snapshot_bytes(tmp_path, metadata=None),
-            "/config.ini": CONFIG.encode(),
-            "../../metadata.bin": pack_metadata(CLASSES),
-        },
-    )
-    before = sorted(tmp_path.rglob("*"))
-    assert_whole(path)
-    assert sorted(tmp_path.rglob("*")) == before
+    assert "damaged or unreadable zip (Bad CRC-32" in refusal(path)

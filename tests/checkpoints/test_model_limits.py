@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import codecs
-import io
-import pickle
 import re
 import struct
-import sys
 import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -18,12 +15,12 @@ import numpy as np
 import pytest
 import torch
 import umsgpack
-from support.bombs import MIB, refusals, state_sizes, zeros_zip
+from support.bombs import MIB, state_sizes, zeros_zip
 from support.small_snapshots import refusal, save_snapshot
 
 from seamseg.checkpoints.bundle import open_model
 from seamseg.checkpoints.snapshot import Snapshot, load_tensors
-from seamseg.formats.metadata import Metadata, metadata_header
+from seamseg.formats.metadata import Metadata, metadata_header, parse_metadata
 from seamseg.utils.errors import InputError
 
 CLASSES = Metadata(2, 1, ["sky", "road", "car"], [(1, 2, 3), (4, 5, 6), (7, 8, 9)], [23, 7, 26])
@@ -33,8 +30,6 @@ PARTS = {
     "roi_head": {"roi_cls.weight": torch.zeros(2, 8), "roi_msk.weight": torch.zeros(1, 8)},
     "sem_head": {"conv_sem.weight": torch.zeros(3, 8)},
 }
-ALLOWED_MIB = 36
-linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="measures by /proc")
 
 
 def write_snapshot(path: Path, **changes: Any) -> Path:
@@ -43,79 +38,16 @@ def write_snapshot(path: Path, **changes: Any) -> Path:
     return path
 
 
-def repacked(path: Path, **records: bytes | None) -> Path:
-    """A snapshot with other contents of some records, of which `_` stands for `/`; None deflates the record."""
-    with zipfile.ZipFile(path) as archive:
-        found = {entry.filename: archive.read(entry) for entry in archive.infolist()}
-    root = next(iter(found)).partition("/")[0]
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, data in found.items():
-            change = records.get(name.removeprefix(f"{root}/").replace("/", "_").replace(".", "_"), data)
-            kind = zipfile.ZIP_DEFLATED if change is None else zipfile.ZIP_STORED
-            archive.writestr(name, data if change is None else change, kind)
-    return path
-
-
-def bombs(folder: Path, size: int) -> dict[str, tuple[Path, str]]:
-    """Models of `size` MiB, once inflated, with the expected errors."""
-    tar, ini = write_snapshot(folder / "good.tar").read_bytes(), b"[general]\n"
-    found = {
-        "config": (zeros_zip(folder / "c.zip", {"config.ini": size}, model__tar=tar), "the limit of a configuration"),
-        "metadata": (
-            zeros_zip(folder / "m.zip", {"metadata.bin": size}, model__tar=tar, config__ini=ini),
-            "the limit is 50 times",
-        ),
-        "snapshot": (zeros_zip(folder / "s.zip", {"model.tar": size}, config__ini=ini), "the limit is 50 times"),
-        "small header": (
-            state_sizes(zeros_zip(folder / "h.zip", {"model.tar": size}), 1000),
-            "damaged or unreadable zip",
-        ),
-    }
-    found["large packed size"] = (
-        state_sizes(zeros_zip(folder / "p.zip", {"model.tar": size}), size * MIB, size * MIB // 10),
-        "damaged or unreadable zip (model.tar states a packed size of",
-    )
-    run = folder / "run"
-    run.mkdir()
-    write_snapshot(run / "model_best.pth.tar")
-    with open(run / "config.ini", "wb") as file:
-        file.truncate(size * MIB)
-    found["run folder"] = (run, "config.ini: is larger than 1 MiB, the limit of a configuration")
-    deflated = folder / "deflated.pth.tar"
-    with torch.serialization.skip_data():
-        torch.save({"state_dict": {"body": {"x": torch.zeros(size * MIB // 4)}}}, deflated)
-    with zipfile.ZipFile(deflated) as archive:
-        pickled = archive.read("deflated.pth/data.pkl")
-    zeros_zip(deflated, {"a/data/0": size}, a=b"")
-    with zipfile.ZipFile(deflated, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        archive.writestr("a/data.pkl", pickled, zipfile.ZIP_STORED)
-        with archive.open("a/data/0", "w", force_zip64=True) as record:
-            for _ in range(size):
-                record.write(bytes(MIB))
-    found["deflated storage"] = (deflated, "refused: its record a/data/0 is compressed")
-    empties = b"\x81\xa6images\x91\xdd" + struct.pack(">I", size * MIB // 8) + b"\x90" * (size * MIB // 8)
-    (folder / "metadata.bin").write_bytes(empties)
-    found["empty lists"] = (folder / "metadata.bin", "not a metadata file: an entry is larger than 256 KiB")
-    return found
-
-
-@linux
-@pytest.mark.slow
-def test_memory_of_each_refusal(tmp_path: Path) -> None:
-    cases = bombs(tmp_path, 48)
-    assert all(path.is_dir() or path.stat().st_size < 40 * MIB for path, _ in cases.values())
-    calls = [
-        f"read_metadata({str(path)!r})" if path.suffix == ".bin" else f"open_model({str(path)!r})"
-        for path, _ in cases.values()
-    ]
-    setup = "from seamseg.checkpoints.bundle import open_model\nfrom seamseg.formats.metadata import read_metadata"
-    for (name, (path, expected)), (message, growth) in zip(
-        cases.items(), refusals(setup, f"open_model({str(tmp_path / 'good.tar')!r})", calls)
-    ):
-        assert expected in message, (name, message)
-        assert str(path) in message, (name, message)
-        assert "\n" not in message, (name, message)
-        assert growth < ALLOWED_MIB, f"{name}: {growth} MiB to refuse it"
+def test_zips_of_zeros(tmp_path: Path) -> None:
+    tar, ini = write_snapshot(tmp_path / "good.tar").read_bytes(), b"[general]\n"
+    path = zeros_zip(tmp_path / "model.zip", {"config.ini": 2}, model__tar=tar)
+    with pytest.raises(InputError, match="the limit of a configuration"):
+        open_model(path)
+    zeros_zip(path, {"model.tar": 48}, config__ini=ini)
+    with pytest.raises(InputError, match="the limit is 50 times"):
+        open_model(path)
+    with pytest.raises(InputError, match=r"damaged or unreadable zip \(.* states a packed size of"):
+        open_model(state_sizes(path, 48 * MIB, 5 * MIB))
 
 
 # --- what a pickle states and the file does not hold
@@ -131,23 +63,10 @@ class Call:
         return self.call
 
 
-TEXT, BYTES = "x" * (1 << 20), b"x" * (1 << 20)
+TEXT = "x" * (1 << 20)
 NUMBERS = list(range(200_000))
 SIMILAR = [(i, i) for i in range(6000)]  # their hashes could be equal
 TOO_MUCH = "the objects in its pickle take more than 256 MiB"
-
-
-def with_attributes(keys: int) -> OrderedDict[Any, Any]:
-    made: OrderedDict[Any, Any] = OrderedDict()
-    made.__dict__.update({(i, i): 1 for i in range(keys)})
-    return made
-
-
-def nested(levels: int) -> Any:
-    made: Any = 1
-    for _ in range(levels):
-        made = made, made
-    return made
 
 
 def evil(path: Path, content: Any, old: bool = False) -> Path:
@@ -161,9 +80,7 @@ def evil(path: Path, content: Any, old: bool = False) -> Path:
     ("content", "expected"),
     [
         (lambda: torch.zeros(1).expand(1 << 20, 1 << 20), "a tensor of 4398046511104 bytes has a storage of 4"),
-        (lambda: {str(i): torch.zeros(1).expand(1 << 20) for i in range(5)}, "of 4194304 bytes has a storage of 4"),
         (lambda: Call(bytearray, 1 << 30), "builtins.bytearray with unsupported arguments"),
-        (lambda: Call(bytearray, np.int64(1 << 40)), "builtins.bytearray with unsupported arguments"),
         (lambda: Call(OrderedDict, torch.zeros(9, 2)), "collections.OrderedDict with unsupported arguments"),
         (lambda: Call(set, [torch.zeros(2)]), "builtins.set with unsupported arguments"),
         (lambda: Call(np.dtype, "V2000000000"), "numpy.dtype with unsupported arguments"),
@@ -172,25 +89,15 @@ def evil(path: Path, content: Any, old: bool = False) -> Path:
         (lambda: {((1, 2), 3): 1}, "keys that are neither names nor numbers"),
         # what is pickled once is copied or hashed often
         (lambda: [Call(codecs.encode, TEXT, "latin1") for _ in range(500)], TOO_MUCH),
-        (lambda: [Call(bytearray, BYTES) for _ in range(500)], TOO_MUCH),
         (lambda: [Call(set, NUMBERS) for _ in range(500)], TOO_MUCH),
-        (lambda: [Call(Counter, NUMBERS) for _ in range(500)], TOO_MUCH),
-        (lambda: [{tuple(NUMBERS): 1}] + [{key: 1} for key in [tuple(NUMBERS)] * 200], TOO_MUCH),
         (lambda: [Call(torch.Size, key) for key in [tuple(NUMBERS)] * 200], TOO_MUCH),
         (lambda: {(2**61 - 1) * i: 1 for i in range(1, 2000)}, "keys that are neither names nor numbers"),
-        (lambda: Call(set, SIMILAR), TOO_MUCH),
-        (lambda: Call(Counter, SIMILAR), TOO_MUCH),
-        (lambda: Call(OrderedDict, [[pair, 1] for pair in SIMILAR]), TOO_MUCH),
         # hashes of pairs and of complex numbers can be made equal, too
-        (lambda: {(i, i): 1 for i in range(6000)}, TOO_MUCH),
+        (lambda: Call(Counter, SIMILAR), TOO_MUCH),
         (lambda: {complex(i, i): 1 for i in range(6000)}, TOO_MUCH),
-        (lambda: [with_attributes(2000) for _ in range(5)], TOO_MUCH),
         # the hash of nested tuples takes a time that doubles with each level
-        (lambda: Call(set, [nested(60)]), "builtins.set with unsupported arguments"),
-        (lambda: Call(Counter, ["a", nested(60)]), "collections.Counter with unsupported arguments"),
-        (lambda: Call(OrderedDict, [[nested(60), 1]]), "collections.OrderedDict with unsupported arguments"),
-        (lambda: Call(OrderedDict, [(nested(60), 1)]), "collections.OrderedDict with unsupported arguments"),
-        (lambda: Call(OrderedDict, state=[[nested(60), 1]]), "sets the state of an object without state"),
+        (lambda: Call(set, [((1, 2), 3)]), "builtins.set with unsupported arguments"),
+        (lambda: Call(OrderedDict, state=[[((1, 2), 3), 1]]), "sets the state of an object without state"),
     ],
 )
 def test_contents_larger_than_the_file(tmp_path: Path, content: Callable[[], Any], expected: str, old: bool) -> None:
@@ -210,39 +117,34 @@ def test_rows_and_sets_that_python_2_and_3_write(tmp_path: Path) -> None:
 
 
 def test_tensors_and_storages_longer_than_their_records(tmp_path: Path) -> None:
-    path = evil(tmp_path / "model.pth.tar", {"x": torch.zeros(4, dtype=torch.uint16)})
-    with zipfile.ZipFile(path) as archive:
-        pickled = archive.read("model.pth/data.pkl")
-    repacked(path, data_pkl=pickled.replace(b"ctorch\nuint16\n", b"ctorch\nuint64\n"))
-    assert "a tensor of 32 bytes has a storage of 8" in refusal(path)
     path = evil(tmp_path / "model.pth.tar", {"x": torch.arange(1000.0)})
-    assert torch.equal(load_tensors(path, "x")["state_dict"]["body"]["x"], torch.arange(1000.0))
-    repacked(path, data_0=bytes(16))
-    assert "refused: its storage '0' of 4000 bytes has 16 bytes of data" in refusal(path)
+    with zipfile.ZipFile(path) as archive:
+        found = {entry.filename: archive.read(entry) for entry in archive.infolist()}
+    cases = (
+        ({"data/0": bytes(16)}, 0, "refused: its storage '0' of 4000 bytes has 16 bytes of data"),
+        ({}, zipfile.ZIP_DEFLATED, "refused: its record model.pth/data/0 is compressed"),
+    )
+    for changes, compression, expected in cases:
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, data in found.items():
+                kind = compression if name.endswith("data/0") else zipfile.ZIP_STORED
+                archive.writestr(name, changes.get(name.removeprefix("model.pth/"), data), kind)
+        assert expected in refusal(path)
     evil(path, {"x": torch.zeros(1000)}, old=True)
     # 1000 as the pickle writes it
     path.write_bytes(path.read_bytes().replace(b"M\xe8\x03", b"J\0\0\0\x40"))
     assert re.search("refused: its storage .* of 4294967296 bytes has", refusal(path))
+    for old in (False, True):
+        message = refusal(evil(path, {"x": "y" * (5 << 20)}, old))
+        assert "refused: its pickle is larger than 4 MiB, the limit without the tensors" in message
 
 
 def test_ambiguous_zip_records(tmp_path: Path) -> None:
     path = evil(tmp_path / "model.pth.tar", {"x": torch.zeros(4)})
     whole = path.read_bytes()
-    for data in (whole + b"tail", whole[:-2] + b"\x04\0tail", b"PK\x03\x04" + whole):
+    for data in (whole + b"tail", b"PK\x03\x04" + whole):
         path.write_bytes(data)
         assert refusal(path).endswith("a truncated or damaged snapshot; copy it again")
-    path.write_bytes(whole)
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr(archive.namelist()[0].upper(), b"")
-    assert refusal(path).endswith("a truncated or damaged snapshot; copy it again")
-
-
-def test_a_deflated_record_and_a_large_pickle(tmp_path: Path) -> None:
-    path = repacked(write_snapshot(tmp_path / "model.pth.tar"), data_0=None)
-    assert "refused: its record archive/data/0 is compressed" in refusal(path)
-    for old in (False, True):
-        message = refusal(evil(tmp_path / "model.pth.tar", {"x": "y" * (5 << 20)}, old))
-        assert "refused: its pickle is larger than 4 MiB, the limit without the tensors" in message
 
 
 def test_text_fields_with_other_types(tmp_path: Path) -> None:
@@ -290,25 +192,18 @@ def test_usual_contents_still_load(tmp_path: Path) -> None:
         (b"\x81\xa4meta" + b"\x91" * 5000 + b"\0", "RecursionError"),
         (b"\x81\xa4meta\xdd\xff\xff\xff\xff", "InsufficientDataException"),
         (b"\x81\xa4meta\xdb\xff\xff\xff\xff", "an entry is larger than 256 KiB"),
+        # empty lists, which take 56 bytes each in memory
+        (b"\x81\xa6images\x91\xdd" + struct.pack(">I", 1 << 20) + b"\x90" * (1 << 20), "larger than 256 KiB"),
         (b"\x82\xa1a\1\xa1a\1", "the key 'a' is not text or duplicate"),
         # lists as keys can have equal hashes
         (b"\x81\xa4meta\xde\1\0", "a map of 256 keys, at most 255 are supported"),
         (b"\x81\xa6images\x91\x81\xa1a\xdf\0\1\0\0", "a map of 65536 keys, at most 255 are supported"),
         (umsgpack.packb({"meta": {**metadata_header(CLASSES), "num_thing": 10**9}}), "must be 1 to 255"),
-        (
-            umsgpack.packb({"meta": {**metadata_header(CLASSES), "palette": [[0, 0, 0]] * 1000}}),
-            "1000 entries in `palette`, at most 256 are supported",
-        ),
     ],
 )
-def test_odd_metadata(tmp_path: Path, data: bytes, expected: str) -> None:
-    from seamseg.formats.metadata import parse_metadata
-
-    with pytest.raises(InputError) as error:
+def test_odd_metadata(data: bytes, expected: str) -> None:
+    with pytest.raises(InputError, match=rf"^m\.bin: .*{re.escape(expected)}"):
         parse_metadata(data, "m.bin")
-    assert expected in str(error.value)
-    assert str(error.value).startswith("m.bin: ")
-    assert "\n" not in str(error.value)
 
 
 # --- networks
@@ -321,15 +216,8 @@ def test_odd_metadata(tmp_path: Path, data: bytes, expected: str) -> None:
         (f"[rpn]\nanchor_ratios = {(1,) * 1000}", "expected at most 64 values, got 1000"),
         (f"[rpn]\nanchor_ratios = {(1,) * 30000}", "...: expected at most 65536 characters, got 90000"),
         (f"[scheduler]\nparams = {'[' * 90}", "[scheduler] params = [[["),
+        ('[body]\nbody_params = {"classes": 1000000000}', "body_params: classes 1000000000 is above the limit"),
         ('[body]\nout_channels = {"mod1": 10000000}', 'out_channels = {"mod1": 10000000}: expected at most 16384'),
-        (
-            '[body]\nbody_params = {"classes": 1000000000}',
-            "body_params: classes 1000000000 is above the limit of 16384",
-        ),
-        (
-            f'[body]\nbody_params = {{"width": 100000}}\nout_channels = {dict.fromkeys(("mod1", "mod2", "mod5"), 64)}',
-            "body_params: width 100000 is above the limit of 16384",
-        ),
         ("[roi]\nfc_channels = 65536", "the channels and sizes require"),
         ("[rpn]\nhidden_channels = 16384\n[roi]\nroi_size = (28, 28)\nfc_channels = 9000", "the snapshot has 56"),
     ],
@@ -338,19 +226,6 @@ def test_absurd_networks(tmp_path: Path, text: str, expected: str) -> None:
     path = write_snapshot(tmp_path / "model.pth.tar", config=text)
     with pytest.raises(InputError) as error:
         open_model(path)
-    message = str(error.value)
-    assert expected in message
-    assert str(path) in message
-    assert "\n" not in message
-    assert len(message) < 500
-
-
-def test_pickle_module_of_the_archive_is_not_used(tmp_path: Path) -> None:
-    """A pickle within the limits that hides a call behind data of the old format."""
-    buffer = io.BytesIO()
-    pickle.dump(0x1950A86A20F9469CFC6C, buffer, 2)
-    pickle.dump(1001, buffer, 2)
-    pickle.dump({}, buffer, 2)
-    pickle.dump(Call(print, "run"), buffer, 2)
-    (tmp_path / "model.pth.tar").write_bytes(buffer.getvalue())
-    assert "holds pickled code (builtins.print)" in refusal(tmp_path / "model.pth.tar")
+    assert expected in str(error.value)
+    assert str(path) in str(error.value)
+    assert len(str(error.value)) < 500

@@ -1,33 +1,26 @@
-"""Snapshots of this project and of the original: reading and atomic writing."""
+"""Snapshots of this project and of the original: reading, writing, damage, loading into networks; and other files."""
 
 from __future__ import annotations
 
 import io
 import os
+import pickle
+import warnings
+import zipfile
+import zlib
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from support.small_snapshots import Net, assert_same, save_snapshot, snapshot_of
+from support.small_snapshots import Net, assert_same, refusal, save_snapshot, snapshot_of
+from torch import nn
 
-from seamseg.checkpoints.snapshot import load_into, load_snapshot, network_state
+from seamseg.checkpoints.snapshot import load_into, load_module, load_snapshot, network_state, verify_snapshot
 from seamseg.utils.errors import InputError, SeamsegError
-
-
-def test_round_trip(tmp_path: Path) -> None:
-    net = Net()
-    save_snapshot(tmp_path / "model.pth.tar", snapshot_of(net))
-    read = load_snapshot(tmp_path / "model.pth.tar")
-    assert (read.config, read.training_meta) == ("[general]\nseed = 3\n", {"epoch": 4, "global_step": 10})
-    assert read.metadata == {"num_stuff": 1}
-    other = Net()
-    report = load_into(other, read)
-    assert report.skipped == []
-    assert str(report) == f"loaded {report.loaded} tensors"
-    assert_same(net, other)
 
 
 def test_the_layout_is_the_original_one(tmp_path: Path) -> None:
@@ -62,15 +55,6 @@ def test_snapshots_of_the_original(tmp_path: Path) -> None:
     assert_same(net, other)
 
 
-def test_an_open_file_with_a_name(tmp_path: Path) -> None:
-    buffer = io.BytesIO()
-    torch.save({"config": "", "state_dict": network_state(Net())}, buffer)
-    buffer.seek(0)
-    assert load_snapshot(buffer, "model.zip:model.tar").training_meta == {}
-    with pytest.raises(InputError, match=r"^model\.zip:model\.tar: not a snapshot"):
-        load_snapshot(io.BytesIO(b"nonsense"), "model.zip:model.tar")
-
-
 def test_writing_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.pth.tar"
     save_snapshot(path, snapshot_of(Net()))
@@ -87,10 +71,183 @@ def test_writing_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert [p.name for p in tmp_path.iterdir()] == ["model.pth.tar"]
 
 
-def test_writing_reaches_the_disk_before_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
-    fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda f: (order.append("fsync"), fsync(f)))
-    monkeypatch.setattr(os, "replace", lambda a, b: (order.append("replace"), replace(a, b)))
-    save_snapshot(tmp_path / "model.pth.tar", snapshot_of(Net()))
-    assert order[:2] == ["fsync", "replace"]
+def test_a_good_snapshot_is_verified(tmp_path: Path) -> None:
+    """By the checksums of its records; the format before torch 1.6 has none."""
+    path = tmp_path / "model.pth.tar"
+    save_snapshot(path, snapshot_of(Net()))
+    with mock.patch("zipfile.crc32", wraps=zlib.crc32) as checksum:
+        verify_snapshot(path)
+        assert checksum.call_count > 1
+        torch.save(torch.load(path), path, _use_new_zipfile_serialization=False)
+        checksum.reset_mock()
+        verify_snapshot(path)
+        assert not checksum.called
+
+
+def test_every_flipped_bit_is_found_or_harmless(tmp_path: Path) -> None:
+    """Whatever byte is changed, the snapshot is refused, or everything in it is as it was."""
+    path = tmp_path / "model.pth.tar"
+    save_snapshot(path, snapshot_of(Net()))
+    data = path.read_bytes()
+    good = load_snapshot(path)
+    leaves = torch.utils._pytree.tree_leaves(good.state_dict)
+    found = 0
+    for place in range(0, len(data), 17):
+        path.write_bytes(data[:place] + bytes([data[place] ^ (1 << place % 8)]) + data[place + 1 :])
+        try:
+            verify_snapshot(path)
+        except InputError:
+            found += 1
+            continue
+        read = load_snapshot(path)
+        assert (read.config, read.training_meta, read.metadata) == (good.config, good.training_meta, good.metadata)
+        for a, b in zip(leaves, torch.utils._pytree.tree_leaves(read.state_dict), strict=True):
+            assert torch.equal(a, b)
+    assert found > 0.2 * len(data) / 17
+
+
+# Loading into networks
+
+
+def test_missing_part(tmp_path: Path) -> None:
+    snapshot = snapshot_of(Net())
+    del snapshot.state_dict["sem_head"]
+    with pytest.raises(InputError, match=r"^m\.tar: has no 'sem_head': it is a snapshot of another kind of network$"):
+        load_into(Net(), snapshot, name="m.tar")
+    report = load_into(Net(), snapshot, strict=False)
+    assert report.skipped == ["sem_head (not in the file)"]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("strict", [True, False])
+def test_values_that_are_not_finite(value: float, strict: bool) -> None:
+    """A network with such weights finds nothing, without a word, or fails anywhere."""
+    net = Net()
+    with torch.no_grad():
+        net.roi_head.weight[1, 2] = value
+    with pytest.raises(InputError, match=r"^m\.tar: roi_head\.weight holds values that are not finite"):
+        load_into(Net(), snapshot_of(net), strict, name="m.tar")
+    large = Net()
+    with torch.no_grad():
+        large.roi_head.weight.fill_(3e38)
+    assert load_into(Net(), snapshot_of(large), strict).skipped == [], "their sum overflows"
+
+
+def test_pre_training_skips_and_lists_tensors_that_do_not_fit() -> None:
+    source, net = Net(classes=5), Net(classes=3)
+    before = net.roi_head.weight.clone()
+    report = load_into(net, snapshot_of(source), strict=False)
+    assert [line.partition(" ")[0] for line in report.skipped] == [
+        *("roi_head.weight", "roi_head.bias", "sem_head.weight", "sem_head.bias")
+    ]
+    assert "skipped 4: roi_head.weight (5x4 in the file, 3x4 in the network), roi_head.bias (5 in" in str(report)
+    with pytest.raises(
+        InputError, match=r"^m\.tar: does not fit this network: 4 tensors differ, first roi_head.weight"
+    ):
+        load_into(Net(classes=3), snapshot_of(source), name="m.tar")
+    assert torch.equal(net.roi_head.weight, before)
+    assert_same(source.body, net.body)
+
+
+def test_missing_surplus_and_odd_values() -> None:
+    net = Net()
+    state: dict[str, Any] = dict(net.body.state_dict())
+    del state["conv.bias"]
+    state["conv2.weight"] = torch.zeros(1)
+    state["conv.weight"] = 3
+    report = load_module(net.body, state, "body")
+    assert sorted(report.skipped) == [
+        "body.conv.bias (not in the file)",
+        "body.conv.weight (not a tensor)",
+        "body.conv2.weight (not in the network)",
+    ]
+    assert report.loaded == len(state) - 2
+
+
+def test_a_bare_backbone_fits_a_body_with_a_pyramid() -> None:
+    body = nn.ModuleDict({"backbone": nn.Linear(2, 2), "fpn": nn.Linear(2, 2)})
+    state = {"weight": torch.ones(2, 2), "bias": torch.ones(2)}
+    report = load_module(body, state, "body")
+    assert report.loaded == 2
+    assert torch.equal(body["backbone"].state_dict()["bias"], torch.ones(2))
+
+
+# Files that are not snapshots: a one-line error, and no code in them is run
+
+
+class Evil:
+    """Creates the file `EVIL` in the current folder when unpickled."""
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.system, ("touch EVIL",)
+
+
+def test_missing_file_folder_and_a_zip_of_something_else(tmp_path: Path) -> None:
+    assert refusal(tmp_path / "model.pth.tar").endswith("no such file")
+    assert refusal(tmp_path).endswith("is a folder, not a snapshot file")
+    with zipfile.ZipFile(tmp_path / "photos.zip", "w") as archive:
+        archive.writestr("photo.jpg", b"...")
+    assert "damaged snapshot" in refusal(tmp_path / "photos.zip")
+
+
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("new", [True, False], ids=["zip", "old"])
+def test_truncated(tmp_path: Path, part: float, new: bool) -> None:
+    path = tmp_path / "model.pth.tar"
+    content = {"config": "", "state_dict": network_state(Net()), "training_meta": {}}
+    torch.save(content, path, _use_new_zipfile_serialization=new)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * part)])
+    assert refusal(path).endswith("a truncated or damaged snapshot; copy it again")
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"", "the file is empty; copy it again"),
+        (b"<html>not found</html>", "not a snapshot: it was not written by torch.save"),
+    ],
+)
+def test_other_files(tmp_path: Path, data: bytes, expected: str) -> None:
+    (tmp_path / "model.pth.tar").write_bytes(data)
+    assert refusal(tmp_path / "model.pth.tar").endswith(expected)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"body": {}},
+        {"state_dict": {"conv1.weight": torch.zeros(1)}},
+        torch.zeros(3),
+    ],
+    ids=["bare", "flat", "tensor"],
+)
+def test_checkpoints_of_other_programs(tmp_path: Path, content: Any) -> None:
+    torch.save(content, tmp_path / "model.pth.tar")
+    message = refusal(tmp_path / "model.pth.tar")
+    assert "not a snapshot of this network: it must hold" in message
+    assert "body, rpn_head, roi_head, sem_head" in message
+    torch.save({"state_dict": {"body": [1]}}, tmp_path / "model.pth.tar")
+    assert "its 'body' is not a state dict but a list" in refusal(tmp_path / "model.pth.tar")
+
+
+@pytest.mark.parametrize("how", ["torch", "old torch", 0, 2, 5])
+def test_pickled_code_is_refused_and_not_run(tmp_path: Path, how: str | int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By torch, and by pickles of other programs of each protocol."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "model.pth.tar"
+    content = {"config": Evil(), "state_dict": {"body": {}}}
+    if isinstance(how, int):
+        path.write_bytes(pickle.dumps(content, protocol=how))
+    else:
+        torch.save(content, path, _use_new_zipfile_serialization=how == "torch")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        message = refusal(path)
+    if how in ("torch", "old torch", 2):
+        assert "refused: it holds pickled code" in message
+        assert "system" in message
+    else:
+        # text pickles have no magic number
+        assert "refused" in message or (how == 0 and "not a snapshot" in message)
+    assert not (tmp_path / "EVIL").exists()

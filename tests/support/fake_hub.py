@@ -8,7 +8,6 @@ import json
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,8 +16,6 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-LARGE = 4096
-"""Files from this size on are stored as LFS objects, behind a redirect."""
 TOKEN = "hf_test"
 LICENCES = ("mit", "cc-by-4.0", "cc-by-nc-sa-4.0", "other")
 
@@ -46,11 +43,10 @@ class Repo:
 
 @dataclass
 class FakeHub:
-    """Repositories by name, the bytes of LFS objects, and the requests so far as `METHOD path`."""
+    """Repositories by name, and the requests so far as `METHOD path`."""
 
     endpoint: str = ""
     repos: dict[str, Repo] = field(default_factory=dict)
-    objects: dict[str, bytes] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
     failure: int = 0
 
@@ -61,7 +57,7 @@ class FakeHub:
 
     def fetched(self) -> set[str]:
         """Names of the files whose content was requested."""
-        return {line.rpartition("/")[2] for line in self.requests if re.match(r"GET /(cdn|.+/resolve)/", line)}
+        return {line.rpartition("/")[2] for line in self.requests if re.match(r"GET /.+/resolve/", line)}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -87,23 +83,13 @@ class _Handler(BaseHTTPRequestHandler):
     def error(self, code: int, name: str, text: str = "", **headers: str) -> None:
         self.json({"error": text or name}, code, X_Error_Code=name, X_Error_Message=text or name, **headers)
 
-    def content(self) -> bytes:
-        if self.headers.get("Transfer-Encoding") == "chunked":
-            data = b""
-            while size := int(self.rfile.readline(), 16):
-                data += self.rfile.read(size)
-                self.rfile.readline()
-            self.rfile.readline()
-            return data
-        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
-
     def permitted(self) -> bool:
         return self.headers.get("Authorization") == f"Bearer {TOKEN}"
 
     def answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
         self.hub.requests.append(f"{self.command} {path}")
-        body = self.content()
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if self.hub.failure:
             return self.error(self.hub.failure, "", "the hub is being repaired")
         method = "GET" if self.command == "HEAD" else self.command
@@ -113,7 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return answer(self, body, *match.groups())
         return self.error(404, "NotFound")
 
-    do_GET = do_HEAD = do_POST = do_PUT = answer
+    do_GET = do_HEAD = do_POST = answer
 
     def found(self, name: str, revision: str = "main") -> tuple[Repo, str] | None:
         """The repository and commit of a request, or None after an error was sent."""
@@ -150,20 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
         data = repo.commits[commit].get(file)
         if data is None:
             return self.error(404, "EntryNotFound", X_Repo_Commit=commit)
-        entry = _entry(file, data)
-        if "lfs" not in entry:
-            kind = "text/plain"
-            return self.reply(200, data, kind, ETag=f'"{entry["oid"]}"', X_Repo_Commit=commit)
-        oid = entry["lfs"]["oid"]
-        self.hub.objects[oid] = data
-        linked = {"X_Linked_Etag": f'"{oid}"', "X_Linked_Size": str(len(data)), "X_Repo_Commit": commit}
-        # another host, as that of the CDN: the library must not send its token there
-        elsewhere = self.hub.endpoint.replace("127.0.0.1", "localhost")
-        return self.reply(302, Location=f"{elsewhere}/cdn/{oid}/{file}", **linked)
-
-    def cdn(self, _: bytes, oid: str, __: str) -> None:
-        assert "Authorization" not in self.headers
-        self.reply(200, self.hub.objects[oid], "application/octet-stream", ETag=f'"{oid}"')
+        return self.reply(200, data, "text/plain", ETag=f'"{_entry(file, data)["oid"]}"', X_Repo_Commit=commit)
 
     # --- writing
 
@@ -188,40 +161,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def preupload(self, body: bytes, name: str, revision: str) -> None:
         if self.found(name, revision):
-            files = [
-                {"path": f["path"], "uploadMode": "lfs" if f["size"] >= LARGE else "regular", "shouldIgnore": False}
-                for f in json.loads(body)["files"]
-            ]
-            self.json({"files": files})
-
-    def batch(self, body: bytes, name: str) -> None:
-        answers = []
-        for wanted in json.loads(body)["objects"]:
-            links = {"upload": {"href": f"{self.hub.endpoint}/lfs/{wanted['oid']}"},
-                     "verify": {"href": f"{self.hub.endpoint}/lfs/{wanted['oid']}/verify"}}  # fmt: skip
-            answers.append({**wanted, **({} if wanted["oid"] in self.hub.objects else {"actions": links})})
-        self.json({"transfer": "basic", "objects": answers})
-
-    def store(self, body: bytes, oid: str) -> None:
-        assert hashlib.sha256(body).hexdigest() == oid
-        self.hub.objects[oid] = body
-        self.reply(200)
-
-    def verify(self, body: bytes, oid: str) -> None:
-        assert json.loads(body)["size"] == len(self.hub.objects[oid])
-        self.reply(200)
+            paths = [file["path"] for file in json.loads(body)["files"]]
+            self.json({"files": [{"path": p, "uploadMode": "regular", "shouldIgnore": False} for p in paths]})
 
     def commit(self, body: bytes, name: str, revision: str) -> None:
         found = self.found(name, revision)
         if not found:
             return
-        files = {}
-        for line in map(json.loads, body.splitlines()):
-            value = line["value"]
-            if line["key"] == "file":
-                files[value["path"]] = base64.b64decode(value["content"])
-            elif line["key"] == "lfsFile":
-                files[value["path"]] = self.hub.objects[value["oid"]]
+        sent = [line["value"] for line in map(json.loads, body.splitlines()) if line["key"] == "file"]
+        files = {value["path"]: base64.b64decode(value["content"]) for value in sent}
         commit = found[0].commit(files, revision)
         url = f"{self.hub.endpoint}/{name}/commit/{commit}"
         self.json({"success": True, "commitOid": commit, "commitUrl": url})
@@ -229,11 +177,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _entry(path: str, data: bytes) -> dict[str, Any]:
     """The entry of a file in a listing."""
-    entry: dict[str, Any] = {"type": "file", "path": path, "size": len(data)}
-    entry["oid"] = hashlib.sha1(f"blob {len(data)}\0".encode() + data).hexdigest()
-    if len(data) >= LARGE:
-        entry["lfs"] = {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 134}
-    return entry
+    oid = hashlib.sha1(f"blob {len(data)}\0".encode() + data).hexdigest()
+    return {"type": "file", "path": path, "size": len(data), "oid": oid}
 
 
 _REPO = r"([\w.-]+/[\w.-]+)"
@@ -241,48 +186,29 @@ _ROUTES: list[tuple[str, str, Any]] = [
     ("GET", rf"/api/models/{_REPO}(?:/revision/(.+))?", _Handler.info),
     ("GET", rf"/api/models/{_REPO}/tree/([^/]+|refs/pr/\d+)/?", _Handler.tree),
     ("GET", rf"/{_REPO}/resolve/([^/]+|refs/pr/\d+)/(.+)", _Handler.resolve),
-    ("GET", r"/cdn/(\w+)/(.+)", _Handler.cdn),
     ("POST", r"/api/repos/create", _Handler.create),
     ("POST", r"/api/validate-yaml", _Handler.validate),
     ("POST", rf"/api/models/{_REPO}/preupload/(.+)", _Handler.preupload),
-    ("POST", rf"/{_REPO}\.git/info/lfs/objects/batch", _Handler.batch),
-    ("PUT", r"/lfs/(\w+)", _Handler.store),
-    ("POST", r"/lfs/(\w+)/verify", _Handler.verify),
     ("POST", rf"/api/models/{_REPO}/commit/(.+)", _Handler.commit),
 ]
 
 
-@contextmanager
-def serve() -> Iterator[FakeHub]:
-    """Run the hub on a free port of this machine."""
+@pytest.fixture
+def fake_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """The hub on a free port of this machine, with an empty cache in `tmp_path / "cache"`, without xet."""
+    from huggingface_hub import constants
+
     hub = FakeHub()
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
     hub.endpoint = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-def variables(hub: FakeHub, cache: Path) -> dict[str, str]:
-    """Environment variables by which huggingface_hub uses this hub and this cache, without xet."""
-    return {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN}
-
-
-@pytest.fixture
-def fake_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    """The hub for this process, with an empty cache in `tmp_path / "cache"`."""
-    from huggingface_hub import constants
-
-    with serve() as hub:
-        monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
-        template = hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
-        yield hub
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+    template = hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    yield hub
+    server.shutdown()
+    server.server_close()
