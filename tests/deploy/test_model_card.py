@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,9 @@ import pytest
 from huggingface_hub import ModelCard
 from support.fake_hub import FakeHub, Repo, fake_hub
 from support.micro import narrow_body
-from support.shared_models import CLASSES, config_of, write_classifier, write_run
+from support.shared_models import CLASSES, write_classifier, write_run
 
 from seamseg.checkpoints.bundle import open_model
-from seamseg.classification.config import ClassifierConfig, InputConfig
 from seamseg.config import config_from_string
 from seamseg.deploy.model_card import CardOptions, model_card, push_model
 from seamseg.deploy.model_folder import ConversionOptions, ConvertedModel
@@ -57,56 +55,40 @@ def write_scores(path: Path, content: Any) -> Path:
 # --- upload
 
 
-@pytest.mark.parametrize("private", [False, True])
-def test_what_is_uploaded_is_what_is_loaded(fake_hub: FakeHub, run: Path, private: bool) -> None:
-    uri = push(run, licence="cc-by-4.0", private=private)
+def test_what_is_uploaded_is_what_is_loaded(fake_hub: FakeHub, run: Path) -> None:
+    uri = push(run, licence="cc-by-4.0", private=True)
     repo = fake_hub.repos[NAME]
-    assert repo.private is private
+    assert repo.private
     assert uri == f"hf://{NAME}@{repo.revisions['main']}"
     assert set(repo.commits[repo.revisions["main"]]) == {*FILES, ".gitattributes"}
     assert len(repo.commits) == 2, "the files come in one commit"
-    weights = next(line for line in fake_hub.requests if line.startswith("PUT /lfs/"))
-    assert f"POST {weights.removeprefix('PUT ')}/verify" in fake_hub.requests
     with narrow_body():
         model = open_model(uri)
     assert (model.metadata, model.licence) == (CLASSES, "cc-by-4.0")
-    # the same again: no weights are transferred
-    fake_hub.requests.clear()
-    push(run, licence="cc-by-4.0", private=private)
-    assert not [line for line in fake_hub.requests if line.startswith("PUT ")]
 
 
-def test_a_public_repository_is_not_taken_for_a_private_one(fake_hub: FakeHub, run: Path) -> None:
+def test_uploads_that_are_refused(fake_hub: FakeHub, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A licence that the hub does not know, a public repository for a private model, no permission, no network."""
+    with pytest.raises(InputError, match=r'Invalid metadata in README\.md\. - "license" must be one of') as error:
+        push(run, licence="cc-by-40")
+    assert "\n" not in str(error.value)
     fake_hub.repos[NAME] = Repo(private=False)
     before = fake_hub.repos[NAME].commit({"a": b"b"})
     with pytest.raises(InputError, match="exists and is public, nothing was uploaded"):
         push(run, private=True)
     assert fake_hub.repos[NAME].find("main") == before
-
-
-def test_a_rejected_card_uploads_nothing(fake_hub: FakeHub, run: Path) -> None:
-    with pytest.raises(InputError, match=r'Invalid metadata in README\.md\. - "license" must be one of') as error:
-        push(run, licence="cc-by-40")
-    assert "\n" not in str(error.value)
-    assert not [line for line in fake_hub.requests if line.startswith("PUT ") or "/commit/" in line]
-
-
-def test_no_permission(fake_hub: FakeHub, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "wrong")
     with pytest.raises(InputError, match="not permitted: log in with `hf auth login` or set HF_TOKEN") as error:
-        push(run)
+        push(run, "someone/else")
     assert "\n" not in str(error.value)
-    assert fake_hub.repos == {}
-
-
-def test_no_network(fake_hub: FakeHub, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "someone/else" not in fake_hub.repos
+    assert not [line for line in fake_hub.requests if "/commit/" in line]
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(SeamsegError, match=f"hf://{NAME}: ConnectError: ") as error:
+    with pytest.raises(SeamsegError, match=f"hf://{NAME}: ConnectError: "):
         push(run)
-    assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["street", "a/b/c", "hf://a/b", "a b/c", "../c"])
+@pytest.mark.parametrize("name", ["street", "a/b/c", "hf://a/b"])
 def test_names_of_repositories(run: Path, name: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not the name of a repository: give user/repo"):
         push(run, name, folder=tmp_path / "out")
@@ -137,12 +119,9 @@ def test_the_card(run: Path, tmp_path: Path) -> None:
         "license": "cc-by-4.0",
     }
     named = write_scores(tmp_path / "named.json", PANOPTIC | {"mIoU_segments": 0.5})
-    ious = [
-        (m.metric_name, m.metric_value) for m in card_of(tmp_path / "out", run, scores=named).data.eval_results[-2:]
-    ]
+    results = card_of(tmp_path / "out", run, scores=named).data.eval_results[-2:]
+    ious = [(m.metric_name, m.metric_value) for m in results]
     assert ious == [("mIoU (class map)", 75.0), ("mIoU (segments)", 50.0)]
-    result = card.data.eval_results[0]
-    assert (result.dataset_name, result.task_type) == ("cityscapes", "image-segmentation")
     assert "| PQ | 61.23 |" in card.text
     assert '\nmodel = seamseg.load("hf://someone/street")\n' in card.text
     assert "\nseamseg predict hf://someone/street photos/ out/\n" in card.text
@@ -155,7 +134,6 @@ def test_the_card(run: Path, tmp_path: Path) -> None:
     [
         # 4 times the shortest side, which is more than the training allows
         ("shortest_size = 512\nlongest_max_size = 600", "shortest side 512, longest at most 2048 pixels"),
-        ("shortest_size = 512\nlongest_max_size = 4096", "shortest side 512, longest at most 4096 pixels"),
         ("shortest_size = 512\nlongest_size = 2048", "longest side 2048 pixels"),
     ],
 )
@@ -165,24 +143,12 @@ def test_the_input_size_is_that_of_predict(keys: str, stated: str) -> None:
     assert f"| input | {stated} |" in text
     size = InferenceOptions().input_size(config).of((1000, 9000))
     assert max(size) == int(stated.split()[-2])
-    classifier = ClassifierConfig(input=InputConfig(scale_val=-1, crop_val=200))
-    made = ConvertedModel("classification", classifier, CLASSES, {}, "")
-    assert "| input | centre crop 200 pixels |" in model_card(made, NAME, CardOptions(), huggingface_hub)
-
-
-def test_a_body_of_timm() -> None:
-    config = config_of("panoptic")
-    config = replace(config, body=replace(config.body, body="timm:convnext_atto"))
-    text = model_card(ConvertedModel("panoptic", config, CLASSES, {}, ""), NAME, CardOptions(), huggingface_hub)
-    assert ModelCard(text).data.tags == ["panoptic-segmentation", "timm", "convnext_atto", "safetensors"]
-    assert "\npip install 'seamseg[torch,hub,timm]'\n" in text
 
 
 @pytest.mark.parametrize(
     ("licence", "stated"),
     [
         ("CC BY-NC-SA 4.0", {"license": "cc-by-nc-sa-4.0"}),
-        ("internal use only", {"license": "other", "license_name": "internal use only"}),
         ("Ask us: a@b.c", {"license": "other", "license_name": "Ask us: a@b.c"}),
         ("", {}),
     ],
@@ -197,12 +163,7 @@ def test_licences(run: Path, tmp_path: Path, licence: str, stated: dict[str, str
 @pytest.mark.parametrize(
     ("kind", "content", "pipeline", "first"),
     [
-        (
-            "instance_seg",
-            {"box": {"AP": 0.5}, "mask": {"AP": 0.25, "AP50": 0.5}},
-            "image-segmentation",
-            ("mask AP", 25.0),
-        ),
+        ("instance_seg", {"box": {"AP": 0.5}, "mask": {"AP": 0.25}}, "image-segmentation", ("mask AP", 25.0)),
         ("detection", {"box": {"AP": 0.5, "AP50": 0.75}}, "object-detection", ("box AP", 50.0)),
         ("semantic", {"mIoU": 0.5, "accuracy": 0.875}, "image-segmentation", ("mIoU", 50.0)),
         ("classification", {"top1": 76.5, "top5": 93.25}, "image-classification", ("top-1 accuracy", 76.5)),
@@ -223,8 +184,6 @@ def test_other_kinds(kind: str, content: Any, pipeline: str, first: tuple[str, f
     [
         ("{", "not JSON, or a truncated one"),
         ("[]", "no PQ: not the scores of a network of kind panoptic"),
-        ({"mIoU": 0.5}, "no PQ: not the scores of a network of kind panoptic"),
-        ({"PQ": "0.5"}, "no PQ: not the scores"),
         ({"PQ": None}, "no PQ: not the scores"),
         ({"PQ": 0.5, "per_class": {"car": {}}}, "scores of 1 classes, the model has 3"),
     ],

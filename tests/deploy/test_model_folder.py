@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import json
-import re
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import save_file
 from support.micro import narrow_body
-from support.shared_models import CLASSES, config_of, write_classifier, write_run, write_zip
+from support.shared_models import CLASSES, config_of, write_classifier, write_run
 
 import seamseg
 from seamseg.checkpoints.bundle import open_model
 from seamseg.checkpoints.model_path import digest
-from seamseg.checkpoints.pretrained import load_body_weights, load_pretrained
 from seamseg.config import config_to_string
 from seamseg.deploy.model_card import push_model
 from seamseg.deploy.model_folder import ConversionOptions, ConvertedModel, convert_model
@@ -53,17 +51,7 @@ def folder(run: Path) -> Path:
 @pytest.fixture
 def copy(folder: Path, tmp_path: Path) -> Path:
     """A copy of the converted model, to damage."""
-    (tmp_path / "copy").mkdir()
-    for file in folder.iterdir():
-        (tmp_path / "copy" / file.name).write_bytes(file.read_bytes())
-    return tmp_path / "copy"
-
-
-@pytest.fixture(scope="module")
-def photo(run: Path) -> Path:
-    path = run.parent / "photo.png"
-    Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 96, 3)).astype(np.uint8)).save(path)
-    return path
+    return Path(shutil.copytree(folder, tmp_path / "copy"))
 
 
 def refusal(model: Path, **options: Any) -> str:
@@ -89,13 +77,8 @@ def assert_same_weights(model: Path, folder: Path) -> None:
 # --- what a folder holds
 
 
-SLOW = pytest.mark.slow
-
-
-@pytest.mark.parametrize(
-    "kind", ["panoptic", "semantic", pytest.param("instance_seg", marks=SLOW), pytest.param("detection", marks=SLOW)]
-)
-def test_every_kind_keeps_its_weights_and_results(kind: str, tmp_path: Path, photo: Path) -> None:
+@pytest.mark.parametrize("kind", ["panoptic", "semantic"])
+def test_every_kind_keeps_its_weights_and_results(kind: str, tmp_path: Path, micro: Path) -> None:
     model = write_run(tmp_path / "run", kind)
     made = convert(model, tmp_path / "out", licence="mit")
     assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
@@ -105,11 +88,9 @@ def test_every_kind_keeps_its_weights_and_results(kind: str, tmp_path: Path, pho
     assert made.num_parameters == sum(p.numel() for p in net.parameters())
     assert_same_weights(model, tmp_path / "out")
     with narrow_body():
-        first, second = (seamseg.load(path, "cpu").predict(photo) for path in (model, tmp_path / "out"))
-    for name in ("boxes", "scores", "classes", "masks", "classmap"):
-        ours, theirs = (getattr(result.prediction, name, None) for result in (first, second))
-        assert (ours is None) == (theirs is None)
-        assert ours is None or np.array_equal(ours, theirs), name
+        nets = [seamseg.load(path, "cpu") for path in (model, tmp_path / "out")]
+        first, second = (net.predict(micro / "img" / "val0.png") for net in nets)
+    assert first == second
 
 
 def test_the_files(folder: Path) -> None:
@@ -143,14 +124,10 @@ def test_the_moving_average_is_what_is_shared(tmp_path: Path) -> None:
     assert torch.equal(open_model(tmp_path / "out").snapshot.state_dict["roi_head"][name], 2 * plain)
 
 
-def test_a_published_zip_and_a_converted_folder_are_models_too(tmp_path: Path) -> None:
-    model = write_zip(tmp_path)
-    convert(model, tmp_path / "out", licence="cc-by-nc-sa-4.0")
-    assert_same_weights(model, tmp_path / "out")
-    again = convert(tmp_path / "out", tmp_path / "again")
-    assert again.licence == "cc-by-nc-sa-4.0"
+def test_a_converted_folder_is_a_model_too(folder: Path, tmp_path: Path) -> None:
+    assert convert(folder, tmp_path / "again").licence == "cc-by-4.0"
     for name in FILES:
-        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
+        assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes()
 
 
 def test_a_detector_of_a_panoptic_model_has_its_parts_only(run: Path, tmp_path: Path) -> None:
@@ -166,12 +143,12 @@ def test_a_detector_of_a_panoptic_model_has_its_parts_only(run: Path, tmp_path: 
 # --- where it loads
 
 
-def test_commands(folder: Path, photo: Path, micro: Path, tmp_path: Path, seamseg_main: Callable[..., int]) -> None:
+def test_commands(folder: Path, micro: Path, tmp_path: Path, seamseg_main: Callable[..., int]) -> None:
     with narrow_body():
+        photo = micro / "img" / "val0.png"
         assert seamseg_main("predict", folder, photo, tmp_path / "out", "--device", "cpu", "--quiet") == 0
         head = json.loads((tmp_path / "out" / "predictions.jsonl").read_text().splitlines()[0])
         assert seamseg_main("evaluate", folder, micro, "--device", "cpu", "--json", tmp_path / "s.json", "--quiet") == 0
-    assert (tmp_path / "out" / "photo.jpg").is_file()
     assert digest(folder) in json.dumps(head)
     assert digest(folder / "metadata.json")[:12] in json.dumps(head)
     assert "PQ" in json.loads((tmp_path / "s.json").read_text())
@@ -181,84 +158,32 @@ def test_weights_and_metadata_alone(run: Path, folder: Path, tmp_path: Path) -> 
     assert_same_weights(run, folder / "model.safetensors")
     assert open_model(run / "model_last.pth.tar", meta=folder / "metadata.json").metadata == CLASSES
     (tmp_path / "w.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
-    assert refusal(tmp_path / "w.safetensors").endswith("holds no configuration; give its INI file with `config=FILE`")
     assert open_model(tmp_path / "w.safetensors", folder / "config.ini", folder / "metadata.json").metadata == CLASSES
-
-
-@pytest.mark.parametrize("name", ["{}", "body:{}", "{}/model.safetensors", "body:{}/model.safetensors"])
-def test_pre_training(folder: Path, name: str) -> None:
-    with narrow_body():
-        net = build_network(config_of("panoptic"), 2, 1)
-        report = load_pretrained(net, name.format(folder))
-    assert report.skipped == []
-    state = open_model(folder).snapshot.state_dict
-    for part in ("body",) if name.startswith("body:") else state:
-        for key, value in getattr(net, part).state_dict().items():
-            assert torch.equal(value, state[part][key])
-
-
-def test_pre_training_with_foreign_safetensors(folder: Path, tmp_path: Path) -> None:
-    """Weights of a backbone under bare names, as other projects share them."""
-    body = open_model(folder).snapshot.state_dict["body"]
-    bare = {k.removeprefix("backbone."): v.clone() for k, v in body.items() if k.startswith("backbone.")}
-    path = tmp_path / "bare.safetensors"
-    save_file(bare, path)
-    with narrow_body():
-        net = build_network(config_of("panoptic"), 2, 1)
-    for report in (load_body_weights(net, str(path)), load_pretrained(net, f"body:{path}")):
-        assert (report.loaded, report.skipped) == (len(bare), [])
-    assert torch.equal(net.body.backbone.mod1.conv1.weight, bare["mod1.conv1.weight"])
-    with pytest.raises(InputError, match="not the weights of a network of seamseg"):
-        load_pretrained(net, str(path))
 
 
 def test_classifier(tmp_path: Path) -> None:
     run = write_classifier(tmp_path / "run")
     made = convert(run, tmp_path / "out", licence="mit")
-    assert {p.name for p in (tmp_path / "out").iterdir()} == {
-        "model.safetensors",
-        "config.json",
-        "classes.json",
-        "metadata.json",
-    }
+    files = {"model.safetensors", "config.json", "classes.json", "metadata.json"}
+    assert {p.name for p in (tmp_path / "out").iterdir()} == files
     assert (made.kind, made.metadata.categories) == ("classification", ["class 0", "class 1", "class 2"])
     image = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     first = seamseg.classifier(run / "config.json", run / "model_best.pth.tar", "cpu")(image)
-    for arguments in (
-        (tmp_path / "out",),
-        (run,),
-        (tmp_path / "out" / "config.json", tmp_path / "out"),
-        (tmp_path / "out" / "config.json", tmp_path / "out" / "model.safetensors"),
-    ):
+    for arguments in ((tmp_path / "out",), (run,), (tmp_path / "out" / "config.json", tmp_path / "out")):
         assert torch.equal(seamseg.classifier(*arguments, device="cpu")(image), first)
-    assert convert(tmp_path / "out", tmp_path / "again").licence == "mit"
-    assert convert(tmp_path / "out" / "model.safetensors", tmp_path / "third").metadata == made.metadata
-    assert "another number of classes" not in refusal(tmp_path / "out")
+    assert convert(tmp_path / "out" / "model.safetensors", tmp_path / "again").metadata == made.metadata
+    assert convert(tmp_path / "out", tmp_path / "again", force=True).licence == "mit"
 
 
 # --- something wrong
 
 
-def damaged_weights(data: bytes) -> dict[str, bytes]:
-    length = struct.unpack("<Q", data[:8])[0]
-    return {
-        "truncated": data[:-100],
-        "in the header": data[:50],
-        "empty": b"",
-        "no header": data[:4],
-        "text": b"# not weights at all\n" * 40,
-        "header length": struct.pack("<Q", 1 << 40) + data[8:],
-        "header text": data[:8] + b"[" * length + data[8 + length :],
-        "more data": data + b"\0" * 64,
-    }
-
-
-@pytest.mark.parametrize("name", list(damaged_weights(struct.pack("<Q", 8) + b" " * 8)))
-def test_damaged_weights(copy: Path, name: str) -> None:
+@pytest.mark.parametrize("cut", ["truncated", "empty", "header"])
+def test_damaged_weights(copy: Path, cut: str) -> None:
     path = copy / "model.safetensors"
-    path.write_bytes(damaged_weights(path.read_bytes())[name])
-    message = refusal(copy)
-    assert message.startswith(f"{path}: truncated, damaged, or not a safetensors file (")
+    data = path.read_bytes()
+    path.write_bytes({"truncated": data[:-100], "empty": b"", "header": struct.pack("<Q", 1 << 40) + data[8:]}[cut])
+    assert refusal(copy).startswith(f"{path}: truncated, damaged, or not a safetensors file (")
 
 
 def test_other_files_as_weights(run: Path, copy: Path) -> None:
@@ -280,9 +205,7 @@ def test_weights_of_another_size(copy: Path, tmp_path: Path) -> None:
     flat = {f"{part}.{key}": value.clone() for part, tensors in state.items() for key, value in tensors.items()}
     flat["roi_head.fc1.weight"] = torch.zeros(2, 2)
     save_file(flat, copy / "model.safetensors")
-    with narrow_body(), pytest.raises(InputError, match="does not fit this network: 1 tensors differ"):
-        seamseg.load(copy, "cpu")
-    with pytest.raises(InputError, match="does not fit"):
+    with pytest.raises(InputError, match="does not fit this network: 1 tensors differ"):
         convert(copy, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -302,79 +225,59 @@ def test_damaged_metadata(copy: Path, text: str, expected: str) -> None:
     assert refusal(copy).startswith(f"{copy / 'metadata.json'}: {expected}")
 
 
-@pytest.mark.parametrize("kind", ["evil", "semantic", 5])
-def test_another_kind(copy: Path, kind: object) -> None:
+def test_another_kind_and_lacking_files(copy: Path) -> None:
     stated = json.loads((copy / "metadata.json").read_text())
-    (copy / "metadata.json").write_text(json.dumps(stated | {"kind": kind}))
-    wanted = f"{copy / 'model.safetensors'}: metadata.json states kind {kind}, its config.ini panoptic"
+    (copy / "metadata.json").write_text(json.dumps(stated | {"kind": "evil"}))
+    wanted = f"{copy / 'model.safetensors'}: metadata.json states kind evil, its config.ini panoptic"
     assert refusal(copy).startswith(wanted)
+    for file, expected in (
+        ("metadata.json", "holds no classes; give metadata.bin with `meta=FILE`"),
+        ("config.ini", "holds no configuration"),
+        ("model.safetensors", "nor model.safetensors"),
+    ):
+        (copy / file).unlink()
+        assert expected in refusal(copy)
 
 
-def test_lacking_files(copy: Path) -> None:
-    (copy / "metadata.json").unlink()
-    assert "holds no classes; give metadata.bin with `meta=FILE`" in refusal(copy)
-    (copy / "config.ini").unlink()
-    assert "holds no configuration" in refusal(copy)
-    (copy / "model.safetensors").unlink()
-    assert "nor model.safetensors" in refusal(copy)
-
-
-def test_folders_that_are_not_overwritten(run: Path, folder: Path, tmp_path: Path) -> None:
-    before = {path: path.read_bytes() for path in run.iterdir()}
-    with pytest.raises(InputError, match=r"holds other files \(model_last.pth.tar\): choose a new folder"):
-        convert(run, run, force=True)
-    assert {path: path.read_bytes() for path in run.iterdir()} == before
+def test_folders_that_are_not_overwritten(
+    run: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.txt").write_text("a")
-    with pytest.raises(InputError, match=r"holds other files \(a.txt\)"):
-        convert(run, tmp_path / "notes", force=True)
-    with pytest.raises(InputError, match="exists; use `force=True` to overwrite it"):
-        convert(run, folder)
-    with pytest.raises(InputError, match="is a file, the output is a folder"):
-        convert(run, tmp_path / "notes" / "a.txt")
+    for target, force, expected in (
+        (run, True, r"holds other files \(model_last.pth.tar\): choose a new folder"),
+        (tmp_path / "notes", True, r"holds other files \(a.txt\)"),
+        (folder, False, "exists; use `force=True` to overwrite it"),
+        (tmp_path / "notes" / "a.txt", False, "is a file, the output is a folder"),
+    ):
+        with pytest.raises(InputError, match=expected):
+            convert(run, target, force=force)
     convert(run, tmp_path / "out")
     convert(run, tmp_path / "out", licence="mit", force=True)
     assert open_model(tmp_path / "out").licence == "mit"
-    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
-
-
-def test_nothing_is_left_by_a_failure(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("seamseg.deploy.model_folder.write_json", full)
+    monkeypatch.setattr("seamseg.deploy.model_folder.write_json", Mock(side_effect=OSError(28, "No space left")))
     with pytest.raises(SeamsegError, match="No space left"):
-        convert(run, tmp_path / "out")
-    assert [*(tmp_path / "out").iterdir()] == []
-
-
-def test_another_model_in_a_folder_of_a_classifier(run: Path, tmp_path: Path) -> None:
-    """The files of the classifier are left, as in a repository on the hub; metadata.json decides."""
-    convert(write_classifier(tmp_path / "things"), tmp_path / "out")
-    convert(run, tmp_path / "out", force=True)
-    assert (tmp_path / "out" / "config.json").is_file()
-    assert convert(tmp_path / "out", tmp_path / "again").kind == "panoptic"
+        convert(run, tmp_path / "full")
+    assert [*(tmp_path / "full").iterdir()] == []
 
 
 def test_networks_of_other_libraries_and_exported_ones_are_not_converted(tmp_path: Path) -> None:
     (tmp_path / "a.onnx").write_bytes(b"")
     with pytest.raises(InputError, match="is an exported network: give the model that it was exported from"):
         convert(tmp_path / "a.onnx", tmp_path / "out")
-    (tmp_path / "config.json").write_text('{"model_type": "eomt"}')
-    for model in (str(tmp_path), "torchvision:maskrcnn_resnet50_fpn"):
-        message = f"^{re.escape(model)}: is no network of seamseg: share it as it is, with its own model card"
-        with pytest.raises(InputError, match=message):
-            convert_model(model, tmp_path / "out")
-        with pytest.raises(InputError, match=message):
-            push_model(model, "a/b", folder=tmp_path / "card")
+    model = "torchvision:maskrcnn_resnet50_fpn"
+    message = f"^{model}: is no network of seamseg: share it as it is, with its own model card"
+    with pytest.raises(InputError, match=message):
+        convert_model(model, tmp_path / "out")
+    with pytest.raises(InputError, match=message):
+        push_model(model, "a/b", folder=tmp_path / "card")
 
 
 def test_without_safetensors(folder: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "safetensors.torch", None)
     monkeypatch.setitem(__import__("sys").modules, "safetensors", None)
     assert refusal(folder).endswith("pip install 'seamseg[hub]'")
-    stated = re.escape(f"{tmp_path / 'out' / 'model.safetensors'}: needs safetensors ")
-    with pytest.raises(InputError, match=stated + r".*: pip install 'seamseg\[hub\]'"):
+    with pytest.raises(InputError, match=r"model\.safetensors: needs safetensors "):
         convert(run, tmp_path / "out")
     with pytest.raises(InputError, match=r"^a/b: needs safetensors "):
         push_model(run, "a/b", folder=tmp_path / "out")
@@ -388,8 +291,6 @@ def test_the_command(run: Path, tmp_path: Path, seamseg_main: Callable[..., int]
         assert seamseg_main("convert-model", run, tmp_path / "out", "--licence", "mit") == 0
         printed = capsys.readouterr().out
         assert seamseg_main("convert-model", run, tmp_path / "out") == 2
-    assert [line.split()[0] for line in printed.splitlines()[:3]] == [str(tmp_path / "out" / n) for n in sorted(FILES)]
     assert "panoptic, 3 classes" in printed
-    assert "licence: mit" in printed
     error = capsys.readouterr().err
     assert error == f"seamseg convert-model: {tmp_path / 'out'}: exists; use --force to overwrite it\n"

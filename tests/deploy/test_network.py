@@ -60,16 +60,6 @@ def test_number_of_detections(overrides, rows, counts):
     assert by_class == (rows != 16)
 
 
-def test_the_padding_does_not_matter():
-    image, size = picture()
-    other = image.clone()
-    other[:, :, size[0] :] = 7
-    other[:, :, :, size[1] :] = 9
-    net = exported_net("panoptic")
-    first, second = run(net, image, size), run(net, other, size)
-    assert all(torch.equal(first[name], second[name]) for name in first)
-
-
 def test_a_classifier():
     images = torch.randn(2, 3, 64, 64)
     net = exported_net("classification")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,8 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import helper
-from PIL import Image
 from support.micro import micro, seamseg_main
-from support.serving import png, serving
-from support.tiny_transformers import CITYSCAPES, SIDE, photo, save
+from support.tiny_transformers import SIDE, photo, save
 
 import seamseg
 from seamseg.deploy.compare import compare
@@ -22,10 +19,9 @@ from seamseg.deploy.export import export_model
 from seamseg.deploy.onnx import _flatten_constant_gathers
 from seamseg.deploy.source import ExportOptions
 from seamseg.formats.exported import ExportedMetadata
-from seamseg.formats.metadata import Metadata, read_metadata
+from seamseg.formats.metadata import Metadata
 from seamseg.inference.exported import ExportedModel
 from seamseg.inference.options import InferenceOptions
-from seamseg.inference.queries import prediction_of_queries
 from seamseg.utils.errors import InputError
 
 __all__ = ["micro", "seamseg_main"]
@@ -52,10 +48,7 @@ def test_maps_are_those_of_the_network(tmp_path: Path, family: str) -> None:
     assert report.metadata.size == ((SIDE, SIDE) if square else SIZE)
     assert (report.metadata.licence, report.metadata.metadata.num_thing) == ("mit", 8)
     (difference,) = report.differences.values()
-    assert difference.equal_pixels is not None
-    assert difference.equal_pixels > 0.999
-    assert difference.equal_segments is not None
-    assert difference.equal_segments > 0.999
+    assert min(difference.equal_pixels or 0, difference.equal_segments or 0) > 0.999
     assert difference.values is not None
     assert difference.values < 1e-3
     options = SURE if square else {**SURE, "shortest_size": SIZE[0]}
@@ -91,40 +84,6 @@ def test_padding_is_masked(tmp_path: Path) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(black, white, strict=True))
 
 
-@pytest.mark.slow
-def test_logits_of_no_class_count_as_no_object(tmp_path: Path) -> None:
-    names = [*CITYSCAPES[:5], "N/A", *CITYSCAPES[5:]]
-    folder, file = annealed("eomt", tmp_path / "net", names=names), tmp_path / "net.onnx"
-    classes = export_model(folder, file).metadata.query_classes
-    assert classes is not None
-    assert sorted(classes) == list(range(19))
-    wanted, found = (seamseg.load(path, device="cpu", **SURE).raw([photo(SIDE, SIDE)])[0] for path in (folder, file))
-    np.testing.assert_allclose(found.queries.scores, wanted.queries.scores, atol=1e-4)
-
-
-@pytest.mark.slow
-def test_commands_take_the_file(
-    tmp_path: Path, micro: Path, seamseg_main: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`export`, `predict`, `evaluate` and `serve`, of classes of one's own."""
-    classes = read_metadata(micro / "metadata.bin")
-    folder = annealed("eomt", tmp_path / "net", names=classes.categories[::-1])
-    file, meta = tmp_path / "net.onnx", micro / "metadata.bin"
-    assert seamseg_main("export", folder, file, "--meta", meta, "--licence", "CC0", "--quiet") == 0
-    printed = capsys.readouterr().out
-    assert re.search(rf"network +panoptic, part all, input {SIDE} x {SIDE} \(height x width\), fp32", printed)
-    words = ("--score-threshold", "0.1", "--quiet")
-    assert seamseg_main("evaluate", file, micro, "--split", "val", *words) == 0
-    of_file = capsys.readouterr().out
-    assert seamseg_main("evaluate", folder, micro, "--split", "val", "--device", "cpu", "--meta", meta, *words) == 0
-    assert of_file.splitlines()[0] == capsys.readouterr().out.splitlines()[0]
-    Image.fromarray(photo(100, 150)).save(tmp_path / "a.png")
-    assert seamseg_main("predict", file, tmp_path / "a.png", tmp_path / "out", "--format", "coco", *words) == 0
-    assert (tmp_path / "out" / "panoptic" / "a.png").exists()
-    with serving(seamseg.load(file, **SURE)) as client:
-        assert client.predict(png(photo(40, 60))).status == 200
-
-
 def refusal(model: object, out: Path, **options: Any) -> str:
     with pytest.raises(InputError) as error:
         export_model(str(model), out, ExportOptions(**options))
@@ -151,8 +110,7 @@ def test_refused_before_weights_are_read(tmp_path: Path) -> None:
     near = f"`size=64x100`: height and width must be multiples of 32 for {folder}; near are 64x96 and 64x128"
     assert refusal(folder, out, size=(64, 100)) == near
     detector = "torchvision:fasterrcnn_resnet50_fpn"
-    for target, options in ((out, {}), (out, {"dynamic": True}), (package, {})):
-        assert refusal(detector, target, **options) == f"{detector}: networks of torchvision are not exported"
+    assert refusal(detector, out) == f"{detector}: networks of torchvision are not exported"
 
 
 def test_networks_that_cannot_be_exported(tmp_path: Path) -> None:
@@ -189,15 +147,13 @@ def test_constant_indices_are_those_of_a_line() -> None:
     x = np.arange(12, dtype=np.float32).reshape(3, 4)
     (found,) = session.run(None, {"x": x})
     np.testing.assert_array_equal(found, -x[index[..., 0], index[..., 1]])
-
-
-@pytest.mark.parametrize("index", [np.zeros((0, 2), np.int64), np.array([[0, -1]]), np.array([[1]])])
-def test_other_indices_stay(index: np.ndarray) -> None:
-    """There are none, they count from the end, or they are of rows; or another operator uses them."""
-    graph = gathering(index)
-    before = graph.SerializeToString()
-    _flatten_constant_gathers(graph)
-    assert graph.SerializeToString() == before
+    # there are none, they count from the end, or they are of rows
+    for other in (np.zeros((0, 2), np.int64), np.array([[0, -1]]), np.array([[1]])):
+        graph = gathering(other)
+        before = graph.SerializeToString()
+        _flatten_constant_gathers(graph)
+        assert graph.SerializeToString() == before
+    # another operator uses them
     graph = gathering(np.array([[0, 1], [2, 3]]))
     graph.node.append(helper.make_node("Neg", ["index"], ["other"]))
     _flatten_constant_gathers(graph)
@@ -224,15 +180,9 @@ def test_comparison() -> None:
     same = compare(outputs, outputs, INPUTS, exported(5))
     assert (same.equal_pixels, same.equal_segments, same.values) == (1.0, 1.0, 0.0)
     assert str(same) == "classes of 100 % of pixels equal, segments of 100 %, values 0 of the largest"
-    changed = {**outputs, "mask_logits": outputs["mask_logits"][::-1]}
-    maps = [
-        prediction_of_queries(o["class_logits"], o["mask_logits"], (24, 48), (32, 48), np.arange(5), 5).semantic
-        for o in (outputs, changed)
-    ]
-    found = compare(outputs, changed, INPUTS, exported(5))
-    assert found.equal_pixels == np.mean(maps[0] == maps[1])
-    assert found.values is not None
-    assert found.values > 0.1
+    changed = compare(outputs, {**outputs, "mask_logits": outputs["mask_logits"][::-1]}, INPUTS, exported(5))
+    assert changed.values is not None
+    assert changed.values > 0.1
 
 
 def halves(*queries: tuple[int, float, int]) -> dict[str, np.ndarray]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from seamseg.checkpoints.snapshot import Snapshot, network_state
 from seamseg.config import Config, config_from_string, config_to_string
@@ -13,6 +14,7 @@ from seamseg.formats.metadata import Metadata, metadata_header
 from seamseg.models.build import build_network
 from seamseg.models.semantic import SemanticNet
 from support.micro import narrow_body
+from support.networks import randomise
 from support.small_snapshots import save_snapshot
 
 SEMANTIC = """
@@ -54,19 +56,10 @@ def semantic_config(*overrides: str) -> Config:
 
 def semantic_net(*overrides: str) -> SemanticNet:
     """The small network with random weights and statistics, in evaluation mode."""
-    import torch
-
-    from seamseg.ops.norm import ABN
-
     torch.manual_seed(0)
     with narrow_body():
         net = build_network(semantic_config(*overrides), 2, 1)
-    for module in net.modules():
-        if isinstance(module, ABN):
-            module.running_mean.normal_(std=0.1)
-            module.running_var.uniform_(0.5, 1.5)
-            torch.nn.init.uniform_(module.weight, -1.5, 1.5)
-            torch.nn.init.normal_(module.bias, std=0.3)
+    randomise(net)
     return net.eval()
 
 

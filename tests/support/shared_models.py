@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from seamseg.checkpoints.snapshot import Snapshot, network_state
 from seamseg.classification.config import load_classifier_config
 from seamseg.classification.network import build_classifier
 from seamseg.config import Config, config_from_string, config_to_string
-from seamseg.formats.metadata import Metadata, metadata_header, pack_metadata, write_metadata
+from seamseg.formats.metadata import Metadata, metadata_header, write_metadata
 from seamseg.models.build import build_network
 from support.classes import write_config
 from support.micro import CONFIG, narrow_body
@@ -49,17 +48,6 @@ def write_run(folder: Path, kind: str = "panoptic", average: bool = False, overr
     (folder / "config.ini").write_text(text)
     write_metadata(folder / "metadata.bin", CLASSES)
     return folder
-
-
-def write_zip(folder: Path) -> Path:
-    """A published zip of a panoptic network."""
-    run = write_run(folder / "run")
-    path = folder / "model.zip"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.write(run / "model_last.pth.tar", "model.tar")
-        archive.writestr("config.ini", (run / "config.ini").read_text())
-        archive.writestr("metadata.bin", pack_metadata(CLASSES))
-    return path
 
 
 def write_classifier(folder: Path) -> Path:
