@@ -1,13 +1,15 @@
-"""From configurations to networks: every mode, every task, and configurations that contradict themselves."""
+"""From configurations to networks: every mode and task, keys of the published networks, and contradictions."""
 
+import json
 from dataclasses import replace
 
 import pytest
 import torch
+from support.golden_files import DATA
 from support.networks import ROOT, tiny_config, toy_batch
 
-from seamseg.config import config_from_string, config_to_string, load_config
-from seamseg.config.bodies import BODIES
+from seamseg.config import config_from_string, config_to_string, default_config, load_config
+from seamseg.models.backbones.resnet import RESNETS, ResNet
 from seamseg.models.build import build_network, build_training_module, norm_factories
 from seamseg.models.criterion import Criterion
 from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
@@ -57,24 +59,6 @@ def test_wrong_modes_groups_and_classes():
             build_training_module(config, 2, 3)
 
 
-@pytest.mark.parametrize(
-    ("kind", "names"),
-    [
-        ("panoptic", "obj_loss bbx_loss roi_cls_loss roi_bbx_loss roi_msk_loss sem_loss"),
-        ("instance_seg", "obj_loss bbx_loss roi_cls_loss roi_bbx_loss roi_msk_loss"),
-        ("detection", "obj_loss bbx_loss roi_cls_loss roi_bbx_loss"),
-    ],
-)
-def test_tasks(kind, names):
-    module = build_training_module(tiny_config(kind), 2, 3)
-    for batch in (toy_batch((64, 64), (48, 96)), toy_batch((64, 64), empty=(0,))):
-        losses = module(batch).means
-        assert list(losses) == names.split() == list(module.criterion.names)
-    (prediction,) = module.net.eval().predict(toy_batch((64, 80)).images)
-    assert (prediction.mask_logits is None) == (kind == "detection")
-    assert (prediction.semantic is None) == (kind != "panoptic")
-
-
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.ini")), ids=lambda p: p.name)
 def test_shipped_configurations_build(path):
     config = load_config(path)
@@ -89,21 +73,7 @@ def test_shipped_configurations_build(path):
     assert len(net.options.anchors.strides) == config.rpn.fpn_levels
 
 
-_NO_MOD9 = """
-[body]
-body = wider_resnet38
-out_channels = {"mod9": 1}
-out_strides = {"mod9": 1}
-[fpn]
-inputs = ["mod9"]
-out_strides = (4,)
-[rpn]
-fpn_levels = 1
-[roi]
-fpn_levels = 1
-[sem]
-fpn_levels = 1
-"""
+OTHER = {"mod2": 4, "mod3": 8, "mod4": 16, "mod9": 32}
 
 
 @pytest.mark.parametrize(
@@ -114,23 +84,17 @@ fpn_levels = 1
             r"\[body\] out_channels: resnet18 gives {'mod1': 64, 'mod2': 64, .*}, not {",
         ),
         ("[body]\nnum_frozen = 6\n", r"\[body\] num_frozen: resnet50 has 5 modules, not 6"),
-        (
-            "[body]\nbody_params = {'input_3x3': True}\n",
-            "body_params: resnet50 has no parameter 'input_3x3', only dilation",
-        ),
         ("[body]\nbody_params = {'keep_outputs': False}\n", "body_params: keep_outputs is no argument"),
-        (
-            "[body]\nbody = resnext50\nbody_params = {'dilation': (1, 1, 2, 4)}\n",
-            r"resnext50 gives \(4, 8, 8, 8\), not",
-        ),
         (
             "[body]\nbody_params = {'dilation': [2, 1, 2, 4]}\n",
             r"\[fpn\] out_strides: resnet50 gives \(2, 4, 4, 4\), not \(4, 8, 16, 32\)",
         ),
-        (_NO_MOD9, r"\[fpn\] inputs: wider_resnet38 has no mod9, only mod1, mod2, .*, mod7, bn_out"),
+        (
+            f"[body]\nout_channels = {dict.fromkeys(OTHER, 1)}\nout_strides = {OTHER}\n[fpn]\ninputs = {list(OTHER)}\n",
+            r"\[fpn\] inputs: resnet50 has no mod9, only mod1, mod2, .*, mod5",
+        ),
         ("[fpn]\ninputs = ['mod3', 'mod2', 'mod4', 'mod5']\nout_strides = (8, 4, 16, 32)\n", "finest first"),
         ("[fpn]\nout_strides = (4, 8, 16, 64)\n", r"\[fpn\] out_strides: resnet50 gives \(4, 8, 16, 32\)"),
-        ("[body]\nbody_params = {'widths': 3}\n", r"\[body\] body_params: .*widths"),
         ("[body]\nbody_params = {'dilation': (1, 2)}\n", r"\[body\] body_params: .*dilation has 2 entries"),
     ],
 )
@@ -139,40 +103,16 @@ def test_contradictions_are_errors(text, message):
         build_network(config_from_string(text, "panoptic"), 3, 4)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "resnext50", "wider_resnet16_a2", "densenet121"])
-def test_any_backbone_can_be_the_body(name):
-    """Its channels, strides and inputs of the pyramid are defaults, where a file describes another body, too."""
-    layout = BODIES[name]
-    config = load_config(ROOT / "configs" / "cityscapes_r50.ini", overrides=[f"body.body={name}"])
-    assert config.body.out_channels == layout.out_channels
-    assert tuple(config.fpn.inputs) == layout.inputs
-    with torch.device("meta"):
-        body = build_network(config, 3, 4).body
-    assert body.backbone.out_channels == layout.out_channels
-    assert body.backbone.out_strides == layout.out_strides
-    frozen = {n.split(".")[1] for n, p in body.named_parameters() if not p.requires_grad}
-    assert frozen == ({"mod1", "mod2", "tra2"} & set(layout.out_channels)) - {"tra2"}
-
-
-@pytest.mark.parametrize(
-    ("body", "dilation", "strides"),
-    [
-        ("resnet50", (2, 1, 2, 4), {"mod1": 2, "mod2": 2, "mod3": 4, "mod4": 4, "mod5": 4}),
-        ("resnext50", (2, 1, 1, 2), {"mod1": 4, "mod2": 4, "mod3": 8, "mod4": 16, "mod5": 16, "bn_out": 16}),
-        ("wider_resnet16_a2", True, dict(zip(BODIES["wider_resnet16_a2"].out_strides, (1, 2, 4, 8, 8, 8, 8, 8)))),
-    ],
-)
-def test_the_strides_of_a_dilated_body_are_defaults(body, dilation, strides):
-    inputs = BODIES[body].inputs
-    levels = tuple(strides[name] for name in inputs)
-    text = f"[body]\nbody = {body}\nbody_params = {{'dilation': {dilation}}}\n[fpn]\nout_strides = {levels}\n"
+def test_the_strides_of_a_dilated_body_are_defaults():
+    text = "[body]\nbody_params = {'dilation': (2, 1, 2, 4)}\n[fpn]\nout_strides = (2, 4, 4, 4)\n"
     config = config_from_string(text, "panoptic")
+    strides = {"mod1": 2, "mod2": 2, "mod3": 4, "mod4": 4, "mod5": 4}
     assert config.body.out_strides == strides
     assert config_from_string(config_to_string(config)).body.out_strides == strides
     with torch.device("meta"):
         net = build_network(config, 3, 4)
     assert net.body.backbone.out_strides == strides
-    assert tuple(net.options.anchors.strides) == levels
+    assert tuple(net.options.anchors.strides) == (2, 4, 4, 4)
 
 
 def test_criterion_follows_the_configuration():
@@ -180,3 +120,42 @@ def test_criterion_follows_the_configuration():
     assert criterion.semantic.image_loss.keywords["keys"].ohem == 0.5
     assert criterion.roi.void_is_background
     assert criterion.mask_size == (16, 16)
+
+
+# Keys, shapes, frozen parameters and sizes are those of the published networks
+
+
+def entries(module):
+    return [
+        [key, list(value.shape), str(value.dtype).removeprefix("torch.")] for key, value in module.state_dict().items()
+    ]
+
+
+def stored(name):
+    return json.loads((DATA / f"keys_{name}.json").read_text())
+
+
+def test_cityscapes_network(golden_net):
+    golden = stored("cityscapes_r50")
+    for part, keys in golden["state_dict"].items():
+        module = getattr(golden_net, part)
+        assert entries(module) == keys
+        frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
+        assert frozen == golden["requires_grad_false"][part]
+        assert sum(p.numel() for p in module.parameters()) == golden["num_parameters"][part]
+
+
+@pytest.mark.parametrize("kind", ["detection", "instance_seg"])
+def test_networks_of_the_other_tasks(kind):
+    net = build_network(default_config(kind), 11, 8)
+    assert net.sem_head is None
+    for part, keys in stored("detection_instance_defaults")[kind].items():
+        assert entries(getattr(net, part)) == keys
+
+
+def test_bodies_with_classifier_and_bias():
+    golden = stored("resnet_bodies")
+    body = ResNet(RESNETS["resnet50"], InPlaceABN, classes=1000, caffe_mode=True)
+    found = entries(body)
+    assert [e for e in found if e[0].startswith("mod1.")] == golden["resnet50_caffe_mode_mod1"]
+    assert [e for e in found if e[0].startswith("classifier.")] == golden["resnet50_classes1000_extra"]

@@ -13,8 +13,6 @@ from seamseg.models.heads.refinement import RegionTruth
 from seamseg.structures import PackedSequence
 from seamseg.utils.errors import SeamsegError
 
-ROI = ("roi_cls_loss", "roi_bbx_loss", "roi_msk_loss")
-
 
 def training_module(*overrides):
     torch.manual_seed(0)

@@ -42,39 +42,6 @@ def reads_of_a_step(batch, *overrides, kind="panoptic", mode="bn"):
     return reads
 
 
-def test_reads_are_seen():
-    x, weight = torch.arange(6.0), torch.ones(6, requires_grad=True)
-
-    class Reading(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.sum()
-
-        @staticmethod
-        def backward(ctx, grad):
-            return torch.full((6,), grad.item())
-
-    for reading in (
-        lambda: x[0].item(),
-        lambda: bool(x[0] > 0),
-        lambda: x.tolist(),
-        lambda: x.cpu(),
-        lambda: x.new_tensor([1.0, 2.0]),
-        lambda: torch.nonzero(x),
-        lambda: x[x > 2],
-        lambda: x.clone().__setitem__(x > 2, x[:3]),
-        lambda: torch.equal(x, x),
-        lambda: x.repeat_interleave(x.long()),
-        lambda: Reading.apply(weight).backward(),
-    ):
-        with HostReads() as reads:
-            reading()
-        assert reads.count >= 1, reading
-    with HostReads() as reads:
-        torch.where(x > 2, x[torch.tensor([0, 1, 2, 3, 4, 5])], 0.0).sort()
-    assert reads.count == 0, reads
-
-
 @pytest.mark.parametrize(
     "batch",
     [

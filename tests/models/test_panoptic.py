@@ -8,64 +8,29 @@ from support.networks import narrow_module, tiny_config, toy_batch
 from torch.testing import assert_close
 
 from seamseg.config.checks import check_training
+from seamseg.models.build import build_network, build_training_module
 from seamseg.models.panoptic import Things
+from seamseg.ops.boxes import crowd_fraction
+from seamseg.panoptic_map import VOID
 from seamseg.structures import PackedSequence
 from seamseg.utils.errors import InputError
 
 
-def test_things_leave_out_stuff_crowds_and_absent_ids():
-    batch = toy_batch((32, 32), (32, 32), (32, 32), empty=(1,), crowd=(2,))
-    batch.boxes[0][3] = -1
-    one, none, crowd = Things.of(batch, 2)
-    assert one.ids.tolist() == [4]
-    assert one.classes.tolist() == [2]
-    assert one.crowd is None
-    assert none.ids.shape == (0,)
-    assert none.boxes.shape == (0, 4)
-    assert crowd.ids.tolist() == [3]
-    assert torch.equal(crowd.crowd, batch.masks[2][0] == 4)
-
-
 @pytest.mark.parametrize("keys", ["roi.fixed_samples=yes", "roi.fixed_samples=no", "roi.mask_refinement=points"])
 def test_empty_images_give_the_roi_head_gradients_of_zero(keys):
-    module = narrow_module(keys)
-    found = module(toy_batch((64, 64), (64, 64), empty=(0, 1)))
+    """Also images of void only."""
+    module, batch = narrow_module(keys), toy_batch((64, 64), (64, 64), empty=(0, 1))
+    for mask in batch.masks:
+        mask.zero_()
+    found = module(batch)
     losses, counts = found.means, found.counts
     for name in ("roi_cls_loss", "roi_bbx_loss", "roi_msk_loss"):
         assert losses[name] == counts[name] == 0
         assert losses[name].requires_grad
+    assert losses["sem_loss"] == 0
     sum(losses.values()).backward()
     assert all(p.grad is not None and not p.grad.any() for p in module.net.roi_head.parameters())
     assert all(p.grad.isfinite().all() for p in module.net.parameters())
-
-
-def test_an_image_of_void_only():
-    module = narrow_module()
-    batch = toy_batch((64, 64), empty=(0,))
-    batch.masks[0].zero_()
-    losses = module(batch).means
-    assert all(torch.isfinite(loss) for loss in losses.values())
-    assert losses["sem_loss"] == 0
-
-
-def test_predictions_of_a_batch_of_one_size_equal_those_alone():
-    net = narrow_module().net.eval()
-    images = toy_batch((64, 96), (64, 96)).images
-    together = net.predict(images)
-    for i, found in enumerate(together):
-        (alone,) = net.predict(images[i : i + 1])
-        assert found.size == alone.size == (64, 96)
-        assert_close(found.boxes, alone.boxes, rtol=1e-4, atol=1e-3)
-        assert (found.semantic == alone.semantic).float().mean() > 0.999
-
-
-@pytest.mark.parametrize("size", [(1, 1), (5, 300), (33, 31)])
-def test_odd_sizes_predict(size):
-    net = narrow_module().net.eval()
-    (prediction,) = net.predict(PackedSequence([torch.randn(3, *size)]))
-    assert prediction.semantic.shape == size
-    assert prediction.mask_logits.shape[1:] == (16, 16)
-    assert len(prediction.boxes) == len(prediction.classes) == len(prediction.scores) == len(prediction.mask_logits)
 
 
 def test_no_detection_and_no_proposal_at_all():
@@ -95,24 +60,6 @@ def test_another_memory_format_leaves_the_network_as_it_is():
     assert_close(levels, contiguous, rtol=1e-3, atol=1e-4)
     # with the same format the weights are shared
     assert net.with_options(pad_to=32).body is net.body
-
-
-@pytest.mark.parametrize("mode", ["bn", "gn", "off"])
-def test_bfloat16(mode):
-    module, batch = narrow_module(mode=mode), toy_batch((64, 96), (80, 64), crowd=(0,))
-    results = []
-    for enabled in (False, True):
-        torch.manual_seed(1)
-        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-            results.append(module(batch).means)
-    for name, wanted in results[0].items():
-        assert_close(results[1][name], wanted, rtol=0.1, atol=0.05, msg=name)
-    sum(results[1].values()).backward()
-    assert all(torch.isfinite(p.grad).all() for p in module.parameters())
-    module.eval()
-    with torch.autocast("cpu", torch.bfloat16):
-        prediction = module.net.predict(batch.images)[0]
-    assert {prediction.boxes.dtype, prediction.scores.dtype, prediction.mask_logits.dtype} == {torch.float32}
 
 
 def test_predict_wants_evaluation_mode():
@@ -160,30 +107,14 @@ def test_the_crop_aware_loss_of_a_network(fixed):
 
 
 def test_a_crop_aware_loss_needs_crops():
-    with pytest.raises(
-        InputError, match=r"\[roi\] box_loss = cabb is for training on crops: set \[dataloader\] crop_size"
-    ):
+    with pytest.raises(InputError, match=r"\[roi\] box_loss = cabb is for training on crops: set \[dataloader\] crop"):
         check_training(tiny_config(overrides=("roi.box_loss=cabb",)), "my.ini")
 
 
 def test_masks_refined_at_points():
-    """The loss of points is a part of that of masks; predicted masks are larger, those before refinement the same."""
+    """Predicted masks are larger, those before refinement the same."""
     batch = toy_batch((64, 96), (80, 64), empty=(1,))
-    # points are drawn before the anchors: all of these are used
-    every = ("rpn.num_samples=100000",)
-    plain, module = (
-        narrow_module(*every),
-        narrow_module(*every, "roi.mask_refinement=points", "mask_refinement points.points=12"),
-    )
-    module.net.load_state_dict(plain.net.state_dict(), strict=False)
-    losses = []
-    for one in (plain, module):
-        torch.manual_seed(1)
-        losses.append({name: value.item() for name, value in one(batch).means.items()})
-    for name in losses[0]:
-        assert (losses[0][name] == losses[1][name]) == (name != "roi_msk_loss"), name
-    assert losses[1]["roi_msk_loss"] > losses[0]["roi_msk_loss"]
-    net = module.net.eval()
+    net = narrow_module(*RECIPES[1:3]).net.eval()
     (found,) = net.predict(PackedSequence([batch.images[0]]))
     assert found.mask_logits.shape == (len(found.classes), 64, 64)
     net.roi_head.refinement.subdivisions = 0
@@ -191,37 +122,6 @@ def test_masks_refined_at_points():
     assert coarse.mask_logits.shape == (len(found.classes), 16, 16)
     assert len(found.classes) > 0
     assert torch.equal(coarse.boxes, found.boxes)
-
-
-@pytest.mark.parametrize(
-    ("mode", "overrides"),
-    [("bn", ()), ("bn", (*RECIPES, "roi.fixed_samples=yes")), ("syncbn+gn", (*RECIPES, "roi.fixed_samples=no"))],
-)
-def test_crowds_several_sizes_and_optional_losses_train(mode, overrides):
-    module = narrow_module(*overrides, mode=mode)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.02, momentum=0.9)
-    batch = toy_batch((64, 96), (80, 64), (48, 48), empty=(2,), crowd=(0,))
-    batch = replace(batch, cut=borders(batch, (False, True, True, False), (True,) * 4, (True,) * 4))
-    totals = []
-    for _ in range(8):
-        total = sum(module(batch).means.values())
-        optimizer.zero_grad()
-        total.backward()
-        assert all(p.grad is not None for p in module.parameters())
-        optimizer.step()
-        totals.append(total.item())
-    assert totals[-1] < totals[0]
-
-
-@pytest.mark.parametrize("fixed", ["yes", "no"])
-def test_same_seed_same_bits(fixed):
-    results = []
-    for _ in range(2):
-        module = narrow_module(f"roi.fixed_samples={fixed}")
-        losses = module(toy_batch((64, 96), (80, 64), crowd=(0,))).means
-        sum(losses.values()).backward()
-        results.append([*losses.values(), *[p.grad for p in module.parameters()]])
-    assert all(torch.equal(a, b) for a, b in zip(*results))
 
 
 POSITIVES = "roi.mask_positives_only=yes"
@@ -259,3 +159,104 @@ def test_masks_of_positives_without_a_positive(mode):
     assert all(p.grad is not None and p.grad.isfinite().all() for p in module.net.parameters())
     assert not any(p.grad.any() for p in module.net.roi_head.conv.parameters())
     assert all(torch.equal(before[name], value) for name, value in module.net.roi_head.conv.named_buffers())
+
+
+# Detection and instance segmentation
+
+
+def test_overlap_with_crowd_boxes():
+    boxes = torch.tensor([[0.0, 0, 10, 10], [5, 5, 15, 15], [20, 20, 30, 24], [3, 3, 3, 9]])
+    crowd = torch.tensor([[0.0, 0, 10, 5], [8, 0, 30, 30]])
+    # the crowd that covers most counts, not their union: .5 and .2 of the first box, .0 and .7 of the second
+    assert_close(crowd_fraction(boxes[:3], crowd), torch.tensor([0.5, 0.7, 1.0]))
+    assert crowd_fraction(boxes[3:], crowd).isnan().all()
+
+
+def test_detection_excludes_the_boxes_of_crowds_of_things_and_instances_their_masks():
+    batch = toy_batch((64, 96), crowd=(0,))
+    (boxes,) = Things.of(batch, 2, crowd_boxes=True)
+    (masks,) = Things.of(batch, 2)
+    assert boxes.crowd.tolist() == [batch.boxes[0][-1].tolist()]
+    assert masks.crowd.dtype == torch.bool
+    for crowd_boxes, kind in ((True, "detection"), (False, "instance_seg")):
+        assert build_network(tiny_config(kind), 2, 4).options.crowd_boxes is crowd_boxes
+    # a crowd of stuff, and one without a pixel
+    stuff = torch.tensor([0, 1, 0, 0, 1])
+    absent = torch.cat([batch.boxes[0][:-1], torch.full((1, 4), -1.0)])
+    other = replace(batch, iscrowd=PackedSequence([stuff.byte()]), boxes=PackedSequence([absent]), target_info=None)
+    assert Things.of(other, 2, crowd_boxes=True)[0].crowd is None
+
+
+@pytest.mark.parametrize("kind", ["detection", "instance_seg"])
+def test_crowds_without_things_give_losses(kind):
+    """The original's detection fails on such an image."""
+    module = build_training_module(tiny_config(kind), 2, 4)
+    batch = toy_batch((64, 96), (96, 64), crowd=(0, 1))
+    only = [torch.tensor([VOID, 0, 1, VOID, 2]), torch.tensor([VOID, 0, 1, VOID, 1])]
+    batch = replace(batch, categories=PackedSequence(only), target_info=None)
+    if kind == "detection":
+        batch = replace(batch, masks=PackedSequence([None, None]))
+    losses = module(batch)
+    assert tuple(losses.means) == module.criterion.names
+    assert losses.means["roi_cls_loss"] == 0
+    assert losses.means["obj_loss"] > 0
+    sum(losses.means.values()).backward()
+    assert all(p.grad is not None for p in module.net.roi_head.parameters())
+
+
+def test_a_detection_network_has_the_boxes_of_an_instance_segmentation_network():
+    """Without a crowd, whose rule differs, its losses are those of the other network, but for the masks."""
+    torch.manual_seed(0)
+    found, state = {}, {}
+    for kind in ("instance_seg", "detection"):
+        config = tiny_config(kind, overrides=("rpn.num_samples=100000", "roi.num_samples=10000"))
+        module = build_training_module(config, 2, 4).eval()
+        if state:
+            own = module.net.state_dict()
+            module.net.load_state_dict({key: state[key] for key in own})
+        state = module.net.state_dict()
+        found[kind] = module(toy_batch((64, 96))).means
+    del found["instance_seg"]["roi_msk_loss"]
+    assert_close(found["detection"], found["instance_seg"])
+
+
+# Samples of fixed numbers: losses and gradients of exact samples, where both take all candidates
+
+ALL = ("roi.num_samples=300", "roi.pos_ratio=0.5", "rpn.num_samples=100000")
+"""Room for every candidate: the two ways then differ in the rows that fill up only."""
+
+
+def trained(batch, *overrides):
+    """Losses, counts and gradients."""
+    module = narrow_module(*overrides, mode="gn")
+    torch.manual_seed(1)
+    losses = module(batch)
+    sum(losses.means.values()).backward()
+    gradients = {name: p.grad for name, p in module.named_parameters()}
+    return {name: loss.detach() for name, loss in losses.means.items()}, losses.counts, gradients
+
+
+@pytest.mark.parametrize("asked", ["yes", "no"])
+@pytest.mark.parametrize("min_size", [0, 12])
+def test_equal_where_all_candidates_are_taken(asked, min_size):
+    batch = toy_batch((64, 96), (80, 64), (48, 48), empty=(2,), crowd=(0,))
+    common = (*ALL, f"rpn.min_size={min_size}", f"roi.sample_empty_images={asked}")
+    exact = trained(batch, *common)
+    fixed = trained(batch, *common, "roi.fixed_samples=yes")
+    assert all(loss > 0 for loss in exact[0].values())
+    assert_close(fixed[0], exact[0], rtol=1e-5, atol=1e-6)
+    assert_close(fixed[1], exact[1], rtol=0, atol=0)
+    assert_close(fixed[2], exact[2], rtol=1e-3, atol=1e-5)
+
+
+def test_target_info_matches_the_targets():
+    batch = toy_batch((32, 32), (48, 48), empty=(1,), crowd=(0,))
+    batch.boxes[0][3] = -1
+    first, second = batch.with_target_info().target_info
+    assert first.categories == (255, 0, 1, 2, 4)
+    assert first.iscrowd == (False, False, False, False, True)
+    assert first.present == (False, True, True, False, True)
+    assert second.categories == (255, 0, 1)
+    known = batch.with_target_info()
+    assert known.with_target_info() is known
+    assert known.to("cpu").target_info == known.target_info

@@ -1,7 +1,6 @@
 """Semantic networks: keys, class maps, folding, loss, and the numbers of the original network on Vistas."""
 
 import zlib
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,7 +24,6 @@ from seamseg.models.build import build_network, build_training_module
 from seamseg.models.folded import FoldedDeeplabV3
 from seamseg.models.folding import fold_abn, for_inference
 from seamseg.models.heads.semantic import semantic_loss
-from seamseg.ops import winograd
 from seamseg.structures import PackedSequence
 from seamseg.utils.errors import InputError
 
@@ -70,33 +68,6 @@ def test_folding_changes_nothing_but_time(pooling_size):
         assert_close(folded(PackedSequence([IMAGE])).logits, net(PackedSequence([IMAGE])).logits, rtol=1e-4, atol=1e-4)
 
 
-def test_winograd_convolutions(monkeypatch):
-    monkeypatch.setattr(winograd, "LEAST_CHANNELS", 16)
-    monkeypatch.setattr(winograd, "_LEAST_WORK", 0)
-    net = semantic_net()
-    made = for_inference(net, torch.device("cpu"))
-    count = sum(isinstance(m, winograd.WinogradConv2d) for m in made.modules())
-    assert count > 0
-    half = for_inference(net, torch.device("cpu"), "bf16")
-    assert not any(isinstance(m, winograd.WinogradConv2d) for m in half.modules())
-    with torch.inference_mode():
-        assert_close(made(PackedSequence([IMAGE])).logits, net(PackedSequence([IMAGE])).logits, rtol=1e-4, atol=1e-4)
-    assert any(36 in m._packed for m in made.modules() if isinstance(m, winograd.WinogradConv2d))
-
-
-def test_bf16():
-    net = semantic_net().with_options(probabilities=True)
-    (exact,) = net.predict(PackedSequence([IMAGE]))
-    (found,) = for_inference(net, torch.device("cpu"), "bf16").predict(PackedSequence([IMAGE]))
-    error = (found.maps["probability"] - exact.maps["probability"]).abs()
-    assert found.maps["probability"].dtype == torch.float32
-    assert 1e-5 < error.mean() < 1e-2, "rounded to eight bits on the way, and no more"
-    # with three classes, the best of which has this probability, the second has at most the rest
-    sure = exact.maps["probability"] > 0.5 + 2 * error.max()
-    assert sure.any()
-    assert torch.equal(found.semantic[sure], exact.semantic[sure])
-
-
 @pytest.fixture
 def items(tmp_path):
     """Two samples of the micro data set."""
@@ -123,37 +94,11 @@ def test_training_module(loss, items):
     assert not missing
 
 
-def test_images_without_ground_truth(items):
-    with narrow_body():
-        module = build_training_module(semantic_config(), 2, 1)
-    batch = collate(items)
-    output = module.net(batch.images)
-    labelled = replace(batch, masks=PackedSequence(None, batch.masks[1]))
-    losses = module.criterion(output, labelled)
-    assert losses.counts["sem_loss"] == 1
-    second = module.criterion(output._replace(logits=output.logits[1:]), collate(items[1:]))
-    assert_close(losses.means["sem_loss"], second.means["sem_loss"])
-    nothing = module.criterion(output, replace(batch, masks=PackedSequence(None, None)))
-    assert nothing.means["sem_loss"] == 0
-    assert nothing.counts["sem_loss"] == 0
-    nothing.means["sem_loss"].backward()
-
-
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ('body.body_params={"classes": 3}', "remove classes"),
-        ('body.body_params={"dilation": [1, 2]}', r"\[body\] body_params: "),
-    ],
-)
-def test_wrong_bodies(override, words):
-    with pytest.raises(InputError, match=words):
-        build_network(semantic_config(override), 2, 1)
-
-
-def test_too_many_parameters():
-    with pytest.raises(InputError, match=r"\[sem\]"):
-        semantic_config("sem.hidden_channels=16384", "sem.out_channels=16384")
+def test_wrong_bodies():
+    with pytest.raises(InputError, match="remove classes"):
+        build_network(semantic_config('body.body_params={"classes": 3}'), 2, 1)
+    with pytest.raises(InputError, match=r"\[body\] body_params: "):
+        build_network(semantic_config('body.body_params={"dilation": [1, 2]}'), 2, 1)
 
 
 class TestVistas:

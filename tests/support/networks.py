@@ -1,6 +1,5 @@
 """Networks and images shared by the tests of the models."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from seamseg.models.panoptic import PanopticNet
 from seamseg.ops.norm import ABN
 from seamseg.structures import Batch, PackedSequence
 from support.golden_backbones import sample_positions
-from support.golden_files import array, tensor
+from support.golden_files import tensor
 from support.golden_weights import golden_state
 from support.micro import narrow_body
 
@@ -112,13 +111,6 @@ def narrow_module(*overrides: str, kind: str = "panoptic", mode: str = "bn", num
         return build_training_module(config, 2, 3)
 
 
-def load_golden(net: PanopticNet) -> PanopticNet:
-    """Fill a ResNet-50 network with the golden weights."""
-    for part, state in golden_state().items():
-        getattr(net, part).load_state_dict(state)
-    return net
-
-
 @pytest.fixture(scope="session")
 def cityscapes() -> Config:
     """The published Cityscapes experiment."""
@@ -128,7 +120,10 @@ def cityscapes() -> Config:
 @pytest.fixture(scope="session")
 def golden_net(cityscapes: Config) -> PanopticNet:
     """The golden network, in evaluation mode."""
-    return load_golden(build_network(cityscapes, NUM_STUFF, NUM_THING)).eval()
+    net = build_network(cityscapes, NUM_STUFF, NUM_THING)
+    for part, state in golden_state().items():
+        getattr(net, part).load_state_dict(state)
+    return net.eval()
 
 
 def golden_image(name: str, config: Config) -> torch.Tensor:
@@ -148,16 +143,6 @@ def golden_batch(config: Config) -> Batch:
         ids=["flower"],
         original_sizes=[(256, 383)],
     )
-
-
-def golden_training_module(variant: str) -> tuple[Config, TrainingModule]:
-    """The golden network under one of the golden training configurations, with its losses."""
-    changes = json.loads(bytes(array("train", "variants")))[variant]
-    overrides = [f"{section}.{key}={value}" for section, keys in changes.items() for key, value in keys.items()]
-    config = load_config(CITYSCAPES, overrides=overrides)
-    module = build_training_module(config, NUM_STUFF, NUM_THING)
-    load_golden(module.net)
-    return config, module.train(variant != "eval_all")
 
 
 def toy_batch(*sizes: tuple[int, int], empty: tuple[int, ...] = (), crowd: tuple[int, ...] = ()) -> Batch:

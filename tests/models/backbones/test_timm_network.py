@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import huggingface_hub
 import pytest
 import timm
 import torch
@@ -17,12 +15,11 @@ from safetensors.torch import save_file
 from support.micro import CONFIG
 from support.op_contract import keeping
 from torch import nn
-from torch.nn.modules.module import register_module_module_registration_hook
 from torch.testing import assert_close
 
 from seamseg.checkpoints.pretrained import load_body_weights, normalisation_problem
 from seamseg.components import BodyContext
-from seamseg.config import Config, config_from_string, config_to_string
+from seamseg.config import Config, config_from_string
 from seamseg.models.build import build_network
 from seamseg.ops.norm import InPlaceABN
 from seamseg.recipes.timm_body.network import TimmBackbone, TimmKeys
@@ -144,12 +141,6 @@ def test_groups_of_the_optimizer() -> None:
     assert rates == {key: pytest.approx(0.005 * 0.9 ** (max(layers.values()) + 1 - layers[key])) for key in rates}
     assert len(set(rates.values())) > 4
     assert min(rates, key=rates.get).startswith("stages.0.")
-    decays = {key: groups[id(p)]["weight_decay"] for key, p in body.model.named_parameters() if p.requires_grad}
-    assert {key for key, decay in decays.items() if decay} == {
-        key for key, p in body.model.named_parameters() if p.requires_grad and p.dim() > 1
-    }
-    assert groups[id(net.roi_head.roi_cls.weight)] is optimizer.param_groups[-1]
-    assert groups[id(net.roi_head.fc.bn1.weight)] is optimizer.param_groups[0]
     plain = build_optimizer(net, config("timm:test_convnext", *keys, "body.num_frozen=1"))
     with pytest.raises(InputError, match=r"optimizer\.layer_decay"):
         load_optimizer_state(plain, optimizer.state_dict(), "a.pth")
@@ -166,9 +157,6 @@ def test_weights_of_a_file(suffix: str, tmp_path: Path) -> None:
     own = net.body.backbone.model.state_dict()
     assert (report.loaded, report.skipped) == (len(own), [])
     assert all(torch.equal(value, state[key]) for key, value in own.items())
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(InputError, match="truncated"):
-        load_body_weights(net, str(path))
 
 
 @pytest.mark.parametrize("body", ["timm:test_resnet", "resnet18"])
@@ -200,15 +188,12 @@ def test_weights_of_timm(tmp_path: Path) -> None:
     assert report.skipped == [f"body.{missing} (not in the file)"]
     own = net.body.backbone.model.state_dict()
     assert all(torch.equal(value, state[key]) for key, value in own.items() if key != missing)
-    found = normalisation_problem(net, wanted.dataloader)
-    assert found is not None
-    assert "rgb_mean = (0.5, 0.5, 0.5)" in found
+    assert "rgb_mean = (0.5, 0.5, 0.5)" in (normalisation_problem(net, wanted.dataloader) or "")
     halves = ("dataloader.rgb_mean=(.5, .5, .5)", "dataloader.rgb_std=(.5, .5, .5)")
     assert normalisation_problem(net, config("timm:test_convnext", *halves).dataloader) is None
 
     def unreachable(*_: Any, **options: Any) -> nn.Module:
         if options.get("pretrained"):
-            assert huggingface_hub.utils.logging.get_verbosity() == logging.ERROR, "retries are not reported"
             raise LocalEntryNotFoundError("cannot find") from OSError("no route\nto the hub")
         return create(*_, **options)
 
@@ -224,14 +209,6 @@ def test_building_downloads_nothing() -> None:
         build_network(config("timm:test_convnext.r160_in1k", "body.weights=timm"), 2, 1)
 
 
-def test_the_configuration_survives_its_text() -> None:
-    wanted = config("timm:test_convnext", "body timm.drop_path=0.1", "optimizer.layer_decay=0.75")
-    again = config_from_string(config_to_string(wanted))
-    assert again == wanted
-    assert (again.body.out_channels, again.fpn.inputs) == ({}, ["mod2", "mod3", "mod4", "mod5"])
-    assert config("timm:test_convnext", "body.body=resnet50").body.out_channels["mod5"] == 2048
-
-
 @pytest.mark.parametrize(
     ("body", "overrides", "words"),
     [
@@ -244,10 +221,13 @@ def test_the_configuration_survives_its_text() -> None:
         ("timm:test_convnext", ("body.body_params={'checkpoint_path': 'x'}",), "set [body] weights instead"),
         ("timm:test_convnext", ("body.body_params={'colour': 1}",), "colour"),
         ("timm:test_convnext", ("body.body_params={'depths': 'abc'}",), "[body] body_params: timm:test_convnext: "),
+        # a line of text can describe a network whose modules alone take the memory of a machine
+        ("timm:test_convnext", ("body.body_params={'dims': (24, 1000000000, 48, 64)}",), "is above the limit of 16384"),
+        ("timm:test_vit", ("body.body_params={'depth': 16384}",), "has too many modules, the limit is 10000"),
         (
             "timm:vit_tiny_patch16_224",
             ("body.body_params={'embed_dim': 12288, 'num_heads': 3, 'depth': 100}",),
-            "the limit is",
+            "has too many parameters, the limit is",
         ),
         ("timm:test_convnext", ("general.qat=yes",), "qat needs a body whose norms can be folded"),
         ("timm:test_convnext", ("body.num_frozen=6",), "has 5 modules, not 6"),
@@ -259,32 +239,6 @@ def test_the_configuration_survives_its_text() -> None:
 )
 def test_mistakes_are_a_line(body: str, overrides: tuple[str, ...], words: str) -> None:
     assert words in problem(body, *overrides)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("body", "params", "words"),
-    [
-        ("test_convnext", {"dims": (24, 1_000_000_000, 48, 64)}, "dims 1000000000 is above the limit of 16384"),
-        ("tiny_vit_5m_224", {"window_sizes": [16384] * 4}, "window_sizes 16384 is above the limit of 32"),
-        ("test_convnext", {"depths": (16384,) * 4, "dims": (4,) * 4}, "has too many modules, the limit is 10000"),
-        ("test_vit", {"depth": 16384}, "has too many modules, the limit is 10000"),
-        ("convnext_tiny", {"depths": (4000, 1, 1, 1), "dims": (16384,) * 4}, "has too many parameters, the limit is"),
-    ],
-)
-def test_sizes_of_untrusted_configurations_are_limited(body: str, params: dict[str, Any], words: str) -> None:
-    """A line of text can describe a network whose modules alone take the memory of a machine."""
-    made = 0
-
-    def count(*_: object) -> None:
-        nonlocal made
-        made += 1
-
-    hook = register_module_module_registration_hook(count)
-    with pytest.raises(InputError, match=words):
-        build_network(config(f"timm:{body}", f"body.body_params={params}"), 2, 1)
-    hook.remove()
-    assert made < 20_000
 
 
 def test_without_timm() -> None:

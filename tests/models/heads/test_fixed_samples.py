@@ -136,17 +136,15 @@ def test_images_without_ground_truth():
         assert sample.boxes.abs().sum() > 0
 
 
-def test_nothing_to_sample_gives_empty_boxes_of_weight_0():
-    padding = torch.full((5, 4), torch.nan)
-    (sample,) = ProposalMatcher(roi(num_samples=8, fixed_samples=True)).batch([padding], [torch.zeros(0, 4)], [None])
-    assert (sample.boxes == 0).all()
-    assert (sample.weight == 0).all()
-    boxes = torch.tensor([[0.0, 0, 10, 10]])
-    (sample,) = ProposalMatcher(roi(num_samples=8, fixed_samples=True)).batch(
-        [boxes], [boxes], [torch.ones(20, 20, dtype=torch.bool)]
-    )
-    assert (sample.weight == 0).all()
-    assert (sample.match == BACKGROUND).all()
+def test_nothing_to_sample_gives_rows_of_weight_0():
+    padding, box = torch.full((5, 4), torch.nan), torch.tensor([[0.0, 0, 10, 10]])
+    matcher = ProposalMatcher(roi(num_samples=8, fixed_samples=True))
+    crowd = torch.ones(20, 20, dtype=torch.bool)
+    empty, covered = matcher.batch([padding, box], [torch.zeros(0, 4), box], [None, crowd])
+    assert (empty.boxes == 0).all()
+    for sample in (empty, covered):
+        assert (sample.weight == 0).all()
+        assert (sample.match == BACKGROUND).all()
 
 
 def test_leading_rows():

@@ -157,13 +157,10 @@ def test_head_with_convolutions_before_one_layer():
     convs = {f"box_conv.conv{i}.weight": (4, 6 if i == 1 else 4, 3, 3) for i in range(1, 5)}
     assert shapes == {**convs, "fc.fc1.weight": (8, 4 * 16)}
     x = torch.randn(3, 6, 8, 8)
-    assert [tuple(y.shape) for y in head.boxes(x)] == [(3, 4), (3, 3, 4)]
-    before = head.boxes(x)[0]
-    # four convolutions carry a cell to all others, and what leaves the map is lost: the sum depends on the place
-    moved = torch.roll(x, (2, 2), (-2, -1))
-    assert (head.box_conv(x).sum((1, 2, 3)) - head.box_conv(moved).sum((1, 2, 3))).abs().max() > 0.01
+    before = head.boxes(x)
+    assert [tuple(y.shape) for y in before] == [(3, 4), (3, 3, 4)]
     head.box_conv.conv1.weight.data *= -1
-    assert (head.boxes(x)[0] - before).abs().max() > 0.01
+    assert (head.boxes(x)[0] - before[0]).abs().max() > 0.01
 
 
 def test_mask_logits_of_some_rows_still_use_the_statistics_of_all():

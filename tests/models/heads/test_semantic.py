@@ -83,13 +83,6 @@ def test_parts_of_the_registered_head():
     assert [key for key in head.state_dict() if "conv" in key and key.endswith("bias")] == ["conv_sem.bias"]
 
 
-def test_head_keeps_channels_last():
-    head, levels = make()
-    head = head.eval().to(memory_format=torch.channels_last)
-    levels = [x.contiguous(memory_format=torch.channels_last) for x in levels]
-    assert head(levels).is_contiguous(memory_format=torch.channels_last)
-
-
 def test_window_is_clipped_to_the_map():
     module = MiniDeepLab(sem(hidden_channels=2), 3, ABN).eval()
     x = torch.randn(1, 3, 4, 7)
