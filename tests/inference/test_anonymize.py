@@ -1,9 +1,5 @@
 """Anonymised photos: only coarse averages of a region remain, and nothing else changes."""
 
-from __future__ import annotations
-
-import tracemalloc
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,11 +8,11 @@ from hypothesis import strategies as st
 from seamseg.inference.anonymize import CELLS, LEAST_CELL, MARGIN, Region, anonymize, clusters
 
 
-def noise(height: int, width: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+def noise(height, width):
+    return np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
-def within(mask: np.ndarray, radius: int) -> np.ndarray:
+def within(mask, radius):
     """Dilate a mask by a square of `radius`, pixel by pixel."""
     out = np.zeros_like(mask)
     for y, x in zip(*np.nonzero(mask)):
@@ -31,7 +27,7 @@ def test_noise_is_averaged_away(style, height, width):
     photo = noise(300, 300)
     mask = np.zeros((300, 300), bool)
     mask[30 : 30 + height, 40 : 40 + width] = True
-    out = anonymize(photo, [Region(mask)], style)  # type: ignore[arg-type]
+    out = anonymize(photo, [Region(mask)], style)
     cell = max(LEAST_CELL, -(-max(height, width) // CELLS))
     assert abs(out[mask].astype(float) - 127.5).max() < 6 * 74 / min(cell, min(height, width) + 4)
     # neighbouring pixels differed by 85 on average
@@ -39,13 +35,7 @@ def test_noise_is_averaged_away(style, height, width):
         assert abs(np.diff(out[30 : 30 + height, 40 : 40 + width].astype(int), axis=0)).mean() < 4
 
 
-@given(
-    st.integers(1, 90),
-    st.integers(1, 90),
-    st.integers(-30, 90),
-    st.integers(-30, 90),
-    st.sampled_from(["blur", "pixels"]),
-)
+@given(*[st.integers(1, 90)] * 2, *[st.integers(-30, 90)] * 2, st.sampled_from(["blur", "pixels"]))
 @settings(max_examples=40)
 def test_only_the_region_and_its_margin_change(height, width, y, x, style):
     photo = noise(80, 100)
@@ -66,23 +56,6 @@ def test_only_the_region_and_its_margin_change(height, width, y, x, style):
     # within reach every pixel is replaced; a few may be equal by coincidence
     near = within(inside, reach)
     assert (out[near] == photo[near]).all(axis=-1).mean() < 0.2
-
-
-def test_details_of_equal_average_make_no_difference():
-    mask = np.zeros((128, 128), bool)
-    mask[32:96, 32:96] = True
-    reach = 2 + int(np.ceil(MARGIN * 64))
-    start = 32 - reach - 2 * (reach // 2)  # where the grid begins
-    one = np.full((128, 128, 3), 100, np.uint8)
-    other = one.copy()
-    cell = LEAST_CELL
-    for y in range(start + 2 * cell, 88, cell):
-        for x in range(start + 2 * cell, 88, cell):
-            if y >= 32 and x >= 32:
-                other[y : y + cell, x : x + cell // 2] += 90
-                other[y : y + cell, x + cell // 2 : x + cell] -= 90
-    assert (one != other).any()
-    assert np.array_equal(anonymize(one, [Region(mask)]), anonymize(other, [Region(mask)]))
 
 
 def test_a_finer_region_does_not_restore_details():
@@ -109,14 +82,6 @@ def test_clusters():
     mask = np.zeros((640, 640), bool)
     mask[10:30, 10:30] = mask[300:310, 5:600] = mask[312:330, 580:600] = mask[600:620, 600:620] = True
     assert [r.corner for r in clusters(mask)] == [(10, 10), (300, 5), (600, 600)]
-    mask = np.zeros((1500, 1500), bool)
-    mask[100:-100, 100:-100] = True
-    tracemalloc.start()
-    (region,) = clusters(mask)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert region.mask.all()
-    assert peak < 4 * mask.size
 
 
 def test_bad_arguments():

@@ -33,16 +33,10 @@ def detection_of(*, label, bounding_box, confidence, mask):
     return SimpleNamespace(label=label, bounding_box=bounding_box, confidence=confidence, mask=mask)
 
 
-def segmentation_of(*, mask):
-    """`fiftyone.Segmentation`: a 2D array of integers, 0 being the background."""
-    assert mask.ndim == 2
-    assert mask.dtype == np.uint8
-    return SimpleNamespace(mask=mask)
-
-
 STAND_IN = SimpleNamespace(
     Detection=detection_of, Detections=lambda *, detections: SimpleNamespace(detections=detections),
-    Segmentation=segmentation_of, Classification=lambda *, label, confidence: (label, confidence),
+    Segmentation=lambda *, mask: SimpleNamespace(mask=mask),
+    Classification=lambda *, label, confidence: (label, confidence),
 )  # fmt: skip
 
 
@@ -65,6 +59,7 @@ def test_a_panoptic_map():
     result = Panoptic.of(PanopticResult(ids, segments), CLASSES)
     labels = result.to_fiftyone()
     assert list(labels) == ["segmentation", "detections"]
+    assert labels["segmentation"].mask.dtype == np.uint8
     assert_array_equal(labels["segmentation"].mask, np.select([ids == k for k in (1, 2, 4)], [1, 4, 3]))
     # neither crowds nor things without a pixel
     (car,) = labels["detections"].detections

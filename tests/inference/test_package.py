@@ -21,6 +21,11 @@ METADATA = ExportedMetadata("panoptic", "[general]\n", CLASSES, (64, 96), extra=
 MODEL = "net/data/aotinductor/model"
 
 
+def stated(**extra):
+    """The metadata of a package with other requirements."""
+    return {METADATA_KEY: replace(METADATA, extra={**METADATA.extra, **extra}).to_json()}
+
+
 def package(path, members=None, compression=zipfile.ZIP_STORED, **metadata):
     """A package without code: `members` by name, `metadata` of AOTInductor."""
     texts = {METADATA_KEY: METADATA.to_json(), "AOTI_DEVICE_KEY": "cpu", **metadata}
@@ -44,19 +49,20 @@ def refusal(path):
     [
         ({}, {METADATA_KEY: None}, "not a package that seamseg exported"),
         ({"net/data/weights/model.pt": "pickle"}, {}, "it holds 'net/data/weights/model.pt'"),
-        ({"net/models/model.json": "{}"}, {}, "it holds 'net/models/model.json'"),
         ({f"{MODEL}/../../escape.so": ""}, {}, "escape.so"),
         ({"net\\..\\escape/version": ""}, {}, "escape"),
-        ({}, {METADATA_KEY: "{"}, "is not JSON"),
         ({}, {METADATA_KEY: '{"format": 99, "version": "9.9"}'}, "update seamseg"),
         ({}, {"AOTI_DEVICE_KEY": "cuda"}, "compiled for 'cuda', not for cpu"),
         ({}, {"AOTI_DEVICE_KEY": None}, "does not state the device that it was compiled for"),
         ({}, {"compression": zipfile.ZIP_LZMA}, "it holds 'net/archive_format'"),
-        (
-            {f"{MODEL}/a.so": bytes(20 << 20)},
-            {"compression": zipfile.ZIP_DEFLATED},
-            "KiB would be inflated to 20 MiB; the limit is 50 times the size",
-        ),
+        ({f"{MODEL}/a.so": bytes(20 << 20)}, {"compression": zipfile.ZIP_DEFLATED}, "KiB would be inflated to 20 MiB"),
+        # of other machines
+        ({}, stated(torch="99.0"), "needs PyTorch 99.0"),
+        ({}, stated(torch=None), "does not state the version of PyTorch"),
+        ({}, stated(cpu="SVE256"), "compiled for CPUs with SVE256"),
+        ({}, stated(cpu=["AVX2"]), "compiled for CPUs with ['AVX2']"),
+        ({}, stated(cpu_features=None), "does not state the instruction sets"),
+        ({}, stated(cpu_features=["avx9", "amx-tiles"]), "needs avx9, amx-tiles, which this CPU lacks"),
         # what is left: torch finds no library in it
         ({}, {}, "cannot load the package"),
     ],
@@ -76,39 +82,15 @@ def test_damaged_files(monkeypatch, tmp_path):
     whole = package(tmp_path / "b.pt2").read_bytes()
     assert read_package_metadata(tmp_path / "b.pt2") == METADATA
     for content, reason in (
-        (b"not a zip", "damaged or truncated"),
         (whole[: len(whole) // 2], "damaged or truncated"),
         (whole.replace(b"[general]", b"[GENERAL]"), "a damaged package"),
     ):
         path.write_bytes(content)
         assert reason in refusal(path)
-    # which check of zlib fails depends on the place of the damage
-    text = "".join(map(str, range(1000)))
-    content = bytearray(package(path, {f"{MODEL}/a.so": text}, zipfile.ZIP_DEFLATED).read_bytes())
-    start = content.index(f"{MODEL}/a.so".encode()) + len(f"{MODEL}/a.so")
-    for at in (0, 100, 500):
-        path.write_bytes(content[: start + at] + b"\xff" * 20 + content[start + at + 20 :])
-        assert "damaged" in refusal(path)
     package(path)
     for error in (zlib.error("Error -3"), EOFError()):
         monkeypatch.setattr("zipfile.ZipFile.testzip", Mock(side_effect=error))
         assert "a damaged or truncated package: export it again" in refusal(path)
-
-
-@pytest.mark.parametrize(
-    ("extra", "reason"),
-    [
-        ({"torch": "99.0"}, "needs PyTorch 99.0"),
-        ({"torch": None}, "does not state the version of PyTorch"),
-        ({"cpu": "SVE256"}, "compiled for CPUs with SVE256"),
-        ({"cpu": ["AVX2"]}, "compiled for CPUs with ['AVX2']"),
-        ({"cpu_features": None}, "does not state the instruction sets"),
-        ({"cpu_features": ["avx9", "amx-tiles"]}, "needs avx9, amx-tiles, which this CPU lacks"),
-    ],
-)
-def test_other_machines(tmp_path, extra, reason):
-    metadata = replace(METADATA, extra={**METADATA.extra, **extra})
-    assert reason in refusal(package(tmp_path / "a.pt2", seamseg=metadata.to_json()))
 
 
 def test_instruction_sets(monkeypatch, tmp_path):
@@ -117,9 +99,6 @@ def test_instruction_sets(monkeypatch, tmp_path):
         _check(tmp_path, replace(METADATA, extra={**METADATA.extra, "cpu": needed}), "cpu", "cpu")
     with pytest.raises(InputError, match="compiled for CPUs with AVX512, this one has AVX2"):
         _check(tmp_path, replace(METADATA, extra={**METADATA.extra, "cpu": "AVX512"}), "cpu", "cpu")
-
-
-def test_names_of_instruction_sets(monkeypatch):
     known = {"fma3": True, "avx512_vnni": True, "amx_tile": True, "avx512_bf16": False, "l2_cache_size": 1}
     monkeypatch.setattr("torch.cpu.get_capabilities", lambda: known)
     monkeypatch.setattr("seamseg.ops.fused.onednn_takes_bf16", lambda: False)
@@ -131,34 +110,20 @@ def test_names_of_instruction_sets(monkeypatch):
     assert missing_features([ONEDNN_BF16]) == []
 
 
-@pytest.mark.parametrize(
-    ("device", "environment", "index"),
-    [
-        ("auto", {"WORLD_SIZE": "2", "LOCAL_RANK": "1"}, 1),
-        ("cuda", {"WORLD_SIZE": "2", "LOCAL_RANK": "1"}, 1),
-        ("cuda:0", {"WORLD_SIZE": "2", "LOCAL_RANK": "1"}, 0),
-        # left over in a shell
-        ("auto", {"LOCAL_RANK": "1"}, 0),
-    ],
-)
-def test_each_process_uses_its_own_gpu(monkeypatch, tmp_path, device, environment, index):
-    for name in ("WORLD_SIZE", "LOCAL_RANK"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    loaded = []
+# without a number of processes the rank is left over in a shell
+@pytest.mark.parametrize(("device", "processes", "index"), [("auto", "2", 1), ("cuda:0", "2", 0), ("auto", "", 0)])
+def test_each_process_uses_its_own_gpu(monkeypatch, tmp_path, device, processes, index):
+    monkeypatch.setenv("WORLD_SIZE", processes)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    if not processes:
+        monkeypatch.delenv("WORLD_SIZE")
+    load = Mock()
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    monkeypatch.setattr(torch._C._aoti, "AOTIModelPackageLoader", lambda *arguments: loaded.append(arguments))
+    monkeypatch.setattr(torch._C._aoti, "AOTIModelPackageLoader", load)
     assert PackageSession(package(tmp_path / "a.pt2", AOTI_DEVICE_KEY="cuda"), device).device == f"cuda:{index}"
-    ((*_, used),) = loaded
-    assert used == index
-
-
-def test_missing_gpus(monkeypatch, tmp_path):
-    path = package(tmp_path / "a.pt2", AOTI_DEVICE_KEY="cuda")
-    for available, device, words in ((False, "auto", "needs a GPU"), (True, "cuda:3", "needs GPU 3, there are 1")):
+    assert load.call_args.args[-1] == index
+    for available, device, words in ((False, "auto", "needs a GPU"), (True, "cuda:3", "needs GPU 3, there are 2")):
         monkeypatch.setattr("torch.cuda.is_available", lambda available=available: available)
-        monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
         with pytest.raises(InputError, match=words):
-            PackageSession(path, device)
+            PackageSession(tmp_path / "a.pt2", device)

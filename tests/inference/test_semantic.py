@@ -22,9 +22,8 @@ PHOTO = Image.fromarray(RNG.integers(0, 255, (9, 13, 3), np.uint8).repeat(10, 0)
 
 def prediction(probability=True):
     classes = torch.tensor([[0, 0, 1], [2, 2, 1]], dtype=torch.uint8)
-    surest = torch.tensor([[255, 128, 64], [32, 16, 8]], dtype=torch.uint8) if probability else None
-    nothing = torch.zeros(0)
-    maps = {} if surest is None else {"probability": surest}
+    surest = torch.tensor([[255, 128, 64], [32, 16, 8]], dtype=torch.uint8)
+    nothing, maps = torch.zeros(0), {"probability": surest} if probability else {}
     return Prediction(nothing.view(0, 4), nothing.long(), nothing, None, classes, (2, 3), maps=maps)
 
 
@@ -37,7 +36,6 @@ def test_properties(result):
     assert result.classes.tolist() == np.kron([[0, 0, 1], [2, 2, 1]], np.ones((2, 2), int)).tolist()
     assert result.probability[0].tolist() == [255, 255, 128, 128, 64, 64]
     assert result.size == (4, 6)
-    assert SemanticMap.of(prediction(probability=False), (4, 6), CLASSES).probability is None
     assert result.index("person") == 2
     assert result.mask("road").sum() == 8
     assert result.counts() == {"sky": 1, "road": 1, "human--person": 1}
@@ -67,17 +65,6 @@ def test_files(result, tmp_path, probability):
     (tmp_path / "bad.npz").write_bytes(b"PK")
     with pytest.raises(InputError, match=r"not a result saved as \.npz"):
         SemanticMap.load(tmp_path / "bad.npz")
-
-
-def test_prediction(semantic_predictor):
-    model = semantic_predictor(probabilities=True)
-    result = model.predict(PHOTO)
-    assert isinstance(result, SemanticMap)
-    assert result.size == (90, 130)
-    (raw,) = model.raw([network_input(PHOTO, model.input_size)])
-    assert raw.semantic.shape == raw.maps["probability"].shape == (64, 92)
-    assert raw.semantic.dtype == raw.maps["probability"].dtype == np.uint8
-    assert semantic_predictor().predict(PHOTO).probability is None
 
 
 def test_sizes_and_options(semantic_predictor):
@@ -115,8 +102,12 @@ def test_views(semantic_predictor, fusion):
 def test_tiles(semantic_predictor):
     photo = PHOTO.resize((400, 300))
     model = semantic_predictor(probabilities=True, shortest_size=300)
-    whole, tiled = model.raw([network_input(photo, model.input_size)])[0], model.predict(photo, tiles=192).prediction
-    assert tiled.size == (300, 400)
-    assert tiled.semantic.shape == tiled.maps["probability"].shape == (300, 400)
+    whole = model.raw([network_input(photo, model.input_size)])[0]
+    result = model.predict(photo, tiles=192)
+    assert isinstance(result, SemanticMap)
+    tiled = result.prediction
+    assert tiled.semantic.shape == tiled.maps["probability"].shape == tiled.size == result.size == (300, 400)
+    assert tiled.semantic.dtype == tiled.maps["probability"].dtype == np.uint8
+    assert semantic_predictor().predict(PHOTO).probability is None
     # the global branch and the borders of the tiles differ
     assert (whole.semantic == tiled.semantic).mean() > 0.7

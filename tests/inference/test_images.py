@@ -1,7 +1,7 @@
-"""All kinds of image inputs, single and several."""
+"""Images: all kinds of inputs, single and several, and their preparation and batching."""
 
 import itertools
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +10,9 @@ from PIL import Image
 from support.micro import narrow_body
 
 import seamseg
-from seamseg.inference.images import PreparedImage, as_image, equal_size_batches
+from seamseg.config import default_config
+from seamseg.inference import images as photos
+from seamseg.inference.images import ImagePreparation, as_image, equal_size_batches
 from seamseg.inference.result import Panoptic
 from seamseg.utils.errors import InputError
 
@@ -21,13 +23,9 @@ CHANNELS_FIRST = torch.from_numpy(RGB).permute(2, 0, 1)
 @pytest.mark.parametrize(
     "photo",
     [
-        RGB,
         RGB[::-1][::-1],
         Image.fromarray(RGB),
-        Image.fromarray(RGB).convert("RGBA"),
         CHANNELS_FIRST,
-        CHANNELS_FIRST / 255,
-        CHANNELS_FIRST.double() / 255,
         (CHANNELS_FIRST / 255).requires_grad_(),
         (CHANNELS_FIRST / 255).half(),
     ],
@@ -38,7 +36,7 @@ def test_the_same_photo(photo):
     assert np.abs(found - RGB).max() <= (getattr(photo, "dtype", None) == torch.float16)
 
 
-@pytest.mark.parametrize("mode", ["L", "I;16", "I", "F", "LA", "RGBA", "P", "CMYK", "1"])
+@pytest.mark.parametrize("mode", ["I;16", "F", "LA", "RGBA", "P", "CMYK", "1"])
 def test_images_of_every_kind_are_as_their_files(tmp_path, mode):
     grey = np.arange(48, dtype=np.uint8).reshape(6, 8) * 5
     wider = {"I;16": grey.astype(np.uint16) * 257, "I": grey.astype(np.int32), "F": grey.astype(np.float32)}
@@ -62,9 +60,7 @@ def test_images_of_every_kind_are_as_their_files(tmp_path, mode):
         (torch.zeros(3, 4, 5, dtype=torch.int64), "torch.int64"),
         (torch.full((3, 4, 5), 200.0), "0 to 1, not normalised, this one has 200 to 200"),
         (torch.full((3, 4, 5), torch.nan), "nan"),
-        (-torch.ones(3, 4, 5), "normalised"),
         (b"jpeg", "not bytes"),
-        (None, "not NoneType"),
     ],
     ids=str,
 )
@@ -72,17 +68,6 @@ def test_invalid_inputs(photo, message):
     with pytest.raises(InputError) as raised:
         as_image(photo)
     assert message in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "batch_size", "expected"),
-    [("", 2, []), ("aaab", 2, ["aa", "a", "b"]), ("abab", 4, ["a", "b", "a", "b"]), ("aaa", 1, ["a", "a", "a"])],
-)
-def test_batches_in_order(sizes, batch_size, expected):
-    inputs = {"a": np.zeros((4, 4, 3)), "b": np.zeros((4, 5, 3))}
-    images = (PreparedImage(inputs[name], (1, 1), source_image=Path(name)) for name in sizes)
-    runs = equal_size_batches(images, batch_size, lambda image: image.pixels.shape, in_order=True)
-    assert ["".join(str(image.source_image) for image in run) for run in runs] == expected
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +89,6 @@ def test_many_kinds_in_order(model, micro):
         assert (result.id_map != alone.id_map).mean() < 0.01
         assert np.array_equal(result.photo, np.asarray(image))
     assert model.predict([]) == []
-    assert model.predict((small,))[0].size == (90, 40)
     # a buffer may be used again
     pixels = np.full((30, 40, 3), 90, np.uint8)
     result = model.predict(pixels)
@@ -129,3 +113,75 @@ def test_photos_are_read_lazily(model, micro):
         list(model.predict_iter([Image.new("RGB", (20, 20)), "missing.jpg"]))
     with pytest.raises(InputError, match="batch_size"):
         list(model.predict_iter([], batch_size=0))
+
+
+def config(shortest=64, longest=128):
+    base = default_config()
+    return replace(base, dataloader=replace(base.dataloader, shortest_size=shortest, longest_max_size=longest))
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        ((640, 480), (64, 85)),  # an ordinary photo: as the original
+        ((600, 200), (64, 192)),  # beyond longest_max_size, below 4 x shortest: as the original
+        ((20000, 500), (6, 256)),  # a panorama: 4 x shortest
+        ((1, 1), (64, 64)),
+        ((5000, 1), (1, 256)),
+    ],
+)
+def test_network_size(size, expected):
+    image = Image.new("RGB", size)
+    assert photos.network_input(image, photos.input_size(config())).shape[:2] == expected
+
+
+def test_sizes_and_pixels():
+    size = photos.input_size(config(64, 1000), 32)
+    assert (size.shortest_size, size.longest_max_size) == (32, 1000)
+    for sizes in ((0, None), (64, 63), (64, -1)):
+        with pytest.raises(InputError, match="network size"):
+            photos.input_size(config(), *sizes)
+    image = Image.new("RGB", (6, 4))
+    kept, bare = (ImagePreparation(size, keep_rgb=keep)(image) for keep in (True, False))
+    assert kept.size == (4, 6)
+    assert kept.rgb.shape == (4, 6, 3)
+    assert bare.rgb is None
+    assert np.array_equal(kept.pixels, np.asarray(size.scale(image)))
+    assert np.array_equal(kept.pixels, bare.pixels)
+    assert kept.nbytes == kept.pixels.nbytes + 4 * 6 * 3
+
+
+def test_batches_have_one_size_and_contain_all_items():
+    """And few items wait for others of their size."""
+    widths = np.random.default_rng(0).choice([5, 5, 5, 6, 7, 8], 200).tolist() + list(range(9, 50))
+    taken, given, most = [], [], 0
+
+    def source():
+        for item in enumerate(widths):
+            taken.append(item)
+            yield item
+
+    for batch in equal_size_batches(source(), 3, lambda item: item[1]):
+        most = max(most, len(taken) - len(given))
+        assert len(batch) <= 3
+        assert len({width for _, width in batch}) == 1
+        given += batch
+    assert sorted(given) == taken
+    assert most <= 7
+
+
+@pytest.mark.parametrize(
+    ("sizes", "size", "expected"), [("aaab", 2, "aa a b"), ("abab", 4, "a b a b"), ("aa", 1, "a a")]
+)
+def test_batches_in_order(sizes, size, expected):
+    assert [*map("".join, equal_size_batches(sizes, size, str, in_order=True))] == expected.split()
+
+
+def test_waiting_photos_are_limited_by_their_bytes(monkeypatch):
+    monkeypatch.setattr(photos, "WAITING_BYTES", 100)
+    images = [np.zeros((4, width, 3)) for width in (4, 5, 6, 4)]
+    items = list(zip((40, 40, 40, 200), images, strict=True))
+    batches = equal_size_batches(iter(items), 8, lambda item: item[1].shape, lambda item: item[0])
+    assert [[size for size, _ in batch] for batch in batches] == [[40], [40], [40], [200]]
+    batches = equal_size_batches(iter(items[:2]), 8, lambda item: item[1].shape, lambda item: item[0])
+    assert [[size for size, _ in batch] for batch in batches] == [[40], [40]]
