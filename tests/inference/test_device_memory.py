@@ -8,6 +8,7 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import onnxruntime
@@ -30,48 +31,28 @@ from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import OutOfMemory, SeamsegError
 
-
-def _error_of_numpy() -> MemoryError:
-    with pytest.raises(MemoryError) as found:
-        np.empty(1 << 60, np.uint8)
-    return found.value
-
-
 LACKING = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
     RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
     RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
-    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
-    RuntimeError("Triton Error [CUDA]: out of memory"),
     RuntimeError("HIP error: hipErrorOutOfMemory"),
-    RuntimeError(
-        "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
-        "allocate 2359296 bytes. Error code 12 (Cannot allocate memory)"
-    ),
+    RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 2359296 bytes. Error code 12"),
     RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 2359296 bytes."),
-    RuntimeError(
-        'torch_call_dispatcher( "aten::new_empty", "", stack.data(), TORCH_ABI_VERSION) API call failed at '
-        "include/torch/csrc/stable/ops.h, line 962"
-    ),
+    RuntimeError('torch_call_dispatcher( "aten::new_empty", "", stack.data(), ABI) API call failed at ops.h, line 962'),
     RuntimeError("could not create a primitive"),
     RuntimeError("could not create a memory object"),
     RuntimeError("std::bad_alloc"),
     RuntimeError("unable to mmap 4096 bytes from file <model.pth>: Cannot allocate memory (12)"),
     MemoryError(),
-    _error_of_numpy(),
     OSError(errno.ENOMEM, "Cannot allocate memory"),
     OSError("out of memory error when reading image file"),
     onnxruntime.capi.onnxruntime_pybind11_state.Fail("Failed to allocate memory for requested buffer of size 25165824"),
-    RuntimeError(
-        "Check 'ptr' failed at src/plugins/intel_cpu/src/cpu_memory.cpp:257: Failed to allocate 268435456 bytes of "
-        "memory"
-    ),
+    RuntimeError("Check 'ptr' failed at src/cpu_memory.cpp:257: Failed to allocate 268435456 bytes of memory"),
     OutOfMemory("not enough memory"),
 ]
 OTHERS = [
-    RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers "
-                 "are out of shared memory. Please try to raise your shared memory limit."),
+    RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. Workers are out of shared memory."),
     RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
     RuntimeError("CUDA error: an illegal memory access was encountered"),
     RuntimeError("could not create a primitive descriptor for the convolution forward propagation primitive"),
@@ -90,8 +71,7 @@ def test_which_errors_are_about_memory():
     assert [error for error in OTHERS if lacks_memory(error)] == []
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_openvino_without_memory(threads):
+def test_openvino_without_memory():
     """An error instead of an earlier result, and none for smaller inputs after it."""
     import openvino
     from openvino import opset13
@@ -100,13 +80,13 @@ def test_openvino_without_memory(threads):
     total = opset13.reduce_sum(opset13.tile(x, times), opset13.constant([0, 1, 2]), False)
     for name, node in {"x": x, "times": times, "total": total}.items():
         node.output(0).set_names({name})
-    model, settings = openvino.Model([total], [x, times]), {"INFERENCE_NUM_THREADS": threads}
+    model = openvino.Model([total], [x, times])
 
     def compiled():
-        return openvino_core().compile_model(model, "CPU", settings)
+        return openvino_core().compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": 2})
 
     run = OpenvinoRun(compiled(), compiled)
-    for side, expected in ((5, 125), (1 << 15, None), (5, 125), (1 << 15, None), (5, 125), (6, 216)):
+    for side, expected in ((5, 125), (1 << 15, None), (5, 125), (6, 216)):
         inputs = {"x": np.ones((1, 1, 1), np.float32), "times": np.full(3, side, np.int64)}
         if expected is not None:
             assert run(["total"], inputs) == [expected]
@@ -116,22 +96,9 @@ def test_openvino_without_memory(threads):
         assert lacks_memory(raised.value)
 
 
-class Full(SceneNet):
-    """A network with memory for `room` pixels, which raises a given error for more."""
-
-    def __init__(self, room, error):
-        super().__init__()
-        self.most, self.error = room, error
-
-    def predict(self, images):
-        if sum(i.shape[-2] * i.shape[-1] for i in images) > self.most:
-            raise self.error
-        return super().predict(images)
-
-
 def seer(room, error, tiling=Tiling()):  # noqa: B008
     metadata = Metadata(STUFF, 1, ["a", "b", "c", "d"], [(i, i, i) for i in range(4)], list(range(4)), [])
-    return predictor_of(Full(room, error), metadata, Thresholds(0.5, 0.5, 0), tiling=tiling)
+    return predictor_of(SceneNet(room=room, error=error), metadata, Thresholds(0.5, 0.5, 0), tiling=tiling)
 
 
 def test_out_of_memory_leads_to_tiles(capsys):
@@ -164,17 +131,15 @@ def test_out_of_memory_while_recording():
         raise LACKING[0]
 
     graphs = CudaGraphCache(torch.square, fail)
-    for _ in range(3):
-        assert torch.equal(graphs(torch.full((1, 2), 3.0)), torch.full((1, 2), 9.0))
+    assert [graphs(torch.full((1, 2), 3.0)).tolist() for _ in range(3)] == [[[9, 9]]] * 3
     broken = CudaGraphCache(torch.square, lambda function, x: (_ for _ in ()).throw(OTHERS[1]))
     assert torch.equal(broken(torch.ones(2)), torch.ones(2))
     with pytest.raises(RuntimeError, match="EXECUTION"):
         broken(torch.ones(2))
 
 
-@pytest.mark.parametrize(("side", "tiling"), [(64, Tiling()), pytest.param(132, Tiling(128), marks=pytest.mark.slow)])
-def test_graphs_are_dropped_first(side, tiling, capsys):
-    """Before tiles are used, or those of another shape become smaller."""
+def test_graphs_are_dropped_first(capsys):
+    """Before tiles are used."""
     net, _ = recorded(network())
     model = predictor(net)
     for _ in range(3):
@@ -189,30 +154,17 @@ def test_graphs_are_dropped_first(side, tiling, capsys):
             return inner(*args, **kwargs)
 
     model.network.net = net.with_options(proposals=OnlyWithout(inner.config))
-    photo = image((side, side + 32), 1)
-    found = model.raw([photo], tiling)[0]
-    assert capsys.readouterr().err == ""  # the tiles have the requested side
-    wanted = predictor(network()).raw([photo], tiling)[0]
+    found = model.raw([image((64, 96), 1)])[0]
+    assert capsys.readouterr().err == ""
+    wanted = predictor(network()).raw([image((64, 96), 1)])[0]
     assert np.array_equal(found.semantic, wanted.semantic)
 
 
 def test_out_of_memory_in_a_training_step():
-    def stepper(batches, rates):
-        raise LACKING[1]
-
+    trainer = mock.MagicMock(stepper=mock.Mock(side_effect=LACKING[1]), options=TrainerOptions(1, {}))
+    trainer.progress.global_step, trainer.world = 7, World(device=torch.device("cpu"))
+    trainer.checkpointer.failures = nullcontext
     fed = SimpleNamespace(source="", batch=SimpleNamespace(ids=["a", "b"]))
-    begins = SimpleNamespace(begin_step=lambda *_: None)
-    schedule = SimpleNamespace(get_lr=lambda *_: [0.1])
-    trainer = SimpleNamespace(
-        progress=SimpleNamespace(global_step=7),
-        schedule=schedule,
-        reporter=begins,
-        losses=begins,
-        stepper=stepper,
-        checkpointer=SimpleNamespace(failures=nullcontext),
-        options=TrainerOptions(1, {}),
-        world=World(device=torch.device("cpu")),
-    )
     with pytest.raises(OutOfMemory, match=r"step 7: cpu: not enough memory \(images a, b\); lower"):
         Trainer._step(trainer, 0, [fed])
 

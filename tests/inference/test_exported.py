@@ -63,7 +63,10 @@ def test_panoptic_maps_are_those_of_the_fusion(tmp_path, room, device):
     assert [s.score for s in result.segments[:2]] == SCORES.tolist()
     assert result.prediction.semantic.shape == SIZE, "without the padding"
     assert result.only("car").counts() == {"car": 1}
-    assert np.array_equal(model.predict([scene(SIZE)] * 2)[1].id_map, result.id_map)
+    kept = result.prediction.semantic.copy()
+    found = model.predict([np.ascontiguousarray(scene(SIZE)[::-1]), scene(SIZE)])
+    assert np.array_equal(found[1].id_map, result.id_map)
+    assert np.array_equal(result.prediction.semantic, kept), "results stay when the next photo is predicted"
 
 
 @pytest.mark.parametrize("device", ["auto", "openvino"])
@@ -83,44 +86,18 @@ def test_masks_of_queries_are_merged_at_the_size_of_the_photo(tmp_path, device):
         load(tmp_path, size=room, changes={"query_classes": QUERY_CLASSES}, tiles=256)
 
 
-def test_class_maps(tmp_path):
+def test_other_kinds(tmp_path):
     result = load(tmp_path, "semantic", shortest_size=90, probabilities=True).predict(scene(SIZE))
     assert isinstance(result, SemanticMap)
     assert np.array_equal(result.classes, scene(SIZE)[..., 0])
     assert np.array_equal(result.probability, scene(SIZE)[..., 1])
     assert load(tmp_path, "semantic", shortest_size=90).predict(scene(SIZE)).probability is None
-
-
-@pytest.mark.parametrize("kind", ["instance_seg", "detection"])
-def test_objects(tmp_path, kind):
-    result = load(tmp_path, kind, shortest_size=90).predict(scene(SIZE))
-    assert isinstance(result, Detections)
-    assert result.boxes.tolist() == BOXES.tolist()
-    assert result.names == ["car", "person"]
-    assert result.has_masks == (kind == "instance_seg")
-    if result.has_masks:
+    for kind in ("instance_seg", "detection"):
+        result = load(tmp_path, kind, shortest_size=90).predict(scene(SIZE))
+        assert isinstance(result, Detections)
+        assert (result.boxes.tolist(), result.names) == (BOXES.tolist(), ["car", "person"])
+        assert result.has_masks == (kind == "instance_seg")
         assert result[0].area == pytest.approx(30 * 48, rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("scale", "crop", "free"), [(64, (32, 32), False), (40, (40, 40), True), (-1, (50, 50), False)]
-)
-def test_classifiers(tmp_path, scale, crop, free):
-    photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 131, 3), dtype=np.uint8))
-    result = seamseg.load(write_classifier(tmp_path / "net.onnx", crop, scale, free)).predict(photo)
-    options = InputConfig(scale_val=scale, crop_val=crop[0], mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
-    logits = transform_of(options)(photo).mean((1, 2))
-    assert result.probabilities == pytest.approx(logits.softmax(0).numpy(), abs=1e-6)
-    names = [["red", "green", "blue"][k] for k in logits.argsort(descending=True).tolist()]
-    assert [name for name, _ in result.top()] == names
-    assert result.counts() == {names[0]: 1}
-    assert result.draw().size == photo.size
-    assert Classification.load(result.save(tmp_path / "a.npz")) == result
-    entries = json.loads(result.save(tmp_path / "a.json").read_text())
-    assert entries[0]["category_id"] == logits.argmax()
-    assert "Classification(131 x 90: " in repr(result)
-    with pytest.raises(InputError, match="nothing can be hidden"):
-        result.anonymize("red")
 
 
 @pytest.mark.parametrize("orientation", [1, 6])
@@ -135,7 +112,7 @@ def test_classifiers_take_the_pixels_of_the_validation(tmp_path, monkeypatch, sc
     photo = tmp_path / "val" / "street" / "photo.png"
     photo.parent.mkdir(parents=True)
     Image.fromarray(pixels).save(photo, exif=exif)
-    model = seamseg.load(write_classifier(tmp_path / "net.onnx", (crop, crop), scale))
+    model = seamseg.load(write_classifier(tmp_path / "net.onnx", (crop, crop), scale, free=orientation == 1))
     session = mock.Mock(wraps=model.network._session)
     monkeypatch.setattr(model.network, "_session", session)
     result = model.predict(photo)
@@ -144,6 +121,17 @@ def test_classifiers_take_the_pixels_of_the_validation(tmp_path, monkeypatch, sc
     wanted, _, _ = ClassFolders(tmp_path, "val", transform_of(options), upright=True)[0]
     assert np.array_equal(session.run.call_args.args[1]["image"][0], wanted.numpy())
     assert result.size == (size if orientation == 1 else size[::-1])
+    logits = wanted.mean((1, 2))
+    assert result.probabilities == pytest.approx(logits.softmax(0).numpy(), abs=1e-6)
+    names = [["red", "green", "blue"][k] for k in logits.argsort(descending=True).tolist()]
+    assert [name for name, _ in result.top()] == names
+    assert result.counts() == {names[0]: 1}
+    assert result.draw().size == result.size[::-1]
+    assert Classification.load(result.save(tmp_path / "a.npz")) == result
+    assert json.loads(result.save(tmp_path / "a.json").read_text())[0]["category_id"] == logits.argmax()
+    assert f"Classification({result.size[1]} x {result.size[0]}: " in repr(result)
+    with pytest.raises(InputError, match="nothing can be hidden"):
+        result.anonymize("red")
 
 
 def test_classifiers_from_the_command(tmp_path, seamseg_main, capsys):
@@ -171,15 +159,6 @@ def test_photos_are_shrunk_into_a_fixed_input(tmp_path):
         model.raw([scene((65, 64))])
 
 
-def test_results_of_openvino_stay_when_the_next_photo_is_predicted(tmp_path):
-    network = load(tmp_path, "semantic", device="openvino", shortest_size=90).network
-    assert (network.device, network.on_gpu, network.uses_torch) == ("openvino:CPU", False, False)
-    first = network.run([scene(SIZE)])[0].semantic
-    kept = first.copy()
-    network.run([np.ascontiguousarray(scene(SIZE)[::-1])])
-    assert np.array_equal(first, kept)
-
-
 def test_tiles(tmp_path):
     photo = scene((300, 420))
     model = load(tmp_path, "semantic", shortest_size=300)
@@ -187,8 +166,6 @@ def test_tiles(tmp_path):
     # objects are in one place of each tile, and their masks are merged
     found = load(tmp_path, "instance_seg", shortest_size=300).predict(photo, tiles=128)
     assert len(found) > 4
-    with pytest.raises(InputError, match=r"`tiles=128`: .*was exported for inputs of 160 x 96 pixels"):
-        load(tmp_path, size=(96, 160), tiles=128)
     fixed = load(tmp_path, size=(96, 160))
     with pytest.raises(InputError, match=r"`tiles=128`: .*was exported for inputs of 160 x 96 pixels"):
         fixed.predict(photo, tiles=128)
@@ -202,16 +179,12 @@ def test_tiles(tmp_path):
         ({"device": "openvino:TPU"}, "`device=openvino:TPU`: OpenVINO has openvino:CPU"),
         (
             {"device": "openvino", "changes": {"precision": "int8"}},
-            "an int8 file, but openvino:CPU computes all of it in float: use `device=cpu`",
+            "an int8 file, but openvino:CPU computes all of it in",
         ),
         ({"config": "own.ini"}, "`config` has no effect"),
         ({"tta": "flip"}, "`tta` cannot be changed after the export"),
-        ({"overrides": ("nms",)}, "`overrides=nms`: write section.key=value"),
         ({"precision": "bf16"}, "`precision` cannot be changed"),
-        (
-            {"overrides": ["roi.nms_threshold=.4"]},
-            "`overrides=roi.nms_threshold=.4`: cannot be changed after the export",
-        ),
+        ({"overrides": ["roi.nms_threshold=.4"]}, "`overrides=roi.nms_threshold=.4`: cannot be changed after the expo"),
         ({"probabilities": True}, "`probabilities` has no effect: the model is of kind"),
     ],
 )
@@ -219,13 +192,6 @@ def test_options_that_do_not_apply(tmp_path, options, words):
     with pytest.raises(InputError) as raised:
         load(tmp_path, **options)
     assert words in str(raised.value)
-
-
-@pytest.mark.parametrize("changed", [{"tiles": 128}, {"preview": True}, {"shortest_size": 64}])
-def test_options_that_a_classifier_cannot_take(tmp_path, changed):
-    words = "which needs the whole image" if "tiles" in changed else "of one size"
-    with pytest.raises(InputError, match=rf"`\w+=\w+`: .* is a classifier,? {words}"):
-        seamseg.load(write_classifier(tmp_path / "net.onnx", free=True), **changed)
 
 
 def without_metadata(path):
@@ -238,19 +204,13 @@ def without_metadata(path):
     ("spoil", "words"),
     [
         (lambda path: path.write_bytes(path.read_bytes()[:1000]), "not an ONNX file, truncated"),
-        (lambda path: path.write_text("not a network"), "not an ONNX file, truncated"),
         (without_metadata, "no metadata of seamseg"),
-        (
-            lambda path: write_network(path, record(), json.dumps({**json.loads(record().to_json()), "format": 99})),
-            "format 99",
-        ),
         (lambda path: write_network(path, record(), "{}"), "no format number"),
         (lambda path: write_network(path, record(), record(part="dense").to_json()), "part 'dense'"),
         (
             lambda path: write_network(path, record("detection"), record().to_json()),
-            "not those of a network of kind panoptic",
+            "not those of a network of kind pan",
         ),
-        (lambda path: path.unlink(), "no such model"),
     ],
 )
 def test_wrong_files(tmp_path, seamseg_main, capfd, spoil, words):
@@ -268,17 +228,13 @@ def test_wrong_files(tmp_path, seamseg_main, capfd, spoil, words):
 
 WRONG_OUTPUTS = {
     "flat boxes": ("boxes", np.zeros(20, np.float32), r"boxes has the shape \(20,\)"),
-    "whole boxes": ("boxes", np.zeros((5, 4), np.int64), "boxes has values of type int64"),
     "boxes that are not finite": ("boxes", np.full((5, 4), np.nan, np.float32), "boxes are not finite"),
-    "scores that are not finite": ("scores", np.full(5, np.inf, np.float32), "scores are not finite"),
     "fewer scores": ("scores", np.zeros(3, np.float32), r"scores has the shape \(3,\), not \(5,\)"),
     "many": ("count", np.array(6), "count is 6, of 5 boxes"),
-    "negative": ("count", np.array(-1), "count is -1, of 5 boxes"),
     "unknown class": ("classes", np.full(5, 2), "classes are 2 to 2, of 2 classes of things"),
     "negative class": ("classes", np.full(5, -1), "classes are -1 to -1, of 2"),
     "no masks": ("mask_logits", np.zeros((5, 0, 0), np.float32), "mask_logits has sides of 0"),
     "wide masks": ("mask_logits", np.zeros((5, 28, 30), np.float32), "mask_logits has the shape"),
-    "deep class map": ("classmap", np.zeros((96, 160, 1), np.uint8), r"classmap has the shape \(96, 160, 1\), not"),
     "class map of floats": ("classmap", np.zeros((96, 160), np.float32), "classmap has values of type float32"),
     "class map out of range": ("classmap", np.full((96, 160), 4, np.uint8), "classmap has class 4, of 4 classes"),
 }
@@ -287,29 +243,23 @@ WRONG_OUTPUTS = {
 OF_CLASSES, OF_MASKS = "class_logits", "mask_logits"
 WRONG_QUERIES = {
     "other classes": (OF_CLASSES, np.zeros((4, 4), np.float32), r"class_logits has the shape \(4, 4\), not \(4, 5\)"),
-    "classes of whole numbers": (OF_CLASSES, np.zeros((4, 5), np.int64), "class_logits has values of type int64"),
     "classes that are not finite": (OF_CLASSES, np.full((4, 5), np.nan, np.float32), "class_logits are not finite"),
     "fewer masks": (OF_MASKS, np.zeros((3, 24, 40), np.float32), r"mask_logits has the shape \(3, 24, 40\), not"),
-    "flat masks": (OF_MASKS, np.zeros((4, 24), np.float32), r"mask_logits has the shape \(4, 24\)"),
     "large masks": (OF_MASKS, np.zeros((4, 97, 160), np.float32), r"mask_logits has the shape \(4, 97, 160\)"),
-    "none": (OF_MASKS, np.zeros((4, 0, 0), np.float32), r"mask_logits has the shape \(4, 0, 0\)"),
     "masks that are not finite": (OF_MASKS, np.full((4, 24, 40), np.inf, np.float32), "mask_logits are not finite"),
 }
 WRONG_CLASSIFIERS = {
     "logits that are not finite": ("logits", np.array([[0, np.nan, 0]], np.float32), "logits are not finite"),
     "more logits": ("logits", np.zeros((1, 4), np.float32), r"logits has the shape \(1, 4\), not \(1, 3\)"),
 }
-# the check comes after the engine
-OPENVINO = ("flat boxes", "many", "no masks", "class map out of range")
+WRONG = {**WRONG_OUTPUTS, **WRONG_QUERIES, **WRONG_CLASSIFIERS}
 
 
 @pytest.mark.parametrize(
-    ("how", "device"),
-    [(how, "cpu") for how in (*WRONG_OUTPUTS, *WRONG_QUERIES, *WRONG_CLASSIFIERS)]
-    + [(how, "openvino") for how in OPENVINO],
+    ("how", "device"), [(how, "cpu") for how in WRONG] + [(how, "openvino") for how in ("many", "no masks")]
 )
 def test_outputs_that_are_not_those_of_a_network(tmp_path, how, device):
-    name, value, words = {**WRONG_OUTPUTS, **WRONG_QUERIES, **WRONG_CLASSIFIERS}[how]
+    name, value, words = WRONG[how]
     path = tmp_path / "net.onnx"
     if how in WRONG_CLASSIFIERS:
         write_classifier(path)
@@ -334,12 +284,15 @@ def with_output(path, name, value):
     return path
 
 
-def test_metadata_and_outputs_that_do_not_fit(tmp_path):
+def test_metadata_outputs_and_options_that_do_not_fit(tmp_path):
     path = tmp_path / "net.onnx"
     for changes in ({"size": (1 << 20, 32)}, {"sides": (64, 1 << 20)}, {"multiple": 1 << 20}):
         write_network(path, record(), json.dumps({**json.loads(record().to_json()), **changes}))
         with pytest.raises(InputError, match=r"net.onnx: its seamseg metadata is damaged: .* integers up to 16384"):
             seamseg.load(path)
+    for changed, words in (({"tiles": 128}, "which needs the whole image"), ({"preview": True}, "of one size")):
+        with pytest.raises(InputError, match=rf"`\w+=\w+`: .* is a classifier,? {words}"):
+            seamseg.load(write_classifier(path, free=True), **changed)
     for crop in (1 << 30, 0):
         with pytest.raises(InputError, match="crop_val, or they are out of range"):
             seamseg.load(write_classifier(path, (crop, crop), free=True))
@@ -365,33 +318,20 @@ def test_a_missing_runtime_is_named(tmp_path, monkeypatch, device, package, extr
 
 PROGRAM = """
 import sys
-class Forbidden:
-    @staticmethod
-    def find_spec(name, path=None, target=None):
-        if name == "torch":
-            raise ImportError("torch was asked for")
-sys.meta_path.insert(0, Forbidden)
+sys.modules["torch"] = None
 import seamseg
 from seamseg.cli.main import main
 for kind in sys.argv[1].split(","):
     result = seamseg.load(f"{kind}.onnx", shortest_size=90).predict("photos/a.png")
-    result.save(f"{kind}.jpg")
-    result.save(f"{kind}.npz")
-    result.save(f"{kind}.json")
+    for ending in ("jpg", "json", "npz"):
+        path = result.save(f"{kind}.{ending}")
     result.draw()
-    type(result).load(f"{kind}.npz")
-    print(kind, result.counts())
-for words in [line.split() for line in sys.stdin]:
-    print(main(words))
-assert "torch" not in sys.modules
+    print(kind, type(result).load(path).counts())
+for words in sys.stdin:
+    print(main(words.split()))
 """
 
-FORMATS = {
-    "panoptic": "overlay,coco",
-    "instance_seg": "overlay,coco-results",
-    "semantic": "labels,probabilities",
-    "queries": "overlay,coco",
-}
+FORMATS = {"panoptic": "overlay,coco", "instance_seg": "overlay,coco-results", "semantic": "labels", "queries": "coco"}
 
 
 def test_without_torch(tmp_path):
@@ -403,50 +343,18 @@ def test_without_torch(tmp_path):
         write_network(tmp_path / f"{kind}.onnx", exported)
     commands = [f"predict {k}.onnx photos out/{k} --format {f} --workers 2" for k, f in FORMATS.items()]
     commands += ["predict panoptic.onnx photos out/private --anonymize person --quiet"]
-    commands += [f"{commands[0]} --quiet", "predict panoptic.onnx photos out/raw --format raw --quiet"]
+    commands += ["predict panoptic.onnx photos out/raw --format raw --quiet"]
     environment = {**os.environ, "PYTHONPATH": str(Path(seamseg.__file__).parents[1])}
     command = [sys.executable, "-c", PROGRAM, ",".join(FORMATS)]
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, input="\n".join(commands), capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    *results, _, _, _, _, _, _, raw = done.stdout.split("\n")[:-1]
-    assert results[0].startswith("panoptic {'road': 1")
-    assert done.stdout.split("\n")[4:-1] == [*"0000002"], done.stderr
-    assert raw == "2"
+    assert done.stdout.startswith("panoptic {'road': 1")
+    assert done.stdout.split("\n")[4:-1] == [*"000002"], done.stderr
     assert "format raw holds tensors" in done.stderr
     assert done.stderr.count("3 photos in out/") == 4
     assert len(list((tmp_path / "out/panoptic/panoptic").glob("*.png"))) == 3
     assert len(json.loads((tmp_path / "out/panoptic/panoptic.json").read_text())["annotations"]) == 3
     assert np.array_equal(np.asarray(Image.open(tmp_path / "out/semantic/a.png")), scene(SIZE)[..., 0])
     assert (tmp_path / "out/private/a.jpg").exists()
-    # the second run of the first command does nothing
-    lines = (tmp_path / "out/panoptic/predictions.jsonl").read_text().splitlines()
-    assert [json.loads(line)["name"] for line in lines[1:]] == ["a", "b", "c"]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("narrow")
-def test_a_trained_network_and_its_export_agree(micro_run, micro, tmp_path, seamseg_main):
-    assert seamseg_main("export", micro_run, tmp_path / "city.onnx", "--size", "256x256", "--quiet") == 0
-    street = Image.open(micro / "img" / "val0.png").convert("RGB")
-    trained = seamseg.load(micro_run, device="cpu", min_stuff_area=0, pad_to=256)
-    exported = seamseg.load(tmp_path / "city.onnx", min_stuff_area=0)
-    for size in ((96, 64), (131, 77), (60, 201)):
-        wanted, found = (model.predict(street.resize(size)) for model in (trained, exported))
-        assert found.prediction.size == wanted.prediction.size
-        assert (found.classes == wanted.classes).mean() > 0.999
-        assert found.counts() == wanted.counts()
-
-
-def test_signals_after_models_of_openvino(tmp_path):
-    """They end the process if the alternate signal stack of OpenVINO is not there any more."""
-    path = write_network(tmp_path / "net.onnx", record("semantic"))
-    code = (
-        "import os, signal, sys\nfrom pathlib import Path\nfrom seamseg.inference.onnx_engines import open_onnx\n"
-        "signal.signal(signal.SIGTERM, lambda *_: print('handled'))\n"
-        "first, second = (open_onnx(Path(sys.argv[1]), 'openvino') for _ in range(2))\n"
-        "del first\ndel second\nos.kill(os.getpid(), signal.SIGTERM)"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "handled\n", "")

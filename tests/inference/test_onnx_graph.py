@@ -1,10 +1,6 @@
 """The graph of an ONNX file is checked before an engine sees it: what is refused, and what networks need."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -14,7 +10,7 @@ from onnx import TensorProto, helper
 from PIL import Image
 from support.bombs import refusals
 from support.onnx_attacks import ATTACKS, FLOATS, SIZE, node, nodes, weight, write_attack
-from support.onnx_scenes import record, scene, write_classifier, write_network
+from support.onnx_scenes import record, scene, write_network
 
 import seamseg
 from seamseg.formats.onnx_file import read_onnx
@@ -79,7 +75,7 @@ def test_sizes_are_those_that_the_engine_makes(tmp_path):
         node("Tile", "b two", "d"),
         node("Pad", "d half_and_one", "e"),
         node("Resize", "floats - scales", "f", mode="nearest", nearest_mode="floor"),
-        node("TopK", "e one", "top"),
+        helper.make_node("TopK", ["e", "one"], ["top", "places"]),
         node("AveragePool", "f", "pooled", kernel_shape=[3, 2], strides=[2, 3], pads=[1, 0, 0, 1]),
         node("ArgMax", "pooled", "best", axis=1, keepdims=0),
         node("Slice", "image ends starts axes steps", "backwards"),
@@ -92,7 +88,6 @@ def test_sizes_are_those_that_the_engine_makes(tmp_path):
         node("ReduceLogSumExp", "floats axes", "likeliest"),
         node("Identity", "dark"),
     )
-    made[13].output.append("places")
     numbers = {"begin": [3], "end": [4], "one": [1], "two": [2], "start": 3, "step": 2, "half_and_one": [79, 1]}
     places = {"ends": [-2], "starts": [-200], "axes": [3], "steps": [-3], "flat": [0, -1], "rows": [1, 3, -1]}
     grid = {"grid": np.array([[[[0, 0.5], [-2, 9]]]], np.float32)}
@@ -105,9 +100,7 @@ def test_sizes_are_those_that_the_engine_makes(tmp_path):
     for name, value in computed(tmp_path / "net.onnx", names).items():
         bounds = known[name].shape
         assert len(bounds) == value.ndim, name
-        assert all(side <= most <= side + 1 for side, most in zip(value.shape, bounds)), (
-            f"{name}: {value.shape}, {bounds}"
-        )
+        assert all(side <= most <= side + 1 for side, most in zip(value.shape, bounds)), f"{name}: {bounds}"
         assert not known[name].exact or bounds == value.shape, name
         if known[name].value is not None:
             assert np.array_equal(known[name].value, value), name
@@ -116,7 +109,7 @@ def test_sizes_are_those_that_the_engine_makes(tmp_path):
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
-@pytest.mark.parametrize(("kernel", "step", "pad"), [(2, 2, 0), (3, 2, 1), (3, 4, 0), (2, 5, 1), (5, 3, 2)])
+@pytest.mark.parametrize(("kernel", "step", "pad"), [(2, 2, 0), (3, 2, 1), (2, 5, 1)])
 def test_sizes_of_poolings_that_round_up(tmp_path, kernel, step, pad, engine):
     """Networks of timm have them: their sizes are known, but for windows that start beyond the map."""
     pool = {"kernel_shape": [kernel] * 2, "strides": [step] * 2, "pads": [pad] * 4, "ceil_mode": 1}
@@ -136,52 +129,36 @@ def test_sizes_of_poolings_that_round_up(tmp_path, kernel, step, pad, engine):
 
 
 def test_bounds_of_whole_numbers_that_depend_on_the_picture(tmp_path):
-    made = (
-        node("Cast", "image", "pixels", to=TensorProto.INT64),
-        node("Slice", "pixels start nine three", "few"),
-        node("Clip", "few lowest highest", "clipped"),
-        node("Sub", "clipped hundred", "less"),
-        node("Mul", "less minus", "product"),
-        node("Div", "less seven", "quotient"),
-        node("Mod", "less seven", "rest"),
-        node("Max", "less rest", "higher"),
-        node("Min", "less rest", "lower"),
-        node("Greater", "few hundred", "bright"),
-        node("Where", "bright less hundred", "chosen"),
-        node("Cast", "bright", "ones", to=TensorProto.INT32),
-        node("Pad", "clipped pads", "padded"),
-        node("Concat", "clipped rest", "joined", axis=3),
-        node("Reshape", "few flat", "line"),
-        node("TopK", "line nine", "top"),
-        node("ArgMax", "few", "best", axis=3),
-        node("Unsqueeze", "places minus", "column"),
-        node("GatherND", "line column", "found"),
-        node("ScatterElements", "line places found", "scattered"),
-        node("Identity", "image"),
+    bounds = (
+        (node("Cast", "image", "pixels", to=TensorProto.INT64), None),
+        (node("Slice", "pixels start nine three", "few"), None),
+        (node("Clip", "few lowest highest", "clipped"), (50, 200)),
+        (node("Sub", "clipped hundred", "less"), (-50, 100)),
+        (node("Mul", "less minus", "product"), (-100, 50)),
+        (node("Div", "less seven", "quotient"), (-8, 14)),
+        (node("Mod", "less seven", "rest"), (-6, 6)),
+        (node("Max", "less rest", "higher"), (-6, 100)),
+        (node("Min", "less rest", "lower"), (-50, 6)),
+        (node("Greater", "few hundred", "bright"), (0, 1)),
+        (node("Where", "bright less hundred", "chosen"), (-50, 100)),
+        (node("Cast", "bright", "ones", to=TensorProto.INT32), (0, 1)),
+        (node("Pad", "clipped pads", "padded"), (0, 200)),
+        (node("Concat", "clipped rest", "joined", axis=3), (-6, 200)),
+        (node("Reshape", "few flat", "line"), (0, 255)),
+        (helper.make_node("TopK", ["line", "nine"], ["top", "places"]), (0, 255)),
+        (node("ArgMax", "few", "best", axis=3), (0, 8)),
+        (node("Unsqueeze", "places minus", "column"), (0, 2591)),
+        (node("GatherND", "line column", "found"), None),
+        (node("ScatterElements", "line places found", "scattered"), None),
+        (node("Identity", "image"), None),
     )
-    made[15].output.append("places")
+    made = [made_here for made_here, _ in bounds]
     numbers = {"start": [0], "nine": [9], "three": [3], "lowest": 50, "highest": 200, "hundred": 100, "seven": 7}
     rest = {"minus": [-1], "pads": [0, 0, 0, 0, 0, 0, 0, 2], "flat": [-1]}
     path = write_attack(tmp_path / "net.onnx", nodes(*made, **numbers, **rest))
     known = CheckedGraph(path).tensors(SHAPES)
-    assert {name: bounds_of(known[name]) for made_here in made[2:17] for name in made_here.output} == {
-        "clipped": (50, 200),
-        "less": (-50, 100),
-        "product": (-100, 50),
-        "quotient": (-8, 14),
-        "rest": (-6, 6),
-        "higher": (-6, 100),
-        "lower": (-50, 6),
-        "bright": (0, 1),
-        "chosen": (-50, 100),
-        "ones": (0, 1),
-        "padded": (0, 200),
-        "joined": (-6, 200),
-        "line": (0, 255),
-        "top": (0, 255),
-        "places": (0, 2591),
-        "best": (0, 8),
-    }
+    for made_here, wanted in bounds:
+        assert wanted in (None, bounds_of(known[made_here.output[0]])), made_here.output
     names = [name for made_here in made for name in made_here.output if name != "big"]
     image = np.random.default_rng(0).integers(0, 256, (1, 3, *SIZE), np.uint8)
     for name, value in computed(path, names, image=image).items():
@@ -190,12 +167,8 @@ def test_bounds_of_whole_numbers_that_depend_on_the_picture(tmp_path):
 
 
 def test_each_size_of_a_free_input_is_checked(tmp_path):
-    made = (
-        node("Shape", "image", "side", start=3),
-        node("Mul", "side side", "square"),
-        node("Mul", "square side", "cube"),
-        node("ConstantOfShape", "cube"),
-    )
+    powers = node("Mul", "side side", "square"), node("Mul", "square side", "cube")
+    made = (node("Shape", "image", "side", start=3), *powers, node("ConstantOfShape", "cube"))
     model = seamseg.load(write_attack(tmp_path / "net.onnx", nodes(*made), None), shortest_size=256)
     model.raw([scene((256, 256))])
     with pytest.raises(SeamsegError) as raised:
@@ -231,27 +204,7 @@ def test_a_version_that_takes_one_limit_only(tmp_path, seamseg_main, capsys, mon
     assert capsys.readouterr().err.strip() == f"seamseg predict: {version}: pip install 'onnxruntime>=1.23'"
 
 
-def test_memory_of_closed_models_is_free(tmp_path):
-    write_attack(tmp_path / "net.onnx", DARKEST)
-    program = (
-        "import gc, seamseg, numpy as np\n"
-        "def used(): return int(open('/proc/self/statm').read().split()[1]) * 4 >> 10\n"
-        f"photo = np.zeros(({SIZE[0]}, {SIZE[1]}, 3), np.uint8)\n"
-        "def run(): seamseg.load('net.onnx', shortest_size=90).raw([photo])\n"
-        "for _ in range(6): run(); gc.collect(); print(used())"
-    )
-    # the settings of this process let glibc keep memory
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    used = [int(line) for line in done.stdout.split()]
-    assert max(used[3:]) - min(used[1:3]) < 20, used
-
-
 def edited(edit):
-
     def change(content):
         model = onnx.load_from_string(content)
         edit(model)
@@ -299,45 +252,19 @@ def test_files_that_parsers_take_in_several_ways(tmp_path, change, words):
 
 
 def test_values_of_small_tensors(tmp_path):
-    made = {
-        "raw": weight("raw", [1, -2, 3]),
-        "int64": helper.make_tensor("int64", TensorProto.INT64, [2], [-5, 1 << 40]),
-        "int8": helper.make_tensor("int8", TensorProto.INT8, [3], [-1, 0, 127]),
-        "uint64": helper.make_tensor("uint64", TensorProto.UINT64, [1], [1 << 63]),
-        "float": helper.make_tensor("float", TensorProto.FLOAT, [], [0.5]),
-        "double": helper.make_tensor("double", TensorProto.DOUBLE, [1, 1], [0.25]),
-        "half": weight("half", np.array([1.5], np.float16)),
-        "large": weight("large", np.zeros(3000)),
-        "bfloat16": helper.make_tensor("bfloat16", TensorProto.BFLOAT16, [1], [2.0]),
-    }
     model = onnx.load(write_network(tmp_path / "net.onnx", record("semantic", SIZE)))
-    model.graph.initializer.extend(made.values())
+    made = [weight("raw", [1, -2, 3]), weight("half", np.array([1.5], np.float16)), weight("large", np.zeros(3000))]
+    for kind, values in (("INT64", [-5, 1 << 40]), ("INT8", [-1, 0, 127]), ("FLOAT", [0.5]), ("BFLOAT16", [2.0])):
+        made.append(helper.make_tensor(kind, getattr(TensorProto, kind), [len(values)], values))
+    model.graph.initializer.extend(made)
     onnx.save(model, tmp_path / "net.onnx")
     weights = read_onnx(tmp_path / "net.onnx").weights
-    for name, tensor in made.items():
-        assert weights[name].shape == tuple(tensor.dims)
-        assert weights[name].dtype == tensor.data_type
-        if name in ("large", "bfloat16"):
-            assert weights[name].value is None
+    for tensor in made:
+        found = weights[tensor.name]
+        assert (found.shape, found.dtype) == (tuple(tensor.dims), tensor.data_type)
+        if tensor.name in ("large", "BFLOAT16"):
+            assert found.value is None
         else:
             wanted = onnx.numpy_helper.to_array(tensor)
-            assert np.array_equal(weights[name].value, wanted)
-            assert weights[name].value.dtype == wanted.dtype
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("what", "count"), [("bytes", 140), ("graphs", 60)])
-def test_random_mutations_end_in_one_line(tmp_path, what, count):
-    """Each in a process with limits of memory and time, which none of them may crash."""
-    exported = [record("semantic", (64, 96)), record("panoptic", (64, 96)), record("instance_seg")]
-    paths = [write_network(tmp_path / f"{number}.onnx", stated) for number, stated in enumerate(exported)]
-    paths.append(write_classifier(tmp_path / "classifier.onnx"))
-    (tmp_path / "made").mkdir()
-    command = [sys.executable, "-m", "support.onnx_fuzz", str(tmp_path / "made"), what, str(count), "5", "cpu", *paths]
-    folders = [str(Path(__file__).parents[1]), str(Path(seamseg.__file__).parents[1])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
-    done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    results, *failures = done.stdout.strip().splitlines()
-    assert not failures, done.stdout
-    assert re.fullmatch(r"\{('(refused|ran)': \d+(, )?){2}\}", results), results
+            assert np.array_equal(found.value, wanted)
+            assert found.value.dtype == wanted.dtype

@@ -1,18 +1,15 @@
 """Weights and configurations of networks of transformers: read safely, or refused in one line."""
 
-from __future__ import annotations
-
 import pickle
 import re
 import shutil
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from support.fake_hub import FakeHub, fake_hub
-from support.tiny_transformers import CITYSCAPES, SMALL, SWIN, assert_equal, build, edit, folder, photo, refusal, save
+from safetensors.torch import load_file, save_file
+from support.fake_hub import fake_hub
+from support.tiny_transformers import CITYSCAPES, SMALL, assert_equal, build, edit, folder, photo, refusal, save
 
 import seamseg
 from seamseg.checkpoints.model_path import digest
@@ -22,10 +19,7 @@ __all__ = ["fake_hub", "folder"]
 pytest.importorskip("transformers")
 
 
-# --- weights
-
-
-def test_pickled_weights(folder: Path) -> None:
+def test_pickled_weights(folder):
     image, net = photo(40, 60), build("mask2former")
     expected = seamseg.load(folder, **SMALL).raw([image])[0]
     (folder / "model.safetensors").unlink()
@@ -40,21 +34,20 @@ def test_pickled_weights(folder: Path) -> None:
 
 
 class _Bomb:
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return (open, ("bomb-went-off", "w"))
 
 
-def test_digest_is_of_all_that_decides_a_result(folder: Path) -> None:
+def test_digest_is_of_all_that_decides_a_result(folder):
     found = [digest(folder)]
-    for name in ("config.json", "preprocessor_config.json", "own_panoptic.json", "tokenizer.json"):
+    for name in ("config.json", "preprocessor_config.json", "own_panoptic.json", "tokenizer.json", "README.md"):
         with open(folder / name, "a") as file:
             file.write(" ")
         found.append(digest(folder))
-    (folder / "README.md").write_text("# A card\n")
-    assert len({*found, digest(folder)}) == len(found)
+    assert len({*found}) == len(found) - 1, "but not the card"
 
 
-def test_shards(folder: Path) -> None:
+def test_shards(folder):
     expected = seamseg.load(folder, **SMALL).raw([photo(40, 60)])[0]
     one = digest(folder)
     (folder / "model.safetensors").unlink()
@@ -71,12 +64,14 @@ def test_shards(folder: Path) -> None:
     assert "lists no files of weights" in refusal(folder)
 
 
-def test_damaged_and_incomplete_weights(folder: Path) -> None:
-    from safetensors.torch import load_file, save_file
+def weights_of(file):
+    """Copies: the library maps the file into memory."""
+    return {key: value.clone() for key, value in load_file(file).items()}
 
+
+def test_damaged_and_incomplete_weights(folder):
     file = folder / "model.safetensors"
-    # clones: the library maps the file into memory
-    state, whole = {key: value.clone() for key, value in load_file(file).items()}, file.read_bytes()
+    state, whole = weights_of(file), file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
     assert "truncated, damaged, or not a safetensors file" in refusal(folder)
     save_file({key: value for key, value in state.items() if "class_predictor" not in key}, file)
@@ -85,13 +80,6 @@ def test_damaged_and_incomplete_weights(folder: Path) -> None:
     save_file({**state, "class_predictor.weight": torch.zeros(3, 32)}, file)
     wanted = "class_predictor.weight of the weights has the shape (3, 32), by the configuration it is (20, 32)"
     assert wanted in refusal(folder)
-
-
-def test_outputs_that_are_not_finite(folder: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    file = folder / "model.safetensors"
-    state = {key: value.clone() for key, value in load_file(file).items()}
     state["class_predictor.bias"][0] = float("nan")
     save_file(state, file)
     for precision, advice in (("fp32", "are its weights damaged?"), ("bf16", "use `precision=fp32`")):
@@ -100,38 +88,61 @@ def test_outputs_that_are_not_finite(folder: Path) -> None:
             model.predict(photo(40, 60))
 
 
-# --- configurations
+CONFIGURATIONS = [
+    ({"auto_map": {"AutoModel": "evil.Net"}}, "comes with code of its own (auto_map), which is never run"),
+    ({"hidden_dim": 1 << 15, "encoder_layers": 4}, "is it the configuration of another network?"),
+    ({"num_queries": "many"}, "transformers refuses it"),
+    ({"backbone_config": {"model_type": "unheard_of"}}, "transformers refuses it: unknown 'unheard_of'"),
+    ({"model_type": "segformer"}, "a network of type segformer makes no panoptic maps; supported types are mask2f"),
+    ({"model_type": "mask2fromer"}, "detr; did you mean 'mask2former'?"),
+    ({"model_type": None}, "states no model_type"),
+    (
+        {"model_type": "detr", "architectures": ["DetrForObjectDetection"]},
+        "is a DetrForObjectDetection, which makes no",
+    ),
+    # of classes
+    ({"id2label": None, "label2id": None, "num_labels": 19}, "its configuration names no class"),
+    ({"id2label": dict(enumerate([*CITYSCAPES[:-1], "tricycle"]))}, "most are those of cityscapes, but it has 'tri"),
+    ({"id2label": {"1": "road", "2": "car"}}, "no valid id2label"),
+    ({"id2label": ["road"]}, "no valid id2label"),
+]
 
 
-def test_damaged_configuration(folder: Path) -> None:
+def test_damaged_and_foreign_configurations(folder):
     config = folder / "config.json"
     whole = config.read_text()
-    for text in (whole[:100], "[]", ""):
-        config.write_text(text)
-        assert str(config) in refusal(folder)
-    for changes, words in (
-        ({"auto_map": {"AutoModel": "evil.Net"}}, "comes with code of its own (auto_map), which is never run"),
-        ({"hidden_dim": 1 << 15, "encoder_layers": 4}, "is it the configuration of another network?"),
-        ({"num_queries": "many"}, "transformers refuses it"),
-        ({"backbone_config": {"model_type": "unheard_of"}}, "transformers refuses it: unknown 'unheard_of'"),
-    ):
+    for changes, words in CONFIGURATIONS:
         config.write_text(whole)
         edit(config, **changes)
         assert words in refusal(folder)
+    edit(config, model_type="eomt", architectures=None)
+    (folder / "preprocessor_config.json").write_text('{"do_split_image": true}')
+    assert "was trained for semantic segmentation" in refusal(folder)
+    edit(folder / "preprocessor_config.json", do_split_image=False)
+    edit(config, image_size=[64, 128])
+    assert "image_size is [64, 128], not the side of a square" in refusal(folder)
+    for text in (whole[:100], "[]"):
+        config.write_text(text)
+        assert str(config) in refusal(folder)
+    assert refusal(config) == f"{config}: is a file of a network of transformers: give the folder {folder}"
     config.unlink()
     assert "a network of transformers is a folder with config.json beside them" in refusal(folder)
+    config.write_text(whole)
+    text = "`device=openvino`: only for exported networks; use `seamseg export` first"
+    assert refusal(folder, device="openvino") == text
+    file = folder / "model.safetensors"
+    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 123\n")
+    assert refusal(folder) == f"{file}: is a Git LFS pointer: run `git lfs pull`"
 
 
-def test_misspelt_keys(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_misspelt_keys(folder, capsys):
     edit(folder / "config.json", num_querys=5, an_older_key=1)
     seamseg.load(folder, device="cpu")
-    error = capsys.readouterr().err
-    assert error.startswith(f"seamseg: warning: {folder / 'config.json'}: ")
-    assert error.endswith("unknown key 'num_querys', which has no effect: is it 'num_queries'?\n")
-    assert error.count("\n") == 1
+    said = "unknown key 'num_querys', which has no effect: is it 'num_queries'?\n"
+    assert capsys.readouterr().err == f"seamseg: warning: {folder / 'config.json'}: {said}"
 
 
-def test_tokens_of_the_task(tmp_path: Path) -> None:
+def test_tokens_of_the_task(tmp_path):
     folder = save("oneformer", tmp_path / "net")
     (folder / "vocab.json").write_text("{")
     assert "tokenizer: transformers refuses it" in refusal(folder)
@@ -142,60 +153,12 @@ def test_tokens_of_the_task(tmp_path: Path) -> None:
         assert f"task_seq_len is {value}, not a number of tokens" in refusal(folder)
 
 
-def test_networks_of_other_kinds(folder: Path) -> None:
-    config = folder / "config.json"
-    edit(config, model_type="segformer")
-    assert "a network of type segformer makes no panoptic maps; supported types are mask2former" in refusal(folder)
-    edit(config, model_type="detr", architectures=["DetrForObjectDetection"])
-    assert "is a DetrForObjectDetection, which makes no panoptic maps; needed: DetrForSegmentation" in refusal(folder)
-    edit(config, model_type="eomt", architectures=None)
-    (folder / "preprocessor_config.json").write_text('{"do_split_image": true}')
-    assert "was trained for semantic segmentation" in refusal(folder)
-    edit(folder / "preprocessor_config.json", do_split_image=False)
-    edit(config, image_size=[64, 128])
-    assert "image_size is [64, 128], not the side of a square" in refusal(folder)
-
-
-def test_names_that_are_nearly_right(folder: Path, tmp_path: Path) -> None:
-    for name in ("model.safetensors", "config.json"):
-        file = folder / name
-        assert refusal(file) == f"{file}: is a file of a network of transformers: give the folder {folder}"
-    text = "`device=openvino`: only for exported networks; use `seamseg export` first"
-    assert refusal(folder, device="openvino") == text
-    edit(folder / "config.json", model_type="mask2fromer")
-    assert refusal(folder).endswith("detr; did you mean 'mask2former'?")
-    edit(folder / "config.json", model_type=None)
-    assert f"{folder / 'config.json'} states no model_type" in refusal(folder)
-    file = folder / "model.safetensors"
-    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 123\n")
-    edit(folder / "config.json", model_type="mask2former")
-    assert refusal(folder) == f"{file}: is a Git LFS pointer: run `git lfs pull`"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="limits the address space of the process")
-@pytest.mark.parametrize(("window", "fitting"), [(90, True), (130, False)])
-def test_buffers_of_large_windows(folder: Path, window: int, fitting: bool) -> None:
-    """They grow with the fourth power of the window and are not in the weights."""
-    from safetensors.torch import load_file, save_file
-    from support.limited_memory import limited
-
-    edit(folder / "config.json", backbone_config={**SWIN, "window_size": window})
-    state = {key: value.clone() for key, value in load_file(folder / "model.safetensors").items()}
-    for key in [key for key in state if fitting and "relative_position_bias_table" in key]:
-        state[key] = torch.zeros((2 * window - 1) ** 2, state[key].shape[1])
-    save_file(state, folder / "model.safetensors")
-    with limited(1 << 30):
-        assert "is it the configuration of another network?" in refusal(folder)
-
-
-def test_names_of_other_tasks(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_of_other_tasks(folder, tmp_path, capsys):
     """A warning: semantic and instance networks have the configuration of panoptic ones."""
     for name, base, warned in (
-        ("net-semantic", None, "net-semantic"),
         ("my_instance_v2", None, "my_instance_v2"),
         ("net", "someone/swin-semantic-large", "swin-semantic-large"),
         ("net-panoptic", "someone/net-semantic", ""),
-        ("net-semantics", None, ""),
         ("semantic-photos/net", None, ""),
     ):
         other = shutil.copytree(folder, tmp_path / "other" / name, dirs_exist_ok=True)
@@ -207,17 +170,11 @@ def test_names_of_other_tasks(folder: Path, tmp_path: Path, capsys: pytest.Captu
         assert not warned or f" segmentation by the name '{warned}': its panoptic maps will be poor" in error
 
 
-def test_a_configuration_of_more_layers(tmp_path: Path) -> None:
+def test_a_configuration_of_more_layers(tmp_path):
     """Not one is built: a network of so many would take all memory and hours."""
-    for family, changes in (
-        ("mask2former", {"encoder_layers": 10**9}),
-        ("mask2former", {"backbone_config": {**SWIN, "depths": [1, 1, 10**9, 1]}}),
-        ("eomt", {"num_hidden_layers": 10**9}),
-        ("eomt", {"num_upscale_blocks": 10**9}),
-        ("detr", {"decoder_layers": 10**9}),
-    ):
-        folder = save(family, tmp_path / "net")
-        edit(folder / "config.json", **changes)
+    folder = save("eomt", tmp_path / "net")
+    for key in ("num_hidden_layers", "num_upscale_blocks"):
+        edit(folder / "config.json", **{key: 10**9})
         assert "is it the configuration of another network?" in refusal(folder)
 
 
@@ -225,36 +182,19 @@ def test_a_configuration_of_more_layers(tmp_path: Path) -> None:
     ("option", "value"),
     [("tta", "flip"), ("compile", True), ("pad_to", 32), ("config", "x"), ("overrides", ["general.kind=semantic"])],
 )
-def test_options_without_effect(folder: Path, option: str, value: object) -> None:
+def test_options_without_effect(folder, option, value):
     assert refusal(folder, **{option: value}).startswith(f"`{option}")
 
 
-# --- classes
-
-
-def test_missing_and_foreign_classes(folder: Path) -> None:
-    edit(folder / "config.json", id2label=None, label2id=None, num_labels=19)
-    assert "its configuration names no class" in refusal(folder)
-    edit(folder / "config.json", id2label=dict(enumerate([*CITYSCAPES[:-1], "tricycle"])))
-    assert "most are those of cityscapes, but it has 'tricycle'" in refusal(folder)
-    edit(folder / "config.json", id2label={"1": "road", "2": "car"})
-    assert "no valid id2label" in refusal(folder)
-    edit(folder / "config.json", id2label=["road"])
-    assert "no valid id2label" in refusal(folder)
-
-
-# --- the hub
-
-
-@pytest.mark.parametrize(("family", "name"), [("mask2former", "a/net"), ("detr", "a/net"), ("detr", "hf-hub:a/net")])
-def test_a_backbone_of_the_hub_is_not_looked_for(fake_hub: FakeHub, tmp_path: Path, family: str, name: str) -> None:
+@pytest.mark.parametrize(("family", "name"), [("mask2former", "a/net"), ("detr", "hf-hub:a/net")])
+def test_a_backbone_of_the_hub_is_not_looked_for(fake_hub, tmp_path, family, name):
     folder = save(family, tmp_path / "net")
     edit(folder / "config.json", backbone=name, backbone_config=None, use_timm_backbone="hub:" in name)
     assert refusal(folder).endswith("it names a backbone that is not in the folder, which is not downloaded")
     assert fake_hub.requests == []
 
 
-def test_hub(fake_hub: FakeHub, folder: Path) -> None:
+def test_hub(fake_hub, folder):
     (folder / "README.md").write_text("---\nlicense: mit\n---\n")
     (folder / "modeling.py").write_text("raise SystemExit('run')")
     (folder / "pytorch_model.bin").write_bytes(b"a pickle" * 1000)  # not read beside safetensors
@@ -266,7 +206,7 @@ def test_hub(fake_hub: FakeHub, folder: Path) -> None:
     assert digest("hf://someone/net") == digest(folder)
 
 
-def test_hub_without_safetensors(fake_hub: FakeHub, tmp_path: Path) -> None:
+def test_hub_without_safetensors(fake_hub, tmp_path):
     folder = save("oneformer", tmp_path / "net")
     (folder / "model.safetensors").unlink()
     torch.save(build("oneformer").state_dict(), folder / "pytorch_model.bin")

@@ -1,21 +1,14 @@
 """The server through real connections: uploads, limits, errors, metrics; it goes on whatever it gets."""
 
-from __future__ import annotations
-
-import gc
 import os
 import re
 import socket
 import time
-from collections.abc import Iterator
-from io import BytesIO
-from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
-from support.processes import open_resources
-from support.serving import FAILS, Client, RedNetwork, in_thread, photo, png, red_predictor, serving
+from support.serving import FAILS, RedNetwork, in_thread, photo, png, ready_network, red_predictor, serving
 
 from seamseg.serving.app import ServeOptions
 from seamseg.serving.server import bind
@@ -24,16 +17,16 @@ from seamseg.utils.errors import InputError
 FORM = {"Content_Type": "multipart/form-data; boundary=XX"}
 
 
-def form(data: bytes, name: str = "file", filename: str = '; filename="../../etc/passwd"') -> bytes:
+def form(data, name="file", filename='; filename="../../etc/passwd"'):
     start = f'--XX\r\nContent-Disposition: form-data; name="{name}"{filename}\r\n\r\n'
     return start.encode() + data + b"\r\n--XX--\r\n"
 
 
-def head(length: int, path: str = "/predict") -> bytes:
+def head(length, path="/predict"):
     return f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n".encode()
 
 
-def until(condition: Any, seconds: float = 60) -> None:
+def until(condition, seconds=60):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
@@ -41,20 +34,18 @@ def until(condition: Any, seconds: float = 60) -> None:
 
 
 @pytest.fixture
-def network() -> RedNetwork:
+def network():
     return RedNetwork()
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
+def client():
     """A server whose network is never busy."""
-    network = RedNetwork()
-    network.gate.set()
-    with serving(red_predictor(network), max_upload=0.25, max_megapixels=0.01) as one:
+    with serving(red_predictor(ready_network()), max_upload=0.25, max_megapixels=0.01) as one:
         yield one
 
 
-def test_body_and_form(client: Client) -> None:
+def test_body_and_form(client):
     data = png(photo(red=2))
     answers = [client.predict(data), client.predict(form(data), **FORM)]
     assert [a.status for a in answers] == [200, 200]
@@ -73,7 +64,7 @@ def test_body_and_form(client: Client) -> None:
         assert client.predict(data, **page | {"Origin": "http://evil.example"}).status == 403
 
 
-def test_the_orientation_of_a_photo_is_applied(client: Client) -> None:
+def test_the_orientation_of_a_photo_is_applied(client):
     pixels = photo(red=0)
     pixels[:, :5] = 255, 0, 0
     exif = Image.Exif()
@@ -89,22 +80,17 @@ def test_the_orientation_of_a_photo_is_applied(client: Client) -> None:
         (b"", "", {}, 400, "photo: empty: send an image as the body, or as `file` of a form"),
         (b"text", "", {}, 400, "photo: not an image, or not of a format that is read .*"),
         (png(photo())[:50], "", {}, 400, "photo: corrupt image: .*"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "", {}, 400, "photo: not an image, or .*"),
         (png(photo(size=(101, 101))), "", {}, 400, "photo: 101 x 101 pixels are above the limit of 0.01 megapixels"),
         (bytes(300_000), "", {}, 413, "photo: is larger than 256 KiB, the limit of an upload"),
         (form(bytes(300_000)), "", FORM, 413, "photo: is larger than 256 KiB, the limit of an upload"),
         (form(png(photo()), "picture"), "", FORM, 400, "the form has no file named `file`"),
-        (form(png(photo()), filename=""), "", FORM, 400, "the form has no file named `file`"),
         (b"nonsense", "", FORM, 400, "broken form: .*"),
         (png(photo()), "?format=gif", {}, 400, "format=gif: a model of kind semantic has json, png, overlay, view"),
         (png(photo()), "", {"Sec_Fetch_Site": "cross-site"}, 403, "requests from pages of other sites are refused"),
-        (png(photo()), "", {"Origin": "null"}, 403, "requests from pages of other sites are refused"),
         (png(photo(red=FAILS)), "", {}, 500, "the prediction failed; the log of the server has the reason"),
     ],
 )
-def test_bad_uploads_are_a_line_of_json(
-    client: Client, data: bytes, query: str, headers: dict[str, str], status: int, message: str, capfd: Any
-) -> None:
+def test_bad_uploads_are_a_line_of_json(client, data, query, headers, status, message, capfd):
     answer = client.predict(data, query, **headers)
     assert answer.status == status, answer.body
     assert list(answer.json) == ["error"]
@@ -118,25 +104,25 @@ def test_bad_uploads_are_a_line_of_json(
     [
         ("GET", "/../../etc/passwd", {}, 404),
         ("GET", "/predict", {}, 405),
-        ("POST", "/", {}, 405),
         ("GET", "/health", {"Host": "evil.example"}, 400),
-        ("GET", "/health", {"Host": "localhost:99"}, 200),
         ("GET", "/health", {"Host": "[::1]:99"}, 200),
     ],
 )
-def test_routes_and_hosts(client: Client, method: str, path: str, headers: dict[str, str], status: int) -> None:
+def test_routes_and_hosts(client, method, path, headers, status):
     answer = client.request(method, path, None, headers)
     assert answer.status == status
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert "access-control-allow-origin" not in answer.headers
 
 
-def test_health_and_metrics(network: RedNetwork) -> None:
-    network.gate.set()
-    with serving(red_predictor(network)) as client:
+def test_health_and_metrics():
+    """Of a file whose name is not Unicode."""
+    with serving(red_predictor(ready_network()), name=os.fsdecode(b"caf\xe9<b>.onnx")) as client:
         health = client.request("GET", "/health")
         assert health.status == 200
-        assert {"status": "ready", "model": "test.onnx", "kind": "semantic"}.items() <= health.json.items()
+        wanted = {"status": "ready", "model": "caf\\udce9<b>.onnx", "kind": "semantic"}
+        assert wanted.items() <= health.json.items()
+        assert "<title>caf\\udce9&lt;b&gt;.onnx · seamseg</title>" in client.request("GET", "/").body.decode()
         for data in (png(photo()), png(photo()), b"text"):
             client.predict(data)
         metrics = client.request("GET", "/metrics")
@@ -148,35 +134,12 @@ def test_health_and_metrics(network: RedNetwork) -> None:
         'seamseg_requests_total{path="/health",status="200"} 1.0',
         "seamseg_request_seconds_count 2.0",
         "seamseg_batch_size_count 2.0",
-        "seamseg_queue_length 0.0",
         "seamseg_in_progress 0.0",
     ):
         assert line in lines, line
 
 
-def test_a_name_that_is_not_unicode(network: RedNetwork) -> None:
-    with serving(red_predictor(network), name=os.fsdecode(b"caf\xe9<b>.onnx")) as client:
-        assert client.request("GET", "/health").json["model"] == "caf\\udce9<b>.onnx"
-        page = client.request("GET", "/")
-    assert page.status == 200
-    assert "<title>caf\\udce9&lt;b&gt;.onnx · seamseg</title>" in page.body.decode()
-
-
-def test_photos_of_concurrent_requests_are_batched(network: RedNetwork) -> None:
-    with serving(red_predictor(network), batch_size=4) as client:
-        threads = [in_thread(client.predict, png(photo()), "?format=json")]
-        assert network.started.acquire(timeout=60)
-        threads += [in_thread(client.predict, png(photo(k, red=k % 3)), "?format=json") for k in range(1, 6)]
-        until(lambda: client.metric("seamseg_queue_length") == 5)
-        # the context stops the server, then opens the gate: requests in progress are finished
-    for thread, _ in threads:
-        thread.join(60)
-    assert client.service.cut_off == 0
-    assert [a[0].json["segments"][0]["category_id"] for _, a in threads] == [1, 1, 2, 0, 1, 2]
-    assert [len(batch) for batch in network.batches] == [1, 4, 1]
-
-
-def test_a_full_queue_refuses_at_once(network: RedNetwork) -> None:
+def test_a_full_queue_refuses_at_once(network):
     with serving(red_predictor(network), queue=2) as client:
         threads = [in_thread(client.predict, png(photo(k))) for k in range(2)]
         until(lambda: client.metric("seamseg_in_progress") == 2)
@@ -184,51 +147,40 @@ def test_a_full_queue_refuses_at_once(network: RedNetwork) -> None:
         assert refused.status == 503
         assert refused.json["error"].startswith("busy: 2 requests are in progress")
         assert int(refused.headers["retry-after"]) >= 1
-        network.gate.set()
-        for thread, _ in threads:
-            thread.join(60)
-        assert client.predict(png(photo(3))).status == 200
-    assert [a[0].status for _, a in threads] == [200, 200]
+    # the context stops the server, then opens the gate: requests in progress are finished
+    for thread, answers in threads:
+        thread.join(60)
+        assert answers[0].status == 200
+    assert client.service.cut_off == 0
     assert 2 not in network.seen
 
 
-def test_the_time_limit(network: RedNetwork) -> None:
+def test_the_time_limit(network):
     with serving(red_predictor(network), timeout=1.5) as client:
         threads = [in_thread(client.predict, png(photo(k))) for k in range(2)]
-        for thread, _ in threads:
-            thread.join(60)
-        for _, answers in threads:
-            assert answers[0].status == 504
-            assert answers[0].json == {"error": "no result within 1.5 seconds"}
+        with socket.create_connection(("127.0.0.1", client.port), timeout=60) as slow:
+            slow.sendall(head(100) + b"abc")
+            for thread, answers in threads:
+                thread.join(60)
+                assert (answers[0].status, answers[0].json) == (504, {"error": "no result within 1.5 seconds"})
+            time.sleep(1)
+            # the rest comes after the limit; what it is answered then is nobody's loss
+            slow.sendall(bytes(97))
+            assert slow.recv(1000).startswith(b"HTTP/1.1 408 ")
         network.gate.set()
         until(lambda: client.predict(png(photo(7))).status == 200)
     assert len([k for k in network.seen if k != 7]) == 1, "what waited is not computed"
 
 
-def test_a_slow_upload(network: RedNetwork) -> None:
-    with serving(red_predictor(network), timeout=0.1) as client:
-        with socket.create_connection(("127.0.0.1", client.port), timeout=60) as slow:
-            slow.sendall(head(100) + b"abc")
-            time.sleep(0.8)
-            # the rest comes after the limit; what it is answered then is nobody's loss
-            slow.sendall(bytes(97))
-            assert slow.recv(1000).startswith(b"HTTP/1.1 408 ")
-        assert client.metric("seamseg_in_progress") == 0
-
-
-def test_heads_of_requests_have_a_time_limit(network: RedNetwork) -> None:
+def test_heads_of_requests_have_a_time_limit(network):
     request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
     with serving(red_predictor(network), grace=1, timeout=60) as client:
         waiting, answers = in_thread(client.predict, png(photo()))
-        # nothing, a part, a part after a whole request, and a part of a body that nobody waits for
-        slow = [socket.create_connection(("127.0.0.1", client.port), timeout=60) for _ in range(4)]
-        slow[1].sendall(request)
-        slow[2].sendall(request + b"\r\n")
-        assert slow[2].recv(4000).startswith(b"HTTP/1.1 200 ")
-        slow[2].sendall(request)
-        slow[3].sendall(request + b"Content-Length: 100\r\n\r\n")
-        assert slow[3].recv(4000).startswith(b"HTTP/1.1 200 ")
-        slow[3].sendall(b"x")
+        # nothing, and a part after a whole request with a part of a body that nobody waits for
+        slow = [socket.create_connection(("127.0.0.1", client.port), timeout=60) for _ in range(2)]
+        slow[1].sendall(request + b"Content-Length: 100\r\n\r\n")
+        assert slow[1].recv(4000).startswith(b"HTTP/1.1 200 ")
+        slow[1].sendall(b"x")
         for connection in slow:
             with connection:
                 until(lambda connection=connection: connection.recv(4000) == b"")
@@ -238,7 +190,7 @@ def test_heads_of_requests_have_a_time_limit(network: RedNetwork) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"abc", png(photo(5))], ids=["during the upload", "while it waits"])
-def test_clients_that_go_away_are_dropped(network: RedNetwork, sent: bytes) -> None:
+def test_clients_that_go_away_are_dropped(network, sent):
     length = len(sent) + (sent == b"abc")
     with serving(red_predictor(network)) as client:
         thread, _ = in_thread(client.predict, png(photo(1)))
@@ -258,7 +210,7 @@ def test_clients_that_go_away_are_dropped(network: RedNetwork, sent: bytes) -> N
 
 
 @pytest.mark.parametrize("sent", [png(photo()), bytes(300_000)], ids=["computed", "refused"])
-def test_requests_that_the_end_cuts_off_are_answered(network: RedNetwork, sent: bytes, capfd: Any) -> None:
+def test_requests_that_the_end_cuts_off_are_answered(network, sent, capfd):
     with serving(red_predictor(network), grace=600, max_upload=0.25) as client:
         with socket.create_connection(("127.0.0.1", client.port), timeout=60) as waiting:
             # of the refused one a byte is missing, for which the server waits
@@ -276,18 +228,15 @@ def test_requests_that_the_end_cuts_off_are_answered(network: RedNetwork, sent: 
     assert capfd.readouterr().err == ""
 
 
-def test_an_answer_that_its_client_does_not_read_is_cut_off(
-    network: RedNetwork, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def bind_with_a_short_buffer(host: str, port: int) -> socket.socket:
+def test_an_answer_that_its_client_does_not_read_is_cut_off(monkeypatch):
+    def bind_with_a_short_buffer(host, port):
         bound = bind(host, port)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         return bound
 
     monkeypatch.setattr("support.serving.bind", bind_with_a_short_buffer)
-    network.gate.set()
     data = png(np.random.default_rng(0).integers(0, 3, (500, 500, 3), dtype=np.uint8))
-    with serving(red_predictor(network), grace=0.2, timeout=60) as client, socket.socket() as slow:
+    with serving(red_predictor(ready_network()), grace=0.2, timeout=60) as client, socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.connect(("127.0.0.1", client.port))
         slow.sendall(head(len(data), "/predict?format=png") + data)
@@ -297,48 +246,16 @@ def test_an_answer_that_its_client_does_not_read_is_cut_off(
     assert client.service.cut_off == 0
 
 
-@pytest.mark.slow
-def test_nothing_is_left_behind(network: RedNetwork) -> None:
-    network.gate.set()
-
-    def run() -> None:
-        with serving(red_predictor(network), max_upload=0.25) as client:
-            assert client.predict(png(photo())).status == 200
-            assert client.predict(form(bytes(300_000)), **FORM).status == 413
-
-    run()
-    before = open_resources()
-    for _ in range(3):
-        run()
-    # threads of other libraries and of earlier tests end when they like
-    for _ in range(100):
-        after = open_resources()
-        if all(now <= then for now, then in zip(after, before)):
-            break
-        gc.collect()
-        time.sleep(0.1)
-    assert all(now <= then for now, then in zip(after, before)), f"threads and open files: {before}, then {after}"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_options():
+    for options, message in (
         ({"queue": 0}, "`queue=0`: must be positive"),
-        ({"batch_wait": -1}, "`batch_wait=-1`: must be positive"),
         ({"timeout": float("nan")}, "`timeout=nan`: must be positive"),
-        ({"max_upload": float("inf")}, "`max_upload=inf`: must be positive and finite"),
         ({"max_megapixels": 300}, "`max_megapixels=300`: no photo above 201 megapixels is decoded"),
-    ],
-)
-def test_options(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=re.escape(message)):
-        ServeOptions(**options)
+    ):
+        with pytest.raises(InputError, match=message):
+            ServeOptions(**options)
 
 
-def test_photos_are_not_written_to_disk(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_photos_are_not_written_to_disk(client, monkeypatch):
     monkeypatch.setattr("tempfile.SpooledTemporaryFile.rollover", lambda self: pytest.fail("written to disk"))
-    noise = np.random.default_rng(0).integers(0, 3, (64, 64, 3), dtype=np.uint8)
-    buffer = BytesIO()
-    Image.fromarray(noise).save(buffer, "BMP")
-    padded = buffer.getvalue() + bytes(200_000)
-    assert client.predict(form(padded), **FORM).status == 200
+    assert client.predict(form(png(photo(), "BMP") + bytes(200_000)), **FORM).status == 200

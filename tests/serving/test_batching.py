@@ -1,12 +1,8 @@
 """The thread of the network: which photos form a batch, and what happens to those that fail or are cancelled."""
 
-from __future__ import annotations
-
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from typing import Any
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -17,16 +13,16 @@ from seamseg.serving.batching import Batcher
 
 
 @pytest.fixture
-def network() -> RedNetwork:
+def network():
     return RedNetwork()
 
 
 @pytest.fixture
-def open_batcher(network: RedNetwork) -> Iterator[Any]:
+def open_batcher(network):
     opened = []
 
-    def open_one(batch_size: int | None = 4, wait: float = 0.0, tiling: Tiling = Tiling("off")) -> Batcher:  # noqa: B008
-        opened.append(Batcher(red_predictor(network, tiling), batch_size, wait))
+    def open_one(batch_size=4, wait=0.0):
+        opened.append(Batcher(red_predictor(network, Tiling(128)), batch_size, wait))
         return opened[-1]
 
     yield open_one
@@ -35,7 +31,7 @@ def open_batcher(network: RedNetwork) -> Iterator[Any]:
         batcher.close()
 
 
-def occupy(network: RedNetwork, batcher: Batcher) -> Any:
+def occupy(network, batcher):
     """Start a batch, which stays in the network until its gate is opened."""
     future = batcher.submit(photo(99))
     assert network.started.acquire(timeout=60)
@@ -44,12 +40,12 @@ def occupy(network: RedNetwork, batcher: Batcher) -> Any:
 
 @pytest.mark.parametrize(("batch_size", "at_a_time"), [(None, 3), (2, 3), (1, 1)])
 def test_each_core_computes_small_photos_unless_the_batch_size_is_1(
-    network: RedNetwork, open_batcher: Any, monkeypatch: pytest.MonkeyPatch, batch_size: int | None, at_a_time: int
-) -> None:
+    network, open_batcher, monkeypatch, batch_size, at_a_time
+):
     begun, ended = [], []
 
     @contextmanager
-    def three(predictor: Any) -> Iterator[Any]:
+    def three(predictor):
         yield 3, lambda: begun.append(threading.current_thread())
         ended.append(True)
 
@@ -67,20 +63,7 @@ def test_each_core_computes_small_photos_unless_the_batch_size_is_1(
     assert not any(thread.is_alive() for thread in begun)
 
 
-def test_a_batch_that_is_incomplete_does_not_wait_for_a_thread_that_computes(
-    network: RedNetwork, open_batcher: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "seamseg.inference.predictor.Predictor.photos_at_a_time", lambda _: nullcontext((2, lambda: None))
-    )
-    batcher = open_batcher(2, wait=0.05)
-    for k in range(2):
-        batcher.submit(photo(k, size=(8, 16 + k)))
-    assert network.started.acquire(timeout=60)
-    assert network.started.acquire(timeout=60), "while the first is computed"
-
-
-def test_what_arrives_during_a_batch_forms_the_next_ones(network: RedNetwork, open_batcher: Any) -> None:
+def test_what_arrives_during_a_batch_forms_the_next_ones(network, open_batcher):
     batcher = open_batcher(4)
     futures = [occupy(network, batcher), *(batcher.submit(photo(k, red=k % 3)) for k in range(6))]
     assert batcher.waiting == 6
@@ -89,10 +72,9 @@ def test_what_arrives_during_a_batch_forms_the_next_ones(network: RedNetwork, op
     assert [len(batch) for batch in network.batches] == [1, 4, 2]
     assert [m.flat[0] for m in maps] == [1, 0, 1, 2, 0, 1, 2]
     assert all(m.base is None for m in maps), "no slice of the arrays of a batch"
-    assert batcher.waiting == 0
 
 
-def test_the_oldest_photo_is_first_and_cancelled_ones_are_not_computed(network: RedNetwork, open_batcher: Any) -> None:
+def test_the_oldest_photo_is_first_and_cancelled_ones_are_not_computed(network, open_batcher):
     batcher = open_batcher(3)
     occupy(network, batcher)
     sizes = [(8, 16), (16, 8), (8, 16), (16, 8), (8, 16), (8, 16), (8, 16)]
@@ -103,19 +85,14 @@ def test_the_oldest_photo_is_first_and_cancelled_ones_are_not_computed(network: 
     assert [f.result(60).semantic.shape for f in futures if not f.cancelled()] == sizes[:2] + sizes[3:]
     assert network.batches[1:] == [[(8, 16)] * 3, [(16, 8)] * 2, [(8, 16)]]
     assert network.seen[1:] == [0, 4, 5, 1, 3, 6]
-
-
-def test_a_photo_in_tiles_is_a_batch_of_its_own(network: RedNetwork, open_batcher: Any) -> None:
-    batcher = open_batcher(4, tiling=Tiling(128))
-    occupy(network, batcher)
+    # one in tiles is a batch of its own
     futures = [batcher.submit(photo(k, size=(100, 180))) for k in range(2)]
-    network.gate.set()
     assert [f.result(60).semantic.shape for f in futures] == [(100, 180)] * 2
-    assert all(len(batch) == 1 for batch in network.batches)
-    assert len(network.batches) > 3, "several tiles each"
+    assert all(len(batch) == 1 for batch in network.batches[4:])
+    assert len(network.batches) > 7, "several tiles each"
 
 
-def test_an_incomplete_batch_waits_and_a_full_one_does_not(network: RedNetwork, open_batcher: Any) -> None:
+def test_an_incomplete_batch_waits_and_a_full_one_does_not(network, open_batcher):
     network.gate.set()
     patient = open_batcher(2, wait=600)
     alone = patient.submit(photo(3, size=(8, 8)))
@@ -123,14 +100,17 @@ def test_an_incomplete_batch_waits_and_a_full_one_does_not(network: RedNetwork, 
     [f.result(60) for f in pair]
     assert not alone.done(), "it is overtaken"
     patient.close()
-    assert alone.result(0).size == (8, 8), "closing does not wait for more photos"
+    assert alone.result(0).size == (8, 8), "closing computes what waits"
+    assert not patient.alive
+    with pytest.raises(RuntimeError, match="closed"):
+        patient.submit(photo(0))
     start = time.monotonic()
     open_batcher(2, wait=0.4).submit(photo(2)).result(60)
     assert time.monotonic() - start > 0.39
     assert [len(batch) for batch in network.batches] == [2, 1, 1]
 
 
-def test_a_photo_that_fails_fails_alone(network: RedNetwork, open_batcher: Any) -> None:
+def test_a_photo_that_fails_fails_alone(network, open_batcher):
     batcher = open_batcher(4)
     occupy(network, batcher)
     futures = [batcher.submit(photo(k, red=FAILS if k == 1 else 2)) for k in range(3)]
@@ -143,18 +123,7 @@ def test_a_photo_that_fails_fails_alone(network: RedNetwork, open_batcher: Any) 
     assert batcher.alive
 
 
-def test_closing_computes_what_waits_and_takes_nothing_more(network: RedNetwork, open_batcher: Any) -> None:
-    batcher = open_batcher(1, wait=60)
-    network.gate.set()
-    futures = [batcher.submit(photo(k)) for k in range(3)]
-    batcher.close()
-    assert all(f.done() for f in futures)
-    assert not batcher.alive
-    with pytest.raises(RuntimeError, match="closed"):
-        batcher.submit(photo(0))
-
-
-def test_the_time_until_a_retry_grows_with_the_queue(network: RedNetwork, open_batcher: Any) -> None:
+def test_the_time_until_a_retry_grows_with_the_queue(network, open_batcher):
     batcher = open_batcher(1)
     first = occupy(network, batcher)
     time.sleep(0.6)

@@ -1,17 +1,10 @@
 """Responses hold what the library returns and `seamseg predict` writes; concurrent requests get the same."""
 
-from __future__ import annotations
-
 import base64
-import json
-from dataclasses import replace
 from io import BytesIO
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from support.exported import detector
 from support.onnx_scenes import record, scene, write_classifier, write_network
@@ -23,35 +16,31 @@ import seamseg
 from seamseg.cli.main import main
 from seamseg.data.input_size import InputSize
 from seamseg.formats.metadata import Metadata
+from seamseg.inference.detections import Detection, Detections
 from seamseg.inference.options import Thresholds
-from seamseg.inference.predictor import Predictor
 from seamseg.serving import encoding
 from seamseg.serving.encoding import ResultEncoder
 
 SIZE = (90, 140)
 KINDS = ("panoptic", "semantic", "instance_seg", "detection", "classification")
-OPTIONS: dict[str, dict[str, Any]] = {"panoptic": {"shortest_size": 90, "min_stuff_area": 0}, "classification": {}}
+OPTIONS = {"panoptic": {"shortest_size": 90, "min_stuff_area": 0}, "classification": {}}
 FLAGS = {"panoptic": ["--shortest-size", "90", "--min-area", "0"], "classification": []}
 
 
-def write_model(kind: str, folder: Path) -> Path:
-    path = folder / f"{kind}.onnx"
-    return write_classifier(path) if kind == "classification" else write_network(path, record(kind))
-
-
 @pytest.fixture(params=KINDS)
-def model(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Predictor[Any]]:
-    path = write_model(request.param, tmp_path)
-    return path, seamseg.load(path, **OPTIONS.get(request.param, {"shortest_size": 90}))
+def model(request, tmp_path):
+    kind, path = request.param, tmp_path / f"{request.param}.onnx"
+    write_classifier(path) if kind == "classification" else write_network(path, record(kind))
+    return path, seamseg.load(path, **OPTIONS.get(kind, {"shortest_size": 90}))
 
 
-def encoded(predictor: Predictor[Any], name: str) -> encoding.Content:
+def encoded(predictor, name):
     pixels = scene(SIZE)
     result = predictor.predict(pixels)
     return ResultEncoder(predictor).encode(name, result.prediction, SIZE, lambda: Image.fromarray(pixels))
 
 
-def test_images_are_the_files_of_predict(model: tuple[Path, Predictor[Any]], tmp_path: Path) -> None:
+def test_images_are_the_files_of_predict(model, tmp_path):
     path, predictor = model
     Image.fromarray(scene(SIZE)).save(tmp_path / "a.png")
     ids = {"panoptic": ("coco", "panoptic/a.png"), "semantic": ("labels", "a.png")}.get(predictor.kind)
@@ -64,32 +53,21 @@ def test_images_are_the_files_of_predict(model: tuple[Path, Predictor[Any]], tmp
         assert encoded(predictor, "png").data == (tmp_path / "out" / ids[1]).read_bytes()
     else:
         assert "png" not in ResultEncoder(predictor).formats
-    if predictor.kind in ("instance_seg", "detection"):
-        result = predictor.predict(scene(SIZE))
-        wanted = [
-            {**entry, "class": d.name, "area": d.area, "score": d.score} for entry, d in zip(result.to_coco(), result)
-        ]
-        assert [{**s, "image_id": 0} for s in ResultEncoder(predictor).segments(result)] == [
-            {**s, "image_id": 0} for s in wanted
-        ]
-
-
-def test_segments_of_panoptic_maps(tmp_path: Path) -> None:
-    predictor = seamseg.load(write_model("panoptic", tmp_path), **OPTIONS["panoptic"])
     result = predictor.predict(scene(SIZE))
-    segments = ResultEncoder(predictor).segments(result)
-    ids = np.asarray(Image.open(BytesIO(encoded(predictor, "png").data)), np.int64) @ [1, 256, 65536]
-    assert [s["class"] for s in segments] == ["car", "person", "road", "sky"]
-    assert [s["score"] for s in segments] == [0.9, 0.7, None, None]
-    assert [s["category_id"] for s in segments] == [26, 24, 7, 23], "the ids of the data set"
-    for s in segments:
-        rows, columns = np.nonzero(ids == s["id"])
-        assert s["area"] == len(rows)
-        x, y, width, height = s["bbox"]
-        assert (y, x, y + height, x + width) == (rows.min(), columns.min(), rows.max() + 1, columns.max() + 1)
+    found = ResultEncoder(predictor).segments(result)
+    if predictor.kind in ("instance_seg", "detection"):
+        wanted = [(d.name, d.area, d.score, entry["bbox"]) for entry, d in zip(result.to_coco(), result)]
+        assert [(s["class"], s["area"], s["score"], s["bbox"]) for s in found] == wanted
+    elif predictor.kind == "panoptic":
+        wanted = [("car", 0.9, 26), ("person", 0.7, 24), ("road", None, 7), ("sky", None, 23)]
+        assert [(s["class"], s["score"], s["category_id"]) for s in found] == wanted, "the ids of the data set"
+        pixels = np.asarray(Image.open(BytesIO(encoded(predictor, "png").data)), np.int64) @ [1, 256, 65536]
+        for s in found:
+            y, x = np.nonzero(pixels == s["id"])
+            assert (s["area"], s["bbox"]) == (len(y), [x.min(), y.min(), np.ptp(x) + 1, np.ptp(y) + 1])
 
 
-def test_view(model: tuple[Path, Predictor[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_view(model, monkeypatch):
     _, predictor = model
     monkeypatch.setattr(encoding, "VIEW_SIZE", 70)
     content = encoding.json.loads(encoded(predictor, "view").data)
@@ -113,24 +91,19 @@ def test_view(model: tuple[Path, Predictor[Any]], monkeypatch: pytest.MonkeyPatc
         assert (classes[22, 38] == "person") == (predictor.kind == "detection")
 
 
-def test_the_best_of_overlapping_objects_is_on_top(tmp_path: Path) -> None:
-    from seamseg.inference.detections import Detection, Detections
-
+def test_the_best_of_overlapping_objects_is_on_top():
     names = Metadata(0, 2, ["a", "b"], [(9, 9, 9), (8, 8, 8)], [0, 1])
-    full, part = np.ones((6, 8), bool), np.ones((3, 4), bool)
-    low = Detection("a", 0, 0.2, (0, 0, 6, 8), (10, 10), full)
-    high = Detection("b", 1, 0.9, (2, 2, 5, 6), (10, 10), part, (2, 2))
+    low = Detection("a", 0, 0.2, (0, 0, 6, 8), (10, 10), np.ones((6, 8), bool))
+    high = Detection("b", 1, 0.9, (2, 2, 5, 6), (10, 10), np.ones((3, 4), bool), (2, 2))
     for shown in ([low, high], [high, low]):
         ids = encoding._object_index_map(Detections(shown, (10, 10), True, names), (10, 10))
-        assert shown[ids[3, 3] - 1] is high
-        assert shown[ids[0, 0] - 1] is low
-        assert ids[9, 9] == 0
+        assert (shown[ids[3, 3] - 1], shown[ids[0, 0] - 1], ids[9, 9]) == (high, low, 0)
     boxes = [Detection("a", 0, s, box, (10, 10)) for s, box in ((0.1, (4, 4, 6, 6)), (0.9, (0.2, 0.1, 10.2, 9.9)))]
     ids = encoding._object_index_map(Detections(boxes, (10, 10), False, names), (10, 10))
     assert (ids[5, 5], ids[0, 0]) == (1, 2), "the smallest box can be pointed at"
 
 
-def test_concurrent_requests_get_the_results_of_single_predictions() -> None:
+def test_concurrent_requests_get_the_results_of_single_predictions():
     metadata = Metadata(2, 3, list("abcde"), [(40 * k, 0, 0) for k in range(5)], list(range(5)))
     predictor = predictor_of(detector(), metadata, Thresholds(0.1, 0.5, 16), InputSize(96))
     rng = np.random.default_rng(0)
@@ -155,37 +128,3 @@ def test_concurrent_requests_get_the_results_of_single_predictions() -> None:
             assert a["score"] is None or a["score"] == pytest.approx(b["score"], abs=1e-5)
             assert (a["bbox"], a["area"], a["id"]) == (b["bbox"], b["area"], b["id"])
         assert Image.open(BytesIO(pngs[0].body)).tobytes() == result.to_coco()[1].tobytes()
-
-
-@pytest.mark.usefixtures("narrow")
-def test_panoptic_answers_need_no_weak_detections_and_no_single_thread(
-    micro: Path, micro_run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The answers for small photos are the same to the bit with all detections, in several threads and in one."""
-    threads, set_threads = torch.get_num_threads(), torch.set_num_threads
-    monkeypatch.setattr("torch.get_num_threads", lambda: 3)
-    predictor = seamseg.load(micro_run, device="cpu")
-    data = (micro / "img" / "val0.png").read_bytes()
-    masks, predict = [], predictor.network.net.predict
-
-    def counted(*arguments: Any, **options: Any) -> Any:
-        found = predict(*arguments, **options)
-        masks.append(sum(len(p.scores) for p in found))
-        return found
-
-    monkeypatch.setattr(predictor.network.net, "predict", counted)
-    scores = predictor.predict(micro / "img" / "val0.png").prediction.scores
-    (every,) = masks
-    predictor.thresholds = replace(predictor.thresholds, score_threshold=float(np.median(scores)))
-    answers = []
-    for batch_size in (None, 1):
-        with serving(predictor, batch_size=batch_size) as client:
-            if batch_size == 1:
-                predictor.map_only = False
-            answers.append(
-                [client.predict(data, f"?format={name}").body for name in ("json", "png", "overlay", "view")]
-            )
-    set_threads(threads)
-    assert masks[1:] == [sum(scores > np.median(scores))] * 4 + [every] * 4
-    assert answers[0] == answers[1]
-    assert json.loads(answers[0][0])["segments"]

@@ -1,17 +1,12 @@
 """The page of the server in a headless browser: choosing and dropping photos, hover, errors, its policy."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from support.browsers import HOSTILE, PHONE, canvas_pixels, check_layout, watched_pages
 from support.onnx_scenes import record, scene, write_network
-from support.serving import FAILS, Client, RedNetwork, photo, png, red_predictor, serving
+from support.serving import FAILS, RedNetwork, photo, png, ready_network, red_predictor, serving
 
 import seamseg
 from seamseg.formats.metadata import Metadata
@@ -26,14 +21,14 @@ DROP = """([name, bytes]) => {
 
 
 @pytest.fixture(scope="module")
-def panoptic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+def panoptic(tmp_path_factory):
     path = write_network(tmp_path_factory.mktemp("page") / "net.onnx", record())
     with serving(seamseg.load(path, shortest_size=90, min_stuff_area=0)) as client:
         yield client
 
 
 @pytest.fixture
-def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
+def open_page(browser):
     """Open the page of a server; fails if it has broken its policy or asked for anything but the server."""
     with watched_pages(browser) as go:
         yield lambda client, **options: go(f"http://127.0.0.1:{client.port}/", **options)
@@ -42,22 +37,22 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
 NO_IMAGE = "not an image, or not of a format that is read (JPEG, PNG, WebP, BMP, TIFF, GIF, PPM, AVIF)"
 
 
-def choose(page: Any, data: bytes, name: str = "a.png") -> None:
+def choose(page, data, name="a.png"):
     page.set_input_files("#file", {"name": name, "mimeType": "image/png", "buffer": data})
 
 
-def until(page: Any, condition: Callable[[], Any]) -> None:
+def until(page, condition):
     end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end
         page.wait_for_timeout(30)
 
 
-def until_shown(page: Any, name: str) -> None:
+def until_shown(page, name):
     page.wait_for_selector(f'body[data-shown="{name}"]')
 
 
-def at(page: Any, x: int, y: int) -> tuple[float, float]:
+def at(page, x, y):
     """The point of the window where a pixel of the picture is."""
     box = page.locator("#canvas").bounding_box()
     width, height = page.locator("#canvas").evaluate("c => [c.width, c.height]")
@@ -66,11 +61,11 @@ def at(page: Any, x: int, y: int) -> tuple[float, float]:
     return left + (x + 0.5) * scale, box["y"] + (box["height"] - height * scale) / 2 + (y + 0.5) * scale
 
 
-def colour(page: Any, x: int, y: int) -> np.ndarray:
+def colour(page, x, y):
     return canvas_pixels(page.locator("#canvas"))[int(y), int(x)].astype(int)
 
 
-def test_a_photo_is_shown_with_its_segments(panoptic: Client, open_page: Any) -> None:
+def test_a_photo_is_shown_with_its_segments(panoptic, open_page):
     page = open_page(panoptic)
     assert page.title() == "test.onnx · seamseg"
     assert "up to 32 MiB, 50 megapixels" in page.locator("#drop").inner_text()
@@ -80,29 +75,16 @@ def test_a_photo_is_shown_with_its_segments(panoptic: Client, open_page: Any) ->
     assert page.locator("#status").inner_text().startswith("a.png: 140 x 90, 4 segments, ")
     listed = page.locator(".segment").all_inner_texts()
     assert [text.split("\n")[0] for text in listed] == ["car", "person", "road", "sky"]
-    assert "score 0.90" in listed[0]
-    assert "score" not in listed[3]
-    # the colours of classes over the dark photo: the road is violet, the sky blue
-    road, sky = colour(page, 5, 80), colour(page, 100, 5)
-    assert road[0] > road[1]
-    assert sky[2] > sky[0]
-
-
-@pytest.mark.slow
-def test_hover_describes_and_highlights(panoptic: Client, open_page: Any) -> None:
-    page = open_page(panoptic)
-    choose(page, png(scene(SIZE)))
-    until_shown(page, "a.png")
+    assert ["score 0.90" in listed[0], "score" in listed[3]] == [True, False]
+    # the pointer describes a segment and darkens the others
     before = colour(page, 5, 80), colour(page, 30, 20)
     page.mouse.move(*at(page, 30, 20))
-    tooltip = page.locator("#tooltip").inner_text()
-    assert tooltip.split("\n")[0] == "car"
+    tooltip = page.locator("#tooltip").inner_text().split("\n")
     result = panoptic.predict(png(scene(SIZE))).json["segments"][0]
-    assert tooltip.split("\n")[1].startswith(
-        f"score {result['score']:.2f} · {result['area']:,} px".replace(",", "\u202f")
-    )
+    said = f"score {result['score']:.2f} · {result['area']:,} px".replace(",", "\u202f")
+    assert (tooltip[0], tooltip[1][: len(said)]) == ("car", said)
     assert page.locator(".segment.highlighted").inner_text().startswith("car")
-    assert colour(page, 5, 80).sum() < before[0].sum(), "the others are darkened"
+    assert colour(page, 5, 80).sum() < before[0].sum()
     assert abs(colour(page, 30, 20) - before[1]).max() <= 1
     page.mouse.move(5, 5)
     assert page.locator("#tooltip").is_hidden()
@@ -112,13 +94,7 @@ def test_hover_describes_and_highlights(panoptic: Client, open_page: Any) -> Non
     page.locator(".segment").nth(2).focus()
     assert page.locator(".segment.highlighted").inner_text().startswith("road")
     assert colour(page, 100, 5).sum() < 250
-
-
-@pytest.mark.slow
-def test_the_opacity_of_the_overlay(panoptic: Client, open_page: Any) -> None:
-    page = open_page(panoptic)
-    choose(page, png(scene(SIZE)))
-    until_shown(page, "a.png")
+    page.locator(".segment").nth(2).blur()
     page.locator("#opacity").fill("0")
     # the photo itself, after its JPEG
     assert abs(colour(page, 100, 80) - scene(SIZE)[80, 100]).max() <= 6
@@ -126,10 +102,8 @@ def test_the_opacity_of_the_overlay(panoptic: Client, open_page: Any) -> None:
     assert (colour(page, 100, 80) == [128, 64, 128]).all()
 
 
-def test_a_dropped_photo_and_errors(open_page: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    network = RedNetwork()
-    network.gate.set()
-    with serving(red_predictor(network), max_upload=0.01) as client:
+def test_a_dropped_photo_and_errors(open_page, capfd):
+    with serving(red_predictor(ready_network()), max_upload=0.01) as client:
         page = open_page(client)
         for data, status in (
             (b"text", f"a.png: photo: {NO_IMAGE}"),
@@ -152,7 +126,7 @@ def test_a_dropped_photo_and_errors(open_page: Any, capfd: pytest.CaptureFixture
 
 
 @pytest.mark.slow
-def test_a_new_photo_replaces_the_one_that_waits(open_page: Any) -> None:
+def test_a_new_photo_replaces_the_one_that_waits(open_page):
     network = RedNetwork()
     with serving(red_predictor(network)) as client:
         page = open_page(client)
@@ -170,10 +144,9 @@ def test_a_new_photo_replaces_the_one_that_waits(open_page: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("window", [PHONE, {"width": 1300, "height": 900}])
-def test_names_stay_text(open_page: Any, window: dict[str, int]) -> None:
+def test_names_stay_text(open_page, window):
     names = list(HOSTILE.values())
-    network = RedNetwork(classes=Metadata(len(names), 0, names, [(9, 9, 9)] * len(names), list(range(len(names)))))
-    network.gate.set()
+    network = ready_network(Metadata(len(names), 0, names, [(9, 9, 9)] * len(names), list(range(len(names)))))
     bands = np.concatenate([photo(red=red, size=(40, 20)) for red in range(len(names))], 1)
     with serving(red_predictor(network), name="".join(names)) as client:
         page = open_page(client, viewport=window)
@@ -193,7 +166,7 @@ def test_names_stay_text(open_page: Any, window: dict[str, int]) -> None:
             check_layout(page)
 
 
-def test_pages_of_other_sites_cannot_use_it(panoptic: Client, browser: Any, tmp_path: Path) -> None:
+def test_pages_of_other_sites_cannot_use_it(panoptic, browser, tmp_path):
     page = browser.new_page()
     (tmp_path / "evil.html").write_text("<p>evil</p>")
     page.goto((tmp_path / "evil.html").as_uri())

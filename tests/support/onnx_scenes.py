@@ -12,13 +12,8 @@ from seamseg.config import config_to_string, default_config
 from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.formats.metadata import Metadata
 
-CLASSES = Metadata(
-    2,
-    2,
-    ["road", "sky", "person", "car"],
-    [(128, 64, 128), (70, 130, 180), (220, 20, 60), (0, 0, 142)],
-    [7, 23, 24, 26],
-)
+_COLORS = [(128, 64, 128), (70, 130, 180), (220, 20, 60), (0, 0, 142)]
+CLASSES = Metadata(2, 2, ["road", "sky", "person", "car"], _COLORS, [7, 23, 24, 26])
 BOXES = np.array([[10, 12, 40, 60], [30, 70, 60, 110]], np.float32)
 SCORES = np.array([0.9, 0.7], np.float32)
 THINGS = np.array([1, 0], np.int64)
@@ -77,42 +72,34 @@ def write_network(path: Path, exported: ExportedMetadata, text: str | None = Non
     }
     if exported.of_queries:
         constants = dict(zip(exported.outputs, queries(), strict=True))
-    nodes = []
-    outputs = []
+    nodes, outputs, info = [], [], helper.make_tensor_value_info
     for name in exported.outputs:
+        value = constants.get(name, np.array(0 if name == "classmap" else 1))
+        made = name if name in constants else f"i_{name}"
+        nodes.append(helper.make_node("Constant", [], [made], value=numpy_helper.from_array(value, f"c_{name}")))
         if name in constants:
-            value = constants[name]
-            nodes.append(helper.make_node("Constant", [], [name], value=numpy_helper.from_array(value, f"c_{name}")))
-            kind = helper.np_dtype_to_tensor_dtype(value.dtype)
-            outputs.append(helper.make_tensor_value_info(name, kind, value.shape))
-            continue
-        channel = 0 if name == "classmap" else 1
-        nodes.append(
-            helper.make_node(
-                "Constant", [], [f"i_{name}"], value=numpy_helper.from_array(np.array(channel), f"c_{name}")
-            )
-        )
-        nodes.append(helper.make_node("Gather", ["image", f"i_{name}"], [f"g_{name}"], axis=1))
-        nodes.append(helper.make_node("Squeeze", [f"g_{name}", "zero"], [name]))
-        outputs.append(helper.make_tensor_value_info(name, TensorProto.UINT8, sides))
+            outputs.append(info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape))
+        else:
+            nodes.append(helper.make_node("Gather", ["image", made], [f"g_{name}"], axis=1))
+            nodes.append(helper.make_node("Squeeze", [f"g_{name}", "zero"], [name]))
+            outputs.append(info(name, TensorProto.UINT8, sides))
+    inputs = [info("image", TensorProto.UINT8, [1, 3, *sides]), info("size", TensorProto.INT64, [2])]
     # the inputs are used, so that they stay inputs
     if exported.of_queries:
         nodes.append(helper.make_node("Identity", ["image"], ["image_out"]))
-        outputs.append(helper.make_tensor_value_info("image_out", TensorProto.UINT8, [1, 3, *sides]))
+        outputs.append(info("image_out", TensorProto.UINT8, [1, 3, *sides]))
     nodes.append(helper.make_node("Identity", ["size"], ["size_out"]))
-    outputs.append(helper.make_tensor_value_info("size_out", TensorProto.INT64, [2]))
-    graph = helper.make_graph(
-        nodes,
-        "scene",
-        [
-            helper.make_tensor_value_info("image", TensorProto.UINT8, [1, 3, *sides]),
-            helper.make_tensor_value_info("size", TensorProto.INT64, [2]),
-        ],
-        outputs,
-        [numpy_helper.from_array(np.array([0], np.int64), "zero")],
-    )
+    outputs.append(info("size_out", TensorProto.INT64, [2]))
+    weights = [numpy_helper.from_array(np.array([0], np.int64), "zero")]
+    graph = helper.make_graph(nodes, "scene", inputs, outputs, weights)
+    return _write(path, graph, {METADATA_KEY: exported.to_json() if text is None else text, **metadata})
+
+
+def _write(path: Path, graph: Any, metadata: dict[str, str]) -> Path:
+    from onnx import helper
+
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    helper.set_model_props(model, {METADATA_KEY: exported.to_json() if text is None else text, **metadata})
+    helper.set_model_props(model, metadata)
     path.write_bytes(model.SerializeToString())
     return path
 
@@ -135,7 +122,4 @@ def write_classifier(path: Path, crop: tuple[int, int] = (32, 32), scale: int = 
         [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", 3])],
         [numpy_helper.from_array(np.array([2, 3], np.int64), "axes")],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    helper.set_model_props(model, {METADATA_KEY: exported.to_json()})
-    path.write_bytes(model.SerializeToString())
-    return path
+    return _write(path, graph, {METADATA_KEY: exported.to_json()})

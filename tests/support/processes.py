@@ -26,11 +26,6 @@ PRELOADED = [
 """Imported once, by the server from which the processes are forked."""
 
 
-def open_resources() -> list[int]:
-    """Return the numbers of threads and open files of this process."""
-    return [len(os.listdir(f"/proc/self/{kind}")) for kind in ("task", "fd")]
-
-
 @contextmanager
 def stderr_to(path: Path) -> Iterator[None]:
     """Write to a file what this process, C++ included, prints to stderr in a `with` block."""

@@ -61,6 +61,13 @@ class RedNetwork:
         return [Prediction(*none, found.astype(np.uint8), found.shape) for found in maps]
 
 
+def ready_network(classes: Metadata = CLASSES) -> RedNetwork:
+    """A network that does not wait."""
+    network = RedNetwork(classes=classes)
+    network.gate.set()
+    return network
+
+
 def red_predictor(network: RedNetwork, tiling: Tiling = Tiling("off")) -> Predictor[Any]:  # noqa: B008  # frozen
     """A predictor of such a network, whose input has the size of the photo."""
     return Predictor(network, network.classes, InputSize(), Thresholds(), tiling)

@@ -72,9 +72,9 @@ _ONEFORMER = {
     "text_encoder_width": 32,
     "text_encoder_num_layers": 1,
     "text_encoder_vocab_size": 64,
-    "text_encoder_context_length": 8,
+    "text_encoder_context_length": 20,
     "text_encoder_n_ctx": 2,
-    "task_seq_len": 8,
+    "task_seq_len": 20,
 }
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "mask2former": ("Mask2FormerForUniversalSegmentation", {**_DECODER, "mask_feature_size": 32, "feature_size": 32}),
@@ -127,20 +127,11 @@ def save(family: str, folder: Path, names: list[str] | None = None, **keys: Any)
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Write a tokenizer of CLIP that knows single letters only, but for the words of the task."""
-    words = ["the</w>", "task</w>", "is</w>", "panoptic</w>"]
-    letters = [letter + end for letter in "abcdefghiklnopst" for end in ("", "</w>")]
-    merges = []
-    for word in words:
-        parts = [*word.removesuffix("</w>")]
-        parts[-1] += "</w>"
-        while len(parts) > 1:
-            merges.append(f"{parts[0]} {parts[1]}")
-            parts[:2] = ["".join(parts[:2])]
-            letters.append(parts[0])
-    tokens = list(dict.fromkeys([*letters, *words, "<|startoftext|>", "<|endoftext|>"]))
+    """Write a tokenizer of CLIP that knows single letters only."""
+    tokens = [letter + end for letter in "bcdefghiklnopsta" for end in ("", "</w>")]
+    tokens += ["<|startoftext|>", "<|endoftext|>"]
     (folder / "vocab.json").write_text(json.dumps({token: index for index, token in enumerate(tokens)}))
-    (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(dict.fromkeys(merges)) + "\n")
+    (folder / "merges.txt").write_text("#version: 0.2\n")
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "CLIPTokenizer"}))
     edit(folder / "config.json", text_encoder_vocab_size=64)
 
@@ -157,9 +148,9 @@ def photo(height: int, width: int, seed: int = 0) -> np.ndarray:
     return np.array(Image.fromarray(values).resize((width, height)))
 
 
-def refusal(model: object, **options: Any) -> str:
+def refusal(model: object, kind: type[Exception] = InputError, **options: Any) -> str:
     """The message with which a model is refused."""
-    with pytest.raises(InputError) as error:
+    with pytest.raises(kind) as error:
         seamseg.load(str(model), **{"device": "cpu", **options})
     assert "\n" not in str(error.value)
     return str(error.value)
