@@ -228,15 +228,6 @@ def test_a_full_gpu_leaves_the_fusion_to_the_cpu(monkeypatch, in_arrays):
         fuse(arrays, *parameters)
 
 
-def test_map_is_resized_with_the_fusion_as_after_it():
-    prediction, parameters = golden_case("a")
-    size = (prediction.size[0] + 9, prediction.size[1] // 2)
-    at_once, after = fuse(prediction, *parameters, native_size=size), fuse(prediction, *parameters)
-    at_once, after = (to_result(fused, size, parameters[0]) for fused in (at_once, after))
-    np.testing.assert_array_equal(at_once.id_map, after.id_map)
-    assert at_once.segments == after.segments
-
-
 def test_semantic_things_without_detection_are_crowds():
     semantic = torch.tensor([[0, 0, 3, 3]])
     nothing = torch.zeros(0, 4), torch.zeros(0, dtype=torch.long), torch.zeros(0), torch.zeros(0, 28, 28)

@@ -90,32 +90,3 @@ def test_compiles_without_graph_breaks(name):
         results = evaluate(compiled, inputs, "cpu")
     for result, wanted in zip(results, expected, strict=True):
         assert_close(result, wanted, rtol=1e-5, atol=1e-5)
-
-
-EXPORTED = {  # which dimension of each input may have another size, and the function of the exported program
-    "features": (None, 0, 0),
-    "pool": (2,),
-    "argmax": (1,),
-    "paste": (0, 0),
-    "match": (0,),
-    "crowd": (0, 1),
-    "nms": (None, None),
-    "nms_groups": (None, None, None),
-}
-
-
-@pytest.mark.parametrize("name", EXPORTED)
-def test_exports(name):
-    function, inputs = cases("cpu")[name]
-
-    class Module(torch.nn.Module):
-        def forward(self, *tensors):
-            return function(*tensors)
-
-    sizes = {size: torch.export.Dim(f"size{size}", min=2, max=900) for size in (8, 12, 32, 40, 200)}
-    places = EXPORTED[name]
-    dynamic = [None if place is None else {place: sizes[x.shape[place]]} for x, place in zip(inputs, places)]
-    exported = torch.export.export(Module(), inputs, dynamic_shapes={"tensors": tuple(dynamic)}).module()
-    fewer = [x if place is None else x.narrow(place, 0, x.shape[place] - 3) for x, place in zip(inputs, places)]
-    for given in (inputs, fewer):
-        assert torch.equal(exported(*given), function(*given))

@@ -8,7 +8,6 @@ from support.narrow_backbones import build_narrow
 from torch import nn
 
 from seamseg.models.backbones import FPN, FPNBody, norm_factory
-from seamseg.models.backbones.preactivation import PreActivationBlock
 from seamseg.ops.abn_recompute import recomputed
 from seamseg.ops.norm import InPlaceABN
 
@@ -38,27 +37,6 @@ def test_the_output_of_a_norm_is_not_kept_and_gradients_are_the_same():
         assert torch.equal(first, other)
         assert torch.equal(second, other)
     assert all(torch.equal(a, b) for a, b in zip(again.buffers(), plain.buffers()))
-
-
-@pytest.mark.parametrize("side", [1, 3])
-def test_dropout_of_a_block_on_a_map_of_any_size(side):
-    torch.manual_seed(0)
-    block = PreActivationBlock(4, (4, 4, 8), InPlaceABN, dropout=0.5)
-    plain = copy.deepcopy(block)
-    x = torch.randn(8, 4, side, side, requires_grad=True)
-    torch.manual_seed(1)
-    found = block(x)
-    torch.manual_seed(1)
-    y = plain.bn1(x)
-    expected = plain.convs(y) + plain.proj_conv(y)
-    assert torch.equal(found, expected)
-    # with one pixel the mask of the dropout has the shape of the map
-    loss = torch.linspace(-1, 1, found.numel()).view_as(found)
-    pairs = [
-        torch.autograd.grad((z * loss).sum(), [x, *b.parameters()]) for z, b in ((found, block), (expected, plain))
-    ]
-    for a, b in zip(*pairs, strict=True):
-        torch.testing.assert_close(a, b)
 
 
 @pytest.mark.parametrize("name", ["resnext50", "wider_resnet16_a2", "densenet121", "resnet50"])
