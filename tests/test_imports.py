@@ -15,6 +15,7 @@ import seamseg
 
 PACKAGE = Path(seamseg.__file__).parent
 SCRIPTS = PACKAGE.parent / "scripts"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 ROOMS = (
     "__main__", "cli", "demo", "doctor", "testing", "recipes", "components", "integrations", "serving", "deploy",
@@ -31,12 +32,6 @@ TRAINING = (
 """The parts of `seamseg.training` from the top down, under the same rule."""
 
 SCRIPTS_MAY = {"cli", "training", "predict", "validation", "checkpoints", "evaluation", "utils"}
-
-TORCHVISION_FREE = "torchvision, transformers, tensorboard and pycocotools load when needed, not with the package"
-
-
-def _sources() -> list[Path]:
-    return sorted(PACKAGE.rglob("*.py"))
 
 
 def _room(path: Path) -> str:
@@ -62,23 +57,19 @@ def _imports(path: Path) -> Iterator[tuple[int, str]]:
                 yield node.lineno, name.removeprefix("seamseg.")
 
 
-def _may(room: str, target: str) -> bool:
-    other = target.partition(".")[0]
-    return other == room or ROOMS.index(other) > ROOMS.index(room)
-
-
 # the package itself may offer anything, lazily
 @pytest.mark.parametrize(
-    "path", [p for p in _sources() if _room(p) != "__init__"], ids=lambda path: str(path.relative_to(PACKAGE))
+    "path", [p for p in SOURCES if _room(p) != "__init__"], ids=lambda path: str(path.relative_to(PACKAGE))
 )
 def test_a_module_imports_only_from_the_rooms_below(path: Path) -> None:
     room = _room(path)
-    wrong = [f"line {line}: seamseg.{name}" for line, name in _imports(path) if not _may(room, name)]
+    may = ROOMS[ROOMS.index(room) :]
+    wrong = [f"line {line}: seamseg.{name}" for line, name in _imports(path) if name.partition(".")[0] not in may]
     assert not wrong, f"seamseg/{path.relative_to(PACKAGE)} ({room}) may not import {', '.join(wrong)}"
 
 
 def test_every_part_is_in_the_order() -> None:
-    assert {_room(path) for path in _sources()} - {"__init__"} == set(ROOMS)
+    assert {_room(path) for path in SOURCES} - {"__init__"} == set(ROOMS)
 
 
 @pytest.mark.parametrize("path", sorted(SCRIPTS.rglob("*.py")), ids=lambda path: path.name)
@@ -111,23 +102,19 @@ def test_imports_inside_a_room_have_one_direction(room: str) -> None:
             assert not above, f"seamseg.training.{part} may not import {', '.join(above)}"
 
 
-def test_importing_the_package_stays_light() -> None:
-    program = (
-        "import sys, seamseg, seamseg.cli.main, seamseg.models.build, seamseg.data.dataset; "
-        "import seamseg.inference.predictor; "
-        "seamseg.cli.main.build_parser([]); "
-        "heavy = {'torchvision', 'transformers', 'tensorboard', 'pycocotools', 'starlette', 'uvicorn'}; "
-        "heavy.add('prometheus_client'); "
-        "print(*sorted({m.partition('.')[0] for m in sys.modules} & heavy))"
-    )
+@pytest.mark.parametrize(
+    ("imports", "command", "heavy"),
+    [
+        (
+            "models.build, seamseg.data.dataset, seamseg.inference.predictor",
+            "",
+            "torchvision transformers tensorboard pycocotools starlette uvicorn prometheus_client",
+        ),
+        ("cli", "predict", "torch numpy inspect logging"),  # `seamseg predict --help` must not wait for these
+    ],
+)
+def test_importing_the_package_stays_light(imports: str, command: str, heavy: str) -> None:
+    program = f"import sys, seamseg.cli.main as m, seamseg.{imports}; m.build_parser({command.split()}); "
+    program += f"print(*sorted(set({heavy.split()}) & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [], TORCHVISION_FREE
-
-
-def test_help_imports_little() -> None:
-    program = (
-        "import sys, seamseg.cli.main as m; m.build_parser(['predict']); "
-        "print(*sorted({'torch', 'numpy', 'inspect', 'logging'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [], "`seamseg predict --help` must not wait for these"
+    assert done.stdout.split() == [], "load these when needed, not with the package"

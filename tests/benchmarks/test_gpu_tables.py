@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from pathlib import Path
-
-import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -17,15 +14,14 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = {name for name, _, _ in gpu_tables.PLACES}
 
 
-def record(step, results=None, status="done", **more):
+def record(step, results, status="done"):
     """As gpu.py writes it."""
-    said = {"device": "NVIDIA H200", "date": "2026-11-22 10:00 UTC", "small": False, "results": results or {}}
-    said["kernels"] = {"CPU": "loaded", "GPU": "loaded"}
-    return {"step": step, "status": status, **said, **more}
+    said = {"device": "NVIDIA H200", "date": "2026-11-22 10:00 UTC", "small": False, "results": results}
+    return {"step": step, "status": status, **said, "kernels": {"CPU": "loaded", "GPU": "loaded"}}
 
 
 def some_results():
-    """One done, one failed, one of a CPU's form."""
+    """Two done, one failed."""
     rows = [
         {"side": "plain", "seconds": 1.0, "speed_ratio": 1.0, "peak_mib": 9000.0, "peak_ratio": 1.0, "of_ceiling": 0.1},
         {"side": "fast", "seconds": 0.25, "speed_ratio": 4.0, "peak_mib": 4500.0, "peak_ratio": 0.5, "of_ceiling": 0.4},
@@ -33,22 +29,12 @@ def some_results():
     # a peer meets no goal of ours
     rows.append({**rows[1], "side": "torchvision_bf16", "speed_ratio": 5.0, "peak_ratio": 0.1})
     rows[1]["peer_ratio"] = 0.8
+    fused = {"case": "fuse + to_result", "ours_ms": 2.5, "peer": "p", "peer_ms": 9.0}
     return {
         "train_step": record("train_step", {"rows": rows}),
         "ops.failed": record("ops", {"reason": "exit code 1"}, "failed"),
-        "fusion": record(
-            "fusion", {"rows": [{"case": "fuse + to_result", "ours_ms": 2.5, "peer": "p", "peer_ms": 9.0}]}
-        ),
+        "fusion": record("fusion", {"rows": [fused]}),
     }
-
-
-@pytest.fixture
-def documents(tmp_path):
-    """Copies of the documents with tables."""
-    for name in DOCUMENTS:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, tmp_path / name)
-    return tmp_path
 
 
 def test_the_tables_are_those_of_the_results():
@@ -56,7 +42,11 @@ def test_the_tables_are_those_of_the_results():
         assert (ROOT / name).read_text() == text, f"{name}: python benchmarks/gpu.py --steps tables"
 
 
-def test_tables_follow_the_results_and_go_back(documents):
+def test_tables_follow_the_results_and_go_back(tmp_path):
+    documents = tmp_path
+    for name in DOCUMENTS:
+        (documents / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, documents / name)
     gpu_tables.write({}, documents)
     before = {name: (documents / name).read_text() for name in DOCUMENTS}
     assert all("not yet" in text for text in before.values())
@@ -70,17 +60,3 @@ def test_tables_follow_the_results_and_go_back(documents):
     assert gpu_tables.write(some_results(), documents) == []
     gpu_tables.write({}, documents)
     assert {name: (documents / name).read_text() for name in DOCUMENTS} == before
-
-
-def test_small_runs_and_those_without_kernels_are_ignored(tmp_path):
-    plain = {"CPU": "loaded", "GPU": "the compiler failed"}
-    records = {
-        "ops": record("ops", small=True),
-        "parity": record("parity"),
-        "fusion.failed": record("fusion", status="failed"),
-        "memory": record("memory", kernels=plain),
-        "build.failed": record("build", status="failed", kernels=plain),
-    }
-    (tmp_path / "gpu.json").write_text(json.dumps(records))
-    (tmp_path / "cpu_small.json").write_text(json.dumps({"tests": record("tests")}))
-    assert set(gpu_tables.read(tmp_path)) == {"parity", "fusion.failed", "build.failed"}

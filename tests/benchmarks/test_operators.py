@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
@@ -17,23 +16,6 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import operators
 
 CPU = torch.device("cpu")
-
-
-@pytest.mark.parametrize("shift", [0, 1])
-def test_tensors_keep_their_layout(shift):
-    x = torch.arange(2.0 * 3 * 4 * 5).view(2, 3, 4, 5)
-    for given in (
-        x,
-        x.contiguous(memory_format=torch.channels_last),
-        x[:, 1:, :, ::2],
-        x[:1].expand(3, -1, -1, -1),
-        x[:0],
-    ):
-        (found,) = operators.moved([given], CPU, shift)
-        assert torch.equal(found, given)
-        assert found.stride() == given.stride()
-        assert found.storage_offset() == shift
-        assert found.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
 
 
 @pytest.mark.parametrize("right", [True, False])
@@ -46,27 +28,6 @@ def test_differences_are_found(monkeypatch, right):
     assert tally.compared > 10
     assert 0 < tally.unaligned < tally.compared
     assert len(tally.failures) == (0 if right else operators.MOST_FAILURES)
-
-
-@pytest.mark.parametrize(
-    ("message", "counted"),
-    [
-        ("CUDA error: crowd_count: invalid configuration argument", "failures"),
-        ("no kernel image is available for execution on the device", "failures"),
-        ("crowd_count, csrc/crowd_count.cpp:15, crowd_count: more than 2^31 pixels", "refused_here"),
-    ],
-)
-def test_only_argument_checks_may_refuse(monkeypatch, message, counted):
-    """A launch that fails is a failure of the operator, not a call that it does not take."""
-    ops = mock.Mock()
-    ops.seamseg.crowd_count.default.side_effect = RuntimeError(message)
-    tally, given = operators.Tally(), operators.plausible("crowd_count", 0)
-    monkeypatch.setattr(operators, "plausible", lambda name, seed: given)
-    monkeypatch.setattr(operators, "plain_form", lambda name: lambda *arguments: None)
-    monkeypatch.setattr(torch, "ops", ops)
-    operators.compare("crowd_count", 0, CPU, tally)
-    assert getattr(tally, counted) == [f"seed 0: {message}"]
-    assert tally.compared == 0
 
 
 def arguments(path, **changes):

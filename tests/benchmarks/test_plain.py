@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from seamseg.config import load_config
+from seamseg.fusion import fuse
 from seamseg.models.build import build_training_module
 from seamseg.structures import PackedSequence
 
@@ -45,15 +47,11 @@ def test_predictions_agree(module, separated):
 
 
 def test_fused_maps_agree(module):
-    from seamseg.fusion import fuse
-
     generator = torch.Generator().manual_seed(0)
-    prediction = module.net.eval().predict(PackedSequence([street.smooth(64, 96, (8, 12))]))[0]
-    masks = torch.randn(prediction.mask_logits.shape, generator=generator)
-    scores = torch.rand(prediction.scores.shape, generator=generator)
-    prediction = type(prediction)(
-        prediction.boxes, prediction.classes, scores, masks, prediction.semantic, prediction.size
-    ).on_cpu()
+    found = module.net.eval().predict(PackedSequence([street.smooth(64, 96, (8, 12))]))[0]
+    masks = torch.randn(found.mask_logits.shape, generator=generator)
+    scores = torch.rand(found.scores.shape, generator=generator)
+    prediction = replace(found, mask_logits=masks, scores=scores).on_cpu()
     ours, peer = fuse(prediction, 11, min_stuff_area=64), plain.plain_fusion(prediction, 11, min_stuff_area=64)
     assert len(ours.categories) > 5
     assert peer.categories == ours.categories

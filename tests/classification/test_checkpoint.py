@@ -12,7 +12,7 @@ from support.classes import make_class_folders, write_config
 
 from seamseg.checkpoints import imagenet
 from seamseg.checkpoints.snapshot import load_tensors
-from seamseg.classification.checkpoint import checkpoint_weights, load_checkpoint, parse_checkpoint
+from seamseg.classification.checkpoint import load_checkpoint, parse_checkpoint
 from seamseg.classification.config import ClassifierConfig, load_classifier_config, parse_classifier_config
 from seamseg.classification.network import Classifier, build_classifier
 from seamseg.classification.train import train_classifier
@@ -61,7 +61,6 @@ def test_the_layout_of_the_original(trained: Path, config: ClassifierConfig) -> 
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, nesterov=True)
     optimizer.load_state_dict(content["optimizer"])
     moved = [optimizer.state[p]["momentum_buffer"].abs().sum() for p in net.parameters()]
-    assert len(moved) == len(own) - sum("running" in k or "tracked" in k for k in own)
     assert sum(m > 0 for m in moved) > len(moved) / 2
     assert os.path.samefile(trained / "run" / "model_best.pth.tar", trained / "run" / "checkpoint.pth.tar")
 
@@ -83,12 +82,6 @@ def test_a_file_of_the_original_resumes(trained: Path, config: ClassifierConfig,
             assert torch.equal(value, second["state_dict"][key]), key
 
 
-@pytest.mark.parametrize("prefix", ["module.", ""])
-def test_weights_with_and_without_prefix(prefix: str) -> None:
-    state = {f"{prefix}a.weight": torch.ones(1), f"{prefix}b": torch.ones(1)}
-    assert set(checkpoint_weights({"state_dict": state}, "f")) == {"a.weight", "b"}
-
-
 def test_another_network_is_named(tmp_path: Path) -> None:
     net = build_classifier(parse_classifier_config({"network": {"arch": "resnet18", "classes": 4}}))
     torch.save({"state_dict": net.state_dict()}, tmp_path / "f.pth.tar")
@@ -97,29 +90,25 @@ def test_another_network_is_named(tmp_path: Path) -> None:
         load_checkpoint(Classifier(build_classifier(other)), tmp_path / "f.pth.tar", other)
 
 
-def test_files_of_release_0_0_1_are_refused(
+def test_other_values_and_releases_are_refused(
     trained: Path, config: ClassifierConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = as_of_the_original(trained / "run" / "checkpoint.pth.tar", tmp_path / "f.pth.tar")
-    net = Classifier(build_classifier(config))
+    net, path = Classifier(build_classifier(config)), tmp_path / "f.pth.tar"
+    as_of_the_original(trained / "run" / "checkpoint.pth.tar", path)
     load_checkpoint(net, path, config)
-    monkeypatch.setattr(imagenet, "_RELEASE_0_0_1", (hashlib.md5(path.read_bytes()).hexdigest()[:8],))
-    with pytest.raises(InputError, match=r"only compatible with release 0\.0\.1"):
-        load_checkpoint(net, path, config)
-    with pytest.raises(InputError, match=r"only compatible with release 0\.0\.1"):
-        train(trained / "c.json", trained / "data", tmp_path / "run", pretrain=[str(path)])
-
-
-def test_values_that_are_not_finite_are_refused(trained: Path, config: ClassifierConfig, tmp_path: Path) -> None:
-    weight = torch.full((64, 3, 7, 7), torch.inf)
-    path = as_of_the_original(trained / "run" / "checkpoint.pth.tar", tmp_path / "f.pth.tar")
+    paths = trained / "c.json", trained / "data", tmp_path / "run"
+    loads = (load_checkpoint, lambda *_: train(*paths, pretrain=[str(path)]))
+    with monkeypatch.context() as patch:
+        patch.setattr(imagenet, "_RELEASE_0_0_1", (hashlib.md5(path.read_bytes()).hexdigest()[:8],))
+        for load in loads:
+            with pytest.raises(InputError, match=r"only compatible with release 0\.0\.1"):
+                load(net, path, config)
     content = torch.load(path, weights_only=True)
-    content["state_dict"]["module.mod1.conv1.weight"] = weight
+    content["state_dict"]["module.mod1.conv1.weight"].fill_(torch.inf)
     torch.save(content, path)
-    with pytest.raises(InputError, match=r"f.pth.tar: body.mod1.conv1.weight holds values that are not finite"):
-        load_checkpoint(Classifier(build_classifier(config)), path, config)
-    with pytest.raises(InputError, match=r"f.pth.tar: body.mod1.conv1.weight holds values that are not finite"):
-        train(trained / "c.json", trained / "data", tmp_path / "run", pretrain=[str(path)])
+    for load in loads:
+        with pytest.raises(InputError, match=r"f.pth.tar: body.mod1.conv1.weight holds values that are not finite"):
+            load(net, path, config)
 
 
 @pytest.mark.parametrize(
@@ -143,19 +132,6 @@ def test_files_that_are_refused(
         load_checkpoint(Classifier(build_classifier(config)), path, config)
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
-
-
-class Evil:
-    def __reduce__(self) -> tuple:
-        return os.mkdir, ("EVIL",)
-
-
-def test_code_in_a_file_is_refused(config: ClassifierConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    torch.save({"state_dict": {"module.a": torch.ones(1)}, "epoch": Evil()}, tmp_path / "evil.pth.tar")
-    with pytest.raises(InputError, match="refused"):
-        load_checkpoint(Classifier(build_classifier(config)), tmp_path / "evil.pth.tar", config)
-    assert not (tmp_path / "EVIL").exists()
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.classes import make_class_folders, write_config
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from seamseg.classification import train as module
 from seamseg.classification.train import train_classifier
@@ -39,19 +40,6 @@ def weights(run: Path, name: str = "checkpoint.pth.tar") -> dict[str, torch.Tens
     return torch.load(run / name, weights_only=True)["state_dict"]
 
 
-def assert_same_weights(a: Path, b: Path) -> None:
-    first, second = weights(a), weights(b)
-    assert [k for k in first if not torch.equal(first[k], second[k])] == []
-
-
-def tags(run: Path) -> set[str]:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(run))
-    events.Reload()
-    return {tag for kind in ("scalars", "histograms", "images") for tag in events.Tags()[kind]}
-
-
 def test_the_files_of_a_run(config: Path, data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     scores = train(config, data, run, "training.log_hist=yes", "optimizer.schedule.epochs=4")
@@ -62,7 +50,8 @@ def test_the_files_of_a_run(config: Path, data: Path, tmp_path: Path) -> None:
         "checkpoint.pth.tar", "model_best.pth.tar", "snapshots", "training_0.log", "metrics.jsonl", "config.json",
         "classes.json",
     }  # fmt: skip
-    shown = tags(run)
+    events = EventAccumulator(str(run)).Reload().Tags()
+    shown = {tag for kind in ("scalars", "histograms", "images") for tag in events[kind]}
     assert {f"train/{n}" for n in ("loss", "lr", "top1", "top5")} <= shown
     assert {f"val/{n}" for n in ("loss", "top1", "top5")} <= shown
     assert {"classifier.fc.weight", "bn_out.bias", "train/targets"} <= shown
@@ -96,14 +85,17 @@ def test_resume_to_the_bit(config: Path, data: Path, tmp_path: Path) -> None:
     assert stopped.value.exit_code == 128 + signal.SIGTERM
     assert torch.load(parts / "checkpoint.pth.tar", weights_only=True)["epoch"] == 1
     train(config, data, parts, *extra, "training.num_workers=1", resume="auto")
-    assert_same_weights(whole, parts)
+    first, second = weights(whole), weights(parts)
+    assert [k for k in first if not torch.equal(first[k], second[k])] == []
     names = ("step", "loss", "top1", "lr", "grad_norm")
     first, second = ([{n: line.get(n) for n in names} for line in read_metrics(run)] for run in (whole, parts))
     assert first == second
 
 
 @pytest.mark.slow
-def test_the_moving_average_is_validated(config: Path, data: Path, tmp_path: Path) -> None:
+def test_the_moving_average_is_validated_and_starts_a_training_of_other_classes(
+    config: Path, data: Path, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     scores = train(config, data, run, "training.ema=0.99")
     content = torch.load(run / "checkpoint.pth.tar", weights_only=True)
@@ -112,36 +104,16 @@ def test_the_moving_average_is_validated(config: Path, data: Path, tmp_path: Pat
     again = validate_classifier(ValidationOptions(config, run / "checkpoint.pth.tar", data, device="cpu"))
     assert scores is not None
     assert again.loss == pytest.approx(scores.loss)
-    still = ("optimizer.learning_rate=0", "optimizer.schedule.epochs=1")
-    train(config, data, tmp_path / "b", *still, pretrain=[str(run / "checkpoint.pth.tar")])
-    started = weights(tmp_path / "b")
-    assert all(torch.equal(started[f"module.{k}"], v) for k, v in average.items() if k.endswith("conv2.weight"))
-
-
-def test_channels_last_and_bf16(config: Path, data: Path, tmp_path: Path) -> None:
-    options = ("training.channels_last=yes", "training.precision=bf16", "training.accumulate=2", "optimizer.clip=0")
-    scores = train(config, data, tmp_path / "run", *options)
-    assert scores is not None
-    assert all(torch.isfinite(v).all() for v in weights(tmp_path / "run").values())
-    steps = [line["step"] for line in read_metrics(tmp_path / "run") if line["kind"] == "train"]
-    assert steps == [1, 2, 3, 4], "three batches of an epoch are two steps"
-
-
-@pytest.mark.slow
-def test_weights_of_other_classes(config: Path, data: Path, tmp_path: Path) -> None:
-    train(config, data, tmp_path / "a", "optimizer.schedule.epochs=1")
-    small = tmp_path / "small"
     for split in ("train", "val"):
+        (tmp_path / "small" / split).mkdir(parents=True)
         for name in ("blue", "red"):
-            (small / split).mkdir(parents=True, exist_ok=True)
-            os.symlink(data / split / name, small / split / name)
-    frozen = ("optimizer.learning_rate=0", "network.classes=2", "optimizer.schedule.epochs=1")
-    source = str(tmp_path / "a" / "checkpoint.pth.tar")
-    train(config, small, tmp_path / "b", *frozen, pretrain=[source])
-    first, second = weights(tmp_path / "a"), weights(tmp_path / "b")
-    assert torch.equal(first["module.mod2.block1.convs.conv2.weight"], second["module.mod2.block1.convs.conv2.weight"])
-    assert second["module.classifier.fc.weight"].shape[0] == 2
+            os.symlink(data / split / name, tmp_path / "small" / split / name)
+    still = ("optimizer.learning_rate=0", "network.classes=2", "optimizer.schedule.epochs=1")
+    train(config, tmp_path / "small", tmp_path / "b", *still, pretrain=[str(run / "checkpoint.pth.tar")])
+    started = weights(tmp_path / "b")
+    assert started["module.classifier.fc.weight"].shape[0] == 2
     assert "classifier.fc.weight (3x64 in the file" in (tmp_path / "b" / "training_0.log").read_text()
+    assert all(torch.equal(started[f"module.{k}"], v) for k, v in average.items() if k.endswith("conv2.weight"))
 
 
 def test_changes_are_reported_when_a_run_is_resumed(config: Path, data: Path, tmp_path: Path) -> None:

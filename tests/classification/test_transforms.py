@@ -44,14 +44,6 @@ def test_colours(change: Callable[[torch.Tensor], torch.Tensor], name: str) -> N
         torch.testing.assert_close(changed, tensor("classifier", f"{name}/{number}/out"), rtol=0, atol=1e-6)
 
 
-def test_random_resized_crops() -> None:
-    crop = v2.RandomResizedCrop(96)
-    for width, height, number, *expected in array("classifier", "random_resized_crop/w_h_seed_top_left_height_width"):
-        torch.manual_seed(int(number))
-        drawn = crop.make_params([Image.new("RGB", (int(width), int(height)))])
-        assert [drawn[name] for name in ("top", "left", "height", "width")] == expected
-
-
 @pytest.mark.parametrize("number", [0, 3])  # of the others the picture is not stored
 def test_the_whole_training_transform(number: int) -> None:
     options = load_classifier_config("resnext101_ipabn_lr_512", ["input.crop_train=96"]).input

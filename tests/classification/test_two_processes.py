@@ -18,16 +18,14 @@ from seamseg.training.run import TrainingOptions
 pytestmark = pytest.mark.distributed
 
 
-def work(rank: int, join: Callable[[], None], folder: Path) -> None:
+def work(rank: int, join: Callable[[], None], folder: Path, validation: ValidationOptions) -> None:
     """Train, then validate, in each process."""
-    data, run = folder / "data", folder / "run"
     join()
     overrides = ("optimizer.schedule.epochs=1",)
-    options = TrainingOptions(folder / "c.json", data, run, overrides=overrides, device="cpu")
+    options = TrainingOptions(validation.config, folder / "data", folder / "run", overrides=overrides, device="cpu")
     trained = train_classifier(options).validation
     join()
-    options = ValidationOptions(folder / "c.json", run / "checkpoint.pth.tar", data, device="cpu")
-    scores = validate_classifier(options)
+    scores = validate_classifier(validation)
     (folder / f"{rank}.json").write_text(json.dumps([s.to_json() for s in (trained, scores) if s is not None]))
 
 
@@ -36,14 +34,15 @@ def test_two_processes(tmp_path: Path) -> None:
     # four validation images a class: 6 of the 12 in each process, in batches of 2
     make_class_folders(tmp_path / "data", train=3, val=4)
     config = write_config(tmp_path / "c.json", network={"bn_mode": "sync"})
-    launch(work, 2, tmp_path)
     run = tmp_path / "run"
+    validation = ValidationOptions(config, run / "checkpoint.pth.tar", tmp_path / "data", device="cpu")
+    launch(work, 2, tmp_path, validation)
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
     names = ("top1", "top5", "loss", "n_images")
     (trained, scored), others = found[0], found[1]
     assert [{n: s[n] for n in names} for s in others] == [{n: s[n] for n in names} for s in (trained, scored)]
     assert trained["n_images"] == scored["n_images"] == 12
-    alone = validate_classifier(ValidationOptions(config, run / "checkpoint.pth.tar", tmp_path / "data", device="cpu"))
+    alone = validate_classifier(validation)
     assert scored["top1"] == alone.top1
     assert scored["loss"] == pytest.approx(alone.loss, abs=1e-5)
     assert {path.name for path in run.glob("training_*.log")} == {"training_0.log", "training_1.log"}

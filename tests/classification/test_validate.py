@@ -37,15 +37,11 @@ def root(tmp_path: Path) -> Path:
     return make_class_folders(tmp_path / "data")
 
 
-def validator(root: Path, ten_crops: bool = False, batch_size: int = 2) -> ClassifierValidator:
-    config = load_classifier_config(write_config(root.parent / "c.json"))
-    transform = validation_transform(InputConfig(scale_val=36, crop_val=32), ten_crops=ten_crops)
-    return ClassifierValidator(ClassFolders(root, "val", transform), batch_size, config, World())
-
-
 @pytest.mark.parametrize("ten_crops", [False, True])
 def test_scores(root: Path, ten_crops: bool) -> None:
-    net, check = ByColour(), validator(root, ten_crops)
+    config = load_classifier_config(write_config(root.parent / "c.json"))
+    transform = validation_transform(InputConfig(scale_val=36, crop_val=32), ten_crops=ten_crops)
+    net, check = ByColour(), ClassifierValidator(ClassFolders(root, "val", transform), 2, config, World())
     scores = check(net)
     items = [check.dataset[i] for i in range(9)]
     logits = [net(image if ten_crops else image[None]).mean(0) for image, _, _ in items]
@@ -72,15 +68,12 @@ def checkpoint(root: Path, names: list[str], broken: bool = False) -> Validation
     return ValidationOptions(path, out, root, device="cpu")
 
 
-def test_classes_in_another_order(root: Path) -> None:
+def test_classes_in_another_order_and_logits_that_are_not_finite(root: Path) -> None:
     names = sorted(folder.name for folder in (root / "val").iterdir())
     assert validate_classifier(checkpoint(root, names)).n_images == 9
     assert validate_classifier(checkpoint(root, [])).n_images == 9
     with pytest.raises(InputError, match=f"class folders are not those of .*: '{names[0]}' instead of '{names[-1]}'"):
         validate_classifier(checkpoint(root, names[::-1]))
-
-
-def test_logits_that_are_not_finite(root: Path) -> None:
     with pytest.raises(SeamsegError, match=r"net.pth.tar: the network returns logits that are not finite"):
         validate_classifier(checkpoint(root, [], broken=True))
 

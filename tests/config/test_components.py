@@ -23,22 +23,16 @@ def lion(tmp_path, imported):
     return file
 
 
-def ini(folder, text):
-    """Write a configuration."""
-    file = folder / "my.ini"
-    file.write_text(text)
-    return file
+def load(folder, text, *files, changed=()):
+    """Load a configuration with `--components`."""
+    (folder / "my.ini").write_text(text)
+    return load_config(folder / "my.ini", None, [*(f"general.components={file}" for file in files), *changed])
 
 
-def named(file):
-    """Return the overrides of `--components`."""
-    return [f"general.components={file}"]
-
-
-def refusal(*arguments, **options):
+def refusal(*arguments):
     """Return the one line of the error."""
     with pytest.raises(InputError) as error:
-        load_config(*arguments, **options)
+        load(*arguments)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -49,8 +43,8 @@ def test_a_configuration_chooses_a_component_with_keys(lion, tmp_path):
     text = "[optimizer]\ntype = lion\n[optimizer lion]\nbeta1 = .8\n"
     changed = ["optimizer lion.beta2=.9"]
     for config in (
-        load_config(ini(tmp_path, naming + text), None, changed),
-        load_config(ini(tmp_path, text), None, [f"general.components={lion}", *changed]),
+        load(tmp_path, naming + text, changed=changed),
+        load(tmp_path, text, lion, changed=changed),
     ):
         component, keys = config.component("optimizer")
         assert (component.name, component.file, component.built_in) == ("lion", lion, False)
@@ -59,18 +53,18 @@ def test_a_configuration_chooses_a_component_with_keys(lion, tmp_path):
 
 
 def test_the_text_of_a_configuration_holds_all_keys(lion, tmp_path):
-    config = load_config(ini(tmp_path, "[optimizer]\ntype = lion\n"), None, named(lion))
+    config = load(tmp_path, "[optimizer]\ntype = lion\n", lion)
     text = config_to_string(config)
     assert "[optimizer lion]\nbeta1 = 0.9\nbeta2 = 0.99\n" in text
     again = config_from_string(text)
     assert again == config
-    other = load_config(ini(tmp_path, "[optimizer]\ntype = lion\n[optimizer lion]\nbeta1 = 0\n"), None, named(lion))
+    other = load(tmp_path, "[optimizer]\ntype = lion\n[optimizer lion]\nbeta1 = 0\n", lion)
     assert differences(config, other) == ["optimizer lion.beta1: 0.9 -> 0.0"]
-    assert differences(load_config(ini(tmp_path, "")), config)[-1] == "[optimizer lion] added"
+    assert differences(load(tmp_path, ""), config)[-1] == "[optimizer lion] added"
 
 
 def test_components_without_keys_get_the_section_that_chooses_them(lion, tmp_path):
-    config = load_config(ini(tmp_path, "[scheduler]\ntype = halving\nepochs = 7"), None, named(lion))
+    config = load(tmp_path, "[scheduler]\ntype = halving\nepochs = 7", lion)
     component, keys = config.component("scheduler")
     assert keys is config.scheduler
     assert component.make(5, 10, keys) == 0.5**5
@@ -91,7 +85,7 @@ def test_components_without_keys_get_the_section_that_chooses_them(lion, tmp_pat
     ],
 )
 def test_mistakes(lion, tmp_path, text, message):
-    assert message in refusal(ini(tmp_path, text), overrides=named(lion))
+    assert message in refusal(tmp_path, text, lion)
 
 
 @pytest.mark.parametrize(
@@ -100,64 +94,40 @@ def test_mistakes(lion, tmp_path, text, message):
         ("1 / 0", "my_part.py line 1: ZeroDivisionError: division by zero"),
         ("x = 1\nimport no_such_module", "my_part.py line 2: ModuleNotFoundError: No module named 'no_such_module'"),
         ("def f(:", "SyntaxError: invalid syntax"),
+        ("@scheduler('Mine')\ndef f(): ...", "scheduler 'Mine': a name has lower-case letters, digits and underscores"),
+        ("@scheduler('poly')\ndef f(): ...", "rename one"),
         (
-            "from seamseg.components import scheduler\n@scheduler('Mine')\ndef f(): ...",
-            "scheduler 'Mine': a name has lower-case letters, digits and underscores",
+            "class K: ...\n@scheduler('k', keys=K)\ndef f(): ...",
+            "scheduler k: its keys K must be a dataclass with froz",
         ),
-        ("from seamseg.components import scheduler\n@scheduler('poly')\ndef f(): ...", "rename one"),
-        (
-            "from seamseg.components import scheduler\nclass K: ...\n@scheduler('k', keys=K)\ndef f(): ...",
-            "scheduler k: its keys K must be a dataclass with frozen=True",
-        ),
-        (
-            "from dataclasses import dataclass\nfrom seamseg.components import scheduler\n"
-            "@dataclass(frozen=True)\nclass K:\n  x: int = 1\n@scheduler('k', keys=K)\ndef f(): ...",
-            "scheduler k: x of K: declare it as key(DOC, DEFAULT), in lower case",
-        ),
-        *(
-            (
-                "from dataclasses import dataclass\nfrom seamseg.components import key, scheduler\n"
-                f"@dataclass(frozen=True)\nclass K:\n  x: {declared}\n@scheduler('k', keys=K)\ndef f(): ...",
-                f"my_part.py: scheduler k: x of K: {problem}",
-            )
-            for declared, problem in (
-                ("int = key('', 0, minimum=1)", "its default 0: expected at least 1"),
-                ("str = key('', None)", "its default None is not text"),
-                ("int | None = key('', '3')", "its default '3' is not a whole number"),
-                (
-                    "object = key('', 1)",
-                    "a key is bool, int, float, str, or a tuple, list or dict of numbers or texts, not",
-                ),
-                ("'Missing' = key('', 1)", "NameError: name 'Missing' is not defined"),
-            )
-        ),
+        ("x: int = 1", "scheduler k: x of K: declare it as key(DOC, DEFAULT), in lower case"),
+        ("x: int = key('', 0, minimum=1)", "my_part.py: scheduler k: x of K: its default 0: expected at least 1"),
+        ("x: str = key('', None)", "its default None is not text"),
+        ("x: int | None = key('', '3')", "its default '3' is not a whole number"),
+        ("x: object = key('', 1)", "a key is bool, int, float, str, or a tuple, list or dict of numbers or texts, not"),
+        ("x: 'Missing' = key('', 1)", "NameError: name 'Missing' is not defined"),
     ],
 )
 def test_files_that_fail(tmp_path, imported, text, message):
     """The error has file and line; nothing remains registered, so that the corrected file can be imported."""
     file = tmp_path / "my_part.py"
+    if text.startswith("x:"):
+        text = f"@dataclass(frozen=True)\nclass K:\n  {text}\n@scheduler('k', keys=K)\ndef f(): ..."
+    if "@" in text:
+        text = f"from dataclasses import dataclass\nfrom seamseg.components import key, scheduler\n{text}"
     file.write_text(text)
     before = dict(components._REGISTERED)
-    assert message in refusal(ini(tmp_path, ""), overrides=named(file))
+    assert message in refusal(tmp_path, "", file)
     file.write_text("")
-    load_config(ini(tmp_path, ""), overrides=named(file))
+    load(tmp_path, "", file)
     assert before.items() <= components._REGISTERED.items()
 
 
-def test_an_override_of_what_nothing_chooses_is_an_error(lion, tmp_path):
-    """Also where the configuration has a base, whose own components a file may replace silently."""
-    path = ini(tmp_path, "[general]\nbase = cityscapes_r50\n")
-    message = refusal(path, overrides=[*named(lion), "optimizer lion.beta1=.5"])
-    assert "[optimizer lion] has no effect: [optimizer] type is sgd" in message
-
-
 def test_missing_files_and_names_of_other_modules(tmp_path, imported):
-    assert refusal(ini(tmp_path, ""), overrides=named("none.py")) == "components: none.py: no such file"
-    assert "no_such_package" in refusal(ini(tmp_path, ""), overrides=named("no_such_package"))
+    assert refusal(tmp_path, "", "none.py") == "components: none.py: no such file"
+    assert "no_such_package" in refusal(tmp_path, "", "no_such_package")
     (tmp_path / "random.py").write_text("")
-    assert "another module is named random: rename the file" in refusal(
-        ini(tmp_path, ""), overrides=named(tmp_path / "random.py")
-    )
+    assert "another module is named random: rename the file" in refusal(tmp_path, "", tmp_path / "random.py")
 
 
 def test_a_text_that_is_not_the_users_imports_nothing(tmp_path, imported, monkeypatch):
@@ -187,7 +157,7 @@ def test_records_that_no_training_has_written(change):
 
 
 def test_records_tell_changed_files(lion, tmp_path):
-    config = load_config(ini(tmp_path, "[optimizer]\ntype = lion\n"), None, named(lion))
+    config = load(tmp_path, "[optimizer]\ntype = lion\n", lion)
     record = Record.of(config.component("optimizer")[0])
     assert record.change is None
     assert re.fullmatch("[0-9a-f]{64}", record.sha256)

@@ -67,14 +67,3 @@ def test_every_packaged_experiment_loads_and_survives_its_text(path: Path) -> No
     assert config_from_string(config_to_string(config)) == config
     assert config.dataloader.train_batch_size
     assert config.dataloader.val_batch_size
-
-
-def test_values_have_their_types() -> None:
-    config = load_config("vistas_r50")
-    assert config.rpn.anchor_ratios == (0.2, 0.5, 1.0, 2.0, 5.0)
-    assert all(type(ratio) is float for ratio in config.rpn.anchor_ratios)
-    assert config.fpn.inputs == ["mod2", "mod3", "mod4", "mod5"]
-    assert config.body.weights == ""
-    assert config.optimizer.weight_decay_norm is False
-    assert config.scheduler.params == {"gamma": 0.1, "milestones": [144000, 176000]}
-    assert config.dataloader.random_scale == (0.8, 1.25)

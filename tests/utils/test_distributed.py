@@ -110,7 +110,6 @@ def test_a_group_of_nccl_is_destroyed_only_if_all_processes_destroy_it(group, de
     [
         ("cpu", None, "gloo"),
         ("cuda", None, "cpu:gloo,cuda:nccl"),
-        ("cuda", "nccl", "cpu:gloo,cuda:nccl"),
         ("cuda", "gloo", "cpu:gloo,cuda:gloo"),
     ],
 )
@@ -120,10 +119,6 @@ def test_backend_of_collectives(monkeypatch, group, device, variable, backend):
     with distributed(device):
         pass
     assert group.init.call_args.args == (backend,)
-    assert group.destroy.called
-
-
-def test_an_unknown_backend(monkeypatch, group):
     monkeypatch.setenv("SEAMSEG_CUDA_BACKEND", "mpi")
     with pytest.raises(InputError, match="SEAMSEG_CUDA_BACKEND=mpi: must be nccl or gloo"), distributed("cuda"):
         pass
@@ -156,27 +151,22 @@ def test_processes_of_this_machine_form_a_group(monkeypatch):
     assert dict(os.environ) == environment
 
 
+class _EndsProcess:
+    def __reduce__(self):
+        return os._exit, (7,)
+
+
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
         (0, "broken 0"),
         (1, "process 1: broken 1"),
         ("killed", "process 1 was ended by signal 9"),
+        (_EndsProcess(), r"process 1 ended at its start \(exit code 7\)"),
     ],
 )
 def test_a_process_that_fails_ends_all(broken, message, capfd):
     with pytest.raises(SeamsegError, match=f"^{message}$"):
         run_in_processes(2, _ranks, broken)
     assert not multiprocessing.active_children()
-    assert not capfd.readouterr().err
-
-
-class _EndsProcess:
-    def __reduce__(self):
-        return os._exit, (7,)
-
-
-def test_a_process_that_ends_at_its_start(capfd):
-    with pytest.raises(SeamsegError, match=r"^process 1 ended at its start \(exit code 7\)$"):
-        run_in_processes(2, _ranks, _EndsProcess())
     assert not capfd.readouterr().err

@@ -21,31 +21,22 @@ def test_the_holder_is_named_until_it_is_killed(tmp_path: Path) -> None:
     if process == 0:
         try:
             with lock_file(path, "wait"):
-                # a child that survives it does not hold the lock; it writes once it has closed the file
-                if os.fork() == 0:
-                    os.write(writing, f"{os.getpid()}\n".encode())
+                os.write(writing, b".")
                 signal.pause()
         finally:
             os._exit(1)
-    os.close(writing)
-    with os.fdopen(reading) as file:
-        child = int(file.readline())
+    os.read(reading, 1)
+    in_use = rf"^{tmp_path}: in use by process {process} on \S+; wait$"
     try:
-        with (
-            pytest.raises(InputError, match=rf"^{tmp_path}: in use by process {process} on \S+; wait$"),
-            lock_file(path, "wait"),
-        ):
+        with pytest.raises(InputError, match=in_use), lock_file(path, "wait"):
             pass
     finally:
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
-    try:
-        assert f"process {process} " in path.read_text(), "left by the killed process"
-        with lock_file(path, "wait"):
-            assert path.read_text().startswith(f"process {os.getpid()} on ")
-        assert not path.exists()
-    finally:
-        os.kill(child, signal.SIGKILL)
+    assert f"process {process} " in path.read_text(), "left by the killed process"
+    with lock_file(path, "wait"):
+        assert path.read_text().startswith(f"process {os.getpid()} on ")
+    assert not path.exists()
 
 
 def test_a_file_that_its_holder_removes_meanwhile_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 
 import pytest
 
@@ -36,14 +35,6 @@ def test_shares_of_the_cores(monkeypatch, cores, decoders, writers):
     assert share_cores() == (decoders, writers)
 
 
-def test_each_thread_begins_with_a_call():
-    began = []
-    assert list(threaded_map(lambda n: (n, len(began) > 0), range(9), 2, begin=lambda: began.append(1))) == [
-        (n, True) for n in range(9)
-    ]
-    assert 1 <= len(began) <= 2
-
-
 def test_a_dropped_iteration_does_not_wait_for_threads():
     release, done = threading.Event(), []
 
@@ -68,46 +59,6 @@ def test_a_dropped_iteration_does_not_wait_for_threads():
     assert len(done) < 10
 
 
-def test_an_error_waits_for_items_that_have_started():
-    started, done = threading.Event(), []
-
-    def work(number):
-        if number == 0:
-            assert started.wait(MINUTE)
-            raise ValueError("broken")
-        started.set()
-        time.sleep(0.2)
-        done.append(number)
-
-    with pytest.raises(ValueError, match="broken"):
-        list(threaded_map(work, range(100), 2))
-    assert 1 in done
-    assert len(done) < 10
-
-
-def _wait_for(path):
-    """Wait for the file; a worker process cannot share an event with the test."""
-    path, number = path
-    deadline = time.monotonic() + MINUTE
-    while number and not path.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return number
-
-
-def test_a_dropped_iteration_does_not_wait_for_processes(tmp_path):
-    path = tmp_path / "release"
-    iteration = parallel_map(_wait_for, [(path, number) for number in range(100)], 2)
-    assert next(iteration) == 0
-    iteration.close()
-    # those of the executor; they end after the items that they have
-    managers = [thread for thread in threading.enumerate() if "ExecutorManager" in type(thread).__name__]
-    assert managers
-    path.touch()
-    for thread in managers:
-        thread.join(MINUTE)
-        assert not thread.is_alive()
-
-
 def _signal_itself(number):
     for name in ("SIGTERM", "SIGHUP", "SIGINT"):
         os.kill(os.getpid(), getattr(signal, name))
@@ -119,13 +70,6 @@ def test_processes_ignore_signals_that_their_parent_did_not_send():
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     assert list(parallel_map(_signal_itself, range(4), 2)) == [0, 1, 2, 3]
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
-
-
-def _end_of(others):
-    for worker in multiprocessing.active_children():
-        if worker not in others:
-            worker.join(MINUTE)
-            assert not worker.is_alive()
 
 
 def test_processes_that_cannot_be_started(monkeypatch):
@@ -143,4 +87,6 @@ def test_processes_that_cannot_be_started(monkeypatch):
     with pytest.raises(SeamsegError, match=r"cannot start 3 worker processes: Resource .*; `workers=1` starts none"):
         list(parallel_map(abs, range(10), 3))
     assert calls == [parent, parent]
-    _end_of(others)
+    for worker in set(multiprocessing.active_children()) - set(others):
+        worker.join(MINUTE)
+        assert not worker.is_alive()

@@ -49,13 +49,6 @@ def test_slow_work_prints_lines_with_the_time_left(
     ]
 
 
-def test_work_that_is_abandoned_prints_no_last_line(capsys: pytest.CaptureFixture[str]) -> None:
-    items = progress(range(10), desc="photos")
-    assert next(items) == next(items) - 1 == 0
-    del items
-    assert lines(capsys) == []
-
-
 def test_a_bar_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert list(progress(range(3), desc="photos")) == [0, 1, 2]

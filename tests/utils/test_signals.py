@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 
@@ -39,18 +38,3 @@ def test_a_signal_in_a_destructor_is_not_lost(number: int, raised: type[BaseExce
     assert stop.type is raised
     assert sys.unraisablehook is hook
     assert signal.getsignal(number) is handler
-
-
-AT_EXIT = """
-import atexit, os, sys, time
-from seamseg.cli.main import main
-atexit.register(lambda: (os.kill(os.getpid(), 2), time.sleep(5)))
-sys.argv[1:] = ["--version"]
-sys.exit(main())
-"""
-
-
-def test_an_interrupt_at_exit_is_silent() -> None:
-    ended = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True, timeout=60)
-    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "")
-    assert ended.stdout.startswith("seamseg ")

@@ -6,7 +6,6 @@ import io
 import json
 import lzma
 import re
-import struct
 import sys
 import tarfile
 import tracemalloc
@@ -24,7 +23,6 @@ from support.png_streams import rgb_png
 
 import seamseg
 from seamseg.data.images import image_size, open_image, open_mask
-from seamseg.evaluation.panoptic_quality import check_png_size
 from seamseg.formats.cityscapes.instance_files import read_mask
 from seamseg.formats.cityscapes.labels import read_map
 from seamseg.formats.coco_panoptic import read_coco_panoptic
@@ -38,23 +36,21 @@ from seamseg.prepare.coco_instances import decode_segmentation
 from seamseg.prepare.merge import read_rules
 from seamseg.prepare.panoptic import load_json
 from seamseg.prepare.vistas import read_labels
-from seamseg.prepare.writer import SourceFrame, _convert
+from seamseg.prepare.writer import SourceFrame
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import read_bytes
 from seamseg.utils.limits import LimitedTarInfo, parse_json, read_limited
 
 SIZE = 64
-linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="measures by /proc")
 
 
-def gzipped_tar(path: Path, *members: tuple[tarfile.TarInfo, int]) -> Path:
-    """Members with so many MiB of zeros, whatever their headers state, as .tar.gz."""
+def gzipped_tar(path: Path, info: tarfile.TarInfo, size: int) -> Path:
+    """A member with so many MiB of zeros, whatever its header states, as .tar.gz."""
     packer = zlib.compressobj(1, wbits=31)
     with open(path, "wb") as file:
-        for info, size in members:
-            file.write(packer.compress(info.tobuf(tarfile.GNU_FORMAT)))
-            for _ in range(size):
-                file.write(packer.compress(bytes(MIB)))
+        file.write(packer.compress(info.tobuf(tarfile.GNU_FORMAT)))
+        for _ in range(size):
+            file.write(packer.compress(bytes(MIB)))
         file.write(packer.compress(bytes(1024)) + packer.flush())
     return path
 
@@ -65,47 +61,29 @@ def member(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> tarfile.TarIn
     return info
 
 
-def png(path: Path, width: int, height: int) -> Path:
-    """An empty RGB picture, of which only the first rows are there."""
-    path.write_bytes(rgb_png(width, height, zlib.compress(bytes(8 * MIB), 1)))
-    return path
-
-
 @pytest.mark.slow
-@linux
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="measures by /proc")
 def test_memory_of_each_refusal(tmp_path: Path) -> None:
-    zips = {}
-    for name in ("stated", "hidden", "map"):
-        (tmp_path / name).mkdir()
-        zips[name] = zeros_zip(tmp_path / name / "all.zip", {"a.json": SIZE})
-    state_sizes(zips["hidden"], 1000)
-    large = gzipped_tar(tmp_path / "large.tar.gz", (member("a.jpg", 1536 * MIB), 300))
-    flat = gzipped_tar(tmp_path / "flat.tar.gz", (member("a.bmp", 1024 * MIB), 1024))
-    names = gzipped_tar(tmp_path / "names.tar.gz", (member("x", SIZE * MIB, tarfile.GNUTYPE_LONGNAME), SIZE))
-    many = gzipped_tar(tmp_path / "many.tar.gz", *[(member("label", 0), 0)] * 60_000)
+    hidden = state_sizes(zeros_zip(tmp_path / "all.zip", {"a.json": SIZE}), 1000)
+    flat = gzipped_tar(tmp_path / "flat.tar.gz", member("a.bmp", 1024 * MIB), 1024)
+    names = gzipped_tar(tmp_path / "names.tar.gz", member("x", SIZE * MIB, tarfile.GNUTYPE_LONGNAME), SIZE)
     brackets = tmp_path / "brackets.json"
     brackets.write_text("[" + "[]," * (4 * MIB) + "[]]")
-    photo = png(tmp_path / "60000.png", 60_000, 60_000)
+    photo = tmp_path / "60000.png"
+    photo.write_bytes(rgb_png(60_000, 60_000, zlib.compress(bytes(8 * MIB), 1)))
     cases = {
-        f"read_file(SourceTree({str(zips['stated'].parent)!r}).file('a.json'), 'x', 1 << 32)": "the limit is 50 times",
-        f"read_file(SourceTree({str(zips['hidden'].parent)!r}).file('a.json'))": "cannot be unpacked: it does not hold",
-        f"read_photo(SourceTree({str(zips['map'].parent)!r}).file('a.json'))": "the limit is 50 times",
-        f"shard({str(large)!r})": "1.5 GiB are above 1 GiB, the limit of a photo",
+        f"read_file(SourceTree({str(hidden)!r}).file('a.json'))": "cannot be unpacked: it does not hold",
         f"shard({str(flat)!r})": "KiB would be inflated to 20 MiB; the limit is 50 times",
         f"shard({str(names)!r})": "broken tar after 0 images: ReadError: a header of 64 MiB, the limit is 64 KiB",
-        f"shard({str(many)!r})": "accepted: []",
         f"load_json(Path({str(brackets)!r}))": "4194306 lists and objects in 12 MiB, which no annotations have",
         f"open_image({str(photo)!r})": "60000 x 60000 pixels are above the limit of 201 megapixels",
         f"read_id_png({str(photo)!r})": "3600000000 pixels) exceeds limit",
-        f"read_map(Path({str(photo)!r}), 'maps')": "3600000000 pixels) exceeds limit",
     }
     setup = """
 from seamseg.data.images import open_image
-from seamseg.prepare.archives import SourceTree, read_file, read_photo
+from seamseg.prepare.archives import SourceTree, read_file
 from seamseg.prepare.panoptic import load_json
-from seamseg.predict.sources.base import PHOTO_ENDINGS
 from seamseg.predict.sources.shards import Shard
-from seamseg.formats.cityscapes.labels import read_map
 from seamseg.formats.id_png import read_id_png
 
 def shard(path):
@@ -118,13 +96,14 @@ def shard(path):
 
 
 def problems(path: Path) -> list[str]:
+    """The errors of the photos of a shard, empty for those that can be read."""
     found = []
     for item in Shard(str(path), "s", "s").items():
+        found.append("")
         try:
             item.open()
-            found.append("")
         except InputError as error:
-            found.append(str(error))
+            found[-1] = str(error)
     return found
 
 
@@ -160,24 +139,15 @@ def test_tar_files_of_other_kinds(tmp_path: Path) -> None:
         SourceTree(tmp_path)
 
 
-def pax_tar(path: Path, kind: bytes, size: int) -> Path:
-    """A file whose extended header gives it another size."""
-    record = f"size={size}\n"
-    record = f"{len(record) + 3} {record}"
-    header = member("x", len(record), kind).tobuf(tarfile.USTAR_FORMAT) + record.encode().ljust(512, b"\0")
-    first = member("labels.txt", 0).tobuf(tarfile.USTAR_FORMAT)
-    data = first + header + member("a.jpg", 9).tobuf(tarfile.USTAR_FORMAT) + bytes(10_240)
-    path.write_bytes(data)
-    return path
-
-
-@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE], ids=["one file", "all files"])
-@pytest.mark.parametrize("size", [-1536, -512, -7, -1])
+@pytest.mark.parametrize(("kind", "size"), [(tarfile.XHDTYPE, -512), (tarfile.XGLTYPE, -7)], ids=["one", "all"])
 def test_negative_sizes_in_tar_files(tmp_path: Path, kind: bytes, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CVE-2025-8194: `tarfile` reads the same header for ever."""
+    """CVE-2025-8194: `tarfile` reads the same header for ever, if an extended header gives a file such a size."""
+    record = f"{len(str(size)) + 9} size={size}\n"
+    header = member("x", len(record), kind).tobuf(tarfile.USTAR_FORMAT) + record.encode().ljust(512, b"\0")
+    path = tmp_path / "a.tar"
+    path.write_bytes(header + member("a.jpg", 9).tobuf(tarfile.USTAR_FORMAT) + bytes(10_240))
     left, read = iter(range(20)), LimitedTarInfo.frombuf
     monkeypatch.setattr(LimitedTarInfo, "frombuf", lambda *a: (next(left), read(*a))[1])
-    path = pax_tar(tmp_path / "a.tar", kind, size)
     problem = f"a file with a size of {size} bytes"
     with pytest.raises(InputError, match=rf"a\.tar: not a tar file, or a truncated one \({problem}\)"):
         SourceTree(tmp_path)
@@ -222,14 +192,12 @@ def limited(data: bytes, limit: int, expected: int = 0) -> bytes:
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-32", None])
 def test_whole_numbers_of_equal_hash(encoding: str | None) -> None:
-    numbers = [(2**61 - 1) * i for i in range(1, 2000)]
-    padded = json.dumps({"a" * (4 * MIB - 30): numbers, "b": [2 - 2**61, "9" * 30, 0.1234567890123456789]})
-    found = parse_json(padded if encoding is None else padded.encode(encoding))
-    values, (small, text, fraction) = found.values()
+    numbers, others = [(2**61 - 1) * i for i in range(1, 2000)], [2 - 2**61, "9" * 30, 0.1234567890123456789]
+    padded = json.dumps({"a" * (4 * MIB - 30): numbers, "b": others})
+    values, kept = parse_json(padded if encoding is None else padded.encode(encoding)).values()
     assert values == pytest.approx(numbers)
     assert max(Counter(map(hash, values)).values()) < 40
-    assert (small, text, fraction) == (2 - 2**61, "9" * 30, 0.1234567890123456789)
-    assert isinstance(small, int)
+    assert (kept, type(kept[0])) == (others, int)
     assert parse_json(f"[{'9' * 5000}]") == [float("inf")]
 
 
@@ -260,85 +228,23 @@ def test_polygons_far_away(far: float) -> None:
     with pytest.raises(InputError, match=r"a\.jpg: an invalid `segmentation`.*a corner is more than 160 pixels away"):
         decode_segmentation([[0, 0, far, 0, far, far]], (10, 10), frame)
     assert len(decode_segmentation([[-4, -4, 14, -4, 14, 14]], (10, 10), frame)[0])
+    zigzag = [value for k in range(4000) for value in (k, 3000 * (k % 2))]
+    with pytest.raises(InputError, match="its outline is longer than 4194304 pixels"):
+        decode_segmentation([zigzag], (3000, 4000), frame)
 
 
-def _objects(folder: Path, name: str, count: int, segmentation: list) -> str:
-    """Write COCO instances: equal objects on a photo of 12 megapixels; return the arguments that convert them."""
-    photo = folder / "photos/a.png"
-    if not photo.exists():
-        photo.parent.mkdir()
-        Image.new("L", (4000, 3000)).save(photo)
-    objects = [{"id": k, "image_id": 1, "category_id": 1, "segmentation": segmentation} for k in range(count)]
-    content = {"images": [{"id": 1, "file_name": "a.png"}], "categories": [{"id": 1, "name": "car"}]}
-    (folder / f"{name}.json").write_text(json.dumps({**content, "annotations": objects}))
-    return f"'{folder / name}', {{'train': ('{folder / 'photos'}', '{folder / name}.json')}}"
-
-
-@pytest.mark.slow
-@linux
-def test_objects_that_take_memory_and_time(tmp_path: Path) -> None:
-    corners = np.random.default_rng(0).integers(-60_000, 60_000, 80_000).tolist()
-    cases = {
-        "far": (1, [corners], "its outline is longer than 4194304 pixels"),
-        "zigzag": (1, [[v for k in range(4000) for v in (k % 4000, 3000 * (k % 2))]], "its outline is longer than"),
-        "overlap": (300, [[0, 0, 4000, 0, 4000, 3000, 0, 3000]], "overlap in more than 22 layers of 4000 x 3000"),
-        "many": (70_000, [[0, 0, 9, 0, 9, 9]], "more than 65535 objects on "),
-    }
-    calls = [f"prepare_instances({_objects(tmp_path, name, *given[:2])})" for name, given in cases.items()]
-    setup = (
-        "import resource\nfrom seamseg.prepare.coco_instances import prepare_instances\n"
-        "resource.setrlimit(resource.RLIMIT_CPU, (20, 20))"
-    )
-    small = f"prepare_instances('{tmp_path / 'small'}', {{'train': ('{tmp_path / 'none'}', '{tmp_path / 'none'}')}})"
-    for (name, (*_, expected)), (message, growth) in zip(cases.items(), refusals(setup, small, calls)):
-        assert expected in message, (name, message)
-        assert "\n" not in message
-        assert growth < 900, (name, growth)
-
-
-def test_maps_of_another_size_are_refused_by_their_headers(tmp_path: Path) -> None:
-    huge = rgb_png(13_000, 13_000, b"")
-    photo, path = tmp_path / "a.jpg", tmp_path / "a.png"
-    Image.new("RGB", (8, 8)).save(photo)
-    path.write_bytes(huge)
-    frame = SourceFrame("a", photo, path, "a.jpg")
-    with pytest.raises(InputError, match=r"a\.png: 13000 x 13000 pixels .*, but the photo .*a\.jpg has 8 x 8"):
-        _convert(frame, tmp_path, read=pytest.fail, classes=None, link="copy")
-    with pytest.raises(InputError, match=r"a\.png: the prediction is 13000 x 13000 pixels .*, its ground truth 8 x 8"):
-        check_png_size((8, 8), path)
-
-
-POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n"
-
-
-def _iptc(content: bytes) -> bytes:
-    """Return an IPTC file: Pillow opens its content with the reader of any format."""
-    fields = {(3, 60): b"\x01\x01", (3, 20): b"\x09", (3, 30): b"\x09", (3, 120): b"\x05", (8, 10): content}
-    return b"".join(b"\x1c" + bytes(tag) + struct.pack(">H", len(data)) + data for tag, data in fields.items())
-
-
-def _ico() -> bytes:
-    """Return an icon of one pixel by its header, with a photo of 150 megapixels."""
-    photo, file = io.BytesIO(), io.BytesIO()
-    Image.new("1", (15000, 10000)).save(photo, "PNG")
-    file.write(struct.pack("<HHHBBBBHHII", 0, 1, 1, 1, 1, 0, 0, 1, 1, len(photo.getvalue()), 22) + photo.getvalue())
-    return file.getvalue()
-
-
-@pytest.mark.parametrize("data", [POSTSCRIPT, _iptc(POSTSCRIPT), _ico()], ids=["EPS", "IPTC", "ICO"])
-def test_formats_that_run_programs_or_decode_before_limits(tmp_path: Path, data: bytes) -> None:
+@pytest.mark.parametrize("kind", ["EPS", "ICO"])
+def test_formats_that_run_programs_or_decode_before_limits(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "a.png"
-    path.write_bytes(data)
+    Image.new("L", (16, 16)).save(path, kind)
     for read in (open_image, open_mask, image_size, read_id_png, read_mask, lambda path: read_map(path, "maps")):
         with pytest.raises(InputError, match=r"not an image|cannot identify"):
             read(path)
 
 
 def test_images_are_opened_in_one_place() -> None:
-    package = Path(seamseg.__file__).parent
-    calls = [
-        p for p in package.rglob("*.py") for _ in re.findall(r"(?<!, )Image\.open\(", p.read_text(encoding="utf-8"))
-    ]
+    package, call = Path(seamseg.__file__).parent, re.compile(r"(?<!, )Image\.open\(")
+    calls = [path for path in package.rglob("*.py") for _ in call.findall(path.read_text(encoding="utf-8"))]
     assert calls == [package / "utils" / "limits.py"]
 
 
@@ -346,30 +252,7 @@ def test_images_are_opened_in_one_place() -> None:
 def test_the_documented_formats(tmp_path: Path, name: str) -> None:
     path = tmp_path / f"a{name}"
     Image.new("RGB", (40, 30), (200, 10, 10)).save(path)
-    assert open_image(path).size == (40, 30)
-    assert image_size(path) == (30, 40)
-
-
-@pytest.mark.skipif(not features.check("avif"), reason="Pillow without AVIF")
-@pytest.mark.parametrize("read", [read_id_png, read_mask, lambda path: read_map(path, "map"), open_mask, open_image])
-def test_an_error_of_a_decoder_that_is_no_error_of_files(tmp_path: Path, read: Callable[[Path], object]) -> None:
-    Image.new("RGB", (8, 6)).save(tmp_path / "a.png", "AVIF")
-    (tmp_path / "a.png").write_bytes((tmp_path / "a.png").read_bytes().replace(b"pitm", b"pitx"))
-    with pytest.raises(RuntimeError):  # for example
-        Image.open(tmp_path / "a.png")
-    with pytest.raises(InputError, match=r"a\.png: .*Failed to decode image"):
-        read(tmp_path / "a.png")
-
-
-def test_a_photo_at_an_endless_url(monkeypatch: pytest.MonkeyPatch) -> None:
-    fsspec = pytest.importorskip("fsspec")
-    from seamseg.utils.urls import read_url
-
-    fsspec.filesystem("memory").pipe("/limits/a.jpg", b"x" * 5000)
-    assert len(read_url("memory://limits/a.jpg")) == 5000
-    monkeypatch.setattr("seamseg.utils.urls.PHOTO_BYTES", 4999)
-    with pytest.raises(InputError, match=r"memory://limits/a\.jpg: is larger than 4\.\d+ KiB, the limit of a photo"):
-        read_url("memory://limits/a.jpg")
+    assert (open_image(path).size, image_size(path)) == ((40, 30), (30, 40))
 
 
 def test_damaged_results(tmp_path: Path) -> None:
