@@ -14,13 +14,13 @@ os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 
 import pytest
 from hypothesis import settings
-from support.browsers import browser
-from support.components import component_options, imported
-from support.dead_workers import pytest_terminal_summary, pytest_testnodedown
-from support.folders import make_folder
-from support.micro import memory, micro, micro_config, micro_run, narrow, published_config, seamseg_main
-from support.networks import cityscapes, golden_net
-from support.semantic_networks import semantic_model, semantic_predictor
+from support.browsers import browser  # noqa: F401
+from support.components import component_options, imported  # noqa: F401
+from support.dead_workers import pytest_terminal_summary, pytest_testnodedown  # noqa: F401
+from support.folders import make_folder  # noqa: F401
+from support.micro import memory, micro, micro_config, micro_run, narrow, published_config, seamseg_main  # noqa: F401
+from support.networks import cityscapes, golden_net  # noqa: F401
+from support.semantic_networks import semantic_model, semantic_predictor  # noqa: F401
 
 from seamseg.utils import process_settings
 from seamseg.utils.progress import set_quiet
@@ -30,47 +30,25 @@ LONG = (
     "training/test_two_processes",
     "training/test_elastic",
     "training/test_equal_gradients",
-    "training/test_unused_parameters",
     "training/test_resume",
     "models/test_inference_parity",
-    "training/test_lost_process",
+    "training/test_interrupt",
     "models/test_training_parity",
     "predict/test_resume",
     "ops/test_sync",
     "models/test_distributed",
-    "training/test_update_two_processes",
+    "training/test_update",
     "inference/test_acceleration",
     "ops/test_cuda_emulation",
     "predict/test_outputs",
     "cli/test_bad_input",
     "deploy/test_onnx",
     "components/test_transformers_network",
-    "validation/test_same_scores",
+    "validation/test_validate",
     "report/test_page",
     "models/test_build",
 )
 """Files that take longest, the longest first: started last, one would keep a single process at work in the end."""
-
-__all__ = [
-    "browser",
-    "cityscapes",
-    "component_options",
-    "golden_net",
-    "imported",
-    "make_folder",
-    "memory",
-    "micro",
-    "micro_config",
-    "micro_run",
-    "narrow",
-    "published_config",
-    "pytest_terminal_summary",
-    "pytest_testnodedown",
-    "seamseg_main",
-    "semantic_model",
-    "semantic_predictor",
-]
-
 
 # no deadline: the first call of an operator is slow, and so are busy machines; in CI the examples are always the same
 settings.register_profile("seamseg", deadline=None, max_examples=50, derandomize="CI" in os.environ)
