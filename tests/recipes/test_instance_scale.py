@@ -12,12 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from support.crops import of_mask
-from support.micro import make_dataset, write_config
+from support.micro import write_config
 
 from seamseg.config import load_config
-from seamseg.data.dataset import PanopticDataset
 from seamseg.data.mixing import compact_ids
-from seamseg.data.samplers import SampleIndex
 from seamseg.data.transforms import AugmentationOptions, TrainTransform, augment
 from seamseg.recipes.instance_scale import InstanceScaleCrop, InstanceScaleKeys
 from seamseg.training.task import open_loader
@@ -114,14 +112,6 @@ def test_classes_are_drawn_equally_often_and_a_given_class_is_taken():
     assert all(focus.pixel[0] >= 5 for focus in one)
     assert crop.focus(of_mask(mask, [255], [0]), Random(0)) is None
     assert crop.focus(of_mask(mask, [255, 1, 1, 1, 1, 1, 0], [0] * 7, category=0), Random(0)) is None
-
-
-def test_the_class_of_class_uniform_sampling_is_in_the_crop(tmp_path):
-    streets = make_dataset(tmp_path, [2, 1, 0, 3, 1, 2], [1])
-    data = PanopticDataset(streets, "train", around((12, 24), scale=(0.5, 3), size=(24, 30)), 5)
-    for epoch in range(10):
-        assert 2 in data[SampleIndex(epoch, 3, 0, 2)]["cat"]
-    assert not all(2 in data[SampleIndex(epoch, 3, 0, 0)]["cat"] for epoch in range(10))
 
 
 @pytest.mark.parametrize(

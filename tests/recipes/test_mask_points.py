@@ -12,7 +12,7 @@ from seamseg.models.heads.custom import HeadContext
 from seamseg.models.heads.refinement import Regions, RegionTruth
 from seamseg.models.heads.roi_targets import IGNORED_PIXEL, ROISample, mask_targets, pixel_loss
 from seamseg.ops.norm import InPlaceABN
-from seamseg.recipes.mask_points import PointHead, PointKeys, places_of, sample_coarse, sample_points
+from seamseg.recipes.mask_points import PointHead, PointKeys, PointOutputs, places_of, sample_coarse, sample_points
 
 PADDED = (64, 96)
 
@@ -99,6 +99,8 @@ def test_targets_are_those_of_the_mask():
         assert torch.equal(truth.inside(as_boxes(places), (1, 1)).flatten(1), wanted)
         assert torch.equal(truth.inside(boxes[:, None], (6, 6))[:, 0].flatten(1), wanted)
     assert wanted.unique().tolist() == [IGNORED_PIXEL, 0, 1]
+    logits = torch.linspace(-3, 3, wanted.numel()).view_as(wanted)
+    assert head_of().loss(PointOutputs(places, logits), truth) == pixel_loss(logits, wanted)[0]
 
 
 def test_points_that_are_ignored_cost_nothing():
@@ -149,44 +151,3 @@ def test_gradients():
     assert torch.autograd.gradcheck(call, leaves)
     call(*leaves).sum().backward()
     assert all(parameter.grad.abs().sum() > 0 for parameter in head.parameters())
-
-
-def test_without_regions_every_parameter_has_a_gradient_of_zero():
-    head = head_of()
-    source = source_of()
-    fine = source.levels[0].requires_grad_()
-    outputs = head(source.part(slice(0, 0))._replace(levels=[fine]))
-    assert outputs.logits.shape == (0, 16)
-    loss = head.loss(outputs, RegionTruth([None, None], [torch.zeros(0).long()] * 2, [None, None], False))
-    assert loss == 0
-    loss.backward()
-    assert all(p.grad is not None and not p.grad.any() for p in head.parameters())
-    assert not fine.grad.any()
-
-
-def test_an_edge_is_learnt_from_fine_features():
-    """An edge that only the fine level shows: after some steps enlarged masks follow it."""
-    edge = 44
-    fine = torch.full((1, 5, 16, 24), -1.0)
-    fine[..., edge // 4 :] = 1.0
-    ids = torch.ones(1, *PADDED, dtype=torch.long)
-    ids[..., edge:] = 2
-    boxes = torch.tensor([[8.0, 20, 56, 76]])
-    coarse = functional.interpolate(torch.tensor([[[[-2.0, 2.0]]]]), size=(8, 8), mode="bilinear")[0]
-    source = Regions([fine], PADDED, boxes, torch.tensor([0]), torch.tensor([1]), coarse)
-    head = head_of(points=64, channels=8)
-    optimizer = torch.optim.Adam(head.parameters(), lr=0.02)
-    match, thing = torch.tensor([0]), torch.tensor([2])
-    losses = []
-    for _ in range(60):
-        loss = head.loss(head(source), truth_of(boxes, match, thing, ids))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.3 * losses[0]
-    wanted = mask_targets(boxes, match, thing, ids, (32, 32), False)[0] > 0.5
-    with torch.no_grad():
-        refined = head.refine(source)[0] > 0
-    plain = functional.interpolate(coarse[None], size=(32, 32), mode="bilinear")[0, 0] > 0
-    assert (refined != wanted).sum() < 0.5 * (plain != wanted).sum()

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from seamseg.config import default_config
 from seamseg.ops.norm import InPlaceABN
-from seamseg.training.optim.optimizer import build_optimizer, fill_state
+from seamseg.training.optim.optimizer import build_optimizer
 from seamseg.training.options import TrainerOptions
 from seamseg.training.step import Stepper, autocast
 from seamseg.utils.distributed import World
@@ -41,16 +41,6 @@ def stepper_of(net: nn.Module, device: str = "cpu", world: World | None = None, 
     module.net = net
     world = world or World(device=torch.device(device))
     return Stepper(TrainerOptions.from_config(config), module, build_optimizer(net, config), world)
-
-
-def optimizer_like(kind: str, parameters: list[nn.Parameter], fused: bool) -> torch.optim.Optimizer:
-    """SGD or AdamW, fused or not, with the state that `build_optimizer` gives it."""
-    if kind == "sgd":
-        optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01, fused=fused)
-    else:
-        optimizer = torch.optim.AdamW(parameters, lr=0.1, weight_decay=0.01, fused=fused)
-    fill_state(optimizer)
-    return optimizer
 
 
 def images(seed: int) -> Tensor:

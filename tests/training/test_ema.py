@@ -1,17 +1,15 @@
 """The moving average of the weights: its formula, swapping it into the network, loading it from a snapshot."""
 
 import copy
-from contextlib import contextmanager
-from unittest import mock
 
 import pytest
 import torch
-from support.micro import narrow_body, train
+from support.micro import train
 from support.small_snapshots import save_snapshot
 from support.small_updates import Worker, same, small_net, state_of, stepper_of
 
 from seamseg.checkpoints.pretrained import load_pretrained
-from seamseg.checkpoints.snapshot import NETWORK_MODULES, Snapshot, load_into, load_snapshot, network_state
+from seamseg.checkpoints.snapshot import Snapshot, load_into, load_snapshot, network_state
 from seamseg.models.heads.rpn import RPNHead
 from seamseg.utils.errors import InputError
 from seamseg.validation.validator import Validator
@@ -31,6 +29,15 @@ def test_average_matches_its_formula(decay):
             worker.stepper.ema.state_dict()["body"]["0.weight"].double(), expected, rtol=1e-5, atol=1e-7
         )
     assert worker.stepper.ema.state_dict()["updates"] == 8
+
+
+def test_average_does_not_change_the_training():
+    with_it, without = Worker(ema=0.9), Worker()
+    for seed in range(4):
+        one, two = with_it.step(seed), without.step(seed)
+        assert torch.equal(one.loss, two.loss)
+        assert torch.equal(one.norm, two.norm)
+    same({k: v for k, v in state_of(with_it.stepper).items() if not k.startswith("ema")}, state_of(without.stepper))
 
 
 def test_running_statistics_are_averaged_and_counters_copied():
@@ -117,54 +124,39 @@ def test_the_average_of_another_network_is_refused(damage):
     same(before, state_of(worker.stepper))
 
 
-@pytest.fixture
-def snapshot(tmp_path):
-    """A snapshot of weights 1 whose average is 2."""
-    net = small_net()
+def test_the_average_of_a_snapshot_is_loaded_by_default(tmp_path):
+    """Here of weights 1 whose average is 2, also as pre-training."""
+    net, path = small_net(), tmp_path / "snapshot.tar"
     state = network_state(net)
     ones, twos = ({p: {k: torch.full_like(v, n) for k, v in t.items()} for p, t in state.items()} for n in (1, 2))
-    path = tmp_path / "snapshot.tar"
     save_snapshot(path, Snapshot("", {**ones, "ema": {**twos, "updates": torch.tensor(7)}}))
-    return path
-
-
-def test_snapshot_loads_the_average_by_default(snapshot):
-    net, loaded = small_net(), load_snapshot(snapshot)
-    report = load_into(net, loaded)
-    assert report.averaged
-    assert all((t == 2).all() for t in net.state_dict().values())
-    assert str(report) == f"loaded {len(net.state_dict())} tensors of the moving average"
-    report = load_into(net, loaded, averaged=False)
-    assert not report.averaged
-    assert all((t == 1).all() for t in net.state_dict().values())
+    loaded = load_snapshot(path)
+    for averaged, value in ((True, 2), (False, 1)):
+        report = load_into(net, loaded, averaged=averaged)
+        assert report.averaged == averaged
+        assert all((t == value).all() for t in net.state_dict().values())
+    for part in ("", "body:", "rpn_head:"):
+        net = small_net()
+        report = load_pretrained(net, f"{part}{path}")
+        assert report.averaged
+        module = getattr(net, part[:-1]) if part else net
+        assert str(report) == f"loaded {len(module.state_dict())} tensors of the moving average"
+        assert all((t == 2).all() for t in module.state_dict().values())
     del loaded.state_dict["ema"]
     report = load_into(net, loaded)
     assert not report.averaged
     assert "moving" not in str(report)
+    for damaged in (3, {"body": 3}):
+        loaded.state_dict["ema"] = damaged
+        save_snapshot(path, loaded)
+        with pytest.raises(
+            InputError, match=r"snapshot\.tar: its 'ema', the moving average of the weights, is damaged"
+        ):
+            load_snapshot(path)
 
 
-@pytest.mark.parametrize("part", ["", "body:", "rpn_head:"])
-def test_pre_training_starts_from_the_average(snapshot, part):
-    net = small_net()
-    report = load_pretrained(net, f"{part}{snapshot}")
-    assert report.averaged
-    assert "of the moving average" in str(report)
-    module = getattr(net, part[:-1]) if part else net
-    assert all((t == 2).all() for t in module.state_dict().values())
-
-
-@pytest.mark.parametrize("average", [3, {"body": 3}])
-def test_damaged_average_is_an_error(snapshot, average, tmp_path):
-    loaded = load_snapshot(snapshot)
-    loaded.state_dict["ema"] = average
-    save_snapshot(tmp_path / "bad.tar", loaded)
-    with pytest.raises(InputError, match=r"bad\.tar: its 'ema', the moving average of the weights, is damaged"):
-        load_snapshot(tmp_path / "bad.tar")
-
-
-@contextmanager
-def watched_scores():
-    """Collect a weight of each network that is scored, None of a folded one."""
+@pytest.mark.usefixtures("narrow")
+def test_average_is_validated_and_used_for_prediction(micro, micro_config, tmp_path, monkeypatch, seamseg_main, capsys):
     seen, score = [], Validator.score
 
     def watched(self, predictor, *args, **options):
@@ -172,49 +164,20 @@ def watched_scores():
         seen.append(head.state_dict()["conv1.weight"].clone() if isinstance(head, RPNHead) else None)
         return score(self, predictor, *args, **options)
 
-    with mock.patch.object(Validator, "score", watched):
-        yield seen
-
-
-@pytest.fixture(scope="module")
-def averaged(micro, micro_config, tmp_path_factory):
-    """A run folder after two epochs with a moving average, and what its validations have scored."""
-    run = tmp_path_factory.mktemp("runs") / "averaged"
-    with narrow_body(), watched_scores() as seen:
-        train(micro_config, micro, run, "optimizer.ema=0.9")
-    return run, seen
-
-
-@pytest.mark.usefixtures("narrow")
-def test_moving_average_does_not_change_the_training(micro_run, averaged):
-    averaged_run, _ = averaged
-    state, plain = (load_snapshot(run / "model_last.pth.tar").state_dict for run in (averaged_run, micro_run))
-    (one, spec), (two, other) = (
-        torch.utils._pytree.tree_flatten({name: part for name, part in s.items() if name != "ema"})
-        for s in (state, plain)
-    )
-    assert spec == other
-    assert all(torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y for x, y in zip(one, two))
-    parts = [part for part in NETWORK_MODULES if part in state]
-    assert state["ema"].keys() == {*parts, "updates"}
-    assert state["ema"]["updates"] == 4
-    assert all(state["ema"][part].keys() == state[part].keys() for part in parts)
-    assert not torch.equal(state["ema"]["rpn_head"]["conv1.weight"], state["rpn_head"]["conv1.weight"])
-
-
-@pytest.mark.usefixtures("narrow")
-def test_average_is_validated_and_used_for_prediction(averaged, micro, micro_config, tmp_path, seamseg_main, capsys):
-    run, (_, trained) = averaged
-    last = run / "model_last.pth.tar"
-    with watched_scores() as seen:
-        train(micro_config, micro, tmp_path / "eval", evaluate=True, resume=last)
-        assert seamseg_main("evaluate", last, micro, "--device", "cpu") == 0
+    monkeypatch.setattr(Validator, "score", watched)
+    last = tmp_path / "run" / "model_last.pth.tar"
+    train(micro_config, micro, tmp_path / "run", "optimizer.ema=0.9", "scheduler.epochs=1")
+    train(micro_config, micro, tmp_path / "eval", evaluate=True, resume=last)
+    assert seamseg_main("evaluate", last, micro, "--device", "cpu") == 0
     assert "model_last.pth.tar: scoring the moving average of its weights" in capsys.readouterr().err
-    alone, folded = seen
+    trained, alone, folded = seen
     assert folded is None
-    average = load_snapshot(last).state_dict["ema"]["rpn_head"]["conv1.weight"]
+    state = load_snapshot(last).state_dict
+    assert state["ema"]["updates"] == 2
+    average = state["ema"]["rpn_head"]["conv1.weight"]
     assert torch.equal(trained, average)
     assert torch.equal(alone, average)
+    assert not torch.equal(state["rpn_head"]["conv1.weight"], average)
     words = ("predict", last, micro / "img" / "val0.png", tmp_path / "out", "--device", "cpu", "--workers", 0)
     assert seamseg_main(*words) == 0
     assert "with the moving average of the weights" in capsys.readouterr().err

@@ -1,9 +1,18 @@
 """Several processes, and several batches a step, give the gradients of one process with one large batch."""
 
 import pytest
-from support.step_equality import Network, batch_of, error, images_of, in_float64, in_processes
+import torch
+from support.micro import CONFIG
+from support.step_equality import ALL_SAMPLES, Network, batch_of, error, images_of, in_float64, in_processes
 
+from seamseg.config import config_from_string
+from seamseg.models.build import build_training_module
+from seamseg.training.ddp import fill_missing_gradients, with_all_parameters, wrap_distributed
+from seamseg.training.optim.optimizer import build_optimizer
+from seamseg.training.options import TrainerOptions
+from seamseg.training.step import Stepper
 from seamseg.utils.distributed import World, gather_objects
+from seamseg.utils.errors import SeamsegError
 
 TOLERANCE = 1e-9
 BY_STEP = "optimizer.loss_average=step"
@@ -85,3 +94,139 @@ def test_two_processes_give_the_gradients_of_one():
 @pytest.mark.parametrize("size", [3, 4])
 def test_more_processes_give_the_gradients_of_one(size):
     in_processes(size, (compare, 60, WAYS), seconds=900)
+
+
+# --- without things in the images of a process: both modes of DistributedDataParallel give the same weights
+
+NORMS = ("syncbn", "syncbn+gn", "bn")
+
+RECIPES = ("roi.box_convs=2", "roi.mask_refinement=points", "mask_refinement points.points=8")
+"""Layers that networks have on demand."""
+
+
+def trained(world, norm, way, batches_of_step, *overrides):
+    """The state of a network after some steps, and its gradients in the last."""
+    text, given = CONFIG.format(norm=norm), (f"general.unused_parameters={way}", *overrides)
+    config = config_from_string(text, "panoptic", overrides=(*ALL_SAMPLES, "body.gn_groups=4", *given))
+    torch.manual_seed(0)
+    module = build_training_module(config, 2, 2).double()
+    optimizer = build_optimizer(module.net, config)
+    stepper = Stepper(
+        TrainerOptions.from_config(config),
+        wrap_distributed(module, world, config.general.unused_parameters),
+        optimizer,
+        world,
+    )
+    for batches in batches_of_step:
+        stepper(batches, [0.01, 0.01])
+    gradients = {name: p.grad.clone() for name, p in module.named_parameters()}
+    return module.state_dict(), gradients
+
+
+def same_weights(world, accumulate, number, norms=NORMS, overrides=()):
+    for norm in norms:
+        steps = [
+            [batch_of(part) for part in images_of(step, accumulate * world.size)[world.rank :: world.size]]
+            # rounding grows from step to step
+            for step in range(number)
+        ]
+        found, _ = trained(world, norm, "find", steps, *overrides)
+        faked, _ = trained(world, norm, "fake", steps, *overrides)
+        for name, tensor in found.items():
+            # Each step computes the same numbers but where zeros are added. Two processes add up their gradients in
+            # one order only, more of them in that of the buckets, which differs between the two ways.
+            if world.size == 2:
+                assert torch.equal(faked[name], tensor), (norm, name)
+        assert error(faked, found) < 1e-7
+        weights = torch.cat([t.flatten() for n, t in faked.items() if "running" not in n and "tracked" not in n])
+        assert all(torch.equal(weights, other) for other in gather_objects(world, weights))
+
+
+def things_at_first(world, way):
+    """Two batches: only the first has regions for the ROI head, in all processes or in one."""
+    with_things, without = batch_of(images_of(1, 1)[0]), batch_of(images_of(3, 1)[0])
+    assert with_things.categories[0].numel() > 3
+    assert without.categories[0].numel() == 3
+    for first, same in ((with_things, [with_things, without]), (without, [with_things, without, without, without])):
+        _, wanted = trained(World(), "gn", way, [same])
+        _, got = trained(world, "gn", way, [[with_things if world.is_main else first, without]])
+        assert float(wanted["net.roi_head.fc.fc1.weight"].abs().max()) > 0
+        assert error(got, wanted) < 1e-9
+
+
+class Changing(torch.nn.Module):
+    """Uses one of its parameters, and a third one never."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.ParameterDict({name: torch.ones(2) for name in ("first", "second", "never")})
+
+    def forward(self, name):
+        return self.net[name].sum()
+
+
+def changing_parameters(world):
+    """Only `find` trains a network that uses other parameters from step to step; the default refuses it."""
+    for way in ("find", "fake"):
+        module = Changing()
+        parallel = wrap_distributed(module, world, way)
+        optimizer = torch.optim.SGD(module.parameters(), 1.0)
+        for number, name in enumerate(("first", "first", "second")):
+            optimizer.zero_grad()
+            with_all_parameters(parallel, parallel(name)).backward()
+            if way == "fake" and number == 2:
+                with pytest.raises(SeamsegError, match=r"net\.first: .*unused_parameters=find"):
+                    fill_missing_gradients(parallel, optimizer)
+                break
+            fill_missing_gradients(parallel, optimizer)
+            optimizer.step()
+        wanted = {"first": -1.0, "second": 0.0 if way == "find" else 1.0, "never": 1.0}
+        assert {key: float(p[0]) for key, p in module.net.items()} == wanted, way
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_processes_train_the_same_weights_with_both_ways():
+    """With one batch a step and two; a gradient of an earlier batch is kept."""
+    of_recipes = (same_weights, 1, 4, ("syncbn+gn",), RECIPES)
+    of_heads = [(things_at_first, way) for way in ("fake", "find")]
+    of_all = (same_weights, 1, 8), (same_weights, 2, 4), of_recipes
+    in_processes(2, *of_all, *of_heads, (changing_parameters,), seconds=600)
+    in_processes(3, (same_weights, 1, 4))
+
+
+@pytest.mark.parametrize(
+    ("norm", "kind", "overrides"),
+    [
+        *((norm, "panoptic", ()) for norm in (*NORMS, "off")),
+        ("syncbn+gn", "panoptic", RECIPES),
+        ("bn", "detection", ()),
+        ("bn", "detection", RECIPES[:1]),
+    ],
+)
+def test_zero_rows_do_not_change_losses_and_gradients(norm, kind, overrides):
+    with in_float64():
+        weights = "(1,1,1,1)" if kind == "detection" else "(1,1,1,1,1,1)"
+        text = CONFIG.format(norm=norm)
+        if kind == "detection":
+            text = text[: text.index("[sem]")] + text[text.index("[optimizer]") :]
+        overrides = ("body.gn_groups=4", f"optimizer.loss_weights={weights}", *overrides)
+        config = config_from_string(text, kind, overrides=overrides)
+        module = build_training_module(config, 2, 2).double()
+        before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        nothing = batch_of(images_of(3, 1)[0])
+        losses = module(nothing)
+        of_head = [name for name in losses.means if name.startswith("roi_")]
+        assert of_head
+        assert all(losses.means[name].requires_grad for name in of_head)
+        assert all(losses.means[name].item() == 0 == losses.counts[name].item() for name in of_head)
+        sum(losses.means[name] for name in of_head).backward()
+        for name, parameter in module.net.roi_head.named_parameters():
+            assert parameter.grad is not None, name
+            assert not parameter.grad.any(), name
+        # levels that only regions are looked up on get theirs, too
+        assert all(not p.grad.any() for p in module.net.body.parameters() if p.grad is not None)
+        assert module.net.body.fpn.output[0].conv.weight.grad is not None
+        after = dict(module.named_buffers())
+        assert all(torch.equal(after[n], b) for n, b in before.items() if n.startswith("net.roi_head."))
+        assert all(layer.training for layer in module.modules())

@@ -1,7 +1,8 @@
-"""Ctrl-C in real processes: one snapshot, one line, exit code 130; and one training at a time in a run folder."""
+"""Processes that are interrupted, die or hang: one snapshot or none, one line, and an end in bounded time."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -20,6 +21,8 @@ from seamseg.checkpoints.snapshot import load_snapshot, verify_snapshot
 from seamseg.cli.main import main
 from seamseg.training.preemption import Preemption
 from seamseg.utils.distributed import World
+
+TESTS = Path(__file__).parents[1]
 
 PROGRAM = """
 import signal, sys
@@ -52,17 +55,15 @@ def words_of(folder: Path, run: str) -> list[str]:
     return [str(word) for word in words]
 
 
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(seamseg.__file__).parents[1]), str(TESTS)])}
+
+
 @contextmanager
 def started(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
     """Run Python with these arguments, in a process group of its own as a shell does."""
-    path = os.pathsep.join([str(Path(seamseg.__file__).parents[1]), str(Path(__file__).parents[1])])
-    process = subprocess.Popen(
-        [sys.executable, *words],
-        env={**os.environ, "PYTHONPATH": path},
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    command = [sys.executable, *words]
+    process = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         yield process
     finally:
@@ -138,3 +139,33 @@ def test_ctrl_c_in_two_processes(folder: Path) -> None:
     # that of the launcher
     assert text.count("Traceback") == text.count("SignalException: Process") == 1, text
     check_stopped(text, folder / "two")
+
+
+# --- processes that die or hang
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("moment", "number", "size"),
+    [
+        ("forward", "SIGKILL", 3),
+        ("backward", "SIGSTOP", 3),
+        ("validation", "SIGKILL", 2),
+        ("report", "SIGKILL", 2),
+    ],
+)
+def test_other_processes_end_when_one_is_lost(tmp_path: Path, moment: str, number: str, size: int) -> None:
+    """In interpreters of their own, whose end may hang, too: all but the last end by themselves, with one line."""
+    make_dataset(tmp_path / "data", [2, 1, 0, 3, 1, 1], [1, 2, 0])
+    write_config(tmp_path / "config.ini", "syncbn")
+    words = [sys.executable, "-m", "support.training_that_dies", str(tmp_path), moment, number, str(size)]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    output = [(tmp_path / f"{rank}.err").read_text() for rank in range(size)]
+    assert json.loads(done.stdout) == [1] * (size - 1) + [-9 if number == "SIGKILL" else None], output
+    for text in output[:-1]:
+        lines = [line for line in text.splitlines() if line.startswith("seamseg train: ")]
+        assert len(lines) == 1, text
+        assert "lost its connection to the others" in lines[0], text
+        assert "Traceback" not in text, text

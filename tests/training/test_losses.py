@@ -4,7 +4,7 @@ import pytest
 import torch
 from support.golden_files import array
 
-from seamseg.training.losses import MAX_OVERFLOWS, AverageMeter, Averages, Diverged, LossCheck, LossLog, LossMeans
+from seamseg.training.losses import MAX_OVERFLOWS, AverageMeter, Diverged, LossCheck, LossLog, LossMeans
 from seamseg.training.options import TrainerOptions
 from seamseg.training.step import StepResult
 from seamseg.utils.distributed import World
@@ -18,15 +18,6 @@ def test_average_meter_golden():
     assert {name: float(value) for name, value in meter.state_dict().items()} == pytest.approx(
         {"last": 4.0, "sum": 6.799, "count": 3.439}
     )
-
-
-def test_pop_means_resets_the_meters():
-    averages = Averages()
-    averages.update({"a": 1.0})
-    averages.update({"a": 3.0})
-    assert averages.pop_means() == {"a": 2.0}
-    averages.update({"a": 5.0})
-    assert averages.pop_means() == {"a": 5.0}
 
 
 def losses(*values):

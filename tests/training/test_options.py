@@ -1,5 +1,7 @@
 """Options of the trainer: their checks, and losses and metrics by name."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -53,16 +55,12 @@ class Module(nn.Module):
         return Losses({"loss": self.net(batch.value).sum()}, {"loss": torch.tensor(1.0)}, {"value": batch.value[0]})
 
 
-class Value:
-    def __init__(self, value):
-        self.value, self.ids = torch.tensor([value]), [str(value)]
-
-
 def test_metrics_are_reported_and_not_trained():
     module = Module()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
     options = TrainerOptions(1, {"loss": 2.0}, accumulate=2)
-    result = Stepper(options, module, optimizer, World())([Value(1.0), Value(5.0)], [0.1])
+    batches = [SimpleNamespace(value=torch.tensor([value]), ids=[str(value)]) for value in (1.0, 5.0)]
+    result = Stepper(options, module, optimizer, World())(batches, [0.1])
     assert (result.losses["loss"], result.total, result.metrics["value"]) == (3, 6, 3)
     assert module.net.weight.item() == pytest.approx(1 - 0.1 * 2 * 3)
     assert result.ids == ["1.0", "5.0"]

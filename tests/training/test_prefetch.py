@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +11,6 @@ import torch
 from seamseg.structures import Batch, PackedSequence
 from seamseg.training.prefetch import prefetched
 from seamseg.training.run import TrainingOptions, run_training
-from seamseg.utils.errors import InputError
 
 EVERYTHING = (
     "random_flip=yes",
@@ -54,21 +51,6 @@ def test_weights_do_not_depend_on_where_images_are_transformed(micro_config, mic
         assert_equal(train(micro_config, micro, tmp_path / name, *EVERYTHING, *options), plain)
     other = train(micro_config, micro, tmp_path / "other", *EVERYTHING[:-5])
     assert any(not torch.equal(value, other[name]) for name, value in plain.items())
-
-
-@pytest.mark.usefixtures("narrow")
-def test_broken_image_is_reported_and_replaced(micro_config, micro, tmp_path) -> None:
-    data = Path(shutil.copytree(micro, tmp_path / "data"))
-    (data / "img" / "train2.png").write_bytes(b"")
-    for workers in (0, 1):
-        run = tmp_path / f"run{workers}"
-        train(micro_config, data, run, "broken_limit=0.25", f"num_workers={workers}")
-        log = (run / "training.log").read_text()
-        assert len(re.findall(r"WARNING .*train2.png: the file is empty .*; replaced by another image", log)) == 1
-    with pytest.raises(InputError, match=r"1 of the 4 training images .* broken_limit = 0.2 allows: .*train2.png"):
-        train(micro_config, data, tmp_path / "strict", "broken_limit=0.2")
-    with pytest.raises(InputError, match=r"train2.png: the file is empty \(0 bytes\)$"):
-        train(micro_config, data, tmp_path / "first", "broken_limit=0", "num_workers=1")
 
 
 def batches(count: int, device: str = "cpu") -> Iterator[Batch]:

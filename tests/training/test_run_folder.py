@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 from support.interruptions import result, signals_at
-from support.micro import narrow_body
-from support.processes import launch
 
 from seamseg.training.checkpointing.run_folder import Failure, RunFolder, SnapshotFiles, SnapshotWriter
 from seamseg.training.debugging.dump import dump_path
@@ -152,6 +149,13 @@ def test_one_more_snapshot_is_kept_until_a_step_has_succeeded_with_the_newest(tm
     assert save(8) == [8, 6]
 
 
+def test_a_link_that_is_impossible_is_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "link", Mock(side_effect=OSError(95, os.strerror(95))))
+    (tmp_path / "step").write_bytes(b"weights")
+    RunFolder(tmp_path).publish(tmp_path / "step", tmp_path / "last")
+    assert (tmp_path / "last").read_bytes() == b"weights"
+
+
 def test_dumps_and_a_damaged_note_of_an_earlier_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, log = RunFolder(tmp_path), TextLog(None)
     dump_path(tmp_path, 7, 3).touch()
@@ -165,25 +169,3 @@ def test_dumps_and_a_damaged_note_of_an_earlier_failure(tmp_path: Path, capsys: 
             run.newest_good(log.warning)
     run.resolve_failure(0)
     assert run.failure() is None
-
-
-def diverge_in_processes(rank: int, join: Callable[[], None], options: TrainingOptions) -> None:
-    with narrow_body():
-        join()
-        with signals_at([2], rank=1), pytest.raises(Preempted):
-            run_training(options)
-        for _ in range(2):
-            join()
-            with pytest.raises(Diverged, match="training stopped at step 4: "):
-                run_training(replace(options, overrides=(*options.overrides, *HUGE_RATE)))
-        join()
-        run_training(options)
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-def test_two_processes_that_have_diverged_resume_before_the_ruined_snapshot(options: TrainingOptions) -> None:
-    launch(diverge_in_processes, 2, replace(options, overrides=(*EACH_STEP, "dataloader.train_batch_size=1")))
-    log = Path(options.log_dir, "training.log").read_text()
-    assert log.count("step-00000002.pth.tar is the newest snapshot with which a step has succeeded; lower") == 2
-    assert log.count("now model_last.pth.tar") == 2

@@ -1,4 +1,4 @@
-"""Two processes on one machine (gloo): no hang with things in one only, exact validation, divided prediction."""
+"""Two processes on one machine (gloo): no hang with things in one only, exact validation."""
 
 import hashlib
 import json
@@ -15,7 +15,6 @@ from support.micro import TENSORBOARD, make_dataset, narrow_body, write_config
 from support.processes import launch, stderr_to
 
 from seamseg.checkpoints.snapshot import load_snapshot
-from seamseg.cli.main import main
 from seamseg.config import load_config
 from seamseg.data.dataset import PanopticDataset
 from seamseg.inference.options import InferenceOptions
@@ -135,9 +134,6 @@ def work(rank: int, join: Callable[[], None], folder: Path) -> None:
         join()
         with distributed("cpu") as world:
             (folder / f"seen2.{rank}.json").write_text(json.dumps(seen(folder, world)))
-        join()
-        words = ["predict", *(str(folder / name) for name in ("mixed", "photos", "out")), "--format", "overlay,coco"]
-        (folder / f"predict.{rank}.code").write_text(str(main([*words, "--device", "cpu", "--workers", "0"])))
 
 
 @pytest.fixture(scope="module")
@@ -149,10 +145,6 @@ def folder(tmp_path_factory):
     make_dataset(folder / "empty", [0, 0, 0], [0])
     write_config(folder / "sync.ini", "syncbn")
     write_config(folder / "bn.ini", "bn")
-    (folder / "photos").mkdir()
-    for name in ("val0", "val1", "val2"):
-        shutil.copy(folder / "data" / "img" / f"{name}.png", folder / "photos")
-    (folder / "photos" / "val1.png").write_bytes(b"broken")
     launch(work, 2, folder, seconds=450)
     return folder
 
@@ -228,11 +220,3 @@ def test_a_bad_loss_of_one_process_stops_both_with_its_name(folder):
     dump = read_dump(folder / "poisoned" / dumps[0])
     assert [b.ids for b in dump.batches] == [["train4"]]
     assert dump.world_size == 2
-
-
-def test_prediction_is_divided_among_processes_and_merged(folder):
-    assert [(folder / f"predict.{rank}.code").read_text() for rank in range(2)] == ["1", "1"]
-    assert sorted(p.name for p in (folder / "out").glob("*.jpg")) == ["val0.jpg", "val2.jpg"]
-    content = json.loads((folder / "out" / "panoptic.json").read_text())
-    assert [i["id"] for i in content["images"]] == ["val0", "val2"]
-    assert sorted(p.name for p in (folder / "out" / "panoptic").iterdir()) == ["val0.png", "val2.png"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import filecmp
-import statistics
 
 import pytest
 from support.micro import narrow_body
@@ -12,10 +11,7 @@ from support.processes import launch
 from seamseg.evaluation import evaluate_panoptic_json
 from seamseg.evaluation.record import read_evaluation
 from seamseg.formats.coco_panoptic import read_coco_panoptic
-from seamseg.inference.options import InferenceOptions
-from seamseg.models.panoptic import PanopticNet
 from seamseg.validation.evaluate import EvaluationOptions, evaluate_model
-from seamseg.validation.validator import Validator
 
 
 @pytest.fixture(scope="module")
@@ -37,33 +33,6 @@ def test_its_files_have_the_scores_of_the_model(evaluated, micro, micro_run):
         assert getattr(again, key) == pytest.approx(getattr(scores, key), abs=1e-15, nan_ok=True), key
     assert read_evaluation(out).scores == scores.to_json()
     assert read_evaluation(out).title == f"{micro_run.name} on train of {micro.name}"
-
-
-@pytest.mark.usefixtures("narrow")
-def test_masks_of_weak_detections_are_left_out_and_change_nothing(micro, micro_run, tmp_path, monkeypatch):
-    found, kept, predict = [], [], PanopticNet.predict
-
-    def recorded(*given, **options):
-        predictions = predict(*given, **options)
-        found[-1] += [score for p in predictions for score in p.scores.tolist()]
-        return predictions
-
-    def evaluate(name, threshold, *overrides):
-        found.append([])
-        inference = InferenceOptions(score_threshold=threshold, overrides=overrides)
-        options = EvaluationOptions(device="cpu", quiet=True, out=tmp_path / name, inference=inference)
-        scores = evaluate_model(micro_run, micro, options).scores
-        kept.append((scores.to_json(), [p.read_bytes() for p in sorted((tmp_path / name).rglob("*.png"))]))
-
-    monkeypatch.setattr(PanopticNet, "predict", recorded)
-    evaluate("average precision", 0.0, "general.eval_coco=yes")
-    median = statistics.median(found[0])
-    evaluate("maps", median)
-    monkeypatch.setattr(Validator, "map_only", False)
-    evaluate("all", median)
-    assert found[0] == found[2]
-    assert found[1] == [score for score in found[0] if score > median]
-    assert kept[1] == kept[2]
 
 
 def test_its_records_belong_to_its_maps(evaluated, micro):

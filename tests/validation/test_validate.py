@@ -1,27 +1,42 @@
 """Validation and `evaluate_model`: native size, exactness, and models that do not fit."""
 
+import json
 import math
+import shutil
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.micro import make_dataset
+from support.micro import make_dataset, narrow_body
+from support.onnx_scenes import BOXES, CLASSES, record, write_network
+from support.semantic_networks import SEMANTIC
 
-from seamseg.config import load_config
+from seamseg.checkpoints.bundle import open_model
+from seamseg.config import config_from_string, load_config
 from seamseg.data.input_size import InputSize
-from seamseg.formats.metadata import read_metadata, write_metadata
+from seamseg.formats.metadata import ImageInfo, Metadata, read_metadata, write_metadata
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.predictor import build_predictor
+from seamseg.panoptic_map import VOID
 from seamseg.predictions import Prediction
+from seamseg.training.logging.metrics import read_metrics
+from seamseg.training.run import TrainingOptions, run_training
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
-from seamseg.validation.evaluate import EvaluationOptions, _input_size, evaluate_model
+from seamseg.validation.evaluate import EvaluationOptions, evaluate_model
 from seamseg.validation.validator import Validator
 
 pytestmark = pytest.mark.usefixtures("narrow")
+
+SIZE = (64, 128)
+OPTIONS = {
+    "bf16": ["--precision", "bf16", "--score-threshold", "0.1", "--overlap-threshold", "0.9", "--min-area", "7"],
+    "views": ["--tta", "flip,0.75,1.0"],
+    "tiles": ["--shortest-size", "300", "--tiles", "256", "--min-area", "0"],
+    "preview": ["--preview"],
+}
 
 
 class Oracle(torch.nn.Module):
@@ -87,30 +102,30 @@ def test_legacy_scores_are_computed_at_network_size(flat, micro_config):
     assert pytest.approx(2 / 3 * scores.PQ_stuff) == scores.PQ  # cars never occur and count as 0
 
 
-@pytest.mark.parametrize(("legacy", "size"), [(False, InputSize(longest_size=90)), (True, InputSize(64))])
-def test_legacy_scores_use_the_size_of_the_original(micro_config, legacy, size):
-    config = load_config(micro_config, overrides=("dataloader.longest_size=90", "dataloader.shortest_size=64"))
-    opened = SimpleNamespace(config=config, input_size=lambda options: options.input_size(config))
-    assert _input_size(opened, EvaluationOptions(legacy=legacy)) == size
-    for given in (InferenceOptions(size=32), InferenceOptions(shortest_size=32, longest_max_size=40)):
-        asked = EvaluationOptions(legacy=legacy, inference=given)
-        assert _input_size(opened, asked) == given.input_size(config)
-
-
 @pytest.mark.parametrize(
-    ("legacy", "tiles", "used"), [(False, "auto", "auto"), (True, "auto", "off"), (True, 512, 512)]
+    ("legacy", "given", "size", "tiles"),
+    [
+        (False, {}, InputSize(longest_size=90), "auto"),
+        (True, {}, InputSize(64), "off"),
+        (True, {"tiles": 512, "size": 32}, InputSize(longest_size=32), 512),
+        (True, {"shortest_size": 32, "longest_max_size": 40}, InputSize(32, 40), "off"),
+    ],
 )
-def test_legacy_scores_use_no_tiles_unless_asked(micro, micro_run, monkeypatch, legacy, tiles, used):
+def test_legacy_scores_use_the_size_of_the_original_and_no_tiles(
+    micro, micro_run, monkeypatch, legacy, given, size, tiles
+):
+    """Unless they are asked for."""
     built = []
 
     def build(opened, options, size):
-        built.append(options.tiles)
+        built.append((size, options.tiles))
         return build_predictor(opened, options, size)
 
     monkeypatch.setattr("seamseg.validation.evaluate.build_predictor", build)
-    options = EvaluationOptions(device="cpu", quiet=True, legacy=legacy, inference=InferenceOptions(tiles=tiles))
+    inference = InferenceOptions(overrides=("dataloader.longest_size=90",), **given)
+    options = EvaluationOptions(device="cpu", quiet=True, legacy=legacy, inference=inference)
     assert evaluate_model(micro_run, micro, options).scores.n_images == 3
-    assert built == [used]
+    assert built == [(size, tiles)]
 
 
 def test_models_and_data_that_do_not_fit(micro, micro_run, tmp_path):
@@ -137,3 +152,144 @@ def test_models_and_data_that_do_not_fit(micro, micro_run, tmp_path):
     write_metadata(other / "metadata.bin", metadata)
     with pytest.raises(InputError, match=r"val0\.png: the mask is 10 x 10 pixels"):
         evaluate_model(micro_run, other, EvaluationOptions(device="cpu", quiet=True))
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_scores_are_those_of_the_files_of_predict(micro, micro_run, tmp_path, options, seamseg_main):
+    """Of `evaluate MODEL DATA`, with the same options."""
+    (tmp_path / "photos").mkdir()
+    for name in ("val0", "val1", "val2"):
+        shutil.copy(micro / "img" / f"{name}.png", tmp_path / "photos")
+    words = ["--device", "cpu", "--quiet", *options]
+    out, of_model, of_files = tmp_path / "e", tmp_path / "m.json", tmp_path / "f.json"
+    assert seamseg_main("evaluate", micro_run, micro, "--json", of_model, "--out", out, *words) == 0
+    assert seamseg_main("predict", micro_run, tmp_path / "photos", tmp_path / "p", "--format", "coco", *words) == 0
+    files = ["--gt", out / "ground_truth.json", "--pred", tmp_path / "p/panoptic.json"]
+    assert seamseg_main("evaluate", *files, "--json", of_files, "--quiet") == 0
+    of_model, of_files = (json.loads(path.read_text()) for path in (of_model, of_files))
+    assert of_model["mIoU_segments"] > 0
+    for key in ("PQ", "SQ", "RQ", "PQ_things", "PQ_stuff", "mIoU_segments"):
+        assert of_model[key] == pytest.approx(of_files[key], abs=1e-6), key
+
+
+def test_options_change_the_scores(micro, micro_run, tmp_path, seamseg_main):
+    found = []
+    for options in ([], ["--score-threshold", "0.99", "--min-area", "100000"]):
+        words = ["--device", "cpu", "--quiet", "--json", tmp_path / "m.json", *options]
+        assert seamseg_main("evaluate", micro_run, micro, *words) == 0
+        found.append(json.loads((tmp_path / "m.json").read_text())["PQ"])
+    assert found[0] > found[1] == 0
+
+
+@pytest.fixture
+def exported_data(tmp_path):
+    """Two photos whose red value is the class of the pixel, with the objects that the network finds."""
+    for folder in ("img", "msk", "lst"):
+        (tmp_path / "data" / folder).mkdir(parents=True)
+    cat, images = [VOID, 0, 1, 3, 2], []
+    for name in ("a", "b"):
+        ids = np.ones(SIZE, np.uint8)
+        ids[:20] = 2
+        for number, (y0, x0, y1, x1) in enumerate(BOXES.astype(int).tolist(), 3):
+            ids[y0:y1, x0 if number == 3 else (x0 + x1) // 2 : x1] = number
+        pixels = np.zeros((*SIZE, 3), np.uint8)
+        pixels[..., 0] = np.array(cat)[ids]
+        Image.fromarray(pixels).save(tmp_path / "data/img" / f"{name}.png")
+        Image.fromarray(ids).save(tmp_path / "data/msk" / f"{name}.png")
+        images.append(ImageInfo(name, cat, SIZE, [0] * len(cat)))
+    (tmp_path / "data/lst/val.txt").write_text("a\nb\n")
+    write_metadata(tmp_path / "data/metadata.bin", Metadata(**{**vars(CLASSES), "images": images}))
+    return tmp_path / "data"
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"), [("panoptic", None), ("panoptic", SIZE), ("semantic", None), ("detection", SIZE)]
+)
+def test_scores_of_exported_networks(exported_data, tmp_path, seamseg_main, capsys, kind, size):
+    model = write_network(tmp_path / "net.onnx", record(kind, size))
+    words = ("--split", "val", "--json", tmp_path / "scores.json", "--quiet", "--set", "dataloader.num_workers=0")
+    words += ("--set", f"dataloader.shortest_size={SIZE[0]}")
+    if kind == "panoptic":
+        words += ("--set", "general.min_stuff_area=0")
+    assert seamseg_main("evaluate", model, exported_data, *words) == 0, capsys.readouterr().err
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    # one of two boxes is twice as wide as its object, of which the mask leaves out a half
+    wanted = {"panoptic": {"PQ": 1, "mIoU": 1}, "semantic": {"mIoU": 1, "accuracy": 1}, "detection": {"det_map": 0.55}}
+    assert {name: scores[name] for name in wanted[kind]} == pytest.approx(wanted[kind])
+    if kind == "panoptic":
+        assert seamseg_main("evaluate", model, exported_data, "--split", "val", "--set", "roi.nms_threshold=0.1") == 2
+        assert "--set roi.nms_threshold=0.1: cannot be changed after the export" in capsys.readouterr().err
+
+
+# --- semantic networks
+
+
+@pytest.fixture(scope="module")
+def semantic_run(micro, tmp_path_factory):
+    """A run folder after two epochs."""
+    folder = tmp_path_factory.mktemp("semantic")
+    config = folder / "semantic.ini"
+    config.write_text(SEMANTIC)
+    with narrow_body():
+        run_training(TrainingOptions(config, micro, folder / "run", device="cpu"))
+    return folder / "run"
+
+
+class Fixed(torch.nn.Module):
+    """Predicts class 0 everywhere, and class 1 in the lower half."""
+
+    kind = "semantic"
+
+    def predict(self, images):
+        found = []
+        for image in images:
+            height, width = image.shape[-2:]
+            classes = torch.zeros(height, width, dtype=torch.int64)
+            classes[height // 2 :] = 1
+            nothing = torch.zeros(0)
+            found.append(Prediction(nothing.view(0, 4), nothing.long(), nothing, None, classes, (height, width)))
+        return found
+
+
+def test_iou_of_a_semantic_network_at_native_size(micro):
+    config = config_from_string(SEMANTIC, overrides=["dataloader.shortest_size=32"])
+    validator = Validator.open(micro, "val", config, World(device=torch.device("cpu")), quiet=True)
+    scores = validator(Fixed())
+    counts = np.zeros((3, 3), int)
+    for index in range(3):
+        _, mask, info = validator.dataset.read(index)
+        truth = np.array([255 if c == 255 else c for c in info.cat])[mask[0]]
+        predicted = np.zeros(info.size, int)
+        predicted[info.size[0] // 2 :] = 1
+        known = truth != 255
+        np.add.at(counts, (truth[known], predicted[known]), 1)
+    iou = np.diag(counts) / (counts.sum(0) + counts.sum(1) - np.diag(counts))
+    assert [c.IoU for c in scores.per_class] == pytest.approx(iou.tolist())
+    assert scores.mIoU == pytest.approx(iou.mean())
+    assert scores.accuracy == pytest.approx(np.diag(counts).sum() / counts.sum())
+    assert scores.best == scores.mIoU
+    assert scores.n_images == 3
+    assert "human" not in scores.table()
+    assert json.loads(json.dumps(scores.to_json()))["per_class"]["car"]["IoU"] == pytest.approx(iou[2])
+
+
+def test_run_folder_of_a_semantic_network(semantic_run, micro, seamseg_main, tmp_path):
+    model = open_model(semantic_run)
+    assert model.config.kind == "semantic"
+    assert {"body", "head", "cls", "sem_loss_meter"} <= set(model.snapshot.state_dict)
+    assert model.metadata == read_metadata(micro / "metadata.bin").without_images()
+    scores = evaluate_model(semantic_run, micro, EvaluationOptions(device="cpu", quiet=True)).scores
+    assert seamseg_main("evaluate", semantic_run, micro, "--device", "cpu", "--json", tmp_path / "s.json") == 0
+    assert json.loads((tmp_path / "s.json").read_text())["mIoU"] == scores.mIoU
+    validations = [line for line in read_metrics(semantic_run / "metrics.jsonl") if line["kind"] == "validation"]
+    assert len(validations) == 2
+    assert validations[-1]["mIoU"] == pytest.approx(scores.mIoU)
+
+
+def test_what_a_semantic_network_refuses(semantic_run, micro, tmp_path):
+    with pytest.raises(InputError, match="evaluation folder holds panoptic maps"):
+        evaluate_model(semantic_run, micro, EvaluationOptions(device="cpu", quiet=True, out=tmp_path / "out"))
+    with pytest.raises(InputError, match="legacy"):
+        evaluate_model(semantic_run, micro, EvaluationOptions(device="cpu", quiet=True, legacy=True))
+    with pytest.raises(InputError, match="is a model for semantic, not for panoptic"):
+        open_model(semantic_run, overrides=["general.kind=panoptic", "optimizer.loss_weights=(1,1,1,1,1,1)"])
