@@ -207,10 +207,7 @@ def without_metadata(path):
         (without_metadata, "no metadata of seamseg"),
         (lambda path: write_network(path, record(), "{}"), "no format number"),
         (lambda path: write_network(path, record(), record(part="dense").to_json()), "part 'dense'"),
-        (
-            lambda path: write_network(path, record("detection"), record().to_json()),
-            "not those of a network of kind pan",
-        ),
+        (lambda path: write_network(path, record("detection"), record().to_json()), "not those of a network of kind p"),
     ],
 )
 def test_wrong_files(tmp_path, seamseg_main, capfd, spoil, words):
@@ -226,45 +223,39 @@ def test_wrong_files(tmp_path, seamseg_main, capfd, spoil, words):
         assert not (tmp_path / "out").exists()
 
 
-WRONG_OUTPUTS = {
-    "flat boxes": ("boxes", np.zeros(20, np.float32), r"boxes has the shape \(20,\)"),
-    "boxes that are not finite": ("boxes", np.full((5, 4), np.nan, np.float32), "boxes are not finite"),
-    "fewer scores": ("scores", np.zeros(3, np.float32), r"scores has the shape \(3,\), not \(5,\)"),
-    "many": ("count", np.array(6), "count is 6, of 5 boxes"),
-    "unknown class": ("classes", np.full(5, 2), "classes are 2 to 2, of 2 classes of things"),
-    "negative class": ("classes", np.full(5, -1), "classes are -1 to -1, of 2"),
-    "no masks": ("mask_logits", np.zeros((5, 0, 0), np.float32), "mask_logits has sides of 0"),
-    "wide masks": ("mask_logits", np.zeros((5, 28, 30), np.float32), "mask_logits has the shape"),
-    "class map of floats": ("classmap", np.zeros((96, 160), np.float32), "classmap has values of type float32"),
-    "class map out of range": ("classmap", np.full((96, 160), 4, np.uint8), "classmap has class 4, of 4 classes"),
-}
-
-
-OF_CLASSES, OF_MASKS = "class_logits", "mask_logits"
-WRONG_QUERIES = {
-    "other classes": (OF_CLASSES, np.zeros((4, 4), np.float32), r"class_logits has the shape \(4, 4\), not \(4, 5\)"),
-    "classes that are not finite": (OF_CLASSES, np.full((4, 5), np.nan, np.float32), "class_logits are not finite"),
-    "fewer masks": (OF_MASKS, np.zeros((3, 24, 40), np.float32), r"mask_logits has the shape \(3, 24, 40\), not"),
-    "large masks": (OF_MASKS, np.zeros((4, 97, 160), np.float32), r"mask_logits has the shape \(4, 97, 160\)"),
-    "masks that are not finite": (OF_MASKS, np.full((4, 24, 40), np.inf, np.float32), "mask_logits are not finite"),
-}
-WRONG_CLASSIFIERS = {
-    "logits that are not finite": ("logits", np.array([[0, np.nan, 0]], np.float32), "logits are not finite"),
-    "more logits": ("logits", np.zeros((1, 4), np.float32), r"logits has the shape \(1, 4\), not \(1, 3\)"),
-}
-WRONG = {**WRONG_OUTPUTS, **WRONG_QUERIES, **WRONG_CLASSIFIERS}
+WRONG = [
+    ("panoptic", "boxes", np.zeros(20, np.float32), r"boxes has the shape \(20,\)"),
+    ("panoptic", "boxes", np.full((5, 4), np.nan, np.float32), "boxes are not finite"),
+    ("panoptic", "scores", np.zeros(3, np.float32), r"scores has the shape \(3,\), not \(5,\)"),
+    ("panoptic", "classes", np.full(5, 2), "classes are 2 to 2, of 2 classes of things"),
+    ("panoptic", "classes", np.full(5, -1), "classes are -1 to -1, of 2"),
+    ("panoptic", "mask_logits", np.zeros((5, 28, 30), np.float32), "mask_logits has the shape"),
+    ("panoptic", "classmap", np.zeros((96, 160), np.float32), "classmap has values of type float32"),
+    ("panoptic", "classmap", np.full((96, 160), 4, np.uint8), "classmap has class 4, of 4 classes"),
+    ("queries", "class_logits", np.zeros((4, 4), np.float32), r"class_logits has the shape \(4, 4\), not \(4, 5\)"),
+    ("queries", "class_logits", np.full((4, 5), np.nan, np.float32), "class_logits are not finite"),
+    ("queries", "mask_logits", np.zeros((3, 24, 40), np.float32), r"mask_logits has the shape \(3, 24, 40\), not"),
+    ("queries", "mask_logits", np.zeros((4, 97, 160), np.float32), r"mask_logits has the shape \(4, 97, 160\)"),
+    ("queries", "mask_logits", np.full((4, 24, 40), np.inf, np.float32), "mask_logits are not finite"),
+    ("classification", "logits", np.array([[0, np.nan, 0]], np.float32), "logits are not finite"),
+    ("classification", "logits", np.zeros((1, 4), np.float32), r"logits has the shape \(1, 4\), not \(1, 3\)"),
+]
+WRONG_IN_BOTH = [
+    ("panoptic", "count", np.array(6), "count is 6, of 5 boxes"),
+    ("panoptic", "mask_logits", np.zeros((5, 0, 0), np.float32), "mask_logits has sides of 0"),
+]
 
 
 @pytest.mark.parametrize(
-    ("how", "device"), [(how, "cpu") for how in WRONG] + [(how, "openvino") for how in ("many", "no masks")]
+    ("kind", "name", "value", "words", "device"),
+    [(*case, "cpu") for case in WRONG + WRONG_IN_BOTH] + [(*case, "openvino") for case in WRONG_IN_BOTH],
 )
-def test_outputs_that_are_not_those_of_a_network(tmp_path, how, device):
-    name, value, words = WRONG[how]
+def test_outputs_that_are_not_those_of_a_network(tmp_path, kind, name, value, words, device):
     path = tmp_path / "net.onnx"
-    if how in WRONG_CLASSIFIERS:
+    if kind == "classification":
         write_classifier(path)
     else:
-        write_network(path, record(size=(96, 160), query_classes=QUERY_CLASSES if how in WRONG_QUERIES else None))
+        write_network(path, record(size=(96, 160), query_classes=QUERY_CLASSES if kind == "queries" else None))
     with pytest.raises(InputError, match=f"net.onnx: its outputs are not those of .*: {words}") as raised:
         seamseg.load(with_output(path, name, value), device=device).predict(scene(SIZE))
     assert "\n" not in str(raised.value)
@@ -306,14 +297,12 @@ def test_metadata_outputs_and_options_that_do_not_fit(tmp_path):
         model.raw([np.zeros((32, 32, 3), np.uint8)])
 
 
-@pytest.mark.parametrize(
-    ("device", "package", "extra"), [("cpu", "onnxruntime", "onnx"), ("openvino", "openvino", "openvino")]
-)
-def test_a_missing_runtime_is_named(tmp_path, monkeypatch, device, package, extra):
+def test_a_missing_runtime_is_named(tmp_path, monkeypatch):
     path = write_network(tmp_path / "net.onnx", record())
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(InputError, match=rf"pip install 'seamseg\[{extra}\]'"):
-        seamseg.load(path, device=device)
+    for device, package, extra in (("cpu", "onnxruntime", "onnx"), ("openvino", "openvino", "openvino")):
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(InputError, match=rf"pip install 'seamseg\[{extra}\]'"):
+            seamseg.load(path, device=device)
 
 
 PROGRAM = """

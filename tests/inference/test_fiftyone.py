@@ -12,16 +12,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
+from support.onnx_scenes import CLASSES
 
-from seamseg.formats.metadata import Metadata
 from seamseg.inference.classification import Classification
 from seamseg.inference.detections import Detection, Detections
 from seamseg.inference.result import Panoptic
 from seamseg.inference.semantic import SemanticMap
 from seamseg.panoptic_map import VOID, PanopticResult, Segment
 from seamseg.utils.errors import SeamsegError
-
-CLASSES = Metadata(2, 2, ["road", "sky", "person", "car"], [(1, 2, 3)] * 4, [7, 23, 24, 26])
 
 
 def detection_of(*, label, bounding_box, confidence, mask):
@@ -93,9 +91,6 @@ def test_detections(masks):
     assert [(d.label, d.confidence) for d in (car, person)] == [("car", 0.75), ("person", 0.5)]
     assert person.mask is None
     assert person.bounding_box == [0.0, 0.0, 0.1, 0.1]
-    if masks:
-        assert car.bounding_box == [22 / 80, 11 / 40, 6 / 80, 4 / 40]
-        assert_array_equal(car.mask, crop[1:5, 2:8])
-    else:
-        assert car.mask is None
-        assert car.bounding_box == [19.25 / 80, 9.5 / 40, 8.75 / 80, 6.5 / 40]
+    whole = [19.25 / 80, 9.5 / 40, 8.75 / 80, 6.5 / 40]
+    assert car.bounding_box == ([22 / 80, 11 / 40, 6 / 80, 4 / 40] if masks else whole)
+    assert_array_equal(car.mask, crop[1:5, 2:8] if masks else None)
