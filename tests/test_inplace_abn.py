@@ -68,9 +68,10 @@ def test_reset_running_stats():
 
 
 def test_set_active_group():
-    network, group = nn.Sequential(ours.InPlaceABNSync(2), ours.InPlaceABN(2)), object()
+    network, group = nn.Sequential(ours.InPlaceABN(2), nn.Sequential(ours.InPlaceABNSync(2))), object()
     ours.set_active_group(network, group)
-    assert network[0].group is group
+    assert network[1][0].group is group
+    assert not hasattr(network[0], "group")
     assert ours.active_group(True) is None  # nothing to share with
 
 

@@ -270,12 +270,3 @@ def test_statistics_over_given_ranks(monkeypatch, momentum):
             wanted = [w.lerp(v, share) for w, v in zip(wanted, (values.mean(0), values.var(0)))]
         assert_close(averages, tuple(wanted))
         assert norm.batches == min(batch, 2)
-
-
-def test_set_group_reaches_every_layer():
-    net = nn.Sequential(InPlaceABNSync(2), nn.Sequential(InPlaceABN(2), InPlaceABNSync(2)))
-    marker = object()
-    set_group(net, marker)
-    assert net[0].group is marker
-    assert net[1][1].group is marker
-    assert not hasattr(net[1][0], "group")

@@ -89,18 +89,6 @@ def _copy(path: Path) -> Path:
     return copy
 
 
-def _with_includes(*paths: Path) -> list[Path]:
-    """The files and all that they include of ours."""
-    found: list[Path] = []
-    left = list(paths)
-    while left:
-        path = left.pop().resolve()
-        if path not in found and path.exists():
-            found.append(path)
-            left += [path.parent / name for name in re.findall(r'^#include "([^"]+)"', path.read_text(), re.MULTILINE)]
-    return sorted(found)
-
-
 def _fuses() -> list[str]:
     """As nvcc does, where the processor can."""
     info = Path("/proc/cpuinfo")
@@ -116,7 +104,8 @@ def build() -> tuple[Path, ...]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for path in (ROOT / "csrc").rglob("*.*h"):
             _copy(path)
-        support = [path.read_bytes() for path in sorted(SUPPORT.glob("*.h"))]
+        headers = [*sorted(SUPPORT.glob("*.h")), *sorted((BUILD / "csrc").rglob("*.*h"))]
+        included = b"\0".join(path.read_bytes() for path in headers)
         include = [f"-I{Path(torch.__file__).parent / 'include'}", f"-I{sysconfig.get_path('include')}", f"-I{SUPPORT}"]
         emulated = ["-x", "c++", *_fuses(), "-include", str(BUILD / "csrc/cuda/common.cuh"), "-include", "redirect.h"]
         cpu, cuda = sorted((ROOT / "csrc/cpu").glob("*.cpp")), sorted((ROOT / "csrc/cuda").glob("*.cu"))
@@ -129,8 +118,8 @@ def build() -> tuple[Path, ...]:
         def compile_one(job: tuple[Path, list[str]]) -> Path:
             path, flags = job
             command = ["g++", *FLAGS, *include, *flags, "-c", str(path)]
-            texts = [included.read_bytes() for included in _with_includes(path, BUILD / "csrc/cuda/common.cuh")]
-            key = hashlib.sha256(b"\0".join([*texts, *support, " ".join(command).encode()])).hexdigest()[:20]
+            texts = [path.read_bytes(), included, " ".join(command).encode()]
+            key = hashlib.sha256(b"\0".join(texts)).hexdigest()[:20]
             target = BUILD / f"{path.parent.name}-{path.stem}-{key}.o"
             if not target.exists():
                 said = subprocess.run([*command, "-o", f"{target}.tmp"], capture_output=True, text=True)
