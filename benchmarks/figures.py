@@ -403,8 +403,6 @@ def _demo() -> Iterator[Figure]:
     text = "| `demo.py` | {} s, PQ {} -> **{} s**, PQ {} ({} times as fast) |"
     values = (before["wall"], 100 * before["pq"], now["wall"], 100 * now["pq"], before["wall"] / now["wall"])
     yield Figure(PERFORMANCE, text, values)
-    for page in ("README.md", "docs/quickstart/tour.md"):
-        yield Figure(page, "reaches a PQ of about {}", (100 * now["pq"],))
 
 
 def _serving() -> Iterator[Figure]:
