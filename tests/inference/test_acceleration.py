@@ -50,9 +50,8 @@ def assert_close(found, wanted, tolerance=1e-4, agreeing=1.0):
     assert found.size == wanted.size
     assert found.classes.tolist() == wanted.classes.tolist()
     for name in ("boxes", "scores", "mask_logits"):
-        np.testing.assert_allclose(
-            getattr(found, name), getattr(wanted, name), rtol=tolerance, atol=tolerance, err_msg=name
-        )
+        one, other = getattr(found, name), getattr(wanted, name)
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance, err_msg=name)
     assert (found.semantic == wanted.semantic).mean() >= agreeing
 
 
@@ -116,8 +115,8 @@ def test_compiled_once_with_and_without_graphs(dynamo, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("precision", "tolerance", "agreeing"), [("fp32", 1e-3, 0.999), ("bf16", None, 0.95)])
-def test_generated_code(dynamo, precision, tolerance, agreeing):
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_generated_code(dynamo, precision):
     """bf16: sums in another order differ by a last digit, 1/128, which may reorder detections."""
     net = network(precision)
     part = net.dense_part()
@@ -130,12 +129,12 @@ def test_generated_code(dynamo, precision, tolerance, agreeing):
             for a, b in zip(tensors(found), tensors(wanted)):
                 assert a.dtype == b.dtype
                 assert a.shape == b.shape
-                assert (a - b).abs().max() <= (1e-5 if tolerance else 0.05) * b.abs().max()
+                assert (a - b).abs().max() <= (1e-5 if precision == "fp32" else 0.05) * b.abs().max()
     wanted = network(precision).predict(PackedSequence([as_input(image(SIZES[0]))]))[0].on_cpu()
     found = predictor(net.with_options(run_dense=run)).raw([image(SIZES[0])])[0]
-    if tolerance is not None:
-        assert_close(found, wanted, tolerance, agreeing)
-    assert (found.semantic == wanted.semantic).mean() >= agreeing
+    if precision == "fp32":
+        assert_close(found, wanted, 1e-3, 0.999)
+    assert (found.semantic == wanted.semantic).mean() >= 0.95
 
 
 def test_recorded_network():
@@ -200,19 +199,6 @@ def fake_cuda(monkeypatch):
     return fakes
 
 
-class OnDevice(torch.Tensor):
-    """A tensor with a GPU device; copies of it are on the CPU."""
-
-    __torch_function__ = torch._C._disabled_torch_function_impl
-    device = torch.device("cuda:0")
-
-
-def on_device(device, width):
-    x = torch.ones(1, 3, 2, width).as_subclass(OnDevice)
-    x.device = torch.device(device)
-    return x
-
-
 def test_each_device_captures_on_its_own_stream(monkeypatch):
     """Also where another device has captured before, and one stream for all graphs that share a pool."""
     cuda, widths = fake_cuda(monkeypatch), []
@@ -221,12 +207,12 @@ def test_each_device_captures_on_its_own_stream(monkeypatch):
         widths.append(x.shape[-1])
         return square(x)
 
-    for device in ("cuda:0", "cuda:1"):
+    devices = ["cpu", "cpu", "meta", "meta"]  # in the place of two GPUs
+    for device in devices[::2]:
         graphs = cuda_graph_cache(run)
         for width in (4, 4, 5, 5):
-            graphs(on_device(device, width))
+            graphs(torch.ones(1, 3, 2, width, device=device))
         assert len(graphs) == 2
-    devices = ["cuda:0", "cuda:0", "cuda:1", "cuda:1"]
     captures = [call.kwargs for call in cuda["graph"].call_args_list]
     streams = [options["stream"] for options in captures]
     assert [str(stream.device) for stream in streams] == devices
@@ -241,7 +227,7 @@ def test_each_device_captures_on_its_own_stream(monkeypatch):
     assert cuda["CUDAGraph"].return_value.replay.call_count == 4
     # without a graph there is no memory to share
     graphs.clear()
-    graphs(x := on_device("cuda:1", 6)), graphs(x)
+    graphs(x := torch.ones(1, 3, 2, 6)), graphs(x)
     assert cuda["graph"].call_args.kwargs["pool"] is None
 
 

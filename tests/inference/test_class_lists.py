@@ -88,9 +88,8 @@ def test_files_and_stated_things(tmp_path):
     write_metadata(binary, found.metadata)
     assert identify(["Dog", "lawn"], "net", file=binary) == found
     assert identify(["Dog", "lawn"], "net", file=tmp_path) == found
-    coco.write_text(
-        json.dumps({"categories": [{"id": 1, "name": "dog", "isthing": 1}, {"id": 2, "name": "lawn", "isthing": 0}]})
-    )
+    categories = [{"id": 1, "name": "dog", "isthing": 1}, {"id": 2, "name": "lawn", "isthing": 0}]
+    coco.write_text(json.dumps({"categories": categories}))
     assert identify(["dog", "lawn"], "net", file=coco).columns == [1, 0]
     found = identify(["dog", "lawn", "cat"], "net", things=["Cat", "dog"])
     assert (found.metadata.categories, found.metadata.num_stuff) == (["lawn", "dog", "cat"], 1)

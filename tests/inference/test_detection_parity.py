@@ -46,34 +46,30 @@ def golden_network(kind):
     return net.eval()
 
 
-@pytest.fixture(scope="module")
-def instance_net():
-    return golden_network("instance_seg")
-
-
 class Case:
-    def __init__(self, name, net):
-        self.name, self.net = name, net
+    def __init__(self, name, fold=False):
+        net = golden_network("instance_seg")
+        self.name, self.net = name, fold_abn(net) if fold else net
         config = default_config("instance_seg")
         images = PackedSequence([golden_image(image, config) for image in CASES[name]])
         with torch.no_grad():
-            self.features = net.encode(images)
-            self.anchors, self.obj_logits, self.bbx_logits = net.score_anchors(self.features)
-            self.predictions = net.predict(images)
+            self.features = self.net.encode(images)
+            self.anchors, self.obj_logits, self.bbx_logits = self.net.score_anchors(self.features)
+            self.predictions = self.net.predict(images)
 
 
 @pytest.fixture(scope="module")
-def flower(instance_net):
-    return Case("flower", instance_net)
+def flower():
+    return Case("flower")
 
 
 @pytest.fixture(
     scope="module", params=["flower", *(pytest.param(name, marks=pytest.mark.slow) for name in ("folded", "batch"))]
 )
-def case(request, instance_net, flower):
-    if request.param == "flower":
-        return flower
-    return Case("batch", instance_net) if request.param == "batch" else Case("flower", fold_abn(instance_net))
+def case(request, flower):
+    return {"flower": lambda: flower, "batch": lambda: Case("batch"), "folded": lambda: Case("flower", True)}[
+        request.param
+    ]()
 
 
 def test_features(case):

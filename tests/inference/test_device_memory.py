@@ -1,4 +1,4 @@
-"""Out-of-memory errors of all libraries: smaller tiles, fewer graphs, or one line."""
+"""Photos of any size in tiles, if requested or needed; out-of-memory errors of all libraries."""
 
 import errno
 import json
@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -14,15 +15,18 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from PIL import Image
 from support.predictors import predictor_of
 from support.tile_scenes import STUFF, SceneNet, scene
+from torch.nn import functional
 
 from inference.test_acceleration import image, network, predictor, recorded
 from seamseg.data.input_size import InputSize
 from seamseg.formats.metadata import Metadata
+from seamseg.inference import images as photos
 from seamseg.inference.cuda_graphs import CudaGraphCache
 from seamseg.inference.onnx_engines import OpenvinoRun, openvino_core
-from seamseg.inference.options import Thresholds
+from seamseg.inference.options import Augmentation, Thresholds
 from seamseg.inference.predictor import Predictor
 from seamseg.inference.tiling.tiles import Tiling
 from seamseg.training.options import TrainerOptions
@@ -30,6 +34,118 @@ from seamseg.training.trainer import Trainer
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import OutOfMemory, SeamsegError
+
+METADATA = Metadata(STUFF, 1, ["a", "b", "c", "d"], [(i, i, i) for i in range(4)], list(range(4)), [])
+SMALL = (100, 100, 120, 140)
+LARGE = (150, 20, 280, 380)
+
+
+def seer(net=None, tta=None):
+    net = net or SceneNet()
+    return predictor_of(net, METADATA, Thresholds(0.5, 0.5, 0), augmentation=Augmentation.parse(tta))
+
+
+@pytest.fixture
+def rgb():
+    return scene((300, 400), [SMALL, LARGE], np.random.default_rng(0))
+
+
+class ObjectNet(SceneNet):
+    """Sees objects only: their boxes, and their masks for instance segmentation."""
+
+    def __init__(self, kind, **options):
+        super().__init__(**options)
+        self.kind = kind
+
+    def predict(self, images):
+        masks = self.kind == "instance_seg"
+        found = super().predict(images)
+        return [replace(p, semantic=None, mask_logits=p.mask_logits if masks else None) for p in found]
+
+
+@pytest.mark.parametrize(
+    ("kind", "tiles", "room"), [("instance_seg", 128, None), ("detection", 160, 20000), ("instance_seg", "auto", 30000)]
+)
+def test_objects_in_tiles(rgb, kind, tiles, room):
+    whole = seer(ObjectNet(kind)).predict(rgb)
+    assert sorted(d.box for d in whole) == [SMALL, LARGE]
+    model = seer(ObjectNet(kind, room=room))
+    tiled = model.predict(rgb, tiles)
+    assert len(model.network.net.sizes) > 2
+    small, large = sorted(tiled, key=lambda d: d.area)
+    assert small.box == SMALL
+    assert large.box == pytest.approx(LARGE, abs=5)
+    assert tiled.size == (300, 400)
+    if kind == "detection":
+        assert tiled.masks is None
+    else:
+        y0, x0, y1, x1 = SMALL
+        assert small.mask[y0:y1, x0:x1].mean() > 0.9
+        assert small.mask.sum() == small.mask[y0:y1, x0:x1].sum()
+
+
+class LogitsNet(SceneNet):
+    """Returns class logits, which test-time augmentation needs."""
+
+    def predict(self, images, segment=None):
+        found = super().predict(images)
+        logits = torch.stack([functional.one_hot(p.semantic, STUFF).permute(2, 0, 1) * 9 for p in found])
+        segment(SimpleNamespace(levels=logits, valid_sizes=[p.size for p in found]))
+        return [replace(p, semantic=None) for p in found]
+
+    def classify(self, features):
+        return features.levels
+
+
+@pytest.mark.parametrize(("tiles", "room"), [(128, None), (192, 30000)])
+def test_augmentation_of_each_tile(rgb, tiles, room):
+    model = seer(LogitsNet(room=room), "flip")
+    result, plain = model.predict(rgb, tiles), seer().predict(rgb)
+    sizes = model.network.net.sizes
+    assert len(sizes) > 8
+    assert max(h * w for h, w in sizes) <= (room or tiles**2)
+    assert sizes[::2] == sizes[1::2], "each tile has two views"
+    stuff = (result.classes != 3) & (plain.classes != 3)
+    assert np.array_equal(result.classes[stuff], plain.classes[stuff])
+    assert stuff.mean() > 0.5
+    small, large = sorted((s for s in result.segments if s.isthing), key=lambda s: s.area)
+    assert small.box == SMALL
+    assert large.box == pytest.approx(LARGE, abs=5)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 5000), (20000, 2), (33, 77)])
+@pytest.mark.parametrize("tiles", ["auto", 128])
+def test_extreme_sizes(size, tiles):
+    rgb = scene(size, [], np.random.default_rng(0))
+    result = seer().predict(rgb, tiles)
+    assert result.size == size
+    assert (result.id_map > 0).all()
+    result = seer(ObjectNet("instance_seg")).predict(rgb, tiles)
+    assert (result.size, len(result), result.draw().size) == (size, 0, size[::-1])
+
+
+def test_out_of_memory_is_reported_once(rgb, capsys):
+    """And not if the images of a batch fit one by one."""
+    model = seer(SceneNet(room=200000))
+    assert [p.semantic.dtype for p in model.raw([rgb] * 3)] == [np.uint8] * 3
+    assert model.network.net.sizes == [(300, 400)] * 3
+    assert capsys.readouterr().err == ""
+    model = seer(SceneNet(room=40000))
+    results = [model.predict(rgb) for _ in range(2)]
+    error = capsys.readouterr().err
+    assert error.count("input of 400 x 300 pixels at once: it is processed in tiles of 173 pixels, and so are") == 1
+    assert error.count("\n") == 1
+    assert results[0].segments == results[1].segments
+    # the first attempt with each image fails
+    assert max(h * w for h, w in model.network.net.sizes) <= 173**2
+
+
+def test_photos_for_tiles_are_batches_of_their_own(rgb):
+    whole = photos.network_input(Image.fromarray(rgb[:128, :128]), InputSize())
+    assert np.array_equal(whole, rgb[:128, :128])
+    batches = photos.equal_size_batches([whole, rgb, whole, rgb], 2, lambda image: image.shape, tiling=Tiling(128))
+    assert [[len(image) for image in batch] for batch in batches] == [[300], [128, 128], [300]]
+
 
 LACKING = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
@@ -96,16 +212,11 @@ def test_openvino_without_memory():
         assert lacks_memory(raised.value)
 
 
-def seer(room, error, tiling=Tiling()):  # noqa: B008
-    metadata = Metadata(STUFF, 1, ["a", "b", "c", "d"], [(i, i, i) for i in range(4)], list(range(4)), [])
-    return predictor_of(SceneNet(room=room, error=error), metadata, Thresholds(0.5, 0.5, 0), tiling=tiling)
-
-
 def test_out_of_memory_leads_to_tiles(capsys):
     rgb = scene((150, 200), [], np.random.default_rng(0))
-    # not of torch; the others are as in test_any_size
+    # not of torch; the others are as above
     error = LACKING[1]
-    result = seer(20000, error).predict(rgb)
+    result = seer(SceneNet(room=20000, error=error)).predict(rgb)
     assert result.size == (150, 200)
     assert (result.id_map > 0).all()
     assert "in tiles of 128" in capsys.readouterr().err
@@ -116,14 +227,14 @@ def test_out_of_memory_leads_to_tiles(capsys):
         (rgb[:70, :80], "auto", f"{start} 80 x 70 pixels: {smaller}"),
     ):
         with pytest.raises(SeamsegError) as caught:
-            seer(100, error).predict(photo, tiles)
+            seer(SceneNet(room=100, error=error)).predict(photo, tiles)
         assert str(caught.value) == words
     gpu = SimpleNamespace(device=torch.device("cuda:1"), on_gpu=True)
     said = str(Predictor._out_of_memory(SimpleNamespace(network=gpu, input_size=InputSize()), rgb[:70, :80]))
     assert said == f"cuda:1: not enough memory for a network input of 80 x 70 pixels: {smaller} or use `device=cpu`"
     for tiles in ("auto", "off", 128):
         with pytest.raises(RuntimeError, match="EXECUTION_FAILED"):
-            seer(100, OTHERS[1]).predict(rgb, tiles)
+            seer(SceneNet(room=100, error=OTHERS[1])).predict(rgb, tiles)
 
 
 def test_out_of_memory_while_recording():

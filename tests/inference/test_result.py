@@ -99,9 +99,7 @@ def test_draw(result):
 
 
 def test_notebook(result, tmp_path):
-    with Image.open(BytesIO(result._repr_png_())) as picture:
-        assert picture.size == (80, 60)
-        assert picture.format == "PNG"
+    assert Image.open(BytesIO(result._repr_png_())).size == (80, 60)
     page = result._repr_html_()
     assert "data:image/jpeg;base64," in page
     assert "car &times; 1" in page

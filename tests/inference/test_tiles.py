@@ -154,10 +154,8 @@ def assert_same(one, other):
 
 
 def category_map(result):
-    categories = np.zeros(max(s.id for s in result.segments) + 1, int)
-    for segment in result.segments:
-        categories[segment.id] = segment.category
-    return categories[result.id_map]
+    categories = {0: 0, **{segment.id: segment.category for segment in result.segments}}
+    return np.vectorize(categories.get)(result.id_map)
 
 
 @settings(max_examples=25)

@@ -1,30 +1,25 @@
 """Detectors of torchvision: the same detections as there, with dense classes."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from support.tiny_transformers import refusal
 from torchvision.models import detection
 
 import seamseg
 from seamseg.checkpoints.model_path import digest, local_model
 from seamseg.inference.detections import Detections
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import SeamsegError
 
 NAMES = ("maskrcnn_resnet50_fpn", "fasterrcnn_resnet50_fpn_v2")
 SMALL = {"device": "cpu", "shortest_size": 64}
 
 
 @pytest.fixture(scope="module")
-def nets() -> Iterator[dict[str, nn.Module]]:
+def nets():
     """Networks with random weights of a fixed seed that find something, among few proposals, which take most time."""
     few = {"rpn_post_nms_top_n_test": 60, "box_detections_per_img": 20}
     with pytest.MonkeyPatch.context() as patch:
@@ -38,29 +33,22 @@ def nets() -> Iterator[dict[str, nn.Module]]:
 
 
 @pytest.fixture(scope="module")
-def files(nets: dict[str, nn.Module], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def files(nets, tmp_path_factory):
     root = tmp_path_factory.mktemp("torchvision")
     for name, net in nets.items():
         torch.save(net.state_dict(), root / f"{name}.pth")
     return {name: root / f"{name}.pth" for name in NAMES}
 
 
-def refusal(model: str, kind: type[SeamsegError] = InputError, **options: Any) -> str:
-    with pytest.raises(kind) as error:
-        seamseg.load(model, **{"device": "cpu", **options})
-    assert "\n" not in str(error.value)
-    return str(error.value)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_detections_are_those_of_torchvision(nets: dict[str, nn.Module], files: dict[str, Path], name: str) -> None:
+def test_detections_are_those_of_torchvision(nets, files, name):
     predictor = seamseg.load(f"torchvision:{name}?weights={files[name]}", **SMALL)
     assert predictor.kind == ("instance_seg" if name.startswith("mask") else "detection")
     assert (predictor.metadata.num_stuff, predictor.metadata.num_thing) == (0, 80)
     image = np.random.default_rng(0).integers(0, 256, (70, 90, 3), np.uint8)
     found = predictor.raw([image])[0]
-    net: Any = nets[name]
+    net = nets[name]
     net.transform.min_size = (70,)  # as it is
     with torch.inference_mode():
         expected = {k: v.numpy() for k, v in net([torch.from_numpy(image).permute(2, 0, 1) / 255])[0].items()}
@@ -73,27 +61,11 @@ def test_detections_are_those_of_torchvision(nets: dict[str, nn.Module], files: 
     np.testing.assert_allclose(found.scores, expected["scores"][order], atol=1e-5)
     assert [predictor.metadata.categories[c] for c in found.classes] == [named[k] for k in order]
     assert found.semantic is None
-    if name.startswith("mask"):
-        assert found.mask_logits is not None
-        assert found.mask_logits.shape == (len(kept), 28, 28)
-    else:
-        assert found.mask_logits is None
+    shape = None if found.mask_logits is None else found.mask_logits.shape
+    assert shape == ((len(kept), 28, 28) if name.startswith("mask") else None)
 
 
-@pytest.mark.slow
-def test_results_sizes_and_options(files: dict[str, Path]) -> None:
-    model = f"torchvision:{NAMES[0]}?weights={files[NAMES[0]]}"
-    assert seamseg.load(model, device="cpu").input_size.of((3000, 4000)) == (800, 1066)
-    assert seamseg.load(model, device="cpu").input_size.of((1000, 4000)) == (333, 1333)
-    image = np.random.default_rng(0).integers(0, 256, (100, 300, 3), np.uint8)
-    for options in ({"precision": "bf16"}, {"tiles": 128, "shortest_size": 100}, {"classes": "bus,dog"}):
-        result = seamseg.load(model, **{**SMALL, "score_threshold": 0.05, **options}).predict(image)
-        assert isinstance(result, Detections)
-        assert result.size == (100, 300)
-    assert "`tta` is for networks of seamseg only" in refusal(model, tta="flip")
-
-
-def test_own_classes(nets: dict[str, nn.Module], tmp_path: Path) -> None:
+def test_own_classes(nets, tmp_path):
     state = nets[NAMES[1]].state_dict()
     for layer, rows in (("cls_score", 3), ("bbox_pred", 12)):
         for kind in ("weight", "bias"):
@@ -106,46 +78,45 @@ def test_own_classes(nets: dict[str, nn.Module], tmp_path: Path) -> None:
     classes.write_text(json.dumps([{"id": 2, "name": "cup"}, {"id": 1, "name": "dog"}]))
     predictor = seamseg.load(model, meta=classes, **SMALL)
     assert predictor.metadata.categories == ["cup", "dog"]
+    assert isinstance(predictor.predict(np.zeros((100, 300, 3), np.uint8)), Detections)
+    sizes = seamseg.load(model, meta=classes, device="cpu").input_size
+    assert (sizes.of((3000, 4000)), sizes.of((1000, 4000))) == ((800, 1066), (333, 1333))
+    assert "`tta` is for networks of seamseg only" in refusal(model, meta=classes, tta="flip")
     assert predictor.network.classes.tolist() == [-1, 1, 0]
     classes.write_text(json.dumps([{"id": 1, "name": "dog"}]))
-    assert "must list things with the ids of the network: the weights have the labels 1 to 2" in refusal(
-        model, meta=classes
-    )
+    words = "must list things with the ids of the network: the weights have the labels 1 to 2"
+    assert words in refusal(model, meta=classes)
 
 
-def test_digest(tmp_path: Path) -> None:
-    for name, content in (("first", b"a"), ("second", b"b"), ("copy", b"a")):
-        (tmp_path / name).write_bytes(content)
-    first, second, copy = (f"torchvision:{NAMES[0]}?weights={tmp_path / name}" for name in ("first", "second", "copy"))
+def test_digest(tmp_path):
+    for name in ("aa", "b", "a"):
+        (tmp_path / name).write_bytes(name[:1].encode())
+    first, second, copy = (f"torchvision:{NAMES[0]}?weights={tmp_path / name}" for name in ("aa", "b", "a"))
     assert str(local_model(first)) == first
     assert digest(second) != digest(first) == digest(copy)
 
 
-def test_refusals(
-    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert "did you mean 'torchvision:maskrcnn_resnet50_fpn" in refusal("torchvision:maskrcnn_resnet50")
-    assert "malformed: write torchvision:NAME" in refusal("torchvision:a/b")
-    assert "no such file" in refusal(f"torchvision:{NAMES[0]}?weights={tmp_path / 'none.pth'}")
+def test_refusals(files, tmp_path, monkeypatch, capsys):
+    model = f"torchvision:{NAMES[0]}"
     (tmp_path / "text.pth").write_text("text")
-    assert "text.pth" in refusal(f"torchvision:{NAMES[0]}?weights={tmp_path / 'text.pth'}")
     torch.save({"a": torch.zeros(1)}, tmp_path / "other.pth")
-    assert "roi_heads.box_predictor.cls_score.bias is missing" in refusal(
-        f"torchvision:{NAMES[0]}?weights={tmp_path / 'other.pth'}"
-    )
-    assert "the weights are not those of a maskrcnn_resnet50_fpn" in refusal(
-        f"torchvision:{NAMES[0]}?weights={files[NAMES[1]]}"
-    )
-    assert "has no effect" in refusal(f"torchvision:{NAMES[0]}", config="x.ini")
+    for name, words in (
+        ("torchvision:maskrcnn_resnet50", f"did you mean '{model}"),
+        ("torchvision:a/b", "malformed: write torchvision:NAME"),
+        (f"{model}?weights={tmp_path / 'none.pth'}", "no such file"),
+        (f"{model}?weights={tmp_path / 'text.pth'}", "text.pth"),
+        (f"{model}?weights={tmp_path / 'other.pth'}", "roi_heads.box_predictor.cls_score.bias is missing"),
+        (f"{model}?weights={files[NAMES[1]]}", "the weights are not those of a maskrcnn_resnet50_fpn"),
+    ):
+        assert words in refusal(name)
+    assert "has no effect" in refusal(model, config="x.ini")
 
-    def offline(*_: object, **__: object) -> None:
+    def offline(*_, **__):
         print("Downloading: https://...")
         raise OSError("no network")
 
     monkeypatch.setattr("torch.hub.load_state_dict_from_url", offline)
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", offline)
-    text = refusal(f"torchvision:{NAMES[0]}", SeamsegError)
+    words = f"cannot download its weights (no network): name a file, {model}?weights=FILE"
+    assert words in refusal(model, SeamsegError)
     assert capsys.readouterr().out == ""
-    assert (
-        "cannot download its weights (no network): name a file, torchvision:maskrcnn_resnet50_fpn?weights=FILE" in text
-    )

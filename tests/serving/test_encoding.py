@@ -22,12 +22,11 @@ from seamseg.serving import encoding
 from seamseg.serving.encoding import ResultEncoder
 
 SIZE = (90, 140)
-KINDS = ("panoptic", "semantic", "instance_seg", "detection", "classification")
 OPTIONS = {"panoptic": {"shortest_size": 90, "min_stuff_area": 0}, "classification": {}}
 FLAGS = {"panoptic": ["--shortest-size", "90", "--min-area", "0"], "classification": []}
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=("panoptic", "semantic", "instance_seg", "detection", "classification"))
 def model(request, tmp_path):
     kind, path = request.param, tmp_path / f"{request.param}.onnx"
     write_classifier(path) if kind == "classification" else write_network(path, record(kind))

@@ -15,25 +15,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_VALUES = {
-    "_local_scalar_dense",  # item(), bool(), int(), float()
-    "is_nonzero",
-    "equal",
-    "allclose",
-    "bincount",
-}
-_SHAPES = {
-    "nonzero",
-    "nonzero_numpy",
-    "argwhere",
-    "masked_select",
-    "unique_dim",
-    "unique_dim_consecutive",
-    "unique_consecutive",
-    "_unique",
-    "_unique2",
-    "nms",  # ours: the number of boxes that stay
-}
+_VALUES = {"_local_scalar_dense", "is_nonzero", "equal", "allclose", "bincount"}
+"""The first is `item()`, `bool()`, `int()` and `float()`."""
+_SHAPES = {"nonzero", "nonzero_numpy", "argwhere", "masked_select", "_unique", "_unique2", "nms"}
+_SHAPES |= {"unique_dim", "unique_dim_consecutive", "unique_consecutive"}
+"""The result of `nms`, ours, has as many rows as boxes stay."""
 _INDEXED = {"index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_"}
 _TO_HOST = {Tensor.tolist, Tensor.numpy, Tensor.cpu, Tensor.__array__}
 """The dispatcher does not see these on the CPU."""

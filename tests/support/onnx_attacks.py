@@ -138,6 +138,7 @@ ATTACKS: dict[str, tuple[Change, str]] = {
         "needs tensors of",
     ),
     "product": (nodes(*COLUMN, node("MatMul", "a b"), **ENDS), "needs tensors of"),
+    "linear layer": (nodes(*COLUMN, node("Gemm", "a b"), **ENDS), "needs tensors of"),
     "equation of several tensors": (
         nodes(FLOATS, node("Einsum", "floats floats floats", equation="abcd,abce,abcf->def")),
         "has another equation",

@@ -7,9 +7,9 @@ import json
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from io import BytesIO
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image
@@ -29,24 +29,19 @@ FAILS = 250
 """A photo whose first pixel has this red value makes the network fail."""
 
 
-@dataclass
 class RedNetwork:
     """A semantic network: the class of a pixel is its red value. It waits at a gate, and remembers its batches."""
 
-    gate: threading.Event = field(default_factory=threading.Event)
-    started: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
-    batches: list[list[tuple[int, int]]] = field(default_factory=list)
-    seen: list[int] = field(default_factory=list)
-    classes: Metadata = CLASSES
-    kind: str = "semantic"
-    precision: str = "fp32"
-    device: str = "cpu"
-    on_gpu: bool = False
-    uses_torch: bool = False
-    averaged: bool = False
-    nms_threshold: None = None
-    tiles_problem: None = None
-    map_formats: dict[str, MapFormat] = field(default_factory=dict)
+    kind, precision, device = "semantic", "fp32", "cpu"
+    on_gpu = uses_torch = averaged = False
+    nms_threshold = tiles_problem = None
+    map_formats: ClassVar[dict[str, MapFormat]] = {}
+
+    def __init__(self, classes: Metadata = CLASSES) -> None:
+        self.classes = classes
+        self.gate, self.started = threading.Event(), threading.Semaphore(0)
+        self.batches: list[list[tuple[int, int]]] = []
+        self.seen: list[int] = []
 
     def run(self, images: Sequence[np.ndarray]) -> list[Prediction]:
         self.batches.append([image.shape[:2] for image in images])
