@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.components import component_file
+from support.components import assert_refused, component_file
 
 from seamseg.cli.new import template
 from seamseg.config import load_config
-from seamseg.training.run import run_training
 from seamseg.training.task import open_loader
 from seamseg.utils.distributed import World
-from seamseg.utils.errors import SeamsegError
 
 pytestmark = pytest.mark.usefixtures("narrow", "imported")
 
 RAIN = template("augmentation", "rain")
-
-
-file = component_file("my_rain.py", RAIN)
-
-
-@pytest.fixture
-def options(component_options, file):
-    """Of a training with rain."""
-    return lambda run, *more, **others: component_options(file, run, "augmentation rain.strength=.9", *more, **others)
+file, options = component_file("my_rain.py", RAIN, "augmentation rain.strength=.9")
 
 
 def test_only_colours_change(options, micro, micro_config):
@@ -48,7 +38,4 @@ def test_only_colours_change(options, micro, micro_config):
     ],
 )
 def test_mistakes(file, options, code, message):
-    file.write_text(RAIN[: RAIN.rindex("return")] + code)
-    with pytest.raises(SeamsegError, match=message) as error:
-        run_training(options("run"))
-    assert "\n" not in str(error.value)
+    assert_refused(options("run"), message, file, RAIN[RAIN.rindex("return") :], code)

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 from PIL import Image
-from support.components import error_of_training, forget
+from support.components import component_file, forget
 
 import seamseg
 from seamseg.cli.new import template
@@ -19,21 +19,8 @@ from seamseg.training.run import run_training
 pytestmark = pytest.mark.usefixtures("imported", "narrow")
 
 CHOSEN = ("roi.mask_refinement=own", "roi.box_loss=own", "mask_refinement own.channels=4", "box_loss own.weight=2")
-
-
-@pytest.fixture
-def file(tmp_path):
-    """Both templates in one file."""
-    path = tmp_path / "my_masks.py"
-    kinds = ("box_loss", "mask_refinement")
-    path.write_text("\n\n".join(template(kind, "own").replace("Own", kind.title()) for kind in kinds))
-    return path
-
-
-@pytest.fixture
-def options(component_options, file):
-    """Of a training with both."""
-    return lambda run, *more, **others: component_options(file, run, *CHOSEN, *more, **others)
+TEXT = "\n\n".join(template(kind, "own").replace("Own", kind.title()) for kind in ("box_loss", "mask_refinement"))
+file, options = component_file("my_masks.py", TEXT, *CHOSEN)
 
 
 def test_a_network_with_them_is_trained_and_predicts(options, file, tmp_path):
@@ -51,9 +38,8 @@ def test_a_network_with_them_is_trained_and_predicts(options, file, tmp_path):
     assert model.predict(Image.new("RGB", (97, 63))).id_map.shape == (63, 97)
 
 
-def test_what_a_loss_of_boxes_is_given(options, file):
-    run = options("loss")
-    config = load_config(run.config, None, run.overrides)
+def test_what_a_loss_of_boxes_is_given(options, micro_config):
+    config = load_config(micro_config, None, options("loss").overrides)
     assert build_network(config, 2, 1).roi_head.refinement.hidden.out_channels == 4
     component, keys = config.component("box_loss")
     assert keys.weight == 2
@@ -75,11 +61,7 @@ def test_what_a_loss_of_boxes_is_given(options, file):
     ("old", "new", "message"),
     [
         ("hull = outside", "hull = nowhere", "box_loss own, .*my_masks.py line .*NameError"),
-        (
-            "logits, boxes = outputs",
-            "logits, boxes, more = outputs",
-            "mask_refinement own, .*my_masks.py line .*ValueErr",
-        ),
+        ("logits, boxes = outputs", "logits, boxes, more = outputs", "mask_refinement own, .*py line .*ValueErr"),
         (
             "refine(self, regions):",
             "refine(self, regions):\n        return regions.coarse[:1]",
@@ -93,8 +75,11 @@ def test_what_a_loss_of_boxes_is_given(options, file):
         ),
     ],
 )
-def test_an_exception_names_the_component(options, file, micro, capsys, old, new, message):
+def test_the_command_names_the_component_of_an_exception(options, file, seamseg_main, capsys, old, new, message):
     text = file.read_text()
     assert old in text
     file.write_text(text.replace(old, new))
-    assert re.search(message, error_of_training(options("broken"), micro, capsys))
+    run = options("broken")
+    words = ["--device", "cpu", *(word for override in run.overrides for word in ("--set", override))]
+    assert seamseg_main("train", run.config, run.data, "--log-dir", run.log_dir, *words) != 0
+    assert re.search(message, capsys.readouterr().err.strip().splitlines()[-1])

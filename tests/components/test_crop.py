@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import pytest
-from support.components import component_file, forget
+from support.components import assert_refused, component_file
 
 from seamseg.cli.new import template
 from seamseg.config import load_config
-from seamseg.training.run import run_training
 from seamseg.training.task import open_loader
 from seamseg.utils.distributed import World
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("narrow", "imported")
 
-RARE = template("crop", "rare")
+RARE = (
+    template("crop", "rare") + "from seamseg.utils.errors import InputError\ndef fail(): raise InputError('no luck')\n"
+)
 CHOSEN = ("dataloader.crop=rare", "crop rare.category=2", "dataloader.crop_size=(20, 20)")
-
-
-file = component_file("my_rare.py", RARE)
-
-
-@pytest.fixture
-def options(component_options, file):
-    """Of a training with the crop."""
-    return lambda run, *more, **others: component_options(file, run, *CHOSEN, *more, **others)
+file, options = component_file("my_rare.py", RARE, *CHOSEN)
 
 
 @pytest.mark.parametrize("more", [(), ("dataloader.device_transforms=yes", "dataloader.fast_decode=yes")])
@@ -41,19 +34,13 @@ def test_crops_contain_the_class(options, micro, micro_config, more):
             assert 2 in batch.categories[0]
 
 
-def test_a_model_predicts_without_the_file(options, micro, tmp_path, seamseg_main):
-    run_training(options("run", "scheduler.epochs=1"))
-    forget("my_rare")
-    photo = micro / "img" / "val0.png"
-    assert seamseg_main("predict", tmp_path / "run", photo, tmp_path / "out", "--device", "cpu") == 0
-
-
 MISTAKES = {
     "another type": ("CropParams(size, (y, x", "(size, (y, x", "must return CropParams, returned tuple"),
     "outside": ("(y, x, h, w)", "(y + 9999, x, h, w)", r"the window \(\d+, \d+, 20, 20\) .* is not"),
     "fractions": ("(y, x, h, w)", "(y / 2, x, h, w)", "TypeError: 'float' object"),
     "a change": ("h, w), flip", "h, w), image.ids.fill(0)", "ValueError: .*read-only"),
     "an error of its own": ("CropParams(size, (y", "fail() or (size, (y", ": no luck"),
+    "no crop": ("(Crop):", ":\n    def __init__(*_): 0\n", "must be a class derived from seamseg.components.Crop"),
 }
 """What is replaced in the file, by what, and the error."""
 
@@ -61,17 +48,6 @@ MISTAKES = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistakes(name, file, options):
     old, new, message = MISTAKES[name]
-    assert RARE.count(old) == 1
-    failing = "from seamseg.utils.errors import InputError\ndef fail(): raise InputError('no luck')\n"
-    text = RARE.replace(old, new)
-    file.write_text(text + failing)
-    with pytest.raises(SeamsegError, match=f"^crop rare.*{message}") as error:
-        run_training(options("run"))
-    assert not isinstance(error.value, InputError), "an unreadable image would be replaced"
-    assert "\n" not in str(error.value)
-
-
-def test_no_crop(file, options):
-    file.write_text(RARE.replace("Rare(Crop)", "Rare").replace("def draw", "def __init__(*_): 0\n    def draw"))
-    with pytest.raises(InputError, match=r"^crop rare: must be a class derived from seamseg\.components\.Crop"):
-        run_training(options("run"))
+    error = assert_refused(options("run"), f"^crop rare.*{message}", file, old, new)
+    # for an InputError an unreadable image is replaced
+    assert isinstance(error, InputError) == (name == "no crop")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import tarfile
 
@@ -18,39 +17,31 @@ from seamseg.utils.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("narrow", "imported")
 
-
 BORDERS = template("format", "borders")
+WORDS = ("--device", "cpu", "--workers", "0", "--quiet", "--components")
+file, _ = component_file("my_borders.py", BORDERS)
 
 
-file = component_file("my_borders.py", BORDERS)
-
-
-def test_a_format_in_a_folder_and_in_shards(file, micro_run, micro, tmp_path, seamseg_main):
+def test_a_format_in_a_folder_and_in_shards(file, micro_run, micro, tmp_path, seamseg_main, capsys):
     photo = micro / "img" / "val0.png"
-    words = ("--device", "cpu", "--workers", "0", "--quiet", "--components", file, "--format", "overlay,borders")
-    keys = ("--set", "format borders.value=7")
-    assert seamseg_main("predict", micro_run, photo, tmp_path / "out", *words, *keys) == 0
+    words = (*WORDS, file, "--format", "overlay,borders", "--set", "format borders.value=7")
+    assert seamseg_main("predict", micro_run, photo, tmp_path / "out", *words) == 0
     assert sorted(p.name for p in (tmp_path / "out").glob("val0*")) == ["val0.jpg", "val0_borders.png"]
     border = np.array(Image.open(tmp_path / "out" / "val0_borders.png"))
     assert set(np.unique(border)) == {0, 7}
-    assert seamseg_main("predict", micro_run, photo, tmp_path / "s-%06d.tar", *words, *keys) == 0
+    assert seamseg_main("predict", micro_run, photo, tmp_path / "s-%06d.tar", *words) == 0
     with tarfile.open(tmp_path / "s-000000.tar") as shard:
         assert np.array_equal(np.array(Image.open(shard.extractfile("val0.borders.png"))), border)
-
-
-def test_other_keys_are_another_run(file, micro_run, micro, tmp_path, seamseg_main, capsys):
-    photo = micro / "img" / "val0.png"
-    words = ("--device", "cpu", "--workers", "0", "--components", file, "--format", "borders")
-    assert seamseg_main("predict", micro_run, photo, tmp_path / "out", *words) == 0
-    assert seamseg_main("predict", micro_run, photo, tmp_path / "out", *words, "--set", "format borders.value=7") == 2
-    assert "format borders.value=7" in capsys.readouterr().err
+    # other keys are another run
+    assert seamseg_main("predict", micro_run, photo, tmp_path / "out", *words, "--set", "format borders.value=8") == 2
+    assert "format borders.value=8" in capsys.readouterr().err
 
 
 def test_errors_name_the_format_and_the_image(file, micro_run, micro, tmp_path, seamseg_main, capsys):
     """Nothing remains of a run whose first image fails, so that the corrected format runs in the same folder."""
     photo = micro / "img" / "val0.png"
     file.write_text(BORDERS.replace("result.id_map.shape", 'result.maps["none"]'))
-    words = ("--device", "cpu", "--workers", "0", "--quiet", "--components", file, "--format", "borders")
+    words = (*WORDS, file, "--format", "borders")
     assert seamseg_main("predict", micro_run, photo, tmp_path / "out", *words) == 1
     lines = capsys.readouterr().err.strip().splitlines()
     assert lines[-1] == f"seamseg predict: {photo}: format borders, {file} line 29: KeyError: 'none'"
@@ -69,53 +60,8 @@ def test_mistakes(file, micro_run, tmp_path):
         PredictSettings(micro_run, "borders", inference=given).load("cpu")
     with pytest.raises(InputError, match="did you mean 'borders'"):
         PredictSettings(micro_run, "border", inference=given)
-
-
-COUNTS = '''
-import json
-
-from seamseg.components import OutputFormat, output_format
-
-
-@output_format("segment-counts")
-class Counts(OutputFormat):
-    """The numbers of segments of all photos in a file."""
-
-    kinds = ("panoptic",)
-    member = ""
-    all_classes = True
-
-    def paths(self, source):
-        return []
-
-    def write(self, source, rgb, prediction, result):
-        assert rgb is None
-        return {"name": source.name, "count": sum(not s.iscrowd for s in result.segments)}
-
-    def finals(self):
-        return [self.out / "counts.json"]
-
-    def finish(self, records):
-        self.finals()[0].write_text(json.dumps({record["name"]: record["count"] for record in records()}))
-'''
-
-
-def test_a_format_with_a_file_about_all_photos(micro_run, micro, tmp_path, seamseg_main, capsys):
-    file, expected = tmp_path / "my_counts.py", {}
-    file.write_text(COUNTS)
-    words = ("--device", "cpu", "--workers", "0", "--quiet", "--components", file, "--format", "segment-counts,coco")
-    assert seamseg_main("predict", micro_run, micro / "img", tmp_path / "out", *words) == 0
-    for entry in json.loads((tmp_path / "out" / "panoptic.json").read_text())["annotations"]:
-        expected[entry["file_name"].removesuffix(".png")] = len(entry["segments_info"])
-    found = json.loads((tmp_path / "out" / "counts.json").read_text())
-    assert found == expected
-    assert sum(found.values()) > 0
-    assert seamseg_main("predict", micro_run, micro / "img", tmp_path / "o", *words, "--classes", "car") == 2
-    assert "--format segment-counts contains all classes" in capsys.readouterr().err
-
-
-def test_a_name_of_a_built_in_format(file, micro_run):
+    file = tmp_path / "my_coco.py"
     file.write_text(BORDERS.replace('"borders", keys', '"coco", keys'))
     given = InferenceOptions(overrides=(f"general.components={file}",))
-    with pytest.raises(InputError, match=r"my_borders.py: another format coco is in .*predictions.py: rename one"):
+    with pytest.raises(InputError, match=r"my_coco.py: another format coco is in .*predictions.py: rename one"):
         PredictSettings(micro_run, "coco", inference=given)

@@ -8,49 +8,37 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.components import EDGES, component_file, forget
+from support.components import EDGES, assert_refused, component_file, forget, imported_for_a_module
 from support.interruptions import loss_lines
+from support.micro import train
 
 import seamseg
 from seamseg.checkpoints.snapshot import load_snapshot
-from seamseg.config import components
-from seamseg.training.run import TrainingOptions, run_training
+from seamseg.config import load_config
+from seamseg.models.build import build_network
+from seamseg.training.run import run_training
 from seamseg.utils.errors import InputError, SeamsegError
 
 pytestmark = pytest.mark.usefixtures("narrow", "imported")
 
-
-file = component_file("my_edges.py", EDGES)
-
-
-@pytest.fixture
-def options(component_options, file):
-    """Of a training with the head."""
-    return lambda run, *more, **others: component_options(file, run, "head edge.channels=4", *more, **others)
+file, options = component_file("my_edges.py", EDGES, "head edge.channels=4")
 
 
 @pytest.fixture(scope="module")
 def edge_run(tmp_path_factory, micro, micro_config):
     """A run folder and the file of the head."""
-    from support.micro import narrow_body
-
-    folder = tmp_path_factory.mktemp("edge")
-    (folder / "run_edges.py").write_text(EDGES)
-    with narrow_body(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(components, "_REGISTERED", dict(components._REGISTERED))
-        overrides = (f"general.components={folder / 'run_edges.py'}", "optimizer.lr=.01")
-        run_training(TrainingOptions(micro_config, micro, folder / "run", overrides=overrides, device="cpu"))
-    import sys
-
-    del sys.modules["run_edges"]
-    return folder / "run", folder / "run_edges.py"
+    run = tmp_path_factory.mktemp("edge") / "run"
+    file = run.with_name("run_edges.py")
+    file.write_text(EDGES)
+    with imported_for_a_module(file) as overrides:
+        train(micro_config, micro, run, *overrides, "optimizer.lr=.01")
+    return run, file
 
 
-def test_the_loss_is_trained_and_saved(options, tmp_path):
+def test_the_loss_is_trained_and_saved(edge_run, options, tmp_path):
     """`test_read_maps.py` resumes a training with a head."""
-    run_training(options("run", "scheduler.epochs=1"))
-    assert all("  edge " in line for line in loss_lines(tmp_path / "run"))
-    state = load_snapshot(tmp_path / "run" / "model_last.pth.tar").state_dict
+    assert all("  edge " in line for line in loss_lines(edge_run[0]))
+    state = load_snapshot(edge_run[0] / "model_last.pth.tar").state_dict
     assert {"edge.hidden.weight", "edge.output.weight", "edge.output.bias"} < state["heads"].keys()
     run_training(options("untrained", "head edge.weight=0", "scheduler.epochs=1"))
     other = load_snapshot(tmp_path / "untrained" / "model_last.pth.tar").state_dict
@@ -58,9 +46,6 @@ def test_the_loss_is_trained_and_saved(options, tmp_path):
 
 
 def test_other_parts_start_with_the_same_weights(file, micro_config):
-    from seamseg.config import load_config
-    from seamseg.models.build import build_network
-
     states = []
     for overrides in ((), (f"general.components={file}",)):
         torch.manual_seed(0)
@@ -88,7 +73,7 @@ def test_files_of_the_map(edge_run, micro, tmp_path, seamseg_main):
         assert np.abs(np.rint(255 * prediction.maps["edge"]) - image).max() <= 1
 
 
-def test_tiles_and_views_merge_the_map(edge_run, micro):
+def test_tiles_merge_the_map(edge_run, micro):
     run, file = edge_run
     rgb = np.array(Image.open(micro / "img" / "val0.png"))
     big = np.ascontiguousarray(np.tile(rgb, (4, 4, 1)))
@@ -97,12 +82,6 @@ def test_tiles_and_views_merge_the_map(edge_run, micro):
     (tiled,) = seamseg.load(run, **given, tiles=160).raw([big])
     assert tiled.maps["edge"].shape == whole.maps["edge"].shape == big.shape[:2]
     assert np.abs(tiled.maps["edge"] - whole.maps["edge"]).mean() < 0.05
-    (flipped,) = seamseg.load(run, **given, tiles="off", tta="flip").raw([rgb])
-    plain, mirror = (
-        seamseg.load(run, **given, tiles="off").raw([np.ascontiguousarray(x)])[0].maps["edge"]
-        for x in (rgb, rgb[:, ::-1])
-    )
-    assert np.allclose(flipped.maps["edge"], (plain + mirror[:, ::-1]) / 2, atol=1e-5)
 
 
 def test_a_model_opens_without_its_head(edge_run, micro, tmp_path, seamseg_main, capsys):
@@ -136,33 +115,4 @@ def test_a_model_opens_without_its_head(edge_run, micro, tmp_path, seamseg_main,
     ],
 )
 def test_mistakes(old, new, error, message, file, options):
-    assert EDGES.count(old) == 1
-    file.write_text(EDGES.replace(old, new))
-    with pytest.raises(error, match=message) as caught:
-        run_training(options("run"))
-    assert "\n" not in str(caught.value)
-
-
-def train_in_two(rank, join, options):
-    from support.micro import narrow_body
-
-    join()
-    with narrow_body():
-        run_training(options)
-
-
-@pytest.mark.distributed
-@pytest.mark.slow
-@pytest.mark.parametrize("unused", ["fake", "find"])
-def test_two_processes(options, tmp_path, unused):
-    """Both have the same head after an epoch, one that was trained."""
-    from support.processes import launch
-
-    launch(train_in_two, 2, options("run", f"general.unused_parameters={unused}", "optimizer.ema=.9"))
-    snapshot = load_snapshot(tmp_path / "run" / "model_last.pth.tar")
-    assert snapshot.resume is not None
-    assert len(snapshot.resume["ranks"]) == 2
-    trained, averaged = snapshot.state_dict["heads"], snapshot.state_dict["ema"]["heads"]
-    assert not torch.equal(trained["edge.output.bias"], torch.zeros(1))
-    assert not torch.equal(trained["edge.output.weight"], averaged["edge.output.weight"])
-    assert all("  edge " in line for line in loss_lines(tmp_path / "run"))
+    assert_refused(options("run"), message, file, old, new, error)

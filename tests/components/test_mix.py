@@ -5,18 +5,16 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from support.components import DEPTH, code_of_page, component_file
+from support.components import assert_refused, code_of_page, component_file
 
 from seamseg.config import load_config
-from seamseg.data.folder import DatasetFolder
 from seamseg.data.loader import set_epoch
 from seamseg.training.run import run_training
 from seamseg.training.task import open_loader
 from seamseg.utils.distributed import World
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("narrow", "imported")
 HALVES = code_of_page("extend_data.md", '@mix("halves"')
@@ -26,15 +24,7 @@ CROPS = (
     "dataloader.random_scale=(0.5, 2)",
     "dataloader.random_flip=yes",
 )
-
-
-file = component_file("my_halves.py", HALVES)
-
-
-@pytest.fixture
-def options(component_options, file):
-    """Of a training with halvess of crops."""
-    return lambda run, *more, **others: component_options(file, run, *CROPS, *more, **others)
+file, options = component_file("my_halves.py", HALVES, *CROPS)
 
 
 def batches(config_path, data, overrides, epochs=3):
@@ -68,38 +58,6 @@ def test_the_other_half_is_that_without_it(options, micro, micro_config):
     assert changed > 5
 
 
-def test_maps_are_those_of_the_segments(options, tmp_path, micro, micro_config):
-    """The map of an image states its segment of each pixel; after a halves it still does, for both images."""
-    data = tmp_path / "data"
-    shutil.copytree(micro, data)
-    (data / "depth").mkdir()
-    folder = DatasetFolder(data)
-    for info in folder.metadata.images:
-        ids = folder.read_mask(info.id)[0]
-        np.save(data / "depth" / f"{info.id}.npy", np.where(ids > 0, np.asarray(info.cat)[ids] + 1, 0))
-    head = tmp_path / "my_depth.py"
-    head.write_text(DEPTH)
-    given = (*options("run").overrides, f"general.components={head}, {tmp_path / 'my_halves.py'}")
-    for batch in batches(micro_config, data, given):
-        ids, depth = batch.masks[0][0], batch.maps["depth"][0][0]
-        assert torch.equal(depth[ids > 0], (batch.categories[0][ids][ids > 0] + 1) * 0.5)
-        assert (depth[ids == 0] == -1).all()
-
-
-def test_transforms_on_the_device_see_the_same(options, micro, micro_config):
-    given = options("run").overrides
-    here, there = (
-        batches(micro_config, micro, (*given, *more)) for more in ((), ("dataloader.device_transforms=yes",))
-    )
-    flips = set()
-    for a, b in zip(here, there, strict=True):
-        flip = b.deferred[0].flip
-        flips.add(flip)
-        assert torch.equal(a.masks[0], (b.masks[0].flip(-1) if flip else b.masks[0]).long())
-        assert torch.equal(a.cut[0], b.cut[0])
-    assert flips == {True, False}
-
-
 RETURNED = "image.paste(other, range(len(other.cat)), 0, image.ids.shape[2] // 2)"
 MISTAKES = {
     "another type": ("image.pixels", "must return an AugmentedImage, returned ndarray"),
@@ -120,29 +78,8 @@ MISTAKES = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistakes(name, file, options):
     code, message = MISTAKES[name]
-    file.write_text(HALVES.replace(RETURNED, code))
-    with pytest.raises(SeamsegError, match=f"^mix halves.*{message}") as error:
-        run_training(options("run"))
-    assert not isinstance(error.value, InputError), "an unreadable image would be replaced"
-    assert "\n" not in str(error.value)
-
-
-def test_a_data_set_that_does_not_suit(file, options):
-    code = """
-    def __init__(self, keys, reader):
-        raise InputError(f"mix halves: {reader.root.name} has {len(reader.images)} images only")
-"""
-    text = HALVES.replace("    def combine", f"{code}\n    def combine")
-    file.write_text("from seamseg.utils.errors import InputError\n" + text)
-    with pytest.raises(InputError, match=r"mix halves: \w+ has \d images only$"):
-        run_training(options("run"))
-
-
-def test_what_is_no_mix(file, options):
-    text = HALVES.replace("Halves(Mix)", "Halves").replace("def combine", "def __init__(*_): return\n\n    def combine")
-    file.write_text(text)
-    with pytest.raises(InputError, match=r"must be a class derived from seamseg\.components\.Mix"):
-        run_training(options("run"))
+    error = assert_refused(options("run"), f"^mix halves.*{message}", file, RETURNED, code)
+    assert not isinstance(error, InputError), "an unreadable image would be replaced"
 
 
 def test_an_image_without_others(options, file, micro, micro_config, tmp_path):

@@ -2,49 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-import torch
 from PIL import Image
-from support.components import component_file, forget
+from support.components import assert_refused, component_file, forget
 from support.interruptions import loss_lines, result, signals_at, train_until_done
 
 import seamseg
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.cli.new import template
 from seamseg.training.run import run_training
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("imported")
 
 PIXELS = template("network", "pixels")
-
-
-file = component_file("my_pixels.py", PIXELS)
+file, _ = component_file("my_pixels.py", PIXELS)
 
 
 @pytest.fixture
-def plain_config(tmp_path):
-    """A configuration without sections of the built-in network."""
-    path = tmp_path / "plain.ini"
-    path.write_text(
-        "[general]\nmin_stuff_area = 0\nlog_interval = 1\n"
-        "[optimizer]\nlr = 0.1\n"
+def options(component_options, file, tmp_path):
+    """Of a training with the network, without sections of the built-in one."""
+    (tmp_path / "plain.ini").write_text(
+        "[general]\nnetwork = pixels\nmin_stuff_area = 0\nlog_interval = 1\n[optimizer]\nlr = 0.1\n"
         "[scheduler]\nepochs = 2\nburn_in_steps = 0\n"
         "[dataloader]\nshortest_size = 64\nlongest_max_size = 128\ntrain_set = train\nval_set = val\nnum_workers = 0\n"
     )
-    return path
-
-
-@pytest.fixture
-def options(component_options, file, plain_config):
-    """Of a training with the network."""
-    from dataclasses import replace
-
-    def make(run, *overrides, file=file, **others):
-        given = component_options(file, run, "general.network=pixels", *overrides, **others)
-        return replace(given, config=plain_config)
-
-    return make
+    return lambda *words, **more: replace(component_options(file, *words, **more), config=tmp_path / "plain.ini")
 
 
 def test_it_is_trained_resumed_and_predicts(options, file, tmp_path):
@@ -60,11 +45,16 @@ def test_it_is_trained_resumed_and_predicts(options, file, tmp_path):
     assert {*state.state_dict} >= {"network", "optimizer", "ema"}
     assert state.state_dict["network"]["layers.0.weight"].shape == (6, 3, 7, 7)
     assert [(record.kind, record.name) for record in state.components] == [("network", "pixels")]
-    model = seamseg.load(tmp_path / "straight", device="cpu", overrides=[f"general.components={file}"])
+    given = {"device": "cpu", "overrides": [f"general.components={file}"]}
+    model = seamseg.load(tmp_path / "straight", **given)
     assert model.predict(Image.new("RGB", (97, 63))).id_map.shape == (63, 97)
     assert model.predict(Image.new("RGB", (300, 200)), tiles=128).id_map.shape == (200, 300)
-    with pytest.raises(InputError, match="`tta` is for networks of body and heads, not for pixels"):
-        seamseg.load(tmp_path / "straight", device="cpu", overrides=[f"general.components={file}"], tta="flip")
+    for options, message in (
+        ({"tta": "flip"}, "`tta` is for networks of body and heads, not for pixels"),
+        ({"overrides": [f"general.components={file}", "general.network=seamless"]}, "holds another network than"),
+    ):
+        with pytest.raises(InputError, match=message):
+            seamseg.load(tmp_path / "straight", **{**given, **options})
     forget("my_pixels")
     with pytest.raises(InputError, match=r"network pixels \(my_pixels.py\) is not imported"):
         seamseg.load(tmp_path / "straight", device="cpu")
@@ -82,18 +72,5 @@ def test_it_is_trained_resumed_and_predicts(options, file, tmp_path):
         ("", "", ("body.num_frozen=1",), r"\[body\] num_frozen has no effect on the network pixels"),
     ],
 )
-def test_what_is_refused(old, new, overrides, message, options, tmp_path):
-    file = tmp_path / "my_pixels.py"
-    file.write_text(PIXELS.replace(old, new) if old else PIXELS)
-    with pytest.raises(SeamsegError, match=message) as error:
-        run_training(options("run", *overrides))
-    assert "\n" not in str(error.value)
-
-
-def test_a_snapshot_of_the_other_network(options, tmp_path, file, micro_config, micro):
-    run_training(options("run", "scheduler.epochs=1"))
-    snapshot = tmp_path / "run" / "model_last.pth.tar"
-    overrides = [f"general.components={file}", "general.network=seamless"]
-    with pytest.raises(InputError, match="holds another network than"):
-        seamseg.load(snapshot, device="cpu", overrides=overrides)
-    assert torch.is_grad_enabled()
+def test_what_is_refused(old, new, overrides, message, options, file):
+    assert_refused(options("run", *overrides), message, file, old, new)

@@ -6,35 +6,17 @@ import hashlib
 
 import pytest
 import torch
-from support.components import LION, forget
-from support.interruptions import result, signals_at, train_until_done
+from support.components import LION, assert_refused, component_file, forget
 
 from seamseg.checkpoints.bundle import open_model
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.training.run import TrainingOptions, run_training
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("narrow", "imported")
 
-
-@pytest.fixture
-def options(component_options, tmp_path):
-    """Of a training with Lion."""
-    file = tmp_path / "my_lion.py"
-    file.write_text(LION)
-    given = ("optimizer.type=lion", "optimizer.lr=.0003", "scheduler.type=halving", "optimizer lion.beta1=.8")
-    return lambda run, *overrides, **more: component_options(file, run, *given, *overrides, **more)
-
-
-def test_an_interrupted_training_resumes_to_the_bit(options, tmp_path):
-    run_training(options("straight"))
-    with signals_at([3, 5]):
-        assert train_until_done(options("stopped", resume="auto")) == 2
-    assert result(tmp_path / "stopped") == result(tmp_path / "straight")
-    state = load_snapshot(tmp_path / "straight" / "model_last.pth.tar")
-    momenta = [entry["momentum"] for entry in state.state_dict["optimizer"]["state"].values()]
-    assert len(momenta) > 20
-    assert all(bool(momentum.any()) for momentum in momenta[:5])
+GIVEN = ("optimizer.type=lion", "optimizer.lr=.0003", "scheduler.type=halving", "optimizer lion.beta1=.8")
+file, options = component_file("my_lion.py", LION, *GIVEN)
 
 
 LOSS = """
@@ -70,11 +52,7 @@ def test_a_snapshot_states_its_components_and_opens_without_them(options, tmp_pa
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (
-            "super().__init__(groups, {})",
-            "super().__init__(groups, {'folder': __import__('pathlib').Path('here')})",
-            r"optimizer lion .*my_lion.py.: state_dict\(\)\['param_groups'\]\[0\]\['folder'\] is a PosixPath",
-        ),
+        ("(groups, {})", "(groups, {'to': print})", r"state_dict\(\)\['param_groups'\]\[0\]\['to'\] is a builtin"),
         ("super().__init__(groups, {})", "pass", r"my_lion.py\): call super\(\).__init__\(groups, DEFAULTS\)"),
         ("return 0.5", "return 'half' or 0.5", "scheduler halving, .*my_lion.py: ValueError: could not convert string"),
         ("return 0.5 **", "return half **", "scheduler halving, .*my_lion.py line 40: NameError: name 'half'"),
@@ -83,10 +61,6 @@ def test_a_snapshot_states_its_components_and_opens_without_them(options, tmp_pa
         ("import torch\n", f"import torch\n{LOSS}", "loss broken, .*my_lion.py line 10: AttributeError: .*logit"),
     ],
 )
-def test_mistakes(options, tmp_path, old, new, message):
-    assert LION.count(old) == 1
-    (tmp_path / "my_lion.py").write_text(LION.replace(old, new))
-    with pytest.raises(SeamsegError, match=message) as error:
-        run_training(options("run", *(["sem.loss=broken"] if LOSS in new else [])))
-    assert "\n" not in str(error.value)
+def test_mistakes(options, tmp_path, file, old, new, message):
+    assert_refused(options("run", *(["sem.loss=broken"] if LOSS in new else [])), message, file, old, new)
     assert not list((tmp_path / "run").glob("**/*.tar"))

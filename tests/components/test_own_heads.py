@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from PIL import Image
-from support.components import error_of_training, forget
+from support.components import assert_refused, component_file, forget
 from support.interruptions import result, signals_at, train_until_done
 
 import seamseg
-from seamseg.cli.main import main
 from seamseg.cli.new import template
 from seamseg.config import load_config
 from seamseg.models.build import build_network
@@ -22,23 +19,9 @@ pytestmark = pytest.mark.usefixtures("imported", "narrow")
 
 CHOSEN = {"semantic_head": "sem.head", "rpn_head": "rpn.head", "roi_head": "roi.head"}
 OVERRIDES = [f"{key}=own" for key in CHOSEN.values()] + [f"{kind} own.channels=8" for kind in CHOSEN]
-
-
-@pytest.fixture
-def file(tmp_path):
-    """All three templates, and that of a body, in one file."""
-    path = tmp_path / "my_three_heads.py"
-    path.write_text("\n\n".join(template(kind, "own").replace("Own", kind.title()) for kind in (*CHOSEN, "body")))
-    return path
-
-
-@pytest.fixture
-def options(component_options, file):
-    """Of a training with the three."""
-    return lambda run, *more, **others: component_options(file, run, *OVERRIDES, *more, **others)
-
-
 BODY = ("body.body=own", "body own.channels=6")
+TEXT = "\n\n".join(template(kind, "own").replace("Own", kind.title()) for kind in (*CHOSEN, "body"))
+file, options = component_file("my_three_heads.py", TEXT, *OVERRIDES)
 
 
 def test_networks_with_them_are_trained_resumed_and_predict(options, file, tmp_path):
@@ -56,20 +39,6 @@ def test_networks_with_them_are_trained_resumed_and_predict(options, file, tmp_p
         seamseg.load(run, device="cpu")
 
 
-@pytest.mark.slow
-def test_networks_with_them_are_exported(options, file, micro, tmp_path, capsys):
-    run, out = tmp_path / "run", tmp_path / "net.onnx"
-    run_training(options("run", *BODY, "scheduler.epochs=1"))
-    assert main(["export", str(run), str(out), "--size", "64x96", "--components", str(file)]) == 0
-    capsys.readouterr()
-    int8 = ["export", str(run), str(tmp_path / "int8.onnx"), "--size", "64x96", "--int8", str(micro)]
-    assert main([*int8, "--components", str(file)]) == 2
-    assert "rpn_head own is not quantised by" in capsys.readouterr().err
-    forget("my_three_heads")
-    # the exported network does not need the file
-    assert main(["predict", str(out), str(micro / "img" / "val0.png"), str(tmp_path / "out")]) == 0
-
-
 def test_detection_has_no_masks(component_options, file, tmp_path):
     chosen = [override for override in OVERRIDES if "sem" not in override]
     run_training(component_options(file, "boxes", *chosen, "general.kind=detection", "scheduler.epochs=1"))
@@ -77,21 +46,12 @@ def test_detection_has_no_masks(component_options, file, tmp_path):
     assert not hasattr(model.network.net.roi_head, "mask")
 
 
-def test_a_model_opens_as_a_kind_without_the_part(component_options, file, tmp_path):
-    own = ("sem.head=own", "semantic_head own.channels=8", "scheduler.epochs=1")
-    run_training(component_options(file, "run", *own))
-    forget("my_three_heads")
-    model = seamseg.load(tmp_path / "run", device="cpu", overrides=["general.kind=detection"])
-    assert model.network.net.sem_head is None
-    with pytest.raises(InputError, match=r"run/model_best.pth.tar: semantic_head own \(my_three_heads.py\) is not imp"):
-        seamseg.load(tmp_path / "run", device="cpu")
-
-
-def test_initial_weights_are_those_of_the_head(options, file):
-    run = options("weights")
-    config = load_config(run.config, None, run.overrides)
-    net = build_network(config, 11, 8)
+def test_initial_weights_are_those_of_the_head(options, micro_config):
+    net = build_network(load_config(micro_config, None, options("run").overrides), 11, 8)
     assert net.roi_head.codes.weight.std() < 0.002
+    config = load_config(micro_config, None, options("run", "general.qat=yes").overrides)
+    with pytest.raises(InputError, match=r"\[rpn_head own\]: \[general\] qat quantises no custom heads"):
+        build_network(config, 11, 8)
 
 
 @pytest.mark.parametrize(
@@ -103,27 +63,17 @@ def test_initial_weights_are_those_of_the_head(options, file):
         ("for x in levels:", "for x in levels + 1:", "rpn_head own, .* line .*TypeError"),
         (
             "nn.ConvTranspose2d(keys.channels, context.num_thing, 2, stride=2)",
-            "nn.Conv2d(keys.channels, context.num_thing, 1)",
-            "roi_head own, .*py: ValueError: masks.. must be 3 x 1 x 28 x 28, is 3 x 1 x 14 x 14",
+            "nn.Conv2d(keys.channels, 1, 1)",
+            "1 x 14",
         ),
         (
             ".reshape(x.shape[0], self.num_things, 4)",
             "",
-            "roi_head own, .*: the box codes .* must be 3 x 1 x 4, is 3 x 4",
+            "roi_head own, .*: the box codes .* must be 3 x 1 x 4, is 3 x",
         ),
         ("context.num_stuff + context.num_thing", "context.num_stuff", "semantic_head own, .*the logits must be"),
         ("codes, dim=1), shapes", "codes, dim=1), shapes[1:]", "rpn_head own, .*the sizes of . levels are returned"),
     ],
 )
-def test_an_exception_names_the_head(options, file, micro, capsys, old, new, message):
-    text = file.read_text()
-    assert old in text
-    file.write_text(text.replace(old, new))
-    assert re.search(message, error_of_training(options("broken"), micro, capsys))
-
-
-def test_qat_refuses_them(options):
-    run = options("qat", "general.qat=yes")
-    config = load_config(run.config, None, run.overrides)
-    with pytest.raises(InputError, match=r"\[rpn_head own\]: \[general\] qat quantises no custom heads"):
-        build_network(config, 11, 8)
+def test_an_exception_names_the_head(options, file, old, new, message):
+    assert_refused(options("broken"), message, file, old, new)

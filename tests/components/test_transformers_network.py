@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.interruptions import loss_lines, result, signals_at, train_until_done
+from support.interruptions import loss_lines, result
 from support.processes import launch
 from support.tiny_transformers import save
 
@@ -97,22 +97,6 @@ def test_each_family_is_trained_and_predicts(family, options, tmp_path):
         assert not model.network.net.attn_mask_probs.any()
 
 
-@pytest.mark.slow
-def test_a_stopped_training_resumes_to_the_bit_without_the_folder(options, tmp_path):
-    given = options("mask2former", "straight", "optimizer.ema=.9", "general.precision=bf16")
-    run_training(given)
-    # the run's own configuration has the architecture
-    alone = replace(given, config=tmp_path / "straight" / "config.ini", overrides=("network transformers.model=",))
-    with signals_at([2]):
-        first = replace(given, log_dir=tmp_path / "stopped", resume="auto")
-        assert train_until_done(first) == 1
-    assert result(tmp_path / "stopped") == result(tmp_path / "straight")
-    more = (*alone.overrides, "scheduler.epochs=3")
-    again = replace(alone, log_dir=tmp_path / "straight", resume="auto", overrides=more)
-    run_training(again)
-    assert len(loss_lines(tmp_path / "straight")) == 6
-
-
 def train_in_two(rank, join, given):
     join()
     run_training(given)
@@ -124,10 +108,18 @@ def train_in_two(rank, join, given):
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_two_processes_resume_to_the_bit(options, tmp_path):
-    keys = ("dataloader.train_batch_size=1", "general.snapshot_interval=1", "general.snapshot_keep=9")
-    launch(train_in_two, 2, options("mask2former", "straight", *keys), seconds=400)
+    """Without the folder: the run's own configuration has the architecture."""
+    keys = (
+        "dataloader.train_batch_size=1",
+        "general.snapshot_interval=1",
+        "general.snapshot_keep=9",
+        "optimizer.ema=.9",
+    )
+    given = options("mask2former", "straight", *keys)
+    launch(train_in_two, 2, given, seconds=400)
     first = sorted((tmp_path / "straight" / "snapshots").iterdir())[0]
-    again = replace(options("mask2former", "again", *keys), resume=first)
+    alone = {"config": tmp_path / "straight" / "config.ini", "overrides": ("network transformers.model=",)}
+    again = replace(given, log_dir=tmp_path / "again", resume=first, **alone)
     launch(train_in_two, 2, again, seconds=400)
     assert result(tmp_path / "again") == result(tmp_path / "straight")
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from seamseg.config import components
+from seamseg.utils.errors import SeamsegError
 
 LION = '''
 from dataclasses import dataclass
@@ -152,6 +154,18 @@ def forget(module: str) -> None:
         del components._REGISTERED[key]
 
 
+@contextmanager
+def imported_for_a_module(*files: Path) -> Iterator[tuple[str, ...]]:
+    """Yield the overrides that import files of components, beside a small body; forget them in the end."""
+    from support.micro import narrow_body
+
+    with narrow_body(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(components, "_REGISTERED", dict(components._REGISTERED))
+        yield (f"general.components={', '.join(map(str, files))}",)
+    for file in files:
+        del sys.modules[file.stem]
+
+
 @pytest.fixture
 def imported(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Undo what a test imports from files that it has written."""
@@ -165,8 +179,8 @@ def imported(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathF
             del sys.modules[name]
 
 
-def component_file(name: str, text: str) -> Any:
-    """Return a fixture: a file of this name and content, with components."""
+def component_file(name: str, text: str, *overrides: str) -> Any:
+    """Return fixtures: a file of this name and content, with components, and options of a training with overrides."""
 
     @pytest.fixture
     def file(tmp_path: Path) -> Path:
@@ -174,7 +188,11 @@ def component_file(name: str, text: str) -> Any:
         path.write_text(text)
         return path
 
-    return file
+    @pytest.fixture
+    def options(component_options: Callable[..., Any], file: Path) -> Callable[..., Any]:
+        return lambda run, *more, **others: component_options(file, run, *overrides, *more, **others)
+
+    return file, options
 
 
 @pytest.fixture
@@ -190,10 +208,14 @@ def component_options(tmp_path: Path, micro: Path, micro_config: Path) -> Callab
     return make
 
 
-def error_of_training(run: Any, data: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """Return the last line of `seamseg train`, with the options of a training that must fail."""
-    from seamseg.cli.main import main
+def assert_refused(options: Any, message: str, file: Path, old: str, new: str, kind: type = SeamsegError) -> Exception:
+    """Replace a part of a file, so that a training ends with one line; return the error."""
+    from seamseg.training.run import run_training
 
-    command = ["train", str(run.config), str(data), "--log-dir", str(run.log_dir), "--device", "cpu"]
-    assert main([*command, *(word for x in run.overrides for word in ("--set", x))]) != 0
-    return capsys.readouterr().err.strip().splitlines()[-1]
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+    with pytest.raises(kind, match=message) as error:
+        run_training(options)
+    assert "\n" not in str(error.value)
+    return error.value
