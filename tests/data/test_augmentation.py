@@ -151,13 +151,10 @@ def test_cut_states_where_the_photo_continues_beyond_the_crop(options, crop, on_
     assert batch_of([plain]).cut is None
 
 
-@pytest.mark.parametrize(
-    ("window", "cut"), [((0, 0, 50, 300), [False] * 4), ((20, 260, 30, 40), [True, True, False, False])]
-)
-def test_cut_of_a_window(window, cut):
+def test_the_whole_photo_has_no_cut():
     """Wider than the numbers of which Python has one object each."""
-    params = AugmentationParams((50, 300), window, DeferredTransform())
-    assert augment(*scene((50, 300)), params).cut.tolist() == [cut] * 6
+    params = AugmentationParams((50, 300), (0, 0, 50, 300), DeferredTransform())
+    assert not augment(*scene((50, 300)), params).cut.any()
 
 
 def test_jitter_factors_come_from_the_rng_and_are_bounded():
@@ -175,11 +172,9 @@ def test_each_jitter_factor():
     pixels = torch.tensor([[[200, 20]], [[40, 30]], [[40, 10]]], dtype=torch.uint8)
     assert torch.equal(jitter(pixels, (1, 1, 1, 0)), pixels)
     assert torch.equal(jitter(pixels, (0.5, 1, 1, 0)), pixels // 2)
-    flat = jitter(pixels, (1, 0, 1, 0))
-    assert len(flat.unique()) == 1
+    assert len(jitter(pixels, (1, 0, 1, 0)).unique()) == 1
     grey = jitter(pixels, (1, 1, 0, 0))
-    assert torch.equal(grey[0], grey[1])
-    assert torch.equal(grey[0], grey[2])
+    assert torch.equal(grey, grey[:1].expand(3, -1, -1))
     shifted = jitter(pixels, (1, 1, 1, 1 / 3))
     assert shifted[:, 0, 0].tolist() == [40, 200, 40]  # red to green
     # beyond 1, away from black, the mean grey of all pixels, and the grey of each pixel
@@ -190,14 +185,6 @@ def test_each_jitter_factor():
         factors[position] = 1.2
         wanted = (centre + 1.2 * (x - centre)).clamp(0, 255)
         assert (jitter(pixels, tuple(factors)).double() - wanted).abs().max() < 1.5
-
-
-def test_invalid_augmentation_options():
-    assert AugmentationOptions(crop_size=(1, 1), random_scale=(0.01,), color_jitter=(0, 0, 0, 0.5)).crop_size == (1, 1)
-    with pytest.raises(InputError, match="crop_size"):
-        AugmentationOptions(crop_size=(0, 5))
-    with pytest.raises(InputError, match="hue at most"):
-        AugmentationOptions(color_jitter=(0, 0, 0, 0.6))
 
 
 @pytest.mark.parametrize("rotated", [False, True])
@@ -222,12 +209,6 @@ def test_fast_decode(make_folder, rotated):
         assert 0 < (a["img"] - b["img"]).abs().mean() < 0.01
     sizes = [fast.reader.read_image(0, size).size for size in ((256, 400), (129, 100), (128, 200), (60, 90), (10, 10))]
     assert sizes == [(400, 256), (400, 256), (200, 128), (100, 64), (50, 32)]
-
-
-def test_fast_decode_of_png_and_size_check(make_folder):
-    root = make_folder([(64, 96), (64, 96)])
-    plain, fast = (PanopticDataset(root, "train", TrainTransform(20, 400), fast_decode=on) for on in (False, True))
-    assert torch.equal(plain[0]["img"], fast[0]["img"])
-    Image.new("RGB", (90, 64)).save(root / "img" / "im1.png")
-    with pytest.raises(InputError, match=r"im1.png: the image is 90 x 64 pixels"):
-        fast[1]
+    Image.new("RGB", (90, 64)).save(root / "img" / "im0.jpg")
+    with pytest.raises(InputError, match=r"im0.jpg: the image is 90 x 64 pixels"):
+        fast[0]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from seamseg.data.dataset import PanopticDataset
-from seamseg.data.loader import LoaderOptions, collate, set_epoch, train_loader
+from seamseg.data.loader import LoaderOptions, collate, train_loader
 from seamseg.data.samplers import DistributedARBatchSampler
 from seamseg.data.transforms import AugmentationOptions, TrainTransform
 from seamseg.data.workers import WorkerSeed
@@ -42,21 +42,6 @@ def test_collate(make_folder):
     assert batch.iscrowd.dtype == torch.uint8
     assert batch.categories.dtype == torch.int64
     assert batch.boxes.dtype == torch.float32
-
-
-def test_workers_and_main_process_load_the_same_batches(make_folder):
-    data = dataset(make_folder([(12, 20), (20, 12), (14, 14), (10, 18), (9, 30)]))
-    plain, parallel = (
-        train_loader(data, DistributedARBatchSampler(data.img_sizes, 2), LoaderOptions(num_workers=n)) for n in (0, 2)
-    )
-    for epoch in (0, 3):
-        set_epoch(plain, epoch)
-        expected = list(plain)
-        set_epoch(parallel, epoch)
-        for a, b in zip(parallel, expected, strict=True):
-            assert isinstance(a, Batch)
-            assert_same(a, b)
-    assert parallel.worker_init_fn.epoch == 3
 
 
 @pytest.mark.parametrize("workers", [0, 1])

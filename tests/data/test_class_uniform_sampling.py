@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
 from seamseg.data.samplers import ClassUniformSampling, DistributedARBatchSampler, EpochBatchSampler, SampleIndex
@@ -71,15 +69,3 @@ def test_draws_do_not_depend_on_the_number_of_processes(world):
     by_slot = {k.slot: k.image for k in alone}
     for other in (keys(1, 4, world), keys(2, 3, world)):
         assert {k.slot: k.image for k in other} != by_slot
-
-
-def test_repeated_images_are_augmented_differently(make_folder):
-    from seamseg.data.dataset import PanopticDataset
-    from seamseg.data.transforms import AugmentationOptions, TrainTransform
-
-    data = PanopticDataset(
-        make_folder(), "train", TrainTransform(16, 64, augmentation=AugmentationOptions(random_scale=(0.5, 2)))
-    )
-    shapes = Counter(tuple(data[SampleIndex(0, 0, slot)]["img"].shape) for slot in range(3))
-    assert len(shapes) == 3
-    assert tuple(data[SampleIndex(0, 0, 0)]["img"].shape) == tuple(data[0]["img"].shape)

@@ -12,6 +12,7 @@ from PIL import Image
 
 from data.test_batches import dataset
 from seamseg.data.folder import DatasetFolder
+from seamseg.data.samplers import SampleIndex
 from seamseg.formats.exported import ExportedMetadata
 from seamseg.formats.metadata import (
     ImageInfo,
@@ -37,12 +38,6 @@ def test_metadata_round_trip(num_stuff, num_thing, images):
     assert [metadata.is_thing(c) for c in (*range(n), 255)] == [False] * num_stuff + [True] * num_thing + [False]
 
 
-@pytest.mark.parametrize("length", [222, 223])
-def test_names_whose_length_is_the_code_of_a_map(length):
-    named = Metadata(1, 1, ["x" * length, "ab"], [GREEN] * 2, [1, 2], [ImageInfo("y" * length, [255], (1, 1), [0])])
-    assert parse_metadata(pack_metadata(named)) == named
-
-
 def raw(**changes):
     meta = {"num_stuff": 1, "num_thing": 1, "categories": ["a", "b"], "palette": [GREEN] * 2, "original_ids": [1, 2]}
     image = {"id": "x", "cat": [255, 1], "size": [2, 3], "iscrowd": [0, 0]}
@@ -55,19 +50,14 @@ def raw(**changes):
     ("data", "reason"),
     [
         (b"", "not a metadata file"),
-        (raw()[:-9], "truncated"),
-        (b"PK\x03\x04zip", "not a metadata file"),
         (umsgpack.packb({"images": []}), "'meta' is missing"),
-        (umsgpack.packb([1, 2]), "not a metadata file"),
         (raw(num_thing=2), "2 entries in `categories`, but num_stuff [+] num_thing = 3"),
         (raw(palette=[GREEN]), "1 entries in `palette`"),
-        (raw(num_stuff=0, num_thing=0), "0 stuff and 0 thing"),
         (raw(cat=[255, 2]), "'x' has class 2 in `cat`, but classes are 0 to 1"),
         (raw(cat=[0, 1]), "must be void"),
         (raw(iscrowd=[0]), "2 entries in `cat` but 1 in `iscrowd`"),
         (raw(size=[0, 3]), "size"),
         (raw(size=7), "not a metadata file"),
-        (raw(size=[1e300, 3]), "size"),
         (raw(iscrowd=[0, "-" + "9" * 30]), "has -9+ in `iscrowd`"),
         (raw(original_ids=[1, 1e300]), "is not a whole number of at most 60 bits"),
         (raw(palette=[GREEN, [0, 0, 1e300]]), "is not a whole number of at most 60 bits"),
@@ -110,14 +100,10 @@ def test_missing_metadata_and_folder(tmp_path):
         DatasetFolder(tmp_path / "none")
 
 
-@pytest.mark.parametrize("ending", [".png", ".jpeg", ".JPG"])
-def test_any_extension(make_folder, ending):
-    root = make_folder(ending=ending)
-    assert DatasetFolder(root).image_path("im1") == root / "img" / f"im1{ending}"
-
-
 def test_items(make_folder):
-    data = dataset(make_folder())
+    root = make_folder(ending=".JPG")
+    assert DatasetFolder(root).image_path("im1") == root / "img" / "im1.JPG"
+    data = dataset(root)
     assert len(data) == 3
     assert data.img_sizes == [(12, 20), (20, 12), (14, 14)]
     assert (data.num_stuff, data.metadata.categories) == (2, ["road", "sky", "car"])
@@ -128,9 +114,7 @@ def test_items(make_folder):
     assert item["cat"].tolist() == [255, 0, 2, 2]
     assert item["iscrowd"].tolist() == [0, 0, 0, 1]
     photo, mask, info = data.read(1)
-    assert photo.size == (12, 20)
-    assert mask.shape == (1, 20, 12)
-    assert info.id == "im1"
+    assert (photo.size, mask.shape, info.id) == ((12, 20), (1, 20, 12), "im1")
 
 
 def test_augmentation_depends_on_seed_epoch_and_index_alone(make_folder):
@@ -143,6 +127,9 @@ def test_augmentation_depends_on_seed_epoch_and_index_alone(make_folder):
         again.set_epoch(epoch)
         shapes.add(tuple(again[1]["img"].shape))
     assert len(shapes) > 1
+    # an image that is drawn again
+    assert len({tuple(first[SampleIndex(0, 0, slot)]["img"].shape) for slot in range(3)}) > 1
+    assert torch.equal(first[SampleIndex(0, 1, 1)]["img"], first[1]["img"])
     assert not torch.equal(dataset(root, seed=3)[1]["img"], first[1]["img"])
 
 

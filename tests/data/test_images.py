@@ -8,7 +8,6 @@ import pytest
 from PIL import Image
 from support.png_streams import rgb_png
 
-from seamseg.data import images
 from seamseg.data.images import image_size, open_image, open_mask, pixels_of
 from seamseg.utils.errors import UnreadableImage
 
@@ -71,9 +70,6 @@ def test_files_that_fromarray_cannot_make(tmp_path):
     red = Image.new("CMYK", (16, 16), (0, 255, 255, 0))
     for name in ("a.jpg", "a.tif"):
         assert np.abs(pixels(save(tmp_path, red, name)).astype(int) - [255, 0, 0]).max() <= 3
-    frames = [Image.new("RGB", (8, 8), c) for c in ("red", "blue")]
-    first = save(tmp_path, frames[0], "several.tif", save_all=True, append_images=frames[1:])
-    assert pixels(first)[0, 0].tolist() == [255, 0, 0]
 
 
 @pytest.mark.filterwarnings("error")
@@ -84,38 +80,20 @@ def test_palette_with_transparency(tmp_path):
     assert np.array_equal(pixels(path), np.eye(3, dtype=np.uint8)[GREY % 3] * 255)
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_orientation(tmp_path, orientation):
-    transform = {
-        1: lambda a: a,
-        2: lambda a: a[:, ::-1],
-        3: lambda a: a[::-1, ::-1],
-        4: lambda a: a[::-1],
-        5: lambda a: a.transpose(1, 0, 2),
-        6: lambda a: np.rot90(a, -1),
-        7: lambda a: a[::-1, ::-1].transpose(1, 0, 2),
-        8: lambda a: np.rot90(a),
-    }[orientation]
+@pytest.mark.parametrize(
+    ("orientation", "turned"), [(1, RGB), (4, RGB[::-1]), (5, RGB.transpose(1, 0, 2)), (8, np.rot90(RGB)), (77, RGB)]
+)
+def test_exif_orientation(tmp_path, orientation, turned):
     exif = Image.Exif()
     exif[0x0112] = orientation
     path = save(tmp_path, Image.fromarray(RGB), exif=exif)
-    assert np.array_equal(pixels(path), transform(RGB))
-    assert image_size(path) == transform(RGB).shape[:2]
-
-
-@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
-def test_corrupt_exif_is_ignored(tmp_path):
-    path = save(tmp_path, Image.fromarray(RGB), "a.jpg", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff nonsense", quality=100)
-    assert pixels(path).shape == RGB.shape
-    exif = Image.Exif()
-    exif[0x0112] = 77
-    assert np.array_equal(pixels(save(tmp_path, Image.fromarray(RGB), exif=exif)), RGB)
+    assert np.array_equal(pixels(path), turned)
+    assert image_size(path) == turned.shape[:2]
 
 
 def photo_bytes(kind="PNG"):
     buffer = io.BytesIO()
-    noise = np.random.RandomState(1).randint(0, 256, (64, 64, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(buffer, kind)
+    Image.fromarray(RGB).save(buffer, kind)
     return buffer.getvalue()
 
 
@@ -124,9 +102,8 @@ def photo_bytes(kind="PNG"):
     [
         (b"", "empty"),
         (b"hello, world", "not an image"),
-        (photo_bytes()[:3000], "corrupt image"),
-        (photo_bytes("JPEG")[:1500], "corrupt image"),
-        (photo_bytes()[:20], "(not an|corrupt) image"),
+        (photo_bytes()[:-90], "corrupt image"),
+        (photo_bytes("JPEG")[:-200], "corrupt image"),
         (None, "no such image"),
     ],
 )
@@ -143,38 +120,25 @@ def test_unreadable(tmp_path, content, reason):
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("side", [15000, 100000, 2**31 - 1])
-def test_decompression_bomb(tmp_path, side):
+def test_decompression_bomb(tmp_path):
+    """Pillow neither warns of what is within the limit nor reads the other."""
+    assert image_size(save(tmp_path, Image.new("1", (20000, 10000)))) == (10000, 20000)
     path = tmp_path / "bomb.png"
-    path.write_bytes(rgb_png(side, side, zlib.compress(b"\0" * 100)))
+    path.write_bytes(rgb_png(15000, 15000, zlib.compress(b"\0" * 100)))
     with pytest.raises(UnreadableImage, match="limit of 201 megapixels"):
         open_image(path)
 
 
-@pytest.mark.filterwarnings("error")
-def test_large_images_do_not_trigger_pillows_warning(tmp_path):
-    before = Image.MAX_IMAGE_PIXELS
-    path = save(tmp_path, Image.new("1", (20000, 10000)))
-    assert image_size(path) == (10000, 20000)
-    assert before == Image.MAX_IMAGE_PIXELS
-    assert images.MAX_PIXELS >= 200e6
-
-
-def test_masks_with_palette_or_one_bit(tmp_path):
+def test_masks(tmp_path):
+    """They are integers of one channel, exact at any depth, with a palette or of one bit."""
     image = Image.fromarray(GREY % 7).convert("P")
     image.putpalette(list(range(255, -1, -1)) * 3)
     assert np.array_equal(open_mask(save(tmp_path, image)), GREY % 7)
     assert np.array_equal(open_mask(save(tmp_path, Image.fromarray(GREY > 99))), GREY > 99)
-
-
-def test_masks_must_be_integers(tmp_path):
     with pytest.raises(UnreadableImage, match="single-channel"):
         open_mask(save(tmp_path, Image.fromarray(RGB)))
     with pytest.raises(UnreadableImage, match="negative"):
         open_mask(save(tmp_path, Image.fromarray(np.full((2, 2), -1, np.int32)), "m.tif"))
-
-
-def test_masks_of_any_depth_are_exact(tmp_path):
     # PNG ends at 16 bits; the content decides, not the ending
     long = np.array([[0, 1, 65535], [65536, 16_777_217, 2**31 - 1]], np.int32)
     wide = np.arange(65536, dtype=np.uint16).reshape(256, 256)

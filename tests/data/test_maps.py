@@ -135,9 +135,7 @@ def test_files_of_maps(tmp_path):
     [
         (saved(np.array([{}]), allow_pickle=True), "array is object"),
         (saved(np.zeros((3, 4)))[:-8], "truncated"),
-        (saved(np.zeros((3, 4))).replace(b"(3, 4)", b"(999999, 999999)".ljust(6)), "not an array file"),
         (b"no array", "not an array file"),
-        (b"", "not an array file"),
     ],
 )
 def test_broken_arrays_are_one_line(data, message):

@@ -78,9 +78,9 @@ def test_invalid_batch_sizes():
             DistributedARBatchSampler(SIZES, 1, 2, rank)
 
 
-def world(img_sizes, size, batch, epoch, segments, drop_last=False):
+def world(img_sizes, size, batch, epoch, segments):
     """Return the samplers of all ranks of a world that continues an epoch."""
-    samplers = [DistributedARBatchSampler(img_sizes, batch, size, rank, drop_last) for rank in range(size)]
+    samplers = [DistributedARBatchSampler(img_sizes, batch, size, rank) for rank in range(size)]
     for sampler in samplers:
         sampler.set_epoch(epoch)
         sampler.continue_from(segments)
@@ -117,21 +117,6 @@ def test_epoch_resumed_by_other_worlds_covers_each_image_once(img_sizes, epoch, 
         assert repeated < size
         segments = (*before, last._replace(done=last.done + done))
     assert sorted(seen) == list(range(len(img_sizes)))
-
-
-@given(sizes, stops)
-def test_drop_last_after_a_change_of_world(img_sizes, stops):
-    segments, consumed = (), Counter()
-    for size, batch, wanted in stops:
-        if len(img_sizes) < batch:
-            return
-        samplers = world(img_sizes, size, batch, 0, segments, drop_last=True)
-        shares = [list(sampler)[:wanted] for sampler in samplers]
-        assert all(len(b) == batch for batches_of_rank in shares for b in batches_of_rank)
-        segments = samplers[0].segments
-        segments = (*segments[:-1], segments[-1]._replace(done=segments[-1].done + len(shares[0])))
-        consumed.update({i for batches_of_rank in shares for b in batches_of_rank for i in b})
-    assert set(consumed) <= set(range(len(img_sizes)))
 
 
 def test_a_new_epoch_resets_the_segments():

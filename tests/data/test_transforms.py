@@ -1,6 +1,7 @@
 """Transforms against tensors of the original, and against Pillow."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -121,5 +122,11 @@ def test_invalid_arguments():
         Normalise((0.5,), STD)
     with pytest.raises(InputError, match="rgb_std must be positive"):
         Normalise(MEAN, (1, 0, 1))
-    with pytest.raises(InputError, match="random_scale"):
-        AugmentationOptions(random_scale=(0, 1))
+    least = AugmentationOptions(crop_size=(1, 1), random_scale=(0.01,), color_jitter=(0, 0, 0, 0.5))
+    for wrong, match in (
+        ({"random_scale": (0, 1)}, "random_scale"),
+        ({"crop_size": (0, 5)}, "crop_size"),
+        ({"color_jitter": (0, 0, 0, 0.6)}, "hue at most"),
+    ):
+        with pytest.raises(InputError, match=match):
+            replace(least, **wrong)

@@ -56,14 +56,9 @@ def test_replaced_by_another_image_of_the_same_orientation(make_folder, spoil):
         dataset(root)[2]
 
 
-def test_replaced_by_the_other_orientation_if_there_is_none(make_folder):
-    root = make_folder([(12, 20), (20, 12)])
-    (root / "img" / "im0.png").write_bytes(b"")
-    assert replacing(root)[0]["id"] == "im1"
-
-
 def test_error_if_all_replacements_are_unreadable(make_folder):
-    root = make_folder([(12, 20)] * 30)
+    """Those of the other orientation come last."""
+    root = make_folder([(12, 20)] * 5 + [(20, 12)] * 25)
     for path in (root / "img").iterdir():
         path.write_bytes(b"")
     data = replacing(root)
@@ -73,6 +68,7 @@ def test_error_if_all_replacements_are_unreadable(make_folder):
     with pytest.raises(InputError, match=r"im4.png: the file is empty.*; nor can the others tried in its place \(9\)"):
         data[4]
     assert len(set(reads)) == len(reads) == MAX_ATTEMPTS
+    assert max(reads[:5]) == 4
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -89,33 +85,19 @@ def test_batches_are_full_and_list_unreadable_images(make_folder, workers):
     assert not {"im2", "im6"} & {i for batch in batches for i in batch.ids}
 
 
-def test_each_unreadable_file_is_reported_once():
-    log = []
-    images = UnreadableImages(0.5, 10, log.append)
-    for epoch in range(3):
-        images.begin_epoch()
-        images.add([])
-        images.add([("a", "a.png: empty")])
-        images.add([("a", "a.png: empty")])
-        if epoch == 2:
-            images.add([("b", "b.png: cut")])
-        assert images.count == (2 if epoch == 2 else 1)
-    assert log == ["a.png: empty; replaced by another image", "b.png: cut; replaced by another image"]
-
-
 @pytest.mark.parametrize(("limit", "allowed"), [(0.0, 0), (0.1, 1), (0.25, 2), (0.3, 3)])
 def test_limit_of_unreadable_images(limit, allowed):
+    """Each file is reported once."""
     log = []
     images = UnreadableImages(limit, 10, log.append)
-    images.begin_epoch()
-    for number in range(allowed):
-        images.add([(str(number), f"{number}.png: empty")])
+    for _ in range(2):
+        images.begin_epoch()
+        for number in range(allowed):
+            images.add([(str(number), f"{number}.png: empty")])
+            assert images.count == number + 1
     with pytest.raises(InputError) as error:
-        images.add([("last", "last.png: empty"), ("more", "more.png: empty")][: 1 + (allowed == 3)])
-    assert "training images of this epoch cannot be read" in str(error.value)
-    assert "broken_limit" in str(error.value)
-    assert ("last.png" in str(error.value)) == (allowed < 3)
-    assert len(log) == allowed
-    if allowed == 3:
-        assert str(error.value).startswith("5 of the 10")
-        assert str(error.value).endswith("and 2 more")
+        images.add([("last", "last.png: empty")])
+    assert str(error.value).startswith(f"{allowed + 1} of the 10 training images of this epoch cannot be read")
+    assert f"broken_limit = {limit:g}" in str(error.value)
+    assert str(error.value).endswith("and 1 more" if allowed == 3 else "last.png: empty")
+    assert log == [f"{number}.png: empty; replaced by another image" for number in range(allowed)]

@@ -1,33 +1,44 @@
-"""Average precision of boxes and masks: what is compared, known values and odd images; see test_parity_ap."""
+"""Average precision of boxes and masks: equal to pycocotools and hotcoco, known values and odd images."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
+import json
 import math
 import random
+from dataclasses import replace
+from types import SimpleNamespace
 
+import hotcoco
 import numpy as np
 import pytest
 import torch
 from pycocotools import mask as masks
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
 
 from seamseg.evaluation import ClassInfo, InstanceEvaluator
-from seamseg.evaluation.coco_ap import Instance, require_pycocotools
+from seamseg.evaluation.coco_ap import require_pycocotools
+from seamseg.evaluation.scores import AP_NUMBERS
 from seamseg.panoptic_map import VOID
 from seamseg.predictions import Prediction
 from seamseg.utils.errors import InputError
 
-CLASSES = [ClassInfo("road", 7, False), ClassInfo("car", 26, True), ClassInfo("person", 24, True)]
-SIZE = (120, 160)
+# no image has a bus
+CLASSES = [ClassInfo(n, i, n != "road") for n, i in (("road", 7), ("car", 26), ("person", 24), ("bus", 28))]
+SIZE = (180, 220)
 
+pycocotools = SimpleNamespace(COCO=COCO, COCOeval=COCOeval)
 ONE = pytest.approx(1.0, abs=1e-14)
 """pycocotools divides by a number that is larger than it should be by an epsilon."""
 
 
-def prediction(boxes, classes, scores, size=SIZE, with_masks=True):
+def prediction(boxes, classes, scores, size=SIZE):
     """Detections whose masks fill their boxes."""
     n = len(boxes)
-    logits = torch.full((n, 28, 28), 20.0) if with_masks else None
+    logits = torch.full((n, 28, 28), 20.0)
     box = torch.tensor(boxes, dtype=torch.float32).reshape(n, 4)
     return Prediction(box, torch.tensor(classes, dtype=torch.long), torch.tensor(scores), logits, None, size)
 
@@ -40,25 +51,22 @@ def id_map(*boxes, size=SIZE):
     return torch.from_numpy(ids)
 
 
-def random_images(seed, count=7):
-    """Ground truth of both things, crowds, void and stuff, and detections near it, some of the wrong class."""
+def random_images(seed, repeats=(60, 2, 0, 1, 2, 2)):
+    """Ground truth of cars, persons, crowds, void and stuff, and detections near it, some of the wrong class.
+
+    The first image has more than a hundred detections of a class, another none.
+    """
     draw = random.Random(seed)
-    for number in range(count):
+    for number, repeat in enumerate(repeats):
         boxes = []
-        for _ in range(draw.randint(0, 6)):
+        for _ in range(6 if repeat > 2 else draw.randint(0, 6)):
             y, x = draw.randint(0, 70), draw.randint(0, 100)
-            boxes.append((y, x, y + draw.randint(5, 49), x + draw.randint(5, 59)))
+            boxes.append((y, x, y + draw.randint(20, 109), x + draw.randint(20, 119)))
         cat = [VOID, *(draw.choice([0, 1, 2, 2, VOID]) for _ in boxes)]
         crowd = [0, *(int(draw.random() < 0.2) for _ in boxes)]
-        found = []
-        for y0, x0, y1, x1 in boxes * 2:
-            shift = [draw.uniform(-6, 6) for _ in range(4)]
-            found.append(([y0 + shift[0], x0 + shift[1], y1 + shift[2], x1 + shift[3]], draw.randint(0, 1)))
-        scores = [round(draw.random(), 1) for _ in found]
-        yield (
-            (id_map(*boxes), cat, crowd, prediction([b for b, _ in found], [c for _, c in found], scores)),
-            str(number),
-        )
+        found = [[side + draw.uniform(-6, 6) for side in box] for box in boxes * repeat]
+        guess = prediction(found, [draw.randint(0, 1) for _ in found], [draw.random() for _ in found])
+        yield (id_map(*boxes), cat, crowd, guess), str(number)
 
 
 def evaluated(images):
@@ -77,25 +85,66 @@ def whole_mask(box):
     return shares[0][:, None] * shares[1] > 0.5
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_what_is_compared(seed):
-    """The things of the ground truth and all detections, with the runs of their whole masks."""
+def rle_of(mask):
+    rle = masks.encode(np.asfortranarray(mask.astype(np.uint8)))
+    return rle, {"size": list(SIZE), "counts": rle["counts"].decode()}
 
-    def runs(mask):
-        return masks.encode(np.asfortranarray(mask.astype(np.uint8)))
 
+def as_files(images, folder, kind):
+    """Paths of the ground truth and of the results."""
+    truth, results = [], []
+    for number, ((ids, cat, crowd, guess), _) in enumerate(images):
+        for i in np.unique(ids).tolist():
+            if cat[i] in (1, 2):
+                rle, text = rle_of(ids[0].numpy() == i)
+                entry = {"id": len(truth) + 1, "image_id": number, "category_id": cat[i], "iscrowd": crowd[i]}
+                box = masks.toBbox(rle).tolist()
+                truth.append({**entry, "area": float(masks.area(rle)), "bbox": box, "segmentation": text})
+        for (y0, x0, y1, x1), c, score in zip(guess.boxes.tolist(), guess.classes.tolist(), guess.scores.tolist()):
+            box, mask = [x0, y0, x1 - x0, y1 - y0], rle_of(whole_mask((y0, x0, y1, x1)))[1]
+            shape = {"bbox": box} if kind == "bbox" else {"segmentation": mask}
+            results.append({"image_id": number, "category_id": c + 1, "score": score, **shape})
+    content = {
+        "images": [{"id": n, "height": SIZE[0], "width": SIZE[1]} for n in range(len(images))],
+        "annotations": truth,
+        "categories": [{"id": k, "name": CLASSES[k].name} for k in (1, 2, 3)],
+    }
+    paths = folder / f"{kind}_gt.json", folder / f"{kind}_results.json"
+    for path, part in zip(paths, (content, results)):
+        path.write_text(json.dumps(part))
+    return map(str, paths)
+
+
+def six_numbers(module, paths, kind, categories=(1, 2, 3)):
+    """By the classes of a tool."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth, found = paths
+        truth = module.COCO(truth)
+        load = truth.loadRes if module is pycocotools else truth.load_res
+        evaluation = module.COCOeval(truth, load(found), kind)
+        evaluation.params.catIds = list(categories)
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    return list(evaluation.stats)[:6]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_equals_pycocotools_and_hotcoco(seed, tmp_path):
+    """On their own, from JSON files that are made without the package."""
     images = list(random_images(seed))
-    for ((ids, cat, crowd, guess), name), image in zip(images, evaluated(images).images, strict=True):
-        assert (image.name, image.size) == (name, SIZE)
-        things = [(i, runs(ids[0].numpy() == i)) for i in np.unique(ids).tolist() if cat[i] in (1, 2)]
-        assert image.ground_truth == [
-            Instance(cat[i] - 1, tuple(masks.toBbox(rle)), rle["counts"], None, bool(crowd[i])) for i, rle in things
-        ]
-        found = zip(guess.boxes.tolist(), guess.classes.tolist(), guess.scores.tolist())
-        assert image.detections == [
-            Instance(category, (b[1], b[0], b[3] - b[1], b[2] - b[0]), runs(whole_mask(b))["counts"], score)
-            for b, category, score in found
-        ]
+    scores = evaluated(images).scores()
+    for kind, ap in (("bbox", scores.box), ("segm", scores.mask)):
+        paths = list(as_files(images, tmp_path, kind))
+        theirs = six_numbers(pycocotools, paths, kind)
+        # -1 for what is not there
+        ours = [-1.0 if math.isnan(v) else v for v in (getattr(ap, key) for key in AP_NUMBERS)]
+        assert ours == pytest.approx(theirs, abs=1e-12)
+        assert ours == pytest.approx(six_numbers(hotcoco, paths, kind), abs=1e-12)
+        assert 0 < theirs[0] < 1
+        for category, one in enumerate(ap.per_class, start=1):
+            wanted = six_numbers(pycocotools, paths, kind, [category])[0]
+            assert (-1.0 if math.isnan(one.AP) else one.AP) == pytest.approx(wanted, abs=1e-12)
 
 
 def test_known_values(capsys):
@@ -106,6 +155,9 @@ def test_known_values(capsys):
     assert pytest.approx(0.5 * 51 / 101) == scores.box.AP
     assert math.isnan(scores.box.per_class[1].AP), "there is no person"
     assert math.isnan(scores.box.AP_large)
+    assert list(scores.kinds) == ["box", "mask"]
+    bare = evaluated([((id_map(*boxes), [VOID, 1, 1], [0] * 3, replace(guess, mask_logits=None)), "a")]).scores()
+    assert (bare.box.AP, bare.mask, list(bare.kinds)) == (scores.box.AP, None, ["box"])
     assert capsys.readouterr().out == "", "pycocotools prints"
 
 
@@ -117,19 +169,11 @@ def test_layers_overlap():
 
 
 def test_detections_are_resized_to_the_image():
-    half = prediction([(5, 5, 25, 30)], [0], [0.9], size=(60, 80))
+    half = prediction([(5, 5, 25, 30)], [0], [0.9], size=(90, 110))
     evaluator = evaluated([((id_map((10, 10, 50, 60)), [VOID, 1], [0, 0], half), "a")])
     assert evaluator.images[0].detections[0].box == (10.0, 10.0, 50.0, 40.0)
     assert evaluator.scores().box.AP == ONE
     assert evaluator.scores().mask.AP50 == ONE
-
-
-def test_without_masks():
-    guess = prediction([(0, 0, 40, 40)], [0], [0.9], with_masks=False)
-    scores = evaluated([((id_map((0, 0, 40, 40)), [VOID, 1], [0, 0], guess), "a")]).scores()
-    assert scores.box.AP == ONE
-    assert scores.mask is None
-    assert list(scores.kinds) == ["box"]
 
 
 def test_without_pycocotools(monkeypatch):

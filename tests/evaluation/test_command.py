@@ -45,10 +45,8 @@ def test_table_and_json(files, tmp_path, capsys):
     ("arguments", "words"),
     [
         ([], "nothing to score"),
-        (["model.zip"], "nothing to score"),
         (["--gt", "GT"], "--gt and --pred must be given together"),
         (["model.zip", "data", "--gt", "GT", "--pred", "PRED"], "are mutually exclusive"),
-        (["--gt", "GT", "--pred", "PRED", "--split", "val"], "--split"),
         (["--gt", "GT", "--pred", "PRED", "--tta", "flip"], "--tta and --gt / --pred are mutually exclusive"),
         (["--gt", "GT", "--pred", "PRED", "--protocol", "cityscapes", "--precision", "bf16"], "--precision"),
         (["model.zip", "data", "--workers", "2"], "--workers"),

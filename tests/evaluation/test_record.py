@@ -1,4 +1,4 @@
-"""The evaluation folder: outcomes of segments, written, read, and rejected if broken."""
+"""The evaluation folder: outcomes of segments, written, read, and rejected if broken; invalid COCO panoptic files."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import json
 
 import numpy as np
 import pytest
-from support.panoptic_cases import infos, random_pair
 
-from seamseg.evaluation import ClassInfo, PanopticEvaluator, evaluate_panoptic_json
-from seamseg.evaluation.record import IMAGES, SUMMARY, SegmentRecord, read_evaluation, segment_records
+from seamseg.evaluation import ClassInfo, evaluate_panoptic_json
+from seamseg.evaluation.record import IMAGES, SUMMARY, SegmentRecord, read_evaluation
 from seamseg.formats.id_png import write_id_png
 from seamseg.utils.errors import InputError
 
@@ -45,6 +44,12 @@ def files(tmp_path):
         ("b", [[0, 0, 0, 0]], []),
     ]
     return make(tmp_path, "gt", gt, CATEGORIES), make(tmp_path, "pred", pred, CATEGORIES, [None, 0.75, 0.5, None])
+
+
+def change(path, function):
+    content = json.loads(path.read_text())
+    function(content)
+    path.write_text(json.dumps(content))
 
 
 def test_every_outcome(files, tmp_path):
@@ -92,39 +97,14 @@ def test_paths_inside_the_folder_are_relative(files, tmp_path):
     moved.rename(tmp_path)
 
 
-def test_outcomes_add_up_to_the_scores_on_random_pairs():
-    for seed in range(200):
-        num_classes, gt_ids, gt, pred_ids, pred = random_pair(seed)
-        evaluator = PanopticEvaluator([ClassInfo(f"c{i}", i, i % 2 == 1) for i in range(num_classes)])
-        comparison = evaluator.add(gt_ids, infos(gt), pred_ids, infos(pred))
-        gt_records, pred_records = segment_records(comparison)
-        for c, scores in enumerate(evaluator.scores().per_class):
-            of_gt = [s for s in gt_records if s.category == c]
-            of_pred = [s for s in pred_records if s.category == c]
-            matched = [s for s in of_gt if s.outcome == "matched"]
-            assert len(matched) == scores.TP == sum(s.outcome == "matched" for s in of_pred)
-            assert sum(s.outcome == "missed" for s in of_gt) == scores.FN
-            assert sum(s.outcome == "false" for s in of_pred) == scores.FP
-            assert all(s.outcome == "crowd" for s in of_gt if s.iscrowd)
-            if matched:
-                assert sum(s.iou for s in matched) / len(matched) == pytest.approx(scores.SQ, abs=1e-12)
-        partner = {s.id: s for s in pred_records}
-        for s in gt_records:
-            if s.partner is not None:
-                assert partner[s.partner].category == s.category
-                assert s.iou > 0
-
-
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
         (SUMMARY, None, "evaluation.json: no such file"),
-        (SUMMARY, "{", "not an evaluation summary"),
         (SUMMARY, '{"format": "other"}', "has the format 'other'"),
         (SUMMARY, '{"format": "seamseg evaluation 1"}', "not an evaluation summary"),
         (IMAGES, None, "images.jsonl: no such file"),
         (IMAGES, "{}\n", "line 1: invalid image record"),
-        (IMAGES, "[]\n", "line 1: invalid image record"),
         (IMAGES, "\udcff", "line 1: invalid image record: 'utf-8' codec can't decode"),
     ],
 )
@@ -149,8 +129,46 @@ def test_a_failed_evaluation_replaces_the_previous_one(files, tmp_path):
 
 
 def test_a_warning_for_other_category_names(files):
-    content = json.loads(files[1].read_text())
-    content["categories"][0]["name"] = "strada"
-    files[1].write_text(json.dumps(content))
+    change(files[1], lambda content: content["categories"][0].update(name="strada"))
     with pytest.warns(UserWarning, match="category 7 is called 'strada', but 'road' in"):
         evaluate_panoptic_json(*files)
+
+
+def segment_with(number=0, **values):
+    return lambda content: content["annotations"][0]["segments_info"][number].update(values)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (segment_with(category_id=1.9), "'1.9' is not a whole number"),
+        (segment_with(area=10**400), "invalid segment"),
+        (segment_with(area=1e-12), "segment 1 has an annotated area of 1e-12, but more pixels in its map"),
+        (lambda c: c["categories"][0].update(id=float("inf")), "every category needs"),
+        (lambda c: c["categories"][0].update(isthing=2), "every category needs"),
+        (lambda c: c.update(images=5), "`images` is not a list"),
+    ],
+)
+def test_invalid_json(files, spoil, words):
+    change(files[0], spoil)
+    with pytest.raises(InputError, match=words):
+        evaluate_panoptic_json(*files)
+
+
+def test_scores_that_are_not_finite(files, tmp_path):
+    change(files[1], segment_with(1, score=float("nan")))
+    evaluate_panoptic_json(*files, out=tmp_path / "out")
+    assert [s.score for s in next(read_evaluation(tmp_path / "out").images()).prediction] == [None, None, 0.5, None]
+
+
+def test_predictions_that_are_named_by_photos_are_not_missing(files):
+    change(files[1], lambda content: content["annotations"].pop(1))
+    change(files[1], lambda content: content["annotations"][0].update(image_id="city/a_leftImg8bit"))
+    with pytest.raises(InputError, match=r"no prediction for image b of gt\.json; the first"):
+        evaluate_panoptic_json(*files)
+
+
+def test_legacy_metrics_have_no_evaluation_folder(files, tmp_path):
+    with pytest.raises(InputError, match="not supported with legacy"):
+        evaluate_panoptic_json(*files, legacy=True, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()

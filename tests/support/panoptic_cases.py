@@ -61,14 +61,9 @@ def perturbed(rng, gt_ids, gt_segments, num_classes):
     return out, [s for s in segments if (out == s["id"]).any()]
 
 
-def kind_of(seed):
-    """The kind of the pair of a seed."""
-    return KINDS[seed % len(KINDS)]
-
-
 def random_pair(seed):
     """`(num_classes, gt ids, gt segments, predicted ids, predicted segments)`; segments are dicts."""
-    rng, kind = np.random.default_rng(seed), kind_of(seed)
+    rng, kind = np.random.default_rng(seed), KINDS[seed % len(KINDS)]
     if kind == "halves":
         return halves(rng)
     num_classes = 1 if kind == "one class" else int(rng.choice([2, 3, CLASSES]))

@@ -9,9 +9,6 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-CATEGORY_STEP = 11
-"""`category_id` of class c is `11 c + 7`: not dense, to detect confusions of the two."""
-
 
 @dataclass(frozen=True)
 class Pair:
@@ -37,8 +34,9 @@ class Pair:
 
 def write_pairs(folder, pairs, isthing):
     """Write `(num_classes, gt ids, gt segments, predicted ids, predicted segments)` of each image; areas are stated."""
+    # `category_id` of class c is `11 c + 7`: not dense, to detect confusions of the two
     categories = [
-        {"id": category_id(c), "name": f"c{c}", "supercategory": "any", "isthing": int(t), "color": [c, c, c]}
+        {"id": 11 * c + 7, "name": f"c{c}", "supercategory": "any", "isthing": int(t), "color": [c, c, c]}
         for c, t in enumerate(isthing)
     ]
     sides = {"gt": [], "pred": []}
@@ -51,31 +49,17 @@ def write_pairs(folder, pairs, isthing):
         for side, ids, segments in (("gt", gt_ids, gt), ("pred", pred_ids, pred)):
             rgb = np.stack([ids % 256, ids // 256 % 256, ids // 65536], -1).astype(np.uint8)
             Image.fromarray(rgb).save(folder / side / name)
-            infos = [entry(s, ids) for s in segments]
+            infos = [
+                {
+                    "id": s["id"],
+                    "category_id": 11 * s["category"] + 7,
+                    "iscrowd": int(s["iscrowd"]),
+                    "area": int((ids == s["id"]).sum()) if s["area"] is None else s["area"],
+                }
+                for s in segments
+            ]
             sides[side].append({"image_id": image_id, "file_name": name, "segments_info": infos})
     for side, entries in sides.items():
         content = {"images": images, "annotations": entries, "categories": categories}
         (folder / f"{side}.json").write_text(json.dumps(content))
     return Pair(folder / "gt.json", folder / "pred.json", folder / "gt", folder / "pred")
-
-
-def category_id(dense):
-    """Of a dense class."""
-    return CATEGORY_STEP * dense + 7
-
-
-def entry(segment, ids):
-    """A segment as the JSON has it."""
-    mask = ids == segment["id"]
-    area = int(mask.sum()) if segment["area"] is None else segment["area"]
-    rows, columns = np.nonzero(mask)
-    box = [0, 0, 0, 0]
-    if rows.size:
-        box = [int(columns.min()), int(rows.min()), int(np.ptp(columns)) + 1, int(np.ptp(rows)) + 1]
-    return {
-        "id": segment["id"],
-        "category_id": category_id(segment["category"]),
-        "iscrowd": int(segment["iscrowd"]),
-        "area": area,
-        "bbox": box,
-    }

@@ -11,7 +11,7 @@ from PIL import Image
 from support.cityscapes_scenes import make_tree, save
 
 from seamseg.cli.main import main
-from seamseg.evaluation.cityscapes import evaluate_cityscapes, format_cityscapes
+from seamseg.evaluation.cityscapes import evaluate_cityscapes
 
 
 @pytest.fixture
@@ -49,15 +49,6 @@ def test_missing_parts_are_not_evaluated(tree, tmp_path, capsys):
     content = json.loads((tmp_path / "out.json").read_text())
     assert content["instance"] is content["panoptic"] is None
     assert content["pixel"]["n_images"] == 2
-
-
-def test_scores_are_printed_if_the_json_cannot_be_written(tree, tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    assert evaluate(tree, "--json", str(tmp_path / "file" / "out.json")) == 1
-    printed = capsys.readouterr()
-    assert printed.out == format_cityscapes(evaluate_cityscapes(tree.gt, tree.results)) + "\n"
-    assert printed.err.count("\n") == 1
-    assert "out.json: cannot be written: " in printed.err
 
 
 def test_what_changes_nothing(tree, tmp_path):
@@ -116,13 +107,10 @@ FAILURES = {
         lambda tree: save(tree.results / "pixel/x/aachen_000000_000000.png", np.zeros((96, 128), np.uint8)),
         "a second prediction for aachen_000000_000000",
     ),
-    "no text": (lambda tree: _first(tree, "instance/*.txt").unlink(), "no prediction aachen_000000_000000*.txt"),
     "no annotation": (_json(lambda c: c["annotations"].pop()), "no annotation with image_id bad-honnef"),
     "size": (_pixels(np.zeros((3, 4), np.uint8)), "is 4 x 3 pixels (width x height), its ground truth 128 x 96"),
-    "channels": (_pixels(np.zeros((96, 128, 3), np.uint8)), "must have one channel, but the mode is RGB"),
     "label": (_pixels(np.full((96, 128), 255, np.uint8)), "255 is not a Cityscapes label id; predictions have"),
     "broken image": (lambda tree: _first(tree, "pixel/*.png").write_bytes(b"\x89PNG"), "not a readable image"),
-    "two words": (_write("masks/a.png 26\n"), "line 1: has 2 fields"),
     "no number": (_write("masks/a.png car 0.5\n"), "line 1: 'car' is not a valid label id"),
     "no score": (_write("masks/a.png 26 nan\n"), "'nan' is not a valid confidence"),
     "no such label": (_write("masks/a.png 34 0.5\n"), "34 is not a Cityscapes label id"),
@@ -132,24 +120,15 @@ FAILURES = {
         lambda tree: (_write("a.png 26 0.5")(tree), save(tree.results / "instance/a.png", np.ones((2, 2), np.uint8))),
         "a.png: the prediction is 2 x 2",
     ),
-    "broken mask": (
-        lambda tree: (_write("a.png 26 0.5")(tree), (tree.results / "instance/a.png").write_bytes(b"GIF")),
-        "not a readable mask",
-    ),
     "not text": (lambda tree: _first(tree, "instance/*.txt").write_bytes(b"\xff\xfe"), "cannot be read as text"),
     "category": (_segment("category_id", 0), "category_id 0, which"),
     "segment": (_segment("id", 16000000), "not among its segments"),
-    "panoptic size": (
-        lambda tree: save(_first(tree, "panoptic/*.png"), np.zeros((2, 2, 3), np.uint8)),
-        "is 2 x 2 pixels",
-    ),
     "two jsons": (
         lambda tree: shutil.copy(tree.results / "panoptic.json", tree.results / "a_panoptic.json"),
         "a_panoptic.json and panoptic.json are both",
     ),
     "nothing": (lambda tree: shutil.rmtree(tree.results) or tree.results.mkdir(), "contains no results; expected"),
     "no folder": (lambda tree: shutil.rmtree(tree.results), "no such folder"),
-    "no labelIds": (lambda tree: [p.unlink() for p in tree.gt.glob("*/*_labelIds.png")], "(ground truth labelIds)"),
     "no ground truth": (lambda tree: [p.unlink() for p in tree.gt.glob("*/*")], "no annotation CITY/"),
     "unknown instance": (
         lambda tree: save(next(tree.gt.glob("*/*0_gtFine_instanceIds.png")), np.full((96, 128), 40001, np.uint16)),
@@ -179,7 +158,6 @@ def test_the_split_must_be_named(tree, capsys):
     [
         (["--gt", "x"], "needs --gt"),
         (["--gt", "x", "--pred", "y", "model"], "MODEL cannot be used with"),
-        (["--gt", "x", "--pred", "y", "--gt-folder", "z"], "--gt-folder cannot be used with"),
         (["--gt", "x", "--pred", "y", "--legacy-metrics"], "--legacy-metrics cannot be used with"),
         (["--gt", "x", "--pred", "y", "--workers", "0"], "at least 1"),
         (["--gt", "x", "--pred", "y"], "x: no such folder"),
