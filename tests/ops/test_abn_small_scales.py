@@ -7,12 +7,13 @@ import pytest
 import torch
 import torch.nn.utils.prune
 from support import op_oracles as oracles
-from support.sections import roi
+from support.sections import roi, sem
 from torch import nn
 from torch.testing import assert_close
 
 from seamseg.models.backbones.residual import ResidualBlock
 from seamseg.models.heads.roi import ROIHead
+from seamseg.models.heads.semantic import MiniDeepLab
 from seamseg.ops import abn_channels
 from seamseg.ops.abn import inplace_abn
 from seamseg.ops.abn_kernel_gradient import scale_gradient
@@ -45,6 +46,7 @@ PLACES = [
     (block, 16, "convs.bn3"),
     (lambda: block(8, 2), 8, "convs.bn3"),
     (lambda: block(8, 2), 8, "proj_bn"),
+    (lambda: MiniDeepLab(sem(hidden_channels=8, pooling_size=(5, 5)), 16, InPlaceABN), 16, "bn1"),
     (Masks, 16, "head.conv.bn2"),
     (Masks, 16, "head.conv.bn_up"),
 ]

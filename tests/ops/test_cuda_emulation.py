@@ -8,7 +8,7 @@ from support.op_arguments import check_equal, plausible
 
 from seamseg.ops import implementations
 
-pytestmark = pytest.mark.skipif(obstacle() is not None, reason=obstacle() or "")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(obstacle() is not None, reason=obstacle() or "")]
 
 load_operators()
 OPERATORS = sorted(implementations())
@@ -53,13 +53,11 @@ def compare(worker, library, name, seeds):
     assert compared >= len(seeds) // 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", EMULATED)
 def test_cuda_equals_plain(worker, name):
     compare(worker, "seamseg_emulated", name, range(32 // FEWER.get(name, 1)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", OPERATORS)
 def test_cpu_equals_plain_under_sanitizers(worker, name):
     compare(worker, "seamseg_checked", name, range(32))
@@ -76,7 +74,6 @@ ABN_MAPS = [  # channels, height x width, channels last, elements that the maps 
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize(("channels", "size", "last", "offset"), ABN_MAPS)
 def test_abn_in_packs(worker, channels, size, last, offset, dtype):
@@ -107,7 +104,6 @@ def test_abn_in_packs(worker, channels, size, last, offset, dtype):
     assert constant[1].count_nonzero() == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("groups", [None, 1, 3, 40])
 @pytest.mark.parametrize("n_max", [0, 1, 70, 500])
 def test_nms_of_many(worker, n_max, groups):
@@ -121,7 +117,6 @@ def test_nms_of_many(worker, n_max, groups):
     agree(worker, "nms", arguments)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("n", "m"), [(3, 7000), (11, 2500), (700, 300), (1, 1)])
 def test_match_boxes_of_few_with_many(worker, n, m):
     """Partners are shared by blocks; equal ones and NaN among them."""
@@ -137,7 +132,6 @@ def test_match_boxes_of_few_with_many(worker, n, m):
         agree(worker, "match_boxes", arguments)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "size", "overlap", "keep_empty"),
     [(150, (40, 70), 0.5, False), (130, (33, 65), 1.0, True), (3, (130, 300), 0.2, False), (65, (3, 33), 0.0, True)],
@@ -161,7 +155,6 @@ LOSS_SIZES = [  # classes, logits, padded input, valid part, classes of a pixel 
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize(("classes", "size", "padded", "valid", "last"), LOSS_SIZES)
 def test_loss_in_tiles(worker, classes, size, padded, valid, last, dtype):
@@ -184,7 +177,6 @@ def example(worker, name, seed=0):
     return worker.call("seamseg_emulated", "example", [name, torch.arange(100.0)], seed)[0]
 
 
-@pytest.mark.slow
 def test_faults_are_found(worker):
     for name, words in (
         ("past_the_end", "heap-buffer-overflow(.|\n)*past_the_end.*examples.cu"),
@@ -197,7 +189,6 @@ def test_faults_are_found(worker):
     assert len({str(x.tolist()) for x in found}) > 1, "results that depend on the order"
 
 
-@pytest.mark.slow
 def test_failing_launches_are_cuda_errors(monkeypatch, worker):
     """The second fails while it runs, which is known at once only with SEAMSEG_SYNC."""
     assert example(worker, "atomic_sum, failing")[0] == 4950
