@@ -66,15 +66,6 @@ def test_pin_memory_pins_every_tensor(make_folder, monkeypatch):
     assert len(pinned) == 10
 
 
-@pytest.mark.gpu
-def test_pinned_batches(make_folder):
-    data = dataset(make_folder())
-    loader = train_loader(
-        data, DistributedARBatchSampler(data.img_sizes, 2), LoaderOptions(num_workers=1, pin_memory=True)
-    )
-    assert all(image.is_pinned() for batch in loader for image in batch.images)
-
-
 def test_worker_seeds_differ_and_are_reproducible():
     def draws(**who):
         worker = who.pop("worker", 0)

@@ -101,6 +101,7 @@ def test_paths_inside_the_folder_are_relative(files, tmp_path):
     ("name", "content", "words"),
     [
         (SUMMARY, None, "evaluation.json: no such file"),
+        (SUMMARY, "{", "not an evaluation summary"),
         (SUMMARY, '{"format": "other"}', "has the format 'other'"),
         (SUMMARY, '{"format": "seamseg evaluation 1"}', "not an evaluation summary"),
         (IMAGES, None, "images.jsonl: no such file"),

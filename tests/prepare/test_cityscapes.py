@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from support.source_files import photo, picture, tree, zip_of
 
 from seamseg.cli.main import main
 from seamseg.formats.cityscapes.labels import cityscapes_classes
 from seamseg.formats.metadata import read_metadata
-from seamseg.prepare.cityscapes import find_frames, prepare_cityscapes
+from seamseg.prepare.cityscapes import prepare_cityscapes
 from seamseg.prepare.convert import ConversionOptions
 from seamseg.utils.errors import InputError
 
@@ -33,14 +34,10 @@ def raw(tmp_path) -> Path:
     root = tmp_path / "raw"
     for k, city in enumerate(("ulm", "jena")):
         name = f"{city}_000000_00000{k}"
-        photo = root / "leftImg8bit" / "train" / city / f"{name}_leftImg8bit.png"
-        truth = root / "gtFine" / "train" / city / f"{name}_gtFine_instanceIds.png"
-        for path in (photo, truth):
-            path.parent.mkdir(parents=True)
-        Image.fromarray(np.full((8, 12, 3), k, np.uint8)).save(photo)
+        photo(root / "leftImg8bit" / "train" / city / f"{name}_leftImg8bit.png", shade=k)
         ids = np.full((8, 12), 7, np.uint16)
         ids[2:4, 3:5], ids[6:, :4], ids[7, 7:] = 26001, 26, 29000
-        Image.fromarray(ids).save(truth)
+        picture(root / "gtFine" / "train" / city / f"{name}_gtFine_instanceIds.png", ids, np.uint16)
     return root
 
 
@@ -76,30 +73,6 @@ def test_result_matches_the_original(fixture, tmp_path, workers):
     assert {p.name for p in tmp_path.iterdir()} == {"img", "msk", "lst", "coco", "metadata.bin"}
 
 
-def test_adding_a_split_later(fixture, tmp_path):
-    root = fixture / "cityscapes"
-    prepare_cityscapes(root, tmp_path, ["train"])
-    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "msk").iterdir()}
-    messages = []
-    done = prepare_cityscapes(root, tmp_path, ["train", "val"], options=ConversionOptions(log=messages.append))
-    assert messages == [f"train: 4 images, already prepared; to repeat it, delete {tmp_path}/lst/train.txt"]
-    assert len(done.metadata.images) == 5
-    assert all(path.stat().st_mtime_ns == time for path, time in before.items())
-
-
-def test_jpeg_photos_order_and_missing_splits(raw, tmp_path):
-    photo = next((raw / "leftImg8bit" / "train" / "ulm").iterdir())
-    Image.open(photo).save(photo.with_suffix(".jpg"))
-    photo.unlink()
-    assert find_frames(raw, "train")[1].file_name == "ulm/ulm_000000_000000_leftImg8bit.jpg"
-    messages = []
-    done = prepare_cityscapes(raw, tmp_path / "out", options=ConversionOptions(log=messages.append))
-    assert done.missing == ["val", "train_extra"]
-    assert done.splits == {"train": 2}
-    assert [line.partition(": ")[2] for line in messages] == ["no val, skipped", "no train_extra, skipped"]
-    assert (tmp_path / "out" / "lst" / "train.txt").read_text() == "jena_000000_000001\nulm_000000_000000\n"
-
-
 def without_photo(raw):
     next((raw / "leftImg8bit" / "train" / "ulm").iterdir()).unlink()
 
@@ -115,7 +88,6 @@ def with_label(value):
         (lambda raw: shutil.rmtree(raw / "gtFine"), {}, "raw: 0 images found; expected leftImg8bit/"),
         (without_photo, {}, r"ulm_\w+\.png: no such photo; 1 of 2 annotations of train lack their photo"),
         (lambda raw: None, {"splits": ["test"]}, "no Cityscapes split has the name 'test'; choose among train, val"),
-        (lambda raw: None, {"splits": []}, "no Cityscapes split"),
         *((with_label(value), {}, rf"Ids\.png: {value} is not a Cityscapes instance id") for value in (34, 99, 34000)),
     ],
 )
@@ -143,10 +115,10 @@ def test_command(tmp_path, capsys):
     assert shown.out == f"{out}: 2 images in train; 11 stuff and 8 thing classes\n"
     assert "no val, skipped" in shown.err
     assert "train: 2/2" in shown.err
+    packed = zip_of(raw, tmp_path / "raw.zip")
     for words in (["prepare", "--quiet", "cityscapes"], ["prepare", "cityscapes", "--quiet"]):
-        assert main([*words, str(raw), str(out)]) == 0
+        assert main([*words, str(packed), str(tmp_path / "two"), "--splits", "train"]) == 0
         assert capsys.readouterr().err == ""
-    none = str(tmp_path / "none")
-    for wrong in (["cityscapes", none, none], ["toy-city", none, "--size", "12"]):
-        assert main(["prepare", *wrong]) == 2
-        assert capsys.readouterr().err.count("\n") == 1
+    assert tree(tmp_path / "two") == tree(out)
+    assert main(["prepare", "toy-city", str(tmp_path / "none"), "--size", "12"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

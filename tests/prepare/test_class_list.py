@@ -24,12 +24,7 @@ def test_ini(tmp_path):
     assert m.palette[0] == (1, 2, 3)
     assert len(set(m.palette)) == 3
     assert listed.class_of == {0: 0, 3: 1, 7: 2, 255: 255, 9: 255}
-
-
-def test_example_of_the_help(tmp_path):
-    listed = read(tmp_path, SHOWN)
-    assert listed.classes.categories == ["road", "car"]
-    assert listed.class_of[255] == 255
+    assert read(tmp_path, SHOWN).classes.categories == ["road", "car"]
 
 
 @pytest.mark.parametrize("wrap", [False, True])
@@ -49,20 +44,15 @@ def test_json(tmp_path, wrap):
     [
         ("", "no classes"),
         ("[road]\nkind = stuff", r"\[road\]: 'id' is missing"),
-        ("[road]\nid = 1", r"\[road\]: 'kind' is missing: stuff or thing"),
-        ("[road]\nid = x\nkind = stuff", r"\[road\]: invalid literal"),
         ("[road]\nid = -1\nkind = stuff", "negative"),
         ("[road]\nid = 1\nkind = ground", r"\[road\]: 'ground' is neither stuff nor thing"),
         ("[road]\nid = 1\nkind = stuff\ncolour = 1", "unknown key 'colour'"),
         ("[road]\nid = 1\nkind = stuff\ncolor = red", "not a list of integers"),
         ("[a]\nid = 1\nkind = stuff\n[b]\nid = 1\nkind = thing", "two classes have the id 1"),
-        ("[a]\nid = 1\nkind = stuff\n[a]\nid = 2\nkind = thing", "not an INI file"),
         ("[a]\nid = 1\nkind = stuff\n[void]\nids = 1", "1 is both the id of 'a' and void"),
         ('{"classes": []}', "expected a list, or an object with `categories`"),
         ("[{", "not JSON"),
         ('[{"id": 1.9, "name": "a"}]', "category 0: '1.9' is not a whole number"),
-        ('[{"id": 1, "name": "\\ud800"}]', "category 0: .* surrogates not allowed"),
-        ("[road]\nid = 1\nkind = stuff\ncolor = " + "1" * 5000, "not a list of integers"),
         ('[{"id": 1, "name": "a", "isthing": 2}]', "category 0: 2 is neither stuff nor thing"),
         ('[{"id": 1, "name": "a", "isthing": 1}, {"id": 2, "name": "a", "isthing": 1}]', "two classes have the name"),
         ('{"categories": [], "void": 3}', "`void` must be a list"),
@@ -76,8 +66,6 @@ def test_invalid_lists(tmp_path, text, match):
 
 
 def test_missing_file_and_too_many(tmp_path):
-    with pytest.raises(InputError, match="category 0"):
-        read(tmp_path, "[4]", "classes.json")
     with pytest.raises(InputError, match="no such file"):
         read_class_list(tmp_path / "none.ini")
     with pytest.raises(InputError, match="256 classes, more than 255"):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.export_scenes import CLASSES, make_city
+from support.tiny_dataset import segment_masks
 
 from seamseg.data.folder import DatasetFolder
 from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
@@ -48,21 +49,6 @@ def from_vistas(data: Path, out: Path, split: str, back: Path) -> Path:
 BACK = {"coco": from_coco, "cityscapes": from_cityscapes, "vistas": from_vistas}
 
 
-def segments_of(root: Path) -> dict[str, set[tuple]]:
-    """Return by image class name and kind, crowd flag and pixels of each segment in the base layer."""
-    folder = DatasetFolder(root)
-    m = folder.metadata
-    found = {}
-    for image in m.images:
-        mask = folder.read_mask(image.id)[0]
-        found[image.id] = {
-            (m.categories[image.cat[i]], m.is_thing(image.cat[i]), image.iscrowd[i], (mask == i).tobytes())
-            for i in np.unique(mask[mask > 0])
-            if image.cat[i] != VOID
-        }
-    return found
-
-
 @pytest.mark.parametrize(
     ("format_", "crowds"), [("coco", True), ("cityscapes", True), ("vistas", True), ("vistas", False)]
 )
@@ -70,13 +56,14 @@ def test_export_and_read_back(tmp_path, format_, crowds):
     data = make_city(tmp_path / "data", crowds)
     assert export_dataset(data, tmp_path / "out", ["val"], [format_], ONE) == {"val": 3}
     back = BACK[format_](data, tmp_path / "out", "val", tmp_path / "back")
-    before, after = segments_of(data), segments_of(back)
-    assert before == after
-    assert sum(crowd for s in before.values() for _, _, crowd, _ in s) == 6 * crowds
+    before = segment_masks(data)
+    assert before == segment_masks(back)
+    assert sum(crowd for s in before.values() for _, crowd, _ in s) == 6 * crowds
     assert check_dataset(back, 1).errors == []
     old, new = read_metadata(data / "metadata.bin"), read_metadata(back / "metadata.bin")
-    ids = dict(zip(new.categories, new.original_ids))
-    assert all(ids[name] == i for name, i in zip(old.categories, old.original_ids))
+    known = {name: (i, new.is_thing(c)) for c, (name, i) in enumerate(zip(new.categories, new.original_ids))}
+    for c, (name, i) in enumerate(zip(old.categories, old.original_ids)):
+        assert known[name] == (i, old.is_thing(c))
     for image in old.images:
         photo = DatasetFolder(back).image_path(image.id)
         assert photo.read_bytes() == (data / "img" / f"{image.id}.png").read_bytes()
@@ -126,7 +113,7 @@ def test_several_splits_and_their_names(tmp_path):
     assert export_dataset(data, out, formats=["coco", "cityscapes", "vistas"]) == {"coarse": 1, "val": 3}
     expected = ["cityscapes/gtCoarse/train_extra", "cityscapes/gtFine/val", "vistas/coarse", "vistas/validation"]
     assert all((out / name).is_dir() for name in expected)
-    assert len(segments_of(from_cityscapes(data, out, "coarse", tmp_path / "back"))) == 1
+    assert len(segment_masks(from_cityscapes(data, out, "coarse", tmp_path / "back"))) == 1
     (data / "lst" / "validation.txt").write_text("bonn_000001_000019\n")
     with pytest.raises(InputError, match="the splits val and validation would both"):
         export_dataset(data, tmp_path / "again", formats=["vistas"])
@@ -152,14 +139,13 @@ def test_the_number_of_instances_is_limited(tmp_path, format_, limit):
     most = make_crowded(tmp_path / "most", limit)
     export_dataset(most, tmp_path / "out", formats=[format_])
     back = BACK[format_](most, tmp_path / "out", "val", tmp_path / "back")
-    assert segments_of(back) == segments_of(most)
+    assert segment_masks(back) == segment_masks(most)
     with pytest.raises(InputError, match=f"image a: more than {limit} instances of label 26"):
         export_dataset(make_crowded(tmp_path / "more", limit + 1), tmp_path / "over", formats=[format_])
     assert not list((tmp_path / "over").rglob("*.png"))
 
 
 def test_data_that_a_format_cannot_represent(tmp_path):
-    data = make_city(tmp_path / "data")
     group = replace(CLASSES, categories=["road", "sky", "person", "car-group"])
     single = make_city(tmp_path / "single", crowds=False, classes=group)
     with pytest.raises(InputError, match="a single instance of 'car-group'"):
@@ -172,9 +158,6 @@ def test_data_that_a_format_cannot_represent(tmp_path):
     full = replace(CLASSES, original_ids=[0, 1, 2, 253])
     with pytest.raises(InputError, match="more than 255 labels"):
         export_dataset(make_city(tmp_path / "full", classes=full), tmp_path / "out", formats=["vistas"])
-    (data / "img" / "bonn_000000_000019.png").unlink()
-    with pytest.raises(InputError, match="no photo of image"):
-        export_dataset(data, tmp_path / "lost", formats=["cityscapes"])
 
 
 def test_the_command(tmp_path, seamseg_main, capsys):
@@ -182,12 +165,6 @@ def test_the_command(tmp_path, seamseg_main, capsys):
     words = ("prepare", "export", data, out, "--split", "val", "--format", "coco,cityscapes")
     assert seamseg_main(*words, "--workers", "2", "--copy") == 0
     assert capsys.readouterr().out.strip() == f"{out}: 3 images of val in coco, cityscapes"
-    assert (
-        seamseg_main(
-            "evaluate", "--gt", out / "coco" / "panoptic_val.json", "--pred", out / "coco" / "panoptic_val.json"
-        )
-        == 0
-    )
     before = {p: p.read_bytes() for p in out.rglob("*.png")}
     assert len(before) == 3 * 4
     capsys.readouterr()
@@ -198,7 +175,6 @@ def test_the_command(tmp_path, seamseg_main, capsys):
     for more, message in (
         (("--split", "test"), "no split 'test'"),
         (("--format", "voc"), "choose among coco, cityscapes, vistas"),
-        (("--format", ""), "choose among"),
         (("--workers", "0"), "--workers 0: must be at least 1"),
     ):
         capsys.readouterr()
@@ -220,5 +196,4 @@ def test_overlapping_layers_are_flattened(tmp_path):
     Image.fromarray(over).save(data / "msk" / "bonn_000000_000019.png.1", format="PNG")
     export_dataset(data, tmp_path / "out", formats=["cityscapes"])
     back = from_cityscapes(data, tmp_path / "out", "val", tmp_path / "back")
-    cars = [np.frombuffer(p, bool).reshape(base.shape) for n, _, _, p in segments_of(back)[image.id] if n == "car"]
-    assert any((car == ((over == 9) & (base == 0))).all() for car in cars)
+    assert ("car", 0, ((over == 9) & (base == 0)).tobytes()) in segment_masks(back)[image.id]

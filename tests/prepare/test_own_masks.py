@@ -101,7 +101,8 @@ def test_a_file_for_each_object(raw, name):
     assert tree(raw / "out") == tree(raw / "two")
 
 
-def test_folders_of_classes_colours_and_similar_names(raw):
+def test_folders_of_classes_colours_similar_names_and_background(raw):
+    (raw / "classes.ini").write_text(CLASSES + "[background]\nid = 8\nkind = stuff\n")
     photo(raw / "photos" / "a_car.jpg")
     picture(raw / "labels" / "a" / "car" / "7.png", np.repeat(box(0, 1, 0, 2)[..., None], 3, 2))
     picture(raw / "labels" / "a_car_car_7.png", box(0, 1, 0, 3, 1))
@@ -111,15 +112,8 @@ def test_folders_of_classes_colours_and_similar_names(raw):
     messages = prepare(raw)
     assert messages[0] == "1 masks without a photo, skipped"
     assert "1 photo without labels, skipped" in messages[1]
-    assert segments(raw / "out", "a") == [("car", 0, 2), ("car", 0, 4)]
-    assert segments(raw / "out", "a_car") == [("car", 0, 3)]
-
-
-def test_background_is_what_no_object_covers(raw):
-    (raw / "classes.ini").write_text(CLASSES + "[background]\nid = 8\nkind = stuff\n")
-    picture(raw / "labels" / "a_car_1.png", box(0, 2, 0, 3))
-    prepare(raw)
-    assert segments(raw / "out", "a") == [("background", 0, 90), ("car", 0, 6)]
+    assert segments(raw / "out", "a") == [("background", 0, 90), ("car", 0, 2), ("car", 0, 4)]
+    assert segments(raw / "out", "a_car") == [("background", 0, 93), ("car", 0, 3)]
     assert DatasetFolder(raw / "out").metadata.palette[1] == (0, 0, 0)
 
 
@@ -136,8 +130,6 @@ def test_invalid_object_files(raw):
     turned[0x0112] = 6
     Image.fromarray(box(0, 1, 0, 1).T.copy()).save(path, exif=turned)
     assert_fails(raw, r"a_car\.png: has 8 x 12 pixels .*, but .* has 12 x 8")
-    path.write_bytes(b"\x89PNG")
-    assert_fails(raw, r"a_car\.png: ")
     path.unlink()
     labelme(raw, shape("car"))
     photo(raw / "photos" / "b.jpg")
@@ -146,28 +138,19 @@ def test_invalid_object_files(raw):
     (raw / "labels" / "b.txt").unlink()
     picture(raw / "numbers" / "a.png", box(0, 1, 0, 1))
     assert_fails(raw, r"a\.json: holds the objects: omit the divisor, and the folder of instances", "numbers")
-    (raw / "labels" / "a.json").unlink()
-    picture(raw / "labels" / "a.png", box(0, 1, 0, 1, 1))
-    (raw / "numbers" / "a.png").rename(raw / "numbers" / "a.tif")
-    assert_fails(raw, r"numbers: 0 instance images \(\.png\) found for train", "numbers")
 
 
 def test_objects_within_the_memory(raw, monkeypatch):
     """They are refused while they are read, not when all of them are in the memory."""
-    yolo(raw, "\n".join(["0 0 0 1 0 1 1"] * 40))
-    assert prepare(raw, out="few") == []
     read = []
     original = coco_instances.decode_rle
     monkeypatch.setattr(coco_instances, "decode_rle", lambda *words: read.append(1) or original(*words))
-    monkeypatch.setattr(coco_instances, "_MAX_RUNS", 100)
-    assert_fails(raw, r"more than 100 runs of pixels of objects on .*a\.jpg")
-    assert len(read) < 12
     yolo(raw, "\n".join(["0 0 0 1 0 1 1 0 1"] * 1000))
-    read.clear()
-    monkeypatch.undo()
-    monkeypatch.setattr(coco_instances, "decode_rle", lambda *words: read.append(1) or original(*words))
     assert_fails(raw, "overlap in more than 64 layers of 12 x 8 pixels")
     assert len(read) == 65
+    monkeypatch.setattr(coco_instances, "_MAX_RUNS", 100)
+    yolo(raw, "\n".join(["0 0 0 1 0 1 1"] * 40))
+    assert_fails(raw, r"more than 100 runs of pixels of objects on .*a\.jpg")
 
 
 SQUARE = [[0, 0], [4, 0], [4, 4], [0, 4]]
@@ -207,24 +190,17 @@ def test_labelme(raw, folder):
     [
         ([shape("bus")], {}, r"shape 1: the label 'bus' is not in the class list; it has road, car, car_part"),
         ([shape("car"), shape("car", SQUARE[:1], "point")], {}, "shape 2: 'point' with 1 points has no area"),
-        ([shape("car", SQUARE[:2])], {}, "shape 1: 'polygon' with 2 points has no area"),
         ([shape("car", [[0]])], {}, "not a file of labelme .ValueError"),
         ([shape("car", [[0, 0], [9e9, 0], [0, 9]])], {}, "shape 1: a point is not a pair of finite numbers"),
         ([shape("car", [[0, 0], [9e6, 0], [0, 9]])], {}, "shape 1: a corner is more than 192 pixels away"),
-        ([shape("car", [], "mask", mask=encoded(np.ones((1, 2), bool)))], {}, "not a file of labelme .IndexError"),
-        ([shape("car", kind="mask")], {}, "not a file of labelme .KeyError: 'mask'"),
         ([shape("car", kind="mask", mask="aaaa")], {}, "shape 1: "),
         ([shape("car", kind="mask", mask=encoded(np.ones((9, 2), bool)))], {}, "its mask of 2 x 9 pixels exceeds"),
         ([shape("car")], {"imageWidth": 9}, r"is of a photo of 9 x 8 pixels .* has 12 x 8"),
-        (None, {"shapes": 3}, "not a file of labelme"),
-        (None, None, "not a JSON object"),
+        ([], {"shapes": 3}, "not a file of labelme"),
     ],
 )
 def test_invalid_labelme(raw, shapes, more, match):
-    if more is None:
-        write_json(raw / "labels" / "a.json", [])
-    else:
-        labelme(raw, *(shapes or []), **more)
+    labelme(raw, *shapes, **more)
     assert_fails(raw, rf"labels/a\.json: (.*: )?.*{match}")
 
 
@@ -248,7 +224,6 @@ def test_yolo(raw):
     [
         ("0 .5 .5 .1 .1", "a box, not a polygon"),
         ("0 .5 .5 .1 .1 .1", "expected a class id and pairs of numbers"),
-        ("0 0 0 1 0 1 x", "expected a class id"),
         ("0", "0 corners, expected 3 or more"),
         ("0 0 0 nan 0 1 1", "a coordinate is not from 0 to 1"),
         ("3 0 0 1 0 1 1", "value 3 has no class"),
@@ -302,13 +277,11 @@ def test_images_held_out(raw, capsys):
     lists = {name: (raw / "out" / "lst" / f"{name}.txt").read_text().split() for name in ("train", "val")}
     assert [len(lists[name]) for name in ("train", "val")] == [7, 3]
     assert sorted(lists["train"] + lists["val"]) == list("abcdefghij")
-    # the same images each time, and more of them for a larger fraction
+    # more of the same images for a larger fraction
     assert held("other", "0.5")[0] == 0
     assert set(lists["val"]) < set((raw / "other" / "lst" / "val.txt").read_text().split())
     assert "train: 3 of its images are also in the list val" in held("out", "0")[1].err
-    assert held("out", "0.3")[1].out.startswith(f"{raw / 'out'}: 7 images in train, 3 images in val")
     for fraction, split, words in (
-        ("1.5", "train", "--hold-out 1.5: must be from 0 to below 1"),
         ("nan", "train", "--hold-out nan: must be from 0 to below 1"),
         ("0.99", "train", "--hold-out 0.99: leaves no image in train"),
         ("0.3", "val", "--hold-out 0.3: there is a split val already"),

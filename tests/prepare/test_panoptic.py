@@ -9,7 +9,7 @@ from support.source_files import panoptic_png, photo, picture, segments, tree, w
 
 from seamseg.cli.main import main
 from seamseg.prepare.convert import ConversionOptions
-from seamseg.prepare.panoptic import prepare_coco, prepare_panoptic
+from seamseg.prepare.panoptic import prepare_coco
 from seamseg.utils.errors import InputError
 
 CATEGORIES = [
@@ -73,16 +73,20 @@ def segment_with(**values):
     return lambda content: content["annotations"][0]["segments_info"][0].update(values)
 
 
-NUMBERS = r"panoptic_val2017\.json: not COCO panoptic annotations \((OverflowError|ValueError)"
-
-
 @pytest.mark.parametrize(
     ("spoil", "match"),
     [
         (lambda c: c["categories"].pop(0), r"000000000001\.png: segment 2 has category 1, which is not in the JSON"),
-        (lambda c: c.pop("images"), r"panoptic_val2017\.json: not COCO panoptic annotations"),
+        (
+            lambda c: c["annotations"][0]["segments_info"].pop(0),
+            r"0001\.png: has segment \d+, which is not in the JSON",
+        ),
+        (lambda c: c["images"][0].update(file_name="x.jpg"), "lists 'x.jpg', but it is not among the 1 files"),
         (lambda c: c.pop("categories"), r"panoptic_val2017\.json: `categories` is not a list"),
-        (segment_with(id=float("inf")), NUMBERS),
+        (
+            segment_with(id=float("inf")),
+            r"panoptic_val2017\.json: not COCO panoptic annotations \((OverflowError|ValueError)",
+        ),
         (lambda c: c["annotations"].clear(), "0 images found: `annotations` is empty"),
     ],
 )
@@ -114,17 +118,6 @@ def test_splits_and_files_that_do_not_fit(raw, tmp_path):
         assert_fails(raw, tmp_path, match)
 
 
-def test_custom_splits_with_the_same_file_names(raw, tmp_path):
-    write_split(raw, "train", "000000000001")
-    splits = {
-        name: tuple(str(raw / p) for p in (name, f"annotations/panoptic_{name}.json", f"annotations/panoptic_{name}"))
-        for name in ("train", "val2017")
-    }
-    done = prepare_panoptic(tmp_path / "out", splits)
-    assert [i.id for i in done.metadata.images] == ["train_000000000001", "val2017_000000000001"]
-    assert segments(tmp_path / "out", "val2017_000000000001") == EXPECTED
-
-
 def test_grey_png(raw, tmp_path):
     ids = np.zeros((8, 12), np.uint16)
     ids[2], ids[1, :4] = 300, 2
@@ -150,7 +143,12 @@ def test_mask_of_another_size(raw, tmp_path, ending):
 
 
 def test_commands(raw, tmp_path, capsys):
+    change(raw, lambda c: c["images"].append({"id": 2, "file_name": "b.jpg"}))
     assert main(["prepare", "coco", str(raw), str(tmp_path / "a"), "--splits", "val2017"]) == 0
+    assert "1 images without annotation, skipped" in capsys.readouterr().err
+    zip_of(raw, tmp_path / "raw.zip")
+    assert main(["prepare", "coco", str(tmp_path / "raw.zip"), str(tmp_path / "z"), "--splits", "val2017"]) == 0
+    assert tree(tmp_path / "a") == tree(tmp_path / "z")
     words = [str(raw / "val2017"), str(raw / "annotations" / "panoptic_val2017.json")]
     masks = str(raw / "annotations" / "panoptic_val2017")
     assert main(["prepare", "panoptic", str(tmp_path / "b"), "--split", "val2017", *words, masks]) == 0

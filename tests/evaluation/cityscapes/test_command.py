@@ -107,6 +107,7 @@ FAILURES = {
         lambda tree: save(tree.results / "pixel/x/aachen_000000_000000.png", np.zeros((96, 128), np.uint8)),
         "a second prediction for aachen_000000_000000",
     ),
+    "no text": (lambda tree: _first(tree, "instance/*.txt").unlink(), "no prediction aachen_000000_000000*.txt"),
     "no annotation": (_json(lambda c: c["annotations"].pop()), "no annotation with image_id bad-honnef"),
     "size": (_pixels(np.zeros((3, 4), np.uint8)), "is 4 x 3 pixels (width x height), its ground truth 128 x 96"),
     "label": (_pixels(np.full((96, 128), 255, np.uint8)), "255 is not a Cityscapes label id; predictions have"),
