@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from support.classes import make_class_folders, write_config
 
 from seamseg.classification.config import load_classifier_config
@@ -26,22 +27,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     content = {"arch": "resnext50", "state_dict": {f"module.{key}": value for key, value in state.items()}}
     torch.save(content, folder / "model.pth.tar")
     return folder
-
-
-@pytest.fixture
-def refused(seamseg_main: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., str]:
-    """Run a command that must fail with exit code 2 and one line; return the line."""
-
-    def run(*words: object) -> str:
-        common = ("--device", "cpu", "--quiet") if words else ()
-        assert seamseg_main("classify", *words, *common) == 2
-        captured = capsys.readouterr()
-        assert captured.out == ""
-        assert len(captured.err.strip().splitlines()) == 1, captured.err
-        assert not (tmp_path / "run").exists(), "nothing half-written"
-        return captured.err
-
-    return run
 
 
 def test_train_and_validate(
@@ -61,41 +46,33 @@ def test_train_and_validate(
 
 
 def test_bad_arguments(folder: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
-    train, run = ("train", folder / "c.json", folder / "data", "--log-dir", tmp_path / "run"), tmp_path / "run"
-    model = ("validate", folder / "c.json", folder / "model.pth.tar", folder / "data")
+    run = ("--log-dir", tmp_path / "run")
+    train = ("classify", "train", folder / "c.json", folder / "data", *run)
+    model = ("classify", "validate", folder / "c.json", folder / "model.pth.tar", folder / "data")
     assert "did you mean 'learning_rate'" in refused(*train, "--set", "optimizer.lerning_rate=1")
     assert "--set optimizer.clip=x: expected a number" in refused(*train, "--set", "optimizer.clip=x")
     assert "no such file" in refused(*train, "--resume", tmp_path / "none.pth.tar")
     assert "mutually exclusive" in refused(*train, "--resume", folder / "model.pth.tar", "--pre-train", "x")
     assert "its training progress is missing" in refused(*train, "--resume", folder / "model.pth.tar")
-    assert "no such config file" in refused("train", tmp_path / "c.json", folder / "data", "--log-dir", run)
-    assert "no such folder" in refused("train", folder / "c.json", tmp_path, "--log-dir", run)
+    assert "no such config file" in refused("classify", "train", tmp_path / "c.json", folder / "data", *run)
+    assert "no such folder" in refused("classify", "train", folder / "c.json", tmp_path, *run)
     assert "--crop 0: must be from 1 to 16384 pixels" in refused(*model, "--crop", 0)
     assert "--crop 300: does not fit" in refused(*model, "--crop", 300)
-    assert "name train or validate" in refused()
+    assert "name train or validate" in refused("classify")
 
 
 def test_bad_data(folder: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
     data = Path(shutil.copytree(folder / "data", tmp_path / "data"))
-    train = ("train", folder / "c.json", data, "--log-dir", tmp_path / "run")
-    model = ("validate", folder / "c.json", folder / "model.pth.tar", data)
+    train = ("classify", "train", folder / "c.json", data, "--log-dir", tmp_path / "run")
+    model = ("classify", "validate", folder / "c.json", folder / "model.pth.tar", data)
     (data / "val" / "red" / "0.png").write_bytes(b"no image")
     assert re.search(r"val/red/0\.png: not an image", refused(*model))
-    assert re.search(r"10 x 10 pixels.*crop", refused(*with_a_small_image(folder, tmp_path), "--ten-crops"))
+    for name in ("blue", "green", "red"):
+        Image.new("RGB", (10, 10)).save(data / "val" / name / "0.png")
+    assert re.search(r"10 x 10 pixels.*crop", refused(*model, "--scale", -1, "--crop", 24, "--ten-crops"))
     (data / "train" / "yellow").mkdir()
     assert "hold no images: yellow" in refused(*train)
     (data / "train" / "yellow").rmdir()
     assert "--set network.classes=3 fits them" in refused(*train, "--set", "network.classes=4")
     shutil.rmtree(data / "train" / "red")
     assert "train and val have other class folders: red" in refused(*train)
-
-
-def with_a_small_image(folder: Path, tmp_path: Path) -> tuple[object, ...]:
-    from PIL import Image
-
-    small = tmp_path / "small" / "val"
-    for name in ("a", "b", "c"):
-        (small / name).mkdir(parents=True)
-        Image.new("RGB", (10, 10)).save(small / name / "x.png")
-    model = ("validate", folder / "c.json", folder / "model.pth.tar", tmp_path / "small")
-    return (*model, "--scale", -1, "--crop", 24)

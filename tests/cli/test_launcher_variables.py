@@ -1,10 +1,7 @@
 """Rank and size from the launcher's variables agree with `seamseg.utils.distributed`."""
 
-import os
-
 import pytest
 
-from seamseg.cli.main import main
 from seamseg.utils.distributed import _environment
 from seamseg.utils.launcher import is_main_process, process_count
 
@@ -29,12 +26,3 @@ def test_agrees_with_distributed(monkeypatch, variables, count, is_main):
         monkeypatch.setenv(name, value)
     rank, size, _ = _environment()
     assert (size, rank == 0) == (count, is_main) == (process_count(), is_main_process())
-
-
-def test_warnings_of_torch_are_not_hidden(monkeypatch, tmp_path, capsys):
-    for name, value in {"RANK": "0", "WORLD_SIZE": "2", **ADDRESS}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("TORCH_CPP_LOG_LEVEL", raising=False)
-    assert main(["train", str(tmp_path / "absent.ini"), str(tmp_path)]) == 2
-    assert "absent.ini" in capsys.readouterr().err
-    assert "TORCH_CPP_LOG_LEVEL" not in os.environ

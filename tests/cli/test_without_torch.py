@@ -82,43 +82,30 @@ def test_files_and_their_report(city: Path) -> None:
 
 MISTAKES = [
     ("train my.in data", "my.in: no such config file; did you mean my.ini?"),
-    ("train my.ini dta", "dta: no such data set folder; did you mean data?"),
-    ("train my.ini data --set optimizer.lrr=3", "unknown key 'lrr' in [optimizer]; did you mean 'lr'?"),
-    ("train my.ini data --pre-train body:run/demo", "--pre-train run/demo: no such file or run folder; did you mean "),
-    ("train my.ini data --pre-train bdy:my.ini", "'bdy' is not a part of the network: body, "),
     ("train my.ini data --set body.weights=r50.pth", "[body] weights = r50.pth: no such file or run folder"),
     ("predict runs/dmo photos out", "runs/dmo: no such model; did you mean runs/demo?"),
     ("predict runs/demo phots out", "phots: no such image, video, folder or list; did you mean photos?"),
-    ("predict runs/demo photos out --limit 0", "--limit 0: must be at least 1"),
-    ("predict runs/demo photos out --config my.in", "my.in: no such config file; did you mean my.ini?"),
-    ("predict runs/demo photos out --meta data/meta.bin", "no such file; did you mean data/metadata.bin?"),
-    ("predict runs/demo photos out --set roi.score_threshol=1", "did you mean 'score_threshold'?"),
     ("evaluate runs/dmo data", "runs/dmo: no such model; did you mean runs/demo?"),
     ("export runs/dmo x.onnx", "runs/dmo: no such model; did you mean runs/demo?"),
     ("convert-model runs/dmo out", "runs/dmo: no such model; did you mean runs/demo?"),
     ("push runs/dmo user/city", "runs/dmo: no such model; did you mean runs/demo?"),
     ("serve runs/dmo", "runs/dmo: no such model; did you mean runs/demo?"),
-    ("classify train toy_things_resnet data", "did you mean the packaged experiment toy_things_resnext?"),
     ("classify validate toy_things_resnet runs/demo data", "did you mean the packaged experiment toy_things_resnext?"),
     ("prepare cityscapes dta out", "dta: no such folder or archive; did you mean data?"),
-    ("prepare merge dta data out", "dta: no such data set folder; did you mean data?"),
     ("prepare merge data data out", "data/metadata.bin: not a metadata file: it ends where a map should start"),
     ("report runs/dmo", "runs/dmo: no such folder; did you mean runs/demo?"),
     ("evaluate --gt my.in --pred my.ini", "my.in: no such file (COCO panoptic JSON); did you mean my.ini?"),
-    ("demo --set scheduler.epoch=3", "unknown key 'epoch' in [scheduler]; did you mean 'epochs'?"),
 ]  # fmt: skip
 """Commands, and what their message contains."""
 
 MISSING = [
     ("train timm.ini data", "timm", "[body] body = timm:resnet18: needs timm, which is not installed; {}[timm]'"),
     ("train my.ini data --pre-train hub/model.safetensors", "safetensors", "needs safetensors, which {}[hub]'"),
-    ("predict hub photos out", "safetensors", "hub: needs safetensors, which is not installed; {}[hub]'"),
     ("predict hf://user/city photos out", "huggingface_hub", "needs huggingface_hub, which is not installed; {}[hub]'"),
     ("predict a.onnx photos out", "onnxruntime", "a.onnx: needs onnxruntime, which is not installed; {}[onnx]'"),
     ("evaluate a.onnx data --device openvino", "openvino", "a.onnx: needs openvino, which is not installed; {}"),
     ("export runs/demo x.onnx", "onnxscript", "x.onnx: needs onnxscript, which is not installed; {}[export]'"),
     ("convert-model runs/demo out", "safetensors", "needs safetensors, which is not installed; {}[hub]'"),
-    ("push runs/demo user/city", "huggingface_hub", "needs huggingface_hub, which is not installed; {}[hub]'"),
     ("serve runs/demo", "starlette", "seamseg serve: needs starlette, which is not installed; {}[serve]'"),
 ]  # fmt: skip
 """Commands, a package that they need, and parts of their message."""

@@ -44,17 +44,13 @@ def test_cost_of_files_in_parallel_to_the_network(monkeypatch):
         (["--size", "8x8"], "32 to 8192"),
         (["--rounds", "0"], "--rounds"),
         (["--precision", "fp12"], "--precision fp12"),
+        (["--bench", "{}", "--formats", "all"], "--formats all: is for networks of seamseg only, {} is none"),
         (["--bench", "city.onnx"], "`seamseg doctor --bench MODEL --formats fp32,city.onnx`"),
     ],
 )
-def test_wrong_arguments(arguments, words, capsys):
-    assert main(["doctor", "--bench", "--size", "64x64", *arguments]) == 2
-    err = capsys.readouterr().err
-    assert words in err
-    assert err.count("\n") == 1
-
-
-def test_arguments_without_effect(tmp_path, capsys):
+def test_wrong_arguments(arguments, words, tmp_path, capsys):
     (tmp_path / "config.json").write_text('{"model_type": "mask2former"}')
-    assert main(["doctor", "--bench", str(tmp_path), "--formats", "all"]) == 2
-    assert f"--formats all: is for networks of seamseg only, {tmp_path} is none" in capsys.readouterr().err
+    assert main(["doctor", "--bench", "--size", "64x64", *(word.format(tmp_path) for word in arguments)]) == 2
+    err = capsys.readouterr().err
+    assert words.format(tmp_path) in err
+    assert err.count("\n") == 1

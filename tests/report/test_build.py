@@ -21,11 +21,10 @@ from seamseg.evaluation.record import IMAGES, SUMMARY, read_evaluation
 from seamseg.evaluation.scores import pixel_iou_titles
 from seamseg.formats.id_png import read_id_png
 from seamseg.idmaps.resize import resize_nearest
-from seamseg.report import ReportOptions, find_evaluation, write_report
+from seamseg.report import find_evaluation, write_report
 from seamseg.report.build import select_extremes
 from seamseg.report.images import encode_index_map
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import join_inside
 
 
 @pytest.fixture(scope="module")
@@ -168,20 +167,12 @@ def test_against_joins_images_by_id(runs: tuple[Path, Path], tmp_path: Path) -> 
         assert [s[0] for s in second["prediction_segments"]] == [s.id for s in other[entry["name"]].prediction]
 
 
-def test_against_keeps_the_report_of_the_run(runs: tuple[Path, Path], copy: Path) -> None:
-    assert main(["report", str(copy), "--against", str(runs[1]), "--images", "1", "--size", "64", "--quiet"]) == 0
-    assert not (copy / "report.html").exists()
-    assert (copy / f"report-against-{runs[1].name}.html").is_file()
-
-
-def test_against_skips_images_of_one_run_only(runs: tuple[Path, Path], copy: Path, tmp_path: Path) -> None:
+def test_against_skips_images_of_one_run_only_and_keeps_the_report(runs: tuple[Path, Path], copy: Path) -> None:
     lines = (copy / IMAGES).read_text().splitlines(keepends=True)
     (copy / IMAGES).write_text("".join(reversed(lines[3:])))
-    write_report(tmp_path / "a.html", find_evaluation(runs[1]), find_evaluation(copy), ReportOptions(size=64))
-    summary = blocks(tmp_path / "a.html")["summary"][0]
-    assert (summary["unpaired"], summary["total"], len(summary["images"])) == (3, 7, 7)
-    write_report(tmp_path / "b.html", find_evaluation(copy), find_evaluation(runs[1]), ReportOptions(size=64))
-    summary = blocks(tmp_path / "b.html")["summary"][0]
+    assert main(["report", str(copy), "--against", str(runs[1]), "--size", "64", "--quiet"]) == 0
+    assert not (copy / "report.html").exists()
+    summary = blocks(copy / f"report-against-{runs[1].name}.html")["summary"][0]
     assert (summary["unpaired"], summary["total"], summary["n_images"]) == (3, 7, [7, 10])
 
 
@@ -208,13 +199,6 @@ def test_images_without_photos(copy: Path, spoil: str, tmp_path: Path, capsys: A
     assert all(p["photo"] is None for p in found["image"])
 
 
-def test_names_stay_below_their_folder() -> None:
-    folder = Path("/a")
-    assert join_inside(folder, "b/c.png") == Path("/a/b/c.png")
-    assert join_inside(folder, "at 12:30:00.png") == Path("/a/at 12:30:00.png")
-    assert [join_inside(folder, name) for name in ("../c", "/etc/c", "b/../../c", "..\\c", "C:\\c")] == [None] * 5
-
-
 def _edit(change: Callable[[dict], object]) -> Callable[[Path], None]:
     def spoil(folder: Path) -> None:
         lines = (folder / IMAGES).read_text().splitlines()
@@ -238,10 +222,7 @@ def _edit(change: Callable[[dict], object]) -> Callable[[Path], None]:
         (_edit(lambda e: e.update(PQ="high")), "line 1: invalid image record: invalid PQ: 'high'"),
         (_edit(lambda e: e.update(width=0)), "line 1: invalid image record: invalid size: 0 x"),
         (_edit(lambda e: e.update(PQ=float("nan"))), "NaN is not a number"),
-        (_edit(lambda e: e.update(prediction_png=None)), "line 1: invalid image record"),
         (_edit(lambda e: e["prediction"][0].update(id=1 << 70)), "invalid id: "),
-        (_edit(lambda e: e["prediction"][0].update(area="large")), "invalid area: 'large'"),
-        (_edit(lambda e: e["prediction"][0].update(iou="0.5")), "invalid iou: '0.5'"),
         (_edit(lambda e: e["ground_truth"][0].update(partner=[1])), "invalid partner: [1]"),
         (_edit(lambda e: e["ground_truth"][0].update(outcome=1)), "invalid outcome: 1"),
         (_edit(lambda e: e.update(prediction_png="none.png")), "none.png: no such panoptic PNG"),
