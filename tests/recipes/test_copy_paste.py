@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +16,6 @@ from support.micro import make_dataset, write_config
 from seamseg.config import load_config
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.mixing import AugmentedImage, combine, compact_ids
-from seamseg.data.reader import Reader
 from seamseg.data.samplers import SampleIndex
 from seamseg.data.transforms import AugmentationOptions, TrainTransform
 from seamseg.formats.metadata import ImageInfo, Metadata
@@ -47,23 +46,16 @@ def augmented(pixels, ids, cat, iscrowd) -> AugmentedImage:
     return AugmentedImage(pixels, ids, cat, iscrowd, np.zeros((len(cat), 4), bool))
 
 
-class OneThing(Reader):
-    """Two stuff and two thing classes, and an image with a thing."""
-
-    def __init__(self):
-        super().__init__(Path(), "train")
-        self.metadata = Metadata(STUFF, 2, list("abcd"), [(0, 0, 0)] * 4, [0, 1, 2, 3], [])
-        self.images = [ImageInfo("a", [255, 2], (1, 1), [0, 0])]
-
-    def read_image(self, index, at_least=None):
-        raise NotImplementedError
-
-    read_masks = read_image
+READER = SimpleNamespace(
+    metadata=Metadata(STUFF, 2, list("abcd"), [(0, 0, 0)] * 4, [0, 1, 2, 3], []),
+    images=[ImageInfo("a", [255, 2], (1, 1), [0, 0])],
+)
+"""Two stuff and two thing classes, and an image with a thing."""
 
 
 def paste(target: AugmentedImage, source: AugmentedImage, seed: int) -> AugmentedImage:
     """The target with random things of the source."""
-    mix = CopyPaste(CopyPasteKeys(1), OneThing())
+    mix = CopyPaste(CopyPasteKeys(1), READER)
     return combine(mix, target, Random(seed), lambda among: source)
 
 

@@ -19,7 +19,7 @@ from seamseg.evaluation import evaluate_panoptic_json
 from seamseg.evaluation.record import read_evaluation
 from seamseg.formats.cityscapes.labels import cityscapes_classes
 from seamseg.formats.metadata import Metadata, metadata_header, read_metadata, write_metadata
-from seamseg.inference.foreign.class_lists import identify_things, known_lists
+from seamseg.inference.foreign.class_lists import known_lists
 from seamseg.models.build import build_network
 from seamseg.panoptic_map import VOID, PanopticResult, Segment
 from seamseg.predictions import Prediction
@@ -75,19 +75,6 @@ def test_things_and_stuff_are_those_of_the_data_set(tmp_path):
     assert (stated.missing, stated.void) == ([], ["dog"])
     things = mapping.mapped_classes(only_things=True)
     assert (things.missing, things.void) == (["train"], ["crosswalk", "dog"])
-
-
-def test_a_detector_needs_no_stuff():
-    """Entries of stuff may name classes that it does not have, those of things may not."""
-    things, _ = identify_things(["__background__", "person", "car", "bus", "train", "bicycle", "motorcycle", "truck"])
-    table = ClassTable(cityscapes_classes(), "coco_cityscapes", "class_table")
-    with pytest.raises(InputError, match="net has no class 'road'"):
-        ClassMapping.of(table, things, "net")
-    found = ClassMapping.of(table, things, "net", only_things=True).mapped_classes(only_things=True)
-    assert [names for info, names in found.sources.items() if info.name == "car"] == [["car"]]
-    own = replace(things, categories=["cart", *things.categories[1:]])
-    with pytest.raises(InputError, match="net has no class 'person'"):
-        ClassMapping.of(table, own, "net", only_things=True)
 
 
 def test_packaged_tables():

@@ -16,7 +16,7 @@ from support.semantic_networks import SEMANTIC
 from seamseg.checkpoints.bundle import open_model
 from seamseg.config import config_from_string, load_config
 from seamseg.data.input_size import InputSize
-from seamseg.formats.metadata import ImageInfo, Metadata, read_metadata, write_metadata
+from seamseg.formats.metadata import ImageInfo, read_metadata, write_metadata
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.predictor import build_predictor
 from seamseg.panoptic_map import VOID
@@ -39,24 +39,29 @@ OPTIONS = {
 }
 
 
-class Oracle(torch.nn.Module):
-    """A network that returns the classes of the ground truth at native size as semantic map, and no detections."""
+class Mapped(torch.nn.Module):
+    """A network without detections, whose class map is a function of the image."""
 
-    kind = "panoptic"
-
-    def __init__(self):
+    def __init__(self, kind, classes_of):
         super().__init__()
-        self.modes = []
+        self.kind, self.classes_of, self.modes = kind, classes_of, []
 
     def predict(self, images):
         self.modes.append(self.training)
-        predictions = []
-        for image in images:
-            sky = image[2] > image[0] + 1  # in these scenes the sky is blue and the road is grey
-            empty, size = torch.empty(0), tuple(sky.shape)
-            masks = empty.reshape(0, 28, 28)
-            predictions.append(Prediction(empty.reshape(0, 4), empty.long(), empty, masks, (~sky).long(), size))
-        return predictions
+        nothing = torch.zeros(0)
+        parts = nothing.view(0, 4), nothing.long(), nothing, nothing.view(0, 28, 28)
+        return [Prediction(*parts, self.classes_of(image), tuple(image.shape[1:])) for image in images]
+
+
+def sky_or_road(image):
+    """The classes of the ground truth in scenes with a blue sky and a grey road."""
+    return (image[2] <= image[0] + 1).long()
+
+
+def lower_half(image):
+    classes = torch.zeros(image.shape[1:], dtype=torch.int64)
+    classes[image.shape[1] // 2 :] = 1
+    return classes
 
 
 @pytest.fixture
@@ -80,7 +85,7 @@ def test_scores_are_computed_at_native_size(flat, micro_config):
     config = load_config(micro_config)
     validator = Validator.open(flat, "val", config, World(), quiet=True)
     seen = []
-    net = Oracle().train()
+    net = Mapped("panoptic", sky_or_road).train()
     scores = validator(net, lambda one: seen.append((one.item.id, one.prediction.size, one.result.size)))
     assert seen == [(f"val{i}", (64, 96), (160, 240)) for i in range(3)]
     assert scores.PQ_stuff == pytest.approx(1.0, abs=0.02)
@@ -96,7 +101,7 @@ def test_scores_are_computed_at_native_size(flat, micro_config):
 def test_legacy_scores_are_computed_at_network_size(flat, micro_config):
     validator = Validator.open(flat, "val", load_config(micro_config), World(), legacy=True, quiet=True)
     seen = []
-    scores = validator(Oracle(), lambda one: seen.append(one.result.size))
+    scores = validator(Mapped("panoptic", sky_or_road), lambda one: seen.append(one.result.size))
     assert seen == [(64, 96)] * 3
     assert scores.PQ_stuff == pytest.approx(1.0, abs=0.05)
     assert pytest.approx(2 / 3 * scores.PQ_stuff) == scores.PQ  # cars never occur and count as 0
@@ -183,22 +188,20 @@ def test_options_change_the_scores(micro, micro_run, tmp_path, seamseg_main):
 
 @pytest.fixture
 def exported_data(tmp_path):
-    """Two photos whose red value is the class of the pixel, with the objects that the network finds."""
+    """A photo whose red value is the class of the pixel, with the objects that the network finds."""
     for folder in ("img", "msk", "lst"):
         (tmp_path / "data" / folder).mkdir(parents=True)
-    cat, images = [VOID, 0, 1, 3, 2], []
-    for name in ("a", "b"):
-        ids = np.ones(SIZE, np.uint8)
-        ids[:20] = 2
-        for number, (y0, x0, y1, x1) in enumerate(BOXES.astype(int).tolist(), 3):
-            ids[y0:y1, x0 if number == 3 else (x0 + x1) // 2 : x1] = number
-        pixels = np.zeros((*SIZE, 3), np.uint8)
-        pixels[..., 0] = np.array(cat)[ids]
-        Image.fromarray(pixels).save(tmp_path / "data/img" / f"{name}.png")
-        Image.fromarray(ids).save(tmp_path / "data/msk" / f"{name}.png")
-        images.append(ImageInfo(name, cat, SIZE, [0] * len(cat)))
-    (tmp_path / "data/lst/val.txt").write_text("a\nb\n")
-    write_metadata(tmp_path / "data/metadata.bin", Metadata(**{**vars(CLASSES), "images": images}))
+    cat = [VOID, 0, 1, 3, 2]
+    ids = np.ones(SIZE, np.uint8)
+    ids[:20] = 2
+    for number, (y0, x0, y1, x1) in enumerate(BOXES.astype(int).tolist(), 3):
+        ids[y0:y1, x0 if number == 3 else (x0 + x1) // 2 : x1] = number
+    pixels = np.zeros((*SIZE, 3), np.uint8)
+    pixels[..., 0] = np.array(cat)[ids]
+    Image.fromarray(pixels).save(tmp_path / "data/img/a.png")
+    Image.fromarray(ids).save(tmp_path / "data/msk/a.png")
+    (tmp_path / "data/lst/val.txt").write_text("a\n")
+    write_metadata(tmp_path / "data/metadata.bin", replace(CLASSES, images=[ImageInfo("a", cat, SIZE, [0] * len(cat))]))
     return tmp_path / "data"
 
 
@@ -235,26 +238,10 @@ def semantic_run(micro, tmp_path_factory):
     return folder / "run"
 
 
-class Fixed(torch.nn.Module):
-    """Predicts class 0 everywhere, and class 1 in the lower half."""
-
-    kind = "semantic"
-
-    def predict(self, images):
-        found = []
-        for image in images:
-            height, width = image.shape[-2:]
-            classes = torch.zeros(height, width, dtype=torch.int64)
-            classes[height // 2 :] = 1
-            nothing = torch.zeros(0)
-            found.append(Prediction(nothing.view(0, 4), nothing.long(), nothing, None, classes, (height, width)))
-        return found
-
-
 def test_iou_of_a_semantic_network_at_native_size(micro):
     config = config_from_string(SEMANTIC, overrides=["dataloader.shortest_size=32"])
     validator = Validator.open(micro, "val", config, World(device=torch.device("cpu")), quiet=True)
-    scores = validator(Fixed())
+    scores = validator(Mapped("semantic", lower_half))
     counts = np.zeros((3, 3), int)
     for index in range(3):
         _, mask, info = validator.dataset.read(index)
