@@ -94,6 +94,7 @@ def test_data_sets(micro_run, micro_config, data, tmp_path, refused, spoil, mess
 DOORS = """
 predict {} IMG OUT; predict RUN {} OUT; predict RUN @{} OUT; predict RUN IMG {}/p-%d.tar; evaluate --gt {} --pred INI
 predict RUN IMG OUT --config {}; predict RUN IMG OUT --set {}; export RUN {}; train {} DATA; prepare cityscapes {} OUT
+prepare folders OUT --classes {} --split a DATA DATA
 """
 WORDS = {"nul": "a\0b", "long": "x" * 5000, "deep": "s/" * 3000}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from seamseg.formats.coco_panoptic import read_coco_panoptic
 from seamseg.formats.coco_writer import CocoPanopticWriter
 from seamseg.formats.id_png import read_id_png, write_id_png
 from seamseg.panoptic_map import PanopticResult, Segment
-from seamseg.prepare.export import dataset_to_coco_panoptic
 from seamseg.utils.errors import InputError
 
 
@@ -258,37 +256,3 @@ def test_broken_pngs(pair):
         spoil()
         with pytest.raises(InputError, match=words):
             evaluate_panoptic_json(*pair)
-
-
-class Folder:
-    """The part of a dataset folder that the export needs."""
-
-    metadata = Meta()
-
-    def split(self, name):
-        return [
-            SimpleNamespace(id="a", cat=[255, 0, 2, 2, 0], iscrowd=[0, 0, 0, 1, 0]),
-            SimpleNamespace(id="b", cat=[255], iscrowd=[0]),
-        ]
-
-    def image_path(self, image_id):
-        return SimpleNamespace(name=f"{image_id}.png")
-
-    def read_mask(self, image_id):
-        mask = np.zeros((1, 3, 4), np.int32)
-        if image_id == "a":
-            mask[0, 0], mask[0, 1], mask[0, 2, :2], mask[0, 2, 3] = 1, 2, 3, 4
-        return mask
-
-
-def test_export_of_a_dataset_folder(tmp_path):
-    path = dataset_to_coco_panoptic(Folder(), "val", tmp_path / "val.json", workers=2)
-    read = read_coco_panoptic(path)
-    assert [a.image_id for a in read.annotations] == ["a", "b"]
-    entries = {(e["category_id"], e["iscrowd"]): e for e in read.annotations[0].segments_info}
-    assert {k: (e["area"], e["bbox"]) for k, e in entries.items()} == {
-        (7, 0): (5, [0, 0, 4, 3]),
-        (26, 0): (4, [0, 1, 4, 1]),
-        (26, 1): (2, [0, 2, 2, 1]),
-    }
-    assert evaluate_panoptic_json(path, path).PQ == 1.0

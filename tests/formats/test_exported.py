@@ -81,12 +81,9 @@ def test_outputs_by_kind():
         ({"std": [1, 0, 1]}, "std must be positive"),
         ({"mean": [1, "a", 1]}, "mean must be 3 numbers"),
         ({"thresholds": {"iou": 1}}, "thresholds: 'iou'"),
+        ({"thresholds": [1]}, "thresholds must be an object"),
         ({"config": 3}, "must be text"),
-        *(
-            ({"query_classes": value}, "query_classes must be different classes")
-            for value in ([], [3], [1, 1], [True], ["a"], "ab")
-        ),
-        ({"query_classes": 1}, "damaged"),
+        *(({"query_classes": value}, "query_classes must be different classes") for value in ([], [3], [1, 1], [True])),
         ({"kind": "instance_seg", "query_classes": [1]}, "must be different classes of a panoptic network"),
         ({"metadata": {"num_stuff": 1}}, "the key 'categories' is missing"),
         ({"format": FORMAT + 1}, "update seamseg"),

@@ -140,13 +140,6 @@ def test_rows_beyond_the_size_are_ignored_like_by_pillow(tmp_path, reader):
     assert np.array_equal(read_by_pillow(path), ids[:4])
 
 
-def test_animations_are_read_by_pillow(tmp_path):
-    frames = [Image.fromarray(np.full((4, 5, 3), v, np.uint8)) for v in (1, 2)]
-    frames[0].save(tmp_path / "x.png", save_all=True, append_images=frames[1:])
-    assert b"acTL" in (tmp_path / "x.png").read_bytes()
-    assert (read_id_png(tmp_path / "x.png") == 0x010101).all()
-
-
 @pytest.mark.parametrize(("size", "dtype"), [((1, 1), np.int64), ((7, 300), np.int32), ((300, 7), np.uint32)])
 def test_written_and_read(tmp_path, size, dtype, reader):
     path = tmp_path / "deep" / "x.png"

@@ -3,19 +3,12 @@
 import json
 import os
 import signal
-from pathlib import Path
-from threading import Event
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from PIL import Image
 from torch.utils.data import get_worker_info
 
-from seamseg.inference.images import PreparedImage
-from seamseg.predict.job import _PredictionLoop
 from seamseg.predict.sources.base import Source
-from seamseg.predict.sources.share import DecodedImage, WorkerFailure
 from seamseg.utils.errors import SeamsegError
 
 pytestmark = pytest.mark.usefixtures("narrow")
@@ -94,49 +87,7 @@ def test_full_shared_memory_ends_the_run_with_advice(micro_run, photos, tmp_path
     assert done(tmp_path) == list("abcdefg")
 
 
-def test_a_failing_network_names_the_photo(micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys):
-    from seamseg.models.panoptic import PanopticNet
-
-    def fail(*_, **__):
-        raise RuntimeError("the device\nburns")
-
-    monkeypatch.setattr(PanopticNet, "predict", fail)
-    assert run(seamseg_main, micro_run, photos, tmp_path) == 1
-    assert "a.png: the network fails (RuntimeError: the device burns)" in capsys.readouterr().err
-
-
-def test_a_failed_output_is_reported_although_a_decoder_died():
-    """Both come from full memory. Photos of a shard that cannot be written are committed, but in no shard."""
-    failing, handled = Event(), []
-
-    def fuse(*_):
-        failing.set()
-        raise OSError(28, "No space left on device", "p-0.tar")
-
-    def read(names):
-        yield DecodedImage(
-            Source(Path("a.png"), "a", "a.png"), "", PreparedImage(np.zeros((4, 4, 3), np.uint8), (4, 4))
-        )
-        assert failing.wait(60)
-        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
-
-    def handle(error):
-        handled.append(error)
-        return WorkerFailure("dead", [])
-
-    decoders = SimpleNamespace(share=SimpleNamespace(containers=[1]), read=read, handle_worker_failure=handle)
-    loop = _PredictionLoop(
-        SimpleNamespace(raw=lambda images: [None], result=fuse, tiling=None), SimpleNamespace(names={})
-    )
-    with pytest.raises(SeamsegError, match=r"p-0\.tar: cannot be written: No space left"):
-        loop.run(decoders, 1, False)
-    assert len(handled) == 1  # the other decoders are stopped
-
-
-@pytest.mark.parametrize("workers", ["0", "2"])
-def test_a_photo_that_cannot_be_decoded_is_skipped(
-    micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys, workers
-):
+def test_a_photo_that_cannot_be_decoded_is_skipped(micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys):
     opened = Source.open
 
     def open_(self):
@@ -145,23 +96,25 @@ def test_a_photo_that_cannot_be_decoded_is_skipped(
         return opened(self)
 
     monkeypatch.setattr(Source, "open", open_)
-    assert run(seamseg_main, micro_run, photos, tmp_path, "--workers", workers) == 1
+    assert run(seamseg_main, micro_run, photos, tmp_path, "--workers", "0") == 1
     assert "d.png: cannot be decoded: MemoryError: too large" in capsys.readouterr().err
     assert done(tmp_path) == list("abcefg")
 
 
 @pytest.mark.parametrize(
-    ("where", "error", "message"),
+    ("where", "error", "workers", "message"),
     [
-        ("Predictor.raw", SeamsegError("not enough memory"), "a.png: the network fails: not enough memory"),
-        ("Predictor.raw", ValueError("odd"), "a.png: the network fails (ValueError: odd)"),
-        ("Predictor.result", MemoryError("full"), "a.png: its outputs cannot be made (MemoryError: full)"),
+        ("raw", SeamsegError("not enough memory"), "0", "a.png: the network fails: not enough memory"),
+        ("raw", RuntimeError("it\nburns"), "2", "a.png: the network fails (RuntimeError: it burns)"),
+        ("result", MemoryError("full"), "0", "a.png: its outputs cannot be made (MemoryError: full)"),
     ],
 )
-def test_errors_name_the_photo(micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys, where, error, message):
+def test_errors_name_the_photo(
+    micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys, where, error, workers, message
+):
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(f"seamseg.inference.predictor.{where}", fail)
-    assert run(seamseg_main, micro_run, photos, tmp_path, "--workers", "0") == 1
+    monkeypatch.setattr(f"seamseg.inference.predictor.Predictor.{where}", fail)
+    assert run(seamseg_main, micro_run, photos, tmp_path, "--workers", workers) == 1
     assert message in capsys.readouterr().err

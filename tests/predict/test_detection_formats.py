@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from pycocotools.coco import COCO
 from support.micro import narrow_body
 from support.small_snapshots import save_snapshot
 
@@ -15,10 +14,8 @@ import seamseg
 from seamseg.checkpoints.snapshot import Snapshot, network_state
 from seamseg.cli import legacy
 from seamseg.config import config_to_string, load_config
-from seamseg.doctor.stages import STAGES, StageProfile
 from seamseg.formats.metadata import metadata_header, read_metadata
 from seamseg.inference.detections import Detections
-from seamseg.inference.result import Panoptic
 from seamseg.models.build import build_network
 from seamseg.utils.errors import InputError
 from seamseg.visualize.detections import draw_detections, draw_legacy
@@ -70,20 +67,6 @@ def written(out):
     return sorted(p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file())
 
 
-def test_kind_of_the_result(models, photos):
-    assert isinstance(seamseg.load(models["panoptic"], device="cpu").predict(photos / "street.png"), Panoptic)
-    for kind in KINDS:
-        model = seamseg.load(models[kind], device="cpu", score_threshold=0)
-        result = model.predict(photos / "a" / "wide.jpg")
-        assert isinstance(result, Detections)
-        assert result.size == (100, 200)
-        assert len(result) == 10
-        assert (result.masks is None) == (kind == "detection")
-        assert result.photo.shape == (100, 200, 3)
-        assert list(model.predict_iter([photos / "a" / "wide.jpg"])) == [result]
-        assert model.predict([photos / "street.png"] * 2)[0].size == (64, 96)
-
-
 def test_all_formats(models, kind, photos, tmp_path, seamseg_main):
     words = ("--format", "overlay,coco-results,raw", "--score-threshold", "0", *CPU)
     assert seamseg_main("predict", models[kind], photos, tmp_path, *words) == 0
@@ -92,6 +75,8 @@ def test_all_formats(models, kind, photos, tmp_path, seamseg_main):
 
     model = seamseg.load(models[kind], device="cpu", score_threshold=0)
     results = {name: model.predict(next(photos.glob(f"{name}.*"))) for name in NAMES}
+    assert all(isinstance(result, Detections) and len(result) == 10 for result in results.values())
+    assert all((result.masks is None) == (kind == "detection") for result in results.values())
     entries = json.loads((tmp_path / "coco_results.json").read_text())
     assert entries == [entry for name in NAMES for entry in results[name].to_coco(name)]
     lines = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()[1:]]
@@ -109,30 +94,6 @@ def test_all_formats(models, kind, photos, tmp_path, seamseg_main):
         wanted = draw_detections(result.photo, list(result), result.size, model.metadata.palette)
         with Image.open(tmp_path / f"{name}.jpg") as overlay:
             assert np.abs(np.asarray(overlay).astype(int) - wanted).mean() < 12
-
-
-def test_results_are_read_by_pycocotools(models, kind, photos, tmp_path, seamseg_main):
-    truth = COCO()
-    truth.dataset = {
-        "images": [{"id": name, "width": 96, "height": 64} for name in NAMES],
-        "annotations": [],
-        "categories": [{"id": 2, "name": "car"}],
-    }
-    truth.createIndex()
-    assert seamseg_main("predict", models[kind], photos, tmp_path, "--format", "coco-results", *CPU) == 0
-    found = truth.loadRes(str(tmp_path / "coco_results.json"))
-    assert len(found.anns) == 30, "all that the network returns, whatever their score"
-    assert set(found.imgToAnns) == set(NAMES)
-
-
-def test_scores_and_classes_of_the_results(models, kind, photos, tmp_path, seamseg_main):
-    scores = np.sort(seamseg.load(models[kind], device="cpu", score_threshold=0).predict(photos / "street.png").scores)
-    words = ("predict", models[kind], photos / "street.png")
-    threshold = str((scores[6] + scores[7]) / 2)
-    assert seamseg_main(*words, tmp_path / "a", "--format", "coco-results", "--score-threshold", threshold, *CPU) == 0
-    assert len(json.loads((tmp_path / "a" / "coco_results.json").read_text())) == 3
-    assert seamseg_main(*words, tmp_path / "b", "--format", "coco-results", "--classes", "road", *CPU) == 0
-    assert json.loads((tmp_path / "b" / "coco_results.json").read_text()) == []
 
 
 def test_photos_without_detections(models, kind, photos, tmp_path, seamseg_main):
@@ -157,7 +118,7 @@ def test_shards(models, kind, photos, tmp_path, seamseg_main):
     assert len(sample["results"]) == 10
 
 
-def test_augmentation_and_tiles(models, kind, photos):
+def test_augmentation(models, kind, photos):
     plain = seamseg.load(models[kind], device="cpu", score_threshold=0)
     tta = seamseg.load(models[kind], device="cpu", score_threshold=0, tta="flip,0.5,1")
     found = tta.predict(photos / "street.png")
@@ -167,19 +128,6 @@ def test_augmentation_and_tiles(models, kind, photos):
     flipped = seamseg.load(models[kind], device="cpu", score_threshold=0, tta="flip")
     own, other = (flipped.predict(image) for image in (photos / "street.png", mirrored))
     assert np.allclose(np.sort(own.scores), np.sort(other.scores), atol=1e-5), "mirroring changes nothing"
-    large = Image.open(photos / "street.png").resize((600, 400))
-    tiled = seamseg.load(models[kind], device="cpu", score_threshold=0, shortest_size=400, tiles=128).predict(large)
-    assert tiled.size == (400, 600)
-    assert len(tiled) > 10
-    assert (tiled.masks is None) == (kind == "detection")
-
-
-def test_profile_of_the_stages(models, kind, photos, tmp_path):
-    predictor = seamseg.load(models[kind], device="cpu", score_threshold=0)
-    profile = StageProfile(predictor, photos / "street.png", tmp_path / "out", random_weights=False)
-    assert set(profile.run()) == set(STAGES)
-    assert profile.counts == {"proposals": 20, "detections": 10, "segments": 10}
-    assert written(tmp_path / "out") == ["street.jpg"]
 
 
 def test_a_panoptic_snapshot_detects(models, kind, photos, capsys):
@@ -193,13 +141,6 @@ def test_a_panoptic_snapshot_detects(models, kind, photos, capsys):
     assert found.prediction.semantic is None
 
 
-def test_an_instance_segmentation_snapshot_with_a_detection_config(models, photos, micro_config, tmp_path):
-    (tmp_path / "own.ini").write_text(config_to_string(load_config(micro_config, "detection")))
-    model = seamseg.load(models["instance_seg"], device="cpu", config=tmp_path / "own.ini")
-    assert model.kind == "detection"
-    assert model.predict(photos / "street.png").masks is None
-
-
 @pytest.mark.parametrize(("trained", "wanted"), [("detection", "instance_seg"), ("instance_seg", "panoptic")])
 def test_a_snapshot_without_the_parts_is_refused(models, trained, wanted):
     with pytest.raises(InputError, match=f"is a model for {trained}, not for {wanted}"):
@@ -207,30 +148,30 @@ def test_a_snapshot_without_the_parts_is_refused(models, trained, wanted):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("trained", "words", "message"),
     [
         (
+            "panoptic",
+            ("--format", "coco-results"),
+            "a model of kind panoptic has no format 'coco-results': choose among cityscapes, coco",
+        ),
+        (
+            "detection",
             ("--format", "overlay,coco"),
             "--format overlay,coco: a model of kind detection has no format 'coco': choose among coco-results, "
             "overlay, overlay-legacy, raw",
         ),
-        (("--format", "overlay,overlay-legacy"), "overlay and overlay-legacy would both write NAME.jpg"),
-        (("--min-area", "3"), "--min-area has no effect: the model is of kind detection"),
-        (("--anonymize", "car", "--format", "overlay-legacy"), "shows what --anonymize hides"),
+        ("detection", ("--format", "overlay,overlay-legacy"), "overlay and overlay-legacy would both write NAME.jpg"),
+        ("detection", ("--min-area", "3"), "--min-area has no effect: the model is of kind detection"),
+        ("detection", ("--anonymize", "car", "--format", "overlay-legacy"), "shows what --anonymize hides"),
     ],
 )
-def test_refusals(models, photos, tmp_path, seamseg_main, capsys, words, message):
-    assert seamseg_main("predict", models["detection"], photos, tmp_path / "out", *words, *CPU) == 2
+def test_refusals(models, photos, tmp_path, seamseg_main, capsys, trained, words, message):
+    assert seamseg_main("predict", models[trained], photos, tmp_path / "out", *words, *CPU) == 2
     error = capsys.readouterr().err.strip()
     assert message in error
     assert "\n" not in error
     assert not (tmp_path / "out").exists()
-
-
-def test_formats_that_panoptic_models_lack(models, photos, tmp_path, seamseg_main, capsys):
-    assert seamseg_main("predict", models["panoptic"], photos, tmp_path, "--format", "coco-results", *CPU) == 2
-    expected = "a model of kind panoptic has no format 'coco-results': choose among cityscapes, coco"
-    assert expected in capsys.readouterr().err
 
 
 def test_the_originals_script(models, micro, micro_config, photos, tmp_path, seamseg_main):

@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 from support import cityscapes_official as official
 from support.export_scenes import CLASSES, Guesser, make_city
-from support.processes import launch
 
 from seamseg.config import load_config
 from seamseg.data.folder import DatasetFolder
@@ -29,21 +28,18 @@ from seamseg.panoptic_map import VOID, PanopticResult, Segment, class_infos
 from seamseg.predict.sources.base import Source
 from seamseg.predict.sources.find import refuse_sharing
 from seamseg.predict.writers import make_writers
-from seamseg.predictions import Prediction
 from seamseg.prepare.export import export_dataset
-from seamseg.utils.distributed import World, distributed, gather_objects
+from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
 from seamseg.validation.validator import Validator
 
 FORMATS = ("coco", "cityscapes", "vistas")
 
 
-def write_all(data: Path, out: Path, config: Path, world: World, formats=FORMATS):
+def write_all(data: Path, out: Path, config: Path):
     """Validate the guesser, write its predictions, and return the scores."""
-    settings = load_config(config)
-    with_ap = Validator.open(data, "val", settings, world, quiet=True)
-    classes = with_ap.dataset.metadata
-    writers = make_writers(formats, out, classes)
+    validator = Validator.open(data, "val", load_config(config), World(), quiet=True)
+    writers = make_writers(FORMATS, out, validator.dataset.metadata)
     records = {}
 
     def observe(judged):
@@ -53,10 +49,9 @@ def write_all(data: Path, out: Path, config: Path, world: World, formats=FORMATS
         for writer in writers:
             assert all(path.is_file() for path in writer.paths(source))
 
-    scores = with_ap(Guesser(), observe)
-    everything = {name: record for part in gather_objects(world, records) for name, record in part.items()}
-    for k, writer in enumerate(writers if world.is_main else ()):
-        writer.finish(lambda k=k: (everything[name][k] for name in sorted(everything)))
+    scores = validator(Guesser(), observe)
+    for k, writer in enumerate(writers):
+        writer.finish(lambda k=k: (records[name][k] for name in sorted(records)))
     return scores
 
 
@@ -65,7 +60,7 @@ def exported(tmp_path_factory, micro_config):
     """The data, the folder of predictions, the folder of ground truth, and the scores in memory."""
     root = tmp_path_factory.mktemp("exports")
     data = make_city(root / "data")
-    scores = write_all(data, root / "pred", micro_config, World())
+    scores = write_all(data, root / "pred", micro_config)
     assert 0.01 < scores.PQ < 0.9
     assert scores.n_images == 3
     export_dataset(data, root / "gt", formats=("coco", "cityscapes"))
@@ -178,22 +173,6 @@ def test_scores_of_the_official_cityscapes_tools(exported, tmp_path):
     assert not ours.not_found
 
 
-def _two(rank: int, join, data: str, out: str, config: str) -> None:
-    join()
-    with distributed("cpu") as world:
-        write_all(Path(data), Path(out), Path(config), world)
-
-
-@pytest.mark.distributed
-def test_two_processes_write_the_same_files(exported, micro_config, tmp_path):
-    data, pred, _, _ = exported
-    launch(_two, 2, str(data), str(tmp_path), str(micro_config))
-    files = sorted(p.relative_to(pred) for p in pred.rglob("*") if p.is_file())
-    assert files == sorted(p.relative_to(tmp_path) for p in tmp_path.rglob("*") if p.is_file())
-    for name in files:
-        assert (tmp_path / name).read_bytes() == (pred / name).read_bytes(), name
-
-
 def changed(**fields) -> Metadata:
     return Metadata(**{**vars(CLASSES), **fields})
 
@@ -221,18 +200,18 @@ def test_classes_that_a_format_cannot_hold(tmp_path, format_, classes, message):
         make_writers([format_], tmp_path, classes)
 
 
-def test_too_many_instances_are_an_error(tmp_path):
+def test_too_many_instances_and_names_with_blanks(tmp_path):
     ids = np.arange(1, 301, dtype=np.int32).reshape(15, 20)
     segments = [Segment(i, 3, True, 0.9, 1, (0, 0, 1, 1)) for i in range(1, 301)]
-    empty = torch.empty(0)
-    nothing = Prediction(empty.reshape(0, 4), empty.long(), empty, empty.reshape(0, 28, 28), None, (15, 20))
-    source = Source(Path("a.png"), "a", "a.png")
     (writer,) = make_writers(["vistas"], tmp_path, CLASSES)
-    with pytest.raises(InputError, match="image a: more than 256 instances of label 26"):
-        writer.write(source, None, nothing, PanopticResult(ids, segments))
-    (writer,) = make_writers(["cityscapes"], tmp_path, CLASSES)
-    writer.write(source, None, nothing, PanopticResult(ids, segments))
-    assert (tmp_path / "cityscapes" / "instance" / "a.txt").read_text() == ""
+    source, prediction = Source(Path("my street.png"), "my street", ""), Guesser().predict([torch.ones(3, 40, 50)])[0]
+    with pytest.raises(InputError, match="image my street: more than 256 instances of label 26"):
+        writer.write(source, None, prediction, PanopticResult(ids, segments))
+    writer.write(source, None, prediction, to_result(fuse(prediction, 2), (40, 50), 2))
+    folder = tmp_path / "vistas" / "instances"
+    names = [line.split()[0] for line in (folder / "my street.txt").read_text().splitlines()]
+    assert names
+    assert all((folder / name).is_file() for name in names)
 
 
 def test_photos_of_one_name_in_two_folders_are_an_error(tmp_path):
@@ -242,24 +221,3 @@ def test_photos_of_one_name_in_two_folders_are_an_error(tmp_path):
         refused = pytest.raises(InputError, match=r"x/a\.png and y/a\.png would both be written to")
         with refused if shared else nullcontext():
             refuse_sharing(sources, [writer.paths(source) for source in sources])
-
-
-def test_blanks_in_names_are_escaped(tmp_path):
-    prediction = Guesser().predict([torch.ones(3, 40, 50)])[0]
-    (writer,) = make_writers(["vistas"], tmp_path, CLASSES)
-    result = to_result(fuse(prediction, 2), (40, 50), 2)
-    writer.write(Source(Path("my street.png"), "my street", ""), None, prediction, result)
-    folder = tmp_path / "vistas" / "instances"
-    lines = (folder / "my street.txt").read_text().splitlines()
-    assert lines
-    for line in lines:
-        name, _, _ = line.split()
-        assert (folder / name).is_file()
-
-
-@pytest.mark.usefixtures("narrow")
-def test_the_command(micro_run, micro, tmp_path, seamseg_main):
-    words = ("predict", micro_run, micro / "img", tmp_path, "--format", "cityscapes,vistas", "--device", "cpu")
-    assert seamseg_main(*words, "--workers", "0") == 0
-    assert len(list((tmp_path / "cityscapes" / "pixel").glob("*.png"))) == 7
-    assert len(list((tmp_path / "vistas" / "instances").glob("*.txt"))) == 7

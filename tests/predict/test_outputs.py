@@ -200,21 +200,6 @@ def test_a_photo_that_changed_needs_a_restart_with_shards(micro_run, photos, tmp
     assert {name for name in new if new[name] != old[name]} == {"a.panoptic.png", "a.json"}
 
 
-def test_a_changed_container_needs_a_restart_with_shards(micro_run, photos, tmp_path, seamseg_main, capsys):
-    archive = tmp_path / "in.tar"
-    with tarfile.open(archive, "w") as tar:
-        tar.add(photos / "a.png", "a.png")
-    words = ("predict", micro_run, archive, tmp_path / "out" / "p-%d.tar", *CPU, "--format", "coco")
-    for _ in range(2):
-        assert seamseg_main(*words) == 0
-    os.utime(archive, ns=(1, 1))
-    assert seamseg_main(*words) == 2
-    assert "in.tar:a.png: changed since its outputs were written to" in capsys.readouterr().err
-    # photos of a shard that is gone are processed again
-    (tmp_path / "out" / "p-0.tar").unlink()
-    assert seamseg_main(*words) == 0
-
-
 def test_unknown_shards_are_not_changed(micro_run, photos, tmp_path, seamseg_main, capsys):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "p-7.tar").write_bytes(b"mine")
@@ -226,17 +211,17 @@ def test_unknown_shards_are_not_changed(micro_run, photos, tmp_path, seamseg_mai
     assert seamseg_main("predict", micro_run, photos, tmp_path / "out" / "q-%d.tar", *CPU) == 0
 
 
-@pytest.mark.parametrize("out", ["memory://bucket/out", "memory://bucket/out/p-%d.tar"])
+@pytest.mark.parametrize(("name", "fails"), [("", r"panoptic/sub/[a-z]+\.png"), ("p-%d.tar", "p-2.tar")])
 def test_a_permanent_failure_of_a_store_is_one_line(
-    micro_run, photos, tmp_path, seamseg_main, memory, out, monkeypatch, capsys
+    micro_run, photos, seamseg_main, memory, name, fails, monkeypatch, capsys
 ):
-    words = ("predict", micro_run, photos, out, *CPU, "--format", "coco", "--shard-photos", "1")
+    words = ("predict", micro_run, photos, f"memory://b/{name}", *CPU, "--format", "coco", "--shard-photos", "1")
     tries = Counter()
     put = type(memory).put_file
 
     def failing(self, path, target, *more, **options):
         tries[target] += 1
-        if "sub" in target or "p-2" in target:
+        if re.search(fails, target):
             raise OSError("the bucket leaks")
         if tries[target] < 3:
             raise ConnectionError("lost")
@@ -245,21 +230,12 @@ def test_a_permanent_failure_of_a_store_is_one_line(
     monkeypatch.setattr(type(memory), "put_file", failing)
     assert seamseg_main(*words) == 1
     (error,) = capsys.readouterr().err.strip().splitlines()
-    # two of `sub` are written at a time: either may be the first to fail
-    where = r"p-2\.tar" if "%" in out else r"panoptic/sub/[a-z]+\.png"
-    assert re.search(
-        f"memory://bucket/out/{where}: cannot be written: OSError: the bucket leaks; re-run the same", error
-    )
+    assert re.search(f"{fails}: cannot be written: OSError: the bucket leaks; re-run the same", error)
     assert max(tries.values()) == 3
-    done = content_of_url("memory://bucket/out")
-    assert "p-0.tar" in done if "%" in out else "panoptic/a.png" in done, "those that fail twice only are written"
-    monkeypatch.undo()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    assert {"p-0.tar", "panoptic/a.png"} & set(content_of_url("memory://b")), "what fails twice only is written"
+    monkeypatch.setattr(type(memory), "put_file", put)
     assert seamseg_main(*words) == 0
-    found = content_of_url("memory://bucket/out")
-    assert [line["name"] for line in lines(found["predictions.jsonl"])] == NAMES
-    if "%" in out:
-        assert len(members(*(v for k, v in found.items() if k.endswith(".tar")))) == 2 * len(NAMES)
+    assert [line["name"] for line in lines(content_of_url("memory://b")["predictions.jsonl"])] == NAMES
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -272,7 +248,6 @@ def test_a_signal_ends_a_run_gracefully(micro_run, photos, tmp_path, seamseg_mai
             os.kill(os.getpid(), number)
         return see(self, images)
 
-    before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(Predictor, "raw", signalled)
     words = ("predict", micro_run, photos, tmp_path / "out" / "p-%d.tar", *CPU)
     # Python ignores what a handler raises within a callback of the garbage collector, and Hypothesis has one
@@ -283,27 +258,12 @@ def test_a_signal_ends_a_run_gracefully(micro_run, photos, tmp_path, seamseg_mai
         gc.enable()
     last = capsys.readouterr().err.splitlines()[-1]
     assert last == "seamseg predict: interrupted; re-run the same command to resume"
-    assert signal.getsignal(signal.SIGTERM) == before
     # photos that were written are in a shard; the second may have been in the network only
     written = len(lines((tmp_path / "out" / "predictions.rank0.000001.jsonl").read_bytes()))
     assert written in (1, 2)
-    assert [name for name in os.listdir(tmp_path / "out") if name.endswith(".tar")] == ["p-0.tar"]
     done = len(seen)
     assert seamseg_main(*words) == 0
     assert len(seen) - done == len(NAMES) - written
-
-
-def test_no_shared_memory(micro_run, photos, tmp_path, seamseg_main, capsys, monkeypatch):
-    def full(tensor):
-        raise RuntimeError("unable to allocate shared memory(shm): No space left on device (28)")
-
-    monkeypatch.setattr("torch.Tensor.share_memory_", full)
-    cpu = [word for word in CPU if word not in ("--workers", "0")]
-    assert seamseg_main("predict", micro_run, photos, tmp_path / "out" / "p-%d.tar", *cpu, "--workers", "2") == 1
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert "cannot start worker processes: unable to allocate shared memory(shm)" in error
-    assert error.endswith("or use --workers 0")
-    assert not list((tmp_path / "out").glob(".*"))
 
 
 def test_a_full_disk_while_a_shard_is_made(micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys):
@@ -320,66 +280,36 @@ def test_a_full_disk_while_a_shard_is_made(micro_run, photos, tmp_path, seamseg_
     assert seamseg_main(*words) == 1
     (error,) = capsys.readouterr().err.strip().splitlines()
     assert ".tar: cannot be written: No space left on device" in error
-    # the shard that failed is dropped; a photo that another thread was writing meanwhile may have one of its own
-    written = {p.name for p in (tmp_path / "out").glob("*.tar")}
-    assert "p-0.tar" in written
-    assert 4 <= len(members(*(tmp_path / "out").glob("*.tar"))) < 2 * len(NAMES)
-    monkeypatch.undo()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    # the shard that failed is dropped
     assert seamseg_main(*words) == 0
     assert len(members(*(tmp_path / "out").glob("*.tar"))) == 2 * len(NAMES)
-    assert {p.name for p in (tmp_path / "out").iterdir()} >= written | {"predictions.jsonl"}
 
 
-def test_unreadable_photos_have_a_line_and_are_retried(micro_run, photos, tmp_path, seamseg_main, memory):
+def test_unreadable_photos_have_a_line_and_are_retried(micro_run, photos, seamseg_main, memory):
     (photos / "a.png").write_bytes(b"no photo")
     words = ("predict", micro_run, photos, "memory://b/p-%d.tar", *CPU)
     for _ in range(2):
         assert seamseg_main(*words) == 1
         found = lines(content_of_url("memory://b")["predictions.jsonl"])
         assert [line["status"] for line in found] == ["unreadable", "ok", "ok", "ok"]
-    Image.new("RGB", (48, 32)).save(photos / "a.png")
-    assert seamseg_main(*words) == 0
-    assert sorted(content_of_url("memory://b")) == ["p-0.tar", "p-1.tar", "predictions.jsonl"]
 
 
 def test_photos_and_outputs_at_one_url(micro_run, photos, seamseg_main, memory, capsys):
-    for path in photos.rglob("*.png"):
-        memory.pipe(f"/b/city/{path.relative_to(photos).as_posix()}", path.read_bytes())
-    before = content_of_url("memory://b/city")
+    memory.pipe("/b/city/a.png", (photos / "a.png").read_bytes())
     assert seamseg_main("predict", micro_run, "memory://b/city", "memory://b/city", *CPU) == 2
     assert "contains only outputs of `predict`" in capsys.readouterr().err
-    memory.pipe("/b/city/x.jpg", before["a.png"])
-    assert seamseg_main("predict", micro_run, "memory://b/city/x.jpg", "memory://b/city/", *CPU) == 2
     # outputs below the photos are not searched
     for _ in range(2):
         assert seamseg_main("predict", micro_run, "memory://b/city", "memory://b/city/out/", *CPU) == 0
-        assert len(lines(content_of_url("memory://b/city/out")["predictions.jsonl"])) == len(NAMES) + 1
-
-
-def test_invalid_formats_and_numbers_of_shards(micro_run, photos, tmp_path, seamseg_main, capsys):
-    for out, words, message in (
-        ("p.tar", (), "names of shards need exactly one number"),
-        ("p-%d.tar.gz", (), "end with .tar"),
-        ("p-{3..1}.tar", (), "the last number of the shards is below the first"),
-        ("p-{0..1}.tar", ("--shard-photos", "1"), "4 photos do not fit into 2 shards of 1; raise --shard-photos"),
-        ("p-%d.tar", ("--format", "coco,vistas,cvat"), "--format cvat,vistas: a layout of folders"),
-        ("p-%d.tar", ("--shard-photos", "0"), "--shard-photos 0: must be at least 1"),
-    ):
-        assert seamseg_main("predict", micro_run, photos, tmp_path / "out" / out, *CPU, *words) == 2
-        (error,) = capsys.readouterr().err.strip().splitlines()
-        assert message in error
-    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
+        assert len(lines(content_of_url("memory://b/city/out")["predictions.jsonl"])) == 1
 
 
 def test_a_run_with_too_few_shard_numbers_can_be_resumed(micro_run, photos, tmp_path, seamseg_main, capsys):
-    archive = tmp_path / "in.tar"
-    with tarfile.open(archive, "w") as tar:
-        for number, path in enumerate(sorted(photos.rglob("*.png"))):
-            tar.add(path, f"{number}.png")
-    words = ("predict", micro_run, archive)
-    more = (*CPU, "--shard-photos", "1")
-    assert seamseg_main(*words, tmp_path / "out" / "p-{1..2}.tar", *more) == 1
+    with tarfile.open(tmp_path / "in.tar", "w") as tar:
+        for name in "abc":
+            tar.add(photos / "a.png", f"{name}.png")
+    words = ("predict", micro_run, tmp_path / "in.tar", *CPU, "--shard-photos", "1")
+    assert seamseg_main(*words, tmp_path / "out" / "p-{1..2}.tar") == 1
     assert "more photos than shards; re-run the same command with a larger last number" in capsys.readouterr().err
-    assert seamseg_main(*words, tmp_path / "out" / "p-{1..9}.tar", *more) == 0
-    assert sorted(p.name for p in (tmp_path / "out").glob("*.tar")) == [f"p-{n}.tar" for n in (1, 2, 3, 4)]
+    assert seamseg_main(*words, tmp_path / "out" / "p-{1..9}.tar") == 0
+    assert sorted(p.name for p in (tmp_path / "out").glob("*.tar")) == ["p-1.tar", "p-2.tar", "p-3.tar"]

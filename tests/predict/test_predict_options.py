@@ -11,10 +11,7 @@ import seamseg
 from seamseg.formats.id_png import read_id_png
 from seamseg.inference.anonymize import private_regions
 from seamseg.panoptic_map import PanopticResult, Segment
-from seamseg.predict.sources.base import Source
-from seamseg.predict.writers import AnonymizeWriter
 from seamseg.predictions import Prediction
-from seamseg.utils.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("narrow")
 CPU = ("--device", "cpu", "--workers", "0", "--quiet")
@@ -97,49 +94,6 @@ def test_objects_of_other_classes_are_still_anonymised(micro_run, tmp_path, seam
     assert (plain[1] & ~plain[0]).mean() < 0.01
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_all_options_together_can_be_resumed(micro_run, micro, tmp_path, seamseg_main, names, precision, capsys):
-    """Tiles, augmentation, a precision, anonymisation and other formats, some files of which are removed."""
-    photos, out = tmp_path / "photos", tmp_path / "out"
-    photos.mkdir()
-    for name, size in (("large", (200, 130)), ("small", (96, 64))):
-        Image.open(street(micro)).resize(size).save(photos / f"{name}.png")
-    words = ("--precision", precision, "--anonymize", names[-1], "--format", "coco,raw", "--tiles", "128")
-    words = (*words, "--shortest-size", "130", "--longest-max-size", "200", *CPU, "--tta")
-    files = ["large.jpg", "panoptic/large.png", "small.jpg", "panoptic/small.png", "panoptic.json"]
-
-    assert seamseg_main("predict", micro_run, photos, out, *words, "flip,0.5") == 0
-    before = {name: (out / name).read_bytes() for name in files}
-    stamp = (out / "large.jpg").stat().st_mtime_ns
-    (out / "small.jpg").unlink()
-    (out / "panoptic.json").unlink()
-    assert seamseg_main("predict", micro_run, photos, out, *words, "flip,0.5") == 0
-    assert before == {name: (out / name).read_bytes() for name in files}
-    assert (out / "large.jpg").stat().st_mtime_ns == stamp
-    with Image.open(out / "large.jpg") as hidden, Image.open(out / "panoptic" / "large.png") as ids:
-        assert hidden.size == ids.size == (200, 130)
-    assert seamseg_main("predict", micro_run, photos, out, *words, "0.5") == 2
-    assert "tta flip,0.5 (now 0.5)" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--anonymize", "{car}", "--format", "overlay,coco"), "shows what --anonymize hides"),
-        (("--anonymize", ""), "no class is given"),
-        (("--classes", "{car}", "--format", "raw"), "--format raw contains all classes"),
-        (("--tta", "flop"), "neither `flip` nor a scale"),
-    ],
-)
-def test_bad_usage(micro_run, micro, tmp_path, seamseg_main, capsys, names, words, message):
-    filled = [w.format(car=names[-1]) for w in words]
-    assert seamseg_main("predict", micro_run, street(micro), tmp_path, *CPU, *filled) == 2
-    error = capsys.readouterr().err.strip()
-    assert message.format(car=names[-1]) in error
-    assert "\n" not in error
-
-
 def seen(score=0.3, semantic=None, masks=True):
     """One detection of the first thing on the right half of 40 x 60, and a class map."""
     return Prediction(
@@ -171,7 +125,9 @@ def test_objects_that_the_map_omits_are_hidden():
     assert not hidden(private_regions(EMPTY, seen(), [2], 1)).any()
     assert not hidden(private_regions(EMPTY, seen(0.1), [1], 1)).any()
     assert hidden(private_regions(EMPTY, seen(0.1), [1], 1, least_score=0.05)).any()
-    assert np.array_equal(hidden(private_regions(EMPTY, seen(masks=False), [1], 1)), hidden_box())
+    box = np.zeros((80, 120), bool)
+    box[20:60, 60:120] = True
+    assert np.array_equal(hidden(private_regions(EMPTY, seen(masks=False), [1], 1)), box)
 
     semantic = torch.zeros((40, 60), dtype=torch.int64)
     semantic[2:4, 5:9] = 2  # far too small for the panoptic map
@@ -179,12 +135,6 @@ def test_objects_that_the_map_omits_are_hidden():
     assert found[4:8, 10:18].all()
     assert found.sum() == 4 * 8
     assert not hidden(private_regions(EMPTY, None, [1, 2], 1)).any()
-
-
-def hidden_box():
-    out = np.zeros((80, 120), bool)
-    out[20:60, 60:120] = True
-    return out
 
 
 def test_segments_and_crowds_are_hidden():
@@ -202,15 +152,3 @@ def test_segments_and_crowds_are_hidden():
     assert np.array_equal(hidden(private_regions(result, None, [0], 1)), ids == 3)
     parts = {region.corner: region.part for region in private_regions(result, None, [1], 1)}
     assert parts == {(5, 5): False, (40, 40): True}
-
-
-def test_anonymize_writer(micro_run, tmp_path, names):
-    metadata = seamseg.load(micro_run, device="cpu").metadata
-    writer = AnonymizeWriter(tmp_path, metadata, names[-1])
-    source = Source(tmp_path / "x.png", "sub/x", "sub/x.png")
-    assert writer.paths(source) == [tmp_path / "sub" / "x.jpg"]
-    photo = np.zeros((80, 120, 3), np.uint8)
-    writer.write(source, photo, seen(), EMPTY)
-    assert Image.open(tmp_path / "sub" / "x.jpg").size == (120, 80)
-    with pytest.raises(InputError, match="between 0 and 1"):
-        AnonymizeWriter(tmp_path, metadata, names[-1], least_score=-1)

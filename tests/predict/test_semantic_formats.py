@@ -63,7 +63,6 @@ def test_greyscale(semantic_model, photos, seamseg_main):
     ("words", "message"),
     [
         (("--format", "labels,ids"), "labels and ids would both write NAME.png"),
-        (("--format", "coco"), "a model of kind semantic has no format 'coco': choose among ids, labels, overlay"),
         (("--tta-fusion", "median"), "--tta-fusion median: choose one of mean, max, voting"),
         (("--min-area", "3"), "--min-area has no effect: the model is of kind semantic"),
     ],
