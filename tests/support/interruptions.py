@@ -14,6 +14,7 @@ from unittest import mock
 import torch
 
 from seamseg.checkpoints.snapshot import load_snapshot
+from seamseg.data.dataset import PanopticDataset
 from seamseg.training.preemption import Preempted
 from seamseg.training.run import TrainingOptions, run_training
 from seamseg.training.trainer import Trainer
@@ -30,6 +31,19 @@ def signals_at(steps: Collection[int], rank: int = 0, number: int = signal.SIGTE
         return step(self, epoch, batches)
 
     with mock.patch.object(Trainer, "_step", signalled):
+        yield
+
+
+@contextmanager
+def spoiled_image(name: str, factor: float) -> Iterator[None]:
+    """Multiply the pixels of a training image."""
+    item = PanopticDataset.__getitem__
+
+    def spoiled(self, index):
+        found = item(self, index)
+        return {**found, "img": found["img"] * factor} if found["id"] == name else found
+
+    with mock.patch.object(PanopticDataset, "__getitem__", spoiled):
         yield
 
 

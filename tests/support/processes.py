@@ -46,12 +46,6 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def set_launcher_variables(rank: int, size: int, port: int) -> None:
-    """Set the environment of torchrun."""
-    own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in own.items()})
-
-
 def launch(function: Callable[..., None], world: int, *args: Any, seconds: float = 150) -> None:
     """Call `function(rank, join, *args)` in `world` processes; fail if one fails or if they do not end in time.
 
@@ -82,7 +76,13 @@ def _start(
     remaining = iter(ports)
 
     def join() -> None:
-        set_launcher_variables(rank, world, next(remaining))
+        os.environ.update(
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE=str(world),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(next(remaining)),
+        )
 
     function(rank, join, *args)
     # it has passed; an orderly exit can abort in a thread of torch that outlives the interpreter

@@ -23,7 +23,6 @@ pytestmark = pytest.mark.distributed
 
 SETTINGS = ("dataloader.train_batch_size=1", "general.log_interval=2", "scheduler.epochs=2")
 ACCUMULATE = "optimizer.accumulate=2"
-IMAGES = 9
 STOPS = (1, 4)
 """The steps in which a process of the run to compare receives a signal."""
 
@@ -111,7 +110,7 @@ def test_two_interrupted_processes_resume_bit_exactly(folder):
 def test_two_processes_one_and_two_again_see_each_image_once(folder):
     launch(elastic, 2, folder, seconds=400)
     seen = Counter(word for rank in range(2) for word in (folder / f"seen.{rank}").read_text().split())
-    assert set(seen) == {f"train{n}" for n in range(IMAGES)}
+    assert set(seen) == {f"train{n}" for n in range(9)}
     # two steps of two, two steps of one, three images left for two processes: one comes twice
     assert sum(seen.values()) == 4 + 2 + 4
     log = (folder / "elastic" / "training.log").read_text()

@@ -40,25 +40,18 @@ def test_average_does_not_change_the_training():
     same({k: v for k, v in state_of(with_it.stepper).items() if not k.startswith("ema")}, state_of(without.stepper))
 
 
-def test_running_statistics_are_averaged_and_counters_copied():
-    worker = Worker(ema=0.9)
+def test_running_statistics_are_averaged_and_counters_and_frozen_weights_copied():
+    worker = Worker()
+    worker.net.body[0].weight.requires_grad_(False)
+    worker.stepper = stepper_of(worker.net, ema=0.9)
     for seed in range(3):
         worker.step(seed)
     state = worker.stepper.ema.state_dict()["body"]
     assert state["1.num_batches_tracked"] == 3
-    for key in ("1.running_mean", "3.running_var"):
+    assert state["0.weight"].data_ptr() == worker.net.body[0].weight.data_ptr()
+    for key in ("1.running_mean", "3.running_var", "2.weight"):
         assert not torch.equal(state[key], worker.net.body.state_dict()[key])
     assert len(worker.stepper.ema.statistics) == 4
-
-
-def test_frozen_weights_are_not_averaged():
-    worker = Worker()
-    worker.net.body[0].weight.requires_grad_(False)
-    worker.stepper = stepper_of(worker.net, ema=0.9)
-    worker.step(0)
-    state = worker.stepper.ema.state_dict()["body"]
-    assert state["0.weight"].data_ptr() == worker.net.body[0].weight.data_ptr()
-    assert not torch.equal(state["2.weight"], worker.net.body[2].weight)
 
 
 def test_average_is_swapped_in_and_out():

@@ -206,12 +206,8 @@ def test_processes_train_the_same_weights_with_both_ways():
 )
 def test_zero_rows_do_not_change_losses_and_gradients(norm, kind, overrides):
     with in_float64():
-        weights = "(1,1,1,1)" if kind == "detection" else "(1,1,1,1,1,1)"
-        text = CONFIG.format(norm=norm)
-        if kind == "detection":
-            text = text[: text.index("[sem]")] + text[text.index("[optimizer]") :]
-        overrides = ("body.gn_groups=4", f"optimizer.loss_weights={weights}", *overrides)
-        config = config_from_string(text, kind, overrides=overrides)
+        overrides = (f"general.kind={kind}", "body.gn_groups=4", *overrides)
+        config = config_from_string(CONFIG.format(norm=norm), overrides=overrides)
         module = build_training_module(config, 2, 2).double()
         before = {name: buffer.clone() for name, buffer in module.named_buffers()}
         nothing = batch_of(images_of(3, 1)[0])

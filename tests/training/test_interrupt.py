@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 import pytest
 from support.micro import make_dataset, write_config
+from support.processes import free_port
 
 import seamseg
 from seamseg.checkpoints.snapshot import load_snapshot, verify_snapshot
 from seamseg.cli.main import main
 from seamseg.training.preemption import Preemption
 from seamseg.utils.distributed import World
-
-TESTS = Path(__file__).parents[1]
 
 PROGRAM = """
 import signal, sys
@@ -42,7 +40,7 @@ if __name__ == "__main__":
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with data, configuration and program of a training that takes hours."""
     folder = tmp_path_factory.mktemp("interrupt")
-    make_dataset(folder / "data", [2, 1, 0, 3], [1])
+    make_dataset(folder / "data", [2, 1, 0, 3, 1, 1], [1, 2, 0])
     write_config(folder / "config.ini")
     (folder / "train.py").write_text(PROGRAM)
     return folder
@@ -55,15 +53,17 @@ def words_of(folder: Path, run: str) -> list[str]:
     return [str(word) for word in words]
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(seamseg.__file__).parents[1]), str(TESTS)])}
-
-
 @contextmanager
-def started(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+def started(*words: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
     """Run Python with these arguments, in a process group of its own as a shell does."""
-    command = [sys.executable, *words]
-    process = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True, start_new_session=True)
+    path = os.pathsep.join([str(Path(seamseg.__file__).parents[1]), str(Path(__file__).parents[1])])
+    process = subprocess.Popen(
+        [sys.executable, *words],
+        env={**os.environ, "PYTHONPATH": path, **environment},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     try:
         yield process
     finally:
@@ -100,7 +100,7 @@ def test_ctrl_c_saves_a_snapshot_and_a_second_training_is_refused(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     words, run = words_of(folder, "run"), folder / "run"
-    with started(folder, str(folder / "train.py"), *words) as process:
+    with started(str(folder / "train.py"), *words) as process:
         text = read_until(process.stderr, "  loss ")
         before = (run / "config.ini").stat().st_mtime_ns
         capfd.readouterr()
@@ -131,7 +131,7 @@ def test_a_second_ctrl_c_has_its_default_effect() -> None:
 @pytest.mark.distributed
 def test_ctrl_c_in_two_processes(folder: Path) -> None:
     command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(folder / "train.py"))
-    with started(folder, *command, *words_of(folder, "two")) as process:
+    with started(*command, *words_of(folder, "two")) as process:
         text = read_until(process.stderr, "  loss ")
         # a terminal signals the launcher only: each of its processes has a group of its own
         os.killpg(process.pid, signal.SIGINT)
@@ -139,9 +139,6 @@ def test_ctrl_c_in_two_processes(folder: Path) -> None:
     # that of the launcher
     assert text.count("Traceback") == text.count("SignalException: Process") == 1, text
     check_stopped(text, folder / "two")
-
-
-# --- processes that die or hang
 
 
 @pytest.mark.slow
@@ -155,17 +152,23 @@ def test_ctrl_c_in_two_processes(folder: Path) -> None:
         ("report", "SIGKILL", 2),
     ],
 )
-def test_other_processes_end_when_one_is_lost(tmp_path: Path, moment: str, number: str, size: int) -> None:
-    """In interpreters of their own, whose end may hang, too: all but the last end by themselves, with one line."""
-    make_dataset(tmp_path / "data", [2, 1, 0, 3, 1, 1], [1, 2, 0])
-    write_config(tmp_path / "config.ini", "syncbn")
-    words = [sys.executable, "-m", "support.training_that_dies", str(tmp_path), moment, number, str(size)]
-    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    output = [(tmp_path / f"{rank}.err").read_text() for rank in range(size)]
-    assert json.loads(done.stdout) == [1] * (size - 1) + [-9 if number == "SIGKILL" else None], output
-    for text in output[:-1]:
-        lines = [line for line in text.splitlines() if line.startswith("seamseg train: ")]
-        assert len(lines) == 1, text
-        assert "lost its connection to the others" in lines[0], text
-        assert "Traceback" not in text, text
+def test_other_processes_end_when_one_is_lost(folder: Path, moment: str, number: str, size: int) -> None:
+    """By themselves, with one line; the last process stops or dies."""
+    words = ["train", str(folder / "config.ini"), str(folder / "data"), "--log-dir", str(folder / f"{moment}{size}")]
+    words += ["--device", "cpu", "--quiet", "--set", "dataloader.train_batch_size=1"]
+    common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    # the timeout of collective calls, long enough for a busy machine
+    common["SEAMSEG_TIMEOUT_MINUTES"] = "0.34"
+    programs = [[str(folder / "train.py")]] * (size - 1) + [["-m", "support.training_that_dies", moment, number]]
+    with ExitStack() as stack:
+        *others, last = (
+            stack.enter_context(started(*program, *words, RANK=str(rank), LOCAL_RANK=str(rank), **common))
+            for rank, program in enumerate(programs)
+        )
+        for process in others:
+            text = process.communicate(timeout=160)[1]
+            assert process.returncode == 1, text
+            (line,) = [line for line in text.splitlines() if line.startswith("seamseg train: ")]
+            assert "lost its connection to the others" in line
+            assert "Traceback" not in text, text
+        assert last.poll() == (-signal.SIGKILL if number == "SIGKILL" else None)

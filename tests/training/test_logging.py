@@ -9,11 +9,11 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from support.interruptions import spoiled_image
 from support.micro import train
 
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.config import load_config
-from seamseg.data.dataset import PanopticDataset
 from seamseg.formats.metadata import Metadata
 from seamseg.structures import Batch, PackedSequence
 from seamseg.training.debugging.dump import read_dump
@@ -111,16 +111,10 @@ def test_average_precision_while_training(micro, micro_config, tmp_path):
         (1.0, "general.loss_limit=0.5", r"loss = \S+ is above general.loss_limit = 0.5"),
     ],
 )
-def test_a_poisoned_image(micro, micro_config, tmp_path, monkeypatch, seamseg_main, capsys, factor, override, words):
-    item = PanopticDataset.__getitem__
-
-    def spoilt(self, index):
-        found = item(self, index)
-        return {**found, "img": found["img"] * factor} if found["id"] == "train2" else found
-
-    monkeypatch.setattr(PanopticDataset, "__getitem__", spoilt)
+def test_a_poisoned_image(micro, micro_config, tmp_path, seamseg_main, capsys, factor, override, words):
     command = ("train", micro_config, micro, "--log-dir", tmp_path, "--quiet", "--set", override, *CPU)
-    assert seamseg_main(*command) == 1
+    with spoiled_image("train2", factor):
+        assert seamseg_main(*command) == 1
     error = capsys.readouterr().err.strip()
     assert "\n" not in error
     step = int(re.search(r"training stopped at step (\d+): ", error)[1])

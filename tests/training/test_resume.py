@@ -21,7 +21,6 @@ from support.processes import launch
 from torch.multiprocessing import ProcessExitedException
 
 from seamseg.checkpoints.snapshot import load_snapshot
-from seamseg.data.dataset import PanopticDataset
 from seamseg.training.checkpointing.run_folder import SnapshotWriter
 from seamseg.training.logging.metrics import read_metrics
 from seamseg.training.preemption import Preempted
@@ -139,16 +138,6 @@ def test_killed_run_resumes_from_a_snapshot_within_an_epoch(seven, straight, tmp
     names = sorted(p.name for p in (run / "snapshots").iterdir())
     assert names == [f"step-0000000{n}.pth.tar" for n in (4, 6, 8)]
     assert (run / "model_last.pth.tar").samefile(run / "snapshots" / names[-1])
-
-
-def test_images_before_the_position_are_not_read(seven, tmp_path, monkeypatch):
-    options = again(seven, tmp_path, "scheduler.epochs=1", "dataloader.val_set=", "mix copy_paste.probability=0")
-    with signals_at([3]), pytest.raises(Preempted):
-        run_training(options)
-    read, reader = [], PanopticDataset._read_image
-    monkeypatch.setattr(PanopticDataset, "_read_image", lambda self, *key: (read.append(key), reader(self, *key))[1])
-    run_training(options)
-    assert len(read) == 1
 
 
 def test_message_explains_how_to_resume(seven, tmp_path, seamseg_main, capsys):

@@ -100,11 +100,6 @@ def test_training_learns(micro, micro_config, tmp_path):
     assert scores.PQ_stuff > 0.3
 
 
-def test_images_without_things(micro_config, tmp_path):
-    data = make_dataset(tmp_path / "data", [0, 0], [0])
-    assert train(micro_config, data, tmp_path / "run", "scheduler.epochs=1").n_images == 1
-
-
 def test_pre_training(micro, micro_config, micro_run, tmp_path, seamseg_main, capsys):
     last = micro_run / "model_last.pth.tar"
     weights = load_snapshot(last).state_dict

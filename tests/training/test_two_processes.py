@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -11,12 +12,12 @@ from unittest import mock
 
 import pytest
 import torch
+from support.interruptions import spoiled_image
 from support.micro import TENSORBOARD, make_dataset, narrow_body, write_config
 from support.processes import launch, stderr_to
 
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.config import load_config
-from seamseg.data.dataset import PanopticDataset
 from seamseg.inference.options import InferenceOptions
 from seamseg.predictions import Prediction
 from seamseg.training.debugging.dump import dump_path, read_dump
@@ -30,24 +31,7 @@ from seamseg.validation.validator import Validator
 
 pytestmark = pytest.mark.distributed
 
-RUNS = ("mixed", "resumed", "evaluated")
-MORE_RUNS = ("empty", "negatives", "plain", "detection")
-"""Those of the slow tests."""
-
 AP = ("general.eval_coco=yes", "roi.score_threshold=0.01", "dataloader.val_batch_size=1")
-
-
-@contextmanager
-def poisoned() -> Iterator[None]:
-    """One training image is not finite."""
-    item = PanopticDataset.__getitem__
-
-    def spoilt(self, index):
-        found = item(self, index)
-        return {**found, "img": found["img"] * float("nan")} if found["id"] == "train4" else found
-
-    with mock.patch.object(PanopticDataset, "__getitem__", spoilt):
-        yield
 
 
 class Eye(torch.nn.Module):
@@ -80,11 +64,8 @@ def seen(folder: Path, world: World) -> dict:
     return Validator.open(folder / "data", "val", config, world, quiet=True)(Eye()).to_json()
 
 
-Train = Callable[..., None]
-
-
 @contextmanager
-def trainings(rank: int, join: Callable[[], None], folder: Path) -> Iterator[Train]:
+def trainings(rank: int, join: Callable[[], None], folder: Path) -> Iterator[Callable[..., None]]:
     """Yield a function that trains and writes the scores, and digests of the weights whenever they are saved."""
     save = Trainer._save
 
@@ -128,7 +109,7 @@ def work(rank: int, join: Callable[[], None], folder: Path) -> None:
         train("mixed", *AP, TENSORBOARD)
         train("resumed", resume=folder / "half.tar")
         train("evaluated", *AP, evaluate=True, resume=folder / "mixed" / "model_last.pth.tar")
-        with pytest.raises(SeamsegError) as stopped, poisoned():
+        with pytest.raises(SeamsegError) as stopped, spoiled_image("train4", math.nan):
             train("poisoned", config="bn.ini")
         (folder / f"poisoned.{rank}.txt").write_text(str(stopped.value))
         join()
@@ -165,12 +146,12 @@ def check_equal(folder, name):
 @pytest.mark.slow
 def test_both_processes_have_the_same_scores_and_network_in_rare_cases(folder):
     launch(work_more, 2, folder, seconds=450)
-    for name in MORE_RUNS:
+    for name in ("empty", "negatives", "plain", "detection"):
         check_equal(folder, name)
 
 
 def test_a_resumed_run_ends_with_the_same_bits(folder):
-    for name in RUNS:
+    for name in ("mixed", "resumed", "evaluated"):
         check_equal(folder, name)
     assert (folder / "resumed.0.sha").read_text().split() == (folder / "mixed.0.sha").read_text().split()[1:]
     one, two = (load_snapshot(folder / name / "model_last.pth.tar") for name in ("mixed", "resumed"))
