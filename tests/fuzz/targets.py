@@ -44,8 +44,7 @@ from seamseg.formats.cityscapes.instance_files import read_instance_list, read_m
 from seamseg.formats.cityscapes.labels import read_map
 from seamseg.formats.id_png import read_id_runs
 from seamseg.formats.metadata import pack_metadata, parse_metadata
-from seamseg.idmaps import library, reference
-from seamseg.idmaps.id_runs import decode_id_runs
+from seamseg.idmaps import library
 from seamseg.predict.sources.shards import Shard
 from seamseg.prepare import coco_instances, panoptic
 from seamseg.prepare.annotation_tools import prepare_cvat, prepare_label_studio
@@ -67,9 +66,6 @@ SIZE = (6, 8)
 """Height and width of all photos and maps of `write_files`."""
 MOST_PIXELS = 1 << 20
 """Of a PNG."""
-REFERENCE_PIXELS = 1 << 14
-"""Maps up to this size are also read by the reference implementation, pixel by pixel."""
-
 Target = Callable[[bytes, Path], None]
 
 
@@ -203,7 +199,7 @@ def snapshot(data: bytes, folder: Path) -> None:
 def png(data: bytes, folder: Path) -> None:
     """A PNG without checksums, see :func:`packed_png`: as a map that is scored, a mask and a photo.
 
-    The compiled reader, the reference and Pillow agree.
+    The compiled reader and Pillow agree.
     """
     file = packed_png(data)
     # up to the documented limit of an image, the memory grows with the size that it states
@@ -220,35 +216,12 @@ def png(data: bytes, folder: Path) -> None:
     # one may read what the other refuses: Pillow data after the last row, the compiled reader a damaged text
     if first is not None and second is not None and not np.array_equal(first, second):
         raise Violation("the compiled reader and Pillow differ")
-    _compare_decoders(path)
     for read in (open_mask, open_image, panoptic.read_ids):
         with refusing():
             read(path)
     if first is not None or second is not None:
         good = MapFiles(folder / "good.json", folder / "maps")
         evaluate_panoptic_json(good, MapFiles(good.json, path.parent))
-
-
-def _compare_decoders(path: Path) -> None:
-    try:
-        fast = id_png._fast_stream(path.read_bytes(), path)
-    except ValueError:
-        return
-    if fast is None or fast[1] * fast[2] > REFERENCE_PIXELS:
-        return
-    decoded: list[Any] = []
-    for decode in (decode_id_runs, reference.decode_id_runs):
-        try:
-            runs = decode(*fast)
-            decoded.append((runs.starts, runs.ids) if decode is decode_id_runs else runs)
-        except ValueError as error:
-            decoded.append(str(error))
-    first, second = decoded
-    if isinstance(first, str) or isinstance(second, str):
-        if not (isinstance(first, str) and isinstance(second, str)):
-            raise Violation(f"the compiled decoder: {first}, the reference: {second}")
-    elif not all(map(np.array_equal, first, second)):
-        raise Violation("the compiled decoder and the reference differ")
 
 
 def image(data: bytes, folder: Path) -> None:

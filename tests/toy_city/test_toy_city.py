@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from seamseg.toy_city import generate_toy_city, labels, render_scene
-from seamseg.toy_city.canvas import NEAR, Camera
+from seamseg.toy_city.canvas import Camera
 from seamseg.toy_city.layout import SceneObject, painting_order
 from seamseg.toy_city.scene import TINY_FRACTION
 from seamseg.toy_city.vehicles import Pose
@@ -72,20 +72,6 @@ def test_every_class_and_special_case_occurs(scenes):
     assert SCENES // 12 <= portraits <= SCENES // 3
 
 
-def test_riders_sit_on_bicycles(scenes):
-    """Near a rider there is a bicycle."""
-    touching = []
-    for _, ids in scenes:
-        category = _category(ids)
-        for value in np.unique(ids[category == labels.RIDER]):
-            ys, xs = np.nonzero(ids == value)
-            pad = np.ptp(ys) // 2
-            around = category[max(0, ys.min() - pad) : ys.max() + pad, max(0, xs.min() - pad) : xs.max() + pad]
-            touching.append((around == labels.BICYCLE).any())
-    assert len(touching) > 10
-    assert np.mean(touching) >= 0.9
-
-
 def test_raw_cityscapes_tree_with_any_number_of_workers(tmp_path):
     ids = generate_toy_city(tmp_path / "one", train=3, val=2, seed=5, size=SIZE, workers=1)
     assert ids == generate_toy_city(tmp_path / "two", train=3, val=2, seed=5, size=SIZE, workers=2)
@@ -124,9 +110,8 @@ def test_settings_must_match(tmp_path):
     generate_toy_city(tmp_path, train=1, val=0, size=SIZE, workers=1)
     with pytest.raises(InputError, match="choose another folder"):
         generate_toy_city(tmp_path, train=1, val=0, seed=1, size=SIZE)
-    for train in (-1, 2**63):
-        with pytest.raises(InputError, match="from 0 to 500000"):
-            generate_toy_city(tmp_path / "x", train=train)
+    with pytest.raises(InputError, match="from 0 to 500000"):
+        generate_toy_city(tmp_path / "x", train=-1)
     for wrong in ((10, 512), (256, 2**20)):
         with pytest.raises(InputError, match="from 64 to 8192 pixels"):
             generate_toy_city(tmp_path / "x", train=1, size=wrong)
@@ -149,14 +134,3 @@ def test_painting_order():
     pose = Pose(0.5, 5.0, 1.5)
     pair = [SceneObject(kind, pose, (1.8, 0.5, 1.75)) for kind in (labels.BICYCLE, labels.RIDER)]
     assert painting_order(CAMERA, pair) == [0, 1]
-
-
-def test_polygons_are_clipped_at_the_near_plane():
-    behind = np.array([(0.0, 0, -5), (1, 0, -5), (1, 0, -2)])
-    assert CAMERA.polygon(behind) is None
-    crossing = np.array([(-1.0, 0, -5), (1, 0, -5), (1, 0, 5), (-1, 0, 5)])
-    screen = CAMERA.polygon(crossing)
-    assert screen is not None
-    assert len(screen) == 4
-    assert np.isfinite(screen).all()
-    assert screen[:, 1].max() == pytest.approx(110 + 300 * 1.8 / NEAR)
