@@ -49,15 +49,12 @@ def test_the_files_score_as_the_model_does(demo, tmp_path):
         assert by_model[key] == pytest.approx(by_file[key], abs=1e-12)
 
 
-def test_goes_on_where_it_stopped(demo, capsys):
+def test_goes_on_where_it_stopped_in_a_folder_of_its_own(demo, tmp_path, capsys):
     before = (demo / "model_last.pth.tar").stat().st_mtime_ns
     (demo / "report.html").unlink()
     assert main(["demo", "--out", str(demo), "--device", "cpu", "--quiet", *SETTINGS]) == 0
     assert (demo / "model_last.pth.tar").stat().st_mtime_ns == before
     assert (demo / "report.html").is_file()
-
-
-def test_refuses_a_folder_of_other_settings_or_something_else(demo, tmp_path, capsys):
     assert main(["demo", "--out", str(demo), "--device", "cpu", "--seed", "7", *SETTINGS]) == 2
     assert "holds files of other settings (demo.json: seed 0 (now 7));" in capsys.readouterr().err
     (tmp_path / "config.ini").write_text("")

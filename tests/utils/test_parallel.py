@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import threading
 
 import pytest
@@ -57,19 +56,6 @@ def test_a_dropped_iteration_does_not_wait_for_threads():
         thread.join(MINUTE)
         assert not thread.is_alive()
     assert len(done) < 10
-
-
-def _signal_itself(number):
-    for name in ("SIGTERM", "SIGHUP", "SIGINT"):
-        os.kill(os.getpid(), getattr(signal, name))
-    return number
-
-
-def test_processes_ignore_signals_that_their_parent_did_not_send():
-    """A signal to the process group is for the parent, which needs the results of those that have started."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    assert list(parallel_map(_signal_itself, range(4), 2)) == [0, 1, 2, 3]
-    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
 def test_processes_that_cannot_be_started(monkeypatch):
