@@ -11,11 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.interruptions import result, signals_at, train_until_done
+from support.components import component_file
 from support.micro import TENSORBOARD
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import seamseg
 from seamseg.checkpoints.snapshot import load_snapshot
+from seamseg.cli.new import template
 from seamseg.components import Callback, key
 from seamseg.components import callback as callback_of
 from seamseg.training.run import run_training
@@ -23,109 +25,56 @@ from seamseg.utils.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("narrow", "imported")
 
-TRACKER = '''
-import json
-from dataclasses import dataclass
-from pathlib import Path
-
-from seamseg.components import Callback, callback, key
+file, options = component_file("my_patience.py", template("callback", "patience"))
 
 
-@dataclass(frozen=True)
-class TrackerKeys:
-    """Keys of the tracker."""
-
-    file: str = key("file of the entries", "entries.jsonl")
-    patience: int = key("number of validations without a better PQ that end the training; 0 for no limit", 0, minimum=0)
-
-
-@callback("tracker", keys=TrackerKeys)
 class Tracker(Callback):
-    """Write a line for everything that happens, and end a training that gets no better."""
+    """Notes everything that happens."""
 
-    best, waited, lines = -1.0, 0, 0
-
-    def _write(self, run, kind, **values):
-        self.lines += 1
-        with open(Path(run.folder, self.keys.file), "a") as file:
-            file.write(json.dumps({"kind": kind, "step": run.step, "epoch": run.epoch, **values}) + "\\n")
+    def __init__(self):
+        super().__init__()
+        self.found = []
 
     def begin(self, run):
-        self._write(run, "begin", lines=self.lines)
+        self.found.append(("begin", run.step, run.epoch, None))
 
     def train(self, run, values):
-        self._write(run, "train", loss=values["loss"])
+        self.found.append(("train", run.step, run.epoch, values["loss"]))
 
     def validated(self, run, scores):
-        self._write(run, "validated", PQ=scores["PQ"])
-        self.waited = 0 if scores["PQ"] > self.best else self.waited + 1
-        self.best = max(self.best, scores["PQ"])
-        if self.keys.patience and self.waited >= self.keys.patience:
-            run.stop(f"no better PQ in {self.waited} validations")
+        self.found.append(("validation", run.step, run.epoch, scores["PQ"]))
 
     def end(self, run, status):
-        self._write(run, "end", status=status)
-
-    def state_dict(self):
-        return {"best": self.best, "waited": self.waited, "lines": self.lines}
-
-    def load_state_dict(self, state):
-        self.best, self.waited, self.lines = state["best"], state["waited"], state["lines"]
-'''
-
-
-@pytest.fixture
-def options(component_options, tmp_path):
-    """Of a training with the tracker."""
-    file = tmp_path / "my_tracker.py"
-    file.write_text(TRACKER)
-    return lambda run, *more, **others: component_options(file, run, "general.log_interval=2", *more, **others)
-
-
-def entries(run):
-    return [json.loads(line) for line in (run / "entries.jsonl").read_text().splitlines()]
+        self.found.append(("end", run.step, run.epoch, status))
 
 
 def test_what_a_callback_is_called_with(options, tmp_path):
-    run_training(options("run"))
-    found = entries(tmp_path / "run")
-    metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [(e["kind"], e["step"], e["epoch"]) for e in found] == [
+    tracker = Tracker()
+    run_training(options("run", "general.log_interval=2", callbacks=[tracker]))
+    assert [entry[:3] for entry in tracker.found] == [
         ("begin", 0, 0),
         ("train", 2, 0),
         ("train", 4, 0),
-        ("validated", 4, 1),
+        ("validation", 4, 1),
         ("train", 6, 1),
         ("train", 8, 1),
-        ("validated", 8, 2),
+        ("validation", 8, 2),
         ("end", 8, 2),
     ]
-    assert [e["loss"] for e in found if e["kind"] == "train"] == [m["loss"] for m in metrics if m["kind"] == "train"]
-    assert [e["PQ"] for e in found if e["kind"] == "validated"] == [m["PQ"] for m in metrics if "PQ" in m]
-    assert found[-1]["status"] == "done"
-
-
-@pytest.mark.slow
-def test_a_callback_resumes_with_its_state(options, tmp_path):
-    run_training(options("straight"))
-    with signals_at([3]):
-        assert train_until_done(options("stopped", resume="auto")) == 1
-    found = entries(tmp_path / "stopped")
-    assert [e["status"].partition(":")[0] for e in found if e["kind"] == "end"] == ["Preempted", "done"]
-    begins = [e for e in found if e["kind"] == "begin"]
-    assert [(e["step"], e["lines"]) for e in begins] == [(0, 0), (3, 2)]
-    straight, stopped = (result(tmp_path / name)[1] for name in ("straight", "stopped"))
-    assert sum(a != b for a, b in zip(straight, stopped, strict=True)) == 1, "the number of lines"
+    metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    logged = [(line["kind"], line["loss" if line["kind"] == "train" else "PQ"]) for line in metrics]
+    assert [(kind, value) for kind, _, _, value in tracker.found[1:-1]] == logged
+    assert tracker.found[-1][3] == "done"
 
 
 def test_a_callback_ends_a_training(options, tmp_path):
-    scores = run_training(options("run", "callback tracker.patience=1", "scheduler.epochs=9", "optimizer.lr=0"))
-    found = entries(tmp_path / "run")
-    step, epoch = found[-2]["step"], found[-2]["epoch"]
+    tracker = Tracker()
+    given = ("callback patience.patience=1", "scheduler.epochs=9", "optimizer.lr=0")
+    scores = run_training(options("run", *given, callbacks=[tracker]))
+    kind, step, epoch, _ = tracker.found[-2]
     status = "stopped: no better PQ in 1 validations"
-    assert found[-1] == {"kind": "end", "step": step, "epoch": epoch, "status": status}
-    assert found[-2]["kind"] == "validated"
-    assert epoch < 9
+    assert (kind, epoch < 9) == ("validation", True)
+    assert tracker.found[-1] == ("end", step, epoch, status)
     assert scores.stopped == "no better PQ in 1 validations"
     assert scores.validation is not None
     assert f"{status} (step {step}, epoch {epoch})" in (tmp_path / "run/training.log").read_text()
@@ -190,8 +139,6 @@ class CounterKeys:
 
 def test_callbacks_given_in_python(micro, micro_config, tmp_path, monkeypatch):
     """One that fails is not called again; the others go on, and get what TensorBoard shows."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     callback_of("counter", keys=CounterKeys)(Counter)
     recorder, counter, broken = Recorder(), Counter(), Broken()
     monkeypatch.setenv("SEAMSEG_QUIET", "1")

@@ -5,19 +5,13 @@ from __future__ import annotations
 import base64
 import io
 import json
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
-from support.browsers import canvas_pixels, watched_pages
-from support.components import EDGES, VECTORS, code_of_page
-from support.micro import narrow_body
+from support.components import EDGES, VECTORS, code_of_page, imported_for_a_module
 from support.report_pages import blocks
 from support.serving import serving
 from support.shared_models import write_run
@@ -45,33 +39,23 @@ SIZE = (64, 96)
 @pytest.fixture(scope="module")
 def heads(tmp_path_factory):
     """The value of `general.components` with the files of both heads."""
-    folder = tmp_path_factory.mktemp("heads")
-    (folder / "map_edges.py").write_text(EDGES)
-    (folder / "map_vectors.py").write_text(VECTORS)
-    return f"{folder / 'map_edges.py'}, {folder / 'map_vectors.py'}"
-
-
-@contextmanager
-def with_heads(heads) -> Iterator[tuple[str, ...]]:
-    """Yield the overrides that import the files of the heads, and forget them in the end."""
-    with narrow_body(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(components, "_REGISTERED", dict(components._REGISTERED))
-        yield (f"general.components={heads}",)
-    for name in ("map_edges", "map_vectors"):
-        del sys.modules[name]
+    files = [tmp_path_factory.mktemp("heads") / f"map_{name}.py" for name in ("edges", "vectors")]
+    for file, text in zip(files, (EDGES, VECTORS)):
+        file.write_text(text)
+    return ", ".join(map(str, files))
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, heads) -> str:
     """A run folder with random weights."""
-    with with_heads(heads) as overrides:
+    with imported_for_a_module(*map(Path, heads.split(", "))) as overrides:
         return str(write_run(tmp_path_factory.mktemp("maps") / "run", overrides=overrides))
 
 
 @pytest.fixture(scope="module")
 def report(run, heads) -> ExportReport:
     """That of the export to `net.onnx` beside it."""
-    with with_heads(heads) as overrides:
+    with imported_for_a_module(*map(Path, heads.split(", "))) as overrides:
         return export_model(run, Path(run).with_name("net.onnx"), ExportOptions(dynamic=True, overrides=overrides))
 
 
@@ -113,7 +97,6 @@ def test_an_exported_network_has_the_same_maps(predictor, report, network, photo
     assert (found.maps["best"] != wanted.maps["best"]).mean() < 1e-3
 
 
-@pytest.mark.slow
 def test_the_sign_of_a_mirrored_channel(predictor, run, heads, photo):
     rgb = np.array(Image.open(photo))
     flipped = seamseg.load(run, device="cpu", tta="flip", overrides={"general.components": heads}).raw([rgb])[0]
@@ -123,32 +106,12 @@ def test_the_sign_of_a_mirrored_channel(predictor, run, heads, photo):
 
 
 @pytest.mark.slow
-def test_files_without_the_file_of_the_heads(run, heads, network, photo, tmp_path, seamseg_main):
-    """Of the exported network and of the one in torch; formats that are not of maps ignore them."""
-    words = ("--device", "cpu", "--workers", "0", "--quiet", "--shortest-size", "256")
-    assert seamseg_main("predict", network, photo, tmp_path / "onnx", *words, "--format", "coco,edge,vector,best") == 0
-    files = [word for name in heads.split(", ") for word in ("--components", name)]
-    formats = ("--format", "raw,edge,vector,best")
-    assert seamseg_main("predict", run, photo, tmp_path / "torch", *words, *formats, *files) == 0
-    for name, dtype in (("edge", np.uint8), ("best", np.int32)):
-        ours, theirs = (np.array(Image.open(tmp_path / x / f"val0_{name}.png")) for x in ("torch", "onnx"))
-        assert ours.dtype == theirs.dtype == (dtype if name == "edge" else ours.dtype)
-        assert ours.shape == SIZE
-        assert np.abs(ours.astype(int) - theirs).max() <= 1
-        assert len(np.unique(ours)) > 1
-    ours, theirs = (np.load(tmp_path / x / "val0_vector.npy") for x in ("torch", "onnx"))
-    assert ours.shape == (2, *SIZE)
-    assert ours.dtype == np.float32
-    assert np.abs(ours - theirs).max() <= 1e-4
-    raw = torch.load(tmp_path / "torch" / "val0.pth.tar", weights_only=True)
-    assert raw["edge"].shape == raw["sem_pred"].shape == raw["vector"].shape[1:] == (256, 384)
-    assert seamseg_main("predict", network, photo, tmp_path / "no", *words, "--format", "egde") == 2
-
-
-@pytest.mark.slow
 def test_a_server_sends_the_files_of_predict(network, photo, tmp_path, seamseg_main):
-    words = ("--workers", "0", "--quiet", "--format", "edge,vector")
+    words = ("--workers", "0", "--quiet", "--format", "coco,edge,vector,best")
     assert seamseg_main("predict", network, photo, tmp_path, *words) == 0
+    assert np.array(Image.open(tmp_path / "val0_best.png")).max() <= 1
+    written = np.load(tmp_path / "val0_vector.npy")
+    assert (written.shape, written.dtype) == ((2, *SIZE), np.float32)
     data = photo.read_bytes()
     with serving(seamseg.load(network)) as client:
         assert client.request("GET", "/health").json["formats"][-3:] == list(NAMES)
@@ -171,24 +134,17 @@ def test_a_saved_result_has_the_maps(network, photo, tmp_path):
     with np.load(path) as file:
         assert all(np.array_equal(file[name], result.prediction.maps[name]) for name in NAMES)
     loaded = Panoptic.load(path)
-    assert loaded == result
-    assert loaded.prediction is None
+    assert (loaded, loaded.prediction) == (result, None)
     assert loaded.maps.keys() == result.maps.keys() == set(NAMES)
     assert np.array_equal(loaded.maps["vector"], result.maps["vector"])
     assert replace(loaded, maps={}).save(tmp_path / "b.npz").stat().st_size < path.stat().st_size
 
 
-@pytest.fixture
-def report_page(network, micro, tmp_path, seamseg_main):
-    """A report about the exported network."""
+@pytest.mark.slow
+def test_a_report_has_a_panel_of_each_map(network, micro, tmp_path, seamseg_main):
     assert seamseg_main("evaluate", network, micro, "--out", tmp_path / "eval", "--quiet") == 0
     assert seamseg_main("report", tmp_path / "eval", "--out", tmp_path / "report.html", "--quiet") == 0
-    return tmp_path / "report.html"
-
-
-@pytest.mark.slow
-def test_a_report_has_a_panel_of_each_map(report_page, network, micro, tmp_path, seamseg_main):
-    found = blocks(report_page)
+    found = blocks(tmp_path / "report.html")
     assert found["summary"][0]["maps"] == sorted(NAMES)
     for image in found["image"]:
         assert image["results"][0]["maps"].keys() == set(NAMES)
@@ -200,34 +156,6 @@ def test_a_report_has_a_panel_of_each_map(report_page, network, micro, tmp_path,
     stale.write_bytes(b"")
     assert seamseg_main("evaluate", network, micro, "--out", tmp_path / "eval", "--quiet") == 0
     assert not stale.exists()
-
-
-@pytest.mark.slow
-def test_the_view_of_a_map_in_a_browser(report_page, browser):
-    with watched_pages(browser) as go:
-        page = go(report_page.as_uri())
-        page.locator("#images").scroll_into_view_if_needed()
-        page.wait_for_selector(".card.drawn")
-        for name in NAMES:
-            page.locator("#views").get_by_role("button", name=name, exact=True).click()
-            assert page.locator("#views [aria-pressed=true]").inner_text() == name
-        # integers of 16 bits, near 0: black
-        assert canvas_pixels(page.locator(".card canvas").first).mean() < 3
-        page.locator("#views").get_by_role("button", name="Photo").click()
-        assert canvas_pixels(page.locator(".card canvas").first).mean() > 20
-
-
-@pytest.mark.slow
-def test_the_page_of_a_server_shows_a_map(network, photo, browser):
-    with serving(seamseg.load(network)) as client, watched_pages(browser) as go:
-        page = go(f"http://127.0.0.1:{client.port}/")
-        assert page.locator("#backgrounds").is_hidden()
-        page.locator("#file").set_input_files(photo)
-        page.wait_for_selector("body[data-shown='val0.png']")
-        page.locator("#opacity").fill("0")
-        assert canvas_pixels(page.locator("#canvas")).mean() > 20
-        page.locator("#background").select_option("best")
-        assert canvas_pixels(page.locator("#canvas")).mean() < 3
 
 
 @pytest.mark.slow
@@ -272,21 +200,15 @@ def test_tensorboard_has_an_image_of_each_map(predictor, micro_config, photo):
     assert np.array_equal(images["val/0_map_vector"].max((0, 1)), [255, 255, 0])
 
 
+SUMMED = 'int(outputs["vector"].sum()); return {"vector": out'
+NOT_TRACED = r"cannot be exported to ONNX with the heads mistake: leave out .* \(head mistake, .*line 2"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "error", "message"),
     [
-        (
-            'return {"vector": outputs["vector"],',
-            'int(outputs["vector"].sum()) and None; return {"vector": outputs["vector"],',
-            SeamsegError,
-            "cannot be exported to ONNX with the heads mistake: leave out .* \\(head mistake, .*line 2",
-        ),
-        (
-            "    outputs = {",
-            "    exportable = False\n    outputs = {",
-            InputError,
-            "head mistake cannot be exported: leave",
-        ),
+        ('return {"vector": out', SUMMED, SeamsegError, NOT_TRACED),
+        ("    outputs = {", "    exportable = False\n    outputs = {", InputError, "head mistake cannot be exported: "),
         ('"best"', '"coco"', InputError, "output coco: the name has another meaning"),
         ('"best"', '"../x"', InputError, "output '../x': a name has lower-case letters"),
     ],
@@ -294,14 +216,9 @@ def test_tensorboard_has_an_image_of_each_map(predictor, micro_config, photo):
 def test_mistakes(old, new, error, message, tmp_path):
     file = tmp_path / "map_mistake.py"
     file.write_text(VECTORS.replace('@head("vectors")', '@head("mistake")').replace(old, new))
-    overrides = (f"general.components={file}",)
-
-    def export():
-        run = write_run(tmp_path / "run", overrides=overrides)
-        export_model(run, tmp_path / "a.onnx", ExportOptions(SIZE, overrides=overrides))
-
+    options = ExportOptions(SIZE, overrides=(f"general.components={file}",))
     with pytest.raises(error, match=message) as caught:
-        export()
+        export_model(write_run(tmp_path / "run", overrides=options.overrides), tmp_path / "a.onnx", options)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "a.onnx").exists()
 
