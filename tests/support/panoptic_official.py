@@ -2,7 +2,7 @@
 
 A program of its own, since panopticapi needs another numpy than the package:
 
-    python official_panoptic.py panopticapi.evaluation gt.json pred.json gt_folder pred_folder
+    python panoptic_official.py panopticapi.evaluation gt.json pred.json gt_folder pred_folder
 
 `module` is `panopticapi.evaluation` or `cityscapesscripts.evaluation.evalPanopticSemanticLabeling`; both have the same
 functions.
