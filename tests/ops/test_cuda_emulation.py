@@ -32,11 +32,11 @@ def agree(worker, name, arguments, seed=2):
     return wanted
 
 
-def compare(worker, library, name, seeds):
+def compare(worker, library, name, seeds, **options):
     """A kernel and plain torch give the same for plausible arguments, and leave the same in those they write to."""
     compared = 0
     for seed in seeds:
-        arguments = plausible(name, seed)
+        arguments = plausible(name, seed, **options)
         try:
             result = worker.call(library, name, arguments, seed)
         except Raised as error:
@@ -61,6 +61,13 @@ def test_cuda_equals_plain(worker, name):
 @pytest.mark.parametrize("name", OPERATORS)
 def test_cpu_equals_plain_under_sanitizers(worker, name):
     compare(worker, "seamseg_checked", name, range(32))
+
+
+@pytest.mark.parametrize("name", [name for name in OPERATORS if name.startswith(("abn_", "roi_"))])
+def test_zero_rows(worker, name):
+    """What a process without regions runs: no launch of no blocks, nothing read or written out of bounds."""
+    for library in ("seamseg_emulated", "seamseg_checked"):
+        compare(worker, library, name, range(6), zero_rows=True)
 
 
 ABN_MAPS = [  # channels, height x width, channels last, elements that the maps start behind a 16-byte boundary

@@ -332,10 +332,16 @@ _FITTED: dict[str, Callable[[Scene, _Values], None]] = {
 }
 
 
-def plausible(name: str, seed: int, odd_values: bool = False) -> list[Any]:
-    """Arguments of `torch.ops.seamseg.<name>` that fit each other; with odd values, NaN and such among the numbers."""
+def plausible(name: str, seed: int, odd_values: bool = False, zero_rows: bool = False) -> list[Any]:
+    """Arguments of `torch.ops.seamseg.<name>` that fit each other; with odd values, NaN and such among the numbers.
+
+    With `zero_rows` there are no boxes, and no images in maps that boxes are not looked up on.
+    """
     scene = Scene(seed, odd_values)
     types = _types(getattr(torch.ops.seamseg, name).default._schema)
+    if zero_rows:
+        scene.count, scene.channels = 0, max(scene.channels, 1)
+        scene.batch = max(scene.batch, 1) if "boxes" in (argument for argument, _, _ in types) else 0
     values = {argument: _plausible_value(scene, argument, kind, optional) for argument, kind, optional in types}
     if name in _FITTED:
         _FITTED[name](scene, values)
