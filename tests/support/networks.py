@@ -117,13 +117,17 @@ def cityscapes() -> Config:
     return load_config(CITYSCAPES)
 
 
+def load_golden(net: PanopticNet) -> PanopticNet:
+    """Fill a ResNet-50 network with the golden weights."""
+    for part, state in golden_state().items():
+        getattr(net, part).load_state_dict(state)
+    return net
+
+
 @pytest.fixture(scope="session")
 def golden_net(cityscapes: Config) -> PanopticNet:
     """The golden network, in evaluation mode."""
-    net = build_network(cityscapes, NUM_STUFF, NUM_THING)
-    for part, state in golden_state().items():
-        getattr(net, part).load_state_dict(state)
-    return net.eval()
+    return load_golden(build_network(cityscapes, NUM_STUFF, NUM_THING)).eval()
 
 
 def golden_image(name: str, config: Config) -> torch.Tensor:
