@@ -32,9 +32,7 @@ def in_double(batch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("backend", "checkpoint"), [("eager", "no"), ("aot_eager", "yes"), ("inductor", "no"), ("inductor", "yes")]
-)
+@pytest.mark.parametrize(("backend", "checkpoint"), [("eager", "no"), ("aot_eager", "yes"), ("inductor", "no")])
 def test_same_numbers_and_one_graph_for_all_sizes(backend, checkpoint):
     """Graphs are run as captured (eager), with their gradients (aot), or with generated code."""
     torch._dynamo.reset()
