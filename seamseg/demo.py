@@ -78,7 +78,7 @@ def run_demo(options: DemoOptions, print_line: Callable[[str], None] = print) ->
     """
     out = options.out
     check_scenes("toy city", options.train, options.val, options.seed, least=1)
-    # a demo of another version cannot be resumed
+    # a demo whose configuration file has changed cannot be resumed
     experiment = zlib.crc32(find_experiment(EXPERIMENT).read_bytes())
     settings = {
         "train": options.train,

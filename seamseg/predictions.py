@@ -169,10 +169,7 @@ ArrayPrediction: TypeAlias = Prediction[np.ndarray]
 
 
 class ExtendedNetwork(ABC):
-    """What an :class:`seamseg.inference.predictor.InferenceNetwork` can do beyond its protocol.
-
-    A network that can is derived from this class.
-    """
+    """Base of each :class:`seamseg.inference.predictor.InferenceNetwork` that has these optional methods."""
 
     @property
     @abstractmethod

@@ -16,7 +16,6 @@ import difflib
 import json
 import math
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -52,7 +51,7 @@ from seamseg.toy_city import generate_toy_city
 from seamseg.training.callbacks import Callback, Run
 from seamseg.training.run import TrainingOptions, run_training
 from seamseg.utils.component_errors import described
-from seamseg.utils.distributed import World
+from seamseg.utils.distributed import World, local_group
 from seamseg.utils.errors import InputError, SeamsegError, one_line
 from seamseg.utils.progress import is_quiet, set_quiet
 
@@ -406,19 +405,14 @@ class _Check:
 
     def _start(self, what: str, size: int, job: Mapping[str, Any]) -> None:
         """Run :func:`_work` in so many processes; SeamsegError with the message of one that fails."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
         self.work.mkdir(exist_ok=True)
         content = json.dumps({"config": str(self.files.config), "data": str(self.files.data), **job})
         shared = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
-        shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(size)} if size > 1 else {}
         processes = []
-        for rank in range(size):
-            ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if size > 1 else {}
+        for rank, group in enumerate(local_group(size) if size > 1 else [{}]):
             with open(self.work / f"stderr{rank}", "wb") as log:
                 command = [sys.executable, "-c", _WORKER, content]
-                processes.append(subprocess.Popen(command, env={**shared, **ranks}, stdout=log, stderr=log))
+                processes.append(subprocess.Popen(command, env={**shared, **group}, stdout=log, stderr=log))
         end = time.monotonic() + _SECONDS
         try:
             # the others wait for one that has failed

@@ -17,6 +17,9 @@ from seamseg.utils.errors import InputError
 
 _FIVE = ("mod1", "mod2", "mod3", "mod4", "mod5")
 
+MAX_WIDTH = 512
+"""Most channels of `mod1` of a ResNet; `mod5` has up to 32 times as many."""
+
 TIMM = "timm:"
 """What the names of networks of timm begin with in `[body] body`."""
 
@@ -93,7 +96,7 @@ def layout_of(body: str, params: Mapping[str, Any] | None = None) -> BodyLayout 
     ----------
     body : its name in `[body] body`
     params : its `[body] body_params`, of which `dilation` decides the strides, and `width` the channels of a ResNet;
-        wrong ones are ignored here
+        values that are refused later are ignored here
 
     Returns
     -------
@@ -118,7 +121,7 @@ def layout_of(body: str, params: Mapping[str, Any] | None = None) -> BodyLayout 
         if not (body.endswith("_a2") and is_dilated_a2(dilation)):
             return layout
         return replace(layout, out_strides={name: min(stride, 8) for name, stride in layout.out_strides.items()})
-    if body.startswith("resnet") and isinstance(width, int):
+    if body.startswith("resnet") and type(width) is int and 0 < width <= MAX_WIDTH:
         layout = replace(layout, out_channels={n: c * width // 64 for n, c in layout.out_channels.items()})
     stages = list(dilation) if isinstance(dilation, Sequence) else [dilation] * 4
     if len(stages) != 4:

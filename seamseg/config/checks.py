@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from seamseg.config.bodies import BODIES, TIMM, layout_of
+from seamseg.config.bodies import BODIES, MAX_WIDTH, TIMM, layout_of
 from seamseg.config.kinds import SEAMLESS
 from seamseg.config.sections import CHANNELS, Config
 from seamseg.utils.errors import InputError
@@ -62,7 +62,7 @@ def head_parameters(config: Config) -> dict[str, int]:
 
 def _body_params(config: Config) -> str | None:
     params, of_timm = config.body.body_params, config.body.body.startswith(TIMM)
-    limits = {"classes": 16_384, "dilation": 64, "width": CHANNELS}
+    limits = {"classes": 16_384, "dilation": 64, "width": MAX_WIDTH}
     if of_timm:  # some make a table for each pair of pixels of a window in loops
         limits = {name: 32 if "window" in name else CHANNELS for name in params}
     for name, limit in limits.items():

@@ -196,12 +196,12 @@ def registered(kind: str | None = None) -> list[Component]:
 def is_registered(kind: str, name: str, exported: bool = False) -> bool:
     """Return whether a component is built in or imported; the name may have an argument, `NAME:ARGUMENT`.
 
-    For an `exported` network, built-in ones of a training are not imported: they need torch.
+    For an `exported` network, kinds that it does not use are not imported: they need torch.
     """
     name = name.partition(":")[0]
     known = KINDS.get(kind)
-    of_a_training = exported and known is not None and not known.evaluated and not known.chosen
-    for module in known.modules if known is not None and not of_a_training else ():
+    used = known is not None and (not exported or known.evaluated or known.chosen)
+    for module in known.modules if known is not None and used else ():
         if (kind, name) in _REGISTERED:
             break
         importlib.import_module(module)

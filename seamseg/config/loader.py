@@ -285,9 +285,10 @@ def _convert_weights(texts: Texts, own: str, asked: str) -> None:
         texts["optimizer"]["loss_weights"] = format_value(tuple(named[loss] for loss in KINDS[asked].losses))
 
 
-def _describe_body(texts: Texts, given: Texts, changed: Iterable[tuple[str, str]]) -> None:
+def _describe_body(texts: Texts, given: Texts, changes: Iterable[tuple[str, str]]) -> None:
     """Fill in the channels, strides and inputs of the body, unless they are given for it."""
-    name, written = texts["body"]["body"], set(changed)
+    name, changed = texts["body"]["body"], set(changes)
+    written = set(changed)
     try:
         params = parse_value(texts["body"]["body_params"], dict[str, Any], {})
     except ValueProblem:
@@ -295,8 +296,10 @@ def _describe_body(texts: Texts, given: Texts, changed: Iterable[tuple[str, str]
     if (layout := layout_of(name, params)) is None:
         return
     # those of a file belong to the body that it names
-    if name == given.get("body", {}).get("body") or ("body", "body") not in written:
+    if name == given.get("body", {}).get("body") or ("body", "body") not in changed:
         written |= {(section, key) for section, values in given.items() for key in values}
+    if ("body", "body_params") in changed:  # other channels and strides than those of the file
+        written -= {("body", "out_channels"), ("body", "out_strides")} - changed
     for (section, key), text in layout.texts().items():
         if (section, key) not in written:
             texts[section][key] = text

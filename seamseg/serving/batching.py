@@ -39,8 +39,9 @@ class Batcher:
     Parameters
     ----------
     predictor : predictor that owns the network; nothing else may run it
-    batch_size : maximum number of photos of a batch; None for 4 on a GPU, 1 elsewhere. On a CPU each core computes a
-        batch of small photos, see :meth:`Predictor.photos_at_a_time`, unless it is 1: then all compute one together
+    batch_size : maximum number of photos of a batch; None for 4 on a GPU, 1 on a CPU. With None or more than 1, each
+        core of a CPU computes batches of small photos of its own, see :meth:`Predictor.photos_at_a_time`; with 1, all
+        cores compute one photo together
     wait : seconds that an incomplete batch waits for more photos
     on_batch : called in a thread with the size of each batch before it is computed
     """

@@ -14,6 +14,7 @@ import os
 import re
 import socket
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -221,6 +222,17 @@ def distributed(device: str | None = "auto") -> Iterator[World]:
         _leave()
 
 
+def local_group(count: int) -> list[dict[str, str]]:
+    """Return what a launcher sets in the environment of each process of a group on this machine, with a free port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    # an outer torchrun would be asked for the store
+    shared = {**address, "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    shared["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+    return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
+
+
 def run_in_processes(count: int, function: Callable[[T], R], argument: T) -> R:
     """Call a function in `count` processes of this machine that form a group on the CPU; this one is the first.
 
@@ -239,12 +251,8 @@ def run_in_processes(count: int, function: Callable[[T], R], argument: T) -> R:
 
     if count == 1:
         return function(argument)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    group = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), **address}
-    ours = {**group, "RANK": "0", "LOCAL_RANK": "0"}
-    before = {name: os.environ.get(name) for name in ours}
+    groups = local_group(count)
+    before = {name: os.environ.get(name) for name in groups[0]}
     all_threads = torch.get_num_threads()
     threads = max(all_threads // count, 1)
     context = multiprocessing.get_context("spawn")
@@ -252,21 +260,22 @@ def run_in_processes(count: int, function: Callable[[T], R], argument: T) -> R:
     try:
         for rank in range(1, count):
             messages, sender = context.Pipe(duplex=False)
-            process = context.Process(target=_member, args=(rank, group, threads, function, argument, sender))
+            process = context.Process(target=_member, args=(rank, threads, function, argument, sender))
+            os.environ.update(groups[rank])  # before its modules are imported
             process.start()
             sender.close()
             others.append(_Other(rank, process, messages))
         for other in others:
             other.wait_for_start()
-        os.environ.update(ours)
+        os.environ.update(groups[0])
         torch.set_num_threads(threads)
         return function(argument)
     except BaseException as error:
         reasons = [other.reason() for other in others] if isinstance(error, LostConnection) else []
         for other in others:
-            other.process.terminate()
-        for reason in filter(None, reasons):
-            raise SeamsegError(reason) from error
+            other.end()
+        for reason, details in filter(None, reasons):
+            raise SeamsegError(reason) from (RuntimeError(details) if details else error)
         raise
     finally:
         torch.set_num_threads(all_threads)
@@ -281,7 +290,7 @@ def run_in_processes(count: int, function: Callable[[T], R], argument: T) -> R:
 
 @dataclass(frozen=True)
 class _Other:
-    """One of the processes of :func:`run_in_processes` but the first; it sends None when it starts, then its error."""
+    """A process that :func:`run_in_processes` has started; it sends None when it starts, then its error."""
 
     rank: int
     process: Any
@@ -295,32 +304,36 @@ class _Other:
             self.process.join()
             raise SeamsegError(f"process {self.rank} ended at its start (exit code {self.process.exitcode})") from None
 
-    def reason(self) -> str | None:
-        """Return why it has ended, if it has and that is known."""
+    def end(self) -> None:
+        """End it, even one that is stopped or handles SIGTERM."""
+        self.process.terminate()
+        self.process.join(_LAST_WORDS_SECONDS)
+        self.process.kill()
+
+    def reason(self) -> tuple[str, str] | None:
+        """Return why it has ended, and the traceback of an unexpected error, if it has ended and that is known."""
         self.process.join(_LAST_WORDS_SECONDS)
         with suppress(EOFError):
             if self.messages.poll():
                 return self.messages.recv()
         signal = -(self.process.exitcode or 0)
-        return f"process {self.rank} was ended by signal {signal}" if signal > 0 else None
+        return (f"process {self.rank} was ended by signal {signal}", "") if signal > 0 else None
 
 
-def _member(
-    rank: int, group: dict[str, str], threads: int, function: Callable[[T], R], argument: T, messages: Any
-) -> None:
-    """Call a function in one of the processes of :func:`run_in_processes` but the first, which reports its errors."""
+def _member(rank: int, threads: int, function: Callable[[T], R], argument: T, messages: Any) -> None:
+    """Call a function in a process that :func:`run_in_processes` has started; send its error through the pipe."""
     import torch
 
-    os.environ.update(group, RANK=str(rank), LOCAL_RANK=str(rank))
     torch.set_num_threads(threads)
     try:
         messages.send(None)
         function(argument)
     except Exception as error:
         if not isinstance(error, (CollectiveError, LostConnection)):
-            text = str(error) if isinstance(error, SeamsegError) else cause(error)
+            expected = isinstance(error, SeamsegError)
+            text = str(error) if expected else cause(error)
             with suppress(OSError):
-                messages.send(f"process {rank}: {text}")
+                messages.send((f"process {rank}: {text}", "" if expected else traceback.format_exc()))
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(1)

@@ -69,6 +69,7 @@ def test_unknown_names_and_files_that_are_no_ini(text: str, expected: str) -> No
         ("[body]\nnormalization_mode = batch", "expected one of bn, syncbn"),
         ("[dataloader]\ntrain_batch_size = 0", "[dataloader] train_batch_size = 0: expected a value from 1 to 65536"),
         ("[body]\nbody_params = {'dilation': [[None], 2]}", "body_params: dilation must be a number or a list of num"),
+        ("[body]\nbody_params = {'width': 513}", "body_params: width 513 is above the limit of 512"),
     ],
 )
 def test_wrong_values(text: str, expected: str) -> None:
@@ -186,6 +187,17 @@ def test_overrides_win_over_the_file() -> None:
     assert (config.optimizer.lr, config.optimizer.momentum, config.dataloader.train_set) == (0.125, 0.5, "")
     assert config.scheduler.params == {"gamma": 0.5}
     assert config.body.weights == "a=b.pth"
+
+
+def test_an_override_of_the_width_replaces_the_channels_of_the_file() -> None:
+    text = '[body]\nbody = resnet18\nout_channels = {"mod1": 64, "mod2": 64, "mod3": 128, "mod4": 256, "mod5": 512}\n'
+    text += '[fpn]\ninputs = ["mod2", "mod3", "mod4", "mod5"]\n'
+    override = 'body.body_params={"width": 32}'
+    config = config_from_string(text, "panoptic", "my.ini", [override])
+    assert list(config.body.out_channels.values()) == [32, 32, 64, 128, 256]
+    own = '{"mod1": 1, "mod2": 2, "mod3": 3, "mod4": 4, "mod5": 5}'
+    config = config_from_string(text, "panoptic", "my.ini", [override, f"body.out_channels={own}"])
+    assert list(config.body.out_channels.values()) == [1, 2, 3, 4, 5]
 
 
 def test_what_the_text_holds() -> None:

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import time
 from unittest import mock
 
 import pytest
@@ -137,6 +138,9 @@ def _ranks(argument):
             raise InputError(f"broken {argument}")
         if argument == "killed" and world.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
+        if argument == "stopped":
+            os.kill(os.getpid(), signal.SIGSTOP) if world.rank == 1 else time.sleep(2)
+            raise InputError("stopped")
         return gather_objects(world, (world.rank, torch.get_num_threads(), argument))
 
 
@@ -162,6 +166,7 @@ class _EndsProcess:
         (0, "broken 0"),
         (1, "process 1: broken 1"),
         ("killed", "process 1 was ended by signal 9"),
+        ("stopped", "stopped"),
         (_EndsProcess(), r"process 1 ended at its start \(exit code 7\)"),
     ],
 )
