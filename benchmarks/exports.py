@@ -1,4 +1,4 @@
-"""Time writing the predictions of a photo of 1024 x 2048, by format and by compression of the PNGs: CPU time of a core.
+"""Time writing the predictions of a 1024 x 2048 image, by format and by compression of the PNGs: CPU time of a core.
 
     python benchmarks/exports.py [--rounds 7] [NAME ...]
 
@@ -143,7 +143,7 @@ def main() -> None:
 
         return timing.Case(
             "masks of 100 detections",
-            "Pillow, whole pictures, run lengths",
+            "Pillow, whole image, run lengths",
             lambda: [mask_png(one.crop, one.corner, SIZE) for one in found if one.crop is not None] and None,
             peer,
         )

@@ -227,7 +227,7 @@ CASES = {
     "Cityscapes pixel level, 20 frames": ("cityscapes", "pixel level, 1 threads", "cityscapesscripts", "s"),
     "Cityscapes instance level": ("cityscapes", "instance level, 1 threads", "cityscapesscripts", "s"),
     "Cityscapes panoptic": ("cityscapes", "panoptic, 1 threads", "cityscapesscripts", "s"),
-    "fusion, at the size of the photo": ("exports", "fusion", "numpy", "ms"),
+    "fusion, at the size of the image": ("exports", "fusion", "numpy", "ms"),
     "overlay": ("exports", "overlay", "numpy", "ms"),
     "overlay, to JPEG": ("exports", "overlay to JPEG", "numpy", "ms"),
     "panoptic PNG": ("exports", "panoptic PNG", "numpy", "ms"),
@@ -335,7 +335,7 @@ def _large_runs() -> Iterator[Figure]:
     yield Figure(page, "| 16 on a node of 32 cores | {} |", (hours / 16,))
     for words in ("tasks of 2 cores", "100 workers | 100", "`concurrency=100` | 100", "`spark.task.cpus=2` | 100"):
         yield Figure(page, f"{words} | {{}} |", (hours / 100,))
-    yield Figure(page, "photos of 1 MB in {} hours are {} MB/s", (hours / 100, 1e6 / (hours / 100 * 3600)))
+    yield Figure(page, "images of 1 MB in {} hours are {} MB/s", (hours / 100, 1e6 / (hours / 100 * 3600)))
 
 
 def _exported() -> Iterator[Figure]:
@@ -385,8 +385,8 @@ def _sharing() -> Iterator[Figure]:
     names = {
         "network alone": "the network alone, two threads",
         "defaults": "`predict`, by default",
-        "one at a time, two decoders": "one photo at a time, two decoders",
-        "one at a time, no decoder": "one photo at a time, `--workers 0`",
+        "one at a time, two decoders": "one image at a time, two decoders",
+        "one at a time, no decoder": "one image at a time, `--workers 0`",
     }
     for side, words in names.items():
         row = found["folder"][side]

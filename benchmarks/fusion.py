@@ -80,10 +80,10 @@ def cases(device: str) -> Iterator[tuple[str, Callable[[], Case]]]:
         return Case(name, peer, ours, lambda: plain_fusion(p.on_cpu(), STUFF).ids)
 
     name = f"paste_masks_into {COUNT} masks"
-    for peer in ("plain form", "grid_sample, whole picture"):
+    for peer in ("plain form", "grid_sample, whole image"):
         yield name, partial(paste, name, peer)
     name = "fuse + to_result"
-    yield name, partial(fusion, name, "grid_sample, whole picture")
+    yield name, partial(fusion, name, "grid_sample, whole image")
     if device != "cpu":
         name = f"download + {name}"
         yield name, partial(fusion, name, ON_CPU)

@@ -227,7 +227,7 @@ def fusion(machine: Machine, seconds: float) -> dict[str, Any]:
 
 
 def memory(machine: Machine, seconds: float) -> dict[str, Any]:
-    """Measure the memory of training and of a huge photo."""
+    """Measure the memory of training and of a huge image."""
     size = (64, 128) if machine.small else (512, 1024)
     photo = (
         ["96x64", "--network", "small", "--tiles", "off"]
@@ -270,7 +270,7 @@ _ALL = (
     # the others need two or three more runs
     Step("train_step", "training step, also torchvision", 5, _TRAINING, train_step, ("train_step",), _PACKAGE),
     Step("throughput", "images a second of prediction", 2.5, _TRAINING, throughput, ("throughput",), _PACKAGE),
-    Step("memory", "of training and of a huge photo", 2, _TRAINING, memory, ("memory", "huge_photo"), _PACKAGE),
+    Step("memory", "of training and of a huge image", 2, _TRAINING, memory, ("memory", "huge_photo"), _PACKAGE),
     Step("sanitizer", "memcheck, racecheck", 3, ("numpy",), sanitizer, ("operators",), _ARGUMENTS),
     Step("distributed", "two processes on one card", 2, ("pytest", *_TRAINING), distributed, ("one_card",), _SUPPORT),
     Step(

@@ -215,7 +215,7 @@ def memory_figures(found: dict[str, Any]) -> Iterator[Figure]:
         )
     for row in found["huge_photo"]["rows"]:
         result = f"{row['seconds']:.1f} s, {row['gpu']:.1f} GiB of the GPU, {row['peak']:.1f} of the host"
-        yield "huge_photo.py", f"a photo of {row['photo']}, tiles {row['tiles']}", result
+        yield "huge_photo.py", f"an image of {row['photo']}, tiles {row['tiles']}", result
 
 
 def parity_figures(found: dict[str, Any]) -> Iterator[Figure]:

@@ -1,4 +1,4 @@
-"""Measure peak memory and time of huge photos, whole and in tiles, each in a fresh process.
+"""Measure peak memory and time of huge images, whole and in tiles, each in a fresh process.
 
     python benchmarks/huge_photo.py 8000x4000 12000x8400 40000x200 --tiles off 1024
     python benchmarks/huge_photo.py 12000x8400 --shortest-size 8400 --network small --tiles 2048
@@ -6,9 +6,9 @@
     python benchmarks/huge_photo.py 12000x8400 --network small --tiles off --formats coco overlay --against REV
 
 vistas_r50 with random weights; the best 100 detections of an image are kept regardless of their scores.
-`--network small` is toy_city_r18, for the memory of the maps of the largest photos without waiting for hours.
-The peak is VmHWM of the whole process, with torch, the weights and the decoded photo; `before` is the peak before the
-prediction. With --formats the photo is a JPEG, and the files of these formats are written as by `seamseg predict`; with
+`--network small` is toy_city_r18, for the memory of the maps of the largest images without waiting for hours.
+The peak is VmHWM of the whole process, with torch, the weights and the decoded image; `before` is the peak before the
+prediction. With --formats the image is a JPEG, and the files of these formats are written as by `seamseg predict`; with
 --against REV another revision does the same in turns, with the compiled functions of this one. On a GPU, `GPU GiB` is
 the peak of torch's allocator. The CPU allocator is set as by the command line.
 """
@@ -42,7 +42,7 @@ def peak_gib() -> float:
 
 
 def predictor_of(size: tuple[int, int], arguments: argparse.Namespace) -> Any:
-    """Make a predictor of random weights for a photo of `(width, height)`."""
+    """Make a predictor of random weights for an image of `(width, height)`."""
     import torch
 
     from seamseg.config import load_config
@@ -80,7 +80,7 @@ def size_of(words: str) -> tuple[int, int]:
 
 
 def photo_of(size: tuple[int, int]) -> Any:
-    """Make a photo of `(width, height)`."""
+    """Make an image of `(width, height)`."""
     import numpy as np
     from PIL import Image
 
@@ -89,7 +89,7 @@ def photo_of(size: tuple[int, int]) -> Any:
 
 
 def write(predictor: Any, photo: Path, out: Path, formats: str) -> None:
-    """Write the files of a photo as `seamseg predict` does."""
+    """Write the files of an image as `seamseg predict` does."""
     from seamseg.predict.job import predict_all
     from seamseg.predict.manifest import header
     from seamseg.predict.sinks import open_sink
@@ -104,7 +104,7 @@ def write(predictor: Any, photo: Path, out: Path, formats: str) -> None:
 
 
 def measure(size: tuple[int, int], arguments: argparse.Namespace) -> dict[str, Any]:
-    """Predict a photo of `(width, height)` in this process; return peak memory, seconds and the number of tiles."""
+    """Predict an image of `(width, height)` in this process; return peak memory, seconds and the number of tiles."""
     import torch
 
     predictor = predictor_of(size, arguments)
@@ -151,7 +151,7 @@ def in_process(size: str, tiles: str, formats: str, arguments: argparse.Namespac
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sizes", nargs="*", default=["8000x4000"], help="WIDTHxHEIGHT of photos (default: 8000x4000)")
+    parser.add_argument("sizes", nargs="*", default=["8000x4000"], help="WIDTHxHEIGHT of images (default: 8000x4000)")
     parser.add_argument("--tiles", nargs="+", default=["off", "1024"], help="auto, off or sides (default: off 1024)")
     parser.add_argument("--tile-overlap", type=int, help="overlap of the tiles in pixels (default: a quarter)")
     parser.add_argument(

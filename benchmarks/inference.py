@@ -9,7 +9,7 @@ folded. `every_mask`: ours in fp32 with the masks of all detections, also of tho
 map (two thirds with `--strong 33`). `maskrcnn`: torchvision's maskrcnn_resnet50_fpn, which has no semantic head: it
 finds no stuff.
 
-Images a second of many photos, also compiled and as CUDA graphs, on a CPU or GPU: benchmarks/throughput.py.
+Images a second of many images, also compiled and as CUDA graphs, on a CPU or GPU: benchmarks/throughput.py.
 
 Weights are random. Every side works on the same JPEG at the same input size, with 1000 proposals and 100 detections:
 ours and the plain ones make up classes and scores of the first 100 proposals; the class layer of Mask R-CNN gets a bias

@@ -3,10 +3,10 @@
     python benchmarks/loading.py --threads 1
     python benchmarks/loading.py item --data CITYSCAPES --split train
 
-`item` cases make items in this process, on one core: decode photo and mask, scale, flip, normalise, targets. `loader`
+`item` cases make items in this process, on one core: decode image and mask, scale, flip, normalise, targets. `loader`
 cases draw batches of two from one worker process, so that the way between the processes counts too. Without `--data`
-photos of 2048 x 1024 pixels and masks of 60 ids are made in a temporary folder; photos of twice that size (`large`) are
-halved on their way. The peer does what the original does: the whole photo and its mask through Pillow, `numpy.unique`
+images of 2048 x 1024 pixels and masks of 60 ids are made in a temporary folder; images of twice that size (`large`) are
+halved on their way. The peer does what the original does: the whole image and its mask through Pillow, `numpy.unique`
 to drop vanished ids, normalisation in float32; its boxes come from our operator. Figures are for all images together,
 `images/s` below the table for one image.
 """
@@ -198,7 +198,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="dataset folder (default: one made for the occasion)")
     parser.add_argument("--split", default="train", help="split of --data (default: %(default)s)")
     parser.add_argument(
-        "--size", type=int, default=1024, help="height of the photos that are made (default: %(default)s)"
+        "--size", type=int, default=1024, help="height of the images that are made (default: %(default)s)"
     )
     arguments: argparse.Namespace = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

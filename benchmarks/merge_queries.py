@@ -178,7 +178,7 @@ def measure(size: str, sides: list[str], rounds: int, threads: int | None) -> di
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sizes", nargs="*", metavar="SIZE", help=f"size of the photo (default: {' '.join(SIZES)})")
+    parser.add_argument("sizes", nargs="*", metavar="SIZE", help=f"size of the image (default: {' '.join(SIZES)})")
     parser.add_argument("--rounds", type=int, default=5, help="times that each side runs (default: %(default)s)")
     parser.add_argument("--threads", type=int, help="threads of torch (default: torch's own choice)")
     parser.add_argument("--json", help="also write the numbers to this file")

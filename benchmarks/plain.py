@@ -205,7 +205,7 @@ class PlainPredictor(Predictor[Panoptic]):
     """Predicts with a :class:`PlainNet`, and fuses with masks of the full image."""
 
     def result(self, prediction: ArrayPrediction, native_size: tuple[int, int]) -> Panoptic:
-        """Make the result of a photo, see the base class."""
+        """Make the result of an image, see the base class."""
         num_stuff = self.metadata.num_stuff
         return Panoptic.of(to_result(plain_fusion(prediction, num_stuff), native_size, num_stuff), self.metadata)
 

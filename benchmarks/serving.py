@@ -3,14 +3,14 @@
     python benchmarks/serving.py                                       # a network of random weights
     python benchmarks/serving.py --model runs/city --size 1024x2048 --batch-size 1 4 --device cuda
 
-`calls`: one photo after the other in one thread, by the library: decode a JPEG, `predict`, encode the JSON.
+`calls`: one image after the other in one thread, by the library: decode a JPEG, `predict`, encode the JSON.
 `default`, `batch N`: a server without or with `--batch-size N` on a free port, and clients that send the same JPEG and
 read the same JSON, each its next request when it has the answer to the last one. The server is in this process, and the
 clients are threads of it, so they share its processors. The forms take turns, in every round all of them; figures are
 medians over the rounds, and percentiles over all requests. `ratio` is the requests per second relative to the calls of
 the same round, `cpu ms` the CPU time of server and clients for a request.
 
-Random weights find 100 made-up things on every photo, as in throughput.py.
+Random weights find 100 made-up things on every image, as in throughput.py.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def make(arguments: argparse.Namespace) -> Predictor[Any]:
 
 
 def photo(size: tuple[int, int]) -> bytes:
-    """Encode a photo of `(height, width)` as JPEG."""
+    """Encode an image of `(height, width)` as JPEG."""
     from PIL import Image
 
     from seamseg.utils.synthetic_image import synthetic_image
@@ -65,7 +65,7 @@ def photo(size: tuple[int, int]) -> bytes:
 
 
 def calls(predictor: Predictor[Any], data: bytes, requests: int) -> tuple[float, Latencies]:
-    """Predict one photo after the other; return requests per second, and the seconds of each."""
+    """Predict one image after the other; return requests per second, and the seconds of each."""
     from seamseg.data.images import open_image
     from seamseg.serving.encoding import ResultEncoder
 
@@ -86,7 +86,7 @@ def calls(predictor: Predictor[Any], data: bytes, requests: int) -> tuple[float,
 def server(
     predictor: Predictor[Any], batch_size: int | None
 ) -> Iterator[tuple[int, Callable[[], tuple[float, float]]]]:
-    """Serve a predictor; yield the port, and a function that returns the photos and the batches so far."""
+    """Serve a predictor; yield the port, and a function that returns the images and the batches so far."""
     from seamseg.serving.app import ServeOptions, Service, build_app
     from seamseg.serving.server import AppServer, accepted_hosts, bind
 
@@ -205,7 +205,7 @@ def main() -> None:
     parser.add_argument(
         "--config", default="vistas_r50", help="configuration of the random weights (default: %(default)s)"
     )
-    parser.add_argument("--size", default="512x767", help="HxW of the photo (default: %(default)s)")
+    parser.add_argument("--size", default="512x767", help="HxW of the image (default: %(default)s)")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16], help="(default: 1 4 16)")
     parser.add_argument(
         "--batch-size",

@@ -1,18 +1,18 @@
-"""Kill processes of `predict` repeatedly, and check that every photo is in the results exactly once.
+"""Kill processes of `predict` repeatedly, and check that every image is in the results exactly once.
 
     python benchmarks/soak_predict.py --images 10000 --kills 40 --seed 0
     python benchmarks/soak_predict.py --images 600 --kills 12 --out shards
     python benchmarks/soak_predict.py --images 600 --kills 12 --out url
 
-Tiny photos are predicted in two processes. A random one gets SIGKILL at a random moment (while it starts, works or
+Tiny images are predicted in two processes. A random one gets SIGKILL at a random moment (while it starts, works or
 merges), the others are ended as a launcher does, and the same command is started again, now and then with one process
-or three. After every kill the manifests say which photos are done: none of them may be written again. In the end each
-photo must have one line, and outputs and COCO JSON must equal those of an undisturbed run in one process into a folder.
+or three. After every kill the manifests say which images are done: none of them may be written again. In the end each
+image must have one line, and outputs and COCO JSON must equal those of an undisturbed run in one process into a folder.
 
-`--out shards` writes shards of 20 photos, `--out url` goes through fsspec to a file:// URL with a part of the manifest
-every half second; photos without a line are then repeated.
+`--out shards` writes shards of 20 images, `--out url` goes through fsspec to a file:// URL with a part of the manifest
+every half second; images without a line are then repeated.
 
-Exit code 1 on any violation. The last lines extrapolate the time and memory to a million photos.
+Exit code 1 on any violation. The last lines extrapolate the time and memory to a million images.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Violation(Exception):
 
 
 def make_photos(folder: Path, count: int) -> None:
-    """Make photos of a car each, in folders of a thousand."""
+    """Make images of a car each, in folders of a thousand."""
     rng = np.random.default_rng(0)
     for number in range(count):
         picture = np.empty((32, 48, 3), np.uint8)
@@ -122,7 +122,7 @@ class Run:
             time.sleep(0.01)
 
     def written(self) -> list[str]:
-        """Return the photos whose PNG this run has written, in order."""
+        """Return the images whose PNG this run has written, in order."""
         return self.log.read_text().split() if self.log.exists() else []
 
 
@@ -147,7 +147,7 @@ def predict(words: list[str], log: Path) -> int:
 
 
 def recorded(out: Path) -> set[str]:
-    """Return the photos that are done in manifests and whose outputs exist; a partial last line does not count."""
+    """Return the images that are done in manifests and whose outputs exist; a partial last line does not count."""
     found = set()
     for path in out.glob("predictions*.jsonl"):
         with suppress(FileNotFoundError):
@@ -211,7 +211,7 @@ def torment(
         written = run.written()
         again = done & set(written)
         if again or len(set(written)) < len(written):
-            raise Violation(f"start {number} wrote photos again: {sorted(again)[:3]}")
+            raise Violation(f"start {number} wrote images again: {sorted(again)[:3]}")
         counts["PNGs written"] += len(written)
         now = recorded(out)
         if done - now:
@@ -223,10 +223,10 @@ def torment(
 
 
 def compare(calm: Path, stormy: Path, images: int) -> None:
-    """Check that both runs have the same outputs, one of each photo."""
+    """Check that both runs have the same outputs, one of each image."""
     names = [json.loads(line)["name"] for line in (stormy / "predictions.jsonl").read_text().splitlines()[1:]]
     if len(names) != images or len(set(names)) != images:
-        raise Violation(f"{len(names)} lines, {len(set(names))} photos of {images}")
+        raise Violation(f"{len(names)} lines, {len(set(names))} images of {images}")
     if list(stormy.glob("predictions.rank*")) or list(stormy.rglob(".*.partial"))[len(names) :]:
         raise Violation("files are left over")
     # an empty one is of a process that was killed before it created its lock: it is removed a minute later
@@ -313,13 +313,13 @@ def main() -> int:
         print(f"VIOLATION: {violation}; everything is left in {folder}")
         return 1
     print(", ".join(f"{name}: {count}" for name, count in sorted(counts.items())))
-    print(f"{counts['PNGs written'] - options.images} PNGs of photos without a line were made anew, none with one")
-    print("every photo once; PNGs, panoptic.json and manifest equal the undisturbed run's")
+    print(f"{counts['PNGs written'] - options.images} PNGs of images without a line were made anew, none with one")
+    print("every image once; PNGs, panoptic.json and manifest equal the undisturbed run's")
     rate = options.images / seconds
     size = (folder / "calm" / "predictions.jsonl").stat().st_size / options.images
     hours = 1e6 / rate / 3600
-    print(f"undisturbed, one process with its start: {rate:.1f} photos/s, {size:.0f} bytes of manifest a photo")
-    print(f"a million photos: {hours:.1f} h in one such process, {hours / 8:.1f} h in 8; {hours / 24:.2f} for a day")
+    print(f"undisturbed, one process with its start: {rate:.1f} photos/s, {size:.0f} bytes of manifest an image")
+    print(f"a million images: {hours:.1f} h in one such process, {hours / 8:.1f} h in 8; {hours / 24:.2f} for a day")
     shutil.rmtree(folder)
     return 0
 

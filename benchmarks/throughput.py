@@ -18,11 +18,11 @@ others; the exit code is then 1.
 Weights are random; each image gets its own best 1000 proposals and 100 made-up detections of them, as in inference.py.
 CPU seconds (all threads of this process) stand beside the wall's, since others may use the machine.
 
-`--folder` runs `predict --format coco` with its defaults, in turns with the network alone on the same photos, and with
-one photo at a time in the network, whose threads then share the cores with two decoders and two writers, or with two
+`--folder` runs `predict --format coco` with its defaults, in turns with the network alone on the same images, and with
+one image at a time in the network, whose threads then share the cores with two decoders and two writers, or with two
 writers (`--workers 0`). CPU seconds are those of the process and its decoders.
 
-`--writers` counts images per second that so many threads draw and write, if decoded photos and predictions are there
+`--writers` counts images per second that so many threads draw and write, if decoded images and predictions are there
 already; the efficiency is that of each thread relative to one. Amdahl's law then says what sixteen would reach.
 """
 
@@ -170,7 +170,7 @@ def files(predictor: Predictor, photos: Sequence[Path], out: Path, arguments: ar
 
 
 class ReadyDecoders:
-    """Decodes each photo once, and yields it under many names."""
+    """Decodes each image once, and yields it under many names."""
 
     def __init__(self, share: Any, workers: int) -> None:
         self.share = share
@@ -217,7 +217,7 @@ def run_predict(predictor: Predictor, photos: Sequence[Path], formats: Sequence[
 
 
 def folder_sides(predictor: Predictor, photos: Sequence[Path], rounds: int) -> dict[str, dict[str, float]]:
-    """Return the milliseconds a photo of each side, wall and CPU, and their ratios to those of the network."""
+    """Return the milliseconds an image of each side, wall and CPU, and their ratios to those of the network."""
     from seamseg.inference.images import ImagePreparation
     from seamseg.utils import parallel
 
@@ -292,17 +292,17 @@ def main() -> int:
     parser.add_argument("variants", nargs="*", metavar="VARIANT", help=f"{', '.join(known)} (default: all that go)")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
     parser.add_argument(
-        "--size", default="1024x2048", metavar="HxW", help="size of photo and input (default: %(default)s)"
+        "--size", default="1024x2048", metavar="HxW", help="size of image and input (default: %(default)s)"
     )
     parser.add_argument("--precision", default="bf16", help="default: %(default)s")
     parser.add_argument("--config", default="vistas_r50", help="configuration of the network (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=20, help="images of each variant (default: %(default)s)")
     parser.add_argument(
-        "--photos", type=int, default=100, help="photos of `predict`; 0 leaves it out (default: %(default)s)"
+        "--photos", type=int, default=100, help="images of `predict`; 0 leaves it out (default: %(default)s)"
     )
     parser.add_argument("--workers", type=int, default=8, help="processes that decode (default: %(default)s)")
     parser.add_argument("--threads", type=int, help="threads of torch (default: its own choice)")
-    parser.add_argument("--folder", help="folder of photos, see above")
+    parser.add_argument("--folder", help="folder of images, see above")
     parser.add_argument("--model", help="model for --folder")
     parser.add_argument("--writers", metavar="LIST", help="numbers of writers, see above")
     parser.add_argument("--json", help="also write the numbers to this file")

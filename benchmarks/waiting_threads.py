@@ -43,7 +43,7 @@ CORES = os.cpu_count() or 1
 NEIGHBOURS = {"none": (0, 0), "niced": (1, 19), "all": (CORES, 0)}
 """Number of busy loops and their nice level."""
 REPEATS = {"training": 3, "predict": 1, "thread": 5, "threads": 5}
-"""Steps or photos of a measurement; it is their median."""
+"""Steps or images of a measurement; it is their median."""
 
 
 def training() -> Callable[[], object]:
@@ -68,7 +68,7 @@ def training() -> Callable[[], object]:
 
 
 def predict(folder: Path) -> Callable[[], object]:
-    """Return a function that predicts one photo."""
+    """Return a function that predicts one image."""
     import torch
 
     from seamseg.doctor.stages import StageProfile, random_predictor
@@ -80,7 +80,7 @@ def predict(folder: Path) -> Callable[[], object]:
 
 
 def in_thread(others: int) -> Callable[[], object]:
-    """Return a function that predicts one photo in a thread, after as many others that still live."""
+    """Return a function that predicts one image in a thread, after as many others that still live."""
     import torch
 
     from seamseg.doctor.stages import random_predictor

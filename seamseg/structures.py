@@ -254,7 +254,7 @@ class Batch:
     integer type) and boxes are not flipped: :func:`seamseg.training.prefetch.prepare_batch` applies these
     transforms. `unreadable` are the training images that could not be read and were replaced by others: `(id, reason)`.
 
-    `cut[i]`, bool `n x 4`, states for each id, as it is after these transforms, whether its photo continues beyond the
+    `cut[i]`, bool `n x 4`, states for each id, as it is after these transforms, whether its image continues beyond the
     top, left, bottom and right border of the image; None if the images are no crops.
 
     `maps` are the ground truth that heads read by name, see :class:`ReadMap`: `maps[name][i]` is `channels x H x W`

@@ -21,7 +21,7 @@ NEAR = 1e-4
 
 
 def upsample(queries, size, native):
-    """Probabilities of all masks at the size of the photo."""
+    """Probabilities of all masks at the size of the image."""
     logits = torch.from_numpy(queries.mask_logits)[None]
     padded = functional.interpolate(logits, queries.padded_size, mode="bilinear", align_corners=False)
     valid = padded[..., : size[0], : size[1]]
@@ -76,7 +76,7 @@ def random_queries(seed, count, cells, padded, coarse):
 
 @st.composite
 def images(draw):
-    """Generate the padded size, the valid one, and that of a photo that is larger, smaller, or equal."""
+    """Generate the padded size, the valid one, and that of an image that is larger, smaller, or equal."""
     padded = draw(st.tuples(st.integers(4, 120), st.integers(4, 120)))
     size = tuple(p - draw(st.integers(0, p // 2)) for p in padded)
     return padded, size, draw(st.just(size) | st.tuples(st.integers(1, 250), st.integers(1, 250)))

@@ -11,7 +11,7 @@
 
 The ending of the file decides the format: .onnx runs in ONNX Runtime, OpenVINO and others, and in `seamseg predict`
 and `seamseg evaluate` without PyTorch; .pt2 is machine code for this kind of CPU, which PyTorch runs, also in a C++
-program without Python (docs/how-to/aotinductor.md). The file is then compared with the network, on the photos of
+program without Python (docs/how-to/aotinductor.md). The file is then compared with the network, on the images of
 --check or on a generated image. Inputs and outputs: docs/how-to/deploy.md.
 """
 
@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--size",
         metavar="HxW",
-        help="fixed input of the network: photos are scaled as usual, shrunk to fit, and padded (default: free; of "
-        "networks that need a fixed one, that of a photo twice as wide as high)",
+        help="fixed input of the network: images are scaled as usual, shrunk to fit, and padded (default: free; of "
+        "networks that need a fixed one, that of an image twice as wide as high)",
     )
     parser.add_argument(
         "--dynamic", action="store_true", help="free height and width also of a classifier or a dense part"
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--opset", type=int, metavar="N", help="version of the operators of an ONNX file (default: 20)")
     parser.add_argument(
-        "--check", nargs="+", default=[], metavar="PHOTO", help="photos to compare the file with the network on"
+        "--check", nargs="+", default=[], metavar="PHOTO", help="images to compare the file with the network on"
     )
     parser.add_argument("--data", metavar="DATA", help="data set folder: also score the network and the file on it")
     parser.add_argument("--split", help="split of --data (default: val_set of the configuration)")

@@ -90,13 +90,13 @@ def from_test_instance_seg(argv: Sequence[str]) -> list[str]:
 
 
 def _test_parser(name: str, does: str, meta_required: bool) -> argparse.ArgumentParser:
-    parser = _parser(name, f"{does} a folder of photos, as `seamseg predict` does.")
+    parser = _parser(name, f"{does} a folder of images, as `seamseg predict` does.")
     parser.add_argument("--meta", metavar="M", required=meta_required, help="metadata.bin of the training data")
     _option(parser, "--log_dir", metavar="D", help="ignored: nothing is logged to files")
     parser.add_argument("--raw", action="store_true", help="write raw network outputs instead of images")
     parser.add_argument("config", metavar="CONFIG", help="INI file")
     parser.add_argument("model", metavar="MODEL", help="snapshot")
-    parser.add_argument("inputs", metavar="INPUT_DIR", help="photos, also in sub-folders")
+    parser.add_argument("inputs", metavar="INPUT_DIR", help="images, also in sub-folders")
     parser.add_argument("out", metavar="OUTPUT_DIR", help="folder for the outputs")
     return parser
 
@@ -136,7 +136,7 @@ def from_test_vistas(argv: Sequence[str]) -> list[str]:
     parser.add_argument("--world-size", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("snapshot", metavar="SNAPSHOT", help="wide_resnet38_deeplab_vistas.pth.tar")
-    parser.add_argument("inputs", metavar="IN_DIR", help="photos, also in sub-folders")
+    parser.add_argument("inputs", metavar="IN_DIR", help="images, also in sub-folders")
     parser.add_argument("out", metavar="OUT_DIR", help="folder for the outputs")
     args = parser.parse_args(argv)
     _adopt_rank(args)

@@ -49,7 +49,7 @@ def add_model_options(
     _add_fusion(parser.add_argument_group("fusion to a panoptic map (defaults: the model's configuration)"))
     _add_input_size(parser.add_argument_group("size of the network's input"))
     _add_views(parser.add_argument_group("views and classes" if classes else "views"), classes)
-    _add_acceleration(parser.add_argument_group("acceleration for many photos of few sizes, after a slow start"))
+    _add_acceleration(parser.add_argument_group("acceleration for many images of few sizes, after a slow start"))
 
 
 def add_components(parser: argparse.ArgumentParser | argparse._ArgumentGroup, dest: str = "set") -> None:
@@ -179,7 +179,7 @@ def _add_input_size(group: argparse._ArgumentGroup) -> None:
         "--tiles",
         default="auto",
         metavar="auto|off|N",
-        help="process large photos in overlapping tiles, which bounds the memory: auto, inputs above 16 Mi pixels in "
+        help="process large images in overlapping tiles, which bounds the memory: auto, inputs above 16 Mi pixels in "
         "tiles of side 2048; N, inputs larger than a tile in tiles of side N; off, never (default: auto)",
     )
     group.add_argument("--tile-overlap", type=int, metavar="N", help="overlap of tiles in pixels (default: a quarter)")
@@ -192,7 +192,7 @@ def _add_views(group: argparse._ArgumentGroup, classes: bool) -> None:
     group.add_argument(
         "--tta",
         metavar="LIST",
-        help="test-time augmentation with several views of each photo, such as flip,0.75,1.0,1.25: mirrored, and "
+        help="test-time augmentation with several views of each image, such as flip,0.75,1.0,1.25: mirrored, and "
         "scaled by these factors; multiplies the time by the sum of their squares, twice that with flip",
     )
     group.add_argument(

@@ -1,4 +1,4 @@
-"""Panoptic or semantic segmentation of, or detection in photos with a trained model.
+"""Panoptic or semantic segmentation of, or detection in images with a trained model.
 
     seamseg predict runs/city photos/ out/
     seamseg predict seamseg_r50_vistas.zip street.jpg out/ --format overlay,coco
@@ -10,27 +10,27 @@
 
 MODEL is a published zip, a run folder of `seamseg train`, a folder of `seamseg convert-model`, a snapshot, an exported
 network (.onnx, .pt2), a folder of a panoptic network of transformers, torchvision:NAME of a detector, or
-hf://user/repo[@revision] on the Hugging Face Hub. IN is a photo, a folder (with its sub-folders, which are kept in
+hf://user/repo[@revision] on the Hugging Face Hub. IN is an image, a folder (with its sub-folders, which are kept in
 OUT), a quoted glob, LIST.txt or @LIST with one path a line, a video (needs PyAV), tar shards in the layout of
-WebDataset ('part-{000..010}.tar'), or the URL of any of these (needs fsspec). The EXIF orientation of a photo is
-applied, and the output has its size. Photos that cannot be read are reported, counted and skipped; the exit code is
+WebDataset ('part-{000..010}.tar'), or the URL of any of these (needs fsspec). The EXIF orientation of an image is
+applied, and the output has its size. Images that cannot be read are reported, counted and skipped; the exit code is
 then 1. Several INs are allowed (photos/*.jpg without quotes); OUT is always the last argument.
 
 OUT is a folder, a URL (needs fsspec; not https), or tar shards in the layout of WebDataset in either, with a number in
-their name: part-%06d.tar or 'part-{000000..000999}.tar'. The files of a photo are adjacent in a shard:
+their name: part-%06d.tar or 'part-{000000..000999}.tar'. The files of an image are adjacent in a shard:
 <key>.overlay.jpg, <key>.panoptic.png, <key>.raw.pth, <key>.jpg (--anonymize) and <key>.json; panoptic.json and
 predictions.jsonl are written beside the shards.
 
-OUT/predictions.jsonl has a line for each photo. Re-run the same command to resume an interrupted run, with any number
-of processes; photos that are done are not processed again.
+OUT/predictions.jsonl has a line for each image. Re-run the same command to resume an interrupted run, with any number
+of processes; images that are done are not processed again.
 
---part 3/10 processes every tenth photo from the third on: independent runs on any machines, at any time, into one OUT.
+--part 3/10 processes every tenth image from the third on: independent runs on any machines, at any time, into one OUT.
 With --part slurm each task of a Slurm job array takes its part. When all have ended, run the same command without
 --part once: it merges their manifests, writes panoptic.json, and processes what is missing.
 
 Formats of panoptic models, separated by commas:
 
-  overlay     <name>.jpg, the photo blended with the colours of its segments, with --labels also their classes
+  overlay     <name>.jpg, the image blended with the colours of its segments, with --labels also their classes
   coco        panoptic/<name>.png and panoptic.json, the COCO panoptic format
   raw         <name>.pth.tar, the output of the network before the fusion
   cityscapes  cityscapes/{panoptic.json,panoptic/,pixel/,instance/}: a submission to the three benchmarks, for models
@@ -43,23 +43,23 @@ Formats of panoptic models, separated by commas:
 
 Formats of models for detection and instance segmentation:
 
-  overlay         <name>.jpg, the photo with boxes, masks, class names and scores
+  overlay         <name>.jpg, the image with boxes, masks, class names and scores
   overlay-legacy  <name>.jpg, masks at 75 % opacity, boxes, no text, as the original draws them
-  coco-results    coco_results.json, boxes and masks (RLE) of all photos as pycocotools reads them: all that the network
+  coco-results    coco_results.json, boxes and masks (RLE) of all images as pycocotools reads them: all that the network
                   returns (above [roi] score_threshold), or those above --score-threshold if it is given
   raw             <name>.pth.tar, the output of the network
 
 Formats of models for semantic segmentation:
 
-  overlay        <name>.jpg, the photo blended with the colours of its classes
+  overlay        <name>.jpg, the image blended with the colours of its classes
   labels         <name>.png, the index of the class of each pixel, with a palette of the classes' colours
   ids            <name>.png, the same as a greyscale image
   probabilities  <name>_prob.png, 255 times the probability of the class of each pixel
 
-With --anonymize, OUT/<name>.jpg is the photo with the given classes (people, vehicles, ...) made unrecognisable, at its
+With --anonymize, OUT/<name>.jpg is the image with the given classes (people, vehicles, ...) made unrecognisable, at its
 own size and without metadata (place, date, camera, thumbnail); other formats are written if --format names them.
 
-cityscapes and vistas have no sub-folders: photos with the same name in two folders are an error.
+cityscapes and vistas have no sub-folders: images with the same name in two folders are an error.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model", metavar="MODEL", help="zip, folder, snapshot, .onnx, .pt2, torchvision:NAME or hf://user/repo"
     )
     parser.add_argument(
-        "inputs", metavar="IN", nargs="+", help="photo, folder, glob, list, video, shards or URL; one or several"
+        "inputs", metavar="IN", nargs="+", help="image, folder, glob, list, video, shards or URL; one or several"
     )
     parser.add_argument("out", metavar="OUT", help="folder (created) or URL for the outputs, or PART-%%06d.tar")
     parser.add_argument("--format", metavar="LIST", help="see above (default: overlay; with --anonymize none)")
@@ -110,13 +110,13 @@ def _add_anonymisation(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_run(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--batch-size", type=int, default=1, metavar="N", help="photos of equal size (default: 1)")
+    group.add_argument("--batch-size", type=int, default=1, metavar="N", help="images of equal size (default: 1)")
     group.add_argument(
         "--workers",
         type=int,
         metavar="N",
-        help="processes that decode, threads for .onnx; with 0 this process decodes, and ends if a photo crashes the "
-        "decoder (default: one per core up to 4, or a quarter of the cores; 0 for a single photo, or if "
+        help="processes that decode, threads for .onnx; with 0 this process decodes, and ends if an image crashes the "
+        "decoder (default: one per core up to 4, or a quarter of the cores; 0 for a single image, or if "
         "most have 33 megapixels or more)",
     )
     group.add_argument(
@@ -125,20 +125,20 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         help="only part k of n, such as 3/10, or `slurm`: that of the task of a Slurm job array",
     )
     group.add_argument(
-        "--limit", type=int, metavar="N", help="only the first N photos, and the first N of each video or shard"
+        "--limit", type=int, metavar="N", help="only the first N images, and the first N of each video or shard"
     )
     group.add_argument(
         "--shard-photos",
         type=int,
         default=1000,
         metavar="N",
-        help="maximum number of photos of a shard (default: 1000)",
+        help="maximum number of images of a shard (default: 1000)",
     )
-    group.add_argument("--restart", action="store_true", help="process all photos again, and replace earlier outputs")
+    group.add_argument("--restart", action="store_true", help="process all images again, and replace earlier outputs")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Predict; return 0, or 1 if some photos could not be read."""
+    """Predict; return 0, or 1 if some images could not be read."""
     # before the libraries are loaded, which takes seconds
     settings = _settings(args)
     from seamseg.predict.part import parse_part
@@ -184,7 +184,7 @@ def _nothing_found(done: int, score_threshold: float) -> str:
 
 
 def _photos(count: int) -> str:
-    return f"{count} photo{'' if count == 1 else 's'}"
+    return f"{count} image{'' if count == 1 else 's'}"
 
 
 def _settings(args: argparse.Namespace) -> PredictSettings:

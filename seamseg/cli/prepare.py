@@ -181,9 +181,9 @@ def _converter(
     sources: argparse._SubParsersAction, name: str, text: str, convert: Callable[[argparse.Namespace], int]
 ) -> argparse.ArgumentParser:
     parser = _source(sources, name, text, convert)
-    parser.add_argument("--copy", action="store_true", help="copy photos instead of hard-linking them")
+    parser.add_argument("--copy", action="store_true", help="copy images instead of hard-linking them")
     parser.add_argument(
-        "--symlink", action="store_true", help="make symbolic links to the photos instead of hard links"
+        "--symlink", action="store_true", help="make symbolic links to the images instead of hard links"
     )
     _add_workers(parser)
     return parser

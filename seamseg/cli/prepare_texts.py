@@ -23,7 +23,7 @@ coarse, as far as they are available:
   seamseg prepare cityscapes /data/cityscapes data/cityscapes
   seamseg prepare cityscapes /data/cityscapes data/cityscapes --splits val --workers 4
 
-Photos are hard-linked where possible, else copied. Re-run the same command to resume after an interruption.
+Images are hard-linked where possible, else copied. Re-run the same command to resume after an interruption.
 """
 
 VISTAS = """Convert Mapillary Vistas 1.x or 2.0 to a dataset folder.
@@ -49,7 +49,7 @@ packed:
   seamseg prepare coco /data/coco data/coco --splits val2017
 """
 
-PANOPTIC = """Convert any data set in the COCO panoptic format: photos, a JSON, PNG with ids R + 256 G + 65536 B.
+PANOPTIC = """Convert any data set in the COCO panoptic format: images, a JSON, PNG with ids R + 256 G + 65536 B.
 
   seamseg prepare panoptic data/mine --split train photos train.json masks
   seamseg prepare panoptic data/mine --split train t/photos t.json t/masks --split val v/photos v.json v/masks
@@ -64,12 +64,12 @@ The JSON has
 `color` is optional. Pixels of id 0 are void. If splits share a file name, ids are prefixed by the name of the split.
 """
 
-FOLDERS = f"""Convert folders of photos and their masks, in any of these forms.
+FOLDERS = f"""Convert folders of images and their masks, in any of these forms.
 
   seamseg prepare folders data/mine --classes classes.ini --split train photos labels instances --hold-out 0.2
   seamseg prepare folders data/mine --classes classes.ini --split train train/photos train/ids --divisor 1000
 
-LABELS holds for each photo one of, in this order:
+LABELS holds for each image one of, in this order:
 
   PHOTO.png               a class id at each pixel, and a number for each object in INSTANCES. Number 0 on a thing is a
                           crowd: objects that are not separated. With --divisor N: class * N + instance. If the
@@ -98,7 +98,7 @@ prepare folders`). Overlapping objects are stored in layers. Without label image
 --classes the categories of the JSON are the things.
 """
 
-CVAT = """Convert photos that were annotated with CVAT, exported as "Segmentation mask 1.1".
+CVAT = """Convert images that were annotated with CVAT, exported as "Segmentation mask 1.1".
 
   seamseg prepare cvat data/mine --split train photos/ task_12.zip --classes classes.ini
   seamseg prepare cvat data/mine --split train photos/ out/cvat
@@ -109,7 +109,7 @@ The class list (see the help of `seamseg prepare folders`) names the labels of C
 `seamseg predict --format cvat` holds one. The label background is void. Pixels of things without an object are a crowd.
 """
 
-LABEL_STUDIO = """Convert photos that were annotated with Label Studio, exported as JSON.
+LABEL_STUDIO = """Convert images that were annotated with Label Studio, exported as JSON.
 
   seamseg prepare labelstudio data/mine --split train photos/ project-3.json --classes classes.ini
   seamseg prepare labelstudio data/mine --split train photos/ out/labelstudio
@@ -147,7 +147,7 @@ vistas       OUT/vistas/{training,validation}/{images,instances,labels,panoptic}
              original ids of the classes, 0 to 254; at most 256 instances of a class in an image; crowds get a
              separate label, CLASS-group
 
-`seamseg prepare panoptic`, `cityscapes` and `vistas` read the result. Photos are hard-linked where possible, else
+`seamseg prepare panoptic`, `cityscapes` and `vistas` read the result. Images are hard-linked where possible, else
 copied. Content that a format cannot represent is an error. Overlapping instances become one flat map, the first layer
 on top. All crowds of a class in an image become one. An existing split in OUT is only overwritten with --force.
 """
@@ -157,8 +157,8 @@ CHECK = """Check a dataset folder and print its statistics.
   seamseg prepare --check data/mine
   seamseg prepare check data/mine --json report.json --sheet check.png
 
-Reads every photo and mask. Errors would stop training and set the exit code 1; warnings are often mistakes. Also writes
-a contact sheet of photos with their masks drawn over them, DATA/check.jpg.
+Reads every image and mask. Errors would stop training and set the exit code 1; warnings are often mistakes. Also writes
+a contact sheet of images with their masks drawn over them, DATA/check.jpg.
 """
 
 TOY_CITY = """Generate synthetic street scenes in the layout of raw Cityscapes.

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     written = write_report(path, evaluation, against, ReportOptions(args.images, args.photos, args.size), progress)
     if written.without_photo and not args.quiet:
         print(
-            f"seamseg report: {written.without_photo} of {written.images} images without a photo: their panels are "
+            f"seamseg report: {written.without_photo} of {written.images} images were not found: their panels are "
             "on grey; --photos names the folder",
             file=sys.stderr,
         )

@@ -8,8 +8,8 @@
 MODEL is anything that `seamseg predict` takes. The server is reachable from this machine only, unless --host states
 another address; it has neither passwords nor encryption, which are the business of a reverse proxy.
 
-  GET  /         a page to drop a photo on
-  POST /predict  a photo as the body, or as `file` of a form; in the query `format`:
+  GET  /         a page to drop an image on
+  POST /predict  an image as the body, or as `file` of a form; in the query `format`:
                    json     segments, objects or classes with class, score, bbox and area (default)
                    png      panoptic: the id image of COCO (R + 256 G + 65536 B); semantic: class indices with a palette
                    overlay  JPEG, as `seamseg predict` writes it
@@ -17,7 +17,7 @@ another address; it has neither passwords nor encryption, which are the business
   GET  /health   200 with the model and its kind while it serves
   GET  /metrics  for Prometheus
 
-Photos that arrive while others are computed form the next batch. SIGTERM and Ctrl-C end the server after the requests
+Images that arrive while others are computed form the next batch. SIGTERM and Ctrl-C end the server after the requests
 in progress, within --timeout; the second time at once.
 """
 
@@ -45,15 +45,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--batch-size",
         type=int,
         metavar="N",
-        help="maximum number of photos of equal network size computed together (default: 4 on a GPU, 1 elsewhere); "
-        "each core of a CPU computes small photos of its own, unless this is set to 1",
+        help="maximum number of images of equal network size computed together (default: 4 on a GPU, 1 elsewhere); "
+        "each core of a CPU computes small images of its own, unless this is set to 1",
     )
     server.add_argument(
         "--batch-wait",
         type=float,
         default=0.0,
         metavar="MS",
-        help="milliseconds that an incomplete batch waits for more photos while the network is idle (default: 0)",
+        help="milliseconds that an incomplete batch waits for more images while the network is idle (default: 0)",
     )
     limits = parser.add_argument_group("limits")
     limits.add_argument(
@@ -68,14 +68,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=32.0,
         metavar="MIB",
-        help="maximum size of an uploaded photo in MiB (default: 32)",
+        help="maximum size of an uploaded image in MiB (default: 32)",
     )
     limits.add_argument(
         "--max-megapixels",
         type=float,
         default=50.0,
         metavar="N",
-        help="maximum size of a photo in megapixels (default: 50)",
+        help="maximum size of an image in megapixels (default: 50)",
     )
     limits.add_argument(
         "--timeout",
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"{end.cut_off} requests in progress were cut off", file=sys.stderr)
     code = 1 if end.cut_off else 0
     if end.is_computing:
-        # Python's end would wait for a photo, or abort in the middle of an operator
+        # Python's end would wait for an image, or abort in the middle of an operator
         with suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()

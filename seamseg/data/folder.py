@@ -115,7 +115,7 @@ class DatasetFolder:
             for path in sorted(stem.parent.iterdir()):
                 if path.stem == stem.name and stem.name + path.suffix.lower() in wanted:
                     return path
-        raise InputError(f"{stem}: no photo of image {image_id!r}; expected one of {', '.join(IMAGE_EXTENSIONS)}")
+        raise InputError(f"{stem}: no image file of {image_id!r}; expected one of {', '.join(IMAGE_EXTENSIONS)}")
 
     def mask_paths(self, image_id: str) -> list[Path]:
         """Return the paths of the layers of a mask, the base first; InputError if there is none."""

@@ -182,7 +182,7 @@ def _may_be_rotated(image: Image.Image, path: Path, data: bytes | None = None) -
     # for EXIF Pillow decodes a whole PNG, since the block may follow the pixels
     if image.format != "PNG":
         return True
-    content = read_bytes(path, "photo") if data is None else data
+    content = read_bytes(path, "image") if data is None else data
     return any(word in content for word in (b"eXIf", b"Raw profile type", b"XML:com.adobe.xmp"))
 
 

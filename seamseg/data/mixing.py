@@ -34,7 +34,7 @@ class AugmentedImage(NamedTuple):
     pixels : `H x W x 3` uint8
     ids : `L x H x W` instance ids without gaps in the narrowest type, 0 void
     cat, iscrowd : class, int64, and crowd flag, uint8, by id
-    cut : bool `n x 4` by id: whether its photo continues beyond the top, left, bottom and right border of the crop
+    cut : bool `n x 4` by id: whether its image continues beyond the top, left, bottom and right border of the crop
     maps : ground truth of custom heads by name
     """
 

@@ -285,10 +285,10 @@ def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOpt
         metadata = replace(stated, size=size, multiple=1)
     net = source.export_net(chosen.standard_ops)
     eager = source.export_net(False) if chosen.standard_ops else net
-    # before the work: a photo may be unreadable
-    pictures = _pictures(source, net, size, options, metadata)
+    # before the work: an image may be unreadable
+    compared = _compared_inputs(source, net, size, options, metadata)
     photos = None if options.int8 is None else _calibration_photos(source, options)
-    calibrating = "" if photos is None else f", running it on {len(photos)} photos to choose the ranges"
+    calibrating = "" if photos is None else f", running it on {len(photos)} images to choose the ranges"
     duration = "a minute or more" if chosen.standard_ops and photos is None else "minutes"
     _say(f"tracing the network at {size[0]} x {size[1]}{calibrating} and writing {path}, which takes {duration}")
     if photos is None and not is_quantised(source.net):
@@ -304,12 +304,12 @@ def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOpt
     _say("comparing the file with the network")
     session, names = chosen.open(path), list(net.output_names)
     differences, times, report = {}, [], counter("compare")
-    for name, inputs in pictures.items():
+    for name, inputs in compared.items():
         found = dict(zip(names, session.run(names, inputs)))
         differences[name] = compare(_run(eager, inputs), found, inputs, metadata)
         for _ in range(_ROUNDS):
             times.append(_times(eager, session, inputs))
-            report(len(times), len(pictures) * _ROUNDS)
+            report(len(times), len(compared) * _ROUNDS)
     eager_seconds, seconds = (statistics.median(column) for column in zip(*times))
     return ExportReport(path, path.stat().st_size, chosen.name, metadata, seconds, eager_seconds, differences)
 
@@ -365,10 +365,10 @@ def _write_int8_package(
     _write_package(net, path, metadata, size, None)
 
 
-def _pictures(
+def _compared_inputs(
     source: ExportSource, net: ExportNet, size: tuple[int, int], options: ExportOptions, metadata: ExportedMetadata
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Return the inputs to compare on, by name: the photos, or a generated image of the whole size."""
+    """Return the inputs to compare on, by name: the images, or a generated image of the whole size."""
     if source.input_size is None:
         if options.check:
             raise InputError("`check`: the images of a classifier are compared on noise only")
@@ -383,7 +383,7 @@ def _pictures(
 
 
 def _calibration_photos(source: ExportSource, options: ExportOptions) -> list[Path]:
-    """Return the photos to calibrate an int8 file with; errors as of :func:`export_model`."""
+    """Return the images to calibrate an int8 file with; errors as of :func:`export_model`."""
     assert options.int8 is not None
     if source.input_size is None:
         raise InputError(f"`int8={options.int8}`: classifiers are not quantised")
@@ -399,10 +399,10 @@ def _largest_example(metadata: ExportedMetadata) -> int:
 def _images(
     source: ExportSource, photos: Iterable[str | Path], metadata: ExportedMetadata, desc: str | None = None
 ) -> Iterator[np.ndarray]:
-    """Yield photos at the size of the network, `H x W x 3`, which are read one by one; show the progress of `desc`."""
+    """Yield images at the size of the network, `H x W x 3`, which are read one by one; show the progress of `desc`."""
     assert source.input_size is not None
     scale = source.input_size.within(metadata.size or (_largest_example(metadata),) * 2)
-    # made with the first photo, so that the time until then does not count
+    # made with the first image, so that the time until then does not count
     for photo in photos if desc is None else progress(photos, desc=desc):
         yield network_input(as_image(photo), scale)
 

@@ -1,4 +1,4 @@
-"""Networks for export: one module from a photo to outputs of fixed sizes, without data-dependent shapes.
+"""Networks for export: one module from an image to outputs of fixed sizes, without data-dependent shapes.
 
 A module takes one padded image and its valid size, and computes what :meth:`PanopticNet.predict` and
 :meth:`SemanticNet.predict` compute for it (docs/contract.md, section 4). Images without detections are no special

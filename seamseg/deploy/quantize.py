@@ -367,7 +367,7 @@ def executed_operators(model: onnx.ModelProto) -> Counter[str]:
 
 
 def calibration_photos(data: str | Path, metadata: Metadata, split: str | None, count: int) -> list[Path]:
-    """Return photos of a dataset folder to calibrate with, evenly spaced in the split.
+    """Return images of a dataset folder to calibrate with, evenly spaced in the split.
 
     Parameters
     ----------

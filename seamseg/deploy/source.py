@@ -23,15 +23,15 @@ class ExportOptions:
 
     Attributes
     ----------
-    size : `(height, width)` of the input; larger photos are shrunk to it and smaller ones padded. By default both are
+    size : `(height, width)` of the input; larger images are shrunk to it and smaller ones padded. By default both are
         free. Classifiers, networks of transformers, those with windows and dense parts have a fixed size, by default
-        that of the crop or of a photo twice as wide as high
+        that of the crop or of an image twice as wide as high
     dynamic : height and width of the input are free for classifiers and dense parts, too
     part : "all", or "dense": pyramid levels, RPN outputs and semantic logits
     precision : compute type of the file
     int8, calibrate : dataset folder, with whose images the network is quantised to int8, and their maximum number
     opset : version of the operators of ONNX, by default 20; for ONNX files only
-    check : photos to compare the file with the network on; a generated image by default
+    check : images to compare the file with the network on; a generated image by default
     force : overwrite an existing file
     config, meta : INI file (of a classifier the JSON file) and `metadata.bin`, if the model does not contain them; of a
         network of transformers the class list
@@ -79,7 +79,7 @@ class ExportSource:
     net : folded, in evaluation mode
     metadata : metadata of the exported file; its size is None
     size : `(height, width)` of the input of a file of fixed size by default
-    input_size : from photos to the network's input; None for a classifier
+    input_size : from images to the network's input; None for a classifier
     """
 
     net: nn.Module
@@ -100,7 +100,7 @@ def three(values: Sequence[float] | None, default: float) -> tuple[float, float,
 
 
 def default_size(size: InputSize) -> tuple[int, int]:
-    """Return `(height, width)` for photos twice as wide as high, or as the limits of the size are; multiples of 32."""
+    """Return `(height, width)` for images twice as wide as high, or as the limits of the size are; multiples of 32."""
     if size.longest_size is not None:
         height, width = size.longest_size * 3 // 4, size.longest_size
     else:

@@ -41,7 +41,7 @@ SLOW = ("onnx", OPENVINO, "compiled", "pt2")
 _ADVICE = {
     "fp32": "seamseg predict",
     "bf16": "seamseg predict --precision bf16",
-    "compiled": "seamseg predict --compile, for many photos: it compiles at each start",
+    "compiled": "seamseg predict --compile, for many images: it compiles at each start",
     "onnx": "seamseg export MODEL out.onnx",
     OPENVINO: "seamseg export MODEL out.onnx, then seamseg predict out.onnx --device openvino",
     "pt2": "seamseg export MODEL out.pt2",

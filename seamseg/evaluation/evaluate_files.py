@@ -41,7 +41,7 @@ def evaluate_panoptic_json(
     """Evaluate a COCO panoptic file, image by image; memory does not grow with the images except for the two JSONs.
 
     Every image of the ground truth must have a prediction; predictions of other images are ignored. A prediction
-    belongs to an image if it has its `image_id`; otherwise, if its `image_id` is the file name of the photo without its
+    belongs to an image if it has its `image_id`; otherwise, if its `image_id` is the file name of the image without its
     ending, as written by `seamseg predict`; otherwise, if it is the only one with this name apart from folders and the
     `_leftImg8bit` of Cityscapes.
 
@@ -54,7 +54,7 @@ def evaluate_panoptic_json(
     progress : wraps the images, `progress(iterable, total, description)`
     out : evaluation folder to write, see :mod:`seamseg.evaluation.record`, without copies of the maps; not with
         `legacy`
-    photos : folder of the photos, to which the evaluation folder refers
+    photos : folder of the images, to which the evaluation folder refers
 
     Raises
     ------
@@ -198,5 +198,5 @@ def _match_images(gt: CocoPanoptic, pred: CocoPanoptic) -> Mapping[int | str, An
 
 
 def _photo_stem(name: str) -> str:
-    """Remove folders and the suffix of Cityscapes from the name of a photo."""
+    """Remove folders and the suffix of Cityscapes from the name of an image."""
     return name.rpartition("/")[2].removesuffix("_leftImg8bit")

@@ -1,6 +1,6 @@
 """The evaluation folder: the results of an evaluation as files, by image and by segment.
 
-- `evaluation.json`: scores, classes, confusion matrix, paths of the maps and photos
+- `evaluation.json`: scores, classes, confusion matrix, paths of the maps and images
 - `images.jsonl`: one line per image with its scores and the outcome of each segment
 - `maps/NAME/`: images of the maps of custom heads
 
@@ -79,7 +79,7 @@ class ImageRecord:
     Attributes
     ----------
     image_id : id as in the JSONs
-    photo : file name in the folder of the photos, None if unknown
+    photo : file name in the folder of the images, None if unknown
     width, height : size of the maps
     ground_truth_png, prediction_png : file names in the folders of the maps
     PQ, SQ, RQ, mIoU : means over the classes that occur in the image
@@ -202,7 +202,7 @@ class Evaluation:
     classes, colours : names and colours in dense order; a colour is None if unknown
     confusion : `C x (C + 1)` pixel counts; row = ground truth, the last column = predicted void
     ground_truth, prediction : the maps
-    photos : folder of the photos, None if unknown
+    photos : folder of the images, None if unknown
     own_maps : whether the maps were written by the evaluation, or existed before
     """
 

@@ -36,7 +36,7 @@ class CocoPanoptic:
     path, folder : path of the JSON, and folder of the PNGs
     annotations : annotations in the order of the file
     categories : None if the file has none, which is valid for predictions
-    photo_names : file name of the photo by image id, for the images listed in the file
+    photo_names : file name of the image by image id, for the images listed in the file
     colours : colours by category id, for the categories with a colour
     """
 

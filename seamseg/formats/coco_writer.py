@@ -61,8 +61,8 @@ class CocoPanopticWriter:
         Parameters
         ----------
         image_id : unique; also the name of the PNG, `/` creates subfolders
-        result : result at the size of the photo
-        photo_name : file name of the photo, for the JSON
+        result : result at the size of the image
+        photo_name : file name of the image, for the JSON
 
         Returns
         -------

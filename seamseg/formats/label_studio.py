@@ -81,9 +81,9 @@ def task(result: PanopticResult, metadata: Metadata, image: str) -> dict[str, An
 
     Parameters
     ----------
-    result : result at the size of the photo
+    result : result at the size of the image
     metadata : names of the classes
-    image : address of the photo for Label Studio
+    image : address of the image for Label Studio
     """
     height, width = result.size
     shown = [s for s in result.segments if not s.iscrowd]

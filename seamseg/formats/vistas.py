@@ -59,7 +59,7 @@ def with_panoptic_ids(metadata: Metadata, labels: Sequence[int]) -> Metadata:
 
 
 def photo_stem(name: str) -> str:
-    """Remove the folders of the name of a photo; Vistas has none."""
+    """Remove the folders of the name of an image; Vistas has none."""
     return name.rpartition("/")[2]
 
 

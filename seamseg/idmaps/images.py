@@ -21,11 +21,11 @@ def overlay(
     outlined: np.ndarray,
     share: int | None,
 ) -> np.ndarray:
-    """Blend rows of a photo with the colours of an id map, and draw the outlines of instances in white.
+    """Blend rows of an image with the colours of an id map, and draw the outlines of instances in white.
 
     Parameters
     ----------
-    photo : `h x w x 3` uint8, some or all rows of the photo
+    photo : `h x w x 3` uint8, some or all rows of the image
     ids : `H x W` int32, the whole map; ids that are negative or not below `K` are drawn as 0
     rows, columns : int64, the row of the map that each row of `photo` shows, and the column that each column shows;
         None for the same columns
@@ -44,8 +44,8 @@ def overlay(
     """
     (height, width), (map_height, map_width), count = photo.shape[:2], ids.shape, len(colors)
     if columns is None and map_width != width:
-        raise ValueError(f"overlay: ids have {map_width} columns and the photo {width}: columns are needed")
-    _require("overlay", "photo", photo, np.uint8, (height, width, 3))
+        raise ValueError(f"overlay: ids have {map_width} columns and the image {width}: columns are needed")
+    _require("overlay", "image", photo, np.uint8, (height, width, 3))
     _require("overlay", "ids", ids, np.int32, ids.shape)
     _require("overlay", "colors", colors, np.uint8, (count, 3))
     _require("overlay", "outlined", outlined, bool, (count,))

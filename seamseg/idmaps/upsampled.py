@@ -1,7 +1,7 @@
 """From masks or classes on a coarse grid to the best of them at each pixel, in numpy or the C library, without torch.
 
 Logits are resized bilinearly as by torch (align_corners off): to the padded input of the network, whose valid part
-is the image, and from there to the size of the photo. Both steps are one weighted sum along each axis. No mask is ever
+is the image, and from there to the size of the image. Both steps are one weighted sum along each axis. No mask is ever
 made at the size of the image.
 """
 

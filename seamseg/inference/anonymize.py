@@ -1,4 +1,4 @@
-"""Hide everything in a photo by which objects of some classes could be recognised."""
+"""Hide everything in an image by which objects of some classes could be recognised."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Region:
     Attributes
     ----------
     mask : bool `h x w`
-    corner : `(y, x)` of its first pixel in the photo
+    corner : `(y, x)` of its first pixel in the image
     part : may be a part of an object only, such as a face: it is made coarser
     """
 
@@ -130,7 +130,7 @@ def _window_sums(values: np.ndarray, radius: int) -> np.ndarray:
 CELLS = 8
 """Cells along the longer side of a region: for a standing person a cell is larger than the face."""
 LEAST_CELL = 8
-"""Minimum side of a cell in pixels, or :data:`LEAST_PART` of the photo's longer side if that is larger."""
+"""Minimum side of a cell in pixels, or :data:`LEAST_PART` of the image's longer side if that is larger."""
 LEAST_PART = 1 / 128
 MARGIN = 0.05
 """Margin around a region, relative to its size; one cell of a mask of 28 x 28 is 0.036."""
@@ -139,16 +139,16 @@ MARGIN = 0.05
 def anonymize(
     photo: np.ndarray, regions: Iterable[Region], style: Style = "blur", cells: int = CELLS, margin: float = MARGIN
 ) -> np.ndarray:
-    """Hide regions of a photo.
+    """Hide regions of an image.
 
     Each region with a margin around it becomes a coarse grid of averages, at most `cells` along its longer side, each
     mixed with its neighbours. Nothing else of its pixels remains, so there is no filter to invert, whatever the size of
-    the region. Where regions overlap the coarser one is used. Beyond the margin the result fades into the photo.
+    the region. Where regions overlap the coarser one is used. Beyond the margin the result fades into the image.
 
     Parameters
     ----------
     photo : uint8 `H x W x 3`; is not changed
-    regions : regions of any shape; they may overlap and reach beyond the photo. The size of a region sets its cells:
+    regions : regions of any shape; they may overlap and reach beyond the image. The size of a region sets its cells:
         pass one region a person, and parts of objects by :func:`clusters`
     style : "blur" (averages are interpolated) or "pixels" (squares)
     cells : along the longer side, at least 1
@@ -164,7 +164,7 @@ def anonymize(
         if an argument is out of range
     """
     if photo.dtype != np.uint8 or photo.ndim != 3 or photo.shape[2] != 3:
-        raise ValueError(f"anonymize: the photo must be H x W x 3 uint8, it is {photo.shape} {photo.dtype}")
+        raise ValueError(f"anonymize: the image must be H x W x 3 uint8, it is {photo.shape} {photo.dtype}")
     if cells < 1 or not margin >= 0 or style not in ("blur", "pixels"):
         raise ValueError(f"anonymize: out of range: cells {cells}, margin {margin} or style {style}")
 
@@ -226,7 +226,7 @@ def _connected(cells: np.ndarray) -> np.ndarray:
 
 
 def _box(region: Region, size: tuple[int, int]) -> tuple[int, int, int, int] | None:
-    """Return the bounding box `(y0, x0, y1, x1)` of a region within the photo; None if it is empty."""
+    """Return the bounding box `(y0, x0, y1, x1)` of a region within the image; None if it is empty."""
     rows, columns = np.flatnonzero(region.mask.any(1)), np.flatnonzero(region.mask.any(0))
     if not len(rows):
         return None
@@ -243,7 +243,7 @@ def _cell(region: Region, box: tuple[int, int, int, int], cells: int) -> int:
     return math.ceil(min(longest / min(cells, 3), shortest) if region.part else longest / cells)
 
 
-NOT_LOCATED = "a classifier does not say where in the photo a class is: nothing can be hidden"
+NOT_LOCATED = "a classifier does not say where in the image a class is: nothing can be hidden"
 
 LEAST_SCORE = 0.2
 """Minimum score of hidden detections, which may be absent from the panoptic map: to hide too much costs little."""
@@ -264,7 +264,7 @@ def private_regions(
 
     Parameters
     ----------
-    result : the panoptic map, at the size of the photo
+    result : the panoptic map, at the size of the image
     prediction : output of the network; None to use the segments only
     classes : indices, stuff first
     num_stuff : stuff classes
@@ -313,7 +313,7 @@ def hide_classes(
     style: Style = "blur",
     least_score: float = LEAST_SCORE,
 ) -> np.ndarray:
-    """Hide some classes in a photo `H x W x 3`, see :func:`private_regions`; InputError as there.
+    """Hide some classes in an image `H x W x 3`, see :func:`private_regions`; InputError as there.
 
     Without a panoptic map, for `result` None, the detections of the prediction are hidden, their masks or else boxes,
     and the pixels of its class map.

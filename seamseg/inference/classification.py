@@ -26,12 +26,12 @@ _MAX_CLASSES = 1_000_000
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Classification(PhotoResult):
-    """The probability of each class of a photo.
+    """The probability of each class of an image.
 
     Attributes
     ----------
     probabilities : `classes` float32, which sum to 1
-    photo_size : `(height, width)` of the photo
+    photo_size : `(height, width)` of the image
     metadata, prediction, source : see :class:`seamseg.inference.photo_result.PhotoResult`
 
     Examples
@@ -51,12 +51,12 @@ class Classification(PhotoResult):
     def of(
         prediction: ArrayPrediction, size: tuple[int, int], metadata: Metadata, classes: Sequence[int] | None = None
     ) -> Classification:
-        """Return the result of a photo of `(height, width)` from the logits of the network.
+        """Return the result of an image of `(height, width)` from the logits of the network.
 
         Parameters
         ----------
         prediction : prediction with logits
-        size : `(height, width)` of the photo
+        size : `(height, width)` of the image
         metadata : the classes of the model
         classes : indices of the classes to choose among, others have probability 0; None for all
         """
@@ -95,7 +95,7 @@ class Classification(PhotoResult):
         return [(self.metadata.categories[k], int(k), False, float(self.probabilities[k])) for k in best]
 
     def draw(self, photo: Photo = None, **options: Any) -> Image.Image:
-        """Write the most probable classes onto a photo; None for the result's own, or a black image if it has none."""
+        """Write the most probable classes onto an image; None for the result's own, or a black image if it has none."""
         rgb, _ = self.canvas(photo, 1.0)
         image = Image.fromarray(np.array(rgb))
         font = ImageFont.load_default(size=max(10, min(image.size) // 24))

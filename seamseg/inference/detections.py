@@ -36,8 +36,8 @@ class Detection:
     name : name of its class
     category : index of its class, into `metadata.categories`
     score : 0 to 1
-    box : `(y0, x0, y1, x1)` in pixels of the photo, exclusive lower-right corner
-    size : `(height, width)` of the photo
+    box : `(y0, x0, y1, x1)` in pixels of the image, exclusive lower-right corner
+    size : `(height, width)` of the image
     crop : bool, the part of the mask with all its pixels; None if the network has no masks
     corner : `(y, x)` of the crop
     """
@@ -77,16 +77,16 @@ class Detection:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Detections(PhotoResult, Sequence[Detection]):
-    """The objects that a detection or instance segmentation network found in a photo, at the size of the photo.
+    """The objects that a detection or instance segmentation network found in an image, at the size of the image.
 
     A sequence of :class:`Detection`, class by class in the order of the classes, then by descending score. Objects may
     overlap. Masks are those of the original's evaluation: probability above 0.5 at the size of the network's input,
-    resized to the photo by nearest neighbour.
+    resized to the image by nearest neighbour.
 
     Attributes
     ----------
     detections : the objects
-    photo_size : `(height, width)` of the photo
+    photo_size : `(height, width)` of the image
     has_masks : whether the network has masks
     prediction : output of the network with all objects, whatever their score
     metadata, source, maps : see :class:`seamseg.inference.photo_result.PhotoResult`
@@ -120,12 +120,12 @@ class Detections(PhotoResult, Sequence[Detection]):
         least_score: float = 0.0,
         classes: Sequence[int] | None = None,
     ) -> Detections:
-        """Return the result of a photo of `(height, width)` from the output of the network.
+        """Return the result of an image of `(height, width)` from the output of the network.
 
         Parameters
         ----------
         prediction : prediction in pixels of the network's input
-        size : `(height, width)` of the photo
+        size : `(height, width)` of the image
         metadata : the classes of the model
         least_score : objects must score above
         classes : indices of the classes to keep, stuff first; None for all
@@ -165,7 +165,7 @@ class Detections(PhotoResult, Sequence[Detection]):
 
     @property
     def boxes(self) -> np.ndarray:
-        """All boxes, `N x 4` float32, `(y0, x0, y1, x1)` in pixels of the photo."""
+        """All boxes, `N x 4` float32, `(y0, x0, y1, x1)` in pixels of the image."""
         return np.array([d.box for d in self], np.float32).reshape(-1, 4)
 
     @property
@@ -215,11 +215,11 @@ class Detections(PhotoResult, Sequence[Detection]):
     def draw(  # type: ignore[override]  # its options are named
         self, photo: Photo = None, labels: bool = True, opacity: float = 0.5, classes: str | Sequence[str] | None = None
     ) -> Image.Image:
-        """Draw boxes, masks, class names and scores over the photo; objects of high score are on top.
+        """Draw boxes, masks, class names and scores over the image; objects of high score are on top.
 
         Parameters
         ----------
-        photo : photo to draw on, of any size; None for the result's own, or a black image if it has none
+        photo : image to draw on, of any size; None for the result's own, or a black image if it has none
         labels : write class and score at each box
         opacity : opacity of the masks, 0 to 1
         classes : names of the classes to draw; None for all
@@ -241,7 +241,7 @@ class Detections(PhotoResult, Sequence[Detection]):
 
         Parameters
         ----------
-        image_id : id of the photo; in a dataset folder, the file name without its ending
+        image_id : id of the image; in a dataset folder, the file name without its ending
 
         Examples
         --------
@@ -362,7 +362,7 @@ def _restored(
         stop = start + -(-rows * columns // 8)
         inside = all(0 <= at <= at + length <= side for at, length, side in zip(corner, (rows, columns), size))
         if not inside or stop > len(bits):
-            raise ValueError(f"a mask of {rows} x {columns} pixels at {corner} is not in the photo, or incomplete")
+            raise ValueError(f"a mask of {rows} x {columns} pixels at {corner} is not in the image, or incomplete")
         crop = np.unpackbits(bits[start:stop], count=rows * columns).astype(bool).reshape(rows, columns)
         start = stop
     y0, x0, y1, x1 = (float(v) for v in entry["box"])

@@ -299,7 +299,7 @@ def _wrong_outputs(name: str, problem: str) -> InputError:
 
 
 def _classifier_sizes(exported: ExportedMetadata, name: str) -> tuple[int, int]:
-    """Return the shortest side to which photos are scaled for a classifier, and the side of their centre crop."""
+    """Return the shortest side to which images are scaled for a classifier, and the side of their centre crop."""
     try:
         sizes = parse_json(exported.config)["input"]
         scale, crop = int(sizes["scale_val"]), int(sizes["crop_val"])

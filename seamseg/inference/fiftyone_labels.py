@@ -36,7 +36,7 @@ def classification_label(name: str, probability: float) -> Any:
 
 
 def detections_label(objects: Iterable[LabelledObject], size: tuple[int, int]) -> Any:
-    """Return `fiftyone.Detections`, with boxes `[x, y, width, height]` relative to a photo of `(height, width)`."""
+    """Return `fiftyone.Detections`, with boxes `[x, y, width, height]` relative to an image of `(height, width)`."""
     fiftyone, (height, width) = _import(), size
     found = []
     for name, score, (y0, x0, y1, x1), mask in objects:

@@ -27,7 +27,7 @@ MAX_ASPECT = 4
 """Images longer than this times their shortest side are shrunk below `shortest_size`, see :func:`input_size`."""
 
 MAX_INPUT = 1 << 28
-"""Largest network input in pixels, whatever sizes are configured: more than the largest photo has."""
+"""Largest network input in pixels, whatever sizes are configured: more than the largest image has."""
 
 WAITING_BYTES = 512 << 20
 """Limit of the images that wait for others of their size."""
@@ -42,7 +42,7 @@ def input_size(
     """Return the size of the network's input in prediction and validation.
 
     The original does not limit the longest side, so a panorama can exhaust the memory. Here the default limit is
-    :data:`MAX_ASPECT` times the shortest size or `dataloader.longest_max_size`, whichever is larger. Ordinary photos
+    :data:`MAX_ASPECT` times the shortest size or `dataloader.longest_max_size`, whichever is larger. Ordinary images
     stay far below it, and have the same size as in the original.
 
     Parameters
@@ -236,7 +236,7 @@ def as_image(photo: ImageInput) -> Image.Image:
         return open_image(photo)
     if isinstance(photo, str):
         return open_image(photo, read_url(photo))
-    raise InputError(f"a photo must be a path, PIL image, array or tensor, not {type(photo).__name__}")
+    raise InputError(f"an image must be a path, PIL image, array or tensor, not {type(photo).__name__}")
 
 
 def source_image(photo: ImageInput, image: Image.Image) -> Path | Image.Image:
@@ -257,10 +257,10 @@ def _checked_array(photo: np.ndarray) -> np.ndarray:
     elif photo.ndim == 3 and photo.shape[0] == 3 and photo.shape[2] != 3:
         hint = "; the channels must come last, see numpy.moveaxis"
     elif photo.ndim == 2:
-        hint = "; convert grey images with PIL: Image.fromarray(photo).convert('RGB')"
+        hint = "; convert grey images with PIL: Image.fromarray(image).convert('RGB')"
     elif photo.dtype != np.uint8:
         hint = "; values must be integers from 0 to 255"
-    raise InputError(f"a photo as an array must be H x W x 3 uint8 RGB, this one is {photo.shape} {photo.dtype}{hint}")
+    raise InputError(f"an image as an array must be H x W x 3 uint8 RGB, this one is {photo.shape} {photo.dtype}{hint}")
 
 
 def _array_of(photo: Tensor) -> np.ndarray:
@@ -273,7 +273,7 @@ def _array_of(photo: Tensor) -> np.ndarray:
     ):
         hint = "; pass several images as list(tensor)" if photo.dim() == 4 else ""
         raise InputError(
-            f"a photo as a tensor must be 3 x H x W RGB, uint8 or float from 0 to 1, this one is {shape} "
+            f"an image as a tensor must be 3 x H x W RGB, uint8 or float from 0 to 1, this one is {shape} "
             f"{photo.dtype}{hint}"
         )
     photo = photo.detach().cpu()
@@ -283,7 +283,7 @@ def _array_of(photo: Tensor) -> np.ndarray:
         # false for NaN; resizing may exceed the range by a rounding error
         if not (low >= -1e-3 and high <= 1 + 1e-3):
             raise InputError(
-                "a photo as a floating-point tensor must have values from 0 to 1, not normalised, this one has "
+                "an image as a floating-point tensor must have values from 0 to 1, not normalised, this one has "
                 f"{low:g} to {high:g}"
             )
         photo = (photo * 255).round().clamp(0, 255).byte()

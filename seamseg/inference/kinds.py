@@ -44,7 +44,7 @@ class InferenceKind:
     Attributes
     ----------
     name : name of the kind, as in `[general] kind`
-    result : makes the result of a photo of `(height, width)` from the output of the network
+    result : makes the result of an image of `(height, width)` from the output of the network
     options : names of those :class:`seamseg.inference.options.InferenceOptions` of :data:`SPECIAL` that it uses
     """
 

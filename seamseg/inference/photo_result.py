@@ -1,4 +1,4 @@
-"""What the results of all kinds of networks have in common: the photo, overlays, files, notebooks."""
+"""What the results of all kinds of networks have in common: the image, overlays, files, notebooks."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ COUNTED = ("segments", "detections", "classes")
 
 
 class PhotoResult(ABC):
-    """The result of a prediction on a photo, whatever the kind of network; results are frozen dataclasses.
+    """The result of a prediction on an image, whatever the kind of network; results are frozen dataclasses.
 
     Attributes
     ----------
     metadata : names, colours and ids of the classes
     prediction : output of the network, in pixels of its input; None in a loaded result
-    source : path or copy of the photo, if it is kept
+    source : path or copy of the image, if it is kept
     maps : output maps of custom heads by name, `H x W` or `channels x H x W`, at the size of the network's input; see
         :func:`seamseg.components.resize_map`
     counted : what :meth:`counts` counts, one of :data:`COUNTED`
@@ -65,7 +65,7 @@ class PhotoResult(ABC):
 
     @property
     def size(self) -> tuple[int, int]:
-        """`(height, width)` of the photo; results without a map have it as `photo_size`."""
+        """`(height, width)` of the image; results without a map have it as `photo_size`."""
         return self.photo_size
 
     @abstractmethod
@@ -74,10 +74,10 @@ class PhotoResult(ABC):
 
     @abstractmethod
     def draw(self, photo: Photo = None, **options: Any) -> Image.Image:
-        """Draw the result over a photo."""
+        """Draw the result over an image."""
 
     def with_photo(self: R, photo: SourceImage, prediction: ArrayPrediction | None = None) -> R:
-        """Return the result with its photo, and with a copy of the output of the network."""
+        """Return the result with its image, and with a copy of the output of the network."""
         compact = None if prediction is None else prediction.copy()
         has_maps = compact is not None and any(field.name == "maps" for field in fields(cast(Any, self)))
         more = {"maps": compact.maps} if compact is not None and has_maps else {}
@@ -85,12 +85,12 @@ class PhotoResult(ABC):
 
     @property
     def photo(self) -> np.ndarray | None:
-        """The photo, uint8 `H x W x 3` RGB, upright; None if the result has none.
+        """The image, uint8 `H x W x 3` RGB, upright; None if the result has none.
 
         Raises
         ------
         InputError
-            if the photo is a file that no longer exists, or has another size now
+            if the image is a file that no longer exists, or has another size now
         """
         if self.source is None:
             return None
@@ -98,13 +98,13 @@ class PhotoResult(ABC):
         if rgb.shape[:2] != self.size:
             height, width = self.size
             raise InputError(
-                f"{self.source}: the photo is now {rgb.shape[1]} x {rgb.shape[0]} pixels, the result is of "
+                f"{self.source}: the image is now {rgb.shape[1]} x {rgb.shape[0]} pixels, the result is of "
                 f"{width} x {height}: the file has changed"
             )
         return rgb
 
     def pixels_to_draw_on(self, photo: Photo) -> np.ndarray | None:
-        """Return a photo, or the result's own for None, as uint8 `H x W x 3`; None if there is none.
+        """Return an image, or the result's own for None, as uint8 `H x W x 3`; None if there is none.
 
         Raises
         ------
@@ -114,11 +114,11 @@ class PhotoResult(ABC):
         given = photo.convert("RGB") if isinstance(photo, Image.Image) else photo
         rgb = self.photo if given is None else np.asarray(given)
         if rgb is not None and (rgb.dtype != np.uint8 or rgb.ndim != 3 or rgb.shape[2] != 3):
-            raise InputError(f"a photo to draw on must be H x W x 3 uint8 RGB, this one is {rgb.shape} {rgb.dtype}")
+            raise InputError(f"an image to draw on must be H x W x 3 uint8 RGB, this one is {rgb.shape} {rgb.dtype}")
         return rgb
 
     def canvas(self, photo: Photo, opacity: float) -> tuple[np.ndarray, float]:
-        """Return what an overlay is drawn on, and its opacity: without any photo a black image, fully covered.
+        """Return what an overlay is drawn on, and its opacity: without any image a black image, fully covered.
 
         Raises
         ------
@@ -133,7 +133,7 @@ class PhotoResult(ABC):
     def anonymize(
         self, classes: str | Sequence[str], style: Style = "blur", least_score: float = LEAST_SCORE
     ) -> Image.Image:
-        """Return the photo with everything that may belong to some classes made unrecognisable.
+        """Return the image with everything that may belong to some classes made unrecognisable.
 
         Parameters
         ----------
@@ -145,7 +145,7 @@ class PhotoResult(ABC):
         Raises
         ------
         InputError
-            if a name is unknown, or the result has no photo
+            if a name is unknown, or the result has no image
 
         Examples
         --------
@@ -154,7 +154,7 @@ class PhotoResult(ABC):
         chosen = choose_classes(classes, self.metadata)
         rgb = self.photo
         if rgb is None:
-            raise InputError("this result has no photo to anonymise: predict with keep_photo=True")
+            raise InputError("this result has no image to anonymise: predict with keep_photo=True")
         return Image.fromarray(
             hide_classes(rgb, self._segments(), self.prediction, chosen, self.metadata.num_stuff, style, least_score)
         )
@@ -212,7 +212,7 @@ class PhotoResult(ABC):
         Parameters
         ----------
         path : path of the file
-        photo : path of its photo, to draw on
+        photo : path of its image, to draw on
 
         Raises
         ------
@@ -271,7 +271,7 @@ class PhotoResult(ABC):
 
     @abstractmethod
     def shares(self) -> list[tuple[str, int, bool, float]]:
-        """Return for each found object or region: class name, index, whether it is counted, part of the photo."""
+        """Return for each found object or region: class name, index, whether it is counted, part of the image."""
 
     def _repr_png_(self) -> bytes:
         return encode_thumbnail(self._overlay())
@@ -282,7 +282,7 @@ class PhotoResult(ABC):
     def _overlay(self) -> Image.Image:
         try:
             return self.draw()
-        except InputError:  # the file of the photo may have moved
+        except InputError:  # the file of the image may have moved
             return cast(PhotoResult, replace(cast(Any, self), source=None)).draw()
 
 

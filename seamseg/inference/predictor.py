@@ -1,4 +1,4 @@
-"""Results of photos with a trained network of any kind."""
+"""Results of images with a trained network of any kind."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class OpenedModel(Protocol):
 
 
 class Predictor(Generic[R]):
-    """Segmentation of, or detection in single photos; the kind of the network decides the type `R` of the results.
+    """Segmentation of, or detection in single images; the kind of the network decides the type `R` of the results.
 
     These are :class:`seamseg.inference.result.Panoptic` for panoptic networks,
     :class:`seamseg.inference.detections.Detections` for those of kind detection and instance_seg, and
@@ -107,7 +107,7 @@ class Predictor(Generic[R]):
     ----------
     network : trained network
     metadata : its classes
-    input_size : the size of the network's input for a photo
+    input_size : the size of the network's input for an image
     thresholds : thresholds of scores, and of the fusion
     tiling : how large images are divided
     classes : indices of the classes in results; None for all
@@ -181,7 +181,7 @@ class Predictor(Generic[R]):
         keep_photo: bool = True,
         batch_size: int | None = None,
     ) -> R | list[R]:
-        """Return the result of a photo, at the size of the photo; for several photos a list of them.
+        """Return the result of an image, at the size of the image; for several images a list of them.
 
         Parameters
         ----------
@@ -192,8 +192,8 @@ class Predictor(Generic[R]):
             :class:`seamseg.inference.tiling.tiles.Tiling`; None for the setting of the predictor
         tile_overlap : minimum overlap of the tiles in pixels of the network's input; None for the setting of the
             predictor, or if `tiles` is given for a quarter of their side
-        keep_photo : the result keeps the photo, to draw on: the path of a file, else a copy of the pixels
-        batch_size : maximum number of photos computed together, see :meth:`predict_iter`
+        keep_photo : the result keeps the image, to draw on: the path of a file, else a copy of the pixels
+        batch_size : maximum number of images computed together, see :meth:`predict_iter`
 
         Raises
         ------
@@ -223,19 +223,19 @@ class Predictor(Generic[R]):
         keep_photo: bool = True,
         batch_size: int | None = None,
     ) -> Iterator[R]:
-        """Iterate over the results of any number of photos, in order, with constant memory.
+        """Iterate over the results of any number of images, in order, with constant memory.
 
         Parameters
         ----------
         photos : see :meth:`predict`; they are read as results are requested
         tiles, tile_overlap, keep_photo : see :meth:`predict`
-        batch_size : consecutive photos of equal size that the network processes together; None for 4 on a GPU, 1
+        batch_size : consecutive images of equal size that the network processes together; None for 4 on a GPU, 1
             elsewhere. Use 1 for a live camera
 
         Raises
         ------
         InputError, SeamsegError
-            see :meth:`predict`, when the photo is reached
+            see :meth:`predict`, when the image is reached
 
         Examples
         --------
@@ -303,11 +303,11 @@ class Predictor(Generic[R]):
 
     @contextmanager
     def photos_at_a_time(self) -> Iterator[tuple[int, Callable[[], object] | None]]:
-        """Prepare for :meth:`raw` in several threads, on as many photos at a time as a CPU computes best.
+        """Prepare for :meth:`raw` in several threads, on as many images at a time as a CPU computes best.
 
         The layers of a small network are too short to be divided among threads, which lose their cores to decoders and
-        writers between them. If a photo of 1024x2048 has a network input of at most :data:`SMALL_INPUT` pixels, each
-        thread of torch therefore has a photo of its own; a larger input, and one on a GPU, has all of them.
+        writers between them. If an image of 1024x2048 has a network input of at most :data:`SMALL_INPUT` pixels, each
+        thread of torch therefore has an image of its own; a larger input, and one on a GPU, has all of them.
 
         Yields
         ------
@@ -384,7 +384,7 @@ class Predictor(Generic[R]):
         return self.network.kind
 
     def result(self, prediction: ArrayPrediction, native_size: tuple[int, int]) -> R:
-        """Make the result of a photo of `(height, width)` from the output of the network, without its photo."""
+        """Make the result of an image of `(height, width)` from the output of the network, without its image."""
         settings = ResultSettings(self.metadata, self.thresholds, self.classes)
         result: Any = INFERENCE_KINDS[self.kind].result(prediction, native_size, settings)
         if prediction.maps and self.map_formats:

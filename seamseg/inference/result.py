@@ -1,4 +1,4 @@
-"""The result of a prediction: a panoptic map with its classes and photo, which can be drawn and saved."""
+"""The result of a prediction: a panoptic map with its classes and image, which can be drawn and saved."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class NamedSegment(Segment):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Panoptic(PanopticResult, PhotoResult):
-    """The panoptic map of a photo, at the size of the photo.
+    """The panoptic map of an image, at the size of the image.
 
     Attributes
     ----------
@@ -48,8 +48,8 @@ class Panoptic(PanopticResult, PhotoResult):
 
     Notes
     -----
-    Two results are equal if their maps and segments are. A result can be pickled, with its photo, or with the path of a
-    photo that is a file.
+    Two results are equal if their maps and segments are. A result can be pickled, with its image, or with the path of a
+    image that is a file.
 
     Examples
     --------
@@ -72,7 +72,7 @@ class Panoptic(PanopticResult, PhotoResult):
     def of(
         result: PanopticResult, metadata: Metadata, photo: SourceImage = None, prediction: ArrayPrediction | None = None
     ) -> Panoptic:
-        """Return a result with the names of its classes, and with its photo and prediction if given."""
+        """Return a result with the names of its classes, and with its image and prediction if given."""
         named = [_named(s, metadata) for s in result.segments]
         bare = Panoptic(result.id_rows, named, metadata.without_images())  # type: ignore[arg-type]  # see its field
         return bare if photo is None and prediction is None else bare.with_photo(photo, prediction)
@@ -129,11 +129,11 @@ class Panoptic(PanopticResult, PhotoResult):
         outlined: bool = True,
         classes: str | Sequence[str] | None = None,
     ) -> Image.Image:
-        """Draw the segments over the photo.
+        """Draw the segments over the image.
 
         Parameters
         ----------
-        photo : photo to draw on, of any size; None for the result's own, or a black image if it has none
+        photo : image to draw on, of any size; None for the result's own, or a black image if it has none
         labels : write class and score on large segments
         opacity : opacity of the colours, 0 to 1
         outlined : draw a contour around each thing
@@ -158,7 +158,7 @@ class Panoptic(PanopticResult, PhotoResult):
 
         Parameters
         ----------
-        image_id : id of the photo in the list of images
+        image_id : id of the image in the list of images
         file_name : file name of the id image, `<image_id>.png` by default
 
         Examples

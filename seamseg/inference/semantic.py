@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SemanticMap(PhotoResult):
-    """The class of each pixel of a photo, at the size of the photo.
+    """The class of each pixel of an image, at the size of the image.
 
     Attributes
     ----------
@@ -58,12 +58,12 @@ class SemanticMap(PhotoResult):
     def of(
         prediction: ArrayPrediction, size: tuple[int, int], metadata: Metadata, classes: Sequence[int] | None = None
     ) -> SemanticMap:
-        """Return the result of a photo of `(height, width)` from the output of the network.
+        """Return the result of an image of `(height, width)` from the output of the network.
 
         Parameters
         ----------
         prediction : prediction of a predictor, in pixels of the network's input
-        size : `(height, width)` of the photo
+        size : `(height, width)` of the image
         metadata : the classes of the model
         classes : indices of the classes to keep, others become void; None for all
         """
@@ -93,7 +93,7 @@ class SemanticMap(PhotoResult):
 
     @property
     def size(self) -> tuple[int, int]:
-        """`(height, width)` of the photo."""
+        """`(height, width)` of the image."""
         return int(self.classes.shape[0]), int(self.classes.shape[1])
 
     def index(self, name: str) -> int:
@@ -135,11 +135,11 @@ class SemanticMap(PhotoResult):
     def draw(  # type: ignore[override]  # its options are named
         self, photo: Photo = None, opacity: float = 0.5, classes: str | Sequence[str] | None = None
     ) -> Image.Image:
-        """Blend the photo with the colours of the classes.
+        """Blend the image with the colours of the classes.
 
         Parameters
         ----------
-        photo : photo to draw on, of any size; None for the result's own, or a black image if it has none
+        photo : image to draw on, of any size; None for the result's own, or a black image if it has none
         opacity : opacity of the colours, 0 to 1
         classes : names of the classes to draw; None for all
         """
@@ -155,7 +155,7 @@ class SemanticMap(PhotoResult):
 
         Parameters
         ----------
-        image_id : id of the photo
+        image_id : id of the image
         """
         entries = []
         for _, category, _, _ in self.shares():

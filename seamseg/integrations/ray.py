@@ -21,20 +21,20 @@ from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.urls import describe_error
 
 COLUMNS = ("bytes", "image")
-"""Columns of photos, of which the first present is taken: encoded files, or arrays `H x W x 3` uint8."""
+"""Columns of images, of which the first present is taken: encoded files, or arrays `H x W x 3` uint8."""
 
 
 class PanopticActor:
-    """Panoptic segmentation of batches of photos.
+    """Panoptic segmentation of batches of images.
 
-    A photo that cannot be read or does not fit into the memory fills its `error` column and never stops the batch;
-    other errors, which concern all photos, are raised.
+    An image that cannot be read or does not fit into the memory fills its `error` column and never stops the batch;
+    other errors, which concern all images, are raised.
 
     Parameters
     ----------
     model : see :func:`seamseg.load`, on a path or URL that every worker can read
-    column : name of the column of the photos, encoded or as arrays; None for the first of :data:`COLUMNS`
-    batch_size : photos of equal size that the network processes together; None for 4 on a GPU, 1 elsewhere
+    column : name of the column of the images, encoded or as arrays; None for the first of :data:`COLUMNS`
+    batch_size : images of equal size that the network processes together; None for 4 on a GPU, 1 elsewhere
     **options : options of :func:`seamseg.load`
 
     Raises
@@ -72,12 +72,12 @@ class PanopticActor:
         -------
         all columns of the batch, and arrays `panoptic_png` (bytes, the id image of COCO: R + 256 G + 65536 B),
         `segments_info` (JSON, COCO's entries with the `name` of the class), `height`, `width` (pixels) and `error`
-        (text, empty for photos that were processed; the others have `b""`, `[]` and 0)
+        (text, empty for images that were processed; the others have `b""`, `[]` and 0)
 
         Raises
         ------
         InputError
-            if the batch has no column of photos
+            if the batch has no column of images
         """
         photos = [_decode(value) for value in batch[self._column_of(batch)]]
         readable = [photo for photo in photos if not isinstance(photo, str)]
@@ -98,7 +98,7 @@ class PanopticActor:
         return found
 
     def _predict(self, photos: Sequence[Image.Image]) -> list[Panoptic | str]:
-        """Return the results, for a photo that fails the reason."""
+        """Return the results, for an image that fails the reason."""
         try:
             return list(self.model.predict_iter(photos, keep_photo=False, batch_size=self.batch_size))
         except Exception as error:
@@ -113,16 +113,16 @@ _TYPES = {"height": np.int64, "width": np.int64}
 
 
 def _decode(value: Any) -> Image.Image | str:
-    """Decode a photo; the reason if that fails."""
+    """Decode an image; the reason if that fails."""
     try:
         if value is None:
-            return "no photo"
+            return "no image"
         if isinstance(value, (bytes, bytearray, memoryview)):
-            return open_image("photo", bytes(value))
+            return open_image("image", bytes(value))
         return as_rgb(value if isinstance(value, Image.Image) else Image.fromarray(np.asarray(value)))
     except InputError as error:
         return str(error)
-    except Exception as error:  # whatever a decoder raises, it is about this photo
+    except Exception as error:  # whatever a decoder raises, it is about this image
         return f"cannot be decoded: {describe_error(error)}"
 
 

@@ -1,4 +1,4 @@
-"""`predict` over many photos: decode ahead, run the network, write in the background; resumable."""
+"""`predict` over many images: decode ahead, run the network, write in the background; resumable."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from seamseg.utils.signals import graceful_termination
 from seamseg.utils.urls import describe_error
 
 _FUSED_BYTES = 8
-"""Memory of the map of a photo, and of an image that a format draws, for each of its pixels."""
+"""Memory of the map of an image, and of an output that a format draws, for each of its pixels."""
 
 _NAME_ERRORS = (errno.ENAMETOOLONG, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.EILSEQ)
 
@@ -39,14 +39,14 @@ RESUME = "re-run the same command to resume"
 
 @dataclass(frozen=True)
 class RunSummary:
-    """Numbers of photos over all processes.
+    """Numbers of images over all processes.
 
     Attributes
     ----------
-    done : number of photos done in this run
+    done : number of images done in this run
     unreadable : skipped in this run
     earlier : done by earlier runs
-    empty : whether photos were done in this run, and nothing was found in any of them
+    empty : whether images were done in this run, and nothing was found in any of them
     """
 
     done: int
@@ -81,26 +81,26 @@ def predict_all(
     workers: int = 0,
     restart: bool = False,
 ) -> RunSummary:
-    """Write the outputs of all photos that are not done according to the manifest.
+    """Write the outputs of all images that are not done according to the manifest.
 
-    Memory hardly grows with their number. Photos are divided among the processes, which must all call this function.
-    A photo that cannot be read is reported on stderr and skipped; the next run tries it again.
+    Memory hardly grows with their number. Images are divided among the processes, which must all call this function.
+    An image that cannot be read is reported on stderr and skipped; the next run tries it again.
 
     Parameters
     ----------
     predictor : predictor on the device of this process
-    sources : all photos, the same list in every process; also if `sink` is that of a part
+    sources : all images, the same list in every process; also if `sink` is that of a part
     sink : target of the outputs, with their formats and manifest; see
         :meth:`seamseg.predict.settings.PredictSettings.open_sink`
     world : the processes
-    batch_size : photos of equal network size that the network processes together
+    batch_size : images of equal network size that the network processes together
     workers : processes that decode (threads for exported networks); 0 decodes in this one
-    restart : process all photos again
+    restart : process all images again
 
     Raises
     ------
     InputError
-        if an output would overwrite a photo or belong to two photos, or the manifest is of another run
+        if an output would overwrite an image or belong to two images, or the manifest is of another run
     SeamsegError
         if an output cannot be written
     """
@@ -158,15 +158,15 @@ def _check_names(sources: Sequence[Source | Container], writers: Sequence[Output
     photos = [s for s in sources if isinstance(s, Source)]
     containers = [s for s in sources if not isinstance(s, Source)]
     for writer in writers:
-        # not all paths at once: for a million photos they take gigabytes
+        # not all paths at once: for a million images they take gigabytes
         refuse_overwriting(photos, (path for source in photos for path in writer.paths(source)))
         refuse_sharing(photos, map(writer.paths, photos))
         if containers and len(sources) > 1:
-            # the names of their photos are not known yet, but start with different folders
+            # the names of their images are not known yet, but start with different folders
             a, b = (writer.paths(Source(Path("x"), f"{folder}/x", "x")) for folder in "ab")
             if a and a == b:
                 raise InputError(
-                    f"{containers[0].name}: photos of several videos or shards could share {a[0]}, since this format "
+                    f"{containers[0].name}: images of several videos or shards could share {a[0]}, since this format "
                     "has no sub-folders; predict each into an output folder of its own"
                 )
 
@@ -187,7 +187,7 @@ class _Photo(NamedTuple):
 
 
 class _PredictionLoop:
-    """Processes the photos of one process."""
+    """Processes the images of one process."""
 
     def __init__(self, predictor: Predictor[Any], writer: SinkWriter) -> None:
         self.predictor = predictor
@@ -203,7 +203,7 @@ class _PredictionLoop:
         threads: int = 1,
         begin: Callable[[], object] | None = None,
     ) -> bool:
-        """Process all photos without a line; return False if a decoder died and the rest must be tried again.
+        """Process all images without a line; return False if a decoder died and the rest must be tried again.
 
         `threads` and `begin` are as of :meth:`Predictor.photos_at_a_time`: more than one run the network and write.
         """
@@ -233,7 +233,7 @@ class _PredictionLoop:
                 raise _error_of(error, f"{self._in_network}: the network fails") from error
             if failure is None:
                 raise
-            # an output that failed meanwhile ends the run: photos of a lost shard would not be tried again
+            # an output that failed meanwhile ends the run: images of a lost shard would not be tried again
             background.check()
             print(failure.message, file=sys.stderr, flush=True)
             for source, reason in failure.skipped:
@@ -299,7 +299,7 @@ class _PredictionLoop:
                 for path in (path for writer in scratch.writers for path in writer.paths(source)):
                     with suppress(OSError):
                         path.unlink()
-                if isinstance(error, InputError):  # the format cannot hold this photo, or its name
+                if isinstance(error, InputError):  # the format cannot hold this image, or its name
                     raise UnreadableImage(str(error)) from error
                 raise
             line: Line = {
@@ -323,22 +323,22 @@ def _names(batch: Sequence[_Photo]) -> str:
 
 
 def _memory(photo: _Photo) -> int:
-    """Return the bytes of a photo until its outputs are written."""
+    """Return the bytes of an image until its outputs are written."""
     height, width = photo.image.size
     return photo.image.nbytes + height * width * _FUSED_BYTES
 
 
 def _is_of_photo(error: SeamsegError | OSError) -> bool:
-    """Return whether outputs cannot be made because of the photo or its name, so that those of others can.
+    """Return whether outputs cannot be made because of the image or its name, so that those of others can.
 
-    A name may be too long for some outputs; one photo may have the name of a file that another needs as a folder.
+    A name may be too long for some outputs; one image may have the name of a file that another needs as a folder.
     """
     cause = error if isinstance(error, OSError) else error.__cause__
     return isinstance(error, UnreadableImage) or (isinstance(cause, OSError) and cause.errno in _NAME_ERRORS)
 
 
 def _error_of(error: Exception, what: str) -> SeamsegError:
-    """Return an error that names the photo; InputError if the model is broken."""
+    """Return an error that names the image; InputError if the model is broken."""
     if not isinstance(error, SeamsegError):
         return SeamsegError(f"{what} ({describe_error(error)})")
     return (InputError if isinstance(error, InputError) else SeamsegError)(f"{what}: {error}")

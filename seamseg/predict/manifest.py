@@ -1,8 +1,8 @@
-"""`predictions.jsonl`, the manifest: a line for each photo that is done, by which an interrupted run is resumed.
+"""`predictions.jsonl`, the manifest: a line for each image that is done, by which an interrupted run is resumed.
 
 The first line names the model and the settings. Each process appends to a file of its own, `predictions.rank<k>.jsonl`;
 the main process merges them, in the order of the names, at the end of a run and at the start of the next. A line is
-written in one piece when the outputs of its photo are in place. So a kill can tear only the last line, which is then
+written in one piece when the outputs of its image are in place. So a kill can tear only the last line, which is then
 ignored.
 
 Runs of parts (3 of 10, say) keep their lines apart, in `predictions.part3of10.rank<k>.jsonl`, merged into
@@ -39,7 +39,7 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class Done:
-    """A photo that is done: its path relative to the input, and the stamp of its file."""
+    """An image that is done: its path relative to the input, and the stamp of its file."""
 
     relative: str
     stamp: str
@@ -72,7 +72,7 @@ class ManifestNames:
 
     Attributes
     ----------
-    part : part of this run; None for all photos
+    part : part of this run; None for all images
     """
 
     part: Part | None = None
@@ -129,7 +129,7 @@ class ManifestWriter:
 
     Attributes
     ----------
-    names : names of the photos with a line by this writer; True for those that are done
+    names : names of the images with a line by this writer; True for those that are done
     """
 
     def __init__(self, path: Path, head: Line) -> None:
@@ -191,7 +191,7 @@ class ManifestFolder:
     ----------
     out : folder of the outputs
     head : first line of the manifests of this run, see :func:`header`
-    part : part of this run; None for all photos
+    part : part of this run; None for all images
     """
 
     def __init__(self, out: Path, head: Line, part: Part | None = None) -> None:
@@ -217,7 +217,7 @@ class ManifestFolder:
 
         Returns
         -------
-        done : photos whose outputs exist, by name
+        done : images whose outputs exist, by name
 
         Raises
         ------
@@ -240,7 +240,7 @@ class ManifestFolder:
         return self.done(self._is_complete)
 
     def done(self, is_complete: Callable[[Line], bool]) -> dict[str, Done]:
-        """Return the photos whose outputs exist, by name, after the own files have been merged."""
+        """Return the images whose outputs exist, by name, after the own files have been merged."""
         found = {}
         for path in self._found(self.names.is_read):
             for line in self._lines_of(path) if self._belongs(path) else ():
@@ -253,7 +253,7 @@ class ManifestFolder:
     def merge(
         self, written: Mapping[Path, int] | None = None, keep: Callable[[Line], bool] = lambda line: True
     ) -> None:
-        """Merge the files of all processes, in the order of the names; the last line of a photo counts.
+        """Merge the files of all processes, in the order of the names; the last line of an image counts.
 
         Parameters
         ----------
@@ -354,7 +354,7 @@ class ManifestFolder:
 
 
 def is_whole(line: Line, size: Callable[[str], int]) -> bool:
-    """Return whether the outputs of a photo are there; `size` gives the bytes of one, -1 if it is missing."""
+    """Return whether the outputs of an image are there; `size` gives the bytes of one, -1 if it is missing."""
     # a power failure can leave an empty file
     return all(size(output) >= (output not in line.get("empty", ())) for output in line["outputs"])
 

@@ -1,4 +1,4 @@
-"""Parts of a prediction: independent runs that divide the photos and write to one place; no process group."""
+"""Parts of a prediction: independent runs that divide the images and write to one place; no process group."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _SLURM = tuple(f"SLURM_ARRAY_TASK_{name}" for name in ("ID", "MIN", "MAX", "COUN
 
 @dataclass(frozen=True)
 class Part:
-    """Part `number` of `count`, from 1: every `count`-th photo of the whole list, whatever is done already.
+    """Part `number` of `count`, from 1: every `count`-th image of the whole list, whatever is done already.
 
-    So parts may start at any time, on any machine, and again, and never share a photo.
+    So parts may start at any time, on any machine, and again, and never share an image.
     """
 
     number: int

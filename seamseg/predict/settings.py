@@ -79,7 +79,7 @@ class PredictSettings:
         if self.hide is not None and shown:
             raise InputError(
                 f"`formats={shown[0]}` shows what `hide` hides, under the same name: predict on the "
-                "anonymised photos afterwards, into another folder"
+                "anonymised images afterwards, into another folder"
             )
         whole = self._declaring("all_classes")
         if self.inference.classes is not None and whole:
@@ -159,7 +159,7 @@ class PredictSettings:
         inner = next((s for s in sources if not isinstance(s, Source)), None)
         if "labelstudio" in self.format_names and inner is not None:
             raise InputError(
-                f"`formats=labelstudio`: Label Studio shows photos that are files or have a URL, not "
+                f"`formats=labelstudio`: Label Studio shows images that are files or have a URL, not "
                 f"those in {inner.relative}; unpack it first"
             )
         if self.hide is not None and predictor.kind == "classification":

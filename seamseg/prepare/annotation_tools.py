@@ -114,9 +114,9 @@ def _class_list(given: str | Path | None, where: str, files: Mapping[str, File])
 
 
 def _photos(folder: str) -> dict[str, File]:
-    """Return the photos of a folder, or of an export of CVAT with its images, by path without extension."""
+    """Return the images of a folder, or of an export of CVAT with its images, by path without extension."""
     masks = (f"{cvat.CLASS_FOLDER}/", f"{cvat.OBJECT_FOLDER}/")
-    files = {name: file for name, file in tree_files(folder, "photos").items() if not any(m in name for m in masks)}
+    files = {name: file for name, file in tree_files(folder, "images").items() if not any(m in name for m in masks)}
     return by_stem(files, is_photo)
 
 
@@ -142,7 +142,7 @@ def _cvat_frames(
     for name in filter(None, map(str.strip, read_file(chosen, "list").decode("utf-8-sig", "replace").splitlines())):
         photo, label = photos.find(name), files.get(f"{cvat.CLASS_FOLDER}/{name}.png")
         if photo is None or label is None:
-            missing = f"photos in {given[0]}" if photo is None else f"images of {given[1]} in {cvat.CLASS_FOLDER}"
+            missing = f"images in {given[0]}" if photo is None else f"images of {given[1]} in {cvat.CLASS_FOLDER}"
             raise InputError(f"{chosen}: lists {name!r}, but it is not among the {missing}")
         objects = files.get(f"{cvat.OBJECT_FOLDER}/{name}.png")
         frames.append(SourceFrame(id_of(f"{name}.png"), photo, label, photo.name, objects, class_of))
@@ -220,7 +220,7 @@ def _label_studio_frames(
 
 
 def _photo_of(data: Mapping[str, Any], photos: FilesByName, where: str, folder: str) -> File:
-    """Return the photo of a task: by its path in a URL, or in the address of a local or uploaded file."""
+    """Return the image of a task: by its path in a URL, or in the address of a local or uploaded file."""
     address = data.get(label_studio.TO_NAME) or next((v for v in data.values() if isinstance(v, str)), "")
     url = urlsplit(str(address))
     path = parse_qs(url.query).get("d", [unquote(url.path)])[0].strip("/")
@@ -228,7 +228,7 @@ def _photo_of(data: Mapping[str, Any], photos: FilesByName, where: str, folder: 
     name = PurePosixPath(stem).name
     found = photos.find(stem) or photos.find(_UPLOAD_PREFIX.sub("", name, count=1))
     if found is None:
-        raise InputError(f"{where}: {address!r} is not among the {len(photos)} photos in {folder}")
+        raise InputError(f"{where}: {address!r} is not among the {len(photos)} images in {folder}")
     return found
 
 
@@ -246,7 +246,7 @@ def _region(region: Mapping[str, Any], listed: ClassList, where: str) -> tuple[i
     if label is None or not ("rle" in value or "points" in value):
         return None
     if region.get("image_rotation"):
-        raise InputError(f"{where}: has a region on a rotated image; rotate the photo itself")
+        raise InputError(f"{where}: has a region on a rotated image; rotate the image itself")
     shape = bytes(list(value["rle"])) if "rle" in value else [[float(x), float(y)] for x, y in value["points"]]
     return listed.class_named(label, where), shape
 

@@ -92,7 +92,7 @@ class ArchiveMember:
             return self.crc == other.crc
         return self._content() == other._content()
 
-    def read_bytes(self, limit: int = PHOTO_BYTES, what: str = "photo or map") -> bytes:
+    def read_bytes(self, limit: int = PHOTO_BYTES, what: str = "image or map") -> bytes:
         """Return the content.
 
         Raises

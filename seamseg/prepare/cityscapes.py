@@ -95,11 +95,11 @@ def find_frames(
             else:
                 frames.append(SourceFrame(name, photo, annotation, f"{city}/{photo.name}"))
     if lost:
-        lacking = f"{len(lost)} of {len(lost) + len(frames)} annotations of {split} lack their photo"
-        raise InputError(f"{lost[0]}: no such photo; {lacking}{tree.hint}")
+        lacking = f"{len(lost)} of {len(lost) + len(frames)} annotations of {split} lack their image"
+        raise InputError(f"{lost[0]}: no such image; {lacking}{tree.hint}")
     bare = sum(file.suffix in IMAGE_EXTENSIONS for files in photos.values() for file in files.values()) - len(frames)
     if bare > 0:
-        log(f"{tree.root / folder}: {bare} photos without {ending} in {kind}/, skipped")
+        log(f"{tree.root / folder}: {bare} images without {ending} in {kind}/, skipped")
     return sorted(frames, key=lambda frame: frame.id)
 
 

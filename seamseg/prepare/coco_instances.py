@@ -79,7 +79,7 @@ def find_frames(
 ) -> list[SourceFrame]:
     """Return the images of a COCO file by id, including those without objects."""
     source = given[1]
-    photos = FilesByName(tree_files(given[0], "photos"))
+    photos = FilesByName(tree_files(given[0], "images"))
     labels = None
     if len(given) > 2:
         labels = FilesByName(by_stem(tree_files(given[2], "labels"), lambda n: n.lower().endswith(".png")))
@@ -102,7 +102,7 @@ def find_frames(
     for name, found in sorted(images, key=lambda image: image[0]):
         photo = photos.find(name)
         if photo is None:
-            raise InputError(f"{source}: lists {name!r}, but it is not among the {len(photos)} photos in {given[0]}")
+            raise InputError(f"{source}: lists {name!r}, but it is not among the {len(photos)} images in {given[0]}")
         label = labels.find(name.rpartition(".")[0]) if labels is not None else None
         if labels is not None and label is None:
             bare += 1
@@ -259,14 +259,14 @@ def decode_segmentation(segmentation: Any, size: tuple[int, int], frame: SourceF
     Raises
     ------
     InputError
-        if they are invalid, with `where` in front, or else the photo of the frame
+        if they are invalid, with `where` in front, or else the image of the frame
     """
     height, width = size
     try:
         if not isinstance(segmentation, list):
             if tuple(segmentation["size"]) != size:
                 raise ValueError(
-                    f"its size is {segmentation['size']}, but the photo is {width} x {height} (width x height)"
+                    f"its size is {segmentation['size']}, but the image is {width} x {height} (width x height)"
                 )
             return decode_rle(segmentation["counts"], height * width)
         polygons = [np.array(polygon, np.float64) for polygon in segmentation if len(polygon) >= 6]

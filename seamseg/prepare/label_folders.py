@@ -42,7 +42,7 @@ from seamseg.utils.errors import InputError
 from seamseg.utils.limits import MIB
 
 _CIRCLE = 64  # corners of a circle
-_FILE_BYTES = 256 * MIB  # of the polygons of an image; labelme may store the photo with them
+_FILE_BYTES = 256 * MIB  # of the polygons of an image; labelme may store the image with them
 _MAX_COORDINATE = 1 << 31  # pixels
 _ROUNDING = 0.01  # tools write points at the border slightly outside
 
@@ -88,7 +88,7 @@ def prepare_folders(
         raise InputError(f"`divisor={divisor}`: must be 2 or more")
     for name, folders in splits.items():
         if len(folders) not in (2, 3):
-            raise InputError(f"split {name!r}: expected the folders (photos, labels) or (photos, labels, instances)")
+            raise InputError(f"split {name!r}: expected the folders (images, labels) or (images, labels, instances)")
     frames = {name: find_frames(name, folders, suffixes, options, listed) for name, folders in splits.items()}
     all_frames = [frame for group in frames.values() for frame in group]
     if divisor and any(frame.second for frame in all_frames):
@@ -119,9 +119,9 @@ def find_frames(
     listed: ClassList,
 ) -> list[SourceFrame]:
     """Return the images of a split that have labels, by name."""
-    photos = without_suffix(by_stem(tree_files(folders[0], "photos"), is_photo), suffixes[0])
+    photos = without_suffix(by_stem(tree_files(folders[0], "images"), is_photo), suffixes[0])
     if not photos:
-        raise InputError(f"{folders[0]}: 0 photos found for {split}{_named(suffixes[0])}")
+        raise InputError(f"{folders[0]}: 0 images found for {split}{_named(suffixes[0])}")
     given = tree_files(folders[1], "labels")
     own = {str(photo) for photo in photos.values()}
     given = {name: file for name, file in given.items() if str(file) not in own}
@@ -147,12 +147,12 @@ def find_frames(
     frames = frames or _object_files(photos, pngs, listed, options)
     if not frames:
         raise InputError(
-            f"{folders[1]}: 0 of {len(photos)} photos have labels with the same name{_named(suffixes[1])}; the first "
-            f"photo is {next(iter(photos))}, the first label file {next(chain(pngs, *polygons), 'missing')}"
+            f"{folders[1]}: 0 of {len(photos)} images have labels with the same name{_named(suffixes[1])}; the first "
+            f"image is {next(iter(photos))}, the first label file {next(chain(pngs, *polygons), 'missing')}"
         )
     if len(photos) > len(frames):
         count = len(photos) - len(frames)
-        options.log(f"{folders[0]}: {count} {'photo' if count == 1 else 'photos'} without labels, skipped")
+        options.log(f"{folders[0]}: {count} {'image' if count == 1 else 'images'} without labels, skipped")
     return frames
 
 
@@ -181,7 +181,7 @@ def _named(suffix: str) -> str:
 def _listed_photos(
     split: str, folders: tuple[str, ...], photos: dict[str, File], options: ConversionOptions
 ) -> dict[str, File]:
-    """Return the photos of the list of a split, if the labels are those of Pascal VOC."""
+    """Return the images of the list of a split, if the labels are those of Pascal VOC."""
     labels = Path(folders[1]).absolute()
     lists = sorted((labels.parent / cvat.LISTS).glob("*.txt")) if labels.name == cvat.CLASS_FOLDER else []
     if not lists:
@@ -196,7 +196,7 @@ def _listed_photos(
     for name in filter(None, map(str.strip, read_file(chosen, "list").decode("utf-8-sig", "replace").splitlines())):
         photo = found.find(name)
         if photo is None:
-            raise InputError(f"{chosen}: lists {name!r}, but it is not among the photos in {folders[0]}")
+            raise InputError(f"{chosen}: lists {name!r}, but it is not among the images in {folders[0]}")
         wanted[stems[str(photo)]] = photo
     if not wanted:
         raise InputError(f"{chosen}: lists no image")
@@ -222,12 +222,12 @@ def _object_files(
         else:
             if rest:
                 raise InputError(
-                    f"{file}: {rest!r} after the name of the photo does not start with a class of the class list; name "
+                    f"{file}: {rest!r} after the name of the image does not start with a class of the class list; name "
                     "masks of single objects PHOTO_CLASS_NUMBER.png; of label images, pass the suffix (`suffixes`)"
                 )
             foreign += 1
     if found and foreign:
-        options.log(f"{foreign} masks without a photo, skipped")
+        options.log(f"{foreign} masks without an image, skipped")
     return [
         SourceFrame(
             _id_of_stem(stem),
@@ -318,7 +318,7 @@ def _read_yolo(frame: SourceFrame, size: tuple[int, int], listed: ClassList) -> 
         if len(points) < 3:
             raise InputError(f"{where}: {len(points)} corners, expected 3 or more")
         if not (np.abs(points - 0.5) <= 0.5 + _ROUNDING).all():
-            raise InputError(f"{where}: a coordinate is not from 0 to 1, the share of the photo's width or height")
+            raise InputError(f"{where}: a coordinate is not from 0 to 1, the share of the image's width or height")
         corners = (points * (size[1], size[0])).ravel().tolist()
         yield decode_segmentation([corners], size, frame, where), listed.class_at(category, where)
 
@@ -330,7 +330,7 @@ def _read_labelme(frame: SourceFrame, size: tuple[int, int], listed: ClassList) 
         stated = (content.get("imageHeight") or size[0], content.get("imageWidth") or size[1])
         if stated != size:
             raise InputError(
-                f"{frame.annotation}: is of a photo of {stated[1]!s:.20} x {stated[0]!s:.20} pixels (width x height), "
+                f"{frame.annotation}: is of an image of {stated[1]!s:.20} x {stated[0]!s:.20} pixels (width x height), "
                 f"but {frame.photo} has {size[1]} x {size[0]}"
             )
         for k, shape in enumerate(content["shapes"]):
@@ -399,8 +399,8 @@ def _labelme_mask(encoded: str, points: np.ndarray, size: tuple[int, int], where
         height, width = mask.shape
     left, top = (int(value) for value in points[0])
     if min(left, top) < 0 or top + height > size[0] or left + width > size[1]:
-        raise InputError(f"{where}: its mask of {width} x {height} pixels exceeds the photo")
-    # without a mask of the photo, which would take long for many small ones
+        raise InputError(f"{where}: its mask of {width} x {height} pixels exceeds the image")
+    # without a mask of the image, which would take long for many small ones
     x, y = np.nonzero(mask.T)
     pixels = (x + left) * size[0] + y + top
     first = np.flatnonzero(np.diff(pixels, prepend=-2) != 1)

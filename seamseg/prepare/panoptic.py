@@ -69,7 +69,7 @@ def prepare_panoptic(
         if a file is missing or invalid, or the splits have different categories
     """
     sources = {
-        name: PanopticSource(tree_files(photos, "photos"), tree_files(masks, "masks"), load_json(Path(path)), str(path))
+        name: PanopticSource(tree_files(photos, "images"), tree_files(masks, "masks"), load_json(Path(path)), str(path))
         for name, (photos, path, masks) in splits.items()
     }
     return convert_panoptic(out, sources, options)

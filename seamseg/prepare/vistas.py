@@ -157,11 +157,11 @@ def find_frames(tree: SourceTree, split: str, version: str, options: ConversionO
     photos = by_stem(tree.files(f"{split}/images"), is_photo)
     lost = [stem for stem in truth if stem not in photos]
     if lost:
-        lacking = f"{len(lost)} of {len(truth)} annotations of {split} lack their photo"
-        raise InputError(f"{tree.root / split / 'images' / lost[0]}.jpg: no such photo; {lacking}{tree.hint}")
+        lacking = f"{len(lost)} of {len(truth)} annotations of {split} lack their image"
+        raise InputError(f"{tree.root / split / 'images' / lost[0]}.jpg: no such image; {lacking}{tree.hint}")
     if truth and len(photos) > len(truth):
         options.log(
-            f"{tree.root / split / 'images'}: {len(photos) - len(truth)} photos without PNG in {folder}, skipped"
+            f"{tree.root / split / 'images'}: {len(photos) - len(truth)} images without PNG in {folder}, skipped"
         )
     return [SourceFrame(stem, photos[stem], truth[stem], photos[stem].name) for stem in truth]
 

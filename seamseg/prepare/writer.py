@@ -287,7 +287,7 @@ def _convert(frame: SourceFrame, root: Path, read: Reader, classes: Metadata, li
 def _check_size(file: File, found: tuple[int, ...], photo: File, size: tuple[int, int]) -> None:
     if found != size:
         raise InputError(
-            f"{file}: {found[1]} x {found[0]} pixels (width x height), but the photo {photo} has {size[1]} x {size[0]}"
+            f"{file}: {found[1]} x {found[0]} pixels (width x height), but the image {photo} has {size[1]} x {size[0]}"
         )
 
 

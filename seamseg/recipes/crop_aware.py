@@ -1,7 +1,7 @@
 """The crop-aware bounding box loss (Porzi, Rota Bulò and Kontschieder 2021, arXiv 2012.07717).
 
 A thing that the border of a training crop cuts off has a box that ends there, while the thing does not. Every box that
-equals it within the crop is consistent with what is visible: sides on a border where the photo continues may lie
+equals it within the crop is consistent with what is visible: sides on a border where the image continues may lie
 anywhere beyond it. The loss of a prediction is the smallest one among all consistent boxes, so that predictions which
 extend beyond the crop cost nothing for it, and others as much as a box that ends at the border.
 """

@@ -25,9 +25,9 @@ class ReportOptions:
     Attributes
     ----------
     images : maximum number of images shown; of more images, the worst and the best
-    photos : folder of the photos, instead of that of the evaluation
+    photos : folder of the images, instead of that of the evaluation
     size : longest side of the images in pixels
-    workers : threads that read maps and photos
+    workers : threads that read maps and images
     """
 
     images: int = 500
@@ -38,7 +38,7 @@ class ReportOptions:
 
 @dataclass(frozen=True)
 class ReportSummary:
-    """Number of images in a written report, and of those without a photo."""
+    """Number of images in a written report, and of those whose file was not found."""
 
     images: int
     without_photo: int

@@ -1,4 +1,4 @@
-"""The JSON block of one image in the report: a reduced photo, index maps, and lists of the segments."""
+"""The JSON block of one image in the report: a reduced image, index maps, and lists of the segments."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def image_block(
     Parameters
     ----------
     runs : the evaluation and its record of the image, then those of the baseline, if any
-    photos : folder of the photos
-    size : longest side of the photo and the maps in pixels; smaller images are not enlarged
+    photos : folder of the images
+    size : longest side of the image and the maps in pixels; smaller images are not enlarged
 
     Returns
     -------
     content : `width`, `height`, `photo` (JPEG, base64, or None), and `results`, one per run: the index maps `truth`
         (None: that of the first run) and `prediction`, see :func:`encode_index_map`, and the segments of their indices
         1, 2, ... as lists: id, class, area, outcome, partner (index in the other map, 0 none), IoU, score; and by name
-        the `maps` of custom heads, as the photo
-    has_photo : whether there is a photo
+        the `maps` of custom heads, as the image
+    has_photo : whether there is an image
 
     Raises
     ------
@@ -133,7 +133,7 @@ def _listed(segments: list[SegmentRecord], others: list[SegmentRecord]) -> list[
 
 
 def _photo(folder: Path | None, name: str | None, shape: tuple[int, int]) -> str | None:
-    """Encode a photo as JPEG in base64; None if there is none that can be read."""
+    """Encode an image as JPEG in base64; None if there is none that can be read."""
     path = None if folder is None or name is None else join_inside(folder, name)
     if path is None:
         return None

@@ -58,12 +58,12 @@ class ServeOptions:
 
     Attributes
     ----------
-    batch_size : maximum number of photos of equal network size computed together, see
+    batch_size : maximum number of images of equal network size computed together, see
         :class:`seamseg.serving.batching.Batcher`; None: 4 on a GPU, 1 elsewhere
-    batch_wait : milliseconds that an incomplete batch waits for more photos
+    batch_wait : milliseconds that an incomplete batch waits for more images
     queue : maximum number of requests in progress; others are refused
-    max_upload : maximum size of an uploaded photo in MiB
-    max_megapixels : maximum size of a photo in megapixels
+    max_upload : maximum size of an uploaded image in MiB
+    max_megapixels : maximum size of an image in megapixels
     timeout : maximum duration of a request in seconds, from its start to its result
 
     Raises
@@ -89,7 +89,7 @@ class ServeOptions:
                 raise InputError(f"`{field.name}={value}`: must be positive and finite")
         if self.max_megapixels * 1e6 > MAX_PIXELS:
             given = f"`max_megapixels={self.max_megapixels}`"
-            raise InputError(f"{given}: no photo above {MAX_PIXELS / 1e6:.0f} megapixels is decoded")
+            raise InputError(f"{given}: no image above {MAX_PIXELS / 1e6:.0f} megapixels is decoded")
 
 
 class Metrics:
@@ -109,10 +109,10 @@ class Metrics:
             buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100),
         )
         self.batch_size = Histogram(
-            "seamseg_batch_size", "Photos of each batch.", registry=registry, buckets=(1, 2, 4, 8, 16, 32, 64)
+            "seamseg_batch_size", "Images of each batch.", registry=registry, buckets=(1, 2, 4, 8, 16, 32, 64)
         )
         self.in_progress = Gauge("seamseg_in_progress", "Predictions requested and not answered.", registry=registry)
-        self.waiting = Gauge("seamseg_queue_length", "Photos that wait for the network.", registry=registry)
+        self.waiting = Gauge("seamseg_queue_length", "Images that wait for the network.", registry=registry)
 
 
 class Service:
@@ -147,8 +147,8 @@ class Service:
         batch_wait = options.batch_wait / 1e3
         self._batcher = Batcher(predictor, options.batch_size, batch_wait, self.metrics.batch_size.observe)
         self.metrics.waiting.set_function(lambda: self._batcher.waiting)
-        # decode and encode beside the network; their number bounds the memory of whole photos
-        self._threads = ThreadPoolExecutor(share_cores().decoders, "photos")
+        # decode and encode beside the network; their number bounds the memory of whole images
+        self._threads = ThreadPoolExecutor(share_cores().decoders, "images")
         self._in_progress = 0
         self._page = "".join(
             page_frame(
@@ -254,7 +254,7 @@ class Service:
             self._in_progress -= 1
 
     async def _upload(self, request: Request) -> bytes:
-        """Read the photo: the body, or the file `file` of a form."""
+        """Read the image: the body, or the file `file` of a form."""
         limit = int(self.options.max_upload * MIB)
         stated = request.headers.get("content-length", "0")
         if stated.isdecimal() and len(stated) < 20 and int(stated) > limit + _FORM_BYTES:
@@ -383,11 +383,11 @@ def _refuse_other_sites(request: Request) -> None:
 
 
 _FORM_BYTES = 64 << 10
-"""Size of a form beside its photo."""
+"""Size of a form beside its image."""
 
 
 class _InMemory(MultiPartParser):
-    """Keeps files in memory, whose size is limited before: photos do not reach the disk."""
+    """Keeps files in memory, whose size is limited before: images do not reach the disk."""
 
     spool_max_size = sys.maxsize
 

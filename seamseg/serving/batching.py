@@ -1,4 +1,4 @@
-"""The threads that run the network on photos of concurrent requests, in batches."""
+"""The threads that run the network on images of concurrent requests, in batches."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ class _Job:
 class Batcher:
     """Runs a network in threads of its own, on batches of what arrives.
 
-    Photos that arrive while a batch is computed form the next ones. A batch holds photos of equal network size only, so
-    that none is padded and no result depends on other photos. One that is processed in tiles is a batch of its own.
+    Images that arrive while a batch is computed form the next ones. A batch holds images of equal network size only, so
+    that none is padded and no result depends on other images. One that is processed in tiles is a batch of its own.
 
     Parameters
     ----------
     predictor : predictor that owns the network; nothing else may run it
-    batch_size : maximum number of photos of a batch; None for 4 on a GPU, 1 on a CPU. With None or more than 1, each
-        core of a CPU computes batches of small photos of its own, see :meth:`Predictor.photos_at_a_time`; with 1, all
-        cores compute one photo together
-    wait : seconds that an incomplete batch waits for more photos
+    batch_size : maximum number of images of a batch; None for 4 on a GPU, 1 on a CPU. With None or more than 1, each
+        core of a CPU computes batches of small images of its own, see :meth:`Predictor.photos_at_a_time`; with 1, all
+        cores compute one image together
+    wait : seconds that an incomplete batch waits for more images
     on_batch : called in a thread with the size of each batch before it is computed
     """
 
@@ -67,18 +67,18 @@ class Batcher:
 
     @property
     def waiting(self) -> int:
-        """Number of photos that wait for the network."""
+        """Number of images that wait for the network."""
         with self._changed:
             return sum(not job.future.cancelled() for job in self._jobs)
 
     @property
     def alive(self) -> bool:
-        """Whether photos are computed."""
+        """Whether images are computed."""
         return all(thread.is_alive() for thread in self._threads) and not self._closing
 
     @property
     def retry_after(self) -> int:
-        """Seconds until the photos that wait now will have been computed, from 1 to :data:`LONGEST_RETRY`."""
+        """Seconds until the images that wait now will have been computed, from 1 to :data:`LONGEST_RETRY`."""
         return min(LONGEST_RETRY, max(1, math.ceil((self.waiting + 1) * self._seconds)))
 
     def submit(self, pixels: np.ndarray) -> Future[ArrayPrediction]:
@@ -122,7 +122,7 @@ class Batcher:
                 self._compute(running)
                 seconds = (time.perf_counter() - start) / (len(running) * len(self._threads))
                 self._seconds += (seconds - self._seconds) * (_SMOOTHING if self._seconds else 1)
-            # the photos would stay in memory until the next batch
+            # the images would stay in memory until the next batch
             del batch, running
 
     def _next_batch(self) -> list[_Job] | None:
@@ -148,7 +148,7 @@ class Batcher:
                 self._changed.wait()
 
     def _groups(self) -> list[list[_Job]]:
-        """Return the first batch of each network size, the one with the oldest photo first."""
+        """Return the first batch of each network size, the one with the oldest image first."""
         groups: dict[tuple[int, ...], list[_Job]] = {}
         for job in self._jobs:
             group = groups.setdefault(job.pixels.shape, [])
@@ -157,7 +157,7 @@ class Batcher:
         return list(groups.values())
 
     def _most(self, job: _Job) -> int:
-        """Return the largest size of a batch with a photo."""
+        """Return the largest size of a batch with an image."""
         height, width = job.pixels.shape[:2]
         return self._batch_size if self._predictor.tiling.side_for((height, width)) is None else 1
 
@@ -176,6 +176,6 @@ class Batcher:
             for job, prediction in zip(batch, predictions, strict=True):
                 job.future.set_result(prediction)
             return
-        # only the photo that fails alone has failed
+        # only the image that fails alone has failed
         for job in batch:
             self._compute([job])

@@ -1,4 +1,4 @@
-"""Results of photos as the content of HTTP responses: JSON, id image, overlay, and what the page shows."""
+"""Results of images as the content of HTTP responses: JSON, id image, overlay, and what the page shows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ JSON, PNG, JPEG, ARRAY = "application/json", "image/png", "image/jpeg", "applica
 
 Entry = dict[str, Any]
 Photo = Callable[[], Image.Image]
-"""Decodes the photo: most formats do not need its pixels."""
+"""Decodes the image: most formats do not need its pixels."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +84,13 @@ class ResultEncoder:
         self.formats = tuple(encoders)
 
     def encode(self, name: str, prediction: ArrayPrediction, size: tuple[int, int], photo: Photo) -> Content:
-        """Encode the result of a photo; thread-safe.
+        """Encode the result of an image; thread-safe.
 
         Parameters
         ----------
         name : name of the format, one of :attr:`formats`
         prediction : output of the network
-        size : `(height, width)` of the photo
+        size : `(height, width)` of the image
         photo : decodes it
         """
         return self._encoders[name](self._predictor.result(prediction, size), prediction, photo)

@@ -1,4 +1,4 @@
-"""The camera and the canvas that a scene is painted on: photo and labels, both larger than the final image.
+"""The camera and the canvas that a scene is painted on: image and labels, both larger than the final image.
 
 World axes in metres: X across the street (0 = its middle), Y up (0 = the ground), Z along the street. The camera is at
 `(x, eye, 0)`, points along the ground plane and is turned by `yaw` from +Z towards +X; its horizon may be at any height
@@ -98,13 +98,13 @@ def clip_near(points: np.ndarray) -> np.ndarray | None:
 
 
 SUPERSAMPLING = 2
-"""Canvas pixels per final pixel along each axis: the photo is averaged, the labels are subsampled."""
+"""Canvas pixels per final pixel along each axis: the image is averaged, the labels are subsampled."""
 
 Points = Sequence[tuple[float, float]]
 
 
 class Canvas:
-    """Photo and labels of `width x height` canvas pixels; each drawing call paints both, the labels with a key."""
+    """Image and labels of `width x height` canvas pixels; each drawing call paints both, the labels with a key."""
 
     def __init__(self, base: np.ndarray, labels: np.ndarray, keys: list[int]) -> None:
         self.photo = Image.fromarray(base)
@@ -121,7 +121,7 @@ class Canvas:
         return self._ids.index(official_id)
 
     def polygon(self, points: Points, color: Color | None, key: int | None) -> None:
-        """Fill a polygon; `color` None does not change the photo, `key` None not the labels."""
+        """Fill a polygon; `color` None does not change the image, `key` None not the labels."""
         if color is not None:
             self._photo.polygon(points, fill=color)
         if key is not None:
@@ -148,11 +148,11 @@ class Canvas:
                     draw.ellipse((x - r, y - r, x + r, y + r), fill=fill)
 
     def glow(self, x: float, y: float, radius: float, color: Color) -> None:
-        """Add a soft light, which is applied to the final photo."""
+        """Add a soft light, which is applied to the final image."""
         self.glows.append((x / SUPERSAMPLING, y / SUPERSAMPLING, radius / SUPERSAMPLING, color))
 
     def final_photo(self) -> np.ndarray:
-        """Return the averaged photo, float32."""
+        """Return the averaged image, float32."""
         return np.asarray(self.photo.reduce(SUPERSAMPLING)).astype(np.float32)
 
     def final_ids(self) -> np.ndarray:

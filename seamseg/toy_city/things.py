@@ -91,7 +91,7 @@ def _write_things(folder: Path, seed: int, scene: _Scene) -> list[str]:
 
 
 def cut_out(photo: np.ndarray, mask: np.ndarray) -> np.ndarray | None:
-    """Cut a thing out of a photo.
+    """Cut a thing out of an image.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ def cut_out(photo: np.ndarray, mask: np.ndarray) -> np.ndarray | None:
 
     Returns
     -------
-    the square around it, as far as it is inside the photo; None if the thing touches the border of the photo, is small
+    the square around it, as far as it is inside the image; None if the thing touches the border of the image, is small
     or mostly hidden
     """
     rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))

@@ -43,7 +43,7 @@ class _Job:
         return f"{CITY}_{_FIRST[self.split] + self.index:06d}_000019"
 
     def paths(self) -> tuple[Path, Path, Path]:
-        """Return the paths of photo, instance ids and label ids."""
+        """Return the paths of image, instance ids and label ids."""
         truth = self.root / "gtFine" / self.split / CITY / f"{self.name}_gtFine"
         photo = self.root / "leftImg8bit" / self.split / CITY / f"{self.name}_leftImg8bit.png"
         return photo, Path(f"{truth}_instanceIds.png"), Path(f"{truth}_labelIds.png")

@@ -47,7 +47,7 @@ PATH_CHARACTERS = 4096
 PATH_FOLDERS = 64
 """Most folders around a file in an archive."""
 PHOTO_NAME_BYTES = KIB
-"""Longest path of a photo in its folder or shard. Outputs have the same; stores have this limit, too."""
+"""Longest path of an image in its folder or shard. Outputs have the same; stores have this limit, too."""
 
 FREE_BYTES = 16 * MIB
 """Members of an archive up to this size may have any compression ratio."""

@@ -33,7 +33,7 @@ def available_cores() -> int:
 
 
 class CoreShares(NamedTuple):
-    """How many processes or threads decode photos beside a network, and how many threads write results."""
+    """How many processes or threads decode images beside a network, and how many threads write results."""
 
     decoders: int
     writers: int
@@ -42,8 +42,8 @@ class CoreShares(NamedTuple):
 def share_cores(cores: int | None = None) -> CoreShares:
     """Return how the cores of a process are shared beside its network; in `predict`, `evaluate` and `serve` alike.
 
-    On a CPU the network uses all cores, too: there the numbers only limit the memory of waiting photos. On a GPU it
-    needs one, and drawing and encoding a photo takes about twice as long as decoding it.
+    On a CPU the network uses all cores, too: there the numbers only limit the memory of waiting images. On a GPU it
+    needs one, and drawing and encoding an image takes about twice as long as decoding it.
 
     Parameters
     ----------

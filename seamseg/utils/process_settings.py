@@ -22,7 +22,7 @@ MALLOC_SWITCH = "SEAMSEG_MALLOC"
 """Environment variable; `off` leaves the allocator unchanged."""
 BUFFERS_KEPT = "large buffers are kept"
 LARGE_PIXELS = 33_000_000
-"""Photos of as many pixels are processed in bands, by few workers, and their memory is returned, see
+"""Images of as many pixels are processed in bands, by few workers, and their memory is returned, see
 :func:`return_memory`."""
 SPIN = {"GOMP_SPINCOUNT": 3000}
 """How often a waiting thread of libgomp checks for work before it sleeps. The default of 300000 takes several
@@ -42,7 +42,7 @@ def apply() -> None:
 
 
 def return_memory(pixels: int) -> None:
-    """Return free memory to the system after work on a photo of so many pixels, if it is large.
+    """Return free memory to the system after work on an image of so many pixels, if it is large.
 
     Pillow's images consist of small blocks, and each thread would keep those that it has used.
     """

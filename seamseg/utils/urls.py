@@ -125,7 +125,7 @@ def read_url(url: str) -> bytes:
     """Read a file; raise UnreadableImage if that fails."""
     try:
         with open_url(url) as file:
-            return read_limited(file, PHOTO_BYTES, url, "photo")
+            return read_limited(file, PHOTO_BYTES, url, "image")
     except UnreadableImage:
         raise
     except InputError as error:

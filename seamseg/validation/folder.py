@@ -53,7 +53,7 @@ class EvaluationWriter:
     Raises
     ------
     InputError
-        if the split is not that of a dataset folder, whose photos the evaluation folder refers to
+        if the split is not that of a dataset folder, whose images the evaluation folder refers to
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class EvaluationWriter:
         maps: Mapping[str, MapFormat] = MappingProxyType({}),
     ) -> None:
         if not isinstance(reader, FolderReader):
-            raise InputError(f"`out={out}`: an evaluation folder needs photos in files: [dataloader] reader = folder")
+            raise InputError(f"`out={out}`: an evaluation folder needs images in files: [dataloader] reader = folder")
         dataset = reader.folder
         self.out = Path(out)
         # maps of an earlier evaluation in the folder must be removed

@@ -1,4 +1,4 @@
-"""Drawing of detected objects on photos: boxes, masks, class names and scores."""
+"""Drawing of detected objects on images: boxes, masks, class names and scores."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEGACY_LINE = 3
 
 
 class DrawnObject(Protocol):
-    """An object in pixels of the photo, see :class:`seamseg.inference.detections.Detection`."""
+    """An object in pixels of the image, see :class:`seamseg.inference.detections.Detection`."""
 
     @property
     def name(self) -> str:
@@ -60,10 +60,10 @@ def draw_detections(
     Parameters
     ----------
     photo : uint8 `H x W x 3`
-    objects : objects in pixels of a photo of `size`, scaled to `photo` if it has another size
+    objects : objects in pixels of an image of `size`, scaled to `photo` if it has another size
     size : `(height, width)`
     palette : one row `r, g, b` per class
-    labels : write class and score above each box, or within it at the upper edge of the photo
+    labels : write class and score above each box, or within it at the upper edge of the image
     opacity : opacity of the masks, 0 to 1
 
     Returns

@@ -48,7 +48,7 @@ def draw_map(values: np.ndarray, spec: MapFormat, size: tuple[int, int]) -> np.n
 
 
 def resize_map(values: np.ndarray, size: tuple[int, int], resize: str = "bilinear") -> np.ndarray:
-    """Resize an output map of a head, which is at the size of the network's input, such as to the size of the photo.
+    """Resize an output map of a head, which is at the size of the network's input, such as to the size of the image.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def _resized(values: np.ndarray, spec: MapFormat, size: tuple[int, int], most: i
     planes = values.reshape(-1, *values.shape[-2:])
     dtype = np.float32 if most is None else np.uint8 if most == 255 else np.uint16
     full = np.empty((len(planes), *size), dtype)
-    # one by one: the floats of a large photo are large
+    # one by one: the floats of a large image are large
     for plane, out in zip(planes, full):
         large = _plane(plane, size, spec.resize)
         out[:] = large if most is None else np.clip(np.rint(large * spec.scale), 0, most)

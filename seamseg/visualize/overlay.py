@@ -1,4 +1,4 @@
-"""Drawing of panoptic maps and boxes on photos: RGB uint8 arrays in, RGB uint8 arrays out; legends as HTML."""
+"""Drawing of panoptic maps and boxes on images: RGB uint8 arrays in, RGB uint8 arrays out; legends as HTML."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def draw_overlay(
     opacity: float = 0.5,
     outlined: bool = True,
 ) -> np.ndarray:
-    """Blend a photo with the colours of its panoptic map and outline the instances (docs/contract.md, section 1).
+    """Blend an image with the colours of its panoptic map and outline the instances (docs/contract.md, section 1).
 
     Parameters
     ----------
     photo : uint8 `H x W x 3`
-    result : panoptic map, resized to the photo if the sizes differ
+    result : panoptic map, resized to the image if the sizes differ
     palette : one row `r, g, b` per class, stuff first
     categories : class names, needed for `labels`
     labels : write class and score on each segment that is large enough
-    opacity : opacity of the colours, 0 (photo only) to 1 (colours only)
+    opacity : opacity of the colours, 0 (image only) to 1 (colours only)
     outlined : outline the instances
 
     Returns
@@ -61,7 +61,7 @@ def overlay_image(
     opacity: float = 0.5,
     outlined: bool = True,
 ) -> Image.Image:
-    """Return :func:`draw_overlay` as an image, which is drawn in bands: no second copy of a large photo is made."""
+    """Return :func:`draw_overlay` as an image, which is drawn in bands: no second copy of a large image is made."""
     if labels and categories is None:
         raise ValueError("draw_overlay: labels=True needs the categories")
     (height, width), draw = photo.shape[:2], _drawing(photo, result, palette, opacity, outlined)
@@ -99,7 +99,7 @@ def compose_overlay(
     palette: Palette,
     opacity: float = 0.5,
 ) -> np.ndarray:
-    """Blend a photo with the colours of an id map and outline instances in white.
+    """Blend an image with the colours of an id map and outline instances in white.
 
     With an opacity of one half, the result is bit-identical to that of the original's `test_panoptic.py` before JPEG
     compression.
@@ -107,7 +107,7 @@ def compose_overlay(
     Parameters
     ----------
     photo : uint8 `H x W x 3`
-    id_map : integer `h x w` segment ids, 0 void; resized to the photo by nearest neighbour if the sizes differ
+    id_map : integer `h x w` segment ids, 0 void; resized to the image by nearest neighbour if the sizes differ
     classes : class of each id, 255 for none; entry 0 is void
     instances : whether each id is outlined
     palette : one row `r, g, b` per class, black for void
@@ -169,8 +169,8 @@ def _write_labels(image: Image.Image, result: PanopticResult, palette: np.ndarra
 
 
 def _label_position(id_map: IdMap, segment: int, scale: np.ndarray) -> tuple[float, float]:
-    """Return the median row of a segment and the median column in it, in photo pixels."""
-    # row by row: a copy of the mask of a large photo is large
+    """Return the median row of a segment and the median column in it, in image pixels."""
+    # row by row: a copy of the mask of a large image is large
     counts = np.cumsum([np.count_nonzero(row == segment) for row in id_map])
     if not counts[-1]:
         return 0.0, 0.0
@@ -204,7 +204,7 @@ def draw_boxes(
     texts: Sequence[str] | None = None,
     width: int = 2,
 ) -> np.ndarray:
-    """Draw boxes on a photo, such as proposals, targets and detections.
+    """Draw boxes on an image, such as proposals, targets and detections.
 
     Parameters
     ----------

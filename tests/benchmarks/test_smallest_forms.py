@@ -75,7 +75,7 @@ SMALLEST: dict[str, tuple[str, str]] = {
         "--config toy_city_r18 --size 64x96 --clients 1 2 --batch-size 2 --requests 4 --rounds 1 --json OUT",
         r"calls +1 +\d(.|\n)*batch 2 +2 +\d",
     ),
-    "soak_predict": ("--images 12 --kills 1", r"every photo once"),
+    "soak_predict": ("--images 12 --kills 1", r"every image once"),
     "startup": ("--against HEAD --rounds 1 --json OUT", r"import seamseg +\d+ +\d+ +\d\.\d\d"),
     "throughput": (
         "plain torchvision --device cpu --size 64x96 --rounds 1 --photos 2 --workers 0 --config toy_city_r18 "

@@ -83,7 +83,7 @@ def test_files_and_their_report(city: Path) -> None:
 MISTAKES = [
     ("train my.in data", "my.in: no such config file; did you mean my.ini?"),
     ("train my.ini data --set body.weights=r50.pth", "[body] weights = r50.pth: no such file or run folder"),
-    ("predict runs/dmo photos out", "runs/dmo: no such model; did you mean runs/demo?"),
+    ("predict runs/dmo images out", "runs/dmo: no such model; did you mean runs/demo?"),
     ("predict runs/demo phots out", "phots: no such image, video, folder or list; did you mean photos?"),
     ("evaluate runs/dmo data", "runs/dmo: no such model; did you mean runs/demo?"),
     ("export runs/dmo x.onnx", "runs/dmo: no such model; did you mean runs/demo?"),
@@ -101,8 +101,8 @@ MISTAKES = [
 MISSING = [
     ("train timm.ini data", "timm", "[body] body = timm:resnet18: needs timm, which is not installed; {}[timm]'"),
     ("train my.ini data --pre-train hub/model.safetensors", "safetensors", "needs safetensors, which {}[hub]'"),
-    ("predict hf://user/city photos out", "huggingface_hub", "needs huggingface_hub, which is not installed; {}[hub]'"),
-    ("predict a.onnx photos out", "onnxruntime", "a.onnx: needs onnxruntime, which is not installed; {}[onnx]'"),
+    ("predict hf://user/city images out", "huggingface_hub", "needs huggingface_hub, which is not installed; {}[hub]'"),
+    ("predict a.onnx images out", "onnxruntime", "a.onnx: needs onnxruntime, which is not installed; {}[onnx]'"),
     ("evaluate a.onnx data --device openvino", "openvino", "a.onnx: needs openvino, which is not installed; {}"),
     ("export runs/demo x.onnx", "onnxscript", "x.onnx: needs onnxscript, which is not installed; {}[export]'"),
     ("convert-model runs/demo out", "safetensors", "needs safetensors, which is not installed; {}[hub]'"),

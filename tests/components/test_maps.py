@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("narrow", "imported")
 
 NAMES = ("edge", "vector", "best")
 SIZE = (64, 96)
-"""Of the photos, and of the input of the network."""
+"""Of the images, and of the input of the network."""
 
 
 @pytest.fixture(scope="module")

@@ -130,7 +130,7 @@ def test_a_crop_is_a_window_of_the_scaled_image(size, crop):
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("crop", [(49, 70), (30, 70), (50, 69), (50, 40)])
 def test_cut_states_where_the_photo_continues_beyond_the_crop(options, crop, on_device):
-    """Pixels state their place in the photo: a border of the crop that is none of the photo, flipped or not, is cut."""
+    """Pixels state their place in the image: a border of the crop that is none of the image, flipped or not, is cut."""
     _, mask, cat, crowd = scene((50, 70))
     places = Image.fromarray(np.stack([*np.mgrid[:50, :70], np.zeros((50, 70))], 2).astype(np.uint8))
     augmentation = AugmentationOptions(True, None, crop)

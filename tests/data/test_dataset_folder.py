@@ -176,7 +176,7 @@ def without_class(root):
 @pytest.mark.parametrize(
     ("spoil", "match"),
     [
-        (lambda root: (root / "img" / "im0.png").unlink(), r"img/im0: no photo .* \.png, \.jpg, \.jpeg"),
+        (lambda root: (root / "img" / "im0.png").unlink(), r"img/im0: no image .* \.png, \.jpg, \.jpeg"),
         (lambda root: (root / "msk" / "im0.png").unlink(), r"im0\.png: no mask of image 'im0'"),
         (lambda root: (root / "img" / "im0.png").write_bytes(b""), r"im0\.png: the file is empty"),
         (cut_mask, r"msk/im0\.png: (corrupt|not an)"),

@@ -174,5 +174,5 @@ def test_the_cpp_program_equals_predict(package, program, tmp_path, size, change
     found = [(label.split(" ", 1)[0], label.split(" ", 1)[1], int(area)) for label, _, area in lines]
     assert found == [(str(s.id), s.name, s.area) for s in wanted.segments]
     scores = [1.0 if s.score is None else s.score for s in wanted.segments]
-    # a pixel in many is rounded to another side than by Pillow when the photo is scaled
+    # a pixel in many is rounded to another side than by Pillow when the image is scaled
     assert [float(score) for _, score, _ in lines] == pytest.approx(scores, abs=1e-3)

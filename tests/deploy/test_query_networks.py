@@ -41,7 +41,7 @@ def annealed(family: str, folder: Path, **options: Any) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", EXPORTED)
 def test_maps_are_those_of_the_network(tmp_path: Path, family: str) -> None:
-    """In both engines, at the size of the photo, which the input of the network shows as a whole."""
+    """In both engines, at the size of the image, which the input of the network shows as a whole."""
     square = family.startswith("eomt")
     folder, file = annealed(family, tmp_path / "net"), tmp_path / "net.onnx"
     report = export_model(folder, file, ExportOptions(None if square else SIZE))
@@ -69,7 +69,7 @@ def test_maps_are_those_of_the_network(tmp_path: Path, family: str) -> None:
 
 @pytest.mark.slow
 def test_padding_is_masked(tmp_path: Path) -> None:
-    """What the padding contains does not matter; DETR attends to the photo only."""
+    """What the padding contains does not matter; DETR attends to the image only."""
     folder, file = annealed("detr", tmp_path / "net"), tmp_path / "net.onnx"
     export_model(folder, file, ExportOptions(SIZE))
     graph = onnx.load(file).graph
@@ -171,7 +171,7 @@ INPUTS = {"image": np.zeros((1, 3, 32, 48), np.uint8), "size": np.array([24, 48]
 
 
 def test_comparison() -> None:
-    """Of the class map within the photo, and of all values."""
+    """Of the class map within the image, and of all values."""
     generator = np.random.default_rng(0)
     outputs = {
         "class_logits": generator.normal(0, 3, (4, 6)).astype(np.float32),

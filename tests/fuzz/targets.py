@@ -63,7 +63,7 @@ MEMORY_BYTES = 1 << 30
 PICKLE_BYTES = 320 << 20
 """What `torch.load` may take for the smallest of files: the limit of the check, and some."""
 SIZE = (6, 8)
-"""Height and width of all photos and maps of `write_files`."""
+"""Height and width of all images and maps of `write_files`."""
 MOST_PIXELS = 1 << 20
 """Of a PNG."""
 Target = Callable[[bytes, Path], None]
@@ -197,7 +197,7 @@ def snapshot(data: bytes, folder: Path) -> None:
 
 
 def png(data: bytes, folder: Path) -> None:
-    """A PNG without checksums, see :func:`packed_png`: as a map that is scored, a mask and a photo.
+    """A PNG without checksums, see :func:`packed_png`: as a map that is scored, a mask and an image.
 
     The compiled reader and Pillow agree.
     """
@@ -225,7 +225,7 @@ def png(data: bytes, folder: Path) -> None:
 
 
 def image(data: bytes, folder: Path) -> None:
-    """An image of any format, as a map that is scored, a mask and a photo."""
+    """An image of any format, as a map that is scored, a mask and an image."""
     with suppress(Exception), open_pillow(io.BytesIO(data)) as opened:
         if opened.width * opened.height > MOST_PIXELS:
             return
@@ -309,7 +309,7 @@ def tar(data: bytes, folder: Path) -> None:
         _read_all(SourceTree(path))
     for item in Shard(str(path), "a", "a").items():
         if ".." in item.source.name.split("/"):
-            raise Violation(f"the photo {item.source.name!r} is outside of the folder")
+            raise Violation(f"the image {item.source.name!r} is outside of the folder")
         with refusing():
             item.open()
 
@@ -397,12 +397,12 @@ def label_studio(data: bytes, folder: Path) -> None:
 
 
 def labelme(data: bytes, folder: Path) -> None:
-    """The file of labelme of a photo."""
+    """The file of labelme of an image."""
     _polygons(data, folder, ".json")
 
 
 def yolo(data: bytes, folder: Path) -> None:
-    """The polygons of YOLO of a photo."""
+    """The polygons of YOLO of an image."""
     _polygons(data, folder, ".txt")
 
 

@@ -1,4 +1,4 @@
-"""Overlays and rows of PNGs: the C library and numpy give the same bytes, for a whole photo and for bands of it."""
+"""Overlays and rows of PNGs: the C library and numpy give the same bytes, for a whole image and for bands of it."""
 
 from unittest import mock
 
@@ -83,9 +83,9 @@ def test_rows_of_a_png(seed, size, mapped):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"photo": np.zeros((4, 5, 4), np.uint8)}, "photo must be"),
+        ({"photo": np.zeros((4, 5, 4), np.uint8)}, "image must be"),
         ({"ids": np.zeros((4, 5), np.int64)}, "ids must be"),
-        ({"ids": np.zeros((4, 6), np.int32)}, "6 columns and the photo 5"),
+        ({"ids": np.zeros((4, 6), np.int32)}, "6 columns and the image 5"),
         ({"rows": np.arange(1, 5)}, "rows must be from 0 to 3, got 1 to 4"),
         ({"columns": np.full(5, -1)}, "columns must be from 0 to 4"),
         ({"share": 257}, "share must be 0 to 256"),

@@ -1,4 +1,4 @@
-"""Anonymised photos: only coarse averages of a region remain, and nothing else changes."""
+"""Anonymised images: only coarse averages of a region remain, and nothing else changes."""
 
 import numpy as np
 import pytest

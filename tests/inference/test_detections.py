@@ -143,7 +143,7 @@ def test_overlay(result):
     assert plain[20, 25].tolist() == [125, 0, 62], "the object of higher score is on top"
     labelled = np.asarray(result.draw(black))
     assert (labelled != plain).any()
-    assert np.array_equal(np.asarray(result.draw()), labelled), "a black image without a photo"
+    assert np.array_equal(np.asarray(result.draw()), labelled), "a black image without an image"
     only = np.asarray(result.draw(black, classes="bus", labels=False))
     assert not only[..., 0].any()
     assert np.asarray(result.draw(black, labels=False, opacity=0))[20, 35].tolist() == [0, 0, 0]
@@ -151,7 +151,7 @@ def test_overlay(result):
         result.draw(black, opacity=2)
     with pytest.raises(InputError, match="H x W x 3 uint8"):
         result.draw(black[..., 0])
-    # a photo of another size
+    # an image of another size
     large = np.asarray(result.draw(np.zeros((120, 180, 3), np.uint8), labels=False))
     assert (large[40, 70].tolist(), large[30, 70].tolist()) == ([125, 0, 0], [250, 0, 0])
     assert result.draw(Image.new("RGB", (3, 2))).size == (3, 2)
@@ -202,5 +202,5 @@ def test_the_photo_is_kept_and_anonymised(result):
     assert not changed[50:, 50:].any()
     boxes = np.asarray(kept.with_photo(photo, prediction(masks=False)).anonymize("car"))
     assert (np.asarray(photo)[40:58, 80:88] != boxes[40:58, 80:88]).any(), "without masks the whole box"
-    with pytest.raises(InputError, match="no photo to anonymise"):
+    with pytest.raises(InputError, match="no image to anonymise"):
         result.anonymize("bus")

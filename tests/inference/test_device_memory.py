@@ -1,4 +1,4 @@
-"""Photos of any size in tiles, if requested or needed; out-of-memory errors of all libraries."""
+"""Images of any size in tiles, if requested or needed; out-of-memory errors of all libraries."""
 
 import errno
 import json
@@ -298,7 +298,7 @@ def test_a_cpu_without_enough_memory(tmp_path):
     whole, limited = found["ray"]["errors"]
     assert (whole, limited[::2], found["ray"]["same"]) == (["", "", ""], ["", ""], [True, False, True])
     assert limited[1].startswith(f"cpu: {short}: ")
-    refused = [413, "photo: not enough memory for its size: send a smaller one"]
+    refused = [413, "image: not enough memory for its size: send a smaller one"]
     assert found["serve"] == {"answers": [200, 200, refused, [200, None], refused, [200, None], 200], "alive": True}
     large = (
         f"seamseg export: {tmp_path / 'run' / 'large.onnx'}: not enough memory for this input: choose a smaller --size"

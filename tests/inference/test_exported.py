@@ -66,7 +66,7 @@ def test_panoptic_maps_are_those_of_the_fusion(tmp_path, room, device):
     kept = result.prediction.semantic.copy()
     found = model.predict([np.ascontiguousarray(scene(SIZE)[::-1]), scene(SIZE)])
     assert np.array_equal(found[1].id_map, result.id_map)
-    assert np.array_equal(result.prediction.semantic, kept), "results stay when the next photo is predicted"
+    assert np.array_equal(result.prediction.semantic, kept), "results stay when the next image is predicted"
 
 
 @pytest.mark.parametrize("device", ["auto", "openvino"])
@@ -105,7 +105,7 @@ def test_other_kinds(tmp_path):
     ("scale", "crop", "size"), [(256, 224, (428, 640)), (64, 64, (107, 160)), (-1, 28, (25, 21)), (-1, 28, (17, 40))]
 )
 def test_classifiers_take_the_pixels_of_the_validation(tmp_path, monkeypatch, scale, crop, size, orientation):
-    """Exactly those, of the upright photo, as `classify validate --set training.upright=yes`."""
+    """Exactly those, of the upright image, as `classify validate --set training.upright=yes`."""
     exif = Image.Exif()
     exif[0x0112] = orientation
     pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
@@ -330,9 +330,9 @@ def test_without_torch(tmp_path):
     for kind in FORMATS:
         exported = record("panoptic", (96, 160), query_classes=QUERY_CLASSES) if kind == "queries" else record(kind)
         write_network(tmp_path / f"{kind}.onnx", exported)
-    commands = [f"predict {k}.onnx photos out/{k} --format {f} --workers 2" for k, f in FORMATS.items()]
-    commands += ["predict panoptic.onnx photos out/private --anonymize person --quiet"]
-    commands += ["predict panoptic.onnx photos out/raw --format raw --quiet"]
+    commands = [f"predict {k}.onnx images out/{k} --format {f} --workers 2" for k, f in FORMATS.items()]
+    commands += ["predict panoptic.onnx images out/private --anonymize person --quiet"]
+    commands += ["predict panoptic.onnx images out/raw --format raw --quiet"]
     environment = {**os.environ, "PYTHONPATH": str(Path(seamseg.__file__).parents[1])}
     command = [sys.executable, "-c", PROGRAM, ",".join(FORMATS)]
     done = subprocess.run(
@@ -342,7 +342,7 @@ def test_without_torch(tmp_path):
     assert done.stdout.startswith("panoptic {'road': 1")
     assert done.stdout.split("\n")[4:-1] == [*"000002"], done.stderr
     assert "format raw holds tensors" in done.stderr
-    assert done.stderr.count("3 photos in out/") == 4
+    assert done.stderr.count("3 images in out/") == 4
     assert len(list((tmp_path / "out/panoptic/panoptic").glob("*.png"))) == 3
     assert len(json.loads((tmp_path / "out/panoptic/panoptic.json").read_text())["annotations"]) == 3
     assert np.array_equal(np.asarray(Image.open(tmp_path / "out/semantic/a.png")), scene(SIZE)[..., 0])

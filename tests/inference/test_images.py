@@ -122,7 +122,7 @@ def config(shortest=64, longest=128):
 @pytest.mark.parametrize(
     ("size", "expected"),
     [
-        ((640, 480), (64, 85)),  # an ordinary photo: as the original
+        ((640, 480), (64, 85)),  # an ordinary image: as the original
         ((600, 200), (64, 192)),  # beyond longest_max_size, below 4 x shortest: as the original
         ((20000, 500), (6, 256)),  # a panorama: 4 x shortest
         ((1, 1), (64, 64)),

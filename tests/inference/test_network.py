@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("narrow")
 
 @pytest.fixture
 def photos(micro, tmp_path):
-    """Photos of the network's size, and of two others."""
+    """Images of the network's size, and of two others."""
     street = Image.open(micro / "img" / "val0.png")
     for number, size in enumerate([(96, 64), (200, 140), (70, 90)]):
         street.resize(size).save(tmp_path / f"{number}.png")

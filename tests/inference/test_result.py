@@ -108,7 +108,7 @@ def test_notebook(result, tmp_path):
     assert "12.5 %" in page
     assert Image.open(BytesIO(empty(1000, 4000)._repr_png_())).size == (1024, 256)
     gone = Panoptic.of(bare(), CITY, tmp_path / "gone.jpg")
-    assert "<img" in gone._repr_html_(), "a photo that has moved must not break a notebook"
+    assert "<img" in gone._repr_html_(), "an image that has moved must not break a notebook"
     with pytest.raises(InputError, match=r"gone\.jpg"):
         gone.draw()
     Image.new("RGB", (10, 10)).save(tmp_path / "a.png")

@@ -51,8 +51,8 @@ def test_a_broken_photo_fills_its_error_only(actor, photos, tmp_path):
     rows = rows_of(actor({"path": names, "bytes": np.array(values, object)}))
     assert [row["path"] for row in rows] == list("abcdef")
     assert [bool(row["error"]) for row in rows] == [False, True, False, True, True, False]
-    assert rows[1]["error"].startswith("photo: ")
-    assert rows[4]["error"] == "no photo"
+    assert rows[1]["error"].startswith("image: ")
+    assert rows[4]["error"] == "no image"
     for k in (1, 3, 4):
         found = {name: rows[k][name] for name in ("panoptic_png", "segments_info", "height", "width")}
         assert found == {"panoptic_png": b"", "segments_info": "[]", "height": 0, "width": 0}
@@ -119,7 +119,7 @@ class Narrow(PanopticActor):
             super().__init__(**options)
 
 ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)  # two for the actors, the others read
-photos = ray.data.read_binary_files(sys.argv[2], include_paths=True)
+images = ray.data.read_binary_files(sys.argv[2], include_paths=True)
 made = photos.map_batches(
     Narrow, fn_constructor_kwargs={"model": sys.argv[1], "device": "cpu", "min_stuff_area": 0}, batch_size=2,
     compute=ray.data.ActorPoolStrategy(size=2), num_cpus=1,
@@ -146,7 +146,7 @@ def test_a_local_ray(micro_run, photos, actor, tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     rows = {Path(row["path"]).stem: row for row in json.loads(done.stdout.splitlines()[-1])}
     assert len(rows) == len(photos) + 1
-    assert rows["broken"]["error"].startswith("photo: ")
+    assert rows["broken"]["error"].startswith("image: ")
     for photo in photos:
         row = {**rows[photo.stem], "panoptic_png": bytes.fromhex(rows[photo.stem]["panoptic_png"])}
         assert row["error"] == ""

@@ -102,7 +102,7 @@ def test_wrong_bodies():
 
 
 class TestVistas:
-    """The network of `wide_resnet38_deeplab_vistas.pth.tar` on the golden photo."""
+    """The network of `wide_resnet38_deeplab_vistas.pth.tar` on the golden image."""
 
     pytestmark = pytest.mark.slow
 

@@ -1,4 +1,4 @@
-"""Bad photos of every kind between good ones: each is one line and exit code 1, and all others are done."""
+"""Bad images of every kind between good ones: each is one line and exit code 1, and all others are done."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ CONTENTS = {
     "damaged.png": photo()[:48],
     "script.jpg": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
 }
-"""Contents that are no photos, by the name of the file."""
+"""Contents that are no images, by the name of the file."""
 
 
 def write_folder(root: Path) -> tuple[Path, set[str], list[str]]:
-    """A folder of photos; the names of the good ones, and a part of the line of each bad one."""
+    """A folder of images; the names of the good ones, and a part of the line of each bad one."""
     folder, bad = root / "photos", list(CONTENTS)
     folder.mkdir()
     for name, content in CONTENTS.items():
@@ -88,7 +88,7 @@ def sparse(name: str) -> bytes:
 
 
 def write_shard(root: Path) -> tuple[Path, set[str], list[str]]:
-    """A tar file of photos; see :func:`write_folder`."""
+    """A tar file of images; see :func:`write_folder`."""
     good, bad, parts = set(), list(CONTENTS), []
     for number, (name, content) in enumerate(CONTENTS.items()):
         parts += [member(f"{number}.png", photo()), member(name, content)]
@@ -128,7 +128,7 @@ def test_each_bad_photo_is_a_line(
     if "cvat" in formats:  # its list has a name a line, in UTF-8
         unlisted = {name for name in good if not name.isascii() or "\n" in name}
         good, bad = good - unlisted, [*bad, *(one_line(Path(name).name) for name in unlisted)]
-    # an overlay is a file where that of another photo needs a folder: one of the two is done
+    # an overlay is a file where that of another image needs a folder: one of the two is done
     clash = {name for name in good if target == "out" and "overlay" in formats and name.endswith(("zz", "zz.jpg/b"))}
     out = target if "://" in target else str(tmp_path / target)
     words = ("--format", formats, "--workers", workers, "--device", "cpu", "--quiet")

@@ -1,4 +1,4 @@
-"""Processes that decode photos are killed: the photo is reported, and the run continues."""
+"""Processes that decode images are killed: the image is reported, and the run continues."""
 
 import json
 import os
@@ -69,7 +69,7 @@ def test_a_photo_that_kills_its_decoder_twice_is_skipped(
     assert left["name"] == "d"
     assert left["relative"] == "d.png"
     assert "SIGKILL" in left["reason"]
-    # without the kills the same command processes the missing photo
+    # without the kills the same command processes the missing image
     monkeypatch.undo()
     assert run(seamseg_main, micro_run, photos, tmp_path) == 0
     assert done(tmp_path) == list("abcdefg")
@@ -81,7 +81,7 @@ def test_full_shared_memory_ends_the_run_with_advice(micro_run, photos, tmp_path
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert "d.png" in error
     assert "enlarge /dev/shm" in error
-    # finished photos are kept
+    # finished images are kept
     monkeypatch.undo()
     assert run(seamseg_main, micro_run, photos, tmp_path) == 0
     assert done(tmp_path) == list("abcdefg")

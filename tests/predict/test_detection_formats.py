@@ -50,7 +50,7 @@ def kind(request):
 
 @pytest.fixture(scope="module")
 def photos(micro, tmp_path_factory):
-    """Three photos on three levels of folders."""
+    """Three images on three levels of folders."""
     folder = tmp_path_factory.mktemp("photos")
     (folder / "a" / "b").mkdir(parents=True)
     street = Image.open(micro / "img" / "val0.png")

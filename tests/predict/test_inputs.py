@@ -1,4 +1,4 @@
-"""Inputs of `predict` other than folders of photos: lists, shards, videos, URLs; and errors in them."""
+"""Inputs of `predict` other than folders of images: lists, shards, videos, URLs; and errors in them."""
 
 import gzip
 import io

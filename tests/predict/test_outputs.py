@@ -1,4 +1,4 @@
-"""`predict` to a URL and to tar shards: the outputs are those of a folder, each photo once, whatever fails."""
+"""`predict` to a URL and to tar shards: the outputs are those of a folder, each image once, whatever fails."""
 
 import gc
 import io
@@ -115,7 +115,7 @@ def test_shards_get_the_outputs_of_a_folder(micro_run, photos, tmp_path, seamseg
         about = json.loads(packed[f"{key}.json"])
         assert about["name"] == name
         assert about["segments_info"] == annotations[name]["segments_info"]
-    # the files of a photo are adjacent
+    # the files of an image are adjacent
     with tarfile.open(fileobj=io.BytesIO(found["part-000.tar"])) as archive:
         order = [n.rpartition("/")[2].partition(".")[0] for n in archive.getnames()]
     assert [order[k : k + 3] for k in range(0, len(order), 3)] == [[k] * 3 for k in order[::3]]
@@ -170,7 +170,7 @@ def test_missing_new_or_changed_photos_are_processed(micro_run, photos, tmp_path
                 f"{key_of(name)}.json" for name in names
             )
         assert not [name for name in found if "rank" in name or "partial" in name]
-        return int(re.findall(r"(\d+) photos? in ", capsys.readouterr().err)[0]), names
+        return int(re.findall(r"(\d+) images? in ", capsys.readouterr().err)[0]), names
 
     assert again("--limit", "2") == (2, NAMES[:2])
     assert again() == (2, NAMES)
@@ -258,7 +258,7 @@ def test_a_signal_ends_a_run_gracefully(micro_run, photos, tmp_path, seamseg_mai
         gc.enable()
     last = capsys.readouterr().err.splitlines()[-1]
     assert last == "seamseg predict: interrupted; re-run the same command to resume"
-    # photos that were written are in a shard; the second may have been in the network only
+    # images that were written are in a shard; the second may have been in the network only
     written = len(lines((tmp_path / "out" / "predictions.rank0.000001.jsonl").read_bytes()))
     assert written in (1, 2)
     done = len(seen)
@@ -286,7 +286,7 @@ def test_a_full_disk_while_a_shard_is_made(micro_run, photos, tmp_path, seamseg_
 
 
 def test_unreadable_photos_have_a_line_and_are_retried(micro_run, photos, seamseg_main, memory):
-    (photos / "a.png").write_bytes(b"no photo")
+    (photos / "a.png").write_bytes(b"no image")
     words = ("predict", micro_run, photos, "memory://b/p-%d.tar", *CPU)
     for _ in range(2):
         assert seamseg_main(*words) == 1
@@ -298,7 +298,7 @@ def test_photos_and_outputs_at_one_url(micro_run, photos, seamseg_main, memory, 
     memory.pipe("/b/city/a.png", (photos / "a.png").read_bytes())
     assert seamseg_main("predict", micro_run, "memory://b/city", "memory://b/city", *CPU) == 2
     assert "contains only outputs of `predict`" in capsys.readouterr().err
-    # outputs below the photos are not searched
+    # outputs below the images are not searched
     for _ in range(2):
         assert seamseg_main("predict", micro_run, "memory://b/city", "memory://b/city/out/", *CPU) == 0
         assert len(lines(content_of_url("memory://b/city/out")["predictions.jsonl"])) == 1
@@ -310,6 +310,6 @@ def test_a_run_with_too_few_shard_numbers_can_be_resumed(micro_run, photos, tmp_
             tar.add(photos / "a.png", f"{name}.png")
     words = ("predict", micro_run, tmp_path / "in.tar", *CPU, "--shard-photos", "1")
     assert seamseg_main(*words, tmp_path / "out" / "p-{1..2}.tar") == 1
-    assert "more photos than shards; re-run the same command with a larger last number" in capsys.readouterr().err
+    assert "more images than shards; re-run the same command with a larger last number" in capsys.readouterr().err
     assert seamseg_main(*words, tmp_path / "out" / "p-{1..9}.tar") == 0
     assert sorted(p.name for p in (tmp_path / "out").glob("*.tar")) == ["p-1.tar", "p-2.tar", "p-3.tar"]

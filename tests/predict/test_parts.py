@@ -131,7 +131,7 @@ def test_parts_and_their_merge_equal_one_run(micro_run, photos, tmp_path, seamse
     assert files(tmp_path / "out") == files(tmp_path / "whole")
     assert lines(tmp_path / "out") == lines(tmp_path / "whole")
     assert [line["name"] for line in lines(tmp_path / "out")[1:]] == NAMES
-    # then any division may add photos to it, and skips what is done
+    # then any division may add images to it, and skips what is done
     Image.new("RGB", (48, 32)).save(photos / "9.png")
     for part in ("1/2", "2/2"):
         assert predict("out", "--part", part) == 0

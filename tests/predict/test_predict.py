@@ -1,4 +1,4 @@
-"""Prediction through the Python API and the command: formats, options, and unreadable or unusual photos."""
+"""Prediction through the Python API and the command: formats, options, and unreadable or unusual images."""
 
 import json
 import re
@@ -28,7 +28,7 @@ CPU = ("--device", "cpu", "--workers", "0")
 
 @pytest.fixture(scope="module")
 def photos(micro, tmp_path_factory):
-    """Photos in two folders: equal names, several formats and sizes, one broken, one empty, and one other file."""
+    """Images in two folders: equal names, several formats and sizes, one broken, one empty, and one other file."""
     folder = tmp_path_factory.mktemp("photos")
     street = Image.open(micro / "img" / "val0.png")
     (folder / "sub").mkdir()
@@ -39,7 +39,7 @@ def photos(micro, tmp_path_factory):
     Image.new("RGB", (1, 1), (10, 200, 30)).save(folder / "dot.png")
     (folder / "broken.jpg").write_bytes((folder / "street.jpg").read_bytes()[:200])
     (folder / "empty.png").write_bytes(b"")
-    (folder / "readme.txt").write_text("not a photo")
+    (folder / "readme.txt").write_text("not an image")
     return folder
 
 
@@ -69,7 +69,7 @@ def test_formats_of_annotation_tools(micro_run, micro, tmp_path, seamseg_main, c
     assert predict(seamseg_main, micro_run, micro / "img", tmp_path / "s" / "p-%d.tar", *words) == 0
     with tarfile.open(tmp_path / "s" / "p-0.tar") as archive:
         assert sum(name.endswith(".labelstudio.json") for name in archive.getnames()) == 2
-    # a photo in a shard has no address that Label Studio could show
+    # an image in a shard has no address that Label Studio could show
     with tarfile.open(tmp_path / "photos.tar", "w") as archive:
         archive.add(next((micro / "img").glob("*.*")), "1.png")
     capsys.readouterr()
@@ -83,7 +83,7 @@ def test_all_formats(micro_run, photos, tmp_path, seamseg_main, capsys):
     assert predict(seamseg_main, micro_run, photos, out, "--format", "overlay,coco,raw") == 1
     errors = capsys.readouterr().err
     assert "readme.txt" not in errors
-    assert "5 photos in" in errors
+    assert "5 images in" in errors
     assert "2 could not be read" in errors
     expected = [f"{n}.jpg" for n in GOOD] + [f"{n}.pth.tar" for n in GOOD] + [f"panoptic/{n}.png" for n in GOOD]
     assert written(out) == sorted([*expected, "panoptic.json", "predictions.jsonl"])
@@ -137,11 +137,11 @@ def test_batches_and_workers_change_nothing(micro_run, micro, tmp_path, seamseg_
     ("words", "message"),
     [
         (("{run}", "{photos}", "no://bucket/out"), "no://bucket/out: fsspec cannot read this URL"),
-        (("{run}", "{photos}", "{photos}/tall.png"), "tall.png: looks like a photo; the last argument must be"),
+        (("{run}", "{photos}", "{photos}/tall.png"), "tall.png: looks like an image; the last argument must be"),
         (("{run}", "{photos}", "{photos}/readme.txt"), "the output must be a folder, this is a file"),
         (("{run}", "{photos}", ""), "OUT is empty"),
         (("{run}", "{photos}", "{out}", "--shortest-size", "100000"), "100000 x 100000 pixels or more"),
-        (("{run}", "{photos}/street.jpg", "{photos}"), "would overwrite an input photo"),
+        (("{run}", "{photos}/street.jpg", "{photos}"), "would overwrite an input image"),
         (("{run}", "{photos}", "{out}", "--tiles", "7"), "--tiles 7: too small"),
         (("{run}", "{photos}", "{out}", "--tiles", "many"), "auto, off or a side"),
         (
@@ -156,7 +156,7 @@ def test_batches_and_workers_change_nothing(micro_run, micro, tmp_path, seamseg_
         (("{run}", "{photos}", "{out}/p-{{3..1}}.tar"), "the last number of the shards is below the first"),
         (
             ("{run}", "{photos}", "{out}/p-{{0..1}}.tar", "--shard-photos", "1"),
-            "7 photos do not fit into 2 shards of 1; raise --shard-photos",
+            "7 images do not fit into 2 shards of 1; raise --shard-photos",
         ),
         (
             ("{run}", "{photos}", "{out}/p-%d.tar", "--format", "coco,vistas,cvat"),
@@ -242,7 +242,7 @@ def test_a_cpu_computes_several_small_photos_at_a_time(small, monkeypatch):
 
 
 def test_several_photos_at_a_time_give_the_same_files_and_scores(small, micro_run, micro, tmp_path, seamseg_main):
-    """The fixture `small` has the commands compute three photos at a time."""
+    """The fixture `small` has the commands compute three images at a time."""
     for out, threads in (("many", 3), ("one", 1)):
         torch.get_num_threads = lambda threads=threads: threads
         words = ("predict", micro_run, micro / "img", tmp_path / out, "--format", "overlay,coco", "--workers", "0")

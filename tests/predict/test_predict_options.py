@@ -51,7 +51,7 @@ def test_preview_is_half_as_large(micro_run, micro):
 
 
 def photo_with_secrets(path):
-    """Write a rotated photo with place, camera, comment and colour profile."""
+    """Write a rotated image with place, camera, comment and colour profile."""
     exif = Image.Exif()
     exif[0x0112], exif[0x010F] = 6, "SecretCamera"
     exif.get_ifd(0x8825)[1] = "N"
@@ -118,7 +118,7 @@ EMPTY = PanopticResult(np.zeros((80, 120), np.int32), [])
 
 
 def test_objects_that_the_map_omits_are_hidden():
-    """Classes: 0 is stuff, 1 and 2 are things; the photo is twice as large as the network's input."""
+    """Classes: 0 is stuff, 1 and 2 are things; the image is twice as large as the network's input."""
     found = hidden(private_regions(EMPTY, seen(), [1], 1))
     assert found[30:50, 70:110].all()
     assert not found[:, :55].any()

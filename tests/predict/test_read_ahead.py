@@ -1,4 +1,4 @@
-"""The bytes of decoded photos that wait are limited, and the limit never blocks a run."""
+"""The bytes of decoded images that wait are limited, and the limit never blocks a run."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""Resumed runs: finished photos are kept, new or changed ones are processed, folders of other runs are refused."""
+"""Resumed runs: finished images are kept, new or changed ones are processed, folders of other runs are refused."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def test_photos_without_instances_are_done(micro_run, photos, tmp_path, seamseg_
     assert (out / "vistas" / "instances" / "a.txt").read_bytes() == b""
     assert "nothing was found" not in capsys.readouterr().err  # stuff was
     assert seamseg_main(*words, *options) == 0
-    assert "0 photos in" in (text := capsys.readouterr().err)
+    assert "0 images in" in (text := capsys.readouterr().err)
     assert "nothing was found" not in text
     assert "3 were there already" in text
     (out / "vistas" / "labels" / "b.png").write_bytes(b"")
@@ -43,7 +43,7 @@ def test_photos_without_instances_are_done(micro_run, photos, tmp_path, seamseg_
 def test_nothing_found(micro_run, photos, tmp_path, seamseg_main, capsys):
     words = ("predict", micro_run, photos, tmp_path / "out", "--device", "cpu", "--workers", "0")
     assert seamseg_main(*words, "--score-threshold", "1", "--min-area", "1000000") == 0
-    assert capsys.readouterr().err.endswith("nothing was found in 3 of 3 photos; --score-threshold is 1\n")
+    assert capsys.readouterr().err.endswith("nothing was found in 3 of 3 images; --score-threshold is 1\n")
 
 
 def test_the_manifest_has_the_actual_precision(micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys):
@@ -85,5 +85,5 @@ def test_killed_and_resumed(tmp_path, out):
     environment = {**os.environ, "PYTHONPATH": str(root), "TMPDIR": str(tmp_path)}
     done = subprocess.run(list(map(str, words)), env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "every photo once" in done.stdout
+    assert "every image once" in done.stdout
     assert "kills: 2" in done.stdout

@@ -1,4 +1,4 @@
-"""Which photos are found, and the names of their outputs."""
+"""Which images are found, and the names of their outputs."""
 
 import os
 from functools import partial
@@ -63,7 +63,7 @@ def test_outputs_inside_the_folder_are_not_inputs(tree):
     (tree / "out" / "old.jpg").touch()
     assert "out/old" not in names(find_sources(tree, tree / "out"))
     assert "out/old" in names(find_sources(tree))
-    # those above the photos hide none of them
+    # those above the images hide none of them
     assert names(find_sources(tree, tree.parent)) == names(find_sources(tree))
     assert names(find_sources(f"{tree}/**/*.png", tree.parent)) == ["a", "sub/a"]
     assert names(find_sources(f"{tree}/*.JPG", tree)) == ["b"]
@@ -96,7 +96,7 @@ def test_missing_inputs(tmp_path, inputs, message):
 def test_photos_are_not_overwritten(tree):
     sources = find_sources(tree)
     refuse_overwriting(sources, [Path("elsewhere/a.jpg")])
-    with pytest.raises(InputError, match=r"a\.jpg: this output would overwrite an input photo"):
+    with pytest.raises(InputError, match=r"a\.jpg: this output would overwrite an input image"):
         refuse_overwriting(sources, [tree / "sub" / ".." / "a.jpg"])
 
 

@@ -52,7 +52,7 @@ def scene(seed, size=(40, 56)):
 
 @pytest.fixture
 def written(tmp_path):
-    """Photos in two folders with the same file names, and both formats."""
+    """Images in two folders with the same file names, and both formats."""
     results = {}
     writers = make_writers(["cvat", "labelstudio"], tmp_path, CLASSES)
     records = []
@@ -242,7 +242,7 @@ def test_stuff_gets_the_pixels_that_no_thing_covers(tmp_path):
     [
         ({"annotations": []}, r"not tasks of Label Studio \(KeyError: 'data'\)"),
         ({"regions": [{"value": {"rle": 20_000_000_000, "brushlabels": ["car"]}}]}, "not tasks of Label Studio"),
-        ({"data": {"image": "b.jpg"}}, "task: 'b.jpg' is not among the 1 photos in"),
+        ({"data": {"image": "b.jpg"}}, "task: 'b.jpg' is not among the 1 images in"),
         ({"regions": [region("tram", box(0, 0, 1, 1))]}, "the label 'tram' is not in the class list"),
         ({"regions": [region("car", np.ones((3, 3), bool))]}, "a region of .*a.jpg: its RLE has 36 values"),
         ({"regions": [{**region("car", box(0, 0, 1, 1)), "image_rotation": 90}]}, "on a rotated image"),

@@ -81,7 +81,7 @@ def test_unreadable_files(data):
         "msk/im0.png: no mask of image 'im0'",
         "img/im1.png: corrupt image",
         "msk/im1.png: not an image",
-        "img/im2: no photo of image 'im2'",
+        "img/im2: no image of image 'im2'",
     ]
     assert all(message.startswith(start) for message, start in zip(found(data), starts, strict=True))
 
@@ -141,7 +141,7 @@ def test_files_of_others_and_photos_twice(data):
     (data / "img" / "im3.png").write_bytes((data / "img" / "im1.png").read_bytes())
     # within a split it may be intended
     (data / "img" / "im2.png").write_bytes((data / "img" / "im1.png").read_bytes())
-    assert found(data, False) == ["img: the photo of 'im3' (val) is that of 'im1' (train)"]
+    assert found(data, False) == ["img: the image of 'im3' (val) is that of 'im1' (train)"]
     photo(data / "img" / "other.jpg")
     picture(data / "msk" / "x.png", np.zeros((2, 2)))
     (data / ".prepare").mkdir()

@@ -86,7 +86,7 @@ def with_label(value):
     [
         (lambda raw: raw.rename(raw.with_name("moved")), {}, "raw: no such folder or archive"),
         (lambda raw: shutil.rmtree(raw / "gtFine"), {}, "raw: 0 images found; expected leftImg8bit/"),
-        (without_photo, {}, r"ulm_\w+\.png: no such photo; 1 of 2 annotations of train lack their photo"),
+        (without_photo, {}, r"ulm_\w+\.png: no such image; 1 of 2 annotations of train lack their image"),
         (lambda raw: None, {"splits": ["test"]}, "no Cityscapes split has the name 'test'; choose among train, val"),
         *((with_label(value), {}, rf"Ids\.png: {value} is not a Cityscapes instance id") for value in (34, 99, 34000)),
     ],

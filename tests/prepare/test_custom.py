@@ -73,11 +73,11 @@ def test_inconsistent_folders(raw):
     assert_folders_fail(raw, r"labels/sub/a\.png: value 3 has no class; add it to the class list")
     assert_folders_fail(raw, r"none: no such folder or archive \(labels\)", (photos, str(raw / "none"), numbers))
     (raw / "empty").mkdir()
-    assert_folders_fail(raw, "empty: 0 photos found for train", (str(raw / "empty"), labels))
-    assert_folders_fail(raw, r"0 of 1 photos have labels .*the first photo is sub/a", (photos, str(raw / "empty")))
+    assert_folders_fail(raw, "empty: 0 images found for train", (str(raw / "empty"), labels))
+    assert_folders_fail(raw, r"0 of 1 images have labels .*the first image is sub/a", (photos, str(raw / "empty")))
     assert_folders_fail(raw, "`divisor=1`: must be 2 or more", divisor=1)
     assert_folders_fail(raw, "omit the folder of instances", divisor=9)
-    assert_folders_fail(raw, r"photos: 0 instance images \(\.png\) found for train", (photos, labels, photos))
+    assert_folders_fail(raw, r"images: 0 instance images \(\.png\) found for train", (photos, labels, photos))
     picture(raw / "other" / "b.png", np.zeros((8, 12)))
     assert_folders_fail(raw, "has labels, but no instance image", (photos, labels, str(raw / "other")))
 
@@ -191,7 +191,7 @@ def test_other_invalid_instances(coco):
     picture(coco / "labels" / "a.png", np.full((8, 12), 77))
     assert_instances_fail(coco, r"labels/a\.png: value 77 has no class")
     (coco / "photos" / "a.jpg").unlink()
-    assert_instances_fail(coco, "lists 'a.jpg', but it is not among the 1 photos")
+    assert_instances_fail(coco, "lists 'a.jpg', but it is not among the 1 images")
     assert_instances_fail(coco, "not COCO instances", lambda c: c["annotations"][0].pop("segmentation"))
 
 

@@ -110,8 +110,8 @@ def test_folders_of_classes_colours_similar_names_and_background(raw):
     picture(raw / "labels" / "b_car_8.png", box(0, 1, 4, 8, 1))
     photo(raw / "photos" / "c.jpg")
     messages = prepare(raw)
-    assert messages[0] == "1 masks without a photo, skipped"
-    assert "1 photo without labels, skipped" in messages[1]
+    assert messages[0] == "1 masks without an image, skipped"
+    assert "1 image without labels, skipped" in messages[1]
     assert segments(raw / "out", "a") == [("background", 0, 90), ("car", 0, 2), ("car", 0, 4)]
     assert segments(raw / "out", "a_car") == [("background", 0, 93), ("car", 0, 3)]
     assert DatasetFolder(raw / "out").metadata.palette[1] == (0, 0, 0)
@@ -195,7 +195,7 @@ def test_labelme(raw, folder):
         ([shape("car", [[0, 0], [9e6, 0], [0, 9]])], {}, "shape 1: a corner is more than 192 pixels away"),
         ([shape("car", kind="mask", mask="aaaa")], {}, "shape 1: "),
         ([shape("car", kind="mask", mask=encoded(np.ones((9, 2), bool)))], {}, "its mask of 2 x 9 pixels exceeds"),
-        ([shape("car")], {"imageWidth": 9}, r"is of a photo of 9 x 8 pixels .* has 12 x 8"),
+        ([shape("car")], {"imageWidth": 9}, r"is of an image of 9 x 8 pixels .* has 12 x 8"),
         ([], {"shapes": 3}, "not a file of labelme"),
     ],
 )
@@ -211,7 +211,7 @@ def yolo(raw, text, name="a"):
 
 def test_yolo(raw):
     yolo(raw, "0 0 0 0.5 0 0.5 0.5 0 0.5\n\n5 0 0 1.001 0 1 1 0 1\n9 0 0 1 0 1 1 0 1\n1 0 0 .25 0 .25 .25 0 .25\n")
-    # a name of several dots, and a photo without objects
+    # a name of several dots, and an image without objects
     photo(raw / "photos" / "b.rf.1.jpg")
     yolo(raw, "", "b.rf.1")
     assert prepare(raw) == []
@@ -256,7 +256,7 @@ def test_pascal_voc(raw):
     (lists / "empty.txt").write_text("\n")
     with pytest.raises(InputError, match=r"empty\.txt: lists no image"):
         prepare(raw, "SegmentationClass", split="empty")
-    with pytest.raises(InputError, match=r"other\.txt: lists 'c', but it is not among the photos in .*photos"):
+    with pytest.raises(InputError, match=r"other\.txt: lists 'c', but it is not among the images in .*photos"):
         prepare(raw, "SegmentationClass", split="other")
 
 

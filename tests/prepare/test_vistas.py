@@ -118,7 +118,7 @@ def test_version_2_and_default_version(raw, tmp_path):
     prepare_vistas(raw, tmp_path / "one", options=ConversionOptions(log=messages.append))
     assert segments(tmp_path / "one", "a") == EXPECTED
     assert "labels of versions 1.2 and 2.0; using 1.2, as none is named" in messages[0]
-    assert any("1 photos without PNG in training/v1.2/instances, skipped" in line for line in messages)
+    assert any("1 images without PNG in training/v1.2/instances, skipped" in line for line in messages)
     prepare_vistas(raw, tmp_path / "two", "2.0")
     assert segments(tmp_path / "two", "a") == [("bus", 0, 96)]
 
@@ -167,7 +167,7 @@ def without(name):
         (without("config.json"), {"version": "3"}, r"there is no Vistas version '3'"),
         (without("training/instances/a.png"), {}, r"raw: 0 images found; expected training/images/\*\.jpg"),
         (lambda raw: None, {"splits": ["test"]}, "no Vistas split has the name 'test'"),
-        (without("training/images/a.JPG"), {}, r"a\.jpg: no such photo; 1 of 1 annotations of training lack"),
+        (without("training/images/a.JPG"), {}, r"a\.jpg: no such image; 1 of 1 annotations of training lack"),
         (filled(4, np.uint8), {}, r"a\.png: not 16 bits per pixel; is it from labels/"),
         (filled(5 * 256), {}, r"a\.png: label 5, but the config has labels 0 to 4"),
     ],

@@ -110,7 +110,7 @@ def test_pasted_instances_are_whole_and_the_rest_is_unchanged(seed, size, other,
 @settings(max_examples=80)
 @given(st.integers(0, 10_000), *[st.tuples(*[st.integers(0, 9)] * 4)] * 2, st.booleans())
 def test_which_borders_cut_a_thing_is_known_for_each_photo(seed, margins, others, mirror):
-    """Where a thing touches a border, its photo has a pixel beyond it or not; the pixels tell their own place."""
+    """Where a thing touches a border, its image has a pixel beyond it or not; the pixels tell their own place."""
     photos = [scene(seed + i, (20, 24), 1, i) for i in (0, 1)]
     target, source = (cropped(photo, *m) for photo, m in zip(photos, (margins, others)))
     out = paste(target, source.mirrored() if mirror else source, seed)
@@ -121,7 +121,7 @@ def test_which_borders_cut_a_thing_is_known_for_each_photo(seed, margins, others
         place = out.pixels[rows[0], columns[0]].astype(int)
         pasted = place[0] == 1
         where = np.array([place[1], 23 - place[2] if pasted and mirror else place[2]])
-        origin = where - (rows[0], columns[0])  # of the border, in the photo
+        origin = where - (rows[0], columns[0])  # of the border, in the image
         ends = np.concatenate((origin, origin + out.ids.shape[1:] - 1))
         height, width = out.ids.shape[1:]
         inside = [rows.min() > 0, columns.min() > 0, rows.max() < height - 1, columns.max() < width - 1]
@@ -202,7 +202,7 @@ def test_the_source_is_flipped_for_itself(tmp_path):
 
 def test_an_unreadable_source_is_replaced_or_refused(tmp_path):
     root = make_dataset(tmp_path, [1, 2, 0], [1])
-    (root / "img" / "train1.png").write_bytes(b"no photo")
+    (root / "img" / "train1.png").write_bytes(b"no image")
     strict, lenient = (opened(root, AugmentationOptions(), 1, replace_unreadable=on) for on in (False, True))
     problems = []
     for epoch in range(6):

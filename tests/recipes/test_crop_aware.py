@@ -44,7 +44,7 @@ def test_sides_on_a_border_where_the_photo_continues():
     everywhere = [[True] * 4, [True, False, False, True], [False, False, True, False]]
     beyond = torch.ones(3, 4, dtype=torch.bool)
     assert cut_sides(boxes, SIZE, beyond).tolist() == everywhere
-    beyond[0] = torch.tensor([False, True, False, False])  # the first box is of another photo
+    beyond[0] = torch.tensor([False, True, False, False])  # the first box is of another image
     assert cut_sides(boxes, SIZE, beyond).tolist() == [[False, True, False, False], *everywhere[1:]]
     assert not cut_sides(boxes, SIZE, ~beyond)[1:].any()
     assert cut_sides(boxes[:0], SIZE, beyond[:0]).shape == (0, 4)

@@ -74,12 +74,12 @@ def test_the_orientation_of_a_photo_is_applied(client):
 @pytest.mark.parametrize(
     ("data", "query", "headers", "status", "message"),
     [
-        (b"", "", {}, 400, "photo: empty: send an image as the body, or as `file` of a form"),
-        (b"text", "", {}, 400, "photo: not an image, or not of a format that is read .*"),
-        (png(photo())[:50], "", {}, 400, "photo: corrupt image: .*"),
-        (png(photo(size=(101, 101))), "", {}, 400, "photo: 101 x 101 pixels are above the limit of 0.01 megapixels"),
-        (bytes(300_000), "", {}, 413, "photo: is larger than 256 KiB, the limit of an upload"),
-        (form(bytes(300_000)), "", FORM, 413, "photo: is larger than 256 KiB, the limit of an upload"),
+        (b"", "", {}, 400, "image: empty: send an image as the body, or as `file` of a form"),
+        (b"text", "", {}, 400, "image: not an image, or not of a format that is read .*"),
+        (png(photo())[:50], "", {}, 400, "image: corrupt image: .*"),
+        (png(photo(size=(101, 101))), "", {}, 400, "image: 101 x 101 pixels are above the limit of 0.01 megapixels"),
+        (bytes(300_000), "", {}, 413, "image: is larger than 256 KiB, the limit of an upload"),
+        (form(bytes(300_000)), "", FORM, 413, "image: is larger than 256 KiB, the limit of an upload"),
         (form(png(photo()), "picture"), "", FORM, 400, "the form has no file named `file`"),
         (form(png(photo()), filename=""), "", FORM, 400, "the form has no file named `file`"),
         (b"nonsense", "", FORM, 400, "broken form: .*"),
@@ -249,7 +249,7 @@ def test_options():
     for options, message in (
         ({"queue": 0}, "`queue=0`: must be positive"),
         ({"timeout": float("nan")}, "`timeout=nan`: must be positive"),
-        ({"max_megapixels": 300}, "`max_megapixels=300`: no photo above 201 megapixels is decoded"),
+        ({"max_megapixels": 300}, "`max_megapixels=300`: no image above 201 megapixels is decoded"),
     ):
         with pytest.raises(InputError, match=message):
             ServeOptions(**options)

@@ -1,4 +1,4 @@
-"""The thread of the network: which photos form a batch, and what happens to those that fail or are cancelled."""
+"""The thread of the network: which images form a batch, and what happens to those that fail or are cancelled."""
 
 import threading
 import time

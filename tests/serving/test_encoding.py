@@ -110,7 +110,7 @@ def test_concurrent_requests_get_the_results_of_single_predictions():
     photos = [rng.integers(0, 256, (*size, 3), dtype=np.uint8) for size in sizes]
     encoder = ResultEncoder(predictor)
     wanted = [predictor.predict(pixels) for pixels in photos]
-    assert len({len(result.segments) for result in wanted}) > 1, "the photos differ"
+    assert len({len(result.segments) for result in wanted}) > 1, "the images differ"
     with serving(predictor, batch_size=3, batch_wait=200) as client:
         sent = [in_thread(client.predict, png(pixels)) for pixels in photos]
         images = [in_thread(client.predict, png(pixels), "?format=png") for pixels in photos]

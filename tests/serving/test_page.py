@@ -1,4 +1,4 @@
-"""The page of the server in a headless browser: choosing and dropping photos, hover, errors, its policy."""
+"""The page of the server in a headless browser: choosing and dropping images, hover, errors, its policy."""
 
 import time
 
@@ -96,7 +96,7 @@ def test_a_photo_is_shown_with_its_segments(panoptic, open_page):
     assert colour(page, 100, 5).sum() < 250
     page.locator(".segment").nth(2).blur()
     page.locator("#opacity").fill("0")
-    # the photo itself, after its JPEG
+    # the image itself, after its JPEG
     assert abs(colour(page, 100, 80) - scene(SIZE)[80, 100]).max() <= 6
     page.locator("#opacity").fill("255")
     assert (colour(page, 100, 80) == [128, 64, 128]).all()
@@ -106,8 +106,8 @@ def test_a_dropped_photo_and_errors(open_page, capfd):
     with serving(red_predictor(ready_network()), max_upload=0.01) as client:
         page = open_page(client)
         for data, status in (
-            (b"text", f"a.png: photo: {NO_IMAGE}"),
-            (bytes(20_000), "a.png: photo: is larger than 10.24 KiB, the limit of an upload"),
+            (b"text", f"a.png: image: {NO_IMAGE}"),
+            (bytes(20_000), "a.png: image: is larger than 10.24 KiB, the limit of an upload"),
             (png(photo(red=FAILS)), "a.png: the prediction failed; the log of the server has the reason"),
         ):
             choose(page, data)
@@ -121,7 +121,7 @@ def test_a_dropped_photo_and_errors(open_page, capfd):
         assert page.locator("#result").is_visible()
         choose(page, b"text")
         page.wait_for_selector("#status.problem")
-        assert page.locator("#result").is_hidden(), "the result of an earlier photo"
+        assert page.locator("#result").is_hidden(), "the result of an earlier image"
     capfd.readouterr()
 
 

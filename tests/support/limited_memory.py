@@ -27,7 +27,7 @@ from support.micro import narrow_body
 from support.shared_models import write_classifier, write_run
 
 SPARE = 150 << 20
-"""Bytes beside those of a first run: half of what the network needs for the large photo."""
+"""Bytes beside those of a first run: half of what the network needs for the large image."""
 SMALL, LARGE = (64, 96), (1024, 2048)
 
 
@@ -48,7 +48,7 @@ def limited(spare: int = SPARE) -> Iterator[None]:
 
 
 def load(folder: Path, **options: Any) -> Any:
-    """A model whose network's input has the size of the photo."""
+    """A model whose network's input has the size of the image."""
     model = seamseg.load(folder, device="cpu", **options)
     model.input_size = InputSize()
     return model

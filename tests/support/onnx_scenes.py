@@ -24,7 +24,7 @@ QUERY_CLASSES = (3, 0, 2, 1)
 
 
 def scene(size: tuple[int, int]) -> np.ndarray:
-    """A photo `H x W x 3`: sky above the road."""
+    """An image `H x W x 3`: sky above the road."""
     pixels = np.zeros((*size, 3), np.uint8)
     pixels[: size[0] // 3, :, 0] = 1
     pixels[..., 1] = np.arange(size[1], dtype=np.uint8)

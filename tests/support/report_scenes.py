@@ -23,7 +23,7 @@ CONFUSED = {26: 27, 24: 25, 8: 7}
 def write_evaluation(
     root: Path, images: int = 4, size: tuple[int, int] = (64, 128), seed: int = 0, names: dict[int, str] | None = None
 ) -> Path:
-    """Photos and ground truth in `root`, predictions and evaluation in `root/run{seed}`, which is returned.
+    """Images and ground truth in `root`, predictions and evaluation in `root/run{seed}`, which is returned.
 
     Parameters
     ----------

@@ -26,7 +26,7 @@ from seamseg.serving.server import AppServer, accepted_hosts, bind
 
 CLASSES = Metadata(3, 0, ["road", "sky", "tree"], [(128, 64, 128), (70, 130, 180), (107, 142, 35)], [7, 23, 21])
 FAILS = 250
-"""A photo whose first pixel has this red value makes the network fail."""
+"""An image whose first pixel has this red value makes the network fail."""
 
 
 class RedNetwork:
@@ -64,19 +64,19 @@ def ready_network(classes: Metadata = CLASSES) -> RedNetwork:
 
 
 def red_predictor(network: RedNetwork, tiling: Tiling = Tiling("off")) -> Predictor[Any]:  # noqa: B008  # frozen
-    """A predictor of such a network, whose input has the size of the photo."""
+    """A predictor of such a network, whose input has the size of the image."""
     return Predictor(network, network.classes, InputSize(), Thresholds(), tiling)
 
 
 def photo(number: int = 0, red: int = 1, size: tuple[int, int] = (12, 20)) -> np.ndarray:
-    """A photo of one class; `number` is its green value."""
+    """An image of one class; `number` is its green value."""
     pixels = np.zeros((*size, 3), np.uint8)
     pixels[..., 0], pixels[..., 1] = red, number
     return pixels
 
 
 def png(pixels: np.ndarray, kind: str = "PNG", **options: Any) -> bytes:
-    """A photo as a file."""
+    """An image as a file."""
     buffer = BytesIO()
     Image.fromarray(pixels).save(buffer, kind, **options)
     return buffer.getvalue()

@@ -36,7 +36,7 @@ def picture(path: Path, values: Any, dtype: type = np.uint8) -> Path:
 
 
 def photo(path: Path, size: tuple[int, int] = (8, 12), shade: int = 0) -> Path:
-    """Write a plain photo of `(height, width)`."""
+    """Write a plain image of `(height, width)`."""
     return picture(path, np.full((*size, 3), shade))
 
 

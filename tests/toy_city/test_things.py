@@ -65,8 +65,8 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, words: tuple[str, ...], ca
     ("place", "expected"),
     [
         ((10, 20, 40, 20), np.s_[8:52, 8:52]),  # a square of 1.1 times the longer side
-        ((1, 1, 40, 20), np.s_[:44, :44]),  # moved inside the photo
-        ((20, 2, 20, 70), np.s_[:60, :77]),  # as far as the photo goes
+        ((1, 1, 40, 20), np.s_[:44, :44]),  # moved inside the image
+        ((20, 2, 20, 70), np.s_[:60, :77]),  # as far as the image goes
         ((0, 20, 40, 20), None),  # touches the border
         ((10, 50, 40, 30), None),
         ((10, 20, 19, 19), None),  # small

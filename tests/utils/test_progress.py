@@ -20,8 +20,8 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
 @pytest.mark.parametrize(
     ("items", "options", "shown"),
     [
-        (range(1000), {"desc": "photos"}, ["photos: 1000/1000 ("]),
-        (iter(range(5)), {"desc": "photos"}, ["photos: 5 ("]),
+        (range(1000), {"desc": "photos"}, ["images: 1000/1000 ("]),
+        (iter(range(5)), {"desc": "photos"}, ["images: 5 ("]),
         (iter(range(5)), {"total": 5}, ["5/5 ("]),
         ([], {"desc": "photos"}, []),
     ],
@@ -43,9 +43,9 @@ def test_slow_work_prints_lines_with_the_time_left(
     for _ in progress(range(10), desc="photos"):
         now += 4.0
     assert lines(capsys) == [
-        "photos: 4/10 (0.2/s, 24 s left)",
-        "photos: 8/10 (0.2/s, 8 s left)",
-        "photos: 10/10 (0.2/s)",
+        "images: 4/10 (0.2/s, 24 s left)",
+        "images: 8/10 (0.2/s, 8 s left)",
+        "images: 10/10 (0.2/s)",
     ]
 
 

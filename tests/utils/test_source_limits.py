@@ -1,4 +1,4 @@
-"""Sources and photos that would fill the memory: refused in one line, with little of it, however small the file is."""
+"""Sources and images that would fill the memory: refused in one line, with little of it, however small the file is."""
 
 import bz2
 import gzip
@@ -96,7 +96,7 @@ def shard(path):
 
 
 def problems(path: Path) -> list[str]:
-    """The errors of the photos of a shard, empty for those that can be read."""
+    """The errors of the images of a shard, empty for those that can be read."""
     found = []
     for item in Shard(str(path), "s", "s").items():
         found.append("")
@@ -110,7 +110,7 @@ def problems(path: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "size", "problem"),
     [
-        ("s.tar", 1001, r"1001 bytes are above 1000 bytes, the limit of a photo$"),
+        ("s.tar", 1001, r"1001 bytes are above 1000 bytes, the limit of an image$"),
         ("s.tar.gz", 40 * MIB, r".* KiB would be inflated to 20 MiB; the limit is 50 times"),
     ],
 )

@@ -188,7 +188,7 @@ def test_options_change_the_scores(micro, micro_run, tmp_path, seamseg_main):
 
 @pytest.fixture
 def exported_data(tmp_path):
-    """A photo whose red value is the class of the pixel, with the objects that the network finds."""
+    """An image whose red value is the class of the pixel, with the objects that the network finds."""
     for folder in ("img", "msk", "lst"):
         (tmp_path / "data" / folder).mkdir(parents=True)
     cat = [VOID, 0, 1, 3, 2]

@@ -18,7 +18,7 @@ DATA = Path(__file__).parents[1] / "golden"
 
 @pytest.mark.parametrize("case", ["a", "e_area0"])
 def test_overlays_equal_those_of_the_original(case):
-    """Of an id map of half the size of the photo."""
+    """Of an id map of half the size of the image."""
     with np.load(DATA / "render.npz") as render, np.load(DATA / "ops.npz") as ops:
         ids, classes, crowd = (ops[f"pan_pre/{case}/out_{name}"] for name in ("msk", "cat", "iscrowd"))
         palette, num_stuff = render["palette"], int(render["num_stuff"])

@@ -25,7 +25,7 @@ class Example(ImageFormat):
     ending = "_example.png"  # and in folders
 
     def image(self, rgb, prediction, result):
-        """Return the image of a result, at the size of the photo."""
+        """Return the image of a result, at the size of the image."""
         mask = np.zeros(result.id_map.shape, np.uint8)
         for segment in result.segments:
             if segment.isthing:

@@ -127,7 +127,7 @@ def _panoptic_jsons(root: Path) -> list[Path]:
 
 
 def _annotations_by_frame(panoptic: CocoPanoptic, frames: Sequence[CityscapesFrame]) -> Mapping[str, Annotation]:
-    """Find the annotation of each frame: by its `image_id`, or by a path of a photo as `image_id`."""
+    """Find the annotation of each frame: by its `image_id`, or by a path of an image as `image_id`."""
     stems = FrameStems(frame.stem for frame in frames)
     found: dict[str, Annotation] = {}
     exact = {str(a.image_id): a for a in panoptic.annotations}

@@ -17,7 +17,7 @@ _INSTANCES = "_gtFine_instanceIds.png"
 
 @dataclass(frozen=True)
 class CityscapesFrame:
-    """An annotated photo.
+    """An annotated image.
 
     Attributes
     ----------
@@ -172,7 +172,7 @@ def with_label_ids(metadata: Metadata, source: str) -> Metadata:
 
 
 def frame_name(name: str) -> str:
-    """Return `<city>_<sequence>_<frame>` of a photo: its name without folders and without `_leftImg8bit`."""
+    """Return `<city>_<sequence>_<frame>` of an image: its name without folders and without `_leftImg8bit`."""
     return name.rpartition("/")[2].removesuffix(_PHOTO)
 
 

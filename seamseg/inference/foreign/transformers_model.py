@@ -205,7 +205,7 @@ class TransformersModel:
         Parameters
         ----------
         size : size that the user chose, None for the default: its square, or `usual`
-        usual : default size for photos twice as wide as high
+        usual : default size for images twice as wide as high
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Sinks: where `predict` puts the outputs of photos and the manifest of what is done."""
+"""Sinks: where `predict` puts the outputs of images and the manifest of what is done."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from seamseg.utils.files import cannot_write
 
 @dataclass(frozen=True)
 class EarlierResults:
-    """Results of earlier runs: the photos that are done, by name, and the numbers of existing shards."""
+    """Results of earlier runs: the images that are done, by name, and the numbers of existing shards."""
 
     done: Mapping[str, Done]
     shard_numbers: tuple[int, ...] = ()
@@ -33,22 +33,22 @@ class SinkWriter(Protocol):
 
     Attributes
     ----------
-    names : names of the photos that were committed (True) or skipped (False)
+    names : names of the images that were committed (True) or skipped (False)
     """
 
     names: dict[str, bool]
 
     def scratch_dir(self) -> AbstractContextManager[ScratchDir]:
-        """Return the folder and the writers for one photo."""
+        """Return the folder and the writers for one image."""
 
     def commit(self, source: Source, scratch: ScratchDir, line: Line) -> None:
-        """Keep the outputs of a photo, and add its line to the manifest once they are durable.
+        """Keep the outputs of an image, and add its line to the manifest once they are durable.
 
         Called within the block of :meth:`scratch_dir`, after all formats have written.
         """
 
     def skip(self, line: Line) -> None:
-        """Add the line of a photo without outputs."""
+        """Add the line of an image without outputs."""
 
     def close(self) -> None:
         """Put everything that was committed in place, with its lines."""
@@ -61,7 +61,7 @@ class Sink(Protocol):
     ----------
     writers : the formats, for their properties and file names only
     lock : lock of the target
-    part : part of this run; None for all photos
+    part : part of this run; None for all images
     """
 
     writers: Sequence[OutputFormat[Any]]
@@ -69,7 +69,7 @@ class Sink(Protocol):
     part: Part | None
 
     def check(self, sources: Sequence[Source | Container]) -> None:
-        """Raise InputError if the photos cannot be written to this target."""
+        """Raise InputError if the images cannot be written to this target."""
         return
 
     def begin(self, sources: Sequence[Source | Container], restart: bool) -> EarlierResults:
@@ -77,7 +77,7 @@ class Sink(Protocol):
 
         Parameters
         ----------
-        sources : photos of this run, those of its part only
+        sources : images of this run, those of its part only
         restart : forget earlier results
 
         Raises
@@ -120,7 +120,7 @@ def planned_outputs(writers: Sequence[OutputFormat[Any]], sources: Sequence[Sour
 
 
 def outputs_of(scratch: ScratchDir, source: Source) -> Line:
-    """Return the entries of a line about the planned files of a photo, relative to the folder of the writers.
+    """Return the entries of a line about the planned files of an image, relative to the folder of the writers.
 
     `empty` has those without a byte, such as a list of no instances.
     """

@@ -59,7 +59,7 @@ class ManifestParts:
     store : store of the outputs
     head : first line of the manifests of this run
     folder : local, for copies
-    part : part of this run; None for all photos
+    part : part of this run; None for all images
     """
 
     def __init__(self, store: Store, head: Line, folder: Path, part: Part | None) -> None:
@@ -201,7 +201,7 @@ class StoredSink(Sink):
     target : OUT
     make_writers : creates the formats for a folder
     head : first line of the manifest
-    part : part of this run; None for all photos
+    part : part of this run; None for all images
 
     Raises
     ------
@@ -293,16 +293,16 @@ class StoredSink(Sink):
 
 
 class UrlSink(StoredSink):
-    """Outputs as files at a URL: those of a photo are uploaded, then its line is added. See `Sink`."""
+    """Outputs as files at a URL: those of an image are uploaded, then its line is added. See `Sink`."""
 
     deep = True
 
     def check(self, sources: Sequence[Source | Container]) -> None:
-        """Raise InputError if an output would overwrite a photo at a URL."""
+        """Raise InputError if an output would overwrite an image at a URL."""
         photos = {normalized(source.address) for source in sources if isinstance(source, Source) and source.address}
         for name in self._planned(sources) if photos else ():
             if normalized(address := self.store.address(name)) in photos:
-                raise InputError(f"{address}: this output would overwrite an input photo; choose another place")
+                raise InputError(f"{address}: this output would overwrite an input image; choose another place")
 
     def check_existing(
         self, local: ManifestFolder, sources: Sequence[Source | Container], names: Mapping[str, int]

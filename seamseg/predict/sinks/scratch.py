@@ -28,7 +28,7 @@ MakeWriters = Callable[[Path], Sequence[OutputFormat[Any]]]
 
 @dataclass(frozen=True)
 class ScratchDir:
-    """A folder for the outputs of one photo at a time, and the writers that write there."""
+    """A folder for the outputs of one image at a time, and the writers that write there."""
 
     folder: Path
     writers: Sequence[OutputFormat[Any]]

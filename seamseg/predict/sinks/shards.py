@@ -1,4 +1,4 @@
-"""Outputs as tar shards in the layout of WebDataset: the files of a photo are adjacent and share a key.
+"""Outputs as tar shards in the layout of WebDataset: the files of an image are adjacent and share a key.
 
 A shard is filled in a scratch folder. When it is full, its lines are put in the store, then the shard itself under its
 name. Lines whose shard does not exist are ignored. A finished shard is never changed.
@@ -30,11 +30,11 @@ from seamseg.utils.files import cannot_write
 
 SHARD_PHOTOS = 1000
 SHARD_BYTES = 1 << 30
-"""Size at which a shard is full, even with fewer photos."""
+"""Size at which a shard is full, even with fewer images."""
 
 
 def key_of(name: str) -> str:
-    """Return the key of a photo: its name, with `%2e` for dots in the last part, where a dot would end the key."""
+    """Return the key of an image: its name, with `%2e` for dots in the last part, where a dot would end the key."""
     folder, slash, last = name.rpartition("/")
     return folder + slash + last.replace("%", "%25").replace(".", "%2e")
 
@@ -45,7 +45,7 @@ class ShardSink(StoredSink):
     Parameters
     ----------
     target, make_writers, head, part : see :class:`seamseg.predict.sinks.remote.StoredSink`
-    photos : maximum number of photos of a shard
+    photos : maximum number of images of a shard
 
     Raises
     ------
@@ -76,7 +76,7 @@ class ShardSink(StoredSink):
         shards, count = len(self._numbers(self.pattern.last)), sum(isinstance(s, Source) for s in mine)
         if count > shards * self.photos:
             raise InputError(
-                f"{self.store.address(self.pattern.text)}: {count} photos do not fit into {shards} shards of "
+                f"{self.store.address(self.pattern.text)}: {count} images do not fit into {shards} shards of "
                 f"{self.photos}; raise `shard_photos`, or the last number"
             )
 
@@ -93,7 +93,7 @@ class ShardSink(StoredSink):
     def check_existing(
         self, local: ManifestFolder, sources: Sequence[Source | Container], names: Mapping[str, int]
     ) -> None:
-        """Raise InputError if shards exist that no manifest lists, or a photo in a finished shard has changed."""
+        """Raise InputError if shards exist that no manifest lists, or an image in a finished shard has changed."""
         local.merge()
         stamps = _Stamps(sources)
         known: set[str] = set()
@@ -146,7 +146,7 @@ class ShardSink(StoredSink):
                 chosen += numbers.step * (numbers.start <= taken <= chosen)
             if self.pattern.last is not None and chosen > self.pattern.last:
                 raise SeamsegError(
-                    f"{self.store.address(self.pattern.text)}: more photos than shards; re-run the same command with a "
+                    f"{self.store.address(self.pattern.text)}: more images than shards; re-run the same command with a "
                     "larger last number to resume"
                 )
             return self.pattern.name(chosen)
@@ -162,7 +162,7 @@ class _Stamps:
         self._containers: dict[str, str] = {}
 
     def agree(self, line: Line) -> bool:
-        """Return whether a photo is unchanged; True also for photos that are not among the inputs any more."""
+        """Return whether an image is unchanged; True also for images that are not among the inputs any more."""
         source = self._sources.get(line["name"])
         if isinstance(source, Source):
             return bool(line["relative"] == source.relative and line["stamp"] == source.stamp())
@@ -261,7 +261,7 @@ class _ShardWriter(StoredWriter):
 
 
 def _sample(line: Line) -> bytes:
-    """Return the JSON member of a photo."""
+    """Return the JSON member of an image."""
     kept = ("name", "source", "relative", "height", "width", *COUNTED)
     content = {key: line[key] for key in kept if key in line}
     for record in filter(None, line["records"]):

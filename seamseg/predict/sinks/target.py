@@ -65,7 +65,7 @@ class OutputTarget:
         return Path(self.folder)
 
     def owns(self, address: str) -> bool:
-        """Return whether a path or URL is an output, so that outputs of an earlier run are not taken for photos."""
+        """Return whether a path or URL is an output, so that outputs of an earlier run are not taken for images."""
         if self.shards is not None:
             folder, _, name = address.rpartition("/")
             return self.shards.number(name) is not None and normalized(folder or ".") == normalized(self.folder)
@@ -78,12 +78,12 @@ def parse_target(out: str) -> OutputTarget:
     Raises
     ------
     InputError
-        if it is empty, looks like a photo, or like a shard without a valid number
+        if it is empty, looks like an image, or like a shard without a valid number
     """
     if not out.strip():
         raise InputError("OUT is empty, is a variable not set? `.` is the working folder")
     if out.lower().endswith(PHOTO_ENDINGS) and not (is_url(out) or Path(out).is_dir()):
-        raise InputError(f"{out}: looks like a photo; the last argument must be the folder for the outputs")
+        raise InputError(f"{out}: looks like an image; the last argument must be the folder for the outputs")
     if re.match(r"[A-Za-z][\w+.-]+:/[^/]", out):
         raise InputError(f"{out}: URLs have two slashes after the colon, as s3://bucket/out")
     folder, slash, name = out.rpartition("/")

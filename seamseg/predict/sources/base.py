@@ -1,4 +1,4 @@
-"""The photos that `predict` works on: single files, and items of containers such as videos and shards."""
+"""The images that `predict` works on: single files, and items of containers such as videos and shards."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ PHOTO_ENDINGS = (
 
 @dataclass(frozen=True)
 class Source:
-    """A photo.
+    """An image.
 
     Attributes
     ----------
     path : path of the file
     name : name of its outputs, with `/` between folders and without an ending
     relative : path relative to the input folder
-    address : address of a photo that is not a local file of its own: a URL, a frame of a video, a member of a shard
+    address : address of an image that is not a local file of its own: a URL, a frame of a video, a member of a shard
     problem : why it certainly cannot be read: a folder without permission, the place where a video breaks off
     """
 
@@ -60,11 +60,11 @@ class Source:
 
     @property
     def source(self) -> Source:
-        """The photo itself: a single photo is a `SourceItem`, too."""
+        """The image itself: a single image is a `SourceItem`, too."""
         return self
 
     def open(self) -> Image.Image:
-        """Decode the photo, see :func:`open_image`; UnreadableImage if that fails."""
+        """Decode the image, see :func:`open_image`; UnreadableImage if that fails."""
         if self.problem:
             raise UnreadableImage(f"{self}: {self.problem}")
         if self.address:
@@ -72,36 +72,36 @@ class Source:
         return open_image(self.path)
 
     def stamp(self) -> str:
-        """Return a text that changes when the file changes; empty for photos that are not local files."""
+        """Return a text that changes when the file changes; empty for images that are not local files."""
         return "" if self.address else file_stamp(self.path)
 
 
 class SourceItem(Protocol):
-    """A photo of a container, which is read as a stream: call `open` before the next item is requested."""
+    """An image of a container, which is read as a stream: call `open` before the next item is requested."""
 
     @property
     def source(self) -> Source:
-        """The photo."""
+        """The image."""
         ...
 
     def open(self) -> Image.Image:
-        """Decode the photo."""
+        """Decode the image."""
         ...
 
 
 class Container(Protocol):
-    """A file of many photos, whose names are known only after reading it: a video, a shard."""
+    """A file of many images, whose names are known only after reading it: a video, a shard."""
 
     @property
     def name(self) -> str:
-        """First part of the names of its photos."""
+        """First part of the names of its images."""
 
     @property
     def relative(self) -> str:
         """Path relative to the input folder."""
 
     def items(self) -> Iterator[SourceItem]:
-        """Iterate over its photos, always in the same order; opening the last fails if the file is truncated."""
+        """Iterate over its images, always in the same order; opening the last fails if the file is truncated."""
 
     def stamp(self) -> str:
         """See :meth:`Source.stamp`."""
@@ -109,7 +109,7 @@ class Container(Protocol):
 
 @dataclass(frozen=True)
 class FirstItems:
-    """A container of which only the first `limit` photos are used."""
+    """A container of which only the first `limit` images are used."""
 
     container: Container
     limit: int
@@ -134,7 +134,7 @@ class FirstItems:
 
 
 def limited(sources: Sequence[Source | Container], limit: int | None) -> list[Source | Container]:
-    """Return the first `limit` photos and every container, with its own first `limit` photos; None for no limit."""
+    """Return the first `limit` images and every container, with its own first `limit` images; None for no limit."""
     if limit is None:
         return list(sources)
     chosen: list[Source | Container] = []
@@ -149,7 +149,7 @@ def limited(sources: Sequence[Source | Container], limit: int | None) -> list[So
 
 
 def of_part(sources: Sequence[Source | Container], part: Part | None) -> list[Source | Container]:
-    """Return the photos and containers of a part; all containers if there are fewer than parts, which divide them."""
+    """Return the images and containers of a part; all containers if there are fewer than parts, which divide them."""
     if part is None:
         return list(sources)
     photos = [source for source in sources if isinstance(source, Source)]
@@ -168,7 +168,7 @@ def file_stamp(path: Path) -> str:
 
 
 def name_problem(relative: str, address: str = "") -> str:
-    """Return why a photo cannot be read, or its outputs have no name, by its path and address; empty if nothing is."""
+    """Return why an image cannot be read, or its outputs have no name, by its path and address; empty if nothing is."""
     if "\0" in relative or "\0" in address:
         return "its name has a NUL character"
     if len(relative.encode("utf-8", "surrogatepass")) > PHOTO_NAME_BYTES:
@@ -177,7 +177,7 @@ def name_problem(relative: str, address: str = "") -> str:
 
 
 def stand_in(name: str) -> str:
-    """Return a name for a photo whose own cannot be used, the same in each run."""
+    """Return a name for an image whose own cannot be used, the same in each run."""
     return f"{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}.name"
 
 

@@ -1,4 +1,4 @@
-"""Find the photos that `predict` works on, and choose the names of their outputs."""
+"""Find the images that `predict` works on, and choose the names of their outputs."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ def find_sources(
     out: Path | None = None,
     is_output: Callable[[str], bool] = lambda address: False,
 ) -> list[Source | Container]:
-    """Find the photos of a file, folder (with sub-folders), glob (`**` for any depth), URL, list, video or tar shards.
+    """Find the images of a file, folder (with sub-folders), glob (`**` for any depth), URL, list, video or tar shards.
 
     A folder is searched for the endings of :data:`PHOTO_ENDINGS`, without hidden files; files that are named, or match
     a glob, are used whatever their ending. `LIST.txt`, or `@LIST`, has one path or URL a line, relative to the folder
     of the list or else to the working folder; `#` starts a comment. Shards may be numbered as `part-{000..010}.tar`.
-    Photos of a folder or glob are sorted by path, others keep the given order.
+    Images of a folder or glob are sorted by path, others keep the given order.
 
     The name of an output is the path relative to the folder (of a list: to the common parent folder), without its
-    ending. Where two photos would have the same name (`a.jpg`, `a.png`), both keep their ending in it. Several inputs
-    are treated as a list of all photos that they name. Duplicates are removed.
+    ending. Where two images would have the same name (`a.jpg`, `a.png`), both keep their ending in it. Several inputs
+    are treated as a list of all images that they name. Duplicates are removed.
 
-    A folder that cannot be listed becomes a photo that cannot be read, so that it is reported and counted.
+    A folder that cannot be listed becomes an image that cannot be read, so that it is reported and counted.
 
     Parameters
     ----------
     inputs : one or several
-    out : folder of the outputs, which is not searched if it is below the photos
+    out : folder of the outputs, which is not searched if it is below the images
     is_output : returns whether a path or URL is an output, which is ignored
 
     Raises
     ------
     InputError
-        if an input does not exist, there are no photos, the folder is `out`, or the list cannot be read
+        if an input does not exist, there are no images, the folder is `out`, or the list cannot be read
     """
     if isinstance(inputs, (str, Path)):
         return _named(*_expand(str(inputs), out, is_output))
@@ -94,7 +94,7 @@ def _of_url(url: str, is_output: Callable[[str], bool]) -> Found:
 def _of_folder(text: str, out: Path | None) -> Found:
     folder = Path(text)
     if out is not None and folder.resolve() == out.resolve():
-        raise InputError(f"{out}: photos and outputs in one folder would mix; choose another output folder")
+        raise InputError(f"{out}: images and outputs in one folder would mix; choose another output folder")
     found = _walk(folder, _below(folder, out))
     if not found:
         raise InputError(
@@ -181,7 +181,7 @@ def _why_not_listed(folder: str) -> str:
         os.listdir(folder)
     except OSError as error:
         return f"this folder cannot be listed: {error.strerror or error}"
-    return "a folder, not a photo"
+    return "a folder, not an image"
 
 
 def _walk(folder: Path, out: Path | None) -> list[Path]:
@@ -206,7 +206,7 @@ def _walk(folder: Path, out: Path | None) -> list[Path]:
 
 
 def _below(root: Path, out: Path | None) -> Path | None:
-    """Return `out` if it is below `root`; if it were `root` or above it, all photos would be skipped."""
+    """Return `out` if it is below `root`; if it were `root` or above it, all images would be skipped."""
     if out is None or out.resolve() == root.resolve():
         return None
     return out if _inside(out, root) else None
@@ -235,11 +235,11 @@ def _unique_names(paths: Sequence[PurePosixPath]) -> list[str]:
 
 
 def refuse_overwriting(sources: Iterable[Source], outputs: Iterable[Path]) -> None:
-    """Raise InputError if an output would overwrite one of the photos."""
+    """Raise InputError if an output would overwrite one of the images."""
     photos = {_real(source.path) for source in sources if not source.address}
     for output in outputs:
         if _real(output) in photos:
-            raise InputError(f"{output}: this output would overwrite an input photo; choose another output folder")
+            raise InputError(f"{output}: this output would overwrite an input image; choose another output folder")
 
 
 def _real(path: Path) -> str:
@@ -253,7 +253,7 @@ def _real_folder(folder: Path) -> str:
 
 
 def refuse_sharing(sources: Iterable[Source], outputs: Iterable[Sequence[Path]]) -> None:
-    """Raise InputError if two photos would be written to one file; `outputs` has the files of each photo."""
+    """Raise InputError if two images would be written to one file; `outputs` has the files of each image."""
     owners: dict[str, Source] = {}
     for source, paths in zip(sources, outputs):
         for path in paths:

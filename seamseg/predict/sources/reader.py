@@ -1,4 +1,4 @@
-"""Decoding of the photos of a process, in worker processes that may be killed without ending the run."""
+"""Decoding of the images of a process, in worker processes that may be killed without ending the run."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _NOTE_BYTES = 4096
 _PIPE_BYTES = 1 << 20
 """Larger arrays pass through shared memory; for smaller ones its set-up takes longer than a copy through the pipe."""
 _MAX_IDLE_DEATHS = 3
-"""Deaths of decoders that were not reading a photo, after which the run ends."""
+"""Deaths of decoders that were not reading an image, after which the run ends."""
 
 
 class _Decoding(IterableDataset[Any]):
-    """The photos of a share as a data set: each with the number of the decoder that read it.
+    """The images of a share as a data set: each with the number of the decoder that read it.
 
     Large arrays are tensors, which pass from a worker process to this one through shared memory.
     """
@@ -108,8 +108,8 @@ class ReadAheadBudget:
 class ProcessDecoders:
     """Reads a share with worker processes.
 
-    A decoder that is killed while it reads a photo is replaced, and the photo is tried again; if this happens a second
-    time, the photo is skipped.
+    A decoder that is killed while it reads an image is replaced, and the image is tried again; if this happens a second
+    time, the image is skipped.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ class ProcessDecoders:
         self._budget = ReadAheadBudget(0)
 
     def read(self, skip: Collection[str]) -> Iterator[DecodedImage]:
-        """Decode the photos except those named; may be called again after :meth:`handle_worker_failure`."""
+        """Decode the images except those named; may be called again after :meth:`handle_worker_failure`."""
         self.share.skip = skip
         self._started.clear()
         self._notes.zero_()
@@ -157,7 +157,7 @@ class ProcessDecoders:
         self._iterator = None
 
     def handle_worker_failure(self, error: BaseException) -> WorkerFailure | None:
-        """Handle an error that was raised while photos were read, anywhere in this process.
+        """Handle an error that was raised while images were read, anywhere in this process.
 
         Returns
         -------
@@ -188,7 +188,7 @@ class ProcessDecoders:
         self._idle_deaths += not sources
         if self._idle_deaths > _MAX_IDLE_DEATHS:
             raise SeamsegError(
-                f"{message}, for the {self._idle_deaths}th time while it read no photo; usually the machine is out of "
+                f"{message}, for the {self._idle_deaths}th time while it read no image; usually the machine is out of "
                 f"memory: lower `workers`; re-run the same command to resume"
             ) from error
         self._deaths.update(source.name for source in sources)

@@ -1,4 +1,4 @@
-"""Tar shards of photos in the layout of WebDataset, read as a stream."""
+"""Tar shards of images in the layout of WebDataset, read as a stream."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class _Peeked:
 
 
 def _members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """Iterate over the photos of a tar file."""
+    """Iterate over the images of a tar file."""
     # empty: Python 3.10 would go back in the stream
     if archive.firstmember is None:  # type: ignore[attr-defined]
         return
@@ -104,23 +104,23 @@ def _members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 
 
 def _problem(member: tarfile.TarInfo) -> str:
-    """Return why a photo of a tar file cannot be read, as far as its header tells."""
+    """Return why an image of a tar file cannot be read, as far as its header tells."""
     if member.issparse():
         return "is packed as a sparse file; pack it as a plain one"
     if not member.isfile():
         return "is a link or device; pack the file itself"
     if member.size > PHOTO_BYTES:
-        return f"{format_bytes(member.size)} are above {format_bytes(PHOTO_BYTES)}, the limit of a photo"
+        return f"{format_bytes(member.size)} are above {format_bytes(PHOTO_BYTES)}, the limit of an image"
     return ""
 
 
 def _read(archive: tarfile.TarFile, member: tarfile.TarInfo, peeked: _Peeked) -> bytes:
-    """Read a photo of a tar file.
+    """Read an image of a tar file.
 
     Raises
     ------
     TooLarge
-        if it is compressed more than photos are, as soon as that is known
+        if it is compressed more than images are, as soon as that is known
     EOFError
         if the tar file ends in it
     """
@@ -130,7 +130,7 @@ def _read(archive: tarfile.TarFile, member: tarfile.TarInfo, peeked: _Peeked) ->
     while data := stream.read(4 * MIB):
         parts.append(data)
         size += len(data)
-        check_member(member.name, peeked.count - begin, size, PHOTO_BYTES, "photo")
+        check_member(member.name, peeked.count - begin, size, PHOTO_BYTES, "image")
     if size < member.size:
         raise EOFError("it ends in the middle of a file")
     return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -149,25 +149,25 @@ def _read_checksum(content: _Peeked) -> None:
 
 @dataclass(frozen=True)
 class ShardMember:
-    """A photo of a shard."""
+    """An image of a shard."""
 
     source: Source
     content: bytes = field(repr=False)
 
     def open(self) -> Image.Image:
-        """Decode the photo; UnreadableImage if that fails."""
+        """Decode the image; UnreadableImage if that fails."""
         return open_image(self.source.address, self.content)
 
 
 @dataclass(frozen=True)
 class Shard(ContainerFile):
-    """A tar file of photos, local or at a URL; other members, such as labels and JSON, are ignored.
+    """A tar file of images, local or at a URL; other members, such as labels and JSON, are ignored.
 
-    Photos are named `<shard>/<member without ending>`; a second photo with the same key keeps its ending.
+    Images are named `<shard>/<member without ending>`; a second image with the same key keeps its ending.
     """
 
     def items(self) -> Iterator[SourceItem]:
-        """Iterate over the photos; where the shard is truncated, over one that cannot be opened."""
+        """Iterate over the images; where the shard is truncated, over one that cannot be opened."""
         seen: dict[str, int] = {}
         try:
             with closing(self._file()) as file:

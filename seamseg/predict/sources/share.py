@@ -1,4 +1,4 @@
-"""The photos of a process, and their decoding in threads; no torch."""
+"""The images of a process, and their decoding in threads; no torch."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from seamseg.utils.process_settings import return_memory
 from seamseg.utils.urls import describe_error
 
 READ_AHEAD_BYTES = 512 << 20
-"""Limit of decoded photos that wait, over all decoders of a process; each may hold one photo more than its part."""
+"""Limit of decoded images that wait, over all decoders of a process; each may hold one image more than its part."""
 
 
 class DecodedImage(NamedTuple):
-    """A photo, the stamp of its file, and its prepared image, or the reason why it cannot be decoded."""
+    """An image, the stamp of its file, and its prepared image, or the reason why it cannot be decoded."""
 
     source: Source
     stamp: str
@@ -29,26 +29,26 @@ class DecodedImage(NamedTuple):
 
 
 class WorkerFailure(NamedTuple):
-    """A message about a decoder that died, and the photos to skip from now on, with the reason."""
+    """A message about a decoder that died, and the images to skip from now on, with the reason."""
 
     message: str
     skipped: list[tuple[Source, str]]
 
 
 class DecoderShare:
-    """The photos of one process; its decoders divide them further.
+    """The images of one process; its decoders divide them further.
 
-    Single photos are assigned in turn. If there are enough containers for all decoders, each reads whole ones;
-    otherwise each decoder goes through every container and decodes its part of the photos. The run of a part has the
-    photos and containers of :func:`seamseg.predict.sources.base.of_part`.
+    Single images are assigned in turn. If there are enough containers for all decoders, each reads whole ones;
+    otherwise each decoder goes through every container and decodes its part of the images. The run of a part has the
+    images and containers of :func:`seamseg.predict.sources.base.of_part`.
 
     Parameters
     ----------
     sources : all, the same list in every process
-    prepare : makes network inputs of decoded photos
-    done : photos that earlier runs have done, the same in every process
+    prepare : makes network inputs of decoded images
+    done : images that earlier runs have done, the same in every process
     rank, size : rank of this process, and number of processes
-    part : part of this run; None for all photos
+    part : part of this run; None for all images
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class DecoderShare:
         self.skip: Collection[str] = ()
 
     def items(self, worker: int = 0, workers: int = 1) -> Iterator[tuple[str, SourceItem]]:
-        """Iterate over the photos of a decoder, each with its stamp; decode each before the next is requested."""
+        """Iterate over the images of a decoder, each with its stamp; decode each before the next is requested."""
         for source in self.mine[worker::workers]:
             if source.name not in self.skip:
                 yield source.stamp(), source
@@ -87,7 +87,7 @@ class DecoderShare:
                     yield stamp, item
 
     def _missing(self, container: Container, stamp: str) -> Iterator[SourceItem]:
-        """Iterate over the photos of a container that are not done."""
+        """Iterate over the images of a container that are not done."""
         for count, item in enumerate(container.items()):
             if self.divided_by is not None and not self.divided_by.has(count):
                 continue
@@ -95,34 +95,34 @@ class DecoderShare:
                 yield item
 
     def decode(self, stamp: str, item: SourceItem) -> DecodedImage:
-        """Decode and prepare a photo."""
+        """Decode and prepare an image."""
         source = item.source
         try:
             image = self.prepare(item.open())
             return_memory(image.size[0] * image.size[1])
             return DecodedImage(source, stamp, image)
-        except UnreadableImage as error:  # its text names the photo
+        except UnreadableImage as error:  # its text names the image
             return DecodedImage(source, stamp, str(error))
         except InputError as error:
             return DecodedImage(source, stamp, f"{source}: {error}")
-        except Exception as error:  # one photo, for which the memory may not suffice, must not end the run
+        except Exception as error:  # one image, for which the memory may not suffice, must not end the run
             return DecodedImage(source, stamp, f"{source}: cannot be decoded: {describe_error(error)}")
 
 
 class Decoders(Protocol):
-    """Reads the photos of a share."""
+    """Reads the images of a share."""
 
     share: DecoderShare
 
     def read(self, skip: Collection[str]) -> Iterator[DecodedImage]:
-        """Decode the photos except those named; may be called again after :meth:`handle_worker_failure`."""
+        """Decode the images except those named; may be called again after :meth:`handle_worker_failure`."""
 
     def handle_worker_failure(self, error: BaseException) -> WorkerFailure | None:
-        """Handle an error that was raised while photos were read; None if it is not about a dead decoder."""
+        """Handle an error that was raised while images were read; None if it is not about a dead decoder."""
 
 
 class ThreadDecoders:
-    """Decodes in threads of this process: Pillow releases the GIL. A photo that kills a decoder ends the run.
+    """Decodes in threads of this process: Pillow releases the GIL. An image that kills a decoder ends the run.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ class ThreadDecoders:
         self.workers = workers
 
     def read(self, skip: Collection[str]) -> Iterator[DecodedImage]:
-        """Decode the photos except those named, in order; those of videos and shards in this thread."""
+        """Decode the images except those named, in order; those of videos and shards in this thread."""
         self.share.skip = skip
         yield from threaded_map(
             lambda one: one if isinstance(one, DecodedImage) else self.share.decode(*one),

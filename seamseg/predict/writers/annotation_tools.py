@@ -26,7 +26,7 @@ CLASSES = "classes.json"
 """Class list for `seamseg prepare`: neither tool knows which classes are things."""
 
 LOCAL_FILES = "/data/local-files/?d="
-"""Start of the addresses of photos below LABEL_STUDIO_LOCAL_FILES_DOCUMENT_ROOT."""
+"""Start of the addresses of images below LABEL_STUDIO_LOCAL_FILES_DOCUMENT_ROOT."""
 
 
 class _ToolWriter(OutputFormat[Panoptic]):
@@ -54,7 +54,7 @@ class CvatWriter(_ToolWriter):
     Raises
     ------
     InputError
-        if the name of a class cannot be a label, that of a photo cannot be in the list, or it has too many segments
+        if the name of a class cannot be a label, that of an image cannot be in the list, or it has too many segments
     """
 
     map_only = True
@@ -93,7 +93,7 @@ class CvatWriter(_ToolWriter):
 class LabelStudioWriter(_ToolWriter):
     """Tasks of Label Studio in `OUT/labelstudio/tasks/<name>.json`.
 
-    See :mod:`seamseg.formats.label_studio`. A photo of a URL keeps its address; others have that of Label Studio's
+    See :mod:`seamseg.formats.label_studio`. An image of a URL keeps its address; others have that of Label Studio's
     local file serving, relative to the input.
     """
 

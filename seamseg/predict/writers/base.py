@@ -16,10 +16,10 @@ from seamseg.predict.sources.base import Source
 from seamseg.predictions import ArrayPrediction
 
 Record = dict[str, Any]
-"""What a format stores in the manifest for a photo, as JSON."""
+"""What a format stores in the manifest for an image, as JSON."""
 
 Records = Callable[[], Iterator[Record]]
-"""Iterates over the records of all photos in the order of their names; may be called several times."""
+"""Iterates over the records of all images in the order of their names; may be called several times."""
 
 
 R = TypeVar("R", bound=PhotoResult, contravariant=True)
@@ -53,8 +53,8 @@ class OutputFormat(ABC, Generic[R]):
     Attributes
     ----------
     kinds : kinds of networks whose results it holds
-    needs_photo : whether :meth:`write` needs the pixels of the photo
-    member : ending of its file in a tar shard, after the key of the photo; None for formats with several folders, ""
+    needs_photo : whether :meth:`write` needs the pixels of the image
+    member : ending of its file in a tar shard, after the key of the image; None for formats with several folders, ""
         for those without a file of each photo
     all_classes : whether it contains all classes whatever the user chooses, so that a choice is an error
     probabilities : whether it needs the probabilities of a semantic network
@@ -83,21 +83,21 @@ class OutputFormat(ABC, Generic[R]):
 
     @abstractmethod
     def paths(self, source: Source) -> list[Path]:
-        """Return the files of a photo, as far as they are known in advance."""
+        """Return the files of an image, as far as they are known in advance."""
 
     @abstractmethod
     def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: R) -> Record | None:
-        """Write the files of a photo, each atomically, and return what :meth:`finish` needs of it, if anything."""
+        """Write the files of an image, each atomically, and return what :meth:`finish` needs of it, if anything."""
 
     def finals(self) -> list[Path]:
         """Return the files that :meth:`finish` writes."""
         return []
 
     def finish(self, records: Records) -> None:
-        """Write files about all photos; called by the main process after the last one.
+        """Write files about all images; called by the main process after the last one.
 
         Parameters
         ----------
-        records : what :meth:`write` returned for each photo, in this run or an earlier one, in any process
+        records : what :meth:`write` returned for each image, in this run or an earlier one, in any process
         """
         return

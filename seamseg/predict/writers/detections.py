@@ -22,7 +22,7 @@ RESULTS_JSON = "coco_results.json"
 
 @register("format", "overlay-legacy")
 class LegacyOverlayWriter(ImageFormat[Detections]):
-    """The photo as the original's `test_instance_seg.py` draws it: masks at 75 % opacity and boxes, without text."""
+    """The image as the original's `test_instance_seg.py` draws it: masks at 75 % opacity and boxes, without text."""
 
     kinds = ("instance_seg", "detection")
     member = "overlay.jpg"
@@ -37,7 +37,7 @@ class LegacyOverlayWriter(ImageFormat[Detections]):
 class CocoResultsWriter(OutputFormat[Detections]):
     """All detections in COCO's format of results: `coco_results.json`, a list that `COCO.loadRes` reads.
 
-    `image_id` is the name of the photo without its ending, with its sub-folder, as in `coco/<split>.json` of a dataset
+    `image_id` is the name of the image without its ending, with its sub-folder, as in `coco/<split>.json` of a dataset
     folder; see :meth:`seamseg.inference.detections.Detections.to_coco` for the rest.
     """
 
@@ -49,7 +49,7 @@ class CocoResultsWriter(OutputFormat[Detections]):
         return []
 
     def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: Detections) -> Record:
-        """Return the entries of a photo."""
+        """Return the entries of an image."""
         chosen = Detections.of(prediction, result.size, self.metadata, self.choice.least_score, self.choice.classes)
         return {"results": chosen.to_coco(source.name)}
 

@@ -1,4 +1,4 @@
-"""Formats that are images to look at: the overlay, and the anonymised photo."""
+"""Formats that are images to look at: the overlay, and the anonymised image."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ ANONYMIZED_QUALITY = 95
 
 
 class ImageFormat(OutputFormat[R]):
-    """Base of the formats with one image a photo: `<name><ending>`, a JPEG or PNG without any metadata.
+    """Base of the formats with one output image per input: `<name><ending>`, a JPEG or PNG without any metadata.
 
     Attributes
     ----------
-    ending : end of the file name, after the name of the photo
+    ending : end of the file name, after the name of the image
     encoding : options of Pillow for a JPEG
     """
 
@@ -78,12 +78,12 @@ class OverlayKeys:
     """Keys of overlays of panoptic maps."""
 
     labels: bool = key("write class and score on the segments that are large enough", False)
-    opacity: float = key("opacity of the colours; 0 shows the photo only, 1 no photo", 0.5, minimum=0, maximum=1)
+    opacity: float = key("opacity of the colours; 0 shows the image only, 1 no image", 0.5, minimum=0, maximum=1)
 
 
 @register("format", "overlay", keys=OverlayKeys)
 class OverlayWriter(ImageFormat[PhotoResult]):
-    """The photo with the result: blended with segments or classes, or with boxes, masks, names and scores."""
+    """The image with the result: blended with segments or classes, or with boxes, masks, names and scores."""
 
     kinds = ("panoptic", "instance_seg", "detection", "classification", "semantic")
     member = "overlay.jpg"
@@ -95,7 +95,7 @@ class OverlayWriter(ImageFormat[PhotoResult]):
 
 
 class AnonymizeWriter(ImageFormat[PhotoResult]):
-    """The photo, upright and at its own size, with some classes hidden: `<name>.jpg`.
+    """The image, upright and at its own size, with some classes hidden: `<name>.jpg`.
 
     The file holds pixels only: no EXIF (place, date, camera), thumbnail, comment or colour profile.
 

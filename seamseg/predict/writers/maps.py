@@ -16,7 +16,7 @@ from seamseg.visualize.maps import encode_map
 
 
 class MapWriter(OutputFormat[PhotoResult]):
-    """A map at the size of the photo: `<name>_<map>.png`, grey, 8 or 16 bits, or RGB of a map of three channels.
+    """A map at the size of the image: `<name>_<map>.png`, grey, 8 or 16 bits, or RGB of a map of three channels.
 
     A map that a PNG cannot hold is `<name>_<map>.npy`, the values as float32 `channels x H x W`.
 

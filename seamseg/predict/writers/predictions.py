@@ -29,7 +29,7 @@ MASKS = "masks"
 
 
 class PanopticWriter(OutputFormat[Panoptic]):
-    """Base of the formats with a `panoptic.json` for all photos, written by the main process."""
+    """Base of the formats with a `panoptic.json` for all images, written by the main process."""
 
     kinds = ("panoptic",)
 
@@ -69,7 +69,7 @@ class CityscapesWriter(PanopticWriter):
     `panoptic.json` and `panoptic/<frame>.png` are in the COCO format, with label ids as `category_id`.
     `pixel/<frame>.png` holds the label id of each pixel of the panoptic map, 0 for void; pixels of things that belong
     to no detection have their label here, and are void in `panoptic/`. `instance/<frame>.txt` and `instance/masks/`
-    hold the detections before the fusion. `<frame>` is the name of the photo without folders and `_leftImg8bit`.
+    hold the detections before the fusion. `<frame>` is the name of the image without folders and `_leftImg8bit`.
 
     Raises
     ------
@@ -93,7 +93,7 @@ class CityscapesWriter(PanopticWriter):
         ]
 
     def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: Panoptic) -> Record:
-        """Write the results of a photo and return its segments."""
+        """Write the results of an image and return its segments."""
         frame, labels = frame_name(source.name), self._classes.original_ids
         record = self._panoptic.write(frame, result, source.relative)
         pixels = label_map(result.id_map, result.segments, labels, VOID_LABEL)
@@ -138,7 +138,7 @@ class VistasWriter(PanopticWriter):
         ]
 
     def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: Panoptic) -> Record:
-        """Write the results of a photo and return its segments."""
+        """Write the results of an image and return its segments."""
         name, labels = photo_stem(source.name), self._labels
         record = self._panoptic.write(name, result, source.relative)
         pixels = label_map(result.id_map, result.segments, labels, self._void)
@@ -171,7 +171,7 @@ def write_detections(
     folder : folder of the text files
     name : name of the image, without folders
     prediction : prediction at the network's size
-    size : `(height, width)` of the photo
+    size : `(height, width)` of the image
     labels : label of each thing class
 
     Returns

@@ -27,13 +27,13 @@ function fillLegend(list) {
   list.replaceChildren(...ERROR_TYPES.slice(1).concat(ERROR_TYPES[0]).map((v) => make("li", { title: v.help }, swatch(`var(--${v.color})`), v.name)));
 }
 
-// Painting: the photo, and over it the segments of a map or the errors, with outlines.
+// Painting: the image, and over it the segments of a map or the errors, with outlines.
 
 const VIEWS = [
   { key: "prediction", name: "Prediction" },
   { key: "truth", name: "Ground truth" },
   { key: "errors", name: "Errors" },
-  { key: "photo", name: "Photo" },
+  { key: "photo", name: "Image" },
   ...report.maps.map((name) => ({ key: name, name, isMap: true })),
 ];
 const isMap = (view) => VIEWS.some(({ key, isMap }) => isMap && key === view);

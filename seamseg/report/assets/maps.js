@@ -30,7 +30,7 @@ const VOID_PIXEL = pixel([0, 0, 0], 110);
 const SEGMENT_ALPHA = 135;
 const offscreen = document.createElement("canvas");
 
-/** Draw a photo, grey if null, onto a canvas that gets its size; over it the layer that `fill(pixels)` paints, if any. */
+/** Draw an image, grey if null, onto a canvas that gets its size; over it the layer that `fill(pixels)` paints, if any. */
 function paintLayers(canvas, { width, height, photo }, fill) {
   if (canvas.width !== width || canvas.height !== height) [canvas.width, canvas.height] = [width, height];
   const context = canvas.getContext("2d");

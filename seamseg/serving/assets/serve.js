@@ -1,4 +1,4 @@
-// The page of the server: sends a photo, paints its segments over it, and describes the one under the pointer.
+// The page of the server: sends an image, paints its segments over it, and describes the one under the pointer.
 
 const canvas = byId("canvas");
 let image = null;
@@ -52,7 +52,7 @@ function listSegments() {
   byId("segments").replaceChildren(...buttons);
 }
 
-/** Offer the photo and the maps of custom heads, if any, to be shown under the segments. */
+/** Offer the image and the maps of custom heads, if any, to be shown under the segments. */
 function listBackgrounds() {
   const [select, names] = [byId("background"), Object.keys(image.backgrounds)];
   byId("backgrounds").hidden = names.length === 1;
@@ -81,7 +81,7 @@ async function show(view) {
   repaint();
 }
 
-/** Hide the result of an earlier photo. */
+/** Hide the result of an earlier image. */
 function clear() {
   if (image) Object.values(image.backgrounds).forEach((bitmap) => bitmap.close());
   image = null;
@@ -100,7 +100,7 @@ async function errorOf(response) {
 }
 
 async function send(file) {
-  // a photo replaces the one before, whose request is dropped
+  // an image replaces the one before, whose request is dropped
   if (request) request.abort();
   const mine = (request = new AbortController());
   document.body.classList.add("busy");
