@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 RUN    ?= runs/demo
 
-.PHONY: help setup kernels demo test test-slow gpu lint format reference docs mutants clean
+.PHONY: help setup kernels demo test coverage test-slow gpu lint format reference docs mutants clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -47,6 +47,10 @@ PYTEST = $(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reord
 
 test: setup  ## run the fast tests (minutes on 2 cores)
 	$(PYTEST)
+
+coverage: setup  ## run the fast tests and report the covered branches in build/coverage
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check pytest-cov==7.0.0
+	$(PYTEST) --cov=seamseg --cov-branch --cov-report=html:build/coverage --cov-report=term:skip-covered
 
 test-slow: setup  ## run all tests that need no GPU
 	$(PYTEST) -m 'not gpu'

@@ -138,7 +138,23 @@ def describe_fields(app, what, name, obj, options, lines) -> None:  # type: igno
             # prose without a name or a type
             lines[start:end] = ["", "", ":returns: " + body[0], *(f"    {line}" for line in body[1:]), ""]
         elif title in ("Parameters", "Attributes", "Returns"):
-            lines[start + 2 : end] = _entries(body)
+            lines[start + 2 : end] = _entries(_one_by_one(body) if title == "Attributes" else body)
+
+
+def _one_by_one(body: list[str]) -> list[str]:
+    """Repeat an entry about several attributes for each of them, which napoleon takes for a name and its type."""
+    entries: list[list[str]] = []
+    for line in body:
+        if ENTRY.match(line) or not entries:
+            entries.append([line])
+        else:
+            entries[-1].append(line)
+    found: list[str] = []
+    for first, *more in entries:
+        entry = ENTRY.match(first)
+        for start in [f"{name} : {entry[2]}" for name in entry[1].split(", ")] if entry else [first]:
+            found += [start, *more]
+    return found
 
 
 def _entries(body: list[str]) -> list[str]:
@@ -184,7 +200,7 @@ def link_root_files(app, docname, source) -> None:  # type: ignore[no-untyped-de
 def add_index_entries(app, docname, source) -> None:  # type: ignore[no-untyped-def]
     """Put the entries of SEARCHES below the title of a page."""
     for words in SEARCHES.get(docname, ()):
-        source[0] = source[0].replace("\n", f"\n\n```{{index}} single: {words}\n```\n", 1)
+        source[0] = source[0].replace("\n", f"\n\n```{{index}} single: ! {words}\n```\n", 1)
 
 
 def adapt_mocks() -> None:

@@ -157,7 +157,7 @@ def callback(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
 
 
 def crop(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
-    """Register a class derived from :class:`Crop`, which draws what a training sees of an image: `[dataloader] crop`.
+    """Register a class derived from :class:`Crop`, which chooses the part of an image to train on: `[dataloader] crop`.
 
     It is made as `Class(keys, context)`, with a :class:`CropContext`.
     """

@@ -172,7 +172,7 @@ def _unchecked(values: list[Any]) -> PackedSequence:
 class TargetInfo(NamedTuple):
     """Properties of the targets of an image, id by id, on the host.
 
-    categories, iscrowd : as in :class:`Batch`; present : whether the id has a box
+    categories, iscrowd : see :class:`Batch`; present : whether the id has a box
     """
 
     categories: tuple[int, ...]

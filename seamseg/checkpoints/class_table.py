@@ -135,7 +135,7 @@ class ClassTable:
         ----------
         state : state of the pre-trained network by part
         net : the network that is to load it, with its random weights
-        trained, name : as for :meth:`matches`
+        trained, name : see :meth:`matches`
 
         Returns
         -------

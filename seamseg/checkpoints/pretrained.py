@@ -162,7 +162,7 @@ def _load_part(module: nn.Module, content: Any, part: str, path: str) -> LoadRep
 
 
 def normalisation_problem(net: nn.Module, loading: Dataloader) -> str | None:
-    """Return a warning if the weights of timm were trained with images normalised in another way; None if not."""
+    """Return a warning if the timm weights were trained with images normalised in another way; None if not."""
     body: Any = net.body
     backbone = body if isinstance(body, Backbone) else body.backbone
     trained = backbone.normalisation if isinstance(backbone, Backbone) else None

@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     files.add_argument(
         "--protocol", choices=("coco", "cityscapes"), help="file format and definition of the scores (default: coco)"
     )
-    files.add_argument("--workers", type=int, metavar="N", help="threads (default: one per processor, at most 8)")
+    files.add_argument("--workers", type=int, metavar="N", help="threads (default: one per processor, up to 8)")
 
     parser.add_argument("--json", metavar="OUT", help="write the scores to this file")
     parser.add_argument("--out", metavar="DIR", help="write an evaluation folder for `seamseg report`")

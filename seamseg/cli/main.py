@@ -284,10 +284,8 @@ def add_action(actions: argparse._SubParsersAction, name: str, text: str) -> arg
         name, help=text.partition("\n")[0], description=text, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     # no default, which would override `seamseg COMMAND --quiet ACTION`
-    parser.add_argument("--quiet", action="store_true", default=argparse.SUPPRESS, help="no progress")
-    parser.add_argument(
-        "--debug", action="store_true", default=argparse.SUPPRESS, help="show a traceback when something fails"
-    )
+    parser.add_argument("--quiet", action="store_true", default=argparse.SUPPRESS, help="do not show progress")
+    parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="print a traceback on errors")
     return parser
 
 

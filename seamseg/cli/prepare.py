@@ -357,9 +357,13 @@ def _report(args: argparse.Namespace, result: ConversionResult) -> int:
     print(f"{args.out}: {counts}; {classes.num_stuff} stuff and {classes.num_thing} thing classes")
     own_data = hasattr(args, "hold_out") and classes.num_thing > 0 and "train" in result.splits
     if own_data and not Path(args.out, "lst", "val.txt").is_file():
-        print("next: prepare a split val for the scores, or repeat the command with --hold-out 0.2")
+        print(
+            "next: prepare a split val for the scores, or repeat the command with --hold-out 0.2; then train small_r18"
+        )
     elif own_data:
-        print(f"next: seamseg train small_r18 {shlex.quote(str(args.out))} --log-dir runs/my")
+        print("next: seamseg convert-backbone resnet18 resnet18.pth")
+        words = f"{shlex.quote(str(args.out))} --log-dir runs/my --pre-train body:resnet18.pth"
+        print(f"      seamseg train small_r18 {words}")
     return 0
 
 

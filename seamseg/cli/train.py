@@ -2,12 +2,13 @@
 
     seamseg train toy_city_r18 DATA --log-dir runs/city
     seamseg train toy_city_detection_r18 DATA --log-dir runs/boxes
-    seamseg train small_r18 DATA --log-dir runs/my --pre-train body:resnet18-f37072fd.pth
+    seamseg train small_r18 DATA --log-dir runs/my --pre-train body:resnet18.pth
     seamseg train my.ini DATA --log-dir runs/my --pre-train body:resnet50.pth --set optimizer.lr=0.02
     seamseg train my.ini DATA --log-dir runs/my --resume auto --set general.snapshot_interval=500
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc-per-node 8 --max-restarts 100 -m seamseg train ...
 
-small_r18 is for some hundred images of your own, on two CPU cores or a small GPU; the weights are torchvision's.
+small_r18 is for some hundred images of your own, on two CPU cores or a small GPU. `seamseg convert-backbone resnet18
+resnet18.pth` gets the weights from torchvision.
 
 `[general] kind` of the configuration selects what the network predicts: panoptic, instance_seg,
 detection or semantic. `[general] base = cityscapes_r50` (or an INI file) makes the keys of another one its defaults.

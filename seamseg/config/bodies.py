@@ -21,7 +21,7 @@ MAX_WIDTH = 512
 """Most channels of `mod1` of a ResNet; `mod5` has up to 32 times as many."""
 
 TIMM = "timm:"
-"""What the names of networks of timm begin with in `[body] body`."""
+"""What the names of timm networks begin with in `[body] body`."""
 
 
 @dataclass(frozen=True)

@@ -256,7 +256,7 @@ class Record:
     ----------
     kind, name : kind and name of the component
     module, version : name of its module, and the `__version__` of that
-    sha256 : of its file
+    sha256 : SHA-256 of its file
     """
 
     kind: str

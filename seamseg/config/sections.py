@@ -121,13 +121,13 @@ class Body:
 
     body: str = key(
         "architecture of the backbone; those with `resnext`, `wider` and `dense` end with a norm, bn_out; `timm:NAME` "
-        "is a network of timm, with or without a tag of weights",
+        "is a timm network, with or without a tag of weights",
         choices=tuple(BODIES),
         component="body",
     )
     weights: str = key(
         "file of pre-trained weights, of a ResNet of torchvision or of ImageNet with in-place ABN; of a network of "
-        "timm, `timm` downloads its weights, and a file is one of timm (.safetensors or .pth); empty for none"
+        "timm, `timm` downloads its weights, and a file is a timm one (.safetensors or .pth); empty for none"
     )
     normalization_mode: str = key(
         "norm layers; with `a+b`, a in body, FPN and semantic head and b in the RPN and ROI heads",
@@ -138,7 +138,7 @@ class Body:
     gn_groups: int = key("number of groups of group norm", minimum=1, maximum=CHANNELS)
     body_params: dict[str, Any] = key("further arguments of the backbone: dilation, dropout, width, input_3x3, ...")
     num_frozen: int = key(
-        "number N of frozen modules mod1..modN; of a network of timm mod1 is the stem, mod2 the stage of stride 4, and "
+        "number N of frozen modules mod1..modN; of a timm network mod1 is the stem, mod2 the stage of stride 4, and "
         "so on",
         minimum=0,
         maximum=1024,
@@ -289,7 +289,7 @@ class Optimizer:
         "factor of the learning rate of the backbone, without the pyramid", above=0, maximum=1000
     )
     layer_decay: float = our_key(
-        "factor of the learning rate of each layer of a network of timm, as timm groups them, relative to the layer "
+        "factor of the learning rate of each layer of a timm network, as timm groups them, relative to the layer "
         "after it; 1 for none",
         above=0,
         maximum=1,

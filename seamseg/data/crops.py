@@ -84,7 +84,7 @@ class CropContext:
 
     Attributes
     ----------
-    shortest_size, longest_max_size : as :func:`scaled_size`; the limit applies after random scaling
+    shortest_size, longest_max_size : see :func:`scaled_size`; the limit applies after random scaling
     random_flip, random_scale, crop_size : see :class:`seamseg.data.transforms.AugmentationOptions`
     """
 

@@ -150,7 +150,7 @@ class DistributedARBatchSampler(ARBatchSampler):
 
     Parameters
     ----------
-    img_sizes, batch_size, drop_last, epoch, seed : as :class:`ARBatchSampler`; `batch_size` is that of one process
+    img_sizes, batch_size, drop_last, epoch, seed : see :class:`ARBatchSampler`; `batch_size` is that of one process
     num_replicas, rank : number of processes, and the index of this one
     """
 

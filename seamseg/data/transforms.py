@@ -180,7 +180,7 @@ class TrainTransform:
 
     Parameters
     ----------
-    shortest_size, longest_max_size : as :func:`scaled_size`; the limit applies after random scaling
+    shortest_size, longest_max_size : see :func:`scaled_size`; the limit applies after random scaling
     rgb_mean, rgb_std : normalisation of values in 0..1
     augmentation : random flip, scale, crop and colour jitter
     on_device : defer colour jitter, flip and normalisation to :func:`finish_image` on the device

@@ -37,11 +37,11 @@ def write_package(net: ExportNet, target: Path, metadata: ExportedMetadata, size
 
     Parameters
     ----------
-    net : from :func:`seamseg.deploy.network.export_net`, on the device that the package is for; one that simulates int8
-        arithmetic is compiled to int8 kernels
+    net : what :func:`seamseg.deploy.network.export_net` returns, on the device that the package is for; one that
+        simulates int8 arithmetic is compiled to int8 kernels
     target : file to write; nothing is left there if the compiler fails
     metadata : what the file states about its network; with `size` None height and width are free
-    size : `(height, width)` of the example that the compiler sees: that of the metadata, or any that is allowed
+    size : `(height, width)` of the example that is compiled: that of the metadata, or any that is allowed
 
     Raises
     ------
@@ -122,7 +122,7 @@ def compile_program(program: torch.export.ExportedProgram, target: Path, metadat
 
     Parameters
     ----------
-    program : from `torch.export`
+    program : what `torch.export` returns
     target : file to write, `*.pt2`
     metadata : stored in the package
     """

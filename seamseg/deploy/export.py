@@ -61,7 +61,7 @@ class Format:
     packages : that the export needs, by the names of their imports
     precisions : that it has
     largest_side : largest side of inputs of free size
-    standard_ops : as for :class:`seamseg.deploy.network.ExportNet`
+    standard_ops : see :class:`seamseg.deploy.network.ExportNet`
     write : `(net, target, metadata, size, opset)`
     open : a file for the comparison
     """
@@ -107,7 +107,7 @@ class ExportReport:
     Attributes
     ----------
     path, nbytes, format : path, size in bytes and format of the file
-    metadata : in the file
+    metadata : what the file says of itself
     seconds, eager_seconds : median time per image, of the file and of the network
     differences : differences by name of the image
     """
@@ -150,7 +150,7 @@ def export_model(
 
     Parameters
     ----------
-    model : as for :func:`seamseg.checkpoints.bundle.open_model`; for a classifier its checkpoint or folder; or a folder
+    model : see :func:`seamseg.checkpoints.bundle.open_model`; for a classifier its checkpoint or folder; or a folder
         of a panoptic network of transformers
     out : file to write; its ending decides the format, see :data:`FORMATS`
     options : size, precision and so on

@@ -43,7 +43,7 @@ def calibrated(
     Parameters
     ----------
     net : folded, of this package's layers only
-    normalise : from bytes to its input
+    normalise : function from bytes to the input of the network
     images : inputs `H x W x 3` uint8
 
     Raises

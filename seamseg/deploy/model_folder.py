@@ -91,7 +91,7 @@ def convert_model(
 
     Parameters
     ----------
-    model : as for :func:`seamseg.checkpoints.bundle.open_model`; for a classifier its folder, or its checkpoint with
+    model : see :func:`seamseg.checkpoints.bundle.open_model`; for a classifier its folder, or its checkpoint with
         `config`
     out : folder to write: `model.safetensors`, `metadata.json` and `config.ini`; for a classifier `config.json` and
         `classes.json`

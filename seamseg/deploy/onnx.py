@@ -39,7 +39,7 @@ def write_onnx(
 
     Parameters
     ----------
-    net : from :func:`seamseg.deploy.network.export_net` with `standard_ops`
+    net : network of :func:`seamseg.deploy.network.export_net` with `standard_ops`
     target : file to write
     metadata : stored in the file, under :data:`seamseg.formats.exported.METADATA_KEY`; with `size` None height and
         width are free

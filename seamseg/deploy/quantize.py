@@ -273,7 +273,7 @@ def quantise(
     ----------
     model : float32 network, not changed
     samples : the inputs of the network by name, a dict a run; None for a network trained for int8, which has ranges
-    keep_float : as for :func:`select`
+    keep_float : see :func:`select`
 
     Raises
     ------
@@ -399,7 +399,7 @@ def quantise_file(source: Path, target: Path, samples: Iterable[Mapping[str, np.
     ----------
     source : float32 file of :func:`seamseg.deploy.onnx.write_onnx`
     target : file to write, atomically; may be the source
-    samples : as for :func:`quantise`
+    samples : see :func:`quantise`
 
     Raises
     ------

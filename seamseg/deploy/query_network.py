@@ -25,7 +25,7 @@ class QueryNet(nn.Module):
 
     Parameters
     ----------
-    network : on the CPU, in float32; its attention becomes that of matrix products
+    network : a network on the CPU, in float32; its attention becomes that of matrix products
     name : name of the model, for errors
 
     Attributes

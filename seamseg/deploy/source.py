@@ -79,7 +79,7 @@ class ExportSource:
     net : folded, in evaluation mode
     metadata : metadata of the exported file; its size is None
     size : `(height, width)` of the input of a file of fixed size by default
-    input_size : from images to the network's input; None for a classifier
+    input_size : function from images to the network's input; None for a classifier
     """
 
     net: nn.Module

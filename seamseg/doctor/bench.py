@@ -48,7 +48,7 @@ def measure(
     model : model as for `seamseg predict`; None for random weights
     size : `(height, width)` of the image and of the network's input in pixels
     rounds : runs after a warm-up run; medians are reported
-    device, precision : as for `seamseg predict`
+    device, precision : see `seamseg predict`
     backends : names from :func:`seamseg.doctor.backends.parse`; none if empty, or for a network of another library
     meta : classes of a network of another library, as for `seamseg predict`
 

@@ -1,4 +1,4 @@
-"""Metrics of users, over the images of all processes, beside the scores of the network."""
+"""Custom metrics, over the images of all processes, beside the scores of the network."""
 
 from __future__ import annotations
 

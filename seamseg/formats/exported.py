@@ -72,8 +72,8 @@ class ExportedMetadata:
         images; the images of classifiers must be normalised with them
     thresholds : thresholds of the fusion, see :data:`THRESHOLDS`; empty for kinds that have none
     licence : licence of the weights, free text; empty if unknown
-    query_classes : for a network of queries, one class and one mask each: the class (stuff first) of each of its class
-        logits but the last one, of "no object"; None for other networks
+    query_classes : class (stuff first) of each class logit of a network of queries but the last one, of "no object";
+        None for other networks
     maps : output maps of custom heads, by name, which is that of the output
     version : version of seamseg that wrote the file
     extra : further keys, for example `quantization`; JSON values

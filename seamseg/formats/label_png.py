@@ -30,7 +30,7 @@ def label_map(ids: np.ndarray, segments: Sequence[SegmentLike], labels: Sequence
     ----------
     ids : `H x W` segment ids, 0 void
     segments : segments of the map; other ids are void
-    labels : label of each class, at most 255
+    labels : label of each class, 0 to 255
     void : label of void
     """
     return look_up(ids, [(s.id, labels[s.category]) for s in segments], np.uint8, void)

@@ -216,7 +216,7 @@ def _build_body(config: Config, norm: NormFactory) -> FPNBody:
     if missing:
         raise InputError(f"[fpn] inputs: {body.body} has no {missing[0]}, only {', '.join(backbone.out_channels)}")
     channels = [backbone.out_channels[name] for name in fpn.inputs]
-    # those of a network of timm need not be stated
+    # those of a timm network need not be stated
     if body.out_channels and [body.out_channels[name] for name in fpn.inputs] != channels:
         raise InputError(f"[body] out_channels: {body.body} gives {backbone.out_channels}, not {body.out_channels}")
     strides = [backbone.out_strides[name] for name in fpn.inputs]
@@ -263,7 +263,7 @@ def build_configured_backbone(config: Config, norm: NormFactory, keep_outputs: b
     try:
         backbone = component.make(keys, context) if component.built_in else component.build(keys, context)
     except (TypeError, ValueError) as error:
-        # errors of timm do not name the network
+        # timm errors do not name the network
         name = f"{body.body}: " if body.body != component.name else ""
         raise InputError(f"[body] body_params: {name}{error}") from error
     if not component.built_in:

@@ -1,4 +1,4 @@
-"""Networks of users as a whole, instead of the one that body, pyramid and heads make."""
+"""Custom networks as a whole, instead of the one that body, pyramid and heads make."""
 
 from __future__ import annotations
 

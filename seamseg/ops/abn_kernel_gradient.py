@@ -49,7 +49,7 @@ def scale_gradient(kernel: Tensor, dkernel: Tensor, dweight: Tensor, dtype: torc
 
     Parameters
     ----------
-    kernel, dkernel : of one shape
+    kernel, dkernel : tensors of one shape
     dweight : :attr:`seamseg.ops.abn_channels.GradientSums.dweight`, `2 x C`
     dtype : dtype of the weight
     dim : dimension of the output channels of the kernel

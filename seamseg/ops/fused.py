@@ -136,7 +136,7 @@ class FusedLinear(_Fused):
     Parameters
     ----------
     weight, bias : `O x I`, `O`; used without gradient
-    activation, activation_param : as for :class:`FusedConv2d`
+    activation, activation_param : see :class:`FusedConv2d`
     """
 
     def __init__(

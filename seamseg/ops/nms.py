@@ -38,7 +38,7 @@ def nms_fixed(
 
     Parameters
     ----------
-    boxes, scores, iou_threshold, n_max, groups : as for :func:`nms`
+    boxes, scores, iou_threshold, n_max, groups : see :func:`nms`
 
     Returns
     -------

@@ -209,7 +209,7 @@ class InPlaceABNSync(InPlaceABN):
 
     Parameters
     ----------
-    num_features, eps, momentum, affine, track_running_stats, activation, activation_param : as for :class:`ABN`
+    num_features, eps, momentum, affine, track_running_stats, activation, activation_param : see :class:`ABN`
     group : initial value of the attribute `group`
 
     Notes
@@ -300,8 +300,8 @@ class ActivatedGroupNorm(nn.GroupNorm):
     ----------
     num_features : channels
     num_groups : groups of channels that share statistics
-    eps, affine : as for `torch.nn.GroupNorm`
-    activation, activation_param : as for :class:`ABN`
+    eps, affine : see `torch.nn.GroupNorm`
+    activation, activation_param : see :class:`ABN`
     """
 
     def __init__(
@@ -334,7 +334,7 @@ class ActivatedIdentity(nn.Module):
     Parameters
     ----------
     num_features : channels; not used, for the same signature as other norms
-    activation, activation_param : as for :class:`ABN`
+    activation, activation_param : see :class:`ABN`
     """
 
     def __init__(self, num_features: int = 0, activation: str = "leaky_relu", activation_param: float = 0.01) -> None:

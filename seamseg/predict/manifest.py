@@ -72,7 +72,7 @@ class ManifestNames:
 
     Attributes
     ----------
-    part : part of this run; None for all images
+    part : the images of this run; None for all
     """
 
     part: Part | None = None
@@ -191,7 +191,7 @@ class ManifestFolder:
     ----------
     out : folder of the outputs
     head : first line of the manifests of this run, see :func:`header`
-    part : part of this run; None for all images
+    part : the images of this run; None for all
     """
 
     def __init__(self, out: Path, head: Line, part: Part | None = None) -> None:

@@ -41,7 +41,7 @@ class PredictSettings:
 
     Attributes
     ----------
-    model : as for :func:`seamseg.load`
+    model : see :func:`seamseg.load`
     formats : names of :func:`seamseg.predict.writers.formats_of`, as a list or separated by commas; None for overlay,
         or with `hide` for none
     config, meta : INI file and `metadata.bin`, if the model does not contain them

@@ -15,7 +15,15 @@ from seamseg.panoptic_map import VOID
 from seamseg.prepare.annotations import Runs, decode_rle
 from seamseg.prepare.archives import photo_size, read_map
 from seamseg.prepare.class_file import ClassList, build_class_list, coco_categories, read_class_list
-from seamseg.prepare.convert import DEFAULTS, ConversionOptions, ConversionResult, convert_splits, distinct_ids, id_of
+from seamseg.prepare.convert import (
+    DEFAULTS,
+    ConversionOptions,
+    ConversionResult,
+    background_class,
+    convert_splits,
+    distinct_ids,
+    id_of,
+)
 from seamseg.prepare.pairs import FilesByName, by_stem, number_segments, tree_files
 from seamseg.prepare.panoptic import load_json
 from seamseg.prepare.writer import Instances, SourceFrame
@@ -123,6 +131,8 @@ def read_instances(frame: SourceFrame, listed: ClassList) -> Instances:
     if frame.second is not None:
         labels = read_map(frame.second)
         background = number_segments(labels, lambda v: (listed.class_at(v, frame.second), 1), listed.classes)
+    elif (named := background_class(listed.classes)) is not None:
+        background = number_segments(np.zeros(size, np.uint8), lambda _: (named, 0), listed.classes)
     return stack_things(things, size, frame, background)
 
 

@@ -17,12 +17,11 @@ from seamseg.prepare.check import ImageCheck, OneImageFolder, Report
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing
 from seamseg.utils.parallel import parallel_map
+from seamseg.visualize.legend import BACKGROUND, LINE, TEXT, draw_legend, printable
 
 _WIDTH, _COLUMNS, _WIDEST = 1472, 4, 960
 _SHAPES = 5 / 9, 1.0  # height over width of a tile, from and to
-_GAP, _LINE = 8, 14
-_NAME = 60
-_BACKGROUND, _TEXT, _DIM = (24, 24, 24), (230, 230, 230), (130, 130, 130)
+_GAP = 8
 _LEAST_AREA = 40  # smaller things have no edge in the sheet, which would cover them
 
 
@@ -133,34 +132,16 @@ def _compose(
 ) -> Image.Image:
     """Compose rows of tiles with their names below, then the legend."""
     rows = [tiles[k : k + columns] for k in range(0, len(tiles), columns)]
-    heights = [max(tile.height for tile, _ in row) + _LINE + _GAP for row in rows]
-    names = [
-        _printable(name, _NAME) + ("" if classes.is_thing(k) else " (stuff)")
-        for k, name in enumerate(classes.categories)
-    ]
-    measure = ImageDraw.Draw(Image.new("RGB", (1, 1)))
-    column = 40 + round(max((measure.textlength(name) for name in names), default=0))
-    across = max(1, _WIDTH // column)
-    legend_top = sum(heights) + _GAP
-    size = (max(_WIDTH, column), legend_top + (-(-len(names) // across) + 1) * _LINE)
-    sheet = Image.new("RGB", size, _BACKGROUND)
+    heights = [max(tile.height for tile, _ in row) + LINE + _GAP for row in rows]
+    legend = draw_legend(classes, _WIDTH, shown)
+    sheet = Image.new("RGB", (legend.width, sum(heights) + _GAP + legend.height), BACKGROUND)
     draw = ImageDraw.Draw(sheet)
     top = _GAP // 2
     for row, height in zip(rows, heights):
         for number, (tile, name) in enumerate(row):
             left = number * (width + _GAP) + _GAP // 2
             sheet.paste(tile, (left, top))
-            draw.text((left, top + tile.height + 1), _printable(name, (width - 12) // 6), fill=_TEXT)
+            draw.text((left, top + tile.height + 1), printable(name, (width - 12) // 6), fill=TEXT)
         top += height
-    for k, name in enumerate(names):
-        left, top = k % across * column + _GAP // 2, legend_top + k // across * _LINE
-        draw.rectangle((left, top + 2, left + 16, top + _LINE - 3), fill=classes.palette[k], outline=_TEXT)
-        draw.text((left + 22, top), name, fill=_TEXT if k in shown else _DIM)
+    sheet.paste(legend, (0, sheet.height - legend.height))
     return sheet
-
-
-def _printable(text: str, length: int) -> str:
-    # the default font of Pillow may have Latin letters only, and texts of several lines have no length
-    text = text.encode("latin-1", errors="replace").decode("latin-1")
-    text = "".join(letter if letter.isprintable() else "?" for letter in text)
-    return text if len(text) <= length else "..." + text[3 - length :]

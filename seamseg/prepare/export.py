@@ -308,7 +308,7 @@ def dataset_to_coco_panoptic(
     ----------
     dataset : the dataset folder
     split : name of the split
-    json_path, folder : as for :class:`CocoPanopticWriter`
+    json_path, folder : see :class:`CocoPanopticWriter`
     workers : number of threads
     progress : wraps the images
 

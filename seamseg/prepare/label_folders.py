@@ -320,7 +320,12 @@ def _read_yolo(frame: SourceFrame, size: tuple[int, int], listed: ClassList) -> 
         if not (np.abs(points - 0.5) <= 0.5 + _ROUNDING).all():
             raise InputError(f"{where}: a coordinate is not from 0 to 1, the share of the image's width or height")
         corners = (points * (size[1], size[0])).ravel().tolist()
-        yield decode_segmentation([corners], size, frame, where), listed.class_at(category, where)
+        found = listed.class_at(category, where)
+        if found == background_class(listed.classes):
+            raise InputError(
+                f"{where}: class {category} is the background in the class list; number the classes as in the data set"
+            )
+        yield decode_segmentation([corners], size, frame, where), found
 
 
 def _read_labelme(frame: SourceFrame, size: tuple[int, int], listed: ClassList) -> Iterator[tuple[Runs, int]]:

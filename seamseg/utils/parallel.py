@@ -171,7 +171,7 @@ def threaded_map(
 
     Parameters
     ----------
-    function, items : as of `map`
+    function, items : see `map`
     workers : threads; with 0 or 1 the work is done in this one
     size_of : memory of a result; None for small ones
     most_bytes : limit of the results that wait, with `size_of`; each thread may hold one result more

@@ -85,7 +85,7 @@ def evaluate_model(
 
     Parameters
     ----------
-    model : as for :func:`seamseg.checkpoints.bundle.open_model`, or an exported network (.onnx, .pt2)
+    model : see :func:`seamseg.checkpoints.bundle.open_model`, or an exported network (.onnx, .pt2)
     data : dataset folder
     options : split, device, and what to write
     max_size : `(height, width)` to which larger inputs of the network are shrunk, as for an exported one

@@ -44,7 +44,7 @@ def test_a_network_with_it_is_trained_and_predicts(options, file, tmp_path):
         ("", "", ("general.checkpoint_body=yes",), "checkpoint_body: tiny does not support it"),
         ("", "", ("optimizer.layer_decay=.5",), "layer_decay: tiny does not number its layers"),
         ("", "", ("general.qat=yes",), r"\[general\] qat needs a body whose norms can be folded, not tiny"),
-        ("", "", ("body.weights=timm",), "tiny is no network of timm"),
+        ("", "", ("body.weights=timm",), "tiny is not a timm network"),
     ],
 )
 def test_what_is_refused(old, new, overrides, message, options, file):

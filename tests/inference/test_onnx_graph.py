@@ -111,7 +111,7 @@ def test_sizes_are_those_that_the_engine_makes(tmp_path):
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
 @pytest.mark.parametrize(("kernel", "step", "pad"), [(2, 2, 0), (3, 2, 1), (2, 5, 1)])
 def test_sizes_of_poolings_that_round_up(tmp_path, kernel, step, pad, engine):
-    """Networks of timm have them: their sizes are known, but for windows that start beyond the map."""
+    """timm networks have them: their sizes are known, but for windows that start beyond the map."""
     pool = {"kernel_shape": [kernel] * 2, "strides": [step] * 2, "pads": [pad] * 4, "ceil_mode": 1}
     made = [FLOATS]
     for number in range(6):

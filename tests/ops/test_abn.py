@@ -119,6 +119,15 @@ def test_one_value_or_none(op, shape, training):
     if training and x.numel():
         assert_close(y.flatten(), oracles.activate(bias, "leaky_relu", 0.01).detach())
         assert x.grad.abs().max() < 1e-12  # of the rounding of a rebuilt 0
+        assert_close(op(x, weight, bias, None, None, training), y)
+
+
+def test_inplace_has_no_second_derivative():
+    x, weight, bias, mean, var = inputs((4, 3, 2, 2))
+    y = inplace_abn(x * 1, weight, bias, mean, var, True)
+    (gradient,) = torch.autograd.grad((y * y).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

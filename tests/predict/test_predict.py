@@ -120,6 +120,8 @@ def test_overlays_with_labels(micro_run, photos, tmp_path, seamseg_main):
     result = predictor.predict(photos / "street.jpg")
     result.draw(labels=True, opacity=0.25).save(buffer, "JPEG", quality=OVERLAY_QUALITY)
     assert (tmp_path / "out" / "street.jpg").read_bytes() == buffer.getvalue()
+    legend = np.asarray(Image.open(tmp_path / "out" / "legend.png")).reshape(-1, 3)
+    assert set(map(tuple, predictor.metadata.palette)) <= set(map(tuple, legend.tolist()))
 
 
 def test_batches_and_workers_change_nothing(micro_run, micro, tmp_path, seamseg_main):

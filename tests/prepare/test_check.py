@@ -81,7 +81,7 @@ def test_unreadable_files(data):
         "msk/im0.png: no mask of image 'im0'",
         "img/im1.png: corrupt image",
         "msk/im1.png: not an image",
-        "img/im2: no image of image 'im2'",
+        "img/im2: no image file of 'im2'",
     ]
     assert all(message.startswith(start) for message, start in zip(found(data), starts, strict=True))
 

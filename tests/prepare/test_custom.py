@@ -77,7 +77,7 @@ def test_inconsistent_folders(raw):
     assert_folders_fail(raw, r"0 of 1 images have labels .*the first image is sub/a", (photos, str(raw / "empty")))
     assert_folders_fail(raw, "`divisor=1`: must be 2 or more", divisor=1)
     assert_folders_fail(raw, "omit the folder of instances", divisor=9)
-    assert_folders_fail(raw, r"images: 0 instance images \(\.png\) found for train", (photos, labels, photos))
+    assert_folders_fail(raw, r"photos: 0 instance images \(\.png\) found for train", (photos, labels, photos))
     picture(raw / "other" / "b.png", np.zeros((8, 12)))
     assert_folders_fail(raw, "has labels, but no instance image", (photos, labels, str(raw / "other")))
 
@@ -160,6 +160,12 @@ def test_instances_without_labels(coco):
     assert segments(coco / "out", "a") == [("car", 0, 12), ("car", 0, 24), ("car", 1, 3)]
     assert segments(coco / "out", "b") == []
     assert DatasetFolder(coco / "out").metadata.num_stuff == 0
+    (coco / "classes.ini").write_text("[background]\nid = 1\nkind = stuff\n[car]\nid = 7\nkind = thing\n")
+    given = {"train": (str(coco / "photos"), str(coco / "instances.json"))}
+    prepare_instances(coco / "two", given, coco / "classes.ini")
+    covered = 24 + 12 - 4 + 3
+    assert segments(coco / "two", "a")[0] == ("background", 0, 96 - covered)
+    assert segments(coco / "two", "b") == [("background", 0, 96)]
 
 
 def assert_instances_fail(coco, match, change=None, labels=True, classes=True):
@@ -201,7 +207,7 @@ def test_commands(coco, capsys):
     assert main(["prepare", "instances", str(out), *split, "--classes", str(coco / "classes.ini")]) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"{out}: 2 images in train; 2 stuff and 1 thing classes",
-        "next: prepare a split val for the scores, or repeat the command with --hold-out 0.2",
+        "next: prepare a split val for the scores, or repeat the command with --hold-out 0.2; then train small_r18",
     ]
     own = ["prepare", "folders", str(coco / "two"), "--classes", str(coco / "classes.ini"), "--split", "train"]
     assert main([*own, *folders(coco)]) == 0

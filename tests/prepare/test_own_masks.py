@@ -217,6 +217,13 @@ def test_yolo(raw):
     assert prepare(raw) == []
     assert segments(raw / "out", "a") == [("car", 0, 24), ("car_part", 0, 6)]
     assert segments(raw / "out", "b.rf.1") == []
+    (raw / "classes.ini").write_text(BACKGROUND + PERSON)
+    yolo(raw, "1 0 0 .25 0 .25 .25 0 .25\n0 0 0 1 0 1 1 0 1\n")
+    assert_fails(
+        raw,
+        r"a\.txt: line 2: class 0 is the background in the class list; number the classes",
+        out="two",
+    )
 
 
 @pytest.mark.parametrize(
@@ -273,7 +280,8 @@ def test_images_held_out(raw, capsys):
         return code, capsys.readouterr()
 
     code, shown = held("out", "0.3")
-    assert (code, shown.out.splitlines()[-1]) == (0, f"next: seamseg train small_r18 {raw / 'out'} --log-dir runs/my")
+    words = f"{raw / 'out'} --log-dir runs/my --pre-train body:resnet18.pth"
+    assert (code, shown.out.splitlines()[-1].strip()) == (0, f"seamseg train small_r18 {words}")
     lists = {name: (raw / "out" / "lst" / f"{name}.txt").read_text().split() for name in ("train", "val")}
     assert [len(lists[name]) for name in ("train", "val")] == [7, 3]
     assert sorted(lists["train"] + lists["val"]) == list("abcdefghij")

@@ -1,4 +1,4 @@
-"""Training, resume and prediction with a network of timm as backbone."""
+"""Training, resume and prediction with a timm network as backbone."""
 
 from __future__ import annotations
 

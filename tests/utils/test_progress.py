@@ -20,10 +20,10 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
 @pytest.mark.parametrize(
     ("items", "options", "shown"),
     [
-        (range(1000), {"desc": "photos"}, ["images: 1000/1000 ("]),
-        (iter(range(5)), {"desc": "photos"}, ["images: 5 ("]),
+        (range(1000), {"desc": "images"}, ["images: 1000/1000 ("]),
+        (iter(range(5)), {"desc": "images"}, ["images: 5 ("]),
         (iter(range(5)), {"total": 5}, ["5/5 ("]),
-        ([], {"desc": "photos"}, []),
+        ([], {"desc": "images"}, []),
     ],
     ids=["known length", "unknown length", "given length", "nothing"],
 )

@@ -65,7 +65,7 @@ class InstanceLevelScores:
     Attributes
     ----------
     AP : mean over the IoU thresholds .5, .55 ... .95
-    AP50 : at the threshold .5
+    AP50 : AP at the threshold .5
     AP100m, AP50m : AP of objects up to 100 m and 50 m away, NaN without distances
     AP50_50m : AP50 of objects up to 50 m away
     """

@@ -1,1 +1,1 @@
-"""Checks of the graph of an untrusted ONNX file, before an engine sees it."""
+"""Checks of the graph of an untrusted ONNX file, before an engine reads it."""

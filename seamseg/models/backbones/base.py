@@ -144,7 +144,7 @@ class Backbone(nn.Module):
 
     def download(self) -> dict[str, Tensor]:
         """Return the weights of :attr:`pretrained_part` that a library has; InputError if there are none."""
-        raise InputError(f"[body] weights = timm: {self.name} is no network of timm")
+        raise InputError(f"[body] weights = timm: {self.name} is not a timm network")
 
     def layer_ids(self) -> dict[str, int]:
         """Return the number of the layer of each parameter of :attr:`pretrained_part`, from 0 at the images.

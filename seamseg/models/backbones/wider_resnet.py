@@ -92,7 +92,7 @@ class WiderResNetA2(_LaidOut):
 
     Parameters
     ----------
-    blocks, norm : as for :class:`WiderResNet`
+    blocks, norm : see :class:`WiderResNet`
     dilation : False: stride 32; True, or (1, 2, 4, 4): stride 8, with dilation 2 in `mod5` and 4 in `mod6` and `mod7`
     classes, keep_outputs, checkpoint : see :class:`Backbone`
 

@@ -1,4 +1,4 @@
-"""Heads of users: what one declares, and how its code is called.
+"""Custom heads: what one declares, and how its code is called.
 
 A head reads the pyramid of a network of kind panoptic, instance_seg or detection. It states its losses and its output
 maps, so that everything else follows: training on several processes, mixed precision, averages of the weights,

@@ -65,7 +65,7 @@ def roi_sampling_backward(
     shapes : four numbers a level, its `N, C, H, W`
     channels_last : memory format of the gradient of each level; contiguous otherwise
     deterministic : this implementation always is
-    boxes, index, level, padded_size, nearest, zero : as forwards
+    boxes, index, level, padded_size, nearest, zero : those of the forward pass
 
     Returns
     -------

@@ -61,7 +61,7 @@ class Sink(Protocol):
     ----------
     writers : the formats, for their properties and file names only
     lock : lock of the target
-    part : part of this run; None for all images
+    part : the images of this run; None for all
     """
 
     writers: Sequence[OutputFormat[Any]]

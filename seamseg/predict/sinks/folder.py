@@ -34,7 +34,7 @@ class FolderSink(Sink):
     out : the folder
     writers : formats that write there
     head : first line of the manifest
-    part : part of this run; None for all images
+    part : the images of this run; None for all
     """
 
     def __init__(self, out: Path, writers: Sequence[OutputFormat[Any]], head: Line, part: Part | None = None) -> None:

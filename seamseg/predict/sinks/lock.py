@@ -33,7 +33,7 @@ class FolderLock:
     Parameters
     ----------
     folder : folder to lock, which is made; None locks nothing
-    part : part of this run; None for all images
+    part : the images of this run; None for all
     """
 
     def __init__(self, folder: Path | None, part: Part | None = None) -> None:

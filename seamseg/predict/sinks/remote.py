@@ -59,7 +59,7 @@ class ManifestParts:
     store : store of the outputs
     head : first line of the manifests of this run
     folder : local, for copies
-    part : part of this run; None for all images
+    part : the images of this run; None for all
     """
 
     def __init__(self, store: Store, head: Line, folder: Path, part: Part | None) -> None:
@@ -201,7 +201,7 @@ class StoredSink(Sink):
     target : OUT
     make_writers : creates the formats for a folder
     head : first line of the manifest
-    part : part of this run; None for all images
+    part : the images of this run; None for all
 
     Raises
     ------

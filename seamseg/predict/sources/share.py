@@ -48,7 +48,7 @@ class DecoderShare:
     prepare : makes network inputs of decoded images
     done : images that earlier runs have done, the same in every process
     rank, size : rank of this process, and number of processes
-    part : part of this run; None for all images
+    part : the images of this run; None for all
     """
 
     def __init__(

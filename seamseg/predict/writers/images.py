@@ -21,12 +21,16 @@ from seamseg.inference.class_names import choose_classes
 from seamseg.inference.photo_result import PhotoResult
 from seamseg.panoptic_map import PanopticResult
 from seamseg.predict.sources.base import Source
-from seamseg.predict.writers.base import OutputFormat
+from seamseg.predict.writers.base import OutputFormat, Records
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing
+from seamseg.visualize.legend import draw_legend
 
 R = TypeVar("R", bound=PhotoResult, contravariant=True)
+
+LEGEND = "legend.png"
+"""File of the legend, beside overlays with names."""
 
 OVERLAY_QUALITY = 92
 ANONYMIZED_QUALITY = 95
@@ -83,7 +87,10 @@ class OverlayKeys:
 
 @register("format", "overlay", keys=OverlayKeys)
 class OverlayWriter(ImageFormat[PhotoResult]):
-    """The image with the result: blended with segments or classes, or with boxes, masks, names and scores."""
+    """The image with the result: blended with segments or classes, or with boxes, masks, names and scores.
+
+    With names on panoptic maps, `OUT/legend.png` has the colours of all classes.
+    """
 
     kinds = ("panoptic", "instance_seg", "detection", "classification", "semantic")
     member = "overlay.jpg"
@@ -92,6 +99,16 @@ class OverlayWriter(ImageFormat[PhotoResult]):
     def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: PhotoResult) -> Image.Image:
         """See :class:`ImageFormat`."""
         return result.draw(rgb, **(vars(self.keys or OverlayKeys()) if isinstance(result, PanopticResult) else {}))
+
+    def finals(self) -> list[Path]:
+        """Return the legend, if names are written."""
+        return [self.out / LEGEND] if self.keys is not None and self.keys.labels else []
+
+    def finish(self, records: Records) -> None:
+        """Write it."""
+        for path in self.finals():
+            with replacing(path) as temporary:
+                draw_legend(self.metadata, 720).save(temporary, "PNG")
 
 
 class AnonymizeWriter(ImageFormat[PhotoResult]):

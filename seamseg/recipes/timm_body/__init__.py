@@ -1,4 +1,4 @@
-"""Networks of timm as backbones, `[body] body = timm:NAME`; no torch until one is built."""
+"""timm networks as backbones, `[body] body = timm:NAME`; no torch until one is built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks of timm as timm makes them, within limits of their size."""
+"""timm networks as timm makes them, within limits of their size."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from seamseg.config.checks import MAX_PARAMETERS
 from seamseg.utils.errors import InputError, did_you_mean
 
 MAX_MODULES = 10_000
-"""Most modules of a network of timm, whose own have up to 2000."""
+"""Most modules of a timm network, whose own have up to 2000."""
 
 _SECONDS = 20
 """Most CPU time to set up a network, for tables of attention that some make in loops."""
@@ -38,14 +38,14 @@ def import_timm(name: str) -> ModuleType:
 
 
 def create_model(name: str, arguments: Mapping[str, Any], meta: bool = False, pretrained: bool = False) -> Any:
-    """Return a network of timm without its classifier.
+    """Return a timm network without its classifier.
 
     Parameters
     ----------
     name : name of the network
     arguments : further arguments of `timm.create_model`
     meta : allocate no memory for its weights
-    pretrained : load the weights of timm, which may be downloaded; otherwise random ones
+    pretrained : load the timm weights, which may be downloaded; otherwise random ones
     """
     timm = import_timm(TIMM + name)
     architecture = name.partition(".")[0]

@@ -1,4 +1,4 @@
-"""Networks of timm as backbones: maps of strides 4, 8, 16 and 32 for images of any size.
+"""timm networks as backbones: maps of strides 4, 8, 16 and 32 for images of any size.
 
 Networks with stages give their maps. A plain vision transformer has maps of one stride; a simple feature pyramid makes
 the levels from them (Li et al., arXiv 2203.16527). timm is imported when such a network is built.
@@ -45,7 +45,7 @@ _FIXED = ("num_classes", "in_chans", "scriptable", "exportable", "no_jit")
 
 
 class TimmBackbone(Backbone):
-    """A network of timm that returns maps of strides 4, 8, 16 and 32 as `mod2` to `mod5`.
+    """A timm network that returns maps of strides 4, 8, 16 and 32 as `mod2` to `mod5`.
 
     Images are padded with zeros to multiples of :attr:`multiple` pixels, and the maps cropped to `ceil(H / stride)`
     cells, the size that maps of the other backbones have.
@@ -180,7 +180,7 @@ class TimmBackbone(Backbone):
         return {key: loaded[key] for key in self.model.state_dict() if not _is_untouched(loaded[key], initial[key])}
 
     def without_removed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the entries of a state dict of timm without those of layers behind the last map: the classifier."""
+        """Return the entries of a timm state dict without those of layers behind the last map: the classifier."""
         stated = self.model.pretrained_cfg.get("classifier") or ()
         classifiers = tuple(f"{name}." for name in ([stated] if isinstance(stated, str) else stated))
         whole = create_model(self.name.removeprefix(TIMM), self.arguments, meta=True).state_dict()
@@ -189,12 +189,12 @@ class TimmBackbone(Backbone):
 
     @property
     def pretrained_part(self) -> nn.Module:
-        """The network of timm, without the pyramid."""
+        """The timm network, without the pyramid."""
         return self.model
 
     @property
     def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-        """Mean and standard deviation of the images that the weights of timm were trained with; None if unknown."""
+        """Mean and standard deviation of the images that the timm weights were trained with; None if unknown."""
         stated = self.model.pretrained_cfg
         if not stated.get("mean") or not stated.get("std"):
             return None

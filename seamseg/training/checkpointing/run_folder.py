@@ -245,7 +245,7 @@ class RunFolder:
     def newest_good(self, warn: Callable[[str], None]) -> Path | None:
         """Return the newest undamaged snapshot, with a warning for each damaged one; None if there is no snapshot.
 
-        If a step has failed, those with which no step has succeeded do not count, and a warning says so.
+        If a step has failed, those with which no step has succeeded do not count, with a warning.
 
         Raises
         ------

@@ -53,7 +53,7 @@ def build_optimizer(net: nn.Module, config: Config) -> torch.optim.Optimizer:
     Normalisation parameters have learning rate 0 when `body.bn_frozen`, and weight decay only with
     `optimizer.weight_decay_norm`. Frozen parameters are in no group. There are further groups, between these two, for
     parameters of the backbone with another learning rate (`optimizer.body_lr_factor`, `optimizer.layer_decay`) or, in
-    networks of timm, without weight decay.
+    timm networks, without weight decay.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Networks of timm as backbones, each family once; nothing is downloaded."""
+"""timm networks as backbones, each family once; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_weights_of_timm(tmp_path: Path) -> None:
     said = r"timm: timm:test_convnext: the hub cannot be reached, .* in the cache \(OSError: no route to the hub"
     with mock.patch.object(timm, "create_model", unreachable), pytest.raises(SeamsegError, match=said):
         load_body_weights(net, "timm")
-    with pytest.raises(InputError, match="resnet18 is no network of timm"):
+    with pytest.raises(InputError, match="resnet18 is not a timm network"):
         load_body_weights(build_network(config("resnet18"), 2, 1), "timm")
 
 

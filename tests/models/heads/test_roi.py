@@ -145,6 +145,15 @@ def test_levels_are_always_in_use(boxes):
     assert level.max() <= 2
 
 
+def test_levels_are_counted_from_the_first_in_use():
+    levels = [torch.full((1, 1, 256 >> i, 256 >> i), float(i)) for i in range(4)]
+    boxes = torch.tensor([[0.0, 0, 20, 20], [0, 0, 500, 500], [10, 0, 250, 240]])
+    extractor = ROIExtractor(roi(fpn_min_level=1, fpn_levels=3))
+    found = extractor(levels, boxes, torch.zeros(3, dtype=torch.long), (1024, 1024))
+    assert extractor.level_of(boxes).tolist() == [1, 3, 2]
+    assert_close(found, extractor.level_of(boxes).float().view(3, 1, 1, 1).expand_as(found))
+
+
 # Head
 
 
@@ -170,6 +179,13 @@ def test_mask_logits_of_some_rows_still_use_the_statistics_of_all():
     assert_close(head.masks(x, rows), head.masks(x)[rows])
     head.masks(x, rows[:0]).sum().backward()
     assert head.conv.conv1.weight.grad is not None
+
+
+def test_masks_of_the_chosen_classes_are_those_of_all():
+    torch.manual_seed(0)
+    head = ROIHead(roi(fc_channels=8, conv_channels=4), 6, 3, ABN).eval()
+    x, classes = torch.randn(5, 6, 14, 14), torch.tensor([2, 0, 1, 2, 0])
+    assert_close(head.masks_of(x, classes), head.masks(x)[torch.arange(5), classes])
 
 
 # Detections
