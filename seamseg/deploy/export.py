@@ -44,7 +44,7 @@ from seamseg.models.quantised import is_quantised
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, OutOfMemory, require_packages
 from seamseg.utils.limits import format_bytes
-from seamseg.utils.progress import counter, is_quiet, progress
+from seamseg.utils.progress import counter, elapsed, is_quiet, progress
 from seamseg.utils.synthetic_image import write_synthetic_image
 
 Session = Any
@@ -291,11 +291,11 @@ def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOpt
     calibrating = "" if photos is None else f", running it on {len(photos)} images to choose the ranges"
     duration = "a minute or more" if chosen.standard_ops and photos is None else "minutes"
     _say(f"tracing the network at {size[0]} x {size[1]}{calibrating} and writing {path}, which takes {duration}")
-    if photos is None and not is_quantised(source.net):
-        chosen.write(net, path, metadata, size, options.opset)
-    else:
-        images = None if photos is None else _images(source, photos, metadata, "calibrate")
-        if chosen.standard_ops:
+    images = None if photos is None else _images(source, photos, metadata, "calibrate")
+    with elapsed("export"):
+        if photos is None and not is_quantised(source.net):
+            chosen.write(net, path, metadata, size, options.opset)
+        elif chosen.standard_ops:
             metadata = _write_int8_onnx(net, images, path, metadata, size, options.opset)
         else:
             origin = {"trained_for_int8": True} if photos is None else {"calibration_pictures": len(photos)}

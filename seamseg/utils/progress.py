@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
-from threading import RLock
+from contextlib import contextmanager
+from threading import Event, RLock, Thread
 from typing import Any, TypeVar
 
 from tqdm import tqdm
@@ -58,6 +60,26 @@ def counter(desc: str = "") -> Callable[[int, int], None]:
             bar.close()
 
     return report
+
+
+@contextmanager
+def elapsed(desc: str) -> Iterator[None]:
+    """Show every 15 seconds how long work takes whose progress is not known, such as a compilation."""
+    ended, start = Event(), time.monotonic()
+
+    def show() -> None:
+        while not ended.wait(LINE_SECONDS):
+            tqdm.write(f"{desc}: {time.monotonic() - start:.0f} s ...", file=sys.stderr)
+
+    thread = Thread(target=show, daemon=True)
+    if not _quiet:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if thread.ident is not None:
+            thread.join()
 
 
 class _Lines(tqdm):

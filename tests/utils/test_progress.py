@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import pytest
 import tqdm.std
 
 from seamseg.utils import progress as module
-from seamseg.utils.progress import counter, is_quiet, progress, set_quiet
+from seamseg.utils.progress import counter, elapsed, is_quiet, progress, set_quiet
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -40,7 +41,7 @@ def test_slow_work_prints_lines_with_the_time_left(
     now = 0.0
     monkeypatch.setattr(tqdm.std, "time", lambda: now)
     monkeypatch.setattr(module, "LINE_SECONDS", 15.0)
-    for _ in progress(range(10), desc="photos"):
+    for _ in progress(range(10), desc="images"):
         now += 4.0
     assert lines(capsys) == [
         "images: 4/10 (0.2/s, 24 s left)",
@@ -51,8 +52,22 @@ def test_slow_work_prints_lines_with_the_time_left(
 
 def test_a_bar_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    assert list(progress(range(3), desc="photos")) == [0, 1, 2]
+    assert list(progress(range(3), desc="images")) == [0, 1, 2]
     assert "3/3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_work_of_one_step_shows_its_time(
+    quiet: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LINE_SECONDS", 0.02)
+    set_quiet(quiet)
+    with elapsed("trace"):
+        time.sleep(0.2)
+    printed = lines(capsys)
+    assert printed == [] if quiet else printed[0] == "trace: 0 s ..."
+    time.sleep(0.1)
+    assert lines(capsys) == []
 
 
 @pytest.mark.parametrize("quiet", [True, False])

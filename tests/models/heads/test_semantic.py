@@ -78,8 +78,8 @@ def test_head_uses_its_levels_only():
 
 def test_parts_of_the_registered_head():
     """Classes are stuff and things; the classifier alone has a bias, the other convolutions have a norm."""
-    head = mini_deeplab(sem(hidden_channels=4), HeadContext(6, (4, 8, 16, 32), 5, 2, ABN, None))
-    assert head.conv_sem.out_channels == 7
+    head = mini_deeplab(sem(hidden_channels=4), HeadContext(6, (4, 8, 16, 32), 5, 3, ABN, None))
+    assert head.conv_sem.out_channels == 8
     assert [key for key in head.state_dict() if "conv" in key and key.endswith("bias")] == ["conv_sem.bias"]
 
 
