@@ -200,7 +200,7 @@ def link_root_files(app, docname, source) -> None:  # type: ignore[no-untyped-de
 def add_index_entries(app, docname, source) -> None:  # type: ignore[no-untyped-def]
     """Put the entries of SEARCHES below the title of a page."""
     for words in SEARCHES.get(docname, ()):
-        source[0] = source[0].replace("\n", f"\n\n```{{index}} single: ! {words}\n```\n", 1)
+        source[0] = source[0].replace("\n", f"\n\n```{{index}} ! single: {words}\n```\n", 1)
 
 
 def adapt_mocks() -> None:

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seamseg.models.heads.select import first_true, nth_true, random_subset
+from seamseg.models.heads.select import best_scores, first_true, nth_true, random_subset, rank_samples, rows_of_groups
 
 masks = st.lists(st.booleans(), max_size=40).map(lambda values: torch.tensor(values, dtype=torch.bool))
 
@@ -51,3 +51,46 @@ def test_every_subset_is_as_likely_as_another():
     assert len(subsets) == 6, "2 of 4"
     # 2000 each, with a deviation of 41
     assert (counts - 2000).abs().max() < 160
+
+
+FEW = st.sampled_from([0.25, 0.5, 0.75, -1.0, float("inf"), -float("inf"), float("nan")])
+
+
+@settings(max_examples=100)
+@given(st.lists(FEW, max_size=12), st.integers(0, 14))
+def test_best_scores_are_those_of_a_stable_sort(values, count):
+    scores = torch.tensor(values)
+    assert (
+        best_scores(scores, count).tolist()
+        == torch.argsort(scores, descending=True, stable=True).tolist()[: count or None]
+    )
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.integers(1, 5))
+def test_rows_of_groups_are_those_of_each_in_order(values, most):
+    rows, exists, counts = rows_of_groups(torch.tensor(values), 4, most)
+    for group in range(4):
+        wanted = [row for row, value in enumerate(values) if value == group]
+        assert rows[group, exists[group]].tolist() == wanted[:most]
+        assert counts[group] == len(wanted)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.sampled_from([-1, 0, 1]), min_size=1, max_size=12), st.integers(0, 4), st.integers(1, 14))
+def test_samples_are_positives_then_negatives(values, most, number):
+    kinds = torch.tensor(values)
+    positive, order, exists = rank_samples(kinds == 1, kinds == 0, most, number)
+    drawn = int(positive.sum())
+    assert drawn == min(values.count(1), most)
+    assert not (positive & (kinds != 1)).any()
+    assert order.shape == (min(number, len(values)),)
+    assert order.unique().shape == order.shape
+    found = kinds[order][exists].tolist()
+    assert found == ([1] * drawn + [0] * values.count(0))[:number]
+
+
+def test_negatives_are_in_a_random_order():
+    none, all_ = torch.zeros(4000, 4, dtype=torch.bool), torch.ones(4000, 4, dtype=torch.bool)
+    _, order, _ = rank_samples(none, all_, 0, 4)
+    assert (order[:, 0].bincount(minlength=4) - 1000).abs().max() < 150
