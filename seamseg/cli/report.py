@@ -58,8 +58,8 @@ def run(args: argparse.Namespace) -> int:
     written = write_report(path, evaluation, against, ReportOptions(args.images, args.photos, args.size), progress)
     if written.without_photo and not args.quiet:
         print(
-            f"seamseg report: {written.without_photo} of {written.images} images were not found: their panels are "
-            "on grey; --photos names the folder",
+            f"seamseg report: {written.without_photo} of {written.images} images are missing or unreadable: their "
+            "panels are on grey; --photos names the folder",
             file=sys.stderr,
         )
     print(f"open {path} ({path.stat().st_size / 1e6:.1f} MB, {written.images} images)")

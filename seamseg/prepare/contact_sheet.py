@@ -133,7 +133,7 @@ def _compose(
     """Compose rows of tiles with their names below, then the legend."""
     rows = [tiles[k : k + columns] for k in range(0, len(tiles), columns)]
     heights = [max(tile.height for tile, _ in row) + LINE + _GAP for row in rows]
-    legend = draw_legend(classes, _WIDTH, shown)
+    legend = draw_legend(classes.categories, classes.palette, classes.num_stuff, _WIDTH, shown)
     sheet = Image.new("RGB", (legend.width, sum(heights) + _GAP + legend.height), BACKGROUND)
     draw = ImageDraw.Draw(sheet)
     top = _GAP // 2

@@ -38,7 +38,7 @@ class ReportOptions:
 
 @dataclass(frozen=True)
 class ReportSummary:
-    """Number of images in a written report, and of those whose file was not found."""
+    """Number of images in a written report, and of those that are missing or unreadable."""
 
     images: int
     without_photo: int

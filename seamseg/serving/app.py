@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 PAGE = Page("seamseg.serving", ("helpers", "maps", "serve"), ("style", "serve"), connects=True)
 
-UPLOAD = "photo"
+UPLOAD = "image"
 """Name of the upload in messages."""
 
 DISCONNECTED = 499

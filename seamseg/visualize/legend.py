@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from PIL import Image, ImageDraw
-
-from seamseg.formats.metadata import Metadata
 
 BACKGROUND, TEXT = (24, 24, 24), (230, 230, 230)
 LINE = 14
@@ -17,19 +15,22 @@ _GAP = 8
 _NAME = 60
 
 
-def draw_legend(classes: Metadata, width: int, shown: Collection[int] | None = None) -> Image.Image:
+def draw_legend(
+    categories: Sequence[str],
+    palette: Sequence[Sequence[int]],
+    num_stuff: int,
+    width: int,
+    shown: Collection[int] | None = None,
+) -> Image.Image:
     """Draw the legend of a class list, in as many columns as fit.
 
     Parameters
     ----------
-    classes : names and colours
+    categories, palette : name and colour of each class, stuff first
     width : width in pixels; larger if a name does not fit
     shown : classes whose names are bright; None for all
     """
-    names = [
-        printable(name, _NAME) + ("" if classes.is_thing(k) else " (stuff)")
-        for k, name in enumerate(classes.categories)
-    ]
+    names = [printable(name, _NAME) + (" (stuff)" if k < num_stuff else "") for k, name in enumerate(categories)]
     measure = ImageDraw.Draw(Image.new("RGB", (1, 1)))
     column = 40 + round(max((measure.textlength(name) for name in names), default=0))
     across = max(1, width // column)
@@ -37,7 +38,7 @@ def draw_legend(classes: Metadata, width: int, shown: Collection[int] | None = N
     draw = ImageDraw.Draw(legend)
     for k, name in enumerate(names):
         left, top = k % across * column + _GAP // 2, k // across * LINE
-        draw.rectangle((left, top + 2, left + 16, top + LINE - 3), fill=classes.palette[k], outline=TEXT)
+        draw.rectangle((left, top + 2, left + 16, top + LINE - 3), fill=tuple(palette[k]), outline=TEXT)
         draw.text((left + 22, top), name, fill=TEXT if shown is None or k in shown else _DIM)
     return legend
 

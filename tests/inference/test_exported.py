@@ -330,9 +330,9 @@ def test_without_torch(tmp_path):
     for kind in FORMATS:
         exported = record("panoptic", (96, 160), query_classes=QUERY_CLASSES) if kind == "queries" else record(kind)
         write_network(tmp_path / f"{kind}.onnx", exported)
-    commands = [f"predict {k}.onnx images out/{k} --format {f} --workers 2" for k, f in FORMATS.items()]
-    commands += ["predict panoptic.onnx images out/private --anonymize person --quiet"]
-    commands += ["predict panoptic.onnx images out/raw --format raw --quiet"]
+    commands = [f"predict {k}.onnx photos out/{k} --format {f} --workers 2" for k, f in FORMATS.items()]
+    commands += ["predict panoptic.onnx photos out/private --anonymize person --quiet"]
+    commands += ["predict panoptic.onnx photos out/raw --format raw --quiet"]
     environment = {**os.environ, "PYTHONPATH": str(Path(seamseg.__file__).parents[1])}
     command = [sys.executable, "-c", PROGRAM, ",".join(FORMATS)]
     done = subprocess.run(

@@ -193,7 +193,7 @@ def test_images_without_photos(copy: Path, spoil: str, tmp_path: Path, capsys: A
         Image.new("RGB", (8, 8)).save(photos / "x.jpg")
     (copy / IMAGES).write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert main(["report", str(copy), "--photos", str(photos), "--size", "64"]) == 0
-    assert "10 of 10 images without an image" in capsys.readouterr().err
+    assert "10 of 10 images are missing or unreadable" in capsys.readouterr().err
     found = blocks(copy / "report.html")
     assert found["ending"] == [{"without_photo": 10}]
     assert all(p["photo"] is None for p in found["image"])

@@ -107,8 +107,9 @@ class OverlayWriter(ImageFormat[PhotoResult]):
     def finish(self, records: Records) -> None:
         """Write it."""
         for path in self.finals():
+            classes = self.metadata
             with replacing(path) as temporary:
-                draw_legend(self.metadata, 720).save(temporary, "PNG")
+                draw_legend(classes.categories, classes.palette, classes.num_stuff, 720).save(temporary, "PNG")
 
 
 class AnonymizeWriter(ImageFormat[PhotoResult]):

@@ -45,7 +45,7 @@ function initHeadline() {
 
 document.body.classList.toggle("paired", paired);
 const notes = [];
-if (ending.without_photo) notes.push(`${plural(ending.without_photo, "image")} whose file was not found: drawn on grey.`);
+if (ending.without_photo) notes.push(`${plural(ending.without_photo, "image")} missing or unreadable: drawn on grey.`);
 if (!paired) notes.push("Click an image to enlarge it and list its segments.");
 byId("image-note").textContent = notes.join(" ");
 initTheme();
