@@ -67,7 +67,7 @@ def photo(size: tuple[int, int], rng: np.random.Generator) -> Image.Image:
 
 
 def make_folder(root: Path, size: tuple[int, int]) -> Path:
-    """Write a dataset folder of photo-like JPEGs."""
+    """Write a dataset folder of JPEGs like photographs."""
     rng = np.random.default_rng(0)
     for part in ("img", "msk", "lst"):
         (root / part).mkdir(parents=True)

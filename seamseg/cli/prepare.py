@@ -4,10 +4,10 @@ seamseg prepare cityscapes ROOT OUT           raw Cityscapes, unpacked or as zip
 seamseg prepare vistas ROOT OUT               Mapillary Vistas 1.x and 2.0
 seamseg prepare coco ROOT OUT                 COCO panoptic
 seamseg prepare panoptic OUT --split ...      custom data: COCO panoptic JSON and PNG
-seamseg prepare folders OUT --split ...       custom data: photos, and PNG masks or polygons (labelme, YOLO)
+seamseg prepare folders OUT --split ...       custom data: images, and PNG masks or polygons (labelme, YOLO)
 seamseg prepare instances OUT --split ...     custom data: COCO instances, and label images for the stuff
-seamseg prepare cvat OUT --split ...          photos annotated with CVAT (Segmentation mask 1.1)
-seamseg prepare labelstudio OUT --split ...   photos annotated with Label Studio (brush, polygons)
+seamseg prepare cvat OUT --split ...          images annotated with CVAT (Segmentation mask 1.1)
+seamseg prepare labelstudio OUT --split ...   images annotated with Label Studio (brush, polygons)
 seamseg prepare merge DATA DATA OUT           merge dataset folders
 seamseg prepare export DATA OUT               export a dataset folder to COCO panoptic, Cityscapes or Vistas
 seamseg prepare --check DATA                  check a dataset folder

@@ -55,7 +55,7 @@ class OutputFormat(ABC, Generic[R]):
     kinds : kinds of networks whose results it holds
     needs_photo : whether :meth:`write` needs the pixels of the image
     member : ending of its file in a tar shard, after the key of the image; None for formats with several folders, ""
-        for those without a file of each photo
+        for those without a file of each image
     all_classes : whether it contains all classes whatever the user chooses, so that a choice is an error
     probabilities : whether it needs the probabilities of a semantic network
     map_only : whether it reads no detections of a panoptic network; if so for all formats, `prediction` may lack those
