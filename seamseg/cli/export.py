@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--size",
         metavar="HxW",
-        help="fixed input of the network: images are scaled as usual, shrunk to fit, and padded (default: free; of "
-        "networks that need a fixed one, that of an image twice as wide as high)",
+        help="fixed input of the network: images are scaled as usual, shrunk to fit, and padded (default: free; for "
+        "networks that need a fixed size, that of an image twice as wide as high)",
     )
     parser.add_argument(
         "--dynamic", action="store_true", help="free height and width also of a classifier or a dense part"

@@ -110,13 +110,19 @@ def _add_anonymisation(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_run(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--batch-size", type=int, default=1, metavar="N", help="images of equal size (default: 1)")
+    group.add_argument(
+        "--batch-size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="maximum number of images of equal network size computed together (default: 1)",
+    )
     group.add_argument(
         "--workers",
         type=int,
         metavar="N",
-        help="processes that decode, threads for .onnx; with 0 this process decodes, and ends if an image crashes the "
-        "decoder (default: one per core up to 4, or a quarter of the cores; 0 for a single image, or if "
+        help="processes that decode, threads for .onnx; with 0 this process decodes, and an image that crashes the "
+        "decoder ends it (default: one per core up to 4, or a quarter of the cores; 0 for a single image, or if "
         "most have 33 megapixels or more)",
     )
     group.add_argument(
@@ -132,7 +138,7 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         type=int,
         default=1000,
         metavar="N",
-        help="maximum number of images of a shard (default: 1000)",
+        help="maximum number of images in a shard (default: 1000)",
     )
     group.add_argument("--restart", action="store_true", help="process all images again, and replace earlier outputs")
 

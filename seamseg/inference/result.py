@@ -48,8 +48,8 @@ class Panoptic(PanopticResult, PhotoResult):
 
     Notes
     -----
-    Two results are equal if their maps and segments are. A result can be pickled, with its image, or with the path of a
-    image that is a file.
+    Two results are equal if their maps and segments are. A result can be pickled, with its image, or with the path of
+    its file.
 
     Examples
     --------

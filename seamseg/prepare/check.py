@@ -355,7 +355,7 @@ def _duplicate_photos(
             continue
         other = first.setdefault(check.digest, check)
         if other is not check and splits[other.id] != splits[check.id]:
-            text = f"the image of {check.id!r} ({splits[check.id]}) is that of {other.id!r} ({splits[other.id]})"
+            text = f"{other.id!r} ({splits[other.id]}) and {check.id!r} ({splits[check.id]}) are the same image"
             problems.append(warning(folder.root / "img", text))
     return problems
 

@@ -161,7 +161,7 @@ def find_frames(tree: SourceTree, split: str, version: str, options: ConversionO
         raise InputError(f"{tree.root / split / 'images' / lost[0]}.jpg: no such image; {lacking}{tree.hint}")
     if truth and len(photos) > len(truth):
         options.log(
-            f"{tree.root / split / 'images'}: {len(photos) - len(truth)} images without PNG in {folder}, skipped"
+            f"{tree.root / split / 'images'}: {len(photos) - len(truth)} images without a PNG in {folder}, skipped"
         )
     return [SourceFrame(stem, photos[stem], truth[stem], photos[stem].name) for stem in truth]
 

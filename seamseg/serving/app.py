@@ -89,7 +89,7 @@ class ServeOptions:
                 raise InputError(f"`{field.name}={value}`: must be positive and finite")
         if self.max_megapixels * 1e6 > MAX_PIXELS:
             given = f"`max_megapixels={self.max_megapixels}`"
-            raise InputError(f"{given}: no image above {MAX_PIXELS / 1e6:.0f} megapixels is decoded")
+            raise InputError(f"{given}: images above {MAX_PIXELS / 1e6:.0f} megapixels are never decoded")
 
 
 class Metrics:

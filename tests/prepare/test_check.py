@@ -141,7 +141,7 @@ def test_files_of_others_and_photos_twice(data):
     (data / "img" / "im3.png").write_bytes((data / "img" / "im1.png").read_bytes())
     # within a split it may be intended
     (data / "img" / "im2.png").write_bytes((data / "img" / "im1.png").read_bytes())
-    assert found(data, False) == ["img: the image of 'im3' (val) is that of 'im1' (train)"]
+    assert found(data, False) == ["img: 'im1' (train) and 'im3' (val) are the same image"]
     photo(data / "img" / "other.jpg")
     picture(data / "msk" / "x.png", np.zeros((2, 2)))
     (data / ".prepare").mkdir()

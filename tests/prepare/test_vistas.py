@@ -118,7 +118,7 @@ def test_version_2_and_default_version(raw, tmp_path):
     prepare_vistas(raw, tmp_path / "one", options=ConversionOptions(log=messages.append))
     assert segments(tmp_path / "one", "a") == EXPECTED
     assert "labels of versions 1.2 and 2.0; using 1.2, as none is named" in messages[0]
-    assert any("1 images without PNG in training/v1.2/instances, skipped" in line for line in messages)
+    assert any("1 images without a PNG in training/v1.2/instances, skipped" in line for line in messages)
     prepare_vistas(raw, tmp_path / "two", "2.0")
     assert segments(tmp_path / "two", "a") == [("bus", 0, 96)]
 

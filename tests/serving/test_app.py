@@ -249,7 +249,7 @@ def test_options():
     for options, message in (
         ({"queue": 0}, "`queue=0`: must be positive"),
         ({"timeout": float("nan")}, "`timeout=nan`: must be positive"),
-        ({"max_megapixels": 300}, "`max_megapixels=300`: no image above 201 megapixels is decoded"),
+        ({"max_megapixels": 300}, "`max_megapixels=300`: images above 201 megapixels are never decoded"),
     ):
         with pytest.raises(InputError, match=message):
             ServeOptions(**options)

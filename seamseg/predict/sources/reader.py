@@ -188,7 +188,7 @@ class ProcessDecoders:
         self._idle_deaths += not sources
         if self._idle_deaths > _MAX_IDLE_DEATHS:
             raise SeamsegError(
-                f"{message}, for the {self._idle_deaths}th time while it read no image; usually the machine is out of "
+                f"{message}, {self._idle_deaths} times while it read no image; usually the machine is out of "
                 f"memory: lower `workers`; re-run the same command to resume"
             ) from error
         self._deaths.update(source.name for source in sources)
