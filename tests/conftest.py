@@ -26,6 +26,18 @@ from seamseg.utils import process_settings
 from seamseg.utils.progress import set_quiet
 
 LONG = (
+    # of slow tests
+    "ops/test_build",
+    "ops/test_cuda_emulation",
+    "benchmarks/test_gpu_rehearsal",
+    "benchmarks/test_smallest_forms",
+    "test_testing",
+    "training/test_compiled",
+    "doctor/test_backends",
+    "deploy/test_integers",
+    "ops/test_fuzz",
+    "idmaps/test_fuzz",
+    # of fast tests
     "components/test_maps",
     "training/test_two_processes",
     "training/test_elastic",
@@ -39,7 +51,6 @@ LONG = (
     "models/test_distributed",
     "training/test_update",
     "inference/test_acceleration",
-    "ops/test_cuda_emulation",
     "predict/test_outputs",
     "cli/test_bad_input",
     "deploy/test_onnx",

@@ -15,7 +15,7 @@ OPERATORS = sorted(implementations())
 EMULATED = [
     name for name in OPERATORS if any(f'"{name}"' in path.read_text() for path in (ROOT / "csrc/cuda").glob("*.cu"))
 ]
-FEWER = {"abn_backward_channels": 4, "upsample_ohem_loss": 4, "paste_masks_into": 2}  # many threads
+FEWER = {"upsample_ohem_loss": 4, "paste_masks_into": 2}  # many threads
 
 
 @pytest.fixture(scope="module")
