@@ -91,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append_const",
         default=[],
         const="format overlay.labels=yes",
-        help="write class and score on the segments of overlays",
+        help="write class and score on the segments of overlays, and the colours of the classes to OUT/legend.png",
     )
     add_model_options(parser)
     _add_anonymisation(parser.add_argument_group("anonymisation"))

@@ -94,8 +94,8 @@ INSTANCES = """Convert COCO instances (polygons or RLE), with or without label i
   seamseg prepare instances data/mine --split train photos instances_train.json
 
 classes.ini lists stuff by its values in the label images and things by their category_id (see the help of `seamseg
-prepare folders`). Overlapping objects are stored in layers. Without label images all other pixels are void, and without
---classes the categories of the JSON are the things.
+prepare folders`). Overlapping objects are stored in layers. Without label images other pixels are of the stuff class
+named background if there is one, else void. Without --classes the categories of the JSON are the things.
 """
 
 CVAT = """Convert images that were annotated with CVAT, exported as "Segmentation mask 1.1".

@@ -6,7 +6,7 @@
     curl -F file=@street.jpg 'http://127.0.0.1:8000/predict?format=overlay' -o overlay.jpg
 
 MODEL is anything that `seamseg predict` takes. The server is reachable from this machine only, unless --host states
-another address; it has neither passwords nor encryption, use a reverse proxy for these.
+another address; it has neither passwords nor encryption: use a reverse proxy for these.
 
   GET  /         a page to drop an image on
   POST /predict  an image as the body, or as `file` of a form; in the query `format`:

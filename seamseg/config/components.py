@@ -200,11 +200,11 @@ def is_registered(kind: str, name: str, exported: bool = False) -> bool:
     """
     name = name.partition(":")[0]
     known = KINDS.get(kind)
-    used = known is not None and (not exported or known.evaluated or known.chosen)
-    for module in known.modules if known is not None and used else ():
-        if (kind, name) in _REGISTERED:
-            break
-        importlib.import_module(module)
+    if known is not None and (not exported or known.evaluated or known.chosen):
+        for module in known.modules:
+            if (kind, name) in _REGISTERED:
+                break
+            importlib.import_module(module)
     return (kind, name) in _REGISTERED
 
 

@@ -305,6 +305,7 @@ def _read_object_files(frame: SourceFrame, size: tuple[int, int], listed: ClassL
 
 def _read_yolo(frame: SourceFrame, size: tuple[int, int], listed: ClassList) -> Iterator[tuple[Runs, int]]:
     text = read_file(frame.annotation, "labels", _FILE_BYTES).decode("utf-8-sig", "replace")
+    background = background_class(listed.classes)
     for number, line in enumerate(text.splitlines(), 1):
         where, words = f"{frame.annotation}: line {number}", line.split()
         if not words:
@@ -321,7 +322,7 @@ def _read_yolo(frame: SourceFrame, size: tuple[int, int], listed: ClassList) -> 
             raise InputError(f"{where}: a coordinate is not from 0 to 1, the share of the image's width or height")
         corners = (points * (size[1], size[0])).ravel().tolist()
         found = listed.class_at(category, where)
-        if found == background_class(listed.classes):
+        if found == background:
             raise InputError(
                 f"{where}: class {category} is the background in the class list; number the classes as in the data set"
             )
