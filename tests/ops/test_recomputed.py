@@ -8,6 +8,7 @@ from support.narrow_backbones import build_narrow
 from torch import nn
 
 from seamseg.models.backbones import FPN, FPNBody, norm_factory
+from seamseg.ops.abn import abn
 from seamseg.ops.abn_recompute import recomputed
 from seamseg.ops.norm import InPlaceABN
 
@@ -37,6 +38,22 @@ def test_the_output_of_a_norm_is_not_kept_and_gradients_are_the_same():
         assert torch.equal(first, other)
         assert torch.equal(second, other)
     assert all(torch.equal(a, b) for a, b in zip(again.buffers(), plain.buffers()))
+
+
+@pytest.mark.parametrize("tracked", [True, False])
+def test_a_plain_norm_counts_a_batch_once(tracked):
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 6, 6, requires_grad=True)
+    mean, var = (torch.zeros(4), torch.ones(4)) if tracked else (None, None)
+    weight = nn.Parameter(torch.randn(3, 4, 1, 1))
+    wanted = nn.functional.conv2d(abn(x, None, None, None, None), weight).square().sum()
+    with recomputed(lambda z: abn(z, None, None, mean, var), lambda: x) as y:
+        found = nn.functional.conv2d(y, weight).square().sum()
+    del y
+    assert torch.equal(torch.autograd.grad(found, weight)[0], torch.autograd.grad(wanted, weight)[0])
+    if tracked:
+        assert torch.allclose(mean, 0.1 * x.mean((0, 2, 3)), atol=1e-6)
+        assert torch.allclose(var, 0.9 + 0.1 * x.transpose(0, 1).flatten(1).var(1), atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["resnext50", "wider_resnet16_a2", "densenet121", "resnet50"])
