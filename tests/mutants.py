@@ -42,6 +42,12 @@ TESTS = {
     "seamseg/ops/abn_channels.py": "tests/ops/test_abn.py tests/ops/test_sync.py::test_statistics_over_given_ranks "
     "tests/ops/test_abn_small_scales.py",
     "seamseg/ops/norm.py": "tests/ops/test_norm.py tests/ops/test_abn_small_scales.py",
+    "seamseg/ops/roi_sampling.py": "tests/ops/test_roi_sampling.py "
+    "tests/ops/test_contract.py::test_dispatch[roi_sampling] "
+    "tests/ops/test_contract.py::test_dispatch[roi_sampling_backward]",
+    "seamseg/ops/upsample.py": "tests/ops/test_upsample.py "
+    "tests/ops/test_contract.py::test_dispatch[upsample_ohem_loss] "
+    "tests/ops/test_contract.py::test_dispatch[upsample_ohem_loss_backward]",
     "seamseg/training/optim/update.py": "tests/training/test_update.py tests/training/test_optimizer.py",
     "seamseg/training/optim/optimizer.py": "tests/training/test_optimizer.py",
 }

@@ -44,8 +44,9 @@ def paste_masks_into(
             f"paste_masks_into: mask_logits must be floating {boxes.shape[0]} x h x w, got {describe(mask_logits)}"
         )
     check_same_device("paste_masks_into", id_map=id_map, mask_logits=mask_logits, boxes=boxes)
-    if not 0 <= first_id <= torch.iinfo(id_map.dtype).max:
-        raise ValueError(f"paste_masks_into: first_id must be an id that id_map can hold, got {first_id}")
+    largest = torch.iinfo(id_map.dtype).max
+    if not 0 < first_id <= largest:
+        raise ValueError(f"paste_masks_into: first_id must be 1 to {largest}, what id_map can hold, got {first_id}")
     masks = mask_logits.detach().float().sigmoid()
     return paste_probabilities_into(id_map, masks, boxes.detach().float(), overlap_threshold, first_id, keep_empty)
 

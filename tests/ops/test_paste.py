@@ -118,11 +118,12 @@ def test_wrong_arguments():
     ids, box = torch.zeros(3, 3, dtype=torch.long), torch.rand(1, 4)
     with pytest.raises(ValueError, match="id_map must be an integer H x W, got bool"):
         paste_masks_into(ids.bool(), FULL[None], box, 0.5)
-    for first in (-1, 256):
-        with pytest.raises(ValueError, match=f"first_id must be an id that id_map can hold, got {first}"):
+    for first in (-1, 0, 256):
+        with pytest.raises(ValueError, match=f"first_id must be 1 to 255, what id_map can hold, got {first}"):
             paste_masks_into(ids.byte(), FULL[None], box, 0.5, first)
     for paste in (paste_masks_into, lambda *arguments: paste_masks_into_plain(*arguments, False)):
         with pytest.raises(RuntimeError, match="cannot hold the ids of all instances"):
             paste(ids.byte(), FULL.expand(2, 4, 4), box.expand(2, 4), 0.5, 255)
-    with pytest.raises(ValueError, match="mask_logits must be floating 1 x h x w, got float32 tensor of shape 2x4x4"):
-        paste_masks_into(ids, FULL.expand(2, 4, 4), box, 0.5)
+    for wrong in (FULL.expand(2, 4, 4), FULL, FULL[None].long(), [FULL]):
+        with pytest.raises(ValueError, match="mask_logits must be floating 1 x h x w, got "):
+            paste_masks_into(ids, wrong, box, 0.5)

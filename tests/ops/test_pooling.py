@@ -89,10 +89,14 @@ def test_accuracy_on_large_maps(offset, window, kind):
 
 
 def test_wrong_arguments():
-    with pytest.raises(ValueError, match="x must be floating N x C x H x W"):
-        box_filter_pool(torch.rand(2, 3, 4), (2, 2))
-    with pytest.raises(ValueError, match="window must be positive"):
-        box_filter_pool(torch.rand(1, 2, 3, 4), (0, 2))
+    x = torch.rand(1, 2, 3, 4)
+    for wrong in (x[0], x.long(), x[:, :, :, :0], x[:, :, :0], [x]):
+        with pytest.raises(ValueError, match="x must be floating N x C x H x W with pixels, got "):
+            box_filter_pool(wrong, (2, 2))
+    for window in ((0, 2), (2, 0)):
+        with pytest.raises(ValueError, match="window must be positive"):
+            box_filter_pool(x, window)
+    assert torch.equal(box_filter_pool(x, (1, 1)), x)
 
 
 def check_as_torch(layer, options, x):
@@ -127,6 +131,30 @@ def test_max_pooling_is_that_of_torch(dtype, kernel, stride, padding, ceil_mode,
     options = {"kernel_size": kernel, "stride": stride, "padding": padding, "ceil_mode": ceil_mode}
     x = torch.randn(2, 3, 17, 22).mul(3).round().to(dtype)  # with ties
     assert check_as_torch("MaxPool2d", options, x.contiguous(memory_format=memory_format)) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({"kernel_size": (1, 256), "padding": (0, 128)}, 1),
+        ({"kernel_size": (1, 257), "padding": (0, 128)}, 12),
+        ({"kernel_size": (1, 310), "padding": (0, 155)}, 12),
+        ({"kernel_size": 2, "dilation": 2}, 12),
+    ],
+)
+def test_poolings_that_are_left_to_torch(options, kept):
+    x = torch.randn(1, 1, 4, 300)
+    layer = {"kernel_size": 3, "stride": 1} | options
+    assert check_as_torch("MaxPool2d", layer, x) == pytest.approx(kept, rel=0.5)
+
+
+def test_what_needs_no_place_is_torchs():
+    x = torch.randn(1, 2, 9, 9, requires_grad=True)
+    y, index = pooling.MaxPool2d(3, return_indices=True)(x)
+    assert torch.equal(x.flatten(2).gather(2, index.flatten(2)), y.flatten(2))
+    for layer in (pooling.MaxPool2d(3), pooling.AvgPool2d(3)):
+        assert torch.equal(layer(x[0]), layer(x)[0])
+        assert not keeping(lambda layer=layer: layer(x.detach()))[1]
 
 
 @pytest.mark.parametrize(("kernel", "stride", "padding"), [(2, 2, 0), (3, 2, 1), ((3, 5), None, (1, 2))])

@@ -1,5 +1,7 @@
 """ROI sampling: goldens with gradients, plain form, gradcheck, pyramids, failures."""
 
+import json
+
 import pytest
 import torch
 from hypothesis import given
@@ -33,6 +35,16 @@ def test_golden(interpolation, padding, size, memory_format):
     if case + "y_int" in stored:
         integer, _ = roi_sampling(golden("roi_sampling/x_int"), boxes, index, size, interpolation, padding)
         assert torch.equal(integer, golden(case + "y_int"))
+
+
+def test_modes_are_compared_by_value():
+    x, boxes, index = golden("roi_sampling/x"), golden("roi_sampling/bbx"), golden("roi_sampling/idx")
+    read, fill = json.loads('["nearest", "zero"]')
+    y, _ = roi_sampling(x, boxes, index, (5, 7), read, fill)
+    assert torch.equal(y, roi_sampling(x, boxes, index, (5, 7), "nearest", "zero")[0])
+    assert not torch.equal(y, roi_sampling(x, boxes, index, (5, 7))[0])
+    with pytest.raises(TypeError, match="use nearest"):
+        roi_sampling(X.long(), BOXES, ZEROS, (2, 2), json.loads('"bilinear"'))
 
 
 def test_golden_nearest_ties():
