@@ -68,6 +68,8 @@ def test_wrong_arguments():
         count_labels(labels, -1)
     with pytest.raises(ValueError, match="id_map must have the shape of labels, got int32 tensor of shape 2x4"):
         count_labels(labels, 2, ids[:2])
+    with pytest.raises(ValueError, match="id_map must have the shape of labels, got int32 tensor of shape 3x4"):
+        count_labels(labels[:2], 2, ids)
     with pytest.raises(TypeError, match="fill_free: id_map must be an integer tensor, got bool"):
         fill_free(ids.bool(), labels, torch.arange(3))
     with pytest.raises(ValueError, match="fill_free: ids must be n int64, got int32"):
