@@ -37,6 +37,11 @@ TESTS = {
     "seamseg/fusion.py": "tests/test_fusion.py tests/test_merge_queries.py",
     "seamseg/data/samplers.py": "tests/data/test_samplers.py tests/data/test_class_uniform_sampling.py",
     "seamseg/models/heads/roi.py": "tests/models/heads/test_roi.py tests/models/heads/test_fixed_samples.py",
+    "seamseg/models/heads/roi_targets.py": "tests/models/heads/test_roi.py tests/models/heads/test_fixed_samples.py",
+    "seamseg/models/heads/box_loss.py": "tests/models/heads/test_roi.py tests/models/heads/test_fixed_samples.py "
+    "tests/models/test_criterion.py",
+    "seamseg/models/heads/refinement.py": "tests/models/test_criterion.py tests/components/test_boxes_and_masks.py",
+    "seamseg/models/heads/detections.py": "tests/models/heads/test_roi.py tests/inference/test_detections.py",
     "seamseg/models/heads/rpn.py": "tests/models/heads/test_rpn.py tests/models/heads/test_fixed_samples.py",
     "seamseg/ops/abn.py": "tests/ops/test_abn.py tests/ops/test_norm.py tests/ops/test_recomputed.py",
     "seamseg/ops/abn_channels.py": "tests/ops/test_abn.py tests/ops/test_sync.py::test_statistics_over_given_ranks "

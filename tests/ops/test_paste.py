@@ -116,8 +116,9 @@ def test_large_crops_and_threads():
 
 def test_wrong_arguments():
     ids, box = torch.zeros(3, 3, dtype=torch.long), torch.rand(1, 4)
-    with pytest.raises(ValueError, match="id_map must be an integer H x W, got bool"):
-        paste_masks_into(ids.bool(), FULL[None], box, 0.5)
+    for wrong in (ids.bool(), ids.float(), ids[0], ids[None], ids.tolist()):
+        with pytest.raises(ValueError, match="id_map must be an integer H x W, got "):
+            paste_masks_into(wrong, FULL[None], box, 0.5)
     for first in (-1, 0, 256):
         with pytest.raises(ValueError, match=f"first_id must be 1 to 255, what id_map can hold, got {first}"):
             paste_masks_into(ids.byte(), FULL[None], box, 0.5, first)
