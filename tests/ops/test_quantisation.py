@@ -78,6 +78,9 @@ def test_ranges_of_few_values():
     assert histogram.best_range() == (0, 0)
     histogram.add(np.float32([1.0, 1.0]))
     assert histogram.best_range() == pytest.approx((0, 1), abs=0.01)
+    histogram = Histogram()
+    histogram.add(np.float32([1.0, 1.0]))
+    assert histogram.best_range() == pytest.approx((0, 1), abs=0.01)
     place = FakeQuantise()
     place.set_range(0.0, 0.0)
     assert place(torch.zeros(2)).tolist() == [0, 0]

@@ -74,6 +74,9 @@ def test_kernels_equal_plain_torch(dilation):
         plain.winograd_output(products, bias, residual, 0.1, outs[1], dilation, first, 1)
         assert_close(*outs, rtol=1e-4, atol=1e-3)
         assert outs[0].count_nonzero()
+    rows = plain.tile_count(17, dilation)
+    assert torch.equal(winograd_input(x, dilation), winograd_input(x, dilation, 0, rows))
+    assert torch.equal(winograd_input(x, dilation, 1), winograd_input(x, dilation, 1, rows - 1))
 
 
 def test_wrong_arguments():
