@@ -12,6 +12,7 @@ from support.golden_files import numpy_permutation
 from support.sections import roi
 from torch.testing import assert_close
 
+from seamseg.models.heads.box_loss import BoxSamples, ImageBoxes, MatchedImage
 from seamseg.models.heads.detections import DetectionSelector
 from seamseg.models.heads.roi import ROIExtractor, ROIHead, box_loss, class_loss, mask_loss, of_class
 from seamseg.models.heads.roi_targets import BACKGROUND, IGNORED_PIXEL, ProposalMatcher, box_targets, mask_targets
@@ -19,6 +20,23 @@ from seamseg.ops.boxes import clip_boxes, smooth_l1
 from seamseg.ops.norm import ABN, ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
 
 WEIGHTS = (10.0, 10.0, 5.0, 5.0)
+
+
+def test_what_a_box_loss_compares():
+    """Boxes of the ground truth, and their sides on a border where the image continues; samples where it has none."""
+    truth = torch.tensor([[2.0, 3, 9, 8], [0, 0, 5, 10]])
+    continues = torch.tensor([[False] * 4, [True, False, True, True], [True] * 4])  # by id
+    samples = torch.rand(3, 4)
+    images = [
+        MatchedImage(samples, torch.tensor([1, -1, 0]), ImageBoxes(truth, (10, 10), torch.tensor([2, 1]), continues)),
+        MatchedImage(samples[:2], torch.tensor([1, 0]), ImageBoxes(truth, (10, 10), torch.tensor([2, 1]), None)),
+        MatchedImage(samples[:1], torch.tensor([-1]), ImageBoxes(None, (10, 10), torch.zeros(0).long(), None)),
+        MatchedImage(samples[1:2], torch.tensor([-1]), ImageBoxes(truth[:0], (10, 10), torch.zeros(0).long(), None)),
+    ]
+    found = BoxSamples(torch.zeros(7, 4), torch.zeros(7, 4), images, 1.0)
+    assert torch.equal(found.boxes, torch.cat([samples, samples[:2], samples[:2]]))
+    assert torch.equal(found.targets, torch.cat([truth[[1, 0, 0, 1, 0]], samples[:2]]))
+    assert found.cut.tolist() == [[True, False, False, True], *[[False] * 4] * 6]
 
 
 # Samples
