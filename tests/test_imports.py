@@ -19,7 +19,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 ROOMS = (
     "__main__", "cli", "demo", "doctor", "testing", "recipes", "components", "integrations", "serving", "deploy",
-    "classification", "training", "predict", "validation", "inference", "checkpoints", "report", "prepare", "toy_city",
+    "classification", "report", "training", "predict", "validation", "inference", "checkpoints", "prepare", "toy_city",
     "evaluation", "data", "models", "fusion", "formats", "visualize", "config", "panoptic_map", "inplace_abn", "ops",
     "idmaps", "structures", "predictions", "utils", "version",
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The summary block of the report: headline, classes, confusion matrix, histograms and the list of images."""
+"""The summary block of the report: headline, training, classes, confusion matrix, histograms and list of images."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from seamseg.evaluation.record import SUMMARY, Evaluation, ImageRecord
 from seamseg.evaluation.scores import pixel_iou_titles
+from seamseg.report.training import training_of
 from seamseg.utils.errors import InputError
 from seamseg.visualize.palette import distinct_colors
 
@@ -151,6 +152,7 @@ def summary_block(runs: Sequence[ReportRun], chosen: Sequence[tuple[ImageEntry, 
     evaluations = [run.evaluation for run in runs]
     return {
         "titles": run_titles(evaluations),
+        "training": [training_of(one.folder) for one in evaluations],
         "headline": _headline([one.scores for one in evaluations]),
         "n_images": [len(run.statistics.images) for run in runs],
         "unpaired": unpaired,

@@ -53,6 +53,7 @@ initHeadline();
 initTable();
 initCharts();
 initConfusion();
+initTraining();
 fillLegend(byId("legend"));
 fillLegend(byId("viewer-legend"));
 initFilters(updateCards);

@@ -124,6 +124,7 @@ function chart({ title, note, axis, series, lines = [], ticks, label, highest = 
   for (const { style, values } of lines) {
     const points = values.map((value, k) => (isNumber(value) ? `${CHART.left + (k + 0.5) * wide},${ground - value * high}` : null)).filter(Boolean);
     svg.append(draw("polyline", { class: style, points: points.join(" ") }));
+    if (points.length === 1) svg.append(draw("circle", { class: style, cx: points[0].split(",")[0], cy: points[0].split(",")[1], r: 4 }));
   }
   for (const [edge, text] of ticks) svg.append(draw("text", { x: CHART.left + edge * wide, y: ground + 15, "text-anchor": "middle" }, text));
   svg.append(draw("text", { x: (CHART.left + CHART.width - CHART.right) / 2, y: CHART.height - 2, "text-anchor": "middle" }, axis));
@@ -169,6 +170,34 @@ function initCharts() {
     charts.push(make("figure.chart", {}, make("h3", {}, "Predictions by score"), make("p.hint", {}, "The predictions have no scores.")));
   }
   byId("charts").append(...charts);
+}
+
+// The training, if the run has its numbers: a line for each run, loss and PQ by epoch.
+
+function trainingLine(run) {
+  const clock = [Math.floor(run.seconds / 3600), Math.floor(run.seconds / 60) % 60, Math.floor(run.seconds % 60)];
+  const parts = [`${plural(run.epochs.length, "epoch")}, ${plural(run.steps, "step")} in ${clock.map((n, k) => (k ? String(n).padStart(2, "0") : n)).join(":")}`];
+  if (isNumber(run.images_per_second)) parts.push(`${run.images_per_second.toFixed(1)} images/s`);
+  if (isNumber(run.memory_gib)) parts.push(`peak memory ${run.memory_gib.toFixed(1)} GiB`);
+  return parts.join(" · ");
+}
+
+function initTraining() {
+  const runs = report.training.map((run, k) => ({ run, title: report.titles[k] })).filter(({ run }) => run);
+  if (!runs.length) return;
+  document.querySelectorAll('[href="#training"], [aria-labelledby="training"]').forEach((element) => { element.hidden = false; });
+  byId("training-lines").append(...runs.map(({ run, title }) => make("p.hint", {}, ...(paired ? [named(title), ": "] : []), trainingLine(run))));
+  for (const { run, title } of runs) {
+    const step = Math.ceil(run.epochs.length / 8);
+    const losses = run.loss.map((value) => Number((value || 0).toFixed(2)));
+    byId("training-charts").append(chart({
+      title: paired ? `Training of ${title}` : "Loss and PQ", axis: "epoch", label: (k) => `epoch ${run.epochs[k]}`,
+      ticks: run.epochs.map((epoch, k) => [k + 0.5, epoch]).filter((_, k) => (k + 1) % step === 0),
+      series: [{ name: "mean loss", style: "fill-accent", values: losses }],
+      lines: run.PQ.some(isNumber) ? [{ name: "PQ of validations, 0 to 100 %", style: "line-ink", values: run.PQ }] : [],
+      highest: Math.ceil(Math.max(1, ...losses)),
+    }));
+  }
 }
 
 // The confusion matrix on a canvas: rows are normalised; the pointer or the arrow keys select a cell and show its count.

@@ -1,0 +1,47 @@
+"""The summary of a training in a report."""
+
+import json
+from pathlib import Path
+
+import pytest
+from support.report_pages import blocks
+
+from seamseg.cli.main import main
+from seamseg.report.training import summarise
+
+LINES = [
+    {"kind": "train", "step": 10, "epoch": 0, "loss": 4.0, "step_seconds": 2.0, "images_per_second": 1.0},
+    {"kind": "train", "step": 14, "epoch": 0, "loss": 2.0, "step_seconds": 1.0, "images_per_second": 3.0},
+    {"kind": "validation", "step": 14, "epoch": 0, "seconds": 5.0, "PQ": 0.25},
+    {"kind": "train", "step": 28, "epoch": 2, "loss": None, "step_seconds": 0.5, "images_per_second": 2.0},
+    {"kind": "validation", "step": 28, "epoch": 2, "seconds": 1.0, "mIoU": 0.5},
+    {"kind": "train", "step": 28, "epoch": "3", "loss": 9.0},
+]
+WANTED = {
+    "steps": 28, "seconds": 37.0, "images_per_second": 2.0, "memory_gib": None, "epochs": [1, 3], "loss": [3.0, None],
+    "PQ": [0.25, None],
+}  # fmt: skip
+
+
+def test_summary_of_a_training() -> None:
+    assert summarise(LINES) == WANTED
+    assert summarise(LINES[2:3]) is None
+    assert summarise([]) is None
+
+
+@pytest.mark.parametrize(("peaks", "memory"), [({"rss": 2.0}, 2.0), ({"rss": 2.0, "allocated": 3, "reserved": 5}, 5.0)])
+def test_memory_is_that_of_the_gpu_if_there_was_one(peaks: dict[str, float], memory: float) -> None:
+    line = {**LINES[0], **{f"{name}_peak_gib": value for name, value in peaks.items()}}
+    assert summarise([{**line, "rss_peak_gib": 1.0}, line])["memory_gib"] == memory
+
+
+@pytest.mark.parametrize("folder", ["", "evaluation"])
+def test_a_report_of_a_run_contains_its_training(runs: tuple[Path, Path], folder: str, tmp_path: Path) -> None:
+    run, page = runs[0], tmp_path / "page.html"
+    (run / folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    try:
+        for arguments, wanted in (([], [WANTED]), (["--against", str(runs[1])], [WANTED, None])):
+            assert main(["report", str(run / folder), *arguments, "--out", str(page), "--images", "1", "--quiet"]) == 0
+            assert blocks(page)["summary"][0]["training"] == wanted
+    finally:
+        (run / folder / "metrics.jsonl").unlink()
