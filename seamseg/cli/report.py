@@ -5,9 +5,9 @@
     seamseg report evaluation/ --photos DATA/img --images 100 --size 960
 
 RUN is an evaluation folder written by `seamseg evaluate ... --out`, or a run folder that has one (RUN/evaluation).
-The report is a self-contained HTML file. If the run folder has the numbers of a training, it includes speed, memory,
-and the loss and PQ of each epoch. With --against every score is shown beside that of the other run, every image with
-both predictions, and images are sorted by the change of their scores.
+The report is a self-contained HTML file. If the run folder has the metrics.jsonl of a training, it includes speed,
+memory, and the loss and PQ of each epoch. With --against every score is shown beside that of the other run, every
+image with both predictions, and images are sorted by the change of their scores.
 """
 
 from __future__ import annotations

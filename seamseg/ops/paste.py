@@ -28,7 +28,8 @@ def paste_masks_into(
     mask_logits : `K x h x w`, floating, best score first
     boxes : `K x 4`, image pixels
     overlap_threshold : largest fraction of an instance that others may have taken
-    first_id : id of the first instance pasted; the others follow, and `id_map` must be able to hold K of them
+    first_id : id of the first instance pasted, at least 1; the others follow, and `id_map` must be able to hold K of
+        them
     keep_empty : assign an id to an instance without pixels, as the original implementation does
 
     Returns
@@ -46,7 +47,7 @@ def paste_masks_into(
     check_same_device("paste_masks_into", id_map=id_map, mask_logits=mask_logits, boxes=boxes)
     largest = torch.iinfo(id_map.dtype).max
     if not 0 < first_id <= largest:
-        raise ValueError(f"paste_masks_into: first_id must be 1 to {largest}, what id_map can hold, got {first_id}")
+        raise ValueError(f"paste_masks_into: first_id must be 1 to {largest}, the largest id of id_map, got {first_id}")
     masks = mask_logits.detach().float().sigmoid()
     return paste_probabilities_into(id_map, masks, boxes.detach().float(), overlap_threshold, first_id, keep_empty)
 

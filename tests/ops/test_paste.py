@@ -120,7 +120,7 @@ def test_wrong_arguments():
         with pytest.raises(ValueError, match="id_map must be an integer H x W, got "):
             paste_masks_into(wrong, FULL[None], box, 0.5)
     for first in (-1, 0, 256):
-        with pytest.raises(ValueError, match=f"first_id must be 1 to 255, what id_map can hold, got {first}"):
+        with pytest.raises(ValueError, match=f"first_id must be 1 to 255, the largest id of id_map, got {first}"):
             paste_masks_into(ids.byte(), FULL[None], box, 0.5, first)
     for paste in (paste_masks_into, lambda *arguments: paste_masks_into_plain(*arguments, False)):
         with pytest.raises(RuntimeError, match="cannot hold the ids of all instances"):

@@ -142,7 +142,7 @@ def test_max_pooling_is_that_of_torch(dtype, kernel, stride, padding, ceil_mode,
         ({"kernel_size": 2, "dilation": 2}, 12),
     ],
 )
-def test_poolings_that_are_left_to_torch(options, kept):
+def test_large_windows_and_dilation(options, kept):
     x = torch.randn(1, 1, 4, 300)
     layer = {"kernel_size": 3, "stride": 1} | options
     assert check_as_torch("MaxPool2d", layer, x) == pytest.approx(kept, rel=0.5)

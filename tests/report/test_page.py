@@ -246,15 +246,20 @@ def test_a_training_is_shown_if_there_is_one(report: Path, runs: tuple[Path, Pat
     line = {"kind": "train", "step": 70, "epoch": 0, "loss": 2.5, "step_seconds": 1.5, "images_per_second": 5.25}
     last = {"kind": "validation", "step": 70, "epoch": 0, "seconds": 20, "PQ": 0.625}
     metrics, out = runs[0] / "metrics.jsonl", runs[0] / "trained.html"
-    metrics.write_text(f"{json.dumps({**line, 'rss_peak_gib': 1.26})}\n{json.dumps(last)}\n")
+    lines = [{**line, "rss_peak_gib": 1.26}, last, {**line, "step": 140, "epoch": 1, "loss": None}]
+    metrics.write_text("".join(f"{json.dumps(one)}\n" for one in lines))
     try:
-        assert main(["report", str(runs[0]), "--out", str(out), "--images", "1", "--quiet"]) == 0
+        command = ["report", str(runs[0]), "--against", str(runs[1]), "--out", str(out), "--images", "1", "--quiet"]
+        assert main(command) == 0
     finally:
         metrics.unlink()
     page = open_page(out, viewport=PHONE)
     check_layout(page)
-    words = "1 epoch, 70 steps in 0:02:05 · 5.3 images/s · peak memory 1.3 GiB"
-    assert page.locator("#training-lines").inner_text() == words
+    words = "2 epochs · 140 steps · 0:03:50 with validations · 5.3 images/s · peak memory 1.3 GiB"
+    assert page.locator("#training-lines").inner_text() == f"run0: {words}"
+    assert page.locator(f"{section} h3").all_inner_texts() == ["Loss and PQ: run0"]
+    assert page.locator(f"{section} svg").get_attribute("aria-label") == "Loss and PQ. epoch 1: 2.5; epoch 2: \u2013"
+    assert page.locator(f"{section} text").all_text_contents() == ["0", "3", "1", "2", "epoch"]
     page.locator(f"{section} rect").hover()
     assert page.locator("#tooltip").inner_text().split("\n") == [
         "epoch 1",

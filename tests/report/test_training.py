@@ -1,6 +1,7 @@
 """The summary of a training in a report."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,13 @@ from seamseg.report.training import summarise
 
 LINES = [
     {"kind": "train", "step": 10, "epoch": 0, "loss": 4.0, "step_seconds": 2.0, "images_per_second": 1.0},
-    {"kind": "train", "step": 14, "epoch": 0, "loss": 2.0, "step_seconds": 1.0, "images_per_second": 3.0},
+    {"kind": "train", "step": 14, "epoch": 0, "loss": 0.5, "step_seconds": 1.0, "images_per_second": 3.0},
     {"kind": "validation", "step": 14, "epoch": 0, "seconds": 5.0, "PQ": 0.25},
-    {"kind": "train", "step": 28, "epoch": 2, "loss": None, "step_seconds": 0.5, "images_per_second": 2.0},
-    {"kind": "validation", "step": 28, "epoch": 2, "seconds": 1.0, "mIoU": 0.5},
-    {"kind": "train", "step": 28, "epoch": "3", "loss": 9.0},
+    {"kind": "train", "step": 24, "epoch": 2, "loss": None, "step_seconds": 0.5, "images_per_second": 2.0},
+    {"kind": "validation", "step": 24, "epoch": 2, "seconds": 1.0, "mIoU": 0.5},
 ]
 WANTED = {
-    "steps": 28, "seconds": 37.0, "images_per_second": 2.0, "memory_gib": None, "epochs": [1, 3], "loss": [3.0, None],
+    "steps": 24, "seconds": 35.0, "images_per_second": 2.0, "memory_gib": None, "epochs": [1, 3], "loss": [3.0, None],
     "PQ": [0.25, None],
 }  # fmt: skip
 
@@ -27,6 +27,26 @@ def test_summary_of_a_training() -> None:
     assert summarise(LINES) == WANTED
     assert summarise(LINES[2:3]) is None
     assert summarise([]) is None
+
+
+def test_a_file_that_begins_with_a_resumed_training() -> None:
+    later = [{**line, "step": line["step"] + 5000, "epoch": line["epoch"] + 50} for line in LINES]
+    assert summarise(later) == {**WANTED, "epochs": [51, 53]}
+    assert summarise(later[:1])["loss"] == [4.0]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1.7e308, 10**400, True, "5", [5], {}])
+def test_damaged_values_are_left_out(value: object) -> None:
+    names = ("loss", "step_seconds", "images_per_second", "rss_peak_gib", "seconds", "PQ")
+    damaged = [{**LINES[k], **dict.fromkeys(names, value)} for k in (0, 2)]
+    for kind in ("train", "validation"):
+        damaged += [{**LINES[0], "kind": kind, name: value} for name in ("step", "epoch")]
+        damaged += [{**LINES[0], "kind": kind, name: -3} for name in ("step", "epoch")]
+    found = summarise(damaged)
+    assert json.loads(json.dumps(found, allow_nan=False)) == {
+        "steps": 10, "seconds": 0, "images_per_second": None, "memory_gib": None, "epochs": [1], "loss": [None],
+        "PQ": [None],
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(("peaks", "memory"), [({"rss": 2.0}, 2.0), ({"rss": 2.0, "allocated": 3, "reserved": 5}, 5.0)])

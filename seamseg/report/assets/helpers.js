@@ -37,7 +37,7 @@ const swatch = (color) => make("span.swatch", { "--swatch": color });
 
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 const percent = (value, digits = 1) => (isNumber(value) ? (100 * value).toFixed(digits) : "–");
-const count = (value) => (isNumber(value) ? String(value).replace(/\B(?=(\d{3})+$)/g, "\u202f") : "–");
+const count = (value) => (Number.isInteger(value) ? String(value).replace(/\B(?=(\d{3})+$)/g, "\u202f") : isNumber(value) ? String(value) : "–");
 const plural = (number, one, many = `${one}s`) => `${count(number)} ${number === 1 ? one : many}`;
 
 /** The first value minus the second; null if either is missing. */

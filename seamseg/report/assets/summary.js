@@ -93,27 +93,27 @@ const CHART = { width: 420, height: 220, left: 40, right: 10, top: 8, bottom: 34
 /**
  * Create a chart. `series`: [{name, style, values}], stacked; `lines`: [{name, style, values}] as fractions of the
  * height, with `counts` if they represent counts; `ticks`: [[bin edge, text]]; `label(k)`: text of a bin; `highest`:
- * lower bound of the top of the axis.
+ * lower bound of the top of the axis; `of`: a name to add to the title.
  */
-function chart({ title, note, axis, series, lines = [], ticks, label, highest = 1 }) {
+function chart({ title, of = null, note, axis, series, lines = [], ticks, label, highest = 1 }) {
   const bins = series[0].values.length;
-  const totals = Array.from({ length: bins }, (_, k) => series.reduce((sum, s) => sum + s.values[k], 0));
+  const totals = Array.from({ length: bins }, (_, k) => (series.every((s) => s.values[k] === null) ? null : series.reduce((sum, s) => sum + s.values[k], 0)));
   highest = Math.max(highest, ...totals);
   const wide = (CHART.width - CHART.left - CHART.right) / Math.max(1, bins);
   const high = CHART.height - CHART.top - CHART.bottom;
   const ground = CHART.top + high;
-  const svg = draw("svg", { viewBox: `0 0 ${CHART.width} ${CHART.height}`, role: "img", "aria-label": `${title}. ${totals.map((t, k) => `${label(k)}: ${t}`).join("; ")}` });
+  const svg = draw("svg", { viewBox: `0 0 ${CHART.width} ${CHART.height}`, role: "img", "aria-label": `${title}. ${totals.map((t, k) => `${label(k)}: ${t ?? "–"}`).join("; ")}` });
   for (const part of [0, 0.5, 1]) {
     const y = ground - part * high;
     svg.append(draw("line", { class: "axis", x1: CHART.left, x2: CHART.width - CHART.right, y1: y, y2: y }));
-    if (part === 0 || Number.isInteger(highest * part)) svg.append(draw("text", { x: CHART.left - 6, y: y + 4, "text-anchor": "end" }, count(highest * part)));
+    if (part !== 0.5 || Number.isInteger(highest * part)) svg.append(draw("text", { x: CHART.left - 6, y: y + 4, "text-anchor": "end" }, count(highest * part)));
   }
   for (let k = 0; k < bins; k++) {
     let y = ground;
     const shares = [...series.map((s) => [s.name, count(s.values[k])]), ...lines.map((l) => [l.name, l.counts ? count(l.counts[k]) : `${percent(l.values[k])} %`])];
     for (const s of series) {
       const size = (s.values[k] / highest) * high;
-      if (!size) continue;
+      if (!(size > 0)) continue;
       y -= size;
       const bar = draw("rect", { class: s.style, x: CHART.left + k * wide + 1, y, width: Math.max(1, wide - 2), height: size, rx: 1.5 });
       bar.addEventListener("pointermove", (event) => showTooltip(event, make("div", {}, label(k)), ...shares.map(([name, text]) => make("div", {}, named(name), `: ${text}`))));
@@ -129,7 +129,7 @@ function chart({ title, note, axis, series, lines = [], ticks, label, highest = 
   for (const [edge, text] of ticks) svg.append(draw("text", { x: CHART.left + edge * wide, y: ground + 15, "text-anchor": "middle" }, text));
   svg.append(draw("text", { x: (CHART.left + CHART.width - CHART.right) / 2, y: CHART.height - 2, "text-anchor": "middle" }, axis));
   const keys = [...series, ...lines].map((s) => make("li", {}, legendSwatch(s), named(s.name)));
-  return make("figure.chart", {}, make("h3", {}, title), make("ul.key", {}, ...keys), svg, note ? make("p.hint", {}, note) : null);
+  return make("figure.chart", {}, make("h3", {}, title, ...(of ? [": ", named(of)] : [])), make("ul.key", {}, ...keys), svg, note ? make("p.hint", {}, note) : null);
 }
 
 function legendSwatch({ style }) {
@@ -176,10 +176,19 @@ function initCharts() {
 
 function trainingLine(run) {
   const clock = [Math.floor(run.seconds / 3600), Math.floor(run.seconds / 60) % 60, Math.floor(run.seconds % 60)];
-  const parts = [`${plural(run.epochs.length, "epoch")}, ${plural(run.steps, "step")} in ${clock.map((n, k) => (k ? String(n).padStart(2, "0") : n)).join(":")}`];
+  const parts = [plural(run.epochs.length, "epoch"), plural(run.steps, "step"), `${clock.map((n, k) => (k ? String(n).padStart(2, "0") : n)).join(":")} with validations`];
   if (isNumber(run.images_per_second)) parts.push(`${run.images_per_second.toFixed(1)} images/s`);
   if (isNumber(run.memory_gib)) parts.push(`peak memory ${run.memory_gib.toFixed(1)} GiB`);
   return parts.join(" · ");
+}
+
+/** Three digits of a number; null stays. */
+const rounded = (value) => (isNumber(value) ? Number(value.toPrecision(3)) : null);
+
+/** The next number above with one digit, as the top of an axis. */
+function axisTop(value) {
+  const unit = 10 ** Math.floor(Math.log10(value > 0 ? value : 1));
+  return rounded(Math.ceil((value > 0 ? value : 1) / unit) * unit);
 }
 
 function initTraining() {
@@ -187,15 +196,16 @@ function initTraining() {
   if (!runs.length) return;
   document.querySelectorAll('[href="#training"], [aria-labelledby="training"]').forEach((element) => { element.hidden = false; });
   byId("training-lines").append(...runs.map(({ run, title }) => make("p.hint", {}, ...(paired ? [named(title), ": "] : []), trainingLine(run))));
+  const highest = axisTop(Math.max(...runs.flatMap(({ run }) => run.loss.filter(isNumber)), 0));
   for (const { run, title } of runs) {
     const step = Math.ceil(run.epochs.length / 8);
-    const losses = run.loss.map((value) => Number((value || 0).toFixed(2)));
+    const validated = run.PQ.some(isNumber);
     byId("training-charts").append(chart({
-      title: paired ? `Training of ${title}` : "Loss and PQ", axis: "epoch", label: (k) => `epoch ${run.epochs[k]}`,
+      title: validated ? "Loss and PQ" : "Loss", of: paired ? title : null, axis: "epoch", label: (k) => `epoch ${run.epochs[k]}`,
       ticks: run.epochs.map((epoch, k) => [k + 0.5, epoch]).filter((_, k) => (k + 1) % step === 0),
-      series: [{ name: "mean loss", style: "fill-accent", values: losses }],
-      lines: run.PQ.some(isNumber) ? [{ name: "PQ of validations, 0 to 100 %", style: "line-ink", values: run.PQ }] : [],
-      highest: Math.ceil(Math.max(1, ...losses)),
+      series: [{ name: "mean loss", style: "fill-accent", values: run.loss.map(rounded) }],
+      lines: validated ? [{ name: "PQ of validations, 0 to 100 %", style: "line-ink", values: run.PQ }] : [],
+      highest,
     }));
   }
 }

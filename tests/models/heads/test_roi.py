@@ -218,6 +218,13 @@ def test_detections_equal_the_original(limit):
     assert_close(scores, ops(f"pred_gen/max{limit}/obj"), rtol=0, atol=0)
 
 
+def test_empty_and_undefined_boxes_are_no_detections():
+    boxes = torch.tensor([[0.0, 0, 1, 1], [0, 0, 0, 1], [1, 1, 0, 0], [0, 0, float("nan"), 1], [0, 0, 1, 1]])
+    scores = torch.tensor([0.9, 0.9, 0.9, 0.9, 0.5])
+    usable = DetectionSelector(roi(score_threshold=0.5)).usable(boxes, scores)
+    assert usable.tolist() == [True, False, False, False, False]
+
+
 def test_boxes_of_a_batch_are_clipped_image_by_image():
     boxes, index = ops("pred_gen/boxes") - 10, torch.tensor([0] * 70 + [2] * 50)
     for image, size in ((0, (80, 90)), (2, (60, 70))):
