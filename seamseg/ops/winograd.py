@@ -117,7 +117,7 @@ class WinogradConv2d(FusedConv2d):
     ----------
     conv : see :func:`is_suitable`
     regions : its maps are regions of images; then their number does not decide how they are computed, nor their bits
-        (those it may with torch before 2.15 where there is no AVX-512)
+        (but for torch 2.11 on a CPU without AVX-512, which rounds by their number)
 
     Raises
     ------

@@ -15,7 +15,7 @@ _PEAKS = ("reserved_peak_gib", "rss_peak_gib")
 """Names of the peak memory, that of a GPU first."""
 
 _LARGEST = 1e15
-"""Larger numbers are damage, and their sums could overflow."""
+"""Larger numbers are damaged ones; their sums could overflow."""
 
 
 def training_of(evaluation: Path) -> dict[str, Any] | None:
@@ -36,8 +36,8 @@ def summarise(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     where lines have no value.
     """
     lines = [line for line in metrics if _is_count(line.get("step")) and _is_count(line.get("epoch"))]
-    train = sorted((line for line in lines if line.get("kind") == "train"), key=lambda line: line["step"])
-    validations = [line for line in lines if line.get("kind") == "validation"]
+    train = sorted(_numbers(lines, "train"), key=lambda line: line["step"])
+    validations = _numbers(lines, "validation")
     if not train:
         return None
     steps = [line["step"] for line in train]
@@ -45,19 +45,20 @@ def summarise(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     # a resumed training may begin a file at any step
     spans.insert(0, min(steps[0], max(spans, default=steps[0])))
     loss: dict[int, list[tuple[int, float]]] = {epoch: [] for epoch in sorted({line["epoch"] for line in lines})}
-    seconds = math.fsum(_numbers(validations, "seconds"))
+    seconds = math.fsum(line.get("seconds", 0) for line in validations)
     # a line has the means of the steps since the line before it
     for line, span in zip(train, spans):
-        loss[line["epoch"]] += [(span, value) for value in _numbers([line], "loss")]
-        seconds += span * math.fsum(_numbers([line], "step_seconds"))
-    pq = {line["epoch"]: value for line in validations for value in _numbers([line], "PQ")}
-    peaks = next((found for found in (_numbers(train, name) for name in _PEAKS) if found), [])
-    speeds = _numbers(train, "images_per_second")
+        if "loss" in line:
+            loss[line["epoch"]].append((span, line["loss"]))
+        seconds += span * line.get("step_seconds", 0)
+    pq = {line["epoch"]: line["PQ"] for line in validations if "PQ" in line}
+    speeds = [line["images_per_second"] for line in train if "images_per_second" in line]
+    peaks = [[line[name] for line in train if name in line] for name in _PEAKS]
     return {
         "steps": sum(spans),
         "seconds": seconds,
         "images_per_second": median(speeds) if speeds else None,
-        "memory_gib": max(peaks, default=None),
+        "memory_gib": next((max(found) for found in peaks if found), None),
         "epochs": [epoch + 1 for epoch in loss],
         "loss": [_mean(values) for values in loss.values()],
         "PQ": [pq.get(epoch) for epoch in loss],
@@ -73,6 +74,10 @@ def _is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < _LARGEST
 
 
-def _numbers(lines: Iterable[Mapping[str, Any]], name: str) -> list[float]:
-    values: list[Any] = [line.get(name) for line in lines]
-    return [float(value) for value in values if type(value) in (int, float) and abs(value) < _LARGEST]
+def _numbers(lines: Iterable[Mapping[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """Return the lines of a kind with their numbers only."""
+    return [
+        {name: n for name, n in line.items() if type(n) in (int, float) and abs(n) < _LARGEST}
+        for line in lines
+        if line.get("kind") == kind
+    ]
