@@ -18,6 +18,7 @@ from ._library import describe
 from .abn import apply_norm, saved_for_backward
 from .abn_channels import ChannelStatistics, Norm, dense, gradients, normalise, scale_of, transform
 from .abn_kernel_gradient import defer_scale_gradient, scale_gradient
+from .abn_recompute import can_recompute, checkpointed
 
 _ONEDNN_CHANNELS = 16
 """Channels that the widest 1x1 kernels of oneDNN process at once."""
@@ -73,8 +74,13 @@ def inplace_abn_projection(
     inner = None
     if tracked and projection_weight is not None:
         kernel, inner = defer_scale_gradient(kernel, projection_weight)
-    residual = _convolve(shortcut, kernel, stride, like=x)
-    residual = apply_norm(residual, projection_weight, projection_bias, projection_norm, deferred=inner)
+
+    def project(shortcut: Tensor) -> Tensor:
+        projected = _convolve(shortcut, kernel, stride, like=x)
+        return apply_norm(projected, projection_weight, projection_bias, projection_norm, deferred=inner)
+
+    # compiled, the compiler plans what the backward pass computes again
+    residual = checkpointed(project, shortcut) if tracked and can_recompute() else project(shortcut)
     return apply_norm(x, weight, bias, norm, residual, deferred)
 
 

@@ -53,6 +53,8 @@ class _Run(AbstractContextManager[None]):
 
 _state = threading.local()
 """`cache`: that of the part that this thread is running. The backward pass has threads of its own."""
+_in_compiled_part = False
+"""Whether the compiler traces a checkpointed part."""
 
 
 def recomputing() -> bool:
@@ -90,7 +92,7 @@ def cached_statistics(compute: Callable[..., T], *arguments: Any) -> T:
     return first
 
 
-def checkpointed(part: nn.Module, *inputs: Any) -> Any:
+def checkpointed(part: Callable[..., Any], *inputs: Any) -> Any:
     """Run `part(*inputs)`, keeping only inputs and outputs for the backward pass, which recomputes the rest.
 
     Losses, gradients and running statistics are those of a plain call, bit by bit on the CPU. Parts must not be nested.
@@ -99,24 +101,29 @@ def checkpointed(part: nn.Module, *inputs: Any) -> Any:
 
     Parameters
     ----------
-    part : layers that compute the same in both runs, dropout included
+    part : layers that compute the same in both runs, or a function without dropout
     inputs : its arguments
     """
     if not torch.is_grad_enabled():
         return part(*inputs)
     if torch.compiler.is_compiling():
         keep = partial(create_selective_checkpoint_contexts, _keep_statistics)
-        return checkpoint(part, *inputs, use_reentrant=False, context_fn=keep)
+        global _in_compiled_part
+        _in_compiled_part = True
+        y = checkpoint(part, *inputs, use_reentrant=False, context_fn=keep)
+        _in_compiled_part = False
+        return y
     # the states of the random number generators are kept for dropout only: copying them costs time in every call
-    random = any(isinstance(layer, _DropoutNd) and layer.p > 0 for layer in part.modules())
+    layers = part.modules() if isinstance(part, nn.Module) else ()
+    random = any(isinstance(layer, _DropoutNd) and layer.p > 0 for layer in layers)
     return checkpoint(part, *inputs, use_reentrant=False, preserve_rng_state=random, context_fn=_contexts)
 
 
 def can_recompute() -> bool:
-    """Return whether :func:`recomputed` has an effect: with gradients, not compiled, not in a checkpointed part."""
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+    """Return whether a part can be checkpointed: with gradients, and not inside of a checkpointed part."""
+    if not torch.is_grad_enabled():
         return False
-    return getattr(_state, "cache", None) is None
+    return not _in_compiled_part if torch.compiler.is_compiling() else getattr(_state, "cache", None) is None
 
 
 @contextmanager
@@ -135,7 +142,7 @@ def recomputed(layer: Callable[[Tensor], Tensor], make_input: Callable[[], Tenso
     -------
     context manager of the output; the output must not be used after the block
     """
-    if not can_recompute():
+    if torch.compiler.is_compiling() or not can_recompute():
         yield layer(make_input())
         return
     cache = _StatisticsCache()

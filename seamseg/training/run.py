@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -504,5 +505,7 @@ def compile_network(net: Network, world: World, log: TextLog, backend: str = "in
     # DistributedDataParallel would split the graph at its bucket boundaries, which the graphs of in-place ABN do not
     # allow. The gradients of the body come last in any case.
     torch._dynamo.config.optimize_ddp = False
+    # warns of operations in place in a checkpointed part; those of running averages happen once
+    logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)
     net.compile_parts(backend)
     return True
