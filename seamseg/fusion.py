@@ -90,12 +90,11 @@ def fuse(
     found = (replace(prediction, semantic=None, maps={}) if on_gpu is prediction else prediction).on_cpu()
     kept = np.flatnonzero(found.scores > score_threshold)
     kept = kept[np.argsort(-found.scores[kept], kind="stable")]
-    masks = np.zeros((0, 1, 1), np.float32)
+    logits = np.zeros((0, 1, 1), np.float32)
     if len(kept) > 0:
         if found.mask_logits is None:
             raise ValueError("fuse: the prediction has no masks; a panoptic map needs a network with a mask branch")
-        # on the CPU for both, as exponentials of a GPU may have other last bits
-        masks = sigmoid(found.mask_logits[kept])
+        logits = found.mask_logits[kept]
     rule = (overlap_threshold, min_stuff_area, keep_empty)
     merged = None
     if on_gpu is not None:
@@ -103,13 +102,13 @@ def fuse(
         if native_size is not None and native_size[0] * native_size[1] < LARGE_PIXELS:
             size = native_size
         try:
-            merged = _merge_tensors(on_gpu, masks, found.boxes[kept], *rule, size)
+            merged = _merge_tensors(on_gpu, logits, found.boxes[kept], *rule, size)
         except Exception as error:
             if not lacks_memory(error):
                 raise
             found = prediction.on_cpu()
     if merged is None:
-        merged = _merge_arrays(found, masks, found.boxes[kept], *rule)
+        merged = _merge_arrays(found, sigmoid(logits), found.boxes[kept], *rule)
 
     things, stuff = kept[merged.pasted], merged.classes.tolist()
     categories = [VOID, *(found.classes[things] + num_stuff).tolist(), *stuff]
@@ -181,7 +180,7 @@ def _has_kernels(prediction: Prediction[Any]) -> bool:
 
 def _merge_tensors(
     prediction: Prediction[Any],
-    masks: np.ndarray,
+    logits: np.ndarray,
     boxes: np.ndarray,
     overlap_threshold: float,
     min_stuff_area: int,
@@ -201,7 +200,9 @@ def _merge_tensors(
     number = 1 + len(boxes) + _CLASSES
     dtype = torch.int16 if number <= torch.iinfo(torch.int16).max else torch.int32
     ids = torch.zeros(prediction.size, dtype=dtype, device=device)
-    pasted = paste.paste_probabilities_into(ids, upload(masks), upload(boxes), overlap_threshold, 1, keep_empty)
+    # in float64, as on the CPU: what exponentials differ in is lost when they are rounded to float32
+    masks = upload(logits).double().sigmoid().float()
+    pasted = paste.paste_probabilities_into(ids, masks, upload(boxes), overlap_threshold, 1, keep_empty)
     chosen = torch.zeros(0, dtype=torch.bool, device=device)
     if prediction.semantic is not None:
         semantic = prediction.semantic.byte()
