@@ -8,6 +8,7 @@ from support.host_reads import HostReads, Launches
 from support.micro import narrow_body
 from support.networks import NARROW, tiny_config, toy_batch
 
+from seamseg.config import load_config
 from seamseg.models.build import build_network, build_training_module
 from seamseg.models.folding import for_inference
 from seamseg.ops.norm import InPlaceABN, NormSequential
@@ -109,3 +110,18 @@ def test_a_norm_is_seven_operators():
         y.backward(dy)
     backward = {"abn_backward_reduce", "abn_backward_channels", "abn_backward_input", "abn_scale_gradient"}
     assert launches.names == dict.fromkeys({*backward, "convolution_backward"}, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_operators_of_a_training_step(precision):
+    """Their number depends neither on the size of the image nor on that of the samples."""
+    torch.manual_seed(0)
+    overrides = [f"general.precision={precision}", "roi.num_samples=16"]
+    config = load_config("vistas_r50", overrides=overrides)
+    module = build_training_module(config, 2, 3).train()
+    optimizer = build_optimizer(module.net, config)
+    stepper = Stepper(TrainerOptions.from_config(config), module, optimizer, World())
+    with Launches() as launches:
+        stepper([toy_batch((64, 96)).with_target_info()], [0.0] * len(optimizer.param_groups))
+    assert launches.names.total() <= 1700, launches.names.most_common(20)
