@@ -79,7 +79,6 @@ def inplace_abn_projection(
         projected = _convolve(shortcut, kernel, stride, like=x)
         return apply_norm(projected, projection_weight, projection_bias, projection_norm, deferred=inner)
 
-    # compiled, the compiler plans what the backward pass computes again
     residual = checkpointed(project, shortcut) if tracked and can_recompute() else project(shortcut)
     return apply_norm(x, weight, bias, norm, residual, deferred)
 

@@ -1,6 +1,6 @@
 """Activation checkpointing of layers with batch norm: the backward pass computes a part again (arXiv 1604.06174).
 
-:func:`checkpointed` is for a part of the network, :func:`recomputed` for the output of one cheap layer.
+:func:`checkpointed` is for several layers, :func:`recomputed` for the output of one cheap layer.
 
 Activation checkpointing keeps the inputs and outputs of a part and computes the tensors between them a second time when
 the gradient is due. The batch norms of the part take the statistics of the first run from a cache. The second run
@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -54,7 +53,7 @@ class _Run(AbstractContextManager[None]):
 _state = threading.local()
 """`cache`: that of the part that this thread is running. The backward pass has threads of its own."""
 _in_compiled_part = False
-"""Whether the compiler traces a checkpointed part."""
+"""Whether a checkpointed part is being compiled; a plain variable, which the compiler can follow."""
 
 
 def recomputing() -> bool:
@@ -107,12 +106,12 @@ def checkpointed(part: Callable[..., Any], *inputs: Any) -> Any:
     if not torch.is_grad_enabled():
         return part(*inputs)
     if torch.compiler.is_compiling():
-        keep = partial(create_selective_checkpoint_contexts, _keep_statistics)
         global _in_compiled_part
         _in_compiled_part = True
-        y = checkpoint(part, *inputs, use_reentrant=False, context_fn=keep)
-        _in_compiled_part = False
-        return y
+        try:
+            return checkpoint(part, *inputs, use_reentrant=False, context_fn=_compiled_contexts)
+        finally:
+            _in_compiled_part = False
     # the states of the random number generators are kept for dropout only: copying them costs time in every call
     layers = part.modules() if isinstance(part, nn.Module) else ()
     random = any(isinstance(layer, _DropoutNd) and layer.p > 0 for layer in layers)
@@ -120,8 +119,8 @@ def checkpointed(part: Callable[..., Any], *inputs: Any) -> Any:
 
 
 def can_recompute() -> bool:
-    """Return whether a part can be checkpointed: with gradients, and not inside of a checkpointed part."""
-    if not torch.is_grad_enabled():
+    """Return whether a part can be checkpointed: with gradients, not exported, not inside of a checkpointed part."""
+    if not torch.is_grad_enabled() or torch.compiler.is_exporting():
         return False
     return not _in_compiled_part if torch.compiler.is_compiling() else getattr(_state, "cache", None) is None
 
@@ -219,6 +218,12 @@ def _keep_statistics(context: Any, operator: Any, *arguments: Any, **options: An
     # the exchange between processes, too, happens in the first run only
     keep = operator is abn_statistics or getattr(operator, "namespace", "") == "_c10d_functional"
     return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _compiled_contexts() -> Any:
+    # a part that the compiler gave up runs as it does without it
+    traced = torch._guards.detect_fake_mode() is not None
+    return create_selective_checkpoint_contexts(_keep_statistics) if traced else _contexts()
 
 
 def _contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

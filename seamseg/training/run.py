@@ -477,6 +477,11 @@ def _describe_device(world: World) -> str:
     return f"on {name}" if not world.is_distributed else f"in {world.size} processes on {name}"
 
 
+def _is_of_use(record: logging.LogRecord) -> bool:
+    # it warns of operations in place in checkpointed parts: the compiler updates running averages once
+    return "Detected that context_fn is passed" not in str(record.msg)
+
+
 def compile_network(net: Network, world: World, log: TextLog, backend: str = "inductor") -> bool:
     """Compile body, pyramid and semantic head of a network in place, without changing its state-dict keys.
 
@@ -489,7 +494,7 @@ def compile_network(net: Network, world: World, log: TextLog, backend: str = "in
     net : network on its device
     world : the processes; if the compiler fails in one, none compiles
     log : log for the warning
-    backend : backend of torch.compile
+    backend : backend of torch.compile; it must trace gradients, as "inductor" and "aot_eager" do
 
     Returns
     -------
@@ -505,7 +510,6 @@ def compile_network(net: Network, world: World, log: TextLog, backend: str = "in
     # DistributedDataParallel would split the graph at its bucket boundaries, which the graphs of in-place ABN do not
     # allow. The gradients of the body come last in any case.
     torch._dynamo.config.optimize_ddp = False
-    # warns of operations in place in a checkpointed part; those of running averages happen once
-    logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)
+    logging.getLogger("torch._higher_order_ops.wrap").addFilter(_is_of_use)
     net.compile_parts(backend)
     return True

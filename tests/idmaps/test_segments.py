@@ -83,7 +83,8 @@ def test_probabilities():
     assert segments.sigmoid(x).dtype == np.float32
 
 
-def test_sigmoid_has_the_bits_of_that_of_the_fusion_on_a_gpu():
+def test_sigmoid_has_the_bits_of_that_of_torch():
+    """The fusion on a GPU computes it by torch."""
     x = np.random.default_rng(0).normal(0, 4, 100_000).astype(np.float32)
     assert np.array_equal(segments.sigmoid(x), torch.from_numpy(x).double().sigmoid().float().numpy())
 

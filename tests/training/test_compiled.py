@@ -5,7 +5,7 @@ from unittest import mock
 import pytest
 import torch
 from support.networks import tiny_config, toy_batch
-from support.op_contract import keeping
+from support.op_contract import keeping, place
 from torch._dynamo.utils import counters
 
 from seamseg.models.backbones import resnet
@@ -35,10 +35,10 @@ def in_double(batch):
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "checkpoint"), [("aot_eager", "no"), ("aot_eager", "yes"), ("inductor", "no")])
 def test_same_numbers_and_one_graph_for_all_sizes(backend, checkpoint):
-    """Graphs are run as captured, with their gradients, or with generated code."""
+    """Graphs are run as traced with their gradients (aot), or with generated code; no more is kept than without."""
     torch._dynamo.reset()
     counters.clear()
-    plain, module = build(), build(f"general.checkpoint_body={checkpoint}")
+    plain, module = (build(f"general.checkpoint_body={checkpoint}") for _ in range(2))
     keys = list(module.state_dict())
     assert compile_network(module.net, World(), TextLog(None, enabled=False), backend)
     assert list(module.state_dict()) == keys
@@ -50,7 +50,8 @@ def test_same_numbers_and_one_graph_for_all_sizes(backend, checkpoint):
             m.zero_grad()
             torch.manual_seed(1)
             losses, kept = keeping(lambda m=m, batch=batch: m(batch).means)
-            sizes[m] = sum(t.untyped_storage().nbytes() for t in kept.values())
+            own = {place(t) for t in (*m.parameters(), *m.buffers())}
+            sizes[m] = sum(t.untyped_storage().nbytes() for where, t in kept.items() if where not in own)
             totals.append(sum(losses.values()))
             totals[-1].backward()
         torch.testing.assert_close(totals[1], totals[0], rtol=1e-9, atol=0)
@@ -61,7 +62,7 @@ def test_same_numbers_and_one_graph_for_all_sizes(backend, checkpoint):
             torch.testing.assert_close(b[1].to(a.dtype), a, rtol=1e-9, atol=1e-12, msg=name)
         graphs.append(counters["stats"]["unique_graphs"])
     assert not counters["graph_break"]
-    assert sizes[module] < 1.01 * sizes[plain], "what is kept for the backward pass"
+    assert sizes[module] < 1.05 * sizes[plain], "no more is kept for the backward pass"
     assert graphs[0] == graphs[-1], "other sizes, the same graphs"
     plain.eval(), module.eval()
     for size in SIZES[:2]:
