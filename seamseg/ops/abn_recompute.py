@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -109,7 +110,8 @@ def checkpointed(part: Callable[..., Any], *inputs: Any) -> Any:
         global _in_compiled_part
         _in_compiled_part = True
         try:
-            return checkpoint(part, *inputs, use_reentrant=False, context_fn=_compiled_contexts)
+            keep = partial(create_selective_checkpoint_contexts, _keep_statistics)
+            return checkpoint(part, *inputs, use_reentrant=False, context_fn=keep)
         finally:
             _in_compiled_part = False
     # the states of the random number generators are kept for dropout only: copying them costs time in every call
@@ -218,12 +220,6 @@ def _keep_statistics(context: Any, operator: Any, *arguments: Any, **options: An
     # the exchange between processes, too, happens in the first run only
     keep = operator is abn_statistics or getattr(operator, "namespace", "") == "_c10d_functional"
     return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-def _compiled_contexts() -> Any:
-    # a part that the compiler gave up runs as it does without it
-    traced = torch._guards.detect_fake_mode() is not None
-    return create_selective_checkpoint_contexts(_keep_statistics) if traced else _contexts()
 
 
 def _contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

@@ -110,3 +110,23 @@ def test_a_second_run_that_differs_is_said():
     y = checkpointed(Fickle(), torch.randn(2, 3, 4, requires_grad=True))
     with pytest.raises(RuntimeError, match="ran 1 norm layers in the forward pass and more"):
         y.sum().backward()
+
+
+def test_a_part_that_the_compiler_gives_up_counts_a_batch_once():
+    torch._dynamo.reset()
+
+    class Broken(nn.Sequential):
+        def forward(self, x):
+            y = super().forward(x)
+            torch._dynamo.graph_break()
+            return y
+
+    torch.manual_seed(0)
+    part = Broken(nn.Conv2d(3, 4, 3), InPlaceABN(4), nn.Conv2d(4, 4, 3))
+    twin, x = copy.deepcopy(part), torch.randn(2, 3, 9, 9)
+    compiled = torch.compile(lambda z: checkpointed(part, z).square().mean(), backend="aot_eager")
+    for run, net in ((compiled, part), (lambda z: twin(z).square().mean(), twin)):
+        run(x).backward()
+        assert net[1].num_batches_tracked == 1
+    assert all(torch.allclose(a, b) for a, b in zip(part.state_dict().values(), twin.state_dict().values()))
+    assert all(torch.allclose(a.grad, b.grad) for a, b in zip(part.parameters(), twin.parameters()))
