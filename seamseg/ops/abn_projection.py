@@ -18,7 +18,7 @@ from ._library import describe
 from .abn import apply_norm, saved_for_backward
 from .abn_channels import ChannelStatistics, Norm, dense, gradients, normalise, scale_of, transform
 from .abn_kernel_gradient import defer_scale_gradient, scale_gradient
-from .abn_recompute import can_recompute, checkpointed
+from .abn_recompute import checkpointed
 
 _ONEDNN_CHANNELS = 16
 """Channels that the widest 1x1 kernels of oneDNN process at once."""
@@ -79,7 +79,7 @@ def inplace_abn_projection(
         projected = _convolve(shortcut, kernel, stride, like=x)
         return apply_norm(projected, projection_weight, projection_bias, projection_norm, deferred=inner)
 
-    residual = checkpointed(project, shortcut) if tracked and can_recompute() else project(shortcut)
+    residual = checkpointed(project, shortcut) if tracked else project(shortcut)
     return apply_norm(x, weight, bias, norm, residual, deferred)
 
 

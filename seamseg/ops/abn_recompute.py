@@ -95,22 +95,22 @@ def cached_statistics(compute: Callable[..., T], *arguments: Any) -> T:
 def checkpointed(part: Callable[..., Any], *inputs: Any) -> Any:
     """Run `part(*inputs)`, keeping only inputs and outputs for the backward pass, which recomputes the rest.
 
-    Losses, gradients and running statistics are those of a plain call, bit by bit on the CPU. Parts must not be nested.
-    Under `torch.compile` the compiler plans the recomputation; there, too, statistics and their exchange between
-    processes are kept.
+    Losses, gradients and running statistics are those of a plain call, bit by bit on the CPU. A part inside of another
+    one is called plainly, as are those of an exported network. Under `torch.compile` the compiler plans the
+    recomputation; there, too, statistics and their exchange between processes are kept.
 
     Parameters
     ----------
     part : layers that compute the same in both runs, or a function without dropout
     inputs : its arguments
     """
-    if not torch.is_grad_enabled():
+    if not _can_recompute():
         return part(*inputs)
     if torch.compiler.is_compiling():
         global _in_compiled_part
+        keep = partial(create_selective_checkpoint_contexts, _keep_statistics)
         _in_compiled_part = True
         try:
-            keep = partial(create_selective_checkpoint_contexts, _keep_statistics)
             return checkpoint(part, *inputs, use_reentrant=False, context_fn=keep)
         finally:
             _in_compiled_part = False
@@ -120,8 +120,7 @@ def checkpointed(part: Callable[..., Any], *inputs: Any) -> Any:
     return checkpoint(part, *inputs, use_reentrant=False, preserve_rng_state=random, context_fn=_contexts)
 
 
-def can_recompute() -> bool:
-    """Return whether a part can be checkpointed: with gradients, not exported, not inside of a checkpointed part."""
+def _can_recompute() -> bool:
     if not torch.is_grad_enabled() or torch.compiler.is_exporting():
         return False
     return not _in_compiled_part if torch.compiler.is_compiling() else getattr(_state, "cache", None) is None
@@ -143,7 +142,7 @@ def recomputed(layer: Callable[[Tensor], Tensor], make_input: Callable[[], Tenso
     -------
     context manager of the output; the output must not be used after the block
     """
-    if torch.compiler.is_compiling() or not can_recompute():
+    if torch.compiler.is_compiling() or not _can_recompute():
         yield layer(make_input())
         return
     cache = _StatisticsCache()

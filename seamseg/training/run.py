@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -49,6 +48,7 @@ from seamseg.utils.compiler import compiler_problem
 from seamseg.utils.component_errors import named_errors
 from seamseg.utils.distributed import World, barrier, distributed, gather_objects, reported_by_main
 from seamseg.utils.errors import InputError, SeamsegError, one_line
+from seamseg.utils.quiet_logs import without_message
 
 AUTO = "auto"
 """The value of `resume` that selects the newest snapshot of the run folder."""
@@ -118,7 +118,8 @@ def run_training(options: TrainingOptions, task: Task | None = None) -> TrainRes
     with distributed(options.device) as world:
         folder = RunFolder(Path(options.log_dir), task.files, task.options.keys)
         fresh = world.is_main and not folder.path.exists()
-        with _locked(folder, world):
+        # the compiler warns of operations in place in checkpointed parts: it updates running averages once
+        with _locked(folder, world), without_message("torch._higher_order_ops.wrap", "context_fn is passed"):
             if world.is_main:
                 folder.remove_partial()
             log = task.open_log(folder, world)
@@ -477,11 +478,6 @@ def _describe_device(world: World) -> str:
     return f"on {name}" if not world.is_distributed else f"in {world.size} processes on {name}"
 
 
-def _is_of_use(record: logging.LogRecord) -> bool:
-    # it warns of operations in place in checkpointed parts: the compiler updates running averages once
-    return "Detected that context_fn is passed" not in str(record.msg)
-
-
 def compile_network(net: Network, world: World, log: TextLog, backend: str = "inductor") -> bool:
     """Compile body, pyramid and semantic head of a network in place, without changing its state-dict keys.
 
@@ -510,6 +506,5 @@ def compile_network(net: Network, world: World, log: TextLog, backend: str = "in
     # DistributedDataParallel would split the graph at its bucket boundaries, which the graphs of in-place ABN do not
     # allow. The gradients of the body come last in any case.
     torch._dynamo.config.optimize_ddp = False
-    logging.getLogger("torch._higher_order_ops.wrap").addFilter(_is_of_use)
     net.compile_parts(backend)
     return True

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from seamseg.models.backbones.base import Backbone, NormFactory
-from seamseg.ops.abn_recompute import can_recompute, checkpointed
+from seamseg.ops.abn_recompute import checkpointed
 from seamseg.ops.norm import InPlaceABN, NormSequential
 
 
@@ -106,10 +106,7 @@ class FPNBody(nn.Module):
 
 def _lateral(layers: nn.Module, x: Tensor) -> Tensor:
     """Run convolution and norm; for an in-place norm keep only `x`, as the sum with the coarser level is kept, too."""
-    if can_recompute() and isinstance(layers.bn, InPlaceABN):
-        y: Tensor = checkpointed(layers, x)
-        return y
-    y = layers(x)
+    y: Tensor = checkpointed(layers, x) if isinstance(layers.bn, InPlaceABN) else layers(x)
     return y
 
 
