@@ -89,7 +89,7 @@ docs: build/docs_venv/.ready  ## build the site into build/docs (downloads 60 MB
 mutants: setup  ## mutate FILES and run their fast tests on SAMPLE=30 mutants of each: how many do they kill?
 	@test -x build/mutants_venv/bin/cosmic-ray || { $(PYTHON) -m venv build/mutants_venv && \
 	  build/mutants_venv/bin/pip install --quiet --disable-pip-version-check cosmic-ray==8.7.0; }
-	build/mutants_venv/bin/python tests/mutants.py --python $(CURDIR)/$(BIN)/python --sample $(or $(SAMPLE),30) $(FILES)
+	build/mutants_venv/bin/python tests/mutants.py --python "$(CURDIR)/$(BIN)/python" --sample $(or $(SAMPLE),30) $(FILES)
 
 clean:  ## remove build products and runs (keeps .venv)
 	rm -rf build dist *.egg-info seamseg/*.so seamseg/kernels.json .pytest_cache .mypy_cache .ruff_cache docs/reference/api/_generated .hypothesis runs

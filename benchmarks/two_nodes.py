@@ -142,7 +142,7 @@ def kill_when_saved(node: subprocess.Popen, snapshot: Path, patience: float) -> 
         time.sleep(0.1)
     # `ip netns exec` has become the launcher
     children = Path(f"/proc/{node.pid}/task/{node.pid}/children").read_text().split()
-    training = next(int(c) for c in children if b"seamseg" in Path(f"/proc/{c}/cmdline").read_bytes())
+    training = next(int(c) for c in children if b"\0seamseg\0" in Path(f"/proc/{c}/cmdline").read_bytes())
     print(f"killing process {training} of the second node", flush=True)
     os.kill(training, signal.SIGKILL)
 

@@ -81,6 +81,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place.get(item.path, len(place)))
 
 
+@pytest.fixture
+def signals_end():
+    """Let SIGHUP and SIGTERM end this process and those that the test starts; `nohup` ignores the first."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGHUP, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.fixture(autouse=True)
 def _not_quiet():
     """Undo the `--quiet` of a command, which holds for the process."""

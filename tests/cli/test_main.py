@@ -200,6 +200,7 @@ def _in_shell(words: str, body: str, folder: Path) -> tuple[int, str, str, str |
     return done.returncode, done.stdout, done.stderr, path.read_text() if path.exists() else None
 
 
+@pytest.mark.usefixtures("signals_end")
 @pytest.mark.parametrize(
     ("words", "number", "code"),
     [

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import seamseg
+
+# never by the name of a folder: a clone of the package has its name, and so the tests would be part of it
+_PACKAGES = (Path(seamseg.__file__).parent, Path(torch.optim.__file__).parent)
 _VALUES = {"_local_scalar_dense", "is_nonzero", "equal", "allclose", "bincount"}
 """The first is `item()`, `bool()`, `int()` and `float()`."""
 _SHAPES = {"nonzero", "nonzero_numpy", "argwhere", "masked_select", "_unique", "_unique2", "nms"}
@@ -44,8 +49,8 @@ class HostReads:
 
     def found(self, what: str) -> None:
         """Note a read by the code that runs now."""
-        stack = [f for f in traceback.extract_stack() if "/seamseg/" in f.filename or "/torch/optim/" in f.filename]
-        where = " < ".join(f"{f.filename.rpartition('/seamseg/')[2]}:{f.lineno}" for f in reversed(stack[-3:]))
+        stack = [(name, f.lineno) for f in traceback.extract_stack() if (name := name_in_package(f.filename))]
+        where = " < ".join(f"{name}:{line}" for name, line in reversed(stack[-3:]))
         self.places[f"{what}: {where or 'outside of the package'}"] += 1
 
     def __enter__(self) -> HostReads:
@@ -59,6 +64,11 @@ class HostReads:
 
     def __str__(self) -> str:
         return "\n".join([f"{self.count} reads", *(f"{n:4} {place}" for place, n in self.places.most_common())])
+
+
+def name_in_package(path: str) -> str:
+    """Return the path of a file within seamseg or `torch.optim`, empty for other files."""
+    return next((str(Path(path).relative_to(p)) for p in _PACKAGES if Path(path).is_relative_to(p)), "")
 
 
 class _Operations(TorchDispatchMode):

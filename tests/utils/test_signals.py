@@ -24,6 +24,7 @@ class Doomed:
         time.sleep(0.01)
 
 
+@pytest.mark.usefixtures("signals_end")
 @pytest.mark.parametrize(("number", "raised"), [(2, KeyboardInterrupt), (15, Terminated), (1, HungUp)])
 def test_a_signal_in_a_destructor_is_not_lost(number: int, raised: type[BaseException]) -> None:
     """Python drops what a destructor raises."""
