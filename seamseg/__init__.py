@@ -88,6 +88,7 @@ def load(
     cuda_graphs: bool = False,
     pad_to: int = 1,
     overrides: Overrides = (),
+    components: str | Path | Sequence[str | Path] = (),
 ) -> Predictor[Any]:
     """Load a trained model: `seamseg.load("model.zip").predict("street.jpg")`.
 
@@ -102,6 +103,7 @@ def load(
     device : auto (a GPU if there is one), cpu, cuda or cuda:N; for `.onnx` cpu (ONNX Runtime) or openvino
     config, meta : INI file and `metadata.bin`, if the model does not contain them; for a network of transformers also a
         class list or COCO categories
+    components : files or modules of components that the model uses, see docs/how-to/extend.md
     others : see :class:`seamseg.inference.options.InferenceOptions`; those of `seamseg predict`
 
     Raises
@@ -143,6 +145,7 @@ def evaluate(
     cuda_graphs: bool = False,
     pad_to: int = 1,
     overrides: Overrides = (),
+    components: str | Path | Sequence[str | Path] = (),
 ) -> Scores:
     """Score the results that :func:`load` gives with the same options: `seamseg.evaluate("runs/city", "data").PQ`.
 
@@ -158,6 +161,7 @@ def evaluate(
     quiet : show no progress
     class_table : how the classes of the model are mapped to those of the data set, see
         :class:`seamseg.checkpoints.class_table.ClassTable`; None if they are the same
+    components : see :func:`load`
     others : see :class:`seamseg.inference.options.InferenceOptions`
 
     Raises
@@ -212,7 +216,7 @@ def train(
     from seamseg.training.run import TrainingOptions, run_training
 
     start = (resume, tuple(map(str, _several(pretrain))), pretrain_classes)
-    changes = (*_key_values(overrides), *(f"general.components={name}" for name in _several(components)))
+    changes = _key_values(overrides, components)
     return run_training(
         TrainingOptions(config, data, log_dir, *start, overrides=changes, device=device, callbacks=callbacks)
     )
@@ -235,6 +239,7 @@ def export(
     force: bool = False,
     licence: str = "",
     overrides: Overrides = (),
+    components: str | Path | Sequence[str | Path] = (),
 ) -> ExportReport:
     """Export a network to `.onnx` or `.pt2` and compare the file with it: `seamseg.export("runs/city", "city.onnx")`.
 
@@ -242,6 +247,7 @@ def export(
     ----------
     model, config, meta : see :func:`load`
     out : file to write
+    components : see :func:`load`
     others : see :class:`seamseg.deploy.source.ExportOptions`
 
     Raises
@@ -251,13 +257,12 @@ def export(
     seamseg.utils.errors.SeamsegError
         if the export fails, or the file computes something else than the network
     """
-    given = {name: value for name, value in locals().items() if name not in ("model", "out")}
+    given = {name: value for name, value in locals().items() if name not in ("model", "out", "components")}
     from seamseg.deploy.export import export_model
     from seamseg.deploy.source import ExportOptions
 
-    return export_model(
-        model, out, ExportOptions(**{**given, "check": _several(check), "overrides": _key_values(overrides)})
-    )
+    changes = _key_values(overrides, components)
+    return export_model(model, out, ExportOptions(**{**given, "check": _several(check), "overrides": changes}))
 
 
 def serve(
@@ -291,6 +296,7 @@ def serve(
     cuda_graphs: bool = False,
     pad_to: int = 1,
     overrides: Overrides = (),
+    components: str | Path | Sequence[str | Path] = (),
 ) -> int:
     """Serve a model over HTTP until SIGINT or SIGTERM: `seamseg.serve("runs/city", port=8080)`.
 
@@ -299,6 +305,7 @@ def serve(
     model, device, config, meta : see :func:`load`
     host, port : address to listen on; port 0 for a free one
     batch_size, batch_wait, queue, max_upload, max_megapixels, timeout : see :class:`seamseg.serving.app.ServeOptions`
+    components : see :func:`load`
     others : see :class:`seamseg.inference.options.InferenceOptions`
 
     Returns
@@ -330,13 +337,13 @@ def _inference_options(given: Mapping[str, Any]) -> InferenceOptions:
     from seamseg.inference.options import InferenceOptions
 
     found = {field.name: given[field.name] for field in fields(InferenceOptions) if field.name in given}
-    return InferenceOptions(**{**found, "overrides": _key_values(given["overrides"])})
+    return InferenceOptions(**{**found, "overrides": _key_values(given["overrides"], given["components"])})
 
 
-def _key_values(overrides: Overrides) -> tuple[str, ...]:
-    if isinstance(overrides, Mapping):
-        return tuple(f"{key}={value}" for key, value in overrides.items())
-    return _several(overrides)
+def _key_values(overrides: Overrides, components: str | Path | Sequence[str | Path]) -> tuple[str, ...]:
+    """Return overrides as texts, with those that import the components."""
+    given = overrides if not isinstance(overrides, Mapping) else [f"{key}={value}" for key, value in overrides.items()]
+    return (*_several(given), *(f"general.components={name}" for name in _several(components)))
 
 
 def _several(values: Any) -> tuple[Any, ...]:

@@ -55,8 +55,9 @@ def run(tmp_path_factory, heads) -> str:
 @pytest.fixture(scope="module")
 def report(run, heads) -> ExportReport:
     """That of the export to `net.onnx` beside it."""
-    with imported_for_a_module(*map(Path, heads.split(", "))) as overrides:
-        return export_model(run, Path(run).with_name("net.onnx"), ExportOptions(dynamic=True, overrides=overrides))
+    files = heads.split(", ")
+    with imported_for_a_module(*map(Path, files)):
+        return seamseg.export(run, Path(run).with_name("net.onnx"), dynamic=True, components=files)
 
 
 @pytest.fixture

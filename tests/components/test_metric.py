@@ -40,11 +40,11 @@ def test_all_outputs_and_the_choice_of_the_best_snapshot(options, tmp_path):
 
 
 def test_an_evaluation_uses_a_metric_that_the_training_did_not(micro_run, micro, file):
-    given = {"general.components": file, "metric cars.score": 0.9999}
-    scores = seamseg.evaluate(micro_run, micro, device="cpu", overrides=given)
+    given = {"metric cars.score": 0.9999}
+    scores = seamseg.evaluate(micro_run, micro, device="cpu", overrides=given, components=[file])
     assert scores.metrics == {"car_error": pytest.approx(1.0), "car_images": 3.0}
     # it gets the detections that are too weak for the map, too
-    given |= {"metric cars.score": 0.0}
+    given = {"general.components": file, "metric cars.score": 0.0}
     errors = [seamseg.evaluate(micro_run, micro, device="cpu", overrides=given, score_threshold=s) for s in (0.01, 1.0)]
     assert errors[0].metrics == errors[1].metrics != scores.metrics
     assert seamseg.evaluate(micro_run, micro, device="cpu").metrics == {}

@@ -30,7 +30,7 @@ def test_networks_with_them_are_trained_resumed_and_predict(options, file, tmp_p
         assert train_until_done(options("stopped", *BODY, resume="auto")) == 2
     assert result(tmp_path / "stopped") == result(tmp_path / "straight")
     run = tmp_path / "straight"
-    model = seamseg.load(run, device="cpu", overrides=[f"general.components={file}"])
+    model = seamseg.load(run, device="cpu", components=file)
     assert model.network.net.roi_head.classes.in_features == 8
     assert not isinstance(model.network.net.roi_head, ROIHead)
     assert model.predict(Image.new("RGB", (97, 63))).id_map.shape == (63, 97)
