@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import io
 import os
+import pickle
+import re
 import warnings
 import zipfile
 import zlib
@@ -21,8 +23,6 @@ from torch import Tensor, nn
 
 from seamseg.checkpoints.foreign import TRANSFORMERS_CONFIG_NAME
 from seamseg.checkpoints.names import WEIGHTS_ENDING
-from seamseg.checkpoints.pickle_check import CodeInPickle, RefusedPickle
-from seamseg.checkpoints.snapshot_check import check_snapshot, is_plain
 from seamseg.checkpoints.weights_file import read_weights
 from seamseg.config.components import Record, parse_records
 from seamseg.config.kinds import KINDS, WHOLE
@@ -206,9 +206,16 @@ def _records_are_whole(file: IO[bytes]) -> bool:
     try:
         with zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
-            return bool(entries) and all(map(is_plain, entries)) and archive.testzip() is None
+            return bool(entries) and all(map(_is_plain, entries)) and archive.testzip() is None
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError):
         return False
+
+
+def _is_plain(entry: zipfile.ZipInfo) -> bool:
+    """Return whether a record is stored uncompressed, as `torch.save` does."""
+    # torch reads an entry with the folder bit (0x10), which Python's reader ignores, as one without data
+    stored = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == entry.file_size
+    return stored and not entry.external_attr & 0x10
 
 
 def _cause_of(error: RuntimeError) -> BaseException:
@@ -315,20 +322,17 @@ def _load(opened: IO[bytes], name: str, source: str | Path | IO[bytes]) -> Any:
     head = opened.read(2)
     opened.seek(0)
     try:
-        check_snapshot(opened)
-        opened.seek(0)
         with torch.serialization.safe_globals(_plain_data()), warnings.catch_warnings():
             # pickles that torch did not write; they raise an error
             warnings.filterwarnings("ignore", message="Detected pickle protocol")
             return torch.load(source, map_location="cpu", weights_only=True, mmap=not hasattr(source, "read"))
-    except CodeInPickle as error:
+    except Exception as error:  # parsing untrusted bytes can raise any exception
+        code = re.search(r"GLOBAL ([\w.]+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
+        if code is None:
+            raise InputError(f"{name}: {_damage(head)}") from None
         raise InputError(
-            f"{name}: refused: it holds pickled code ({error}), which could run any program when loaded"
+            f"{name}: refused: it holds pickled code ({code[1]}), which could run any program when loaded"
         ) from None
-    except RefusedPickle as error:
-        raise InputError(f"{name}: refused: {error}") from None
-    except Exception:  # parsing untrusted bytes can raise any exception
-        raise InputError(f"{name}: {_damage(head)}") from None
 
 
 def _damage(head: bytes) -> str:

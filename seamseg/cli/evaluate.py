@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model",
         nargs="?",
         metavar="MODEL",
-        help="zip, folder, snapshot, .onnx, .pt2, torchvision:NAME or hf://user/repo",
+        help="zip, folder, snapshot, torchvision:NAME, hf://user/repo, or a program you trust: .onnx, .pt2",
     )
     model.add_argument("data", nargs="?", metavar="DATA", help="data set folder, as `seamseg prepare` writes it")
     model.add_argument("--split", help="split of the data set (default: val_set of the configuration)")

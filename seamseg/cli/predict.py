@@ -78,7 +78,9 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument(
-        "model", metavar="MODEL", help="zip, folder, snapshot, .onnx, .pt2, torchvision:NAME or hf://user/repo"
+        "model",
+        metavar="MODEL",
+        help="zip, folder, snapshot, torchvision:NAME, hf://user/repo, or a program you trust: .onnx, .pt2",
     )
     parser.add_argument(
         "inputs", metavar="IN", nargs="+", help="image, folder, glob, list, video, shards or URL; one or several"

@@ -35,7 +35,9 @@ from seamseg.utils.errors import require_packages
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument(
-        "model", metavar="MODEL", help="zip, folder, snapshot, .onnx, .pt2, torchvision:NAME or hf://user/repo"
+        "model",
+        metavar="MODEL",
+        help="zip, folder, snapshot, torchvision:NAME, hf://user/repo, or a program you trust: .onnx, .pt2",
     )
     add_model_options(parser)
     server = parser.add_argument_group("server")

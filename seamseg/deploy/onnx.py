@@ -81,7 +81,6 @@ def _convert(net: ExportNet, size: tuple[int, int], opset: int, metadata: Export
     model = made.model_proto
     _strip(model)
     _pool_samples(model.graph)
-    _flatten_constant_gathers(model.graph)
     return model
 
 
@@ -145,35 +144,6 @@ def _pool_samples(graph: onnx.GraphProto) -> None:
         graph.node.remove(pool)
     for value in [value for value in graph.value_info if value.name in merged]:
         graph.value_info.remove(value)
-
-
-def _flatten_constant_gathers(graph: onnx.GraphProto) -> None:
-    """Make Gather, of the numbers of a tensor in a line, of each GatherND of single numbers at constant indices.
-
-    The check of :mod:`seamseg.inference.onnx_graph` refuses GatherND unless it knows that the indices are in range, and
-    knows the values of at most :data:`seamseg.inference.onnx_graph.call.VALUES` numbers. The engines check those of
-    Gather themselves.
-    """
-    weights = {weight.name: weight for weight in graph.initializer}
-    shapes = {value.name: [side.dim_value for side in value.type.tensor_type.shape.dim] for value in graph.value_info}
-    replaced = set()
-    # backwards, as nodes are inserted
-    for place, node in reversed(list(enumerate(graph.node))):
-        if node.op_type != "GatherND" or node.input[0] not in shapes or node.input[1] not in weights:
-            continue
-        data, shape = node.input[0], shapes[node.input[0]]
-        index = onnx.numpy_helper.to_array(weights[node.input[1]])
-        if not all(shape) or index.shape[-1] != len(shape) or not index.size or index.min() < 0:
-            continue
-        replaced.add(node.input[1])
-        line, line_shape, places = (f"{node.output[0]}_{part}" for part in ("line", "line_shape", "places"))
-        flat = np.ravel_multi_index(tuple(np.moveaxis(index, -1, 0)), shape)
-        graph.initializer.append(onnx.numpy_helper.from_array(np.array([-1]), line_shape))
-        graph.initializer.append(onnx.numpy_helper.from_array(flat.astype(np.int64), places))
-        graph.node.insert(place, onnx.helper.make_node("Reshape", [data, line_shape], [line]))
-        node.CopyFrom(onnx.helper.make_node("Gather", [line, places], [*node.output], axis=0))
-    for name in replaced - users_of(graph).keys():
-        graph.initializer.remove(weights[name])
 
 
 def _ints(*values: int) -> Any:

@@ -338,9 +338,6 @@ def _metadata(session: OnnxSession, name: str) -> ExportedMetadata:
             f"{name}: its graph has the outputs {', '.join(session.outputs)}, not those of a network of kind "
             f"{exported.kind}: export it again"
         )
-    problem = _shape_problem(exported, session.outputs, exported.padded_size((1, 1)))
-    if problem is not None:
-        raise _wrong_outputs(name, problem)
     if exported.precision == "int8" and session.integer_layers == 0:
         raise InputError(f"{name}: an int8 file, but {session.device} computes all of it in float: use `device=cpu`")
     return exported

@@ -1,7 +1,11 @@
-"""Engines that run ONNX files, behind one interface: ONNX Runtime and OpenVINO; no torch."""
+"""Engines that run ONNX files, behind one interface: ONNX Runtime and OpenVINO; no torch.
+
+An ONNX file is a program: open those that you trust.
+"""
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import threading
@@ -13,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from seamseg.formats.exported import ExportedMetadata
-from seamseg.inference.onnx_graph.check import CheckedGraph
+from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.utils.errors import InputError, one_line
 from seamseg.utils.parallel import available_cores
 
@@ -33,7 +36,7 @@ class OnnxSession:
     ----------
     run : see :data:`Run`
     exported : what the file states about its network
-    outputs : types and shapes by name, see :class:`seamseg.inference.onnx_graph.check.CheckedGraph`
+    outputs : names of the outputs of its graph
     device : device that it runs on
     integer_layers : convolutions and linear layers that the engine computes in int8; None if it does not report them
     """
@@ -42,17 +45,17 @@ class OnnxSession:
 
     run: Run
     exported: ExportedMetadata
-    outputs: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
+    outputs: Sequence[str]
     device: str = "cpu"
     integer_layers: int | None = None
 
 
-_TURN = threading.Lock()
-"""Held while a file is opened in ONNX Runtime: the arena is chosen for the process."""
+_EXTERNAL = b"\n\x08location\x12"
+"""Begins the entry of a tensor that names the file with its values, `TensorProto.external_data`."""
 
 
 def open_onnx(path: Path, device: str = "cpu") -> OnnxSession:
-    """Open an ONNX file, whose graph is checked before an engine reads it, and for each size of the inputs.
+    """Open an ONNX file written by `seamseg export`, from its bytes: no other file is read.
 
     Parameters
     ----------
@@ -62,8 +65,8 @@ def open_onnx(path: Path, device: str = "cpu") -> OnnxSession:
     Raises
     ------
     InputError
-        if the engine is not installed or does not have the device, or the file is refused, see
-        :class:`seamseg.inference.onnx_graph.check.CheckedGraph`; from `run` if the graph needs too much for the inputs
+        if the engine is not installed or does not have the device, or the file is missing, damaged, has data in other
+        files, or was not written by `seamseg export`
     """
     engine, _, part = device.partition(":")
     if engine == OPENVINO:
@@ -78,19 +81,29 @@ def _open_onnxruntime(path: Path) -> OnnxSession:
         import onnxruntime
     except ImportError as error:
         raise InputError(f"{path}: needs onnxruntime ({error}): pip install 'seamseg[onnx]'") from None
-    checked = CheckedGraph(path)
-    settings = onnxruntime_settings()
-    settings.add_session_config_entry("session.use_env_allocators", "1")
-    with _TURN:
-        _set_arena(checked.memory_limit)
-        try:
-            session = onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
-        except Exception as error:  # its types are known to onnxruntime only
-            raise _unreadable(path, error) from None
-        finally:
-            # else it would stay until the next file is opened, with all memory of the session
-            _set_arena(0)
-    return OnnxSession(_checking(session.run, checked), checked.exported, checked.outputs)
+    content = _read(path)
+    try:
+        session = onnxruntime.InferenceSession(content, onnxruntime_settings(), providers=["CPUExecutionProvider"])
+    except Exception as error:  # its types are known to onnxruntime only
+        raise _unreadable(path, error) from None
+    exported = _exported(session.get_modelmeta().custom_metadata_map, path)
+    return OnnxSession(session.run, exported, [output.name for output in session.get_outputs()])
+
+
+def _read(path: Path) -> bytes:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if _EXTERNAL in content:
+        raise InputError(f"{path}: has data in other files: export it again")
+    return content
+
+
+def _exported(metadata: Mapping[str, Any], path: Path) -> ExportedMetadata:
+    if METADATA_KEY not in metadata:
+        raise InputError(f"{path}: holds no metadata of seamseg: it was not written by `seamseg export`")
+    return ExportedMetadata.from_json(metadata[METADATA_KEY], str(path))
 
 
 def onnxruntime_settings() -> Any:
@@ -105,25 +118,6 @@ def onnxruntime_settings() -> Any:
     # threads that spin slow down those that decode and write
     settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return settings
-
-
-def _set_arena(limit: int) -> None:
-    """Let sessions that are opened next, with `use_env_allocators`, allocate at most so many bytes; 0 for no limit.
-
-    It stands behind the check of the graph, which covers neither all orders of nodes nor what kernels allocate.
-    """
-    import onnxruntime
-
-    memory = onnxruntime.OrtMemoryInfo(
-        "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
-    )
-    try:
-        onnxruntime.create_and_register_allocator(memory, onnxruntime.OrtArenaCfg({"max_mem": limit}))
-    except RuntimeError:
-        # earlier versions take one limit, once
-        raise InputError(
-            f"onnxruntime {onnxruntime.__version__} cannot limit the memory of a file: pip install 'onnxruntime>=1.23'"
-        ) from None
 
 
 @lru_cache(maxsize=1)
@@ -148,11 +142,11 @@ def _open_openvino(path: Path, part: str) -> OnnxSession:
     if part not in known:
         shown = ", ".join(f"{OPENVINO}:{name}" for name in known)
         raise InputError(f"`device={OPENVINO}:{part}`: OpenVINO has {shown}")
-    checked = CheckedGraph(path)
+    content = _read(path)
     try:
         # the reader of all formats prints errors of those that do not fit
         frontend = openvino.frontend.FrontEndManager().load_by_framework("onnx")
-        model = frontend.convert(frontend.load(str(path)))
+        model = frontend.convert(frontend.load(io.BytesIO(content)))
         # left alone, some CPUs compute in bfloat16
         settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
         if part == "CPU":
@@ -168,18 +162,10 @@ def _open_openvino(path: Path, part: str) -> OnnxSession:
     except Exception as error:  # RuntimeError and types of its own
         raise _unreadable(path, error) from None
     run = OpenvinoRun(compiled, lambda: core.compile_model(model, part, settings))
-    device, integer_layers = f"{OPENVINO}:{part}", _integer_layers(compiled)
-    return OnnxSession(_checking(run, checked), checked.exported, checked.outputs, device, integer_layers)
-
-
-def _checking(run: Run, checked: CheckedGraph) -> Run:
-    """Return a run that checks the sizes of all tensors before the engine does anything for new sizes of the inputs."""
-
-    def checking(names: Sequence[str], inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        checked.check({name: value.shape for name, value in inputs.items()})
-        return run(names, inputs)
-
-    return checking
+    key = ["framework", METADATA_KEY]
+    exported = _exported({METADATA_KEY: model.get_rt_info(key).astype(str)} if model.has_rt_info(key) else {}, path)
+    names = [output.get_any_name() for output in model.outputs]
+    return OnnxSession(run, exported, names, f"{OPENVINO}:{part}", _integer_layers(compiled))
 
 
 class OpenvinoRun:

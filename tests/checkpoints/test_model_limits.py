@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import codecs
 import re
 import struct
-import zipfile
 from collections import Counter, OrderedDict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,103 +45,6 @@ def test_zips_of_zeros(tmp_path: Path) -> None:
         open_model(path)
     with pytest.raises(InputError, match=r"damaged or unreadable zip \(.* states a packed size of"):
         open_model(state_sizes(path, 48 * MIB, 5 * MIB))
-
-
-# --- what a pickle states and the file does not hold
-
-
-class Call:
-    """Is pickled as a call."""
-
-    def __init__(self, function: Callable[..., Any], *arguments: Any, state: Any = None) -> None:
-        self.call = function, arguments, state
-
-    def __reduce__(self) -> Any:
-        return self.call
-
-
-TEXT = "x" * (1 << 20)
-NUMBERS = list(range(200_000))
-SIMILAR = [(i, i) for i in range(6000)]  # their hashes could be equal
-TOO_MUCH = "the objects in its pickle take more than 256 MiB"
-
-
-def evil(path: Path, content: Any, old: bool = False) -> Path:
-    torch.save({"state_dict": {"body": content}}, path, _use_new_zipfile_serialization=not old)
-    return path
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("old", [False, True], ids=["zip", "old"])
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        (lambda: torch.zeros(1).expand(1 << 20, 1 << 20), "a tensor of 4398046511104 bytes has a storage of 4"),
-        (lambda: Call(bytearray, 1 << 30), "builtins.bytearray with unsupported arguments"),
-        (lambda: Call(OrderedDict, torch.zeros(9, 2)), "collections.OrderedDict with unsupported arguments"),
-        (lambda: Call(set, [torch.zeros(2)]), "builtins.set with unsupported arguments"),
-        (lambda: Call(np.dtype, "V2000000000"), "numpy.dtype with unsupported arguments"),
-        (lambda: Call(torch.Tensor, 1 << 40), "holds pickled code (torch.Tensor"),
-        (lambda: Call(torch.FloatTensor, 1 << 40), "holds pickled code (torch.FloatTensor)"),
-        (lambda: {((1, 2), 3): 1}, "keys that are neither names nor numbers"),
-        # what is pickled once is copied or hashed often
-        (lambda: [Call(codecs.encode, TEXT, "latin1") for _ in range(500)], TOO_MUCH),
-        (lambda: [Call(set, NUMBERS) for _ in range(500)], TOO_MUCH),
-        (lambda: [Call(torch.Size, key) for key in [tuple(NUMBERS)] * 200], TOO_MUCH),
-        (lambda: {(2**61 - 1) * i: 1 for i in range(1, 2000)}, "keys that are neither names nor numbers"),
-        # hashes of pairs and of complex numbers can be made equal, too
-        (lambda: Call(Counter, SIMILAR), TOO_MUCH),
-        (lambda: {complex(i, i): 1 for i in range(6000)}, TOO_MUCH),
-        # the hash of nested tuples takes a time that doubles with each level
-        (lambda: Call(set, [((1, 2), 3)]), "builtins.set with unsupported arguments"),
-        (lambda: Call(OrderedDict, state=[[((1, 2), 3), 1]]), "sets the state of an object without state"),
-    ],
-)
-def test_contents_larger_than_the_file(tmp_path: Path, content: Callable[[], Any], expected: str, old: bool) -> None:
-    path = tmp_path / "model.pth.tar"
-    if isinstance(made := content(), torch.Tensor):
-        # torch saves the storage that a tensor is a view of
-        made = {"x": made}
-    assert f"refused: {'it ' if 'holds' in expected else ''}" in refusal(evil(path, made, old))
-    assert expected in refusal(path)
-
-
-def test_rows_and_sets_that_python_2_and_3_write(tmp_path: Path) -> None:
-    content = {"rows": Call(OrderedDict, [["a", torch.ones(2)], ["b", [1, (2, (3, 4))]]]), "set": {1, "a", (2, 3)}}
-    found = load_tensors(evil(tmp_path / "model.pth.tar", content), "x")["state_dict"]["body"]
-    assert list(found["rows"]) == ["a", "b"]
-    assert found["set"] == content["set"]
-
-
-def test_tensors_and_storages_longer_than_their_records(tmp_path: Path) -> None:
-    path = evil(tmp_path / "model.pth.tar", {"x": torch.arange(1000.0)})
-    with zipfile.ZipFile(path) as archive:
-        found = {entry.filename: archive.read(entry) for entry in archive.infolist()}
-    cases = (
-        ({"data/0": bytes(16)}, 0, "refused: its storage '0' of 4000 bytes has 16 bytes of data"),
-        ({}, zipfile.ZIP_DEFLATED, "refused: its record model.pth/data/0 is compressed"),
-    )
-    for changes, compression, expected in cases:
-        with zipfile.ZipFile(path, "w") as archive:
-            for name, data in found.items():
-                kind = compression if name.endswith("data/0") else zipfile.ZIP_STORED
-                archive.writestr(name, changes.get(name.removeprefix("model.pth/"), data), kind)
-        assert expected in refusal(path)
-    evil(path, {"x": torch.zeros(1000)}, old=True)
-    # 1000 as the pickle writes it
-    path.write_bytes(path.read_bytes().replace(b"M\xe8\x03", b"J\0\0\0\x40"))
-    assert re.search("refused: its storage .* of 4294967296 bytes has", refusal(path))
-    for old in (False, True):
-        message = refusal(evil(path, {"x": "y" * (5 << 20)}, old))
-        assert "refused: its pickle is larger than 4 MiB, the limit without the tensors" in message
-
-
-def test_ambiguous_zip_records(tmp_path: Path) -> None:
-    path = evil(tmp_path / "model.pth.tar", {"x": torch.zeros(4)})
-    whole = path.read_bytes()
-    for data in (whole + b"tail", b"PK\x03\x04" + whole):
-        path.write_bytes(data)
-        assert refusal(path).endswith("a truncated or damaged snapshot; copy it again")
 
 
 def test_text_fields_with_other_types(tmp_path: Path) -> None:

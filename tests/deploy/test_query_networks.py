@@ -7,16 +7,13 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
-from onnx import helper
 from support.micro import micro, seamseg_main
 from support.tiny_transformers import SIDE, photo, save
 
 import seamseg
 from seamseg.deploy.compare import compare
 from seamseg.deploy.export import export_model
-from seamseg.deploy.onnx import _flatten_constant_gathers
 from seamseg.deploy.source import ExportOptions
 from seamseg.formats.exported import ExportedMetadata
 from seamseg.formats.metadata import Metadata
@@ -121,43 +118,6 @@ def test_networks_that_cannot_be_exported(tmp_path: Path) -> None:
     oneformer = save("oneformer", tmp_path / "oneformer")
     wanted = "cannot be exported: it has the operator _is_all_true, which ONNX lacks"
     assert refusal(oneformer, out) == f"{oneformer}: {wanted}"
-
-
-def gathering(index: np.ndarray) -> onnx.GraphProto:
-    """A graph that gathers numbers of `-x`, float32 `3 x 4`, at constant indices."""
-    return helper.make_graph(
-        [helper.make_node("Neg", ["x"], ["y"]), helper.make_node("GatherND", ["y", "index"], ["found"])],
-        "graph",
-        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, (3, 4))],
-        [helper.make_tensor_value_info("found", onnx.TensorProto.FLOAT, index.shape[:-1])],
-        [onnx.numpy_helper.from_array(index, "index")],
-        value_info=[helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, (3, 4))],
-    )
-
-
-def test_constant_indices_are_those_of_a_line() -> None:
-    """As of the padding of DETR: a file with GatherND of many indices would be refused."""
-    index = np.random.default_rng(0).integers(0, 3, (2, 1100, 2))
-    graph = gathering(index)
-    _flatten_constant_gathers(graph)
-    assert [node.op_type for node in graph.node] == ["Neg", "Reshape", "Gather"]
-    assert "index" not in [weight.name for weight in graph.initializer]
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    x = np.arange(12, dtype=np.float32).reshape(3, 4)
-    (found,) = session.run(None, {"x": x})
-    np.testing.assert_array_equal(found, -x[index[..., 0], index[..., 1]])
-    # there are none, they count from the end, or they are of rows
-    for other in (np.zeros((0, 2), np.int64), np.array([[0, -1]]), np.array([[1]])):
-        graph = gathering(other)
-        before = graph.SerializeToString()
-        _flatten_constant_gathers(graph)
-        assert graph.SerializeToString() == before
-    # another operator uses them
-    graph = gathering(np.array([[0, 1], [2, 3]]))
-    graph.node.append(helper.make_node("Neg", ["index"], ["other"]))
-    _flatten_constant_gathers(graph)
-    assert "index" in [weight.name for weight in graph.initializer]
 
 
 def exported(num_stuff: int) -> ExportedMetadata:

@@ -13,7 +13,7 @@ from pathlib import Path
 import atheris
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ["seamseg", "umsgpack", "configparser", "tarfile", "zipfile", "pickletools", "PIL"]
+PACKAGES = ["seamseg", "umsgpack", "configparser", "tarfile", "zipfile", "PIL"]
 """Their branches are counted."""
 
 

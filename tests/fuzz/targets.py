@@ -19,7 +19,6 @@ import sys
 import time
 import zipfile
 import zlib
-from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -28,11 +27,9 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-import torch
 from PIL import Image
 
 from seamseg.checkpoints.bundle import open_model
-from seamseg.checkpoints.pickle_check import CodeInPickle, RefusedPickle, check_pickle
 from seamseg.checkpoints.snapshot import load_snapshot, load_tensors, verify_snapshot
 from seamseg.config.checks import check_training
 from seamseg.config.loader import config_from_string, config_to_string, load_config
@@ -60,8 +57,6 @@ from seamseg.utils.limits import open_pillow
 
 CPU_SECONDS = 5
 MEMORY_BYTES = 1 << 30
-PICKLE_BYTES = 320 << 20
-"""What `torch.load` may take for the smallest of files: the limit of the check, and some."""
 SIZE = (6, 8)
 """Height and width of all images and maps of `write_files`."""
 MOST_PIXELS = 1 << 20
@@ -93,7 +88,7 @@ def attempt(name: str, data: bytes, folder: Path) -> None:
     cpu, memory = time.process_time() - cpu, _peak() - memory
     if cpu > CPU_SECONDS:
         raise Violation(f"took {cpu:.1f} s")
-    if memory > (PICKLE_BYTES if name in ("pickle", "snapshot") else MEMORY_BYTES):
+    if memory > MEMORY_BYTES:
         raise Violation(f"took {memory >> 20} MiB")
 
 
@@ -138,55 +133,6 @@ def metadata(data: bytes, folder: Path) -> None:
     found = parse_metadata(data)
     if parse_metadata(pack_metadata(found)) != found:
         raise Violation("what was read is not what is written")
-
-
-def pickle(data: bytes, folder: Path) -> None:
-    """`data.pkl` of a snapshot: what the check accepts is only plain data, whatever `torch.load` makes of it."""
-    storages = {"0": bytes(256), "1": bytes(range(64))}
-
-    def storage(key: Any, count: int) -> None:
-        if count > len(storages[str(key)]):
-            raise RefusedPickle("too large")
-
-    try:
-        check_pickle(io.BytesIO(data), storage)
-    except (CodeInPickle, RefusedPickle, ValueError, IndexError, KeyError):
-        return
-    with zipfile.ZipFile(file := io.BytesIO(), "w") as archive:
-        archive.writestr("a/data.pkl", data)
-        archive.writestr("a/version", "3\n")
-        for key, content in storages.items():
-            archive.writestr(f"a/data/{key}", content)
-    file.seek(0)
-    _check_plain(load_tensors(file, "data.pkl"), 0)
-
-
-_PLAIN = (str, bytes, bytearray, int, float, complex, torch.dtype, torch.device, np.generic, np.dtype, type(None))
-_PLAIN += (torch.UntypedStorage, torch.storage.TypedStorage, torch.serialization.StorageType)
-_NAMES = {"_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter", "_reconstruct", "scalar"}
-_NAMES |= {"encode", "OrderedDict", "Counter", "set", "complex", "bytearray", "Size", "device", "Parameter", "ndarray"}
-
-
-def _check_plain(value: Any, depth: int) -> None:
-    """Raise Violation for anything but data: what a file may hold as functions and classes are those of the check."""
-    if depth > 50:
-        return
-    if isinstance(value, torch.Tensor):
-        if value.numel() * value.element_size() <= MEMORY_BYTES:
-            value.detach().clone()  # a sanitizer or the memory limit sees what is outside of the storage
-    elif type(value) in (dict, OrderedDict, Counter):
-        for key, item in value.items():
-            _check_plain(key, depth + 1)
-            _check_plain(item, depth + 1)
-    elif type(value) in (list, tuple, set, torch.Size) or (type(value) is np.ndarray and value.dtype == object):
-        for item in value:
-            _check_plain(item, depth + 1)
-    elif isinstance(value, type) or callable(value):
-        name = getattr(value, "__qualname__", type(value).__name__)
-        if name not in _NAMES and not name.endswith(("Storage", "DType", "StorageType", "dtype")):
-            raise Violation(f"holds {value!r:.100}")
-    elif not isinstance(value, _PLAIN) and type(value) is not np.ndarray:
-        raise Violation(f"holds a {type(value)}")
 
 
 def snapshot(data: bytes, folder: Path) -> None:
@@ -346,8 +292,7 @@ def safetensors(data: bytes, folder: Path) -> None:
     if data[:1] == b"\1":
         header, _, rest = data[1:].partition(b"\0")
         data = struct.pack("<Q", len(header)) + header + rest
-    tensors = load_tensors(_written(folder / "a.safetensors", data), "a.safetensors")
-    _check_plain(tensors, 0)
+    load_tensors(_written(folder / "a.safetensors", data), "a.safetensors")
 
 
 def cityscapes(data: bytes, folder: Path) -> None:
@@ -437,7 +382,7 @@ def _convert(folder: Path, prepare: Callable[[Path], Any]) -> None:
 TARGETS: dict[str, Target] = {
     target.__name__: target
     for target in (
-        metadata, pickle, snapshot, png, image, config, coco_panoptic, coco_objects, tar, archive, safetensors,
+        metadata, snapshot, png, image, config, coco_panoptic, coco_objects, tar, archive, safetensors,
         cityscapes, instance_list, cvat, label_studio, labelme, yolo,
     )
 }  # fmt: skip

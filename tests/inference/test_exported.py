@@ -200,11 +200,18 @@ def without_metadata(path):
     onnx.save(model, path)
 
 
+def with_data_in_another_file(path):
+    model = onnx.load(path)
+    onnx.external_data_helper.convert_model_to_external_data(model, location="secret.bin", size_threshold=0)
+    onnx.save(model, path)
+
+
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
         (lambda path: path.write_bytes(path.read_bytes()[:1000]), "not an ONNX file, truncated"),
         (without_metadata, "no metadata of seamseg"),
+        (with_data_in_another_file, "has data in other files"),
         (lambda path: write_network(path, record(), "{}"), "no format number"),
         (lambda path: write_network(path, record(), record(part="dense").to_json()), "part 'dense'"),
         (lambda path: write_network(path, record("detection"), record().to_json()), "not those of a network of kind p"),
@@ -242,7 +249,8 @@ WRONG = [
 ]
 WRONG_IN_BOTH = [
     ("panoptic", "count", np.array(6), "count is 6, of 5 boxes"),
-    ("panoptic", "mask_logits", np.zeros((5, 0, 0), np.float32), "mask_logits has sides of 0"),
+    # OpenVINO returns a scalar for an empty tensor
+    ("panoptic", "mask_logits", np.zeros((5, 0, 0), np.float32), r"mask_logits has (sides of 0|the shape \(\))"),
 ]
 
 
