@@ -355,6 +355,8 @@ def _report(args: argparse.Namespace, result: ConversionResult) -> int:
     )
     classes = result.metadata
     print(f"{args.out}: {counts}; {classes.num_stuff} stuff and {classes.num_thing} thing classes")
+    for split, account in result.accounts.items():
+        print(*account.lines(split), sep="\n")
     own_data = hasattr(args, "hold_out") and classes.num_thing > 0 and "train" in result.splits
     if own_data and not Path(args.out, "lst", "val.txt").is_file():
         print(

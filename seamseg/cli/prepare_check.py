@@ -83,6 +83,8 @@ def _print_report(report: Report) -> None:
     sizes = [f"{w} x {h} ({n})" for (h, w), n in report.sizes]
     more = f" and {len(sizes) - 5} other sizes" if len(sizes) > 5 else ""
     print(f"width x height: {', '.join(sizes[:5])}{more}; {report.void:.1%} of the pixels are void")
+    for split, account in report.accounts.items():
+        print(*account.lines(split), sep="\n")
     print()
     _print_classes(report)
     _print_problems("error", report.errors)

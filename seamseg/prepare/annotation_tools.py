@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -55,9 +56,12 @@ def prepare_cvat(
     InputError
         if a file is missing or invalid, or a label is not in the class list
     """
+    options = options.begin()
     exports = {name: _files_below(given[1], cvat.LABELMAP) for name, given in splits.items()}
     listed = _class_list(class_list, next(iter(splits.values()))[1], next(iter(exports.values())))
-    frames = {name: _cvat_frames(name, given, exports[name], listed, options) for name, given in splits.items()}
+    frames = {
+        name: _cvat_frames(name, given, exports[name], listed, options.of_split(name)) for name, given in splits.items()
+    }
     read = partial(read_cvat, listed=listed)
     return convert_splits(out, listed.classes, distinct_ids(frames), read, options)
 
@@ -84,9 +88,12 @@ def prepare_label_studio(
     InputError
         if a file is missing or invalid, or a label is not in the class list
     """
+    options = options.begin()
     files = {name: _task_files(given[1]) for name, given in splits.items()}
     listed = _class_list(class_list, next(iter(splits.values()))[1], next(iter(files.values())))
-    frames = {name: _label_studio_frames(given, files[name], listed, options) for name, given in splits.items()}
+    frames = {
+        name: _label_studio_frames(given, files[name], listed, options.of_split(name)) for name, given in splits.items()
+    }
     read = partial(read_label_studio, listed=listed)
     return convert_splits(out, listed.classes, distinct_ids(frames), read, options)
 
@@ -190,7 +197,7 @@ def _label_studio_frames(
     given: tuple[str, ...], files: Mapping[str, File], listed: ClassList, options: ConversionOptions
 ) -> list[SourceFrame]:
     """Return the annotated images, with their regions as `(class, RLE bytes or corners)`."""
-    found, frames, bare, other = _photos(given[0]), [], 0, 0
+    found, frames = _photos(given[0]), []
     photos, ids = FilesByName(found), {str(file): id_of(f"{stem}.png") for stem, file in found.items()}
     for name, file in files.items():
         if name == CLASSES:
@@ -198,14 +205,13 @@ def _label_studio_frames(
         try:
             tasks = parse_json(read_file(file, "tasks", ANNOTATION_BYTES))
             for task in tasks if isinstance(tasks, list) else [tasks]:
-                photo = _photo_of(task["data"], photos, f"{file}: task {task.get('id', '')}".rstrip(), given[0])
+                where = f"{file}: task {task.get('id', '')}".rstrip()
+                photo = _photo_of(task["data"], photos, where, given[0])
                 result = _result_of(task)
                 if result is None:
-                    bare += 1
+                    options.skip("task without annotation", where)
                     continue
-                regions = [_region(region, listed, str(file)) for region in result]
-                other += regions.count(None)
-                info = [region for region in regions if region is not None]
+                info = [_region(region, listed, str(file)) for region in result]
                 frames.append(SourceFrame(ids[str(photo)], photo, file, photo.name, info=info))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise InputError(
@@ -214,8 +220,6 @@ def _label_studio_frames(
             ) from None
     if not frames:
         raise InputError(f"{given[1]}: 0 images found that have an annotation or prediction")
-    if bare or other:
-        options.log(f"{given[1]}: {bare} tasks without annotation, {other} regions without a mask or label, skipped")
     return sorted(frames, key=lambda frame: frame.id)
 
 
@@ -254,8 +258,10 @@ def _region(region: Mapping[str, Any], listed: ClassList, where: str) -> tuple[i
 def read_label_studio(frame: SourceFrame, listed: ClassList) -> Instances:
     """Read the regions of an image; InputError if one is invalid."""
     size = photo_size(frame.photo)
-    regions = ((_decode(shape, size, frame), category) for category, shape in frame.info)
-    return stack_regions(regions, size, frame, listed.classes)
+    regions = ((_decode(region[1], size, frame), region[0]) for region in frame.info if region is not None)
+    found = stack_regions(regions, size, frame, listed.classes)
+    other = ("region without a mask or label", str(frame.photo))
+    return replace(found, skipped=found.skipped + (other,) * frame.info.count(None))
 
 
 def _decode(shape: bytes | list[list[float]], size: tuple[int, int], frame: SourceFrame) -> Runs:

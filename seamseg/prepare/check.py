@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from seamseg.data.folder import IMAGE_EXTENSIONS, DatasetFolder
 from seamseg.data.images import open_image, open_mask
 from seamseg.formats.metadata import ImageInfo
 from seamseg.panoptic_map import VOID
+from seamseg.prepare.account import SplitAccount, read_accounts
 from seamseg.prepare.writer import no_progress
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import PARTIAL, read_bytes
@@ -195,6 +196,7 @@ class Report:
         pixels that are not void)
     sizes : number of images by `(height, width)`, most frequent first
     void : fraction of void pixels
+    accounts : what the conversion of each list used and skipped, as far as it is known
     """
 
     root: Path
@@ -204,6 +206,7 @@ class Report:
     classes: list[dict[str, Any]]
     sizes: list[tuple[tuple[int, int], int]]
     void: float
+    accounts: dict[str, SplitAccount] = field(default_factory=dict)
 
     @property
     def errors(self) -> list[Problem]:
@@ -227,6 +230,7 @@ class Report:
             "classes": self.classes,
             "sizes": [{"height": h, "width": w, "images": n} for (h, w), n in self.sizes],
             "void": self.void,
+            "conversion": {name: asdict(account) for name, account in self.accounts.items()},
         }
 
 
@@ -266,8 +270,13 @@ def check_dataset(root: str | Path, workers: int | None = None, progress: Progre
     problems += _check_classes(folder, checks, listed)
     rows, void = _class_rows(folder, checks)
     sizes = Counter(image.size for image in images).most_common()
+    accounts: dict[str, SplitAccount] = {}
+    try:
+        accounts = {name: account for name, account in read_accounts(folder.root).items() if name in listed}
+    except InputError as failure:
+        problems.append(_from_exception(failure))
     ordered = sorted(problems, key=lambda p: not p.is_error)
-    return Report(folder.root, ordered, {k: len(v) for k, v in listed.items()}, checks, rows, sizes, void)
+    return Report(folder.root, ordered, {k: len(v) for k, v in listed.items()}, checks, rows, sizes, void, accounts)
 
 
 def check_image(image: ImageInfo, root: Path) -> ImageCheck:

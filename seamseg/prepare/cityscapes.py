@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,8 +50,10 @@ def prepare_cityscapes(
     InputError
         if nothing is found, an image is missing or a file is invalid
     """
-    tree = SourceTree(root)
-    found = find_splits(splits, SPLITS, lambda split: find_frames(tree, split, options.log), "Cityscapes")
+    options, tree = options.begin(), SourceTree(root)
+    found = find_splits(
+        splits, SPLITS, lambda split: find_frames(tree, split, options.of_split(SPLITS[split][1])), "Cityscapes"
+    )
     expected = (
         "leftImg8bit/SPLIT/CITY/*_leftImg8bit.png and, for example, "
         f"gtFine/SPLIT/CITY/*_gtFine_instanceIds.png with SPLIT among {', '.join(found)}{tree.hint}"
@@ -61,23 +63,20 @@ def prepare_cityscapes(
     return replace(convert_splits(out, _CLASSES, named, read_instances, options), missing=missing)
 
 
-def find_frames(
-    source: SourceTree | Path, split: str, log: Callable[[str], None] = lambda message: None
-) -> list[SourceFrame]:
+def find_frames(tree: SourceTree, split: str, options: ConversionOptions) -> list[SourceFrame]:
     """Return the annotated images of a split of raw Cityscapes, by name.
 
     Parameters
     ----------
-    source : the raw tree
+    tree : the raw tree
     split : a key of :data:`SPLITS`
-    log : called with a message about images without annotation
+    options : get the images without annotation
 
     Raises
     ------
     InputError
         if an annotation has no image
     """
-    tree = source if isinstance(source, SourceTree) else SourceTree(source)
     kind = SPLITS[split][0]
     ending = f"_{kind}_instanceIds.png"
     folder = f"leftImg8bit/{split}"
@@ -97,9 +96,8 @@ def find_frames(
     if lost:
         lacking = f"{len(lost)} of {len(lost) + len(frames)} annotations of {split} lack their image"
         raise InputError(f"{lost[0]}: no such image; {lacking}{tree.hint}")
-    bare = sum(file.suffix in IMAGE_EXTENSIONS for files in photos.values() for file in files.values()) - len(frames)
-    if bare > 0:
-        log(f"{tree.root / folder}: {bare} images without {ending} in {kind}/, skipped")
+    files = (file for of_city in photos.values() for file in of_city.values())
+    options.skip_unused(f"file without {ending} in {kind}/", files, (frame.photo for frame in frames))
     return sorted(frames, key=lambda frame: frame.id)
 
 

@@ -67,6 +67,7 @@ def prepare_instances(
     InputError
         if a file is missing or invalid, or a category or value has no class
     """
+    options = options.begin()
     contents = {name: load_json(Path(given[1])) for name, given in splits.items()}
     if class_list is not None:
         listed = read_class_list(class_list)
@@ -77,7 +78,9 @@ def prepare_instances(
         )
         if any(len(given) > 2 for given in splits.values()):
             raise InputError("label images need a class list that defines their values (`classes`)")
-    frames = {name: find_frames(given, contents[name], listed, options) for name, given in splits.items()}
+    frames = {
+        name: find_frames(given, contents[name], listed, options.of_split(name)) for name, given in splits.items()
+    }
     read = partial(read_instances, listed=listed)
     return convert_splits(out, listed.classes, distinct_ids(frames), read, options)
 
@@ -106,20 +109,18 @@ def find_frames(
             f"{source}: not COCO instances ({type(error).__name__}: {error}); expected `images`, `categories` and "
             "`annotations` with `segmentation`"
         ) from None
-    frames, bare = [], 0
+    frames = []
     for name, found in sorted(images, key=lambda image: image[0]):
         photo = photos.find(name)
         if photo is None:
             raise InputError(f"{source}: lists {name!r}, but it is not among the {len(photos)} images in {given[0]}")
         label = labels.find(name.rpartition(".")[0]) if labels is not None else None
         if labels is not None and label is None:
-            bare += 1
+            options.skip("image without a label image", photo)
             continue
         frames.append(SourceFrame(id_of(name), photo, label or Path(source), name, label, found))
     if not frames:
-        raise InputError(f"{source}: 0 images found" + (f" that have a label image in {given[2]}" if bare else ""))
-    if bare:
-        options.log(f"{source}: {bare} images without a label image in {given[2]}, skipped")
+        raise InputError(f"{source}: 0 images found" + (f" that have a label image in {given[2]}" if images else ""))
     return frames
 
 
@@ -146,7 +147,7 @@ def stack_things(
 
     Parameters
     ----------
-    things : empty ones are omitted
+    things : those without a pixel are skipped
     size : `(height, width)` of the image
     frame : the image, for errors
     background : ids, class and crowd flag by id, for the pixels that no object covers
@@ -158,6 +159,7 @@ def stack_things(
     """
     things = _within_limits(things, size, frame)
     area = [int(length.sum()) for (_, length), _, _ in things]
+    skipped = tuple(("object without a pixel", f"one of {frame.photo}") for pixels in area if not pixels)
     order = sorted((k for k in range(len(things)) if area[k]), key=lambda k: (things[k][2], area[k]))
     cat, iscrowd = [VOID], [0]
     ids, more, crowds = background or (None, [VOID], [0])
@@ -185,7 +187,8 @@ def stack_things(
         layers[0, bare] = ids.T.ravel()[bare].astype(np.uint16) + np.uint16(len(cat) - 1)
         cat += more[1:]
         iscrowd += crowds[1:]
-    return Instances(*_compact(layers[:count].reshape(count, size[1], size[0]).transpose(0, 2, 1), cat, iscrowd))
+    kept = _compact(layers[:count].reshape(count, size[1], size[0]).transpose(0, 2, 1), cat, iscrowd)
+    return Instances(*kept, skipped)
 
 
 def _allowed_layers(size: tuple[int, int]) -> int:

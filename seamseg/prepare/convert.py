@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from seamseg.formats.metadata import Metadata
+from seamseg.prepare.account import Skips, SplitAccount, account_of, add_skipped
 from seamseg.prepare.archives import ArchiveMember, File
 from seamseg.prepare.writer import DatasetWriter, Link, Reader, SourceFrame, no_progress
 from seamseg.utils.errors import InputError
@@ -30,6 +32,7 @@ class ConversionOptions:
     copy : copy images instead of hard-linking them
     symlink : make symbolic links instead of hard links
     hold_out : fraction of the images that become the split `val`
+    split, skipped : split whose files are found, and what was skipped by split; set by :meth:`begin`, :meth:`of_split`
 
     Raises
     ------
@@ -43,6 +46,8 @@ class ConversionOptions:
     copy: bool = False
     symlink: bool = False
     hold_out: float = 0.0
+    split: str = ""
+    skipped: dict[str, Skips] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.hold_out < 1:
@@ -52,6 +57,34 @@ class ConversionOptions:
     def link(self) -> Link:
         """How images are stored in the dataset folder."""
         return "copy" if self.copy else "symbolic" if self.symlink else "hard"
+
+    def begin(self) -> ConversionOptions:
+        """Return the options of one conversion, of which nothing has been skipped yet."""
+        return replace(self, skipped={})
+
+    def of_split(self, split: str) -> ConversionOptions:
+        """Return the options to find the files of a split, for :meth:`skip`."""
+        return replace(self, split=split)
+
+    def skip(self, reason: str, item: object, count: int = 1) -> None:
+        """Record that items of the source are not used.
+
+        Nothing is skipped silently: files and images are recorded here, objects in :attr:`Instances.skipped`.
+
+        Parameters
+        ----------
+        reason : what is skipped and why, as "image without labels"
+        item : the item, or the first of several, for example its file
+        count : number of items
+        """
+        add_skipped(self.skipped.setdefault(self.split, {}), reason, item, count)
+
+    def skip_unused(self, reason: str, items: Iterable[object], used: Iterable[object]) -> None:
+        """Record the items that are not among the used ones, compared by their names."""
+        names = set(map(str, used))
+        for item in items:
+            if str(item) not in names:
+                self.skip(reason, item)
 
 
 DEFAULTS = ConversionOptions()
@@ -65,10 +98,19 @@ _BACKGROUNDS = ("background", "void", "unlabeled", "unlabelled", "ignore", "igno
 
 @dataclass(frozen=True)
 class ConversionResult:
-    """The result of a conversion: metadata, number of images by list, and the splits that the source lacks."""
+    """The result of a conversion.
+
+    Attributes
+    ----------
+    metadata : content of `metadata.bin`
+    splits : number of images by list
+    accounts : what was used and skipped by list
+    missing : the splits that the source lacks
+    """
 
     metadata: Metadata
     splits: dict[str, int]
+    accounts: dict[str, SplitAccount]
     missing: list[str] = field(default_factory=list)
 
 
@@ -141,10 +183,14 @@ def convert_splits(
                 f"{name}: {len(frames)} images, already prepared; to repeat it, delete {writer.root / 'lst' / name}.txt"
             )
         else:
-            writer.add_split(name, frames, read)
+            skipped = options.skipped.get(name, {})
+            account = partial(account_of, skipped=skipped, background=background_class(writer.classes))
+            writer.add_split(name, frames, read, account)
             for other, count in writer.shared_images(name).items():
                 options.log(f"{name}: {count} of its images are also in the list {other}")
-    return ConversionResult(writer.finish(), {name: len(frames) for name, frames in splits.items()})
+    metadata = writer.finish()
+    accounts = {name: account for name, account in writer.accounts.items() if name in splits}
+    return ConversionResult(metadata, {name: len(frames) for name, frames in splits.items()}, accounts)
 
 
 def _with_held_out(splits: Mapping[str, Sequence[SourceFrame]], fraction: float) -> Mapping[str, Sequence[SourceFrame]]:

@@ -83,13 +83,15 @@ def prepare_folders(
     InputError
         if a file is missing or invalid, or has a value or name that is not in the class list
     """
-    listed = read_class_list(class_list)
+    options, listed = options.begin(), read_class_list(class_list)
     if divisor < 0 or divisor == 1:
         raise InputError(f"`divisor={divisor}`: must be 2 or more")
     for name, folders in splits.items():
         if len(folders) not in (2, 3):
             raise InputError(f"split {name!r}: expected the folders (images, labels) or (images, labels, instances)")
-    frames = {name: find_frames(name, folders, suffixes, options, listed) for name, folders in splits.items()}
+    frames = {
+        name: find_frames(name, folders, suffixes, options.of_split(name), listed) for name, folders in splits.items()
+    }
     all_frames = [frame for group in frames.values() for frame in group]
     if divisor and any(frame.second for frame in all_frames):
         raise InputError("with a divisor the labels hold the instances: omit the folder of instances")
@@ -150,9 +152,7 @@ def find_frames(
             f"{folders[1]}: 0 of {len(photos)} images have labels with the same name{_named(suffixes[1])}; the first "
             f"image is {next(iter(photos))}, the first label file {next(chain(pngs, *polygons), 'missing')}"
         )
-    if len(photos) > len(frames):
-        count = len(photos) - len(frames)
-        options.log(f"{folders[0]}: {count} {'image' if count == 1 else 'images'} without labels, skipped")
+    options.skip_unused("image without labels", photos.values(), (frame.photo for frame in frames))
     return frames
 
 
@@ -209,7 +209,6 @@ def _object_files(
     """Return the images with masks of single objects, with the class of each mask."""
     stems, photos_by_name = {str(file): stem for stem, file in photos.items()}, FilesByName(photos)
     found: dict[str, list[tuple[int, File]]] = {}
-    foreign = 0
     for name, file in masks.items():
         rest = ""
         for end in reversed([k for k, letter in enumerate(name) if letter in "_/"]):
@@ -225,9 +224,7 @@ def _object_files(
                     f"{file}: {rest!r} after the name of the image does not start with a class of the class list; name "
                     "masks of single objects PHOTO_CLASS_NUMBER.png; of label images, pass the suffix (`suffixes`)"
                 )
-            foreign += 1
-    if found and foreign:
-        options.log(f"{foreign} masks without an image, skipped")
+            options.skip("mask without an image", file)
     return [
         SourceFrame(
             _id_of_stem(stem),

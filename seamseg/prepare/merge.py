@@ -65,7 +65,7 @@ def merge_datasets(
     """
     if any(Path(out).resolve() == Path(part).resolve() for part in parts):
         raise InputError(f"{out}: is one of the parts; choose another output folder")
-    folders = [DatasetFolder(part) for part in parts]
+    options, folders = options.begin(), [DatasetFolder(part) for part in parts]
     for folder in folders:
         if not folder.splits:
             raise InputError(f"{folder.root / 'lst'}: no list of images")

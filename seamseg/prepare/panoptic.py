@@ -68,6 +68,7 @@ def prepare_panoptic(
     InputError
         if a file is missing or invalid, or the splits have different categories
     """
+    options = options.begin()
     sources = {
         name: PanopticSource(tree_files(photos, "images"), tree_files(masks, "masks"), load_json(Path(path)), str(path))
         for name, (photos, path, masks) in splits.items()
@@ -88,7 +89,7 @@ def prepare_coco(
     InputError
         if nothing is found or a file is missing or invalid
     """
-    tree = SourceTree(root, ("", "annotations"))
+    options, tree = options.begin(), SourceTree(root, ("", "annotations"))
 
     def find(split: str) -> PanopticSource | None:
         path = f"annotations/panoptic_{split}.json"
@@ -120,7 +121,7 @@ def convert_panoptic(
         if categories != lists[first]:
             raise InputError(f"{sources[name].name}: its categories differ from those of {sources[first].name}")
     listed = build_class_list(lists[first], [], sources[first].name)
-    splits = distinct_ids({name: find_frames(source, options) for name, source in sources.items()})
+    splits = distinct_ids({name: find_frames(source, options.of_split(name)) for name, source in sources.items()})
     read = partial(read_instances, classes=listed.classes, class_of=listed.class_of)
     return convert_splits(out, listed.classes, splits, read, options)
 
@@ -158,8 +159,7 @@ def find_frames(source: PanopticSource, options: ConversionOptions) -> list[Sour
         ) from None
     if not frames:
         raise InputError(f"{source.name}: 0 images found: `annotations` is empty")
-    if len(images) > len(frames):
-        options.log(f"{source.name}: {len(images) - len(frames)} images without annotation, skipped")
+    options.skip_unused("image without annotation", images.values(), (frame.file_name for frame in frames))
     return sorted(frames, key=lambda frame: frame.id)
 
 

@@ -67,10 +67,12 @@ def prepare_vistas(
     InputError
         if nothing is found, an image is missing or a file is invalid
     """
-    tree = SourceTree(root)
+    options, tree = options.begin(), SourceTree(root)
     version, config = _find_config(tree, version, options)
     labels = read_labels(config)
-    found = find_splits(splits, SPLITS, lambda split: find_frames(tree, split, version, options), "Vistas")
+    found = find_splits(
+        splits, SPLITS, lambda split: find_frames(tree, split, version, options.of_split(split)), "Vistas"
+    )
     expected = (
         f"{splits[0]}/images/*.jpg and {splits[0]}/instances/*.png or {splits[0]}/v{version}/instances/*.png{tree.hint}"
     )
@@ -159,11 +161,9 @@ def find_frames(tree: SourceTree, split: str, version: str, options: ConversionO
     if lost:
         lacking = f"{len(lost)} of {len(truth)} annotations of {split} lack their image"
         raise InputError(f"{tree.root / split / 'images' / lost[0]}.jpg: no such image; {lacking}{tree.hint}")
-    if truth and len(photos) > len(truth):
-        options.log(
-            f"{tree.root / split / 'images'}: {len(photos) - len(truth)} images without a PNG in {folder}, skipped"
-        )
-    return [SourceFrame(stem, photos[stem], truth[stem], photos[stem].name) for stem in truth]
+    frames = [SourceFrame(stem, photos[stem], truth[stem], photos[stem].name) for stem in truth]
+    options.skip_unused(f"image without a PNG in {folder}", photos.values(), (frame.photo for frame in frames))
+    return frames
 
 
 def read_instances(frame: SourceFrame, labels: VistasLabels) -> Instances:

@@ -24,6 +24,7 @@ from PIL import Image
 
 from seamseg.data.folder import IMAGE_EXTENSIONS, DatasetFolder
 from seamseg.formats.metadata import ImageInfo, Metadata, pack_metadata, read_metadata, write_metadata
+from seamseg.prepare.account import AccountOf, SplitAccount, account_of, read_accounts, write_accounts
 from seamseg.prepare.annotations import thing_annotations, write_coco_json
 from seamseg.prepare.archives import File, fingerprint, photo_size, read_file, read_photo
 from seamseg.prepare.pairs import is_photo
@@ -67,11 +68,19 @@ class SourceFrame:
 
 @dataclass(frozen=True)
 class Instances:
-    """The instances of an image: `ids` `H x W` or `L x H x W` (0 void), class and crowd flag by id (0: 255, 0)."""
+    """The instances of an image.
+
+    Attributes
+    ----------
+    ids : `H x W` or `L x H x W`, 0 void
+    cat, iscrowd : class and crowd flag by id; entry 0 is void: 255, 0
+    skipped : reason and name of each object that could not be used, for the account of the conversion
+    """
 
     ids: np.ndarray
     cat: list[int]
     iscrowd: list[int]
+    skipped: tuple[tuple[str, str], ...] = ()
 
 
 Reader = Callable[[SourceFrame], Instances]
@@ -112,6 +121,7 @@ class DatasetWriter:
         self.classes = classes.without_images()
         self._workers, self._progress, self._link = workers, progress, link
         self._images: dict[str, ImageInfo] = {}
+        self.accounts: dict[str, SplitAccount] = {}
         if self.root.exists() and not self.root.is_dir():
             raise InputError(f"{self.root}: a file, not a folder")
         if (self.root / "metadata.bin").is_file():
@@ -121,6 +131,7 @@ class DatasetWriter:
                 raise InputError(f"{self.root}: has a data set with other classes; choose another folder")
             self.classes = old.without_images()
             self._images = {image.id: image for image in old.images}
+            self.accounts = read_accounts(self.root)
         try:
             for name in ("img", "msk", "lst", "coco", _JOURNALS):
                 (self.root / name).mkdir(parents=True, exist_ok=True)
@@ -151,7 +162,9 @@ class DatasetWriter:
         mine = lists.pop(split)
         return {name: len(mine & other) for name, other in sorted(lists.items()) if mine & other}
 
-    def add_split(self, split: str, frames: Sequence[SourceFrame], read: Reader) -> None:
+    def add_split(
+        self, split: str, frames: Sequence[SourceFrame], read: Reader, account: AccountOf = account_of
+    ) -> None:
         """Convert the images of a split that have not been converted yet.
 
         Parameters
@@ -159,6 +172,7 @@ class DatasetWriter:
         split : name of the list
         frames : frames in the order of the list
         read : reads the instances of a frame; picklable
+        account : returns the account of the split from its records, and may refuse them
 
         Raises
         ------
@@ -183,6 +197,7 @@ class DatasetWriter:
                 append(record)
                 records[record["id"]] = record
         ordered = [records[i] for i in ids]
+        self.accounts[split] = account(ordered)
         write_coco_json(self.root / "coco" / f"{split}.json", self.classes, ordered)
         write_atomically(self.root / "lst" / f"{split}.txt", "".join(f"{i}\n" for i in ids).encode())
         for r in ordered:
@@ -192,6 +207,7 @@ class DatasetWriter:
         """Write `metadata.bin`, which completes the data set; call it after the last split."""
         metadata = Metadata(**{**vars(self.classes), "images": list(self._images.values())})
         write_metadata(self.root / "metadata.bin", metadata)
+        write_accounts(self.root, self.accounts)
         shutil.rmtree(self.root / _JOURNALS, ignore_errors=True)
         return metadata
 
@@ -212,7 +228,7 @@ class _Journal:
 
     def __init__(self, path: Path, classes: Metadata) -> None:
         self._path = path
-        self._header = {"journal": 1, "classes": pack_metadata(classes).hex()}
+        self._header = {"journal": 2, "classes": pack_metadata(classes).hex()}
 
     def read(self) -> dict[str, dict[str, Any]]:
         if not self._path.is_file():
@@ -279,6 +295,7 @@ def _convert(frame: SourceFrame, root: Path, read: Reader, classes: Metadata, li
         "cat": instances.cat,
         "iscrowd": instances.iscrowd,
         "annotations": thing_annotations(layers, instances.cat, instances.iscrowd, classes),
+        "skipped": instances.skipped,
         "files": [str(photo), *map(str, masks)],
         "stamp": source,
     }

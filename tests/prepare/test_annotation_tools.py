@@ -16,6 +16,7 @@ from seamseg.inference.result import Panoptic
 from seamseg.panoptic_map import PanopticResult, Segment
 from seamseg.predict.sources.base import Source
 from seamseg.predict.writers import make_writers
+from seamseg.prepare.account import SplitAccount
 from seamseg.prepare.annotation_tools import prepare_cvat, prepare_label_studio
 from seamseg.prepare.convert import ConversionOptions
 from seamseg.utils.errors import InputError
@@ -185,7 +186,7 @@ def label_studio_export(root, tasks):
 
 def read_tasks(root, options=ONE):
     given = {"train": (root / "photos", root / "p.json")}
-    prepare_label_studio(root.parent / "out", given, root.parent / "classes.ini", options)
+    return prepare_label_studio(root.parent / "out", given, root.parent / "classes.ini", options)
 
 
 def box(y0, x0, y1, x1):
@@ -214,9 +215,8 @@ def test_tasks_of_label_studio(tmp_path, address):
         "predictions": [{"result": []}],
     }
     root = label_studio_export(tmp_path / "e", [task])
-    logged = []
-    read_tasks(root, ConversionOptions(workers=1, log=logged.append))
-    assert logged == [f"{root / 'p.json'}: 0 tasks without annotation, 2 regions without a mask or label, skipped"]
+    account = read_tasks(root).accounts["train"]
+    assert account == SplitAccount(1, 2, 2, {"region without a mask or label": (2, str(root / "photos" / "a.jpg"))})
     folder = DatasetFolder(tmp_path / "out")
     (info,) = folder.metadata.images
     assert [folder.metadata.categories[c] for c in info.cat[1:]] == ["car", "car"]

@@ -70,7 +70,7 @@ def test_result_matches_the_original(fixture, tmp_path, workers):
         assert {p.name for p in (tmp_path / folder).iterdir()} == {p.name for p in (golden / folder).iterdir()}
         for path in (golden / folder).iterdir():
             assert np.array_equal(np.array(Image.open(tmp_path / folder / path.name)), np.array(Image.open(path)))
-    assert {p.name for p in tmp_path.iterdir()} == {"img", "msk", "lst", "coco", "metadata.bin"}
+    assert {p.name for p in tmp_path.iterdir()} == {"img", "msk", "lst", "coco", "metadata.bin", "prepared.json"}
 
 
 def without_photo(raw):
@@ -112,7 +112,10 @@ def test_command(tmp_path, capsys):
     assert "toy city: 2/2" in capsys.readouterr().err
     assert main(["prepare", "cityscapes", str(raw), str(out), "--splits", "train,val", "--workers", "1"]) == 0
     shown = capsys.readouterr()
-    assert shown.out == f"{out}: 2 images in train; 11 stuff and 8 thing classes\n"
+    assert shown.out == (
+        f"{out}: 2 images in train; 11 stuff and 8 thing classes\n"
+        "train: used 2 images, 19 segments, of which 9 objects\n"
+    )
     assert "no val, skipped" in shown.err
     assert "train: 2/2" in shown.err
     packed = zip_of(raw, tmp_path / "raw.zip")

@@ -1,6 +1,7 @@
 """Custom data: folders of images, and COCO instances with label images."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -146,10 +147,10 @@ def test_photos_without_label_images(coco):
     zip_of(coco / "labels", coco / "labels.zip")
     zip_of(coco / "photos", coco / "photos.zip")
     given = {"train": (str(coco / "photos.zip"), str(coco / "instances.json"), str(coco / "labels.zip"))}
-    messages = []
-    prepare_instances(coco / "out", given, coco / "classes.ini", ConversionOptions(log=messages.append))
+    done = prepare_instances(coco / "out", given, coco / "classes.ini")
     assert segments(coco / "out", "a")[-1] == ("sky", 0, 5)
-    assert "1 images without a label image in" in messages[0]
+    first = f"{coco / 'photos.zip'}/b.jpg"
+    assert done.accounts["train"].skipped == {"image without a label image": (1, first)}
     (coco / "labels" / "a.png").unlink()
     (coco / "out" / "metadata.bin").unlink()
     assert_instances_fail(coco, "0 images found that have a label image")
@@ -207,6 +208,7 @@ def test_commands(coco, capsys):
     assert main(["prepare", "instances", str(out), *split, "--classes", str(coco / "classes.ini")]) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"{out}: 2 images in train; 2 stuff and 1 thing classes",
+        "train: used 2 images, 9 segments, of which 5 objects",
         "next: prepare a split val for the scores, or repeat the command with --hold-out 0.2; then train small_r18",
     ]
     own = ["prepare", "folders", str(coco / "two"), "--classes", str(coco / "classes.ini"), "--split", "train"]
@@ -214,3 +216,31 @@ def test_commands(coco, capsys):
     assert segments(coco / "two", "sub_a") == FOUND
     assert main([*own, folders(coco)[0]]) == 2
     assert "expected --split NAME PHOTOS LABELS [INSTANCES]" in capsys.readouterr().err
+
+
+def test_what_is_skipped_is_counted(coco, capsys):
+    (coco / "labels" / "b.png").unlink()
+    content = json.loads((coco / "instances.json").read_text())
+    content["annotations"][1]["segmentation"] = []
+    write_json(coco / "instances.json", content)
+    out = coco / "out"
+    split = ["--split", "train", str(coco / "photos"), str(coco / "instances.json"), str(coco / "labels")]
+    lines = [
+        "train: used 1 image, 5 segments, of which 3 objects",
+        f"train: skipped 1: image without a label image ({coco}/photos/b.jpg)",
+        f"train: skipped 1: object without a pixel (one of {coco}/photos/a.jpg)",
+    ]
+    words = ["prepare", "instances", str(out), *split, "--classes", str(coco / "classes.ini")]
+    for command in (words, words, ["prepare", "--check", str(out), "--samples", "0"]):  # twice: nothing is added
+        assert main(command) == 0
+        assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("train:")] == lines
+    (out / "prepared.json").write_text("{}")
+    assert main(["prepare", "--check", str(out), "--samples", "0"]) == 1
+    assert "prepared.json: not the account of a conversion" in capsys.readouterr().out
+    shutil.rmtree(out)
+
+    def clear(content):
+        for annotation in content["annotations"]:
+            annotation["segmentation"] = []
+
+    assert_instances_fail(coco, r"no object can be used: 3: object without a pixel \(the first is", clear, False)

@@ -40,10 +40,10 @@ def raw(tmp_path):
 def prepare(raw, labels="labels", *more, out="out", split="train", **options):
     messages = []
     given = (str(raw / "photos"), *(str(raw / name) for name in (labels, *more)))
-    prepare_folders(
+    done = prepare_folders(
         raw / out, {split: given}, raw / "classes.ini", options=ConversionOptions(1, log=messages.append), **options
     )
-    return messages
+    return messages + done.accounts[split].lines(split)[1:]
 
 
 def assert_fails(raw, match, *more, **options):
@@ -109,9 +109,10 @@ def test_folders_of_classes_colours_similar_names_and_background(raw):
     picture(raw / "labels" / "a_car_8.png", box(0, 1, 4, 8, 1))
     picture(raw / "labels" / "b_car_8.png", box(0, 1, 4, 8, 1))
     photo(raw / "photos" / "c.jpg")
-    messages = prepare(raw)
-    assert messages[0] == "1 masks without an image, skipped"
-    assert "1 image without labels, skipped" in messages[1]
+    assert prepare(raw) == [
+        f"train: skipped 1: mask without an image ({raw / 'labels' / 'b_car_8.png'})",
+        f"train: skipped 1: image without labels ({raw / 'photos' / 'c.jpg'})",
+    ]
     assert segments(raw / "out", "a") == [("background", 0, 90), ("car", 0, 2), ("car", 0, 4)]
     assert segments(raw / "out", "a_car") == [("background", 0, 93), ("car", 0, 3)]
     assert DatasetFolder(raw / "out").metadata.palette[1] == (0, 0, 0)

@@ -145,7 +145,7 @@ def test_mask_of_another_size(raw, tmp_path, ending):
 def test_commands(raw, tmp_path, capsys):
     change(raw, lambda c: c["images"].append({"id": 2, "file_name": "b.jpg"}))
     assert main(["prepare", "coco", str(raw), str(tmp_path / "a"), "--splits", "val2017"]) == 0
-    assert "1 images without annotation, skipped" in capsys.readouterr().err
+    assert "val2017: skipped 1: image without annotation (b.jpg)\n" in capsys.readouterr().out
     zip_of(raw, tmp_path / "raw.zip")
     assert main(["prepare", "coco", str(tmp_path / "raw.zip"), str(tmp_path / "z"), "--splits", "val2017"]) == 0
     assert tree(tmp_path / "a") == tree(tmp_path / "z")

@@ -1,0 +1,122 @@
+"""The account of a conversion: what it used of each split, and what it skipped and why.
+
+The accounts of a dataset folder are in its `prepared.json`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from seamseg.panoptic_map import VOID
+from seamseg.utils.errors import InputError
+from seamseg.utils.files import read_bytes, write_json
+from seamseg.utils.limits import ANNOTATION_BYTES, parse_json
+
+FILE = "prepared.json"
+
+Skips = dict[str, tuple[int, str]]
+"""Number of skipped items and the first of them, by reason: a phrase such as "image without labels" """
+
+
+def add_skipped(skips: Skips, reason: str, item: object, count: int = 1) -> None:
+    """Add `count` skipped items, the first of which is `item`."""
+    before, first = skips.get(reason, (0, str(item)))
+    skips[reason] = (before + count, first)
+
+
+@dataclass
+class SplitAccount:
+    """What was used of a split, and what was skipped.
+
+    Attributes
+    ----------
+    images : number of used images
+    segments : number of their segments, including objects, without the background
+    objects : number of their objects, including crowds
+    skipped : what was not used, by reason
+    """
+
+    images: int = 0
+    segments: int = 0
+    objects: int = 0
+    skipped: Skips = field(default_factory=dict)
+
+    def lines(self, split: str) -> list[str]:
+        """Return the account as lines of text."""
+        used = f"{split}: used {_count(self.images, 'image')}, {_count(self.segments, 'segment')}"
+        skipped = [
+            f"{split}: skipped {count}: {reason} ({'the first is ' if count > 1 else ''}{first})"
+            for reason, (count, first) in self.skipped.items()
+        ]
+        return [f"{used}, of which {_count(self.objects, 'object')}", *skipped]
+
+
+AccountOf = Callable[[list[dict[str, Any]]], SplitAccount]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def read_accounts(root: Path) -> dict[str, SplitAccount]:
+    """Return the accounts of a dataset folder by split; empty if it has none.
+
+    Raises
+    ------
+    InputError
+        if the file has other content
+    """
+    path = root / FILE
+    if not path.is_file():
+        return {}
+    try:
+        splits = parse_json(read_bytes(path, "account of the conversion", ANNOTATION_BYTES))["splits"]
+        return {str(name): _account(split) for name, split in splits.items()}
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{path}: not the account of a conversion ({type(error).__name__}: {error}); delete the file"
+        ) from None
+
+
+def _account(split: dict[str, Any]) -> SplitAccount:
+    skipped = {str(reason): (int(count), str(first)) for reason, (count, first) in split["skipped"].items()}
+    return SplitAccount(int(split["images"]), int(split["segments"]), int(split["objects"]), skipped)
+
+
+def write_accounts(root: Path, accounts: dict[str, SplitAccount]) -> None:
+    """Write the accounts of a dataset folder."""
+    write_json(root / FILE, {"splits": {name: asdict(account) for name, account in accounts.items()}}, indent=1)
+
+
+def account_of(
+    records: Sequence[dict[str, Any]], skipped: Mapping[str, tuple[int, str]] = {}, background: int | None = None
+) -> SplitAccount:
+    """Return the account of a split.
+
+    Parameters
+    ----------
+    records : of its images
+    skipped : what the source has besides these images
+    background : the class that is not counted
+
+    Raises
+    ------
+    InputError
+        if all objects were skipped
+    """
+    lost: Skips = {}
+    for record in records:
+        for reason, item in record["skipped"]:
+            add_skipped(lost, reason, item)
+    segments = sum(category not in (VOID, background) for record in records for category in record["cat"])
+    if lost and not segments:
+        reasons = "; ".join(f"{count}: {reason} (the first is {first})" for reason, (count, first) in lost.items())
+        raise InputError(f"no object can be used: {reasons}")
+    objects = sum(len(record["annotations"]) for record in records)
+    account = SplitAccount(len(records), segments, objects, dict(skipped))
+    for reason, (count, first) in lost.items():
+        add_skipped(account.skipped, reason, first, count)
+    return account
