@@ -15,7 +15,7 @@ from seamseg.config.experiments import CLASS_TABLES, experiments
 from seamseg.formats.metadata import Metadata
 from seamseg.utils.errors import InputError, did_you_mean, one_line
 from seamseg.utils.files import read_bytes
-from seamseg.utils.limits import CONFIG_BYTES
+from seamseg.utils.limits import CONFIG_BYTES, ini_parser
 
 NAMES = "names"
 """The table by which classes of equal names correspond."""
@@ -99,7 +99,7 @@ class ClassTable:
             known = [NAMES, *tables]
             meant = did_you_mean(self.table, known) or f"; packaged are {', '.join(known)}"
             raise InputError(f"{self.given}: no such table of classes{meant}")
-        parser = configparser.ConfigParser(interpolation=None, default_section="\0", delimiters="=")
+        parser = ini_parser("=")
         parser.optionxform = _key  # type: ignore[assignment,method-assign]
         try:
             parser.read_string(read_bytes(path, "table of classes", CONFIG_BYTES).decode("utf-8-sig"), str(path))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from seamseg.config.experiments import near_files, packaged
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import read_bytes
-from seamseg.utils.limits import CONFIG_BYTES
+from seamseg.utils.limits import CONFIG_BYTES, ini_parser
 
 Texts = dict[str, dict[str, str]]
 """Values by section and key."""
@@ -37,14 +37,9 @@ def read_text(path: Path, named_by: str = "") -> str:
         raise InputError(f"{path}: not a config file: it is not UTF-8 text") from None
 
 
-def new_parser() -> configparser.ConfigParser:
-    """Return a parser that replaces nothing in values."""
-    return configparser.ConfigParser(interpolation=None, default_section="\0")
-
-
 def read_ini(text: str, source: str) -> Texts:
     """Return the sections of INI text; InputError, with its name `source`, if it is none."""
-    parser = new_parser()
+    parser = ini_parser()
     try:
         parser.read_string(text, source)
     except configparser.MissingSectionHeaderError as error:

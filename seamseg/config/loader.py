@@ -17,11 +17,12 @@ from seamseg.config.bodies import layout_of
 from seamseg.config.checks import check, raise_first
 from seamseg.config.components import NotLoaded
 from seamseg.config.experiments import packaged
-from seamseg.config.ini import Layer, Texts, layers_of, new_parser, read_ini, read_text
+from seamseg.config.ini import Layer, Texts, layers_of, read_ini, read_text
 from seamseg.config.kinds import KINDS, PANOPTIC, SEAMLESS, kind_of_network
 from seamseg.config.sections import SECTIONS, Config
 from seamseg.config.values import ValueProblem, format_value, hints_of, parse_value
 from seamseg.utils.errors import InputError, did_you_mean
+from seamseg.utils.limits import ini_parser
 
 _OF_BODY = (("body", "body_params"), ("body", "out_channels"), ("body", "out_strides"), ("fpn", "inputs"))
 """Keys whose values belong to one body."""
@@ -193,7 +194,7 @@ def config_to_string(config: Config) -> str:
     """
     defaults = _defaults(config.kind)
     defaults = {**defaults, "general": {**defaults["general"], "kind": PANOPTIC}}
-    parser = new_parser()
+    parser = ini_parser()
     for section, cls in SECTIONS.items():
         hints = hints_of(cls)
         parser[section] = {}

@@ -13,7 +13,7 @@ from seamseg.panoptic_map import VOID
 from seamseg.prepare.convert import ordered_classes
 from seamseg.utils.errors import InputError, one_line
 from seamseg.utils.files import read_bytes
-from seamseg.utils.limits import CONFIG_BYTES, parse_json, whole_number
+from seamseg.utils.limits import CONFIG_BYTES, ini_parser, parse_json, whole_number
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _from_json(text: str, path: str, kinds: bool) -> tuple[list[dict[str, Any]],
 
 
 def _from_ini(text: str, path: str) -> tuple[list[dict[str, Any]], list[int]]:
-    parser = configparser.ConfigParser(interpolation=None, default_section="\0")
+    parser = ini_parser()
     try:
         parser.read_string(text)
     except configparser.Error as error:

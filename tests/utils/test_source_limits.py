@@ -8,6 +8,7 @@ import lzma
 import re
 import sys
 import tarfile
+import time
 import tracemalloc
 import zipfile
 import zlib
@@ -22,6 +23,7 @@ from support.bombs import MIB, refusals, state_sizes, zeros_zip
 from support.png_streams import rgb_png
 
 import seamseg
+from seamseg.config.loader import load_config
 from seamseg.data.images import image_size, open_image, open_mask
 from seamseg.formats.cityscapes.instance_files import read_mask
 from seamseg.formats.cityscapes.labels import read_map
@@ -199,6 +201,32 @@ def test_whole_numbers_of_equal_hash(encoding: str | None) -> None:
     assert max(Counter(map(hash, values)).values()) < 40
     assert (kept, type(kept[0])) == (others, int)
     assert parse_json(f"[{'9' * 5000}]") == [float("inf")]
+
+
+LONG = 1_000_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[a]\na" + " " * LONG + "b",
+        "[a]\n" + "a" * LONG,
+        "[a]\n" + "a" * LONG + " = 1",
+        "[a]\na = " + " " * LONG + "b",
+        "[a]\n" + "a = 1\n a\n" * (LONG // 10),
+        "[" * LONG,
+        "[a]\n" + "".join(f"k{number}=1\n" for number in range(LONG // 50)),
+        "".join(f"[s{number}]\n" for number in range(LONG // 50)),
+    ],
+)
+def test_ini_files_take_linear_time(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x.ini").write_text(text)
+    for read in (load_config, read_class_list):
+        start = time.process_time()
+        with pytest.raises(InputError) as error:
+            read(tmp_path / "x.ini")
+        assert time.process_time() - start < 3, read
+        assert len(str(error.value)) < 500
 
 
 DEEP = "[" * 100_000
