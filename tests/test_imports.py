@@ -18,7 +18,7 @@ SCRIPTS = PACKAGE.parent / "scripts"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 ROOMS = (
-    "__main__", "cli", "demo", "doctor", "testing", "recipes", "components", "integrations", "serving", "deploy",
+    "__main__", "cli", "demo", "testing", "recipes", "components", "integrations", "serving", "deploy",
     "classification", "report", "training", "predict", "validation", "inference", "checkpoints", "prepare", "toy_city",
     "evaluation", "data", "models", "fusion", "formats", "visualize", "config", "panoptic_map", "inplace_abn", "ops",
     "idmaps", "structures", "predictions", "utils", "version",

@@ -2,36 +2,25 @@
 
     seamseg doctor
     seamseg doctor --replay runs/my/dump-step-00000123.pth.tar
-    seamseg doctor --bench --size 1024x2048
-    seamseg doctor --bench seamseg_r50_vistas.zip --precision bf16 --json
-    seamseg doctor --bench runs/city --size 512x1024 --formats all,city_int8.onnx
 
 A training that stops because of a loss leaves a dump of the step in its run folder; --replay repeats that step and
 prints the first loss and the first module with a wrong value. It exits with 0 if the step fails again, with 1 if not.
-
---bench predicts a synthetic image several times, from its file to the result files, and prints the duration of each
-stage and what limits it. Then it runs the network alone in several forms, in turns, and recommends the fastest. The
-defaults take one to three minutes on two cores; --formats all takes some minutes more. Without MODEL the weights are
-random, with 1000 proposals and 100 detections in the stages.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import os
 import platform
-import re
 import shutil
 import sys
 from importlib import metadata
 from types import ModuleType
-from typing import Any
 
 from seamseg.config import experiments
 from seamseg.utils import process_settings
-from seamseg.utils.errors import InputError, one_line
+from seamseg.utils.errors import one_line
 from seamseg.utils.native import REBUILD, failed_builds
 from seamseg.utils.parallel import available_cores
 from seamseg.version import __version__
@@ -56,39 +45,13 @@ _OPTIONAL = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("--replay", metavar="DUMP", help="repeat the training step of this dump")
-    parser.add_argument(
-        "--device", default="cpu", help="device of --replay and --bench: auto, cpu, cuda or cuda:N (default: cpu)"
-    )
-    measured = parser.add_argument_group("benchmark")
-    measured.add_argument(
-        "--bench",
-        nargs="?",
-        const="",
-        metavar="MODEL",
-        help="time each stage of a prediction (default: with random weights)",
-    )
-    measured.add_argument(
-        "--meta", "--classes-file", metavar="F", help="classes of a model of transformers, if they are not well known"
-    )
-    measured.add_argument("--size", default="1024x2048", metavar="HxW", help="image size (default: 1024x2048)")
-    measured.add_argument("--rounds", type=int, default=5, metavar="N", help="number of runs (default: 5)")
-    measured.add_argument("--precision", default="fp32", metavar="P", help="fp32, bf16, fp16 or auto (default: fp32)")
-    measured.add_argument(
-        "--formats",
-        metavar="LIST",
-        help="forms of the network to compare, for networks of seamseg: fp32, bf16, exported files, onnx, openvino, "
-        "compiled, pt2, or all; the last four are exported or compiled first, a minute or more each; '' for none "
-        "(default: fp32,bf16)",
-    )
-    measured.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--device", default="cpu", help="device of --replay: auto, cpu, cuda or cuda:N (default: cpu)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the report; return 1 if a required part does not work, or if a repeated step does not fail again."""
     if args.replay is not None:
         return _replay(args.replay, args.device)
-    if args.bench is not None:
-        return _bench(args)
     problems: list[str] = []
     _print("seamseg", f"{__version__} on Python {platform.python_version()}, {platform.platform()}")
     _packages(problems)
@@ -124,53 +87,6 @@ def _replay(path: str, device: str) -> int:
     _print("first bad module", outcome.first or "none: the outputs of all modules are finite")
     _print("outcome", "fails again" if outcome.reproduced else "does not fail this time")
     return 0 if outcome.reproduced else 1
-
-
-def _bench(args: argparse.Namespace) -> int:
-    size = _size(args.size)
-    from seamseg.checkpoints.foreign import is_foreign
-    from seamseg.checkpoints.model_path import is_exported, local_model
-    from seamseg.doctor.backends import QUICK, parse
-    from seamseg.doctor.bench import measure
-
-    formats = list(QUICK) if args.formats is None else parse(args.formats)
-    if args.bench and is_exported(args.bench):
-        raise InputError(
-            f"{args.bench}: an exported network has no stages to time; compare it with its model by "
-            f"`seamseg doctor --bench MODEL --formats fp32,{args.bench}`"
-        )
-    if args.bench and args.formats and is_foreign(local_model(args.bench)):
-        raise InputError(f"--formats {args.formats}: is for networks of seamseg only, {args.bench} is none")
-    report = measure(args.bench or None, size, args.rounds, args.device, args.precision, formats, args.meta)
-    print(json.dumps(report, indent=1)) if args.json else _print_bench(report)
-    return 0
-
-
-def _size(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d+)x(\d+)", text)
-    if match is None or not all(32 <= int(side) <= 8192 for side in match.groups()):
-        raise InputError(f"--size {text}: give HEIGHTxWIDTH in pixels, 32 to 8192, for example 1024x2048")
-    return int(match[1]), int(match[2])
-
-
-def _print_bench(report: dict[str, Any]) -> None:
-    height, width = report["size"]
-    licence = f", licence of the weights: {report['licence']}" if "licence" in report else ""
-    print(f"{report['model']}, {height}x{width}, {report['device']}, {report['precision']}{licence}")
-    counts = ", ".join(f"{number} {name}" for name, number in report["counts"].items())
-    print(f"{report['threads']} threads, load {report['load']}, median of {report['rounds']}; {counts}\n")
-    total = sum(report["stages_ms"].values())
-    for stage, milliseconds in report["stages_ms"].items():
-        print(f"{stage:<12}{milliseconds:>10.1f} ms{milliseconds / total:>8.1%}")
-    print(f"{'total':<12}{report['total_ms']:>10.1f} ms\n")
-    for hint in report["hints"]:
-        print(f"- {hint}")
-    if "formats_ms" not in report:
-        return
-    print("\nthe network alone, in turns")
-    for name, value in report["formats_ms"].items():
-        print(f"{name:<12}{value:>10.1f} ms" if isinstance(value, float) else f"{name:<12}not measured: {value}")
-    print(f"\n{report['recommendation']}")
 
 
 def _print(label: str, text: str) -> None:

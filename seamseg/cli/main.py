@@ -236,8 +236,6 @@ class Parser(argparse.ArgumentParser):
         if extra:
             known = self._option_string_actions
             meant = _as_key(self.prog, extra[0], sys.argv if args is None else args) if "--set" in known else ""
-            if "--bench" in known and not extra[0].startswith("-"):
-                meant = f"; did you mean --bench {extra[0]}?"
             self.error(f"unknown argument {extra[0]}{meant or _nearest(extra[0].partition('=')[0], known)}")
         return namespace, extra
 

@@ -206,12 +206,6 @@ def onednn_takes_bf16() -> bool:
         return False
 
 
-def one_pass_works() -> bool:
-    """Return whether the fused operators exist and none has failed; without them the same work takes more passes."""
-    exist = all(hasattr(torch.ops.mkldnn, name) for name in ("_convolution_pointwise", "_linear_pointwise"))
-    return bool(_onednn_available() and exist and not _FAILED)
-
-
 def _usable(kind: str, x: Tensor, weight: Tensor) -> bool:
     if kind in _FAILED or torch.compiler.is_compiling() or torch.is_grad_enabled():
         return False

@@ -61,11 +61,6 @@ def malloc_status() -> str:
     return "glibc defaults: slower on a CPU"
 
 
-def is_spin_set() -> bool:
-    """Return whether an environment variable sets how OpenMP threads wait."""
-    return any(name in os.environ for name in _SPIN_VARIABLES)
-
-
 def openmp_status() -> str:
     """Return a one-line status of waiting OpenMP threads."""
     found = [f"{name}={os.environ[name]}" for name in _SPIN_VARIABLES if name in os.environ]

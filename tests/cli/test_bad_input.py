@@ -127,7 +127,6 @@ NUMBERS = {
     "export RUN m.onnx": "opset",
     "export RUN m.onnx --int8 DATA": "calibrate",
     "report EV --out r.html": "images size",
-    "doctor --bench RUN": "rounds",
     "demo --out OUT": "train val seed",
     "classify validate toy_things_resnext none DATA --json s.json": "crop scale",
     "prepare toy-city OUT": "train val seed workers",
@@ -136,7 +135,7 @@ NUMBERS = {
     "prepare check DATA --json s.json": "samples workers",
 }
 """The options with a number, by the command with its other arguments."""
-LIMITED = "workers rounds train val pad-to tile-overlap opset port size crop scale hold-out anonymize-score"
+LIMITED = "workers train val pad-to tile-overlap opset port size crop scale hold-out anonymize-score"
 LIMITED = f"{LIMITED} score-threshold overlap-threshold".split()
 """Those that have a largest number."""
 INPUT_SIZE = ("--shortest-size", "--longest-max-size")

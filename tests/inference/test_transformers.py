@@ -30,7 +30,6 @@ from torch.nn import functional
 import seamseg
 from seamseg.checkpoints.foreign import is_transformers
 from seamseg.checkpoints.model_path import digest
-from seamseg.cli.doctor import _print_bench
 from seamseg.inference.foreign.class_lists import known_lists
 from seamseg.inference.result import Panoptic
 from seamseg.utils.errors import SeamsegError
@@ -203,16 +202,6 @@ def test_commands(tmp_path, seamseg_main, capsys):
     assert seamseg_main(*words, "--classes-file", classes) == 0
     header = json.loads((tmp_path / "out/predictions.jsonl").read_text().splitlines()[0])
     assert digest(folder) in json.dumps(header)
-    bench = ("doctor", "--size", "32x64", "--rounds", 1, "--classes-file", classes, "--json", "--bench")
-    capsys.readouterr()
-    assert seamseg_main(*bench, folder) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert list(report["stages_ms"]) == ["decode", "resize", "network", "fusion", "encode"]
-    assert (report["licence"], report["model"]) == ("mit", str(folder))
-    _print_bench(report)
-    assert capsys.readouterr().out.splitlines()[0].endswith(", licence of the weights: mit")
-    assert seamseg_main(*bench) == 2
-    assert "--meta is for networks of transformers and torchvision" in capsys.readouterr().err
 
 
 def test_folders_of_ours_are_none(tmp_path):

@@ -1,1 +1,0 @@
-"""Measurements of `seamseg doctor`: the stages of a prediction, and the backends that can run a network."""
