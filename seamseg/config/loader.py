@@ -234,20 +234,6 @@ def _read_defaults(kind: str) -> Texts:
     return texts
 
 
-_RENAMED: dict[tuple[str, str], tuple[tuple[str, str, str], ...]] = {
-    ("dataloader", "copy_paste"): (("mix copy_paste", "probability", "{}"),),
-    ("dataloader", "instance_scale_uniform"): (
-        ("dataloader", "crop", "instance_scale"),
-        ("crop instance_scale", "lengths", "{}"),
-    ),
-    ("roi", "mask_points"): (("roi", "mask_refinement", "points"), ("mask_refinement points", "points", "{}")),
-    ("roi", "mask_subdivisions"): (("mask_refinement points", "subdivisions", "{}"),),
-    ("roi", "bbx_loss"): (("roi", "box_loss", "{}"),),
-    ("rpn", "bbx_loss"): (("roi", "box_loss", "{}"),),
-}
-"""Section and key of 0.1.0, and what it sets now: section, key and value."""
-
-
 def _merge(
     texts: Texts, section: str, values: Mapping[str, str], source: str, strict: bool = True, exported: bool = False
 ) -> None:
@@ -262,11 +248,6 @@ def _merge(
         raise InputError(f"{source}: unknown section [{section:.80}]{_nearest(section, SECTIONS)}")
     known = {f.name for f in fields(_section_class(section, source))}
     for key, value in values.items():
-        if key not in known and (section, key) in _RENAMED:
-            if value.strip() not in ("", "0", "None"):
-                for name, new, text in _RENAMED[section, key]:
-                    _merge(texts, name, {new: text.format(value)}, source, strict)
-            continue
         if key not in known:
             raise InputError(f"{source}: unknown key {key!r:.80} in [{section}]{_nearest(key, known, section)}")
         texts[section][key] = value

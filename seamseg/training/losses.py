@@ -236,8 +236,7 @@ class LossLog:
         self.epoch.load_state_dict(state["epoch"])
         self.gradients.load_state_dict(state["gradients"])
         steps = state["skipped"]["steps"]
-        # early releases did not save the number of consecutive overflows
-        self.skipped, self._in_a_row = int(steps["count"]), int(steps.get("in_a_row", 0))
+        self.skipped, self._in_a_row = int(steps["count"]), int(steps["in_a_row"])
 
 
 class Diverged(SeamsegError):

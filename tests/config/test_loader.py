@@ -271,21 +271,3 @@ def test_numbers_that_no_key_can_have(key: str) -> None:
     for number in ("-1", "0", str(2**63), "1e300", "\u0663", "1_0"):
         with suppress(InputError):
             check_training(config_from_string("", "panoptic", "my.ini", (f"{key}={number}",)), "my.ini")
-
-
-@pytest.mark.parametrize(
-    ("text", "section", "expected"),
-    [
-        ("[dataloader]\ncopy_paste = 0.5", "mix copy_paste", {"probability": 0.5}),
-        ("[dataloader]\ninstance_scale_uniform = (8, 40)", "crop instance_scale", {"lengths": (8.0, 40.0)}),
-        ("[roi]\nmask_points = 196", "mask_refinement points", {"points": 196}),
-        ("[roi]\nmask_points = 0\n[rpn]\nbbx_loss = smooth_l1", "", {}),
-    ],
-)
-def test_keys_of_the_first_release(text: str, section: str, expected: dict[str, object]) -> None:
-    config = config_from_string(text)
-    keys = vars(config.parts[section]) if section else {}
-    assert {name: keys[name] for name in expected} == expected
-    assert (config.dataloader.crop == "instance_scale") == (section == "crop instance_scale")
-    assert (config.roi.mask_refinement == "points") == (section == "mask_refinement points")
-    assert config_from_string("[roi]\nbbx_loss = cabb").roi.box_loss == "cabb"
