@@ -200,7 +200,7 @@ def _add_workers(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_out(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("out", metavar="OUT", help="dataset folder to write; existing splits are kept")
+    parser.add_argument("out", metavar="OUT", help="dataset folder to write; other splits in it are kept")
 
 
 def _add_splits(parser: argparse.ArgumentParser, splits: str) -> None:

@@ -23,7 +23,8 @@ coarse, as far as they are available:
   seamseg prepare cityscapes /data/cityscapes data/cityscapes
   seamseg prepare cityscapes /data/cityscapes data/cityscapes --splits val --workers 4
 
-Images are hard-linked where possible, else copied. Re-run the same command to resume after an interruption.
+Images are hard-linked where possible, else copied. The same command resumes
+after an interruption, and converts what has changed in the source.
 """
 
 VISTAS = """Convert Mapillary Vistas 1.x or 2.0 to a dataset folder.

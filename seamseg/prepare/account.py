@@ -37,12 +37,15 @@ class SplitAccount:
     segments : number of their segments, including objects, without the background
     objects : number of their objects, including crowds
     skipped : what was not used, by reason
+    frames : by id of an image, the `stamp` of its sources and of the options, and reason and name of each of its
+        `skipped` objects; empty for a data set of an earlier version
     """
 
     images: int = 0
     segments: int = 0
     objects: int = 0
     skipped: Skips = field(default_factory=dict)
+    frames: dict[str, dict[str, Any]] = field(default_factory=dict, compare=False)
 
     def lines(self, split: str) -> list[str]:
         """Return the account as lines of text."""
@@ -83,12 +86,16 @@ def read_accounts(root: Path) -> dict[str, SplitAccount]:
 
 def _account(split: dict[str, Any]) -> SplitAccount:
     skipped = {str(reason): (int(count), str(first)) for reason, (count, first) in split["skipped"].items()}
-    return SplitAccount(int(split["images"]), int(split["segments"]), int(split["objects"]), skipped)
+    frames = {
+        str(name): {"stamp": str(frame["stamp"]), "skipped": [(str(why), str(item)) for why, item in frame["skipped"]]}
+        for name, frame in split["frames"].items()
+    }
+    return SplitAccount(int(split["images"]), int(split["segments"]), int(split["objects"]), skipped, frames)
 
 
 def write_accounts(root: Path, accounts: dict[str, SplitAccount]) -> None:
     """Write the accounts of a dataset folder."""
-    write_json(root / FILE, {"splits": {name: asdict(account) for name, account in accounts.items()}}, indent=1)
+    write_json(root / FILE, {"splits": {name: asdict(account) for name, account in accounts.items()}})
 
 
 def account_of(
@@ -107,16 +114,20 @@ def account_of(
     InputError
         if all objects were skipped
     """
-    lost: Skips = {}
-    for record in records:
-        for reason, item in record["skipped"]:
-            add_skipped(lost, reason, item)
+    frames = {record["id"]: {"stamp": record["stamp"], "skipped": record["skipped"]} for record in records}
     segments = sum(category not in (VOID, background) for record in records for category in record["cat"])
+    lost = all_skipped({}, frames)
     if lost and not segments:
         reasons = "; ".join(f"{count}: {reason} (the first is {first})" for reason, (count, first) in lost.items())
         raise InputError(f"no object can be used: {reasons}")
     objects = sum(len(record["annotations"]) for record in records)
-    account = SplitAccount(len(records), segments, objects, dict(skipped))
-    for reason, (count, first) in lost.items():
-        add_skipped(account.skipped, reason, first, count)
-    return account
+    return SplitAccount(len(records), segments, objects, all_skipped(skipped, frames), frames)
+
+
+def all_skipped(skipped: Mapping[str, tuple[int, str]], frames: Mapping[str, dict[str, Any]]) -> Skips:
+    """Return what was skipped besides the images of a split, and the objects on these (`frames` of the account)."""
+    found = dict(skipped)
+    for frame in frames.values():
+        for reason, item in frame["skipped"]:
+            add_skipped(found, reason, item)
+    return found

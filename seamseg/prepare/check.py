@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -230,7 +230,7 @@ class Report:
             "classes": self.classes,
             "sizes": [{"height": h, "width": w, "images": n} for (h, w), n in self.sizes],
             "void": self.void,
-            "conversion": {name: asdict(account) for name, account in self.accounts.items()},
+            "conversion": {name: asdict(replace(account, frames={})) for name, account in self.accounts.items()},
         }
 
 

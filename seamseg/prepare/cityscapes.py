@@ -37,7 +37,7 @@ def prepare_cityscapes(
     Stuff has one id per class and image; each instance of a thing class has its own id; pixels of a thing class that
     belong to no single instance are one crowd. The 15 labels outside the benchmark become void. `train_extra`, with
     its coarse annotations, becomes the split `coarse`. Call it again after an interruption: finished splits and images
-    are kept.
+    are kept unless their sources have changed.
 
     Parameters
     ----------

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from seamseg.formats.metadata import Metadata
-from seamseg.prepare.account import Skips, SplitAccount, account_of, add_skipped
+from seamseg.prepare.account import Skips, SplitAccount, account_of, add_skipped, all_skipped
 from seamseg.prepare.archives import ArchiveMember, File
 from seamseg.prepare.writer import DatasetWriter, Link, Reader, SourceFrame, no_progress
 from seamseg.utils.errors import InputError
@@ -177,20 +177,41 @@ def convert_splits(
             if str(photo) != str(frame.photo):
                 raise InputError(f"{frame.photo}: {photo} has the same name ({split}, {name}): rename one of them")
     writer = DatasetWriter(out, classes, options.workers, options.progress, options.link)
+    others = [path.stem for path in sorted(writer.root.glob("lst/*.txt")) if path.stem not in splits]
+    writer.check_photos([frame for frames in splits.values() for frame in frames], others)
     for name, frames in splits.items():
-        if writer.is_finished(name, frames):
-            options.log(
-                f"{name}: {len(frames)} images, already prepared; to repeat it, delete {writer.root / 'lst' / name}.txt"
-            )
-        else:
-            skipped = options.skipped.get(name, {})
-            account = partial(account_of, skipped=skipped, background=background_class(writer.classes))
-            writer.add_split(name, frames, read, account)
-            for other, count in writer.shared_images(name).items():
-                options.log(f"{name}: {count} of its images are also in the list {other}")
+        _convert_split(writer, name, frames, read, options)
     metadata = writer.finish()
     accounts = {name: account for name, account in writer.accounts.items() if name in splits}
     return ConversionResult(metadata, {name: len(frames) for name, frames in splits.items()}, accounts)
+
+
+def _convert_split(
+    writer: DatasetWriter, name: str, frames: Sequence[SourceFrame], read: Reader, options: ConversionOptions
+) -> None:
+    skipped, path = options.skipped.get(name, {}), writer.root / "lst" / f"{name}.txt"
+    if writer.is_finished(name, frames, read):
+        known = writer.accounts.get(name)
+        if known is None:
+            options.log(
+                f"{name}: {len(frames)} images, already prepared by an earlier version, which kept no record of its "
+                f"sources: their changes go unnoticed; to convert it again, delete {path}"
+            )
+        else:
+            options.log(f"{name}: {len(frames)} images, already prepared from the same files with the same options")
+            known.skipped = all_skipped(skipped, known.frames)
+        return
+    before = set(path.read_text(encoding="utf-8").splitlines()) if path.is_file() else set()
+    account = partial(account_of, skipped=skipped, background=background_class(writer.classes))
+    count = writer.add_split(name, frames, read, account)
+    if before:
+        lost = len(before - {frame.id for frame in frames})
+        options.log(
+            f"{name}: files or options have changed since the last conversion: {count} of {len(frames)} images "
+            f"converted again, {lost} taken off the list"
+        )
+    for other, shared in writer.shared_images(name).items():
+        options.log(f"{name}: {shared} of its images are also in the list {other}")
 
 
 def _with_held_out(splits: Mapping[str, Sequence[SourceFrame]], fraction: float) -> Mapping[str, Sequence[SourceFrame]]:

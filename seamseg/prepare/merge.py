@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from seamseg.data.folder import DatasetFolder
-from seamseg.data.images import open_mask
 from seamseg.formats.metadata import ImageInfo, Metadata
 from seamseg.panoptic_map import VOID
+from seamseg.prepare.archives import read_map
 from seamseg.prepare.convert import DEFAULTS, ConversionOptions, ConversionResult, convert_splits
 from seamseg.prepare.pairs import number_segments
 from seamseg.prepare.writer import Instances, SourceFrame
@@ -224,16 +224,14 @@ def _prefixes(folders: Sequence[DatasetFolder]) -> list[str]:
 def _frame(folder: DatasetFolder, image: ImageInfo, prefix: str, table: list[int]) -> SourceFrame:
     photo = folder.image_path(image.id)
     base, *layers = folder.mask_paths(image.id)
-    info = ([table[c] for c in image.cat], image.iscrowd, [str(path) for path in layers])
-    kinds = [folder.metadata.is_thing(c) for c in image.cat]
-    return SourceFrame(prefix + image.id, photo, base, photo.name, info=(*info, kinds))
+    info = [table[c] for c in image.cat], image.iscrowd, [folder.metadata.is_thing(c) for c in image.cat]
+    return SourceFrame(prefix + image.id, photo, base, photo.name, info=info, others=tuple(layers))
 
 
 def read_instances(frame: SourceFrame, classes: Metadata) -> Instances:
     """Read the instances of an image with merged classes; InputError if the mask is invalid or an id has no class."""
-    cat, iscrowd, layers, was_thing = frame.info
-    paths = [frame.annotation, *map(Path, layers)]
-    masks = [open_mask(path) for path in paths if isinstance(path, Path)]
+    cat, iscrowd, was_thing = frame.info
+    masks = [read_map(path) for path in frame.annotations]
     if any(mask.shape != masks[0].shape for mask in masks):
         raise InputError(f"{frame.annotation}: its layers have different sizes")
 

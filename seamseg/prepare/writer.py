@@ -8,6 +8,7 @@ skips them. The lists, `coco/*.json` and, last, `metadata.bin` follow.
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import shutil
@@ -16,21 +17,23 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
 
-from seamseg.data.folder import IMAGE_EXTENSIONS, DatasetFolder
+from seamseg.data.folder import IMAGE_EXTENSIONS
+from seamseg.data.images import open_image
 from seamseg.formats.metadata import ImageInfo, Metadata, pack_metadata, read_metadata, write_metadata
 from seamseg.prepare.account import AccountOf, SplitAccount, account_of, read_accounts, write_accounts
 from seamseg.prepare.annotations import thing_annotations, write_coco_json
 from seamseg.prepare.archives import File, fingerprint, photo_size, read_file, read_photo
 from seamseg.prepare.pairs import is_photo
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import PARTIAL, cannot_write, join_inside, replacing, write_atomically
-from seamseg.utils.limits import parse_json
+from seamseg.utils.files import PARTIAL, cannot_write, join_inside, read_bytes, replacing, write_atomically
+from seamseg.utils.limits import ANNOTATION_BYTES, parse_json
 from seamseg.utils.parallel import parallel_map
 from seamseg.utils.progress import ProgressCallback
 
@@ -128,7 +131,9 @@ class DatasetWriter:
             old = read_metadata(self.root / "metadata.bin")
             # colours that were chosen for the classes may be others now
             if old.without_images() != replace(self.classes, palette=old.palette):
-                raise InputError(f"{self.root}: has a data set with other classes; choose another folder")
+                raise InputError(
+                    f"{self.root}: has a data set with other classes; choose another folder, or delete it to repeat it"
+                )
             self.classes = old.without_images()
             self._images = {image.id: image for image in old.images}
             self.accounts = read_accounts(self.root)
@@ -141,20 +146,41 @@ class DatasetWriter:
             for partial_file in (self.root / name).glob(f".*{PARTIAL}"):
                 partial_file.unlink(missing_ok=True)
 
-    def is_finished(self, split: str, frames: Sequence[SourceFrame]) -> bool:
-        """Return whether the folder has this split, complete and with the same images."""
+    def is_finished(self, split: str, frames: Sequence[SourceFrame], read: Reader) -> bool:
+        """Return whether the folder has this split, complete and of the same images, annotations and options.
+
+        Sources are not compared with a data set that has no account of them.
+        """
         if not all((self.root / part).is_file() for part in (f"lst/{split}.txt", f"coco/{split}.json")):
             return False
         if not (self.root / "metadata.bin").is_file():
             return False
-        folder = DatasetFolder(self.root)
-        wanted = {frame.id for frame in frames}
-        listed = set((self.root / "lst" / f"{split}.txt").read_text(encoding="utf-8").splitlines())
-        return (
-            listed == wanted <= {image.id for image in folder.metadata.images}
-            and all((self.root / "msk" / f"{i}.png").is_file() for i in wanted)
-            and all(any((self.root / "img" / f"{i}{e}").is_file() for e in IMAGE_EXTENSIONS) for i in wanted)
-        )
+        listed = (self.root / "lst" / f"{split}.txt").read_text(encoding="utf-8").splitlines()
+        if set(listed) != {f.id for f in frames} or not all(i in self._images and self._files(i) for i in listed):
+            return False
+        known = self.accounts.get(split)
+        return known is None or {i: f["stamp"] for i, f in known.frames.items()} == {
+            frame.id: _stamp(frame, read) for frame in frames
+        }
+
+    def check_photos(self, frames: Iterable[SourceFrame], lists: Iterable[str]) -> None:
+        """Raise InputError if one of these lists has another image under the name of a frame."""
+        for name in lists:
+            listed = set((self.root / "lst" / f"{name}.txt").read_text(encoding="utf-8").splitlines())
+            for frame in frames:
+                if frame.id in listed and (files := self._files(frame.id)) and not self._is_stored(frame, files[0]):
+                    raise InputError(
+                        f"{frame.photo}: {self.root} has another image of the name {frame.id!r}, in the list {name}; "
+                        "convert both lists with one command, or choose another folder"
+                    )
+
+    def _is_stored(self, frame: SourceFrame, stored: str) -> bool:
+        photo, path = frame.photo, self.root / stored
+        if isinstance(photo, Path) and photo.samefile(path):
+            return True
+        if photo.suffix.lower() not in IMAGE_EXTENSIONS:
+            return np.array_equal(np.asarray(read_photo(photo)), np.asarray(open_image(path)))
+        return read_file(photo) == path.read_bytes()
 
     def shared_images(self, split: str) -> dict[str, int]:
         """Return the number of images that a list shares with each other list of the folder."""
@@ -164,8 +190,8 @@ class DatasetWriter:
 
     def add_split(
         self, split: str, frames: Sequence[SourceFrame], read: Reader, account: AccountOf = account_of
-    ) -> None:
-        """Convert the images of a split that have not been converted yet.
+    ) -> int:
+        """Convert the images of a split that have not been converted yet, or changed; return their number.
 
         Parameters
         ----------
@@ -187,8 +213,10 @@ class DatasetWriter:
         if invalid is not None:
             raise InputError(f"{split}: {invalid!r} is not a valid image name, a line of UTF-8")
         journal = _Journal(self.root / _JOURNALS / f"{split}.jsonl", self.classes)
-        records = {k: r for k, r in journal.read().items() if self._is_on_disk(r)}
-        todo = [f for f in frames if f.id not in records or records[f.id]["stamp"] != _fingerprint(f)]
+        records = self._finished(split) | {k: r for k, r in journal.read().items() if self._is_on_disk(r)}
+        todo = [f for f in frames if f.id not in records or records[f.id]["stamp"] != _stamp(f, read)]
+        # the masks will not be those of `metadata.bin`
+        (self.root / "lst" / f"{split}.txt").unlink(missing_ok=True)
         work = partial(_convert, root=self.root, read=read, classes=self.classes, link=self._link)
         results = parallel_map(work, todo, self._workers)
         desc = split if len(todo) == len(frames) else f"{split} (of {len(frames)})"
@@ -202,6 +230,12 @@ class DatasetWriter:
         write_atomically(self.root / "lst" / f"{split}.txt", "".join(f"{i}\n" for i in ids).encode())
         for r in ordered:
             self._images[r["id"]] = ImageInfo(r["id"], r["cat"], (r["size"][0], r["size"][1]), r["iscrowd"])
+        for other in self.accounts.values():
+            # a mask that another list has too is now of these labels
+            for r in ordered:
+                if other.frames.get(r["id"], r)["stamp"] != r["stamp"]:
+                    del other.frames[r["id"]]
+        return len(todo)
 
     def finish(self) -> Metadata:
         """Write `metadata.bin`, which completes the data set; call it after the last split."""
@@ -218,6 +252,36 @@ class DatasetWriter:
         except UnicodeEncodeError:
             return False
         return [line.strip() for line in lines] == [name] and join_inside(self.root, name) is not None
+
+    def _files(self, image_id: str) -> list[str]:
+        """Return the files of an image in the folder; empty if one is missing."""
+        images = [f"img/{image_id}{e}" for e in IMAGE_EXTENSIONS if (self.root / "img" / f"{image_id}{e}").is_file()]
+        mask = f"msk/{image_id}.png"
+        return [images[0], mask] if images and (self.root / mask).is_file() else []
+
+    def _finished(self, split: str) -> dict[str, dict[str, Any]]:
+        """Return the records of the images of a finished split, as those of the journal."""
+        frames = self.accounts[split].frames if split in self.accounts else {}
+        path = self.root / "coco" / f"{split}.json"
+        if not frames or not path.is_file():
+            return {}
+        records = {}
+        try:
+            content = parse_json(read_bytes(path, "annotations", ANNOTATION_BYTES))
+            annotations: dict[str, list[dict[str, Any]]] = {image["id"]: [] for image in content["images"]}
+            for annotation in content["annotations"]:
+                del annotation["id"]
+                annotations[annotation.pop("image_id")].append(annotation)
+            for image in content["images"]:
+                name = image["id"]
+                info, files = self._images.get(name), self._files(name)
+                if info is not None and files and name in frames:
+                    known = {"size": list(info.size), "cat": info.cat, "iscrowd": info.iscrowd, "files": files}
+                    text = {"id": name, "file_name": image["file_name"], "annotations": annotations[name]}
+                    records[name] = {**frames[name], **known, **text}
+        except (ValueError, LookupError, TypeError):  # edited by hand: convert the images again
+            return {}
+        return records
 
     def _is_on_disk(self, record: dict[str, Any]) -> bool:
         return all((self.root / name).is_file() for name in record["files"])
@@ -262,14 +326,19 @@ class _Journal:
             yield append
 
 
-def _fingerprint(frame: SourceFrame) -> list[int]:
-    known = [zlib.crc32(repr(frame.info).encode())] if frame.info is not None else []
-    return [value for file in (frame.photo, *frame.annotations) for value in fingerprint(file)] + known
+def _stamp(frame: SourceFrame, read: Reader) -> str:
+    """Return a text that changes with the sources of an image and with what reads them."""
+    # a JSON file of many images has been read: `info` is its part on this one
+    annotations = [f for f in frame.annotations if frame.info is None or f.suffix.lower() != ".json"]
+    files = [(os.path.abspath(str(file)), *fingerprint(file)) for file in (frame.photo, *annotations)]
+    call = read if isinstance(read, partial) else partial(read)
+    content = (files, frame.info, call.func.__module__, call.func.__qualname__, call.args, call.keywords)
+    return sha256(repr(content).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def _convert(frame: SourceFrame, root: Path, read: Reader, classes: Metadata, link: Link) -> dict[str, Any]:
     """Write image and mask of one frame, in a worker process; return its record for the journal."""
-    source = _fingerprint(frame)
+    stamp = _stamp(frame, read)
     size = photo_size(frame.photo)
     for file in frame.annotations:
         # by their headers, before a small file of a large image is decoded
@@ -288,6 +357,7 @@ def _convert(frame: SourceFrame, root: Path, read: Reader, classes: Metadata, li
         with replacing(root / path) as temporary:
             # id maps consist of runs: half the time of the default search of zlib, and smaller files
             Image.fromarray(layer.astype(depth, copy=False)).save(temporary, format="PNG", compress_type=zlib.Z_RLE)
+    _remove_older(root, photo, masks)
     return {
         "id": frame.id,
         "file_name": frame.file_name,
@@ -297,8 +367,19 @@ def _convert(frame: SourceFrame, root: Path, read: Reader, classes: Metadata, li
         "annotations": thing_annotations(layers, instances.cat, instances.iscrowd, classes),
         "skipped": instances.skipped,
         "files": [str(photo), *map(str, masks)],
-        "stamp": source,
+        "stamp": stamp,
     }
+
+
+def _remove_older(root: Path, photo: Path, masks: Sequence[Path]) -> None:
+    """Remove what an earlier conversion wrote for an image: in another format, or in further layers."""
+    for extension in {*IMAGE_EXTENSIONS} - {photo.suffix}:
+        (root / photo).with_suffix(extension).unlink(missing_ok=True)
+    for layer in itertools.count(len(masks)):
+        path = root / f"{masks[0]}.{layer}"
+        if not path.is_file():
+            break
+        path.unlink()
 
 
 def _check_size(file: File, found: tuple[int, ...], photo: File, size: tuple[int, int]) -> None:

@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,13 @@ from PIL import Image
 from support.tiny_dataset import classes
 
 from seamseg.formats.metadata import Metadata, read_metadata
+from seamseg.prepare.convert import ConversionOptions, convert_splits
 from seamseg.prepare.writer import DatasetWriter, Instances, SourceFrame, _Journal
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.files import replacing
 
 
-def read(frame: SourceFrame) -> Instances:
+def read(frame: SourceFrame, crowd: int = 0) -> Instances:
     """Count calls in a file beside the annotation; fail or kill the process on the texts "invalid" and "kill"."""
     text = frame.annotation.read_text()
     with frame.annotation.with_suffix(".calls").open("a") as calls:
@@ -29,7 +31,7 @@ def read(frame: SourceFrame) -> Instances:
         os.kill(os.getpid(), signal.SIGKILL)
     ids = np.zeros((6, 8), np.uint16)
     ids[2:4, 2:4], ids[5] = 1, 2
-    return Instances(ids, [255, 2, 0], [0, 0, 0])
+    return Instances(ids, [255, 2, 0], [0, crowd, 0])
 
 
 def make_frames(root: Path, count: int) -> list[SourceFrame]:
@@ -140,8 +142,8 @@ def test_a_folder_keeps_its_colours(tmp_path):
     run(out, frames)
     old = read_metadata(out / "metadata.bin")
     writer = DatasetWriter(out, replace(old.without_images(), palette=[(9, 8, 7)] * len(old.palette)), 1)
-    assert writer.is_finished("train", frames)
-    assert not writer.is_finished("train", frames[:1])
+    assert writer.is_finished("train", frames, read)
+    assert not writer.is_finished("train", frames[:1], read)
     writer.add_split("val", frames[:1], read)
     writer.finish()
     assert read_metadata(out / "metadata.bin").palette == old.palette
@@ -182,3 +184,59 @@ def test_failed_write_keeps_the_old_file(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(SeamsegError, match="cannot be written"), replacing(path / "x") as temporary:
         temporary.write_text("x")
+
+
+def test_a_changed_source_is_converted_again(tmp_path):
+    """Labels, an option of the reader, layers and formats of earlier conversions; sources that vanished."""
+    out, frames, logged = tmp_path / "out", make_frames(tmp_path / "src", 3), []
+
+    def convert(*, frames=frames, read=read, split="train"):
+        logged.clear()
+        options = ConversionOptions(1, log=logged.append).begin()
+        return convert_splits(out, classes(), {split: frames}, read, options).metadata
+
+    first = convert()
+    assert logged == []
+    assert convert() == first
+    assert logged == ["train: 3 images, already prepared from the same files with the same options"]
+    assert calls(frames) == [1, 1, 1]
+    frames[1].annotation.write_text("other")
+    (out / "msk" / "im1.png.1").write_bytes((out / "msk" / "im1.png").read_bytes())
+    (out / "img" / "im1.jpg").write_bytes(b"old")
+    before = (out / "coco" / "train.json").read_bytes()
+    assert convert() == first
+    assert "changed since the last conversion: 1 of 3 images converted again, 0 taken off the list" in logged[0]
+    assert calls(frames) == [1, 2, 1]
+    assert (out / "coco" / "train.json").read_bytes() == before
+    assert {p.name for p in out.glob("*/im1*")} == {"im1.png"}
+    convert(read=partial(read))
+    assert calls(frames) == [1, 2, 1]
+    convert(read=partial(read, crowd=1))
+    assert calls(frames) == [2, 3, 2]
+    assert "3 of 3 images" in logged[0]
+    convert(frames=frames[:2], read=partial(read, crowd=1))
+    assert "0 of 2 images converted again, 1 taken off the list" in logged[0]
+    assert (out / "lst" / "train.txt").read_text() == "im0\nim1\n"
+    frames[0].annotation.write_text("invalid")
+    with pytest.raises(InputError, match="invalid"):
+        convert()
+    assert not (out / "lst" / "train.txt").exists()  # a training on old and new masks would fail
+    frames[0].annotation.write_text("fine")
+    convert()
+    (out / "prepared.json").unlink()
+    frames[0].annotation.write_text("unnoticed")
+    convert()
+    assert "already prepared by an earlier version, which kept no record" in logged[0]
+
+
+def test_another_photo_of_the_same_name_in_another_list(tmp_path):
+    out, frames = tmp_path / "out", make_frames(tmp_path / "src", 2)
+    options = ConversionOptions(1).begin()
+    convert_splits(out, classes(), {"train": frames}, read, options)
+    convert_splits(out, classes(), {"val": frames[1:]}, read, options)
+    moved = replace(frames[1], photo=frames[1].photo.rename(tmp_path / "src" / "moved.png"))
+    convert_splits(out, classes(), {"more": [moved]}, read, options)
+    other = replace(frames[0], photo=moved.photo)
+    with pytest.raises(InputError, match=r"moved\.png: .*out has another image of the name 'im0', in the list train"):
+        convert_splits(out, classes(), {"test": [other]}, read, options)
+    assert not (out / "lst" / "test.txt").exists()
