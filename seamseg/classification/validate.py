@@ -19,7 +19,7 @@ from seamseg.classification.config import MAX_SIDE, ClassifierConfig, load_class
 from seamseg.classification.data import VAL, ClassFolders, ImageBatch, open_val_loader
 from seamseg.classification.network import TOP, Classifier, build_classifier, correct
 from seamseg.classification.transforms import TEN_CROPS, test_transform
-from seamseg.evaluation.metric import known, or_none
+from seamseg.evaluation.metric import Selection, known, or_none
 from seamseg.formats.metadata import Metadata
 from seamseg.training.step import autocast
 from seamseg.utils.distributed import World, distributed, sum_over_processes
@@ -50,8 +50,13 @@ class ClassifierScores:
 
     @property
     def best(self) -> float:
-        """The score that selects the best checkpoint: top-1 as a fraction."""
+        """Top-1 as a fraction, which selects the best checkpoint."""
         return self.top1 / 100
+
+    @property
+    def selection(self) -> Selection:
+        """See :attr:`seamseg.evaluation.scores.Scores.selection`."""
+        return Selection("top1", self.best)
 
     @property
     def images_per_second(self) -> float:

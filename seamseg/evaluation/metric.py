@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -26,7 +26,7 @@ class Metric:
     Attributes
     ----------
     higher_is_better : whether a higher value of the first of its :meth:`scores` is better; that score can select the
-        best snapshot (`[general] eval_mode`)
+        best snapshot (`[general] eval_mode`); NaN never does
     gathered : whether :meth:`state` is a list of entries of images, which is collected instead of summed
     reads : the ground truth that is read from the data set, by name, as of :class:`seamseg.components.Head`
     """
@@ -72,6 +72,29 @@ class Metric:
         raise NotImplementedError
 
 
+class Selection(NamedTuple):
+    """The score that selects the best snapshot.
+
+    Attributes
+    ----------
+    name, value : its name; NaN if it is undefined
+    higher_is_better : whether a higher value is better
+    percent : whether it is a fraction that logs show in percent; others are shown as they are, with the name
+    """
+
+    name: str
+    value: float
+    higher_is_better: bool = True
+    percent: bool = True
+
+    def __str__(self) -> str:
+        return f"{100 * self.value:.2f}" if self.percent else f"{self.name} {self.value:.4g}"
+
+    def beats(self, best: float) -> bool:
+        """Return whether the value is better than that of another validation; NaN never is."""
+        return self.value > best if self.higher_is_better else self.value < best
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class KindScores(ABC):
     """The scores of a kind of network, and those of custom metrics.
@@ -79,16 +102,21 @@ class KindScores(ABC):
     Attributes
     ----------
     metrics : numbers of custom metrics by name
-    selected : what selects the best snapshot instead of the score of the kind, as a number from 0; None for that
+    selected : what selects the best snapshot instead of the score of the kind; None for that
     """
 
     metrics: Mapping[str, float] = field(default_factory=dict)
-    selected: float | None = None
+    selected: Selection | None = None
+
+    @property
+    def selection(self) -> Selection:
+        """See :attr:`Scores.selection`."""
+        return self._selection() if self.selected is None else self.selected
 
     @property
     def best(self) -> float:
-        """See :attr:`Scores.best`."""
-        return self._best() if self.selected is None else self.selected
+        """The value of the selection."""
+        return self.selection.value
 
     def to_json(self) -> dict[str, Any]:
         """Return fractions, None for NaN, and the numbers of custom metrics; see the class."""
@@ -111,7 +139,7 @@ class KindScores(ABC):
         return "\n".join([self._table(), *(["not in percent:"] if own else []), *own])
 
     @abstractmethod
-    def _best(self) -> float: ...
+    def _selection(self) -> Selection: ...
 
     @abstractmethod
     def _to_json(self) -> dict[str, Any]: ...

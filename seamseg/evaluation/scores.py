@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from seamseg.evaluation.mapped_classes import MappedClasses, ScoresByClass
-from seamseg.evaluation.metric import KindScores, known, or_none
+from seamseg.evaluation.metric import KindScores, Selection, known, or_none
 from seamseg.panoptic_map import ClassInfo
 
 
@@ -21,7 +21,11 @@ class Scores(Protocol):
 
     @property
     def best(self) -> float:
-        """The score that selects the best snapshot, a fraction; 0 if it is undefined."""
+        """The value of the selection."""
+
+    @property
+    def selection(self) -> Selection:
+        """The score that selects the best snapshot; that of a kind of network is a fraction, 0 if it is undefined."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of the JSON file and of a line of `metrics.jsonl`."""
@@ -146,8 +150,9 @@ class DetectionScores(KindScores):
         """AP under the names of the original: `det_map` of boxes and, with masks, `msk_map`."""
         return {_MAPS[kind]: ap.AP for kind, ap in self.instances.kinds.items()}
 
-    def _best(self) -> float:
-        return zero_if_nan(list(self.maps.values())[-1])
+    def _selection(self) -> Selection:
+        name, value = list(self.maps.items())[-1]
+        return Selection(name, zero_if_nan(value))
 
     def _to_json(self) -> dict[str, Any]:
         out: dict[str, Any] = {name: or_none(value) for name, value in self.maps.items()}
@@ -193,8 +198,8 @@ class SemanticScores(KindScores):
     n_images: int
     mapped: MappedClasses | None = None
 
-    def _best(self) -> float:
-        return zero_if_nan(self.mIoU)
+    def _selection(self) -> Selection:
+        return Selection("mIoU", zero_if_nan(self.mIoU))
 
     def _to_json(self) -> dict[str, Any]:
         out: dict[str, Any] = {"mIoU": or_none(self.mIoU), "accuracy": or_none(self.accuracy)}
@@ -259,8 +264,8 @@ class PanopticScores(KindScores):
     selector: str = "PQ"
     mapped: MappedClasses | None = None
 
-    def _best(self) -> float:
-        return zero_if_nan(getattr(self, self.selector))
+    def _selection(self) -> Selection:
+        return Selection(self.selector, zero_if_nan(getattr(self, self.selector)))
 
     def _to_json(self) -> dict[str, Any]:
         out: dict[str, Any] = {key: or_none(getattr(self, key)) for key in HEADLINE}

@@ -98,8 +98,6 @@ class Checkpointer:
         meters = {name: meter.state_dict() for name, meter in self.losses.meters.items()}
         snapshot = make_snapshot(state, progress, meters, more)
         self._writer.save(snapshot, progress.global_step, is_best, not self.has_best)
-        if is_best:
-            self.log.info(f"best so far: {100 * progress.best_score:.2f}, in {self.run.best}")
 
     def after_step(self) -> None:
         """Raise the SeamsegError of a failed write, and remove a snapshot that is not needed any more; do not wait."""

@@ -21,8 +21,8 @@ class TrainResult:
     ----------
     run_folder : folder with the snapshots, a model for :func:`seamseg.load`
     steps, epochs : finished ones, those before a resume included
-    best : the score that has selected `model_best.pth.tar`, see :attr:`seamseg.evaluation.scores.Scores.best`; None
-        without a validation
+    best : the score that has selected `model_best.pth.tar`: a fraction, or the score of a custom metric as that gives
+        it; None without one
     stopped : reason of the callback that ended the training; empty if it is complete
     history : the lines of `metrics.jsonl`, those before a resume included
     validation : the scores of the last validation with those of each class; None if there was none since the resume

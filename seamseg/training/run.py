@@ -299,7 +299,7 @@ def _result(world: World, done: TrainingProgress, run: Run, scores: Scores | Non
     history = read_metrics(run.folder) if world.is_main else []
     stopped, history = gather_objects(world, (run.stop_reason, history))[0]
     validated = any(line.get("kind") == "validation" for line in history)
-    best = done.best_score if validated else None
+    best = done.best_score if validated and (done.best_of or done.best_score) else None
     return TrainResult(run.folder, done.global_step, done.epoch + 1, best, stopped, history, scores)
 
 

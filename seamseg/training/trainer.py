@@ -124,12 +124,12 @@ class Trainer:
             is_best = False
             if validates:
                 self._scores = scores = self._validate(epoch)
-                self.progress.last_score = scores.best
-                is_best = self.progress.last_score > self.progress.best_score or not self.checkpointer.has_best
-                self.progress.best_score = max(self.progress.best_score, self.progress.last_score)
+                is_best = self.progress.validated(scores.selection, self.checkpointer.has_best)
             self.progress.epoch = epoch
             self._position = None
             self._save(is_best)
+            if is_best and self.world.is_main:
+                self.reporter.log.info(f"best so far: {scores.selection}, in {self.run.best}")
             if epoch + 1 < epochs and self._stops(self._preemption.now()):
                 break
         return self._scores

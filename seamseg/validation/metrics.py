@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 
 from seamseg.config import Config
-from seamseg.evaluation.metric import KindScores, Metric
+from seamseg.evaluation.metric import KindScores, Metric, Selection
 from seamseg.evaluation.scores import Scores
 from seamseg.formats.metadata import Metadata
 from seamseg.predictions import ArrayPrediction
@@ -101,7 +100,7 @@ class CustomMetrics:
                 raise SeamsegError(f"metric {name}: there is another score {taken[0]}: rename it")
             found |= own
             if name == self._options.eval_mode:
-                selected = _selecting(next(iter(own.values())), metric.higher_is_better)
+                selected = Selection(*next(iter(own.items())), metric.higher_is_better, percent=False)
         if not found:
             return scores
         assert isinstance(scores, KindScores)
@@ -109,10 +108,3 @@ class CustomMetrics:
 
     def _errors(self, name: str, module: str) -> AbstractContextManager[None]:
         return named_errors(f"metric {name}", module)
-
-
-def _selecting(value: float, higher_is_better: bool) -> float:
-    """Return a number from 0, higher for a better score; 0 for NaN."""
-    if math.isnan(value):
-        return 0.0
-    return max(value, 0.0) if higher_is_better else 1 / (1 + max(value, 0.0))

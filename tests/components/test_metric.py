@@ -33,8 +33,9 @@ def test_all_outputs_and_the_choice_of_the_best_snapshot(options, tmp_path):
     assert validations[-1]["car_error"] == scores.metrics["car_error"] >= 0
     assert f"car_error {scores.metrics['car_error']:.4g}" in (tmp_path / "run" / "training.log").read_text()
     assert scores.table().splitlines()[-1] == "car_images: 3"
-    best = load_snapshot(tmp_path / "run" / "model_best.pth.tar").training_meta
-    assert best["best_score"] == pytest.approx(1 / (1 + min(line["car_error"] for line in validations)))
+    best, least = load_snapshot(tmp_path / "run" / "model_best.pth.tar"), min(v["car_error"] for v in validations)
+    assert (best.training_meta["best_score"], best.resume["best_of"]) == (least, "car_error")
+    assert f"best so far: car_error {least:.4g}, in " in (tmp_path / "run" / "training.log").read_text()
     with pytest.raises(InputError, match="no metric 'car'; did you mean 'cars'"):
         run_training(options("other", "general.eval_mode=car"))
 

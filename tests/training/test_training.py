@@ -12,7 +12,9 @@ from support.small_snapshots import save_snapshot
 
 from seamseg.checkpoints.snapshot import Snapshot, load_snapshot
 from seamseg.config.kinds import KINDS
+from seamseg.evaluation.metric import Selection
 from seamseg.formats.metadata import read_metadata, write_metadata
+from seamseg.training.checkpointing.checkpoint import TrainingProgress
 from seamseg.training.logging.metrics import read_metrics
 from seamseg.training.run import TrainingOptions, run_training
 from seamseg.training.trainer import Trainer
@@ -20,6 +22,7 @@ from seamseg.utils.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
+NAN = float("nan")
 CPU = ("--device", "cpu")
 ONE_STILL_EPOCH = ("--set", "scheduler.epochs=1", "--set", "optimizer.lr=0", "--set", "dataloader.train_batch_size=4")
 
@@ -43,6 +46,31 @@ def as_the_original_writes_it(path: Path) -> None:
     state["optimizer"] = {"state": optimizer["state"], "param_groups": groups}
     meta = {**snapshot.training_meta, "last_score": np.float64(0.25), "best_score": torch.tensor(0.5)}
     torch.save({"config": snapshot.config, "state_dict": state, "training_meta": meta}, path)
+
+
+@pytest.mark.parametrize(
+    ("higher", "values", "best", "shown"),
+    [
+        (True, [-5.0, -1.0, NAN, -0.5, -1.0], [True, True, False, True, False], "gap -0.5"),
+        (False, [NAN, 5.0, -1.0, -0.5, -3.0], [False, True, True, False, True], "gap -3"),
+        (False, [120.0, 20.0, 5.0, 5.0], [True, True, True, False], "gap 5"),
+    ],
+)
+def test_the_best_score_is_that_of_the_metric(higher, values, best, shown):
+    progress, found = TrainingProgress(), []
+    for value in values:
+        found.append(progress.validated(Selection("gap", value, higher, percent=False), any(found)))
+    assert found == best
+    assert str(Selection("gap", progress.best_score, percent=False)) == shown
+    # a best one of another score does not count
+    assert progress.validated(Selection("PQ", 0.0), True)
+
+
+@pytest.mark.parametrize(("value", "better"), [(0.5, False), (0.3, True), (0.4, False)])
+def test_the_best_score_of_an_early_release_counts(value, better):
+    lower = Selection("error", value, higher_is_better=False, percent=False)
+    assert TrainingProgress(epoch=1, best_score=1 / 1.4).validated(lower, True) is better
+    assert TrainingProgress(epoch=1, best_score=0.4).validated(Selection("PQ", 0.8 - value), True) is better
 
 
 def test_a_snapshot_of_the_original_resumes(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from seamseg.checkpoints.snapshot import (
 )
 from seamseg.config.components import Record
 from seamseg.data.samplers import ARBatchSampler, EpochSegment
+from seamseg.evaluation.metric import Selection
 from seamseg.formats.metadata import Metadata, metadata_header
 from seamseg.training.checkpointing.rank_state import load_rank_buffers, with_rank_averages
 from seamseg.training.checkpointing.run_folder import SNAPSHOT_FILES, SnapshotFiles
@@ -78,13 +80,34 @@ class TrainingProgress:
     ----------
     epoch : index of the last finished epoch, from 0; -1 before the first
     global_step : steps so far
-    last_score, best_score : scores of the last and the best validation, fractions; 0 before the first
+    last_score, best_score : scores of the last and the best validation; 0 before the first
+    best_of : name of the best score; empty before the first, and in snapshots of the original and of early releases
     """
 
     epoch: int = -1
     global_step: int = 0
     last_score: float = 0.0
     best_score: float = 0.0
+    best_of: str = ""
+
+    def validated(self, score: Selection, has_best: bool) -> bool:
+        """Take note of the score of a validation; return whether it is the best so far, which NaN never is.
+
+        Parameters
+        ----------
+        has_best : whether there is a best snapshot to compare with; one that another score has chosen does not count
+        """
+        if has_best and not (self.best_of or score.percent or score.higher_is_better):
+            # early releases stored 1 / (1 + x)
+            self.best_score = 1 / self.best_score - 1 if self.best_score > 0 else math.inf
+        comparable = has_best and self.best_of in ("", score.name)
+        is_best = score.beats(self.best_score) if comparable else not math.isnan(score.value)
+        self.last_score = score.value
+        if is_best:
+            self.best_score = score.value
+        if is_best or comparable:
+            self.best_of = score.name
+        return is_best
 
 
 @dataclass(frozen=True)
@@ -190,9 +213,10 @@ def make_snapshot(
     check_storable(content["optimizer"], f"optimizer {type(optimizer).__name__}: state_dict()")
     content.update(_copied(state.stepper.state_dict(), torch.contiguous_format))
     content.update({f"{name}_meter": dict(meter) for name, meter in meters.items()})
-    more = {**resume, "optimizer": type(optimizer).__name__}
+    meta = asdict(progress)
+    more = {**resume, "optimizer": type(optimizer).__name__, "best_of": meta.pop("best_of")}
     header = metadata_header(state.metadata)
-    return Snapshot(state.config, content, asdict(progress), header, more, state.components)
+    return Snapshot(state.config, content, meta, header, more, state.components)
 
 
 def resume_state(
@@ -248,6 +272,7 @@ def resume(
                 global_step=int((meta["epoch"] + 1) * epoch_length if step is None else step),
                 last_score=_score(meta.get("last_score")),
                 best_score=_score(meta.get("best_score")),
+                best_of=str(more.get("best_of", "")),
             ),
             position=None if more.get("position") is None else EpochPosition.from_state(more["position"]),
             is_best=bool(more.get("is_best")),
