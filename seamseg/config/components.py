@@ -14,6 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from traceback import walk_tb
@@ -22,7 +23,7 @@ from typing import Any, TypeVar
 from seamseg.config.component_kinds import KINDS as KINDS
 from seamseg.config.component_kinds import parse_section as parse_section
 from seamseg.config.values import declaration_problem
-from seamseg.utils.component_errors import described
+from seamseg.utils.component_errors import described, file_of
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, SeamsegError, did_you_mean
 
@@ -45,6 +46,7 @@ class Component:
     make : the class or function
     keys : frozen dataclass of its keys, those of the section `[KIND NAME]`
     module : name of the module that registers it
+    sha256 : SHA-256 of its file when that was imported; empty for built-in ones
     """
 
     kind: str
@@ -52,6 +54,7 @@ class Component:
     make: Callable[..., Any]
     keys: type
     module: str
+    sha256: str = ""
 
     @property
     def section(self) -> str:
@@ -61,7 +64,7 @@ class Component:
     @property
     def file(self) -> Path:
         """File of the module."""
-        return Path(str(getattr(sys.modules[self.module], "__file__", None)))
+        return Path(str(file_of(self.module)))
 
     @property
     def built_in(self) -> bool:
@@ -119,6 +122,8 @@ def register(kind: str, name: str, keys: type = NoKeys) -> Callable[[Made], Made
 
     def decorate(made: Made) -> Made:
         component = Component(kind, name, made, keys, made.__module__)
+        if not component.built_in:
+            component = replace(component, sha256=_checksum(component.file))
         other = _REGISTERED.setdefault((kind, name), component)
         if other.module != component.module or other.make.__qualname__ != made.__qualname__:
             raise InputError(f"another {kind} {name} is in {other.file}: rename one")
@@ -129,7 +134,7 @@ def register(kind: str, name: str, keys: type = NoKeys) -> Callable[[Made], Made
 
 
 def load(names: Iterable[str], folder: Path | None = None) -> list[str]:
-    """Import modules and files of components, unless they are imported.
+    """Import modules and files of components, unless they are imported; files again if they have changed.
 
     Parameters
     ----------
@@ -164,26 +169,72 @@ def load(names: Iterable[str], folder: Path | None = None) -> list[str]:
     return loaded
 
 
+_Sources = dict[str, tuple[Path, str]]
+_SOURCES: dict[str, _Sources] = {}
+"""File and SHA-256 of each imported file of components, and of the modules beside it that it imports, by module."""
+
+
+def _checksum(file: Path) -> str:
+    """Return the SHA-256 of a file; empty if there is none, as of a cell of a notebook."""
+    with suppress(OSError):
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    return ""
+
+
 def _import_file(path: Path) -> None:
-    """Import a file as the module of its name, which worker processes find, too: its folder comes last on the path."""
-    known = sys.modules.get(path.stem)
-    if known is not None:
-        if os.path.realpath(str(getattr(known, "__file__", None))) == str(path):
-            return
-        raise InputError(f"another module is named {path.stem}: rename the file")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    """Import a file as the module of its name, which worker processes find, too: its folder comes last on the path.
+
+    It is imported again if it, or a module beside it that it imports, has changed.
+    """
+    name, sources = path.stem, _SOURCES.get(path.stem, {})
+    other = file_of(name)
+    gone = name in sources and not os.path.exists(str(other))
+    if name in sys.modules and os.path.realpath(str(other)) != str(path) and not gone:
+        raise InputError(f"another module is named {name}: rename the file{f' ({other})' if other else ''}")
+    changed = [module for module, (file, checksum) in sources.items() if _checksum(file) != checksum]
+    if name in sys.modules and not changed:
+        _SOURCES.setdefault(name, {name: (path, _checksum(path))})
+        return
+    for module in {name, *changed}:
+        if module in _SOURCES and module != name:
+            _import_file(sources[module][0])
+        else:
+            _forget(module)
+    before = set(sys.modules)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    sys.modules[name] = importlib.util.module_from_spec(spec)
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
-    sys.modules[path.stem] = module
+    importlib.invalidate_caches()
     try:
-        spec.loader.exec_module(module)
+        # compiled here: the bytecode on the disk may be that of other content of the same second
+        text = path.read_bytes()
+        exec(compile(text, str(path), "exec", dont_inherit=True), sys.modules[name].__dict__)
     except BaseException:
-        del sys.modules[path.stem]
-        for key in [key for key, component in _REGISTERED.items() if component.module == path.stem]:
-            del _REGISTERED[key]
+        _forget(name)
         raise
+    # those that another file has imported before as well, and other files of components that it may build on
+    others = {*sys.modules} - before | {m for known in _SOURCES.values() for m in known if m not in _SOURCES}
+    others |= {module for module in _SOURCES if re.search(rf"\b{module}\b".encode(), text)}
+    files = {module: Path(os.path.realpath(str(file_of(module)))) for module in (name, *others)}
+    beside = {module: file for module, file in files.items() if _is_beside(path, module, file)}
+    _SOURCES[name] = {module: (file, _checksum(file)) for module, file in beside.items()}
+
+
+def _is_beside(path: Path, module: str, file: Path) -> bool:
+    base = path.parent.joinpath(*module.split("."))
+    return file in (Path(f"{base}.py"), base / "__init__.py")
+
+
+def _forget(module: str) -> None:
+    """Remove an imported module of components, its components and its bytecode."""
+    if (file := file_of(module)) is not None:
+        with suppress(OSError):
+            Path(importlib.util.cache_from_source(file)).unlink()
+    sys.modules.pop(module, None)
+    for key in [key for key, component in _REGISTERED.items() if component.module == module]:
+        del _REGISTERED[key]
 
 
 def registered(kind: str | None = None) -> list[Component]:
@@ -235,7 +286,10 @@ def added_by(names: Iterable[str]) -> Iterator[Component]:
 
 def custom_of(made: object) -> Component | None:
     """Return the component of the user whose class an object has; None for objects of this package."""
-    return next((c for c in _REGISTERED.values() if c.make is type(made) and not c.built_in), None)
+    kind = type(made)
+    names = (kind.__module__, kind.__qualname__)  # the class itself may be that of the file before it changed
+    found = (c for c in _REGISTERED.values() if (c.module, c.make.__qualname__) == names)
+    return next((c for c in found if not c.built_in), None)
 
 
 def at_fault(error: BaseException) -> str | None:
@@ -256,7 +310,7 @@ class Record:
     ----------
     kind, name : kind and name of the component
     module, version : name of its module, and the `__version__` of that
-    sha256 : SHA-256 of its file
+    sha256 : SHA-256 of its file when that was imported
     """
 
     kind: str
@@ -268,9 +322,8 @@ class Record:
     @staticmethod
     def of(component: Component) -> Record:
         """Describe a component."""
-        checksum = hashlib.sha256(component.file.read_bytes()).hexdigest()
         version = str(getattr(sys.modules[component.module], "__version__", ""))
-        return Record(component.kind, component.name, component.module, version, checksum)
+        return Record(component.kind, component.name, component.module, version, component.sha256)
 
     @property
     def missing(self) -> str | None:
@@ -282,9 +335,9 @@ class Record:
 
     @property
     def change(self) -> str | None:
-        """A line if the imported component is another than that of the training."""
+        """A line if the file of the imported component is another than that of the training."""
         component = _REGISTERED.get((self.kind, self.name))
-        if component is None or Record.of(component).sha256 == self.sha256:
+        if component is None or component.built_in or _checksum(component.file) == self.sha256:
             return None
         return f"{self.kind} {self.name}: {component.file} has changed since the training"
 

@@ -28,7 +28,7 @@ def broken(image, keys):
 """
 
 
-def test_a_snapshot_states_its_components_and_opens_without_them(options, tmp_path, micro, micro_config):
+def test_a_snapshot_states_its_components_and_opens_without_them(options, tmp_path, micro, micro_config, file):
     run_training(options("run", "scheduler.epochs=1"))
     snapshot = load_snapshot(tmp_path / "run" / "model_last.pth.tar")
     checksum = hashlib.sha256(LION.encode()).hexdigest()
@@ -37,6 +37,9 @@ def test_a_snapshot_states_its_components_and_opens_without_them(options, tmp_pa
         ("scheduler", "halving", "my_lion", checksum),
     ]
     assert "[optimizer lion]\nbeta1 = .8\nbeta2 = 0.99\n" in snapshot.config.replace("0.8", ".8")
+    file.write_text(LION.replace("0.99", "0.98"))
+    run_training(options("run", "scheduler.epochs=1", resume="auto"))
+    assert f"optimizer lion: {file} has changed since the training" in (tmp_path / "run" / "training.log").read_text()
     forget("my_lion")
     opened = open_model(tmp_path / "run")
     assert opened.config.not_loaded == ["optimizer lion", "scheduler halving"]

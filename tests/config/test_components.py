@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import asdict
 
@@ -165,3 +166,51 @@ def test_records_tell_changed_files(lion, tmp_path):
     lion.write_text(LION + "\n")
     assert record.change == f"optimizer lion: {lion} has changed since the training"
     assert Record("optimizer", "unknown", "", "", "").change is None
+
+
+def test_changed_files_are_read_again(lion, tmp_path):
+    """With the modules beside them that they import; the checksum of a record is that of the code that ran."""
+    for name, default in (("my_default.py", 0.5), ("my_other.py", 0.25)):
+        (tmp_path / name).write_text(f"BETA = {default}\n")
+    other = tmp_path / "my_tiger.py"
+    tiger = LION[: LION.index("@scheduler")].replace('"lion"', '"tiger"')
+    other.write_text(tiger.replace("0.9,", "my_default.BETA,"))
+    lion.write_text(LION.replace("0.9,", "my_default.BETA,"))
+    for file in (lion, other):
+        file.write_text("import my_default\n" + file.read_text())
+    chosen = "[optimizer]\ntype = lion\n"
+
+    def beta(name="lion"):
+        config = load(tmp_path, f"[optimizer]\ntype = {name}\n", lion, other)
+        component, keys = config.component("optimizer")
+        return component, keys.beta1
+
+    first, value = beta()
+    assert value == 0.5
+    assert beta()[0] is first
+    # of the same length, within a second
+    (tmp_path / "my_default.py").write_text("BETA = 0.7\n")
+    assert [beta(name)[1] for name in ("lion", "tiger", "lion")] == [0.7, 0.7, 0.7]
+    old = lion.read_text()
+    lion.write_text(old.replace("import my_default", "import my_other as my_default"))
+    assert Record.of(first).sha256 == hashlib.sha256(old.encode()).hexdigest()
+    component, value = beta()
+    assert (value, Record.of(component).sha256) == (0.25, hashlib.sha256(lion.read_bytes()).hexdigest())
+    assert components.custom_of(first.make([{"params": [], "lr": 1}], first.keys())) is component
+    lion.write_text("def f(:")
+    assert "SyntaxError" in refusal(tmp_path, chosen, lion)
+    lion.write_text(LION.replace('"lion"', '"panther"'))
+    assert "no optimizer 'lion'" in refusal(tmp_path, chosen, lion)
+
+
+def test_files_of_one_name(lion, tmp_path):
+    """Worker processes import by name, so that the first must be gone."""
+    load(tmp_path, "", lion)
+    (tmp_path / "other").mkdir()
+    other = tmp_path / "other" / lion.name
+    other.write_text(LION.replace("0.9,", "0.8,"))
+    assert f"another module is named my_lion: rename the file ({lion})" in refusal(tmp_path, "", other)
+    lion.unlink()
+    assert "my_lion.py: no such file" in refusal(tmp_path, "", lion)
+    component, keys = load(tmp_path, "[optimizer]\ntype = lion\n", other).component("optimizer")
+    assert (component.file, keys.beta1) == (other, 0.8)

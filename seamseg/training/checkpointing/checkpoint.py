@@ -176,7 +176,7 @@ class ResumePoint:
     config : INI text it was trained with
     callbacks : their states by name
     stopped : `by`, the callback that stopped the training, and its `reason`; empty unless one did
-    missing : a line for each custom component that it was trained with and that is not imported
+    missing : a line for each custom component that it was trained with and that is not imported, or has changed
     """
 
     source: Path
@@ -281,7 +281,7 @@ def resume(
             config=snapshot.config,
             callbacks=dict(more.get("callbacks", {})),
             stopped={name: str(more["stopped"][name]) for name in ("by", "reason")} if "stopped" in more else {},
-            missing=tuple(filter(None, (record.missing for record in snapshot.components))),
+            missing=tuple(filter(None, (record.missing or record.change for record in snapshot.components))),
         )
         if point.position is not None:
             if not point.rank_states:
