@@ -44,11 +44,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from seamseg.config import load_config
 from seamseg.models.build import build_training_module
 from seamseg.structures import Batch
+from seamseg.training.ddp import compile_network
 from seamseg.training.logging.logs import TextLog
 from seamseg.training.optim.optimizer import build_optimizer
 from seamseg.training.options import TrainerOptions
 from seamseg.training.prefetch import TrainingBatch, prefetched
-from seamseg.training.run import compile_network
 from seamseg.training.step import Stepper
 from seamseg.utils.distributed import World
 
@@ -81,7 +81,7 @@ def make(name: str, batch: Batch, world: World, experiment: str) -> Side:
     torch.manual_seed(0)
     module = build_training_module(config, VISTAS.num_stuff, VISTAS.num_thing).to(world.device).train()
     if config.general.compile:
-        compile_network(module.net, world, TextLog(None))
+        compile_network(module.net, world, TextLog(None).warning)
     optimizer = build_optimizer(module.net, config)
     stepper = Stepper(TrainerOptions.from_config(config), module, optimizer, world)
     rates = [1e-4 for _ in optimizer.param_groups]

@@ -189,6 +189,7 @@ def train(
     overrides: Overrides = (),
     components: str | Path | Sequence[str | Path] = (),
     callbacks: Sequence[Callback] = (),
+    restart: bool = False,
 ) -> TrainResult:
     """Train a network: `seamseg.train("cityscapes_r50", "data", "runs/city", overrides={"optimizer.lr": 0.01})`.
 
@@ -205,6 +206,7 @@ def train(
     overrides : configuration keys
     components : files or modules of components, see docs/how-to/extend.md
     callbacks : follow the training, see :class:`seamseg.training.callbacks.Callback`
+    restart : overwrite another training in `log_dir`, which is refused otherwise
 
     Raises
     ------
@@ -217,9 +219,8 @@ def train(
 
     start = (resume, tuple(map(str, _several(pretrain))), pretrain_classes)
     changes = _key_values(overrides, components)
-    return run_training(
-        TrainingOptions(config, data, log_dir, *start, overrides=changes, device=device, callbacks=callbacks)
-    )
+    options = TrainingOptions(config, data, log_dir, *start, False, changes, device, callbacks, restart)
+    return run_training(options)
 
 
 def export(

@@ -130,6 +130,8 @@ def _train(options: DemoOptions, data: Path) -> None:
         data=data,
         log_dir=options.out,
         resume=last if last.exists() else None,
+        # interrupted before its first snapshot
+        restart=not last.exists(),
         overrides=tuple(overrides),
         device=options.device,
     )

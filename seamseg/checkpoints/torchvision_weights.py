@@ -17,6 +17,7 @@ from seamseg.checkpoints.snapshot import load_tensors, write_tensors
 from seamseg.models.backbones.resnet import RESNETS, ResNet
 from seamseg.ops.norm import ABN
 from seamseg.utils.errors import InputError, SeamsegError, one_line
+from seamseg.utils.files import refuse_existing
 
 ARCHITECTURES = tuple(RESNETS)
 """Architectures that :func:`convert_backbone` supports."""
@@ -34,7 +35,9 @@ class BackboneReport:
     negative: int
 
 
-def convert_backbone(net: str, out: str | Path, weights: str | Path | None = None) -> BackboneReport:
+def convert_backbone(
+    net: str, out: str | Path, weights: str | Path | None = None, force: bool = False
+) -> BackboneReport:
     """Convert the weights of a torchvision ResNet to the state dict of a body.
 
     Parameters
@@ -42,14 +45,16 @@ def convert_backbone(net: str, out: str | Path, weights: str | Path | None = Non
     net : one of :data:`ARCHITECTURES`
     out : file to write, for `seamseg train --pre-train body:OUT` and `[body] weights`
     weights : state dict with torchvision's names, possibly partial; None downloads torchvision's IMAGENET1K_V1
+    force : overwrite an existing file
 
     Raises
     ------
     InputError
-        if the weights cannot be read or belong to another network
+        if `out` exists, or the weights cannot be read or belong to another network
     SeamsegError
         if they cannot be downloaded or `out` cannot be written
     """
+    refuse_existing(Path(out), force)
     if weights is None:
         state, missing = rename(net, _download(net), f"torchvision's {net}")
     else:

@@ -18,7 +18,7 @@ import argparse
 
 from seamseg.classification.config import load_classifier_config
 from seamseg.cli.main import add_action
-from seamseg.cli.train import add_set_and_device, check_start, run_trainer
+from seamseg.cli.train import add_restart, add_set_and_device, check_start, run_trainer
 from seamseg.utils.errors import InputError
 from seamseg.utils.launcher import is_main_process
 
@@ -65,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="initialise from a checkpoint; tensors that do not fit, as a classifier of other classes, are skipped",
     )
+    add_restart(train)
     train.add_argument("--log-hist", action="store_true", help="write histograms of fc and bn_out to TensorBoard")
     add_set_and_device(train)
 

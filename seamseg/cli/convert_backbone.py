@@ -20,11 +20,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("net", choices=ARCHITECTURES, help="architecture")
     parser.add_argument("out", metavar="OUT", help="file to write")
     parser.add_argument("--weights", metavar="FILE", help="state dict with torchvision's names (default: download)")
+    parser.add_argument("--force", action="store_true", help="overwrite an existing file")
 
 
 def run(args: argparse.Namespace) -> int:
     """Convert the weights and print a summary."""
-    report = convert_backbone(args.net, args.out, args.weights)
+    report = convert_backbone(args.net, args.out, args.weights, args.force)
     print(f"{args.out}: {report.converted} tensors of {args.net}")
     if report.missing:
         shown = ", ".join(report.missing[:6]) + (", ..." if len(report.missing) > 6 else "")

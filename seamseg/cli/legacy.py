@@ -59,9 +59,9 @@ def _from_train(name: str, what: str, argv: Sequence[str]) -> list[str]:
     weights = weights[: len(weights) - consumed] if consumed else weights
     if len(words) != 2:
         parser.error("expected CONFIG and DATA" + (f", got {' '.join(words)}" if words else ""))
-    ours = ["train", *words]
+    # the original overwrites what the run folder holds
+    ours = ["train", *words, "--eval" if args.eval else "--restart"]
     ours += _given("--log-dir", args.log_dir) + _given("--resume", args.resume)
-    ours += ["--eval"] if args.eval else []
     return ours + [word for path in weights for word in ("--pre-train", path)]
 
 
@@ -183,7 +183,7 @@ def from_convert_resnet(argv: Sequence[str]) -> list[str]:
     parser.add_argument("net", metavar="NET", help="resnet18, resnet34, resnet50, resnet101 or resnet152")
     parser.add_argument("out", metavar="OUT", help="file to write")
     args = parser.parse_args(argv)
-    return ["convert-backbone", args.net, args.out]
+    return ["convert-backbone", args.net, args.out, "--force"]
 
 
 def from_train_imagenet(argv: Sequence[str]) -> list[str]:
@@ -203,7 +203,7 @@ def from_train_imagenet(argv: Sequence[str]) -> list[str]:
         if not args.resume:
             parser.error("--evaluate needs --resume PATH: without it there are no weights to validate")
         return ["classify", "validate", args.config, args.resume, args.data, *options]
-    ours = ["classify", "train", args.config, args.data, "--log-dir", args.log_dir]
+    ours = ["classify", "train", args.config, args.data, "--restart", "--log-dir", args.log_dir]
     # the default of the original is an empty string
     ours += _given("--resume", args.resume or None)
     return [*ours, *(["--log-hist"] if args.log_hist else []), *options]

@@ -43,8 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run",
         metavar="DIR",
-        help="write the files to this folder, over those of an earlier time, instead of uploading",
+        help="write the files to this folder instead of uploading",
     )
+    parser.add_argument("--force", action="store_true", help="overwrite the folder of an earlier --dry-run")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     from seamseg.deploy.model_card import CardOptions, push_model
 
     card = CardOptions(args.scores, args.datasets)
-    uri = push_model(args.model, args.repo, conversion_options(args, False), card, args.private, args.dry_run)
+    uri = push_model(args.model, args.repo, conversion_options(args, args.force), card, args.private, args.dry_run)
     if uri is not None:
         print(uri)
         return 0

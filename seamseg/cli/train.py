@@ -21,7 +21,8 @@ Re-run the same command with --resume auto to resume an interrupted training. It
 snapshot, with the same numbers as an uninterrupted run, or starts a new training if there is no snapshot; so one
 command can be re-run any number of times. Snapshots are written after each epoch, every general.snapshot_interval
 steps, and on SIGTERM, SIGUSR1 or Ctrl-C (exit code 143, 138 or 130); a second Ctrl-C ends at once. The number of
-processes and the batch size may change: the training continues with the remaining images of the epoch.
+processes and the batch size may change: the training continues with the remaining images of the epoch. A run folder
+that holds another training is refused, unless --restart is given.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="resume from this snapshot, also from one of the original, or from the newest undamaged one of a run "
         "folder; auto: from that of --log-dir, if there is one (--pre-train is then ignored)",
     )
+    add_restart(parser)
     parser.add_argument(
         "--pre-train",
         metavar="[PART:]F",
@@ -75,6 +77,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--eval", action="store_true", help="only score the weights of --resume or --pre-train")
     add_set_and_device(parser)
     add_components(parser)
+
+
+def add_restart(parser: argparse.ArgumentParser) -> None:
+    """Add `--restart`."""
+    parser.add_argument("--restart", action="store_true", help="overwrite another training in --log-dir")
 
 
 def add_set_and_device(parser: argparse.ArgumentParser) -> None:
@@ -160,6 +167,7 @@ def run_trainer(
         evaluate=evaluate,
         overrides=overrides,
         device=args.device,
+        restart=args.restart,
     )
     scores = train(options).validation
     if scores is not None and is_main_process():

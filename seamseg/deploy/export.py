@@ -43,6 +43,7 @@ from seamseg.models.panoptic import PanopticNet
 from seamseg.models.quantised import is_quantised
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, OutOfMemory, require_packages
+from seamseg.utils.files import refuse_existing
 from seamseg.utils.limits import format_bytes
 from seamseg.utils.progress import counter, elapsed, is_quiet, progress
 from seamseg.utils.synthetic_image import write_synthetic_image
@@ -188,8 +189,7 @@ def check_target(path: Path, options: ExportOptions) -> Format:
         raise InputError(f"{path}: its ending decides the format: {' or '.join(FORMATS)}")
     if path.is_dir():
         raise InputError(f"{path}: is a folder")
-    if path.exists() and not options.force:
-        raise InputError(f"{path}: exists; use `force=True` to overwrite it")
+    refuse_existing(path, options.force)
     if options.precision not in chosen.precisions:
         known = ", ".join(chosen.precisions)
         raise InputError(f"`precision={options.precision}`: {chosen.name} files are exported in {known}")

@@ -126,7 +126,7 @@ def push_model(
     repo : `user/repo` on the hub, which is created if it does not exist
     card : what the card states
     private : create a private repository
-    folder : write the files there instead of uploading them; those of an earlier conversion are overwritten
+    folder : write the files there instead of uploading them
 
     Returns
     -------
@@ -148,7 +148,7 @@ def push_model(
         write_atomically(target / CARD_NAME, model_card(made, repo, card, library).encode())
 
     if folder is not None:
-        check_folder(Path(folder), force=True)
+        check_folder(Path(folder), conversion.force)
         with filling(Path(folder)) as scratch:
             write(scratch)
         return None

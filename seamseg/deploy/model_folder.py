@@ -30,7 +30,7 @@ from seamseg.classification.config import ClassifierConfig, load_classifier_conf
 from seamseg.config import Config, config_to_string
 from seamseg.formats.metadata import Metadata, metadata_header
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import PARTIAL, cannot_write, write_atomically, write_json
+from seamseg.utils.files import PARTIAL, cannot_write, refuse_existing, write_atomically, write_json
 from seamseg.version import __version__
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -161,9 +161,8 @@ def check_folder(folder: Path, force: bool) -> None:
     other = held & {*SNAPSHOT_NAMES}
     if other or (held and not {WEIGHTS_NAME, CLASSES_NAME} <= held):
         raise InputError(f"{folder}: holds other files ({min(other or held)}): choose a new folder")
-    if held and not force:
-        raise InputError(f"{folder}: exists; use `force=True` to overwrite it")
     if held:
+        refuse_existing(folder, force)
         # of this project, not only files of these names
         read_statement(folder / CLASSES_NAME)
 

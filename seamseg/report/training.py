@@ -9,7 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from seamseg.training.logging.metrics import METRICS_NAME, read_metrics
+from seamseg.checkpoints.names import METRICS_NAME
+from seamseg.training.logging.metrics import read_metrics
 
 _PEAKS = ("reserved_peak_gib", "rss_peak_gib")
 """Names of the peak memory, that of a GPU first."""

@@ -12,15 +12,19 @@ find : from DistributedDataParallel, which searches the graph of each step
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
+import torch._dynamo.config
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from seamseg.utils.distributed import World
+from seamseg.models.network import Network
+from seamseg.utils.compiler import compiler_problem
+from seamseg.utils.distributed import World, gather_objects
 from seamseg.utils.errors import SeamsegError
 from seamseg.utils.process_groups import new_group
 
@@ -176,3 +180,35 @@ def _not_fixed(module: nn.Module, parameter: nn.Parameter) -> SeamsegError:
         f"{name}: has a gradient in the first step but not in this one; several processes then need "
         f"`overrides=general.unused_parameters=find`"
     )
+
+
+def compile_network(net: Network, world: World, warn: Callable[[str], None], backend: str = "inductor") -> bool:
+    """Compile body, pyramid and semantic head of a network in place, without changing its state-dict keys.
+
+    The compiler runs at the first step, and again at the first validation. Height and width of the images may change
+    between steps. Without a working compiler (C++ for the CPU, Triton for a GPU) the network is not changed, and a
+    warning is logged.
+
+    Parameters
+    ----------
+    net : network on its device
+    world : the processes; if the compiler fails in one, none compiles
+    warn : called with the warning
+    backend : backend of torch.compile; it must trace gradients, as "inductor" and "aot_eager" do
+
+    Returns
+    -------
+    whether it is compiled
+    """
+    reasons = [reason for reason in gather_objects(world, compiler_problem(world.device, backend)) if reason]
+    if reasons:
+        warn(
+            "[general] compile: the network runs uncompiled, torch.compile does not work "
+            f"{'here' if len(reasons) == world.size else 'in every process'}: {reasons[0]}"
+        )
+        return False
+    # DistributedDataParallel would split the graph at its bucket boundaries, which the graphs of in-place ABN do not
+    # allow. The gradients of the body come last in any case.
+    torch._dynamo.config.optimize_ddp = False
+    net.compile_parts(backend)
+    return True

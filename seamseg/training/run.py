@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-import torch._dynamo.config
 from torch import nn
 
 from seamseg.checkpoints.class_table import ClassTable
@@ -30,8 +29,8 @@ from seamseg.training.checkpointing.checkpoint import (
     resume,
 )
 from seamseg.training.checkpointing.rank_state import seed_everything
-from seamseg.training.checkpointing.run_folder import DUMPS, RunFolder
-from seamseg.training.ddp import wrap_distributed
+from seamseg.training.checkpointing.run_folder import AUTO, DUMPS, RunFolder
+from seamseg.training.ddp import compile_network, wrap_distributed
 from seamseg.training.debugging.dump import StepRecorder
 from seamseg.training.logging.logs import TextLog
 from seamseg.training.logging.metrics import MetricsFile, read_metrics
@@ -44,14 +43,10 @@ from seamseg.training.result import TrainResult
 from seamseg.training.step import Stepper, compute_dtype
 from seamseg.training.task import SegmentationTask, Task, Validate
 from seamseg.training.trainer import Trainer, steps_per_epoch
-from seamseg.utils.compiler import compiler_problem
 from seamseg.utils.component_errors import named_errors
 from seamseg.utils.distributed import World, barrier, distributed, gather_objects, reported_by_main
 from seamseg.utils.errors import InputError, SeamsegError, one_line
 from seamseg.utils.quiet_logs import without_message
-
-AUTO = "auto"
-"""The value of `resume` that selects the newest snapshot of the run folder."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +67,7 @@ class TrainingOptions:
     overrides : `section.key=value` each
     device : auto, cpu, cuda or cuda:N
     callbacks : further ones than those of the configuration
+    restart : overwrite another training in `log_dir`, which is refused otherwise
     """
 
     config: str | Path
@@ -84,6 +80,7 @@ class TrainingOptions:
     overrides: Sequence[str] = ()
     device: str = "auto"
     callbacks: Sequence[Callback] = ()
+    restart: bool = False
 
 
 def run_training(options: TrainingOptions, task: Task | None = None) -> TrainResult:
@@ -107,6 +104,8 @@ def run_training(options: TrainingOptions, task: Task | None = None) -> TrainRes
     Preempted
         if a signal stopped the training, after writing a snapshot
     """
+    if options.restart and options.resume == AUTO:
+        raise InputError(f"`restart=True` and `resume={AUTO}` are mutually exclusive: overwrite or continue a training")
     if options.evaluate and options.resume is None and not options.pretrain:
         raise InputError("`evaluate=True` needs existing weights: name them with `resume=F` or `pretrain=F`")
     _check_callbacks(options.callbacks)
@@ -119,7 +118,7 @@ def run_training(options: TrainingOptions, task: Task | None = None) -> TrainRes
         folder = RunFolder(Path(options.log_dir), task.files, task.options.keys)
         fresh = world.is_main and not folder.path.exists()
         # the compiler warns of operations in place in checkpointed parts: it updates running averages once
-        with _locked(folder, world), without_message("torch._higher_order_ops.wrap", "context_fn is passed"):
+        with _locked(folder, world, options), without_message("torch._higher_order_ops.wrap", "context_fn is passed"):
             if world.is_main:
                 folder.remove_partial()
             log = task.open_log(folder, world)
@@ -218,7 +217,7 @@ def _prepare(
     schedule = task.build_schedule(base_lrs, length)
     if settings.compile:
         assert isinstance(net, Network)
-        compile_network(net, world, log)
+        compile_network(net, world, log.warning)
     stepper = Stepper(settings, wrap_distributed(module, world, settings.unused_parameters), optimizer, world)
     if resumed is not None:
         load_rank_state(resumed, net, stepper, world)
@@ -326,13 +325,13 @@ def _named(task: Task, callbacks: Sequence[Callback]) -> dict[str, Callback]:
 
 
 @contextmanager
-def _locked(folder: RunFolder, world: World) -> Iterator[None]:
+def _locked(folder: RunFolder, world: World, options: TrainingOptions) -> Iterator[None]:
     """Make and lock the run folder in the main process, for all processes; a collective call.
 
     Raises
     ------
     InputError
-        if another training uses the folder; CollectiveError in the other processes
+        if another training uses the folder, or it holds one that would be lost; CollectiveError in the other processes
     """
     with ExitStack() as stack:
         problem: SeamsegError | None = None
@@ -340,6 +339,8 @@ def _locked(folder: RunFolder, world: World) -> Iterator[None]:
             try:
                 folder.make()
                 stack.enter_context(folder.lock())
+                if not (options.restart or options.evaluate):
+                    folder.refuse_other(options.resume)
             except SeamsegError as error:
                 problem = error
         found = gather_objects(world, problem)[0]
@@ -447,10 +448,7 @@ def continue_schedule(schedule: LRSchedule, resumed: ResumePoint, loader: BatchL
 def log_earlier_runs(folder: RunFolder, log: TextLog, resumed: bool) -> None:
     """Log which files of earlier runs the folder of a run holds."""
     if not resumed and (folder.last.exists() or folder.best.exists() or folder.saved()):
-        log.warning(
-            f"{folder.path} holds snapshots of an earlier run; the first snapshot of this run replaces them "
-            f"(`resume` continues a run)"
-        )
+        log.warning(f"{folder.path} holds snapshots of an earlier run; the first snapshot of this run replaces them")
     dumps = folder.dumps()
     if dumps:
         log.info(f"{folder.path} holds {len(dumps)} {DUMPS} of earlier trainings; they are never deleted automatically")
@@ -476,35 +474,3 @@ def _describe_steps(options: TrainerOptions, loader: BatchLoader, world: World) 
 def _describe_device(world: World) -> str:
     name = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "the CPU"
     return f"on {name}" if not world.is_distributed else f"in {world.size} processes on {name}"
-
-
-def compile_network(net: Network, world: World, log: TextLog, backend: str = "inductor") -> bool:
-    """Compile body, pyramid and semantic head of a network in place, without changing its state-dict keys.
-
-    The compiler runs at the first step, and again at the first validation. Height and width of the images may change
-    between steps. Without a working compiler (C++ for the CPU, Triton for a GPU) the network is not changed, and a
-    warning is logged.
-
-    Parameters
-    ----------
-    net : network on its device
-    world : the processes; if the compiler fails in one, none compiles
-    log : log for the warning
-    backend : backend of torch.compile; it must trace gradients, as "inductor" and "aot_eager" do
-
-    Returns
-    -------
-    whether it is compiled
-    """
-    reasons = [reason for reason in gather_objects(world, compiler_problem(world.device, backend)) if reason]
-    if reasons:
-        log.warning(
-            "[general] compile: the network runs uncompiled, torch.compile does not work "
-            f"{'here' if len(reasons) == world.size else 'in every process'}: {reasons[0]}"
-        )
-        return False
-    # DistributedDataParallel would split the graph at its bucket boundaries, which the graphs of in-place ABN do not
-    # allow. The gradients of the body come last in any case.
-    torch._dynamo.config.optimize_ddp = False
-    net.compile_parts(backend)
-    return True

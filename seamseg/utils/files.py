@@ -27,6 +27,12 @@ def cannot_write(path: object, error: OSError) -> SeamsegError:
     return SeamsegError(f"{path}: cannot be written: {error.strerror or error}")
 
 
+def refuse_existing(path: Path, force: bool) -> None:
+    """Raise InputError if a file exists that a command would overwrite, unless `force`."""
+    if path.exists() and not force:
+        raise InputError(f"{path}: exists; use `force=True` to overwrite it")
+
+
 def make_folder(path: Path) -> None:
     """Make a folder and those above it; SeamsegError if it cannot be made."""
     try:

@@ -179,6 +179,9 @@ def test_partial_weights_convert_what_they_hold(
     assert "lack 2 tensors" in output
     assert "mod5.block2.convs.conv1.weight" in output
     assert "negative" in output
+    assert main(["convert-backbone", "resnet18", str(tmp_path / "out.pth"), "--weights", str(tmp_path / "in.pth")]) == 2
+    said = f"seamseg convert-backbone: {tmp_path / 'out.pth'}: exists; use --force to overwrite it\n"
+    assert capsys.readouterr().err == said
 
 
 def test_weights_that_do_not_belong_to_the_network(resnet18: dict[str, Any]) -> None:

@@ -36,10 +36,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(tmp_path_factory.mktemp("models") / "run")
 
 
-def push(model: Path, repo: str = NAME, licence: str = "", scores: Any = None, **options: Any) -> str | None:
+def push(
+    model: Path, repo: str = NAME, licence: str = "", scores: Any = None, force: bool = True, **options: Any
+) -> str | None:
     card = CardOptions(scores, ["cityscapes"] if scores is not None else ())
     with narrow_body():
-        return push_model(model, repo, ConversionOptions(licence), card, **options)
+        return push_model(model, repo, ConversionOptions(licence, force=force), card, **options)
 
 
 def card_of(folder: Path, model: Path, **options: Any) -> ModelCard:
@@ -197,8 +199,10 @@ def test_wrong_scores(run: Path, tmp_path: Path, content: Any, expected: str) ->
 
 
 def test_a_dry_run_overwrites_an_earlier_one_only(run: Path, tmp_path: Path) -> None:
-    for licence in ("mit", "other"):
-        push(run, folder=tmp_path / "out", licence=licence)
+    push(run, folder=tmp_path / "out", licence="mit")
+    with pytest.raises(InputError, match="exists; use `force=True` to overwrite it"):
+        push(run, folder=tmp_path / "out", licence="other", force=False)
+    push(run, folder=tmp_path / "out", licence="other")
     assert open_model(tmp_path / "out").licence == "other"
     with pytest.raises(InputError, match="holds other files"):
         push(run, folder=run)

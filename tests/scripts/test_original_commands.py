@@ -14,7 +14,8 @@ from seamseg.cli import legacy
 from seamseg.cli.main import build_parser
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-TRAIN = ["train", "C.ini", "data"]
+TRAIN = ["train", "C.ini", "data", "--restart"]
+EVAL = ["train", "C.ini", "data", "--eval"]
 
 
 @pytest.mark.parametrize(
@@ -22,11 +23,11 @@ TRAIN = ["train", "C.ini", "data"]
     [
         ("C.ini data", TRAIN),
         ("--log_dir run C.ini data", [*TRAIN, "--log-dir", "run"]),
-        ("--resume m.pth.tar --eval C.ini data", [*TRAIN, "--resume", "m.pth.tar", "--eval"]),
+        ("--resume m.pth.tar --eval C.ini data", [*EVAL, "--resume", "m.pth.tar"]),
         ("C.ini --log-dir run data", [*TRAIN, "--log-dir", "run"]),
         ("C.ini data --pre_train a.pth body:b.pth", [*TRAIN, "--pre-train", "a.pth", "--pre-train", "body:b.pth"]),
         ("C.ini data --pre_train a.pth --pre_train b.pth", [*TRAIN, "--pre-train", "a.pth", "--pre-train", "b.pth"]),
-        ("--pre-train a.pth --eval C.ini data", [*TRAIN, "--eval", "--pre-train", "a.pth"]),
+        ("--pre-train a.pth --eval C.ini data", [*EVAL, "--pre-train", "a.pth"]),
         # the files do not swallow CONFIG and DATA
         ("--pre_train a.pth C.ini data --local_rank 0", [*TRAIN, "--pre-train", "a.pth"]),
         ("C.ini --pre_train a.pth data", [*TRAIN, "--pre-train", "a.pth"]),
@@ -92,7 +93,7 @@ def test_instance_segmentation_arguments() -> None:
     ]
 
 
-IMAGENET = ["classify", "train", "C.json", "data"]
+IMAGENET = ["classify", "train", "C.json", "data", "--restart"]
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from torch._dynamo.utils import counters
 from seamseg.models.backbones import resnet
 from seamseg.models.build import build_training_module
 from seamseg.structures import PackedSequence
+from seamseg.training.ddp import compile_network
 from seamseg.training.logging.logs import TextLog
-from seamseg.training.run import compile_network
 from seamseg.utils.distributed import World
 
 SIZES = ((256, 288), (288, 256), (256, 256))
@@ -40,7 +40,7 @@ def test_same_numbers_and_one_graph_for_all_sizes(backend, checkpoint):
     counters.clear()
     plain, module = (build(f"general.checkpoint_body={checkpoint}") for _ in range(2))
     keys = list(module.state_dict())
-    assert compile_network(module.net, World(), TextLog(None, enabled=False), backend)
+    assert compile_network(module.net, World(), TextLog(None, enabled=False).warning, backend)
     assert list(module.state_dict()) == keys
     graphs, sizes = [], {}
     for size in SIZES:
@@ -76,9 +76,8 @@ def test_same_numbers_and_one_graph_for_all_sizes(backend, checkpoint):
 
 def test_without_a_compiler_the_run_continues_uncompiled():
     module, said = build(), []
-    log = mock.Mock(warning=said.append)
     with mock.patch("torch.compile", side_effect=RuntimeError("no C++ compiler was found\nand many lines more")):
-        assert not compile_network(module.net, World(), log)
+        assert not compile_network(module.net, World(), said.append)
     assert said == [
         "[general] compile: the network runs uncompiled, torch.compile does not work here: no C++ compiler was found"
     ]

@@ -60,6 +60,10 @@ def straight(seven) -> Path:
     return Path(seven.log_dir)
 
 
+def contents(run: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
 def again(seven: TrainingOptions, run: Path, *more: str) -> TrainingOptions:
     return replace(seven, log_dir=run, resume="auto", overrides=(*seven.overrides, *more))
 
@@ -231,9 +235,24 @@ def test_only_damaged_snapshots_is_an_error(seven, stopped):
     assert len(list((stopped / "snapshots").iterdir())) == 2
 
 
-def test_a_new_run_drops_the_snapshots_of_an_old_one(seven, stopped):
-    best = stopped / "model_best.pth.tar"
-    run_training(replace(again(seven, stopped, "scheduler.epochs=1", "dataloader.val_set="), resume=None))
+def test_a_new_run_drops_the_snapshots_of_an_old_one_if_asked_to(seven, stopped, tmp_path):
+    best, before = stopped / "model_best.pth.tar", contents(stopped)
+    new = replace(again(seven, stopped, "scheduler.epochs=1", "dataloader.val_set="), resume=None)
+    elsewhere = shutil.copy(stopped / "model_last.pth.tar", tmp_path)
+    for options in (new, replace(new, resume=elsewhere)):
+        with pytest.raises(InputError, match=r"^`restart=True` and"):
+            run_training(replace(options, restart=True, resume="auto"))
+        with pytest.raises(
+            InputError, match=r"holds a training \(model_last.pth.tar\); use `restart=True` to overwrite it"
+        ):
+            run_training(options)
+        assert contents(stopped) == before
+    # of a training without snapshots the numbers remain
+    (tmp_path / "run").mkdir()
+    shutil.copy(stopped / "metrics.jsonl", tmp_path / "run")
+    with pytest.raises(InputError, match=r"holds a training \(metrics.jsonl\)"):
+        run_training(replace(new, log_dir=tmp_path / "run"))
+    run_training(replace(new, restart=True))
     assert not best.exists()
     assert [p.name for p in (stopped / "snapshots").iterdir()] == ["step-00000004.pth.tar"]
     assert "this run replaces them" in (stopped / "training.log").read_text()

@@ -117,8 +117,9 @@ def test_failures_before_the_first_update_drop_no_snapshot_that_has_proved_usabl
     run = RunFolder(Path(options.log_dir))
     failure = run.failure()
     for resume, step in (("auto", 3), (None, 1)):
+        again = replace(options, resume=resume, restart=resume is None)
         with pytest.raises(Diverged, match=f"training stopped at step {step}: "):
-            run_training(replace(options, resume=resume, overrides=(*EACH_STEP, "general.loss_limit=1e-9")))
+            run_training(replace(again, overrides=(*EACH_STEP, "general.loss_limit=1e-9")))
         assert run.failure() == failure
         assert steps_in(run.path) == [3, 2]
         assert run.step_path(2).samefile(run.last)

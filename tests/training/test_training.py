@@ -160,7 +160,7 @@ def test_pre_training_on_other_classes(micro, micro_config, micro_run, tmp_path,
     write_metadata(data / "metadata.bin", replace(classes, **names, palette=palette, original_ids=ids))
     (tmp_path / "table.ini").write_text("[classes]\nStreet = road\nsky = sky\ncar = truck, car\n")
     words = ["train", micro_config, data, "--log-dir", tmp_path / "run", *ONE_STILL_EPOCH, *CPU]
-    words += ["--pre-train-classes", tmp_path / "table.ini"]
+    words += ["--restart", "--pre-train-classes", tmp_path / "table.ini"]
     assert seamseg_main(*words) == 2
     error = capsys.readouterr().err.strip()
     assert "seamseg train: --pre-train-classes " in error

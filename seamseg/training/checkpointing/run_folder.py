@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from seamseg.checkpoints.names import CONFIG_NAME, METADATA_NAME
+from seamseg.checkpoints.names import CONFIG_NAME, METADATA_NAME, METRICS_NAME
 from seamseg.checkpoints.snapshot import (
     Snapshot,
     fsync_folder,
@@ -35,6 +35,8 @@ BEST_NAME = "model_best.pth.tar"
 LOG_NAME = "training.log"
 LOG_NAMES = "training*.log"
 SNAPSHOTS = "snapshots"
+AUTO = "auto"
+"""The value of `resume` that selects the newest snapshot of the run folder."""
 DUMPS = "dump-step-*.pth.tar"
 LOCK_NAME = ".lock"
 FAILURE_NAME = "failure.json"
@@ -142,6 +144,24 @@ class RunFolder:
     def lock(self) -> AbstractContextManager[None]:
         """Keep other trainings out of the folder for a `with` block; InputError if one is in it."""
         return lock_file(self.path / LOCK_NAME, "wait until that training ends, or choose another folder")
+
+    def refuse_other(self, resume: str | Path | None) -> None:
+        """Raise InputError if the folder holds a training that a new one, or one resumed from elsewhere, would replace.
+
+        Parameters
+        ----------
+        resume : snapshot or run folder where the training resumes, or `auto`; None for a new one
+        """
+        here = self.path.resolve()
+        if resume is not None and (resume == AUTO or Path(resume).resolve().is_relative_to(here)):
+            return
+        metrics = self.path / METRICS_NAME
+        held = [path for path in (self.last, self.best, *(path for _, path in self.saved()), metrics) if path.exists()]
+        if held and (held[0] != metrics or metrics.stat().st_size):
+            raise InputError(
+                f"{self.path}: holds a training ({held[0].name}); use `restart=True` to overwrite it, or "
+                f"`resume={AUTO}` to continue it"
+            )
 
     def discard(self) -> None:
         """Remove the locked folder of a run that was refused before training began, if it holds nothing but logs."""
