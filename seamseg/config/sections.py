@@ -307,6 +307,12 @@ class Optimizer:
     accumulate: int = our_key(
         "number of batches whose gradients are accumulated for one step", minimum=1, maximum=10**6
     )
+    step_images: int | None = our_key(
+        "images of a step that lr, milestones and burn-in are for; `train` says what to set where a step has another "
+        "number. Empty: unknown, but 8 where lr is that of the original, 0.01",
+        minimum=1,
+        maximum=10**9,
+    )
     loss_average: str = our_key(
         "average of a loss over its anchors, samples, mask pixels or images: for each batch of each process, then the "
         "mean of these (process, as in the original), or over the whole step at once (step)",

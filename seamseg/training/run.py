@@ -168,6 +168,9 @@ def _run(options: TrainingOptions, task: Task, world: World, folder: RunFolder, 
     log.info(f"{classes}; {_describe_device(world)}")
     if loader is not None:
         log.info(_describe_steps(task.options, loader, world))
+        images = index_sampler(loader).batch_size * task.options.accumulate * world.size
+        if (note := task.step_note(images)) is not None:
+            log.warning(note)
     for note in notes:
         log.info(note)
 

@@ -43,7 +43,7 @@ from seamseg.training.checkpointing.run_folder import SNAPSHOT_FILES, RunFolder,
 from seamseg.training.logging.images import SampleImages, SampleRenderer
 from seamseg.training.logging.logs import TextLog
 from seamseg.training.optim.optimizer import build_optimizer
-from seamseg.training.optim.schedule import CurveSchedule, LRSchedule
+from seamseg.training.optim.schedule import CurveSchedule, LRSchedule, step_note
 from seamseg.training.options import TrainerOptions
 from seamseg.training.prefetch import TrainingBatch, prepare_batch
 from seamseg.utils.component_errors import instance_of
@@ -136,6 +136,10 @@ class Task(ABC):
     @abstractmethod
     def describe(self, metadata: Metadata) -> list[str]:
         """Return lines for the log: first the classes, then what the configuration ignores."""
+
+    def step_note(self, images: int) -> str | None:
+        """Return a warning if the learning rate is for another number of images a step; None if not."""
+        return None
 
     @abstractmethod
     def build(self, metadata: Metadata) -> nn.Module:
@@ -259,6 +263,10 @@ class SegmentationTask(Task):
         if self.config.dataloader.coco_gt and (self.config.kind != PANOPTIC or self.config.general.eval_coco):
             lines.append("[dataloader] coco_gt is ignored: average precision uses the ground truth of the data set")
         return lines
+
+    def step_note(self, images: int) -> str | None:
+        """Compare with `[optimizer] step_images`."""
+        return step_note(self.config, images)
 
     def build(self, metadata: Metadata) -> nn.Module:
         """Build network and losses."""

@@ -19,7 +19,7 @@ from seamseg.models.backbones import Backbone
 from seamseg.models.build import build_network
 from seamseg.ops.norm import ABN, ActivatedGroupNorm, InPlaceABN
 from seamseg.training.optim.optimizer import build_optimizer, load_optimizer_state
-from seamseg.training.optim.schedule import CurveSchedule
+from seamseg.training.optim.schedule import CurveSchedule, step_note
 from seamseg.training.optim.update import set_learning_rates, step_unless
 from seamseg.utils.errors import InputError
 
@@ -324,6 +324,40 @@ def test_golden_schedules(name):
     found = schedule(case["base_lrs"], case["epoch_length"], **config)
     rates = np.array([found.get_lr(t, t) for t in range(1, 1001)])
     np.testing.assert_allclose(rates, array("ops", f"scheduler_get_lr/{name}"), rtol=0, atol=1e-16)
+
+
+MULTISTEP = """
+[scheduler]
+type = multistep
+update_mode = {mode}
+params = {{"gamma": 0.1, "milestones": [36000, 44000]}}
+burn_in_steps = 200
+[optimizer]
+"""
+
+
+@pytest.mark.parametrize(
+    ("keys", "mode", "images", "expected"),
+    [
+        # of the original: nothing is stated, and the rate is theirs
+        (
+            "",
+            "batch",
+            1,
+            "a step has 1 image, learning rate and schedule are for 8: set optimizer.accumulate=8, or by the linear "
+            "rule optimizer.step_images=1 optimizer.lr=0.00125 scheduler.burn_in_steps=1600 "
+            """scheduler.params='{"gamma": 0.1, "milestones": [288000, 352000]}'""",
+        ),
+        ("accumulate = 2", "epoch", 4, "set optimizer.accumulate=4, or by the linear rule optimizer.step_images=4 "),
+        ("step_images = 4\nlr = 0.1", "epoch", 6, "set by the linear rule optimizer.step_images=6 optimizer.lr=0.15 "),
+        ("", "batch", 8, None),
+        ("lr = 0.1", "batch", 1, None),
+        ("step_images = 1", "batch", 1, None),
+    ],
+)
+def test_images_a_step_that_the_rate_is_not_for(keys, mode, images, expected):
+    note = step_note(config_from_string(MULTISTEP.format(mode=mode) + keys), images)
+    assert note == expected or (expected in note and (mode == "epoch") == ("params" not in note))
 
 
 def test_epochs_count_with_update_mode_epoch_and_burn_in_counts_steps():

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from seamseg.config import Config
 from seamseg.config.components import register
 from seamseg.config.sections import Scheduler
 from seamseg.utils.component_errors import named_errors
 from seamseg.utils.errors import InputError
+
+_ORIGINAL_IMAGES, _ORIGINAL_RATE = 8, 0.01
+"""Images of a step of the original, and their learning rate."""
 
 Curve = Callable[[int, int, Any], float]
 """The factor of the base rates at `t` of `total` steps or epochs, with the keys of the component."""
@@ -125,3 +130,31 @@ class CurveSchedule(LRSchedule):
         if not 0 <= factor < math.inf:
             raise InputError(f"[scheduler] {self._options.type}: the factor of the learning rate at {t} is {factor}")
         return factor
+
+
+def step_note(config: Config, images: int) -> str | None:
+    """Return what to set for so many images a step; None if learning rate and schedule are for that number."""
+    optimizer, scheduler = config.optimizer, config.scheduler
+    meant = optimizer.step_images or (_ORIGINAL_IMAGES if optimizer.lr == _ORIGINAL_RATE else images)
+    if meant == images:
+        return None
+    keys = {"optimizer.step_images": str(images), "optimizer.lr": f"{optimizer.lr * images / meant:.6g}"}
+    if scheduler.burn_in_steps:
+        keys["scheduler.burn_in_steps"] = str(_scaled(scheduler.burn_in_steps, meant, images))
+    longer = {name: value for name, value in scheduler.params.items() if name in ("milestones", "step_size")}
+    if longer and scheduler.update_mode == "batch":
+        longer = {name: _scaled(value, meant, images) for name, value in longer.items()}
+        keys["scheduler.params"] = f"'{json.dumps(scheduler.params | longer)}'"
+    batches, rest = divmod(meant * optimizer.accumulate, images)
+    accumulate = "" if rest else f"optimizer.accumulate={batches}, or "
+    given = " ".join(f"{key}={value}" for key, value in keys.items())
+    has = f"a step has {images} image{'s' * (images > 1)}, learning rate and schedule are for {meant}"
+    return f"{has}: set {accumulate}by the linear rule {given}"
+
+
+def _scaled(steps: Any, meant: int, images: int) -> Any:
+    """Return numbers of steps, alone or in a list, for so many `images` a step in place of `meant`."""
+    if isinstance(steps, (list, tuple)):
+        return [_scaled(number, meant, images) for number in steps]
+    # a wrong type is reported with the schedule
+    return max(1, round(steps * meant / images)) if isinstance(steps, (int, float)) else steps
