@@ -191,7 +191,7 @@ def train(
     callbacks: Sequence[Callback] = (),
     restart: bool = False,
 ) -> TrainResult:
-    """Train a network: `seamseg.train("cityscapes_r50", "data", "runs/city", overrides={"optimizer.lr": 0.01})`.
+    """Train a network: `seamseg.train("cityscapes_r50", "data", "runs/city", pretrain="body:resnet50.pth")`.
 
     Under torchrun each process calls it. Returns :class:`seamseg.training.result.TrainResult`: `scores["PQ"]`, `best`,
     `history` and the rest.

@@ -29,7 +29,7 @@ from seamseg.validation.evaluate import EvaluationOptions
 OPTIONS = {
     "load": [(InferenceOptions, ())],
     "evaluate": [(InferenceOptions, ("classes", "probabilities")), (EvaluationOptions, ("inference",))],
-    "train": [(TrainingOptions, ("evaluate",))],
+    "train": [(TrainingOptions, ("evaluate", "legacy"))],
     "export": [(ExportOptions, ())],
     "serve": [(InferenceOptions, ("probabilities",)), (ServeOptions, ())],
 }

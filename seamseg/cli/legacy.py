@@ -59,8 +59,8 @@ def _from_train(name: str, what: str, argv: Sequence[str]) -> list[str]:
     weights = weights[: len(weights) - consumed] if consumed else weights
     if len(words) != 2:
         parser.error("expected CONFIG and DATA" + (f", got {' '.join(words)}" if words else ""))
-    # the original overwrites what the run folder holds
-    ours = ["train", *words, "--eval" if args.eval else "--restart"]
+    # the original overwrites what the run folder holds, and freezes random weights
+    ours = ["train", *words, *(["--eval"] if args.eval else ["--restart", "--legacy"])]
     ours += _given("--log-dir", args.log_dir) + _given("--resume", args.resume)
     return ours + [word for path in weights for word in ("--pre-train", path)]
 

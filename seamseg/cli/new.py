@@ -61,4 +61,4 @@ def use(kind: str, name: str, path: Path) -> str:
     if KINDS[kind].chosen:
         return f"seamseg predict MODEL PHOTOS OUT --components {path} --format {name}"
     chosen = f" --set {KINDS[kind].key}={name}" if KINDS[kind].key else ""
-    return f"seamseg train cityscapes_r50 DATA --log-dir runs/{name} --components {path}{chosen}"
+    return f"seamseg train small_r18 DATA --log-dir runs/{name} --components {path}{chosen}"

@@ -75,6 +75,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "here by the names of a table: names (equal names), vistas_cityscapes, coco_cityscapes, or an INI file",
     )
     parser.add_argument("--eval", action="store_true", help="only score the weights of --resume or --pre-train")
+    parser.add_argument(
+        "--legacy", action="store_true", help="as the original, freeze weights that were not loaded, with a warning"
+    )
     add_set_and_device(parser)
     add_components(parser)
 
@@ -106,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
         require_packages("timm", what=f"[body] body = {body.body}")
     from seamseg.training.run import run_training
 
-    return run_trainer(run_training, args, args.set, args.pre_train_classes, args.eval)
+    return run_trainer(run_training, args, args.set, args.pre_train_classes, args.eval, args.legacy)
 
 
 def check_start(args: argparse.Namespace, parts: Collection[str] = (), weights: str | None = None) -> None:
@@ -146,6 +149,7 @@ def run_trainer(
     overrides: Sequence[str],
     pretrain_classes: str | None = None,
     evaluate: bool = False,
+    legacy: bool = False,
 ) -> int:
     """Train with the arguments of a command, and print the scores of the last validation.
 
@@ -153,7 +157,7 @@ def run_trainer(
     ----------
     train : :func:`seamseg.training.run.run_training` or one with the same arguments
     args : arguments of the command
-    overrides, pretrain_classes, evaluate : see :class:`seamseg.training.run.TrainingOptions`
+    overrides, pretrain_classes, evaluate, legacy : see :class:`seamseg.training.run.TrainingOptions`
     """
     from seamseg.training.run import TrainingOptions
 
@@ -168,6 +172,7 @@ def run_trainer(
         overrides=overrides,
         device=args.device,
         restart=args.restart,
+        legacy=legacy,
     )
     scores = train(options).validation
     if scores is not None and is_main_process():

@@ -68,6 +68,7 @@ class TrainingOptions:
     device : auto, cpu, cuda or cuda:N
     callbacks : further ones than those of the configuration
     restart : overwrite another training in `log_dir`, which is refused otherwise
+    legacy : as the original, freeze weights that were not loaded, with a warning
     """
 
     config: str | Path
@@ -81,6 +82,7 @@ class TrainingOptions:
     device: str = "auto"
     callbacks: Sequence[Callback] = ()
     restart: bool = False
+    legacy: bool = False
 
 
 def run_training(options: TrainingOptions, task: Task | None = None) -> TrainResult:
@@ -393,6 +395,8 @@ def _load_initial_weights(
     # others may leave the rest random
     complete = options.evaluate or task.quantised
     why = "`evaluate=True`" if options.evaluate else "[general] qat"
+    # torch counts the writes to a tensor
+    frozen = [] if complete else [(name, p, p._version) for name, p in task.frozen(net).items()]
     task.load_start(net, metadata, log)
     table = None if options.pretrain_classes is None else ClassTable(metadata, options.pretrain_classes)
     for specification in options.pretrain:
@@ -413,6 +417,14 @@ def _load_initial_weights(
         missing = [part for part in task.parts if part not in filled]
         if missing:
             raise InputError(f"{why}: `pretrain` gives no weights for {', '.join(missing)}")
+    if fresh := [name for name, parameter, version in frozen if parameter._version == version]:
+        problem = (
+            f"[body] num_frozen freezes weights that were not loaded ({len(fresh)} tensors, the first {fresh[0]}): "
+            "set body.num_frozen=0, or load weights with `pretrain=body:F`"
+        )
+        if not options.legacy:
+            raise InputError(problem)
+        log.warning(problem)
 
 
 def restart_changed_epoch(

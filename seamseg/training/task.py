@@ -162,6 +162,10 @@ class Task(ABC):
         """Load the weights that the configuration names, such as those of the backbone, if any."""
         return
 
+    def frozen(self, net: nn.Module) -> dict[str, nn.Parameter]:
+        """Return the parameters, by name, that are not trained and must be loaded."""
+        return {}
+
     @abstractmethod
     def load_pretrained(self, net: nn.Module, specification: str, classes: ClassTable | None = None) -> LoadReport:
         """Load a file of `pretrain`, `[PART:]FILE`, of the classes of the data set, or of others with their table."""
@@ -306,6 +310,14 @@ class SegmentationTask(Task):
             log.info(f"body weights {weights}: {load_body_weights(net, weights)}")
             if (problem := normalisation_problem(net, self.config.dataloader)) is not None:
                 log.warning(problem)
+
+    def frozen(self, net: nn.Module) -> dict[str, nn.Parameter]:
+        """Return those of `[body] num_frozen`; none of a body that loads them itself."""
+        if not isinstance(net, (PanopticNet, SemanticNet)) or self.config.body.num_frozen == 0:
+            return {}
+        backbone = net.body if isinstance(net, SemanticNet) else net.body.backbone
+        named = [] if getattr(backbone, "pretrained", False) else backbone.named_parameters()
+        return {name: parameter for name, parameter in named if not parameter.requires_grad}
 
     def load_pretrained(self, net: nn.Module, specification: str, classes: ClassTable | None = None) -> LoadReport:
         """Load `[PART:]FILE`."""

@@ -14,7 +14,7 @@ from seamseg.cli import legacy
 from seamseg.cli.main import build_parser
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-TRAIN = ["train", "C.ini", "data", "--restart"]
+TRAIN = ["train", "C.ini", "data", "--restart", "--legacy"]
 EVAL = ["train", "C.ini", "data", "--eval"]
 
 

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.usefixtures("narrow")
 NAN = float("nan")
 CPU = ("--device", "cpu")
 ONE_STILL_EPOCH = ("--set", "scheduler.epochs=1", "--set", "optimizer.lr=0", "--set", "dataloader.train_batch_size=4")
+FROZEN = ("body.num_frozen=2", *ONE_STILL_EPOCH[1::2])
 
 
 def states_equal(a: Snapshot, b: Snapshot) -> bool:
@@ -144,8 +145,18 @@ def test_pre_training(micro, micro_config, micro_run, tmp_path, seamseg_main, ca
     key = "backbone.mod1.conv1.weight"
     assert torch.equal(start["body"][key], weights["body"][key])
     assert torch.equal(start["roi_head"]["roi_cls.weight"], weights["roi_head"]["roi_cls.weight"])
-    train(micro_config, micro, tmp_path, f"body.weights={tmp_path / 'body.pth'}", *ONE_STILL_EPOCH[1::2])
+    train(micro_config, micro, tmp_path, f"body.weights={tmp_path / 'body.pth'}", *FROZEN)
     assert torch.equal(load_snapshot(tmp_path / "model_last.pth.tar").state_dict["body"][key], weights["body"][key])
+
+
+def test_frozen_weights_are_loaded_or_the_original_is_imitated(micro, micro_config, tmp_path, capsys):
+    with pytest.raises(InputError, match="not loaded"):
+        train(micro_config, micro, tmp_path / "run", *FROZEN)
+    assert not (tmp_path / "run").exists()
+    train(micro_config, micro, tmp_path / "run", *FROZEN, legacy=True)
+    assert "body.num_frozen=0, or load weights with `pretrain=body:F`" in capsys.readouterr().err
+    train(micro_config, micro, tmp_path / "run", *FROZEN, "scheduler.epochs=2", resume="auto")
+    assert "not loaded" not in capsys.readouterr().err
 
 
 def test_pre_training_on_other_classes(micro, micro_config, micro_run, tmp_path, seamseg_main, capsys):
@@ -199,6 +210,13 @@ def test_pre_training_on_other_classes(micro, micro_config, micro_run, tmp_path,
         ({"pretrain": ["a"], "resume": "b"}, (), "are mutually exclusive"),
         ({"pretrain": ["body:{run}"], "evaluate": True}, (), "gives no weights for rpn_head, roi_head, sem_head"),
         ({"pretrain": ["{run}"], "evaluate": True}, ("sem.hidden_channels=24",), "does not fill the network"),
+        (
+            {},
+            ("body.num_frozen=1",),
+            r"that were not loaded \(3 tensors, the first mod1.conv1.weight\)",
+        ),
+        ({}, ("body.num_frozen=1", "general.kind=semantic"), "freezes weights that were not loaded"),
+        ({"pretrain": ["sem_head:{run}"], "resume": "auto"}, ("body.num_frozen=2",), "freezes weights that were not"),
         ({}, ("dataloader.train_set=",), "train_set is required"),
         ({}, ("dataloader.train_batch_size=",), "train_batch_size is required"),
         ({}, ("dataloader.train_set=nowhere",), "no split 'nowhere'"),

@@ -54,9 +54,11 @@ class Backbone(nn.Module):
     out_channels, out_strides : channels and stride of the output of each stage, by name
     name : name of the network
     initialised : it sets its initial weights itself
+    pretrained : it loads them in `__init__`, so that `[body] num_frozen` may freeze them
     """
 
     initialised: ClassVar[bool] = False
+    pretrained: ClassVar[bool] = False
 
     def __init__(self, classes: int = 0, keep_outputs: bool = True, checkpoint: bool = False) -> None:
         super().__init__()
@@ -178,6 +180,7 @@ class Body(Backbone):
     strides : stride of each map by its name, finest first; all are inputs of the pyramid unless `[fpn] inputs` names
         some
     out_channels : channels of each map by its name, set by `__init__`
+    pretrained : whether `__init__` loads weights, so that `[body] num_frozen` may freeze them without others
     """
 
     initialised = True
