@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL.TiffImagePlugin import IMAGELENGTH, IMAGEWIDTH, TiffImageFile
 
 from seamseg.idmaps.images import BAND_BYTES
 from seamseg.utils.errors import InputError, UnreadableImage, one_line
@@ -45,6 +46,7 @@ def open_image(
 
 def as_rgb(image: Image.Image) -> Image.Image:
     """Convert an open image of any mode to 8-bit RGB as :func:`open_image` does, but without rotating it."""
+    image.load()  # before its size is asked for: Pillow turns a TIFF itself while it loads
     if image.mode == "P" and "transparency" in image.info:
         image = image.copy()  # its info is changed below
     return _rgb(image, _is_deep(image))
@@ -74,9 +76,9 @@ def open_reduced(path: str | Path, at_least: tuple[int, int]) -> tuple[Image.Ima
     """
 
     def read(image: Image.Image) -> tuple[Image.Image, tuple[int, int]]:
-        rotated = _may_be_rotated(image, Path(path)) and _orientation(image) >= 5
-        full = (image.width, image.height) if rotated else (image.height, image.width)
-        image.draft(None, at_least if rotated else at_least[::-1])  # does nothing to other formats
+        full = _upright_size(image, Path(path))
+        turned = full == (image.width, image.height)
+        image.draft(None, at_least if turned else at_least[::-1])  # does nothing to other formats
         return _upright_rgb(image), full
 
     return _decode(Path(path), read)
@@ -129,12 +131,7 @@ def image_size(path: str | Path, data: bytes | None = None) -> tuple[int, int]:
     UnreadableImage
         as :func:`open_image`, except for a file that is truncated after its header
     """
-
-    def size(image: Image.Image) -> tuple[int, int]:
-        rotated = _may_be_rotated(image, Path(path), data) and _orientation(image) >= 5
-        return (image.width, image.height) if rotated else (image.height, image.width)
-
-    return _decode(Path(path), size, data)
+    return _decode(Path(path), lambda image: _upright_size(image, Path(path), data), data)
 
 
 def _decode(path: Path, read: Callable[[Image.Image], T], data: bytes | None = None, max_pixels: int = MAX_PIXELS) -> T:
@@ -192,6 +189,15 @@ def _orientation(image: Image.Image) -> int:
     except Exception:  # a corrupt EXIF block must not prevent decoding
         return 1
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
+
+
+def _upright_size(image: Image.Image, path: Path, data: bytes | None = None) -> tuple[int, int]:
+    """Return `(height, width)` of the upright image; call it before the pixels are loaded."""
+    width, height = image.size
+    if isinstance(image, TiffImageFile):  # Pillow 11 and later swap the sides here, and turn the pixels when they load
+        width, height = image.tag_v2[IMAGEWIDTH], image.tag_v2[IMAGELENGTH]
+    turned = _may_be_rotated(image, path, data) and _orientation(image) >= 5
+    return (width, height) if turned else (height, width)
 
 
 def _upright_rgb(image: Image.Image) -> Image.Image:

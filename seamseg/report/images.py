@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
+from seamseg.data.images import open_reduced
 from seamseg.evaluation.record import MAPS, Evaluation, ImageRecord, SegmentRecord
 from seamseg.formats.id_png import read_id_png
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import join_inside
-from seamseg.utils.limits import open_pillow, reading_image
 
 JPEG_QUALITY = 80
 ONE_BYTE_SEGMENTS = 255
@@ -137,9 +137,7 @@ def _photo(folder: Path | None, name: str | None, shape: tuple[int, int]) -> str
     path = None if folder is None or name is None else join_inside(folder, name)
     if path is None:
         return None
-    with suppress(InputError), reading_image(path, "missing", "unreadable"), open_pillow(path) as image:
-        longest = max(shape)
-        image.draft("RGB", (longest, longest))  # decodes a JPEG at a fraction of its size
-        photo = encode_photo(ImageOps.exif_transpose(image).convert("RGB"), shape)
-        return base64.b64encode(photo).decode("ascii")
+    with suppress(InputError):
+        image, _ = open_reduced(path, shape)
+        return base64.b64encode(encode_photo(image, shape)).decode("ascii")
     return None
