@@ -6,6 +6,7 @@ import os
 import sys
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -168,6 +169,9 @@ def test_without_a_decoder_the_message_names_it(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(InputError, match=r"PyAV, which is installed but cannot be loaded: libavformat\.so\.61"):
         find_sources(tmp_path / "drive.mp4")
+    monkeypatch.setitem(sys.modules, "av", SimpleNamespace(__version__="16.1.0"))
+    with pytest.raises(InputError, match=r"need PyAV 17 or later, this is 16\.1\.0"):
+        find_sources(tmp_path / "drive.mp4")
 
 
 @pytest.fixture
@@ -196,6 +200,22 @@ def test_frames_of_a_video(video):
     for k, (_, pixels) in enumerate(frames):
         assert pixels.shape == (48, 64, 3)
         assert abs(pixels.mean() - 20 * k - 20) < 4
+
+
+def test_the_colours_of_a_video_are_of_its_own_matrix(tmp_path):
+    """Red of BT.709, at full range: as BT.601 it would be 20 off."""
+    av = pytest.importorskip("av")
+    with av.open(str(tmp_path / "red.mkv"), "w") as container:
+        stream = container.add_stream("ffv1", rate=5)
+        stream.width, stream.height, stream.pix_fmt = 32, 32, "yuv444p"
+        stream.codec_context.colorspace, stream.codec_context.color_range = 1, 2
+        planes = np.broadcast_to(np.array([66, 109, 213], np.uint8)[:, None, None], (3, 32, 32))
+        frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(planes), format="yuv444p")
+        frame.colorspace, frame.color_range = 1, 2
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    (item,) = Video(str(tmp_path / "red.mkv"), "red", "red.mkv").items()
+    assert np.abs(np.asarray(item.open())[16, 16] - np.array([200.0, 30, 30])).max() <= 2
 
 
 def test_files_that_are_no_video(video):

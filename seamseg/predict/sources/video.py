@@ -19,7 +19,7 @@ from seamseg.utils.urls import is_url, open_url
 
 VIDEO_ENDINGS = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".flv", ".mts", ".m2ts")
 
-
+_LEAST_PYAV = 17
 _FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,avi,matroska,webm,mpeg,mpegts,mpegvideo,asf,flv"
 _ALLOWED = {"format_whitelist": _FORMATS, "protocol_whitelist": "file"}
 """Formats of these endings in FFmpeg: others, such as lists of files, open further files or addresses."""
@@ -36,7 +36,7 @@ def require_decoder(address: str) -> Any:
     Raises
     ------
     InputError
-        if it is not installed
+        if it is not installed, or too old
     """
     try:
         import av
@@ -44,6 +44,11 @@ def require_decoder(address: str) -> Any:
         raise InputError(f"{address}: needs PyAV ({error}): pip install 'seamseg[video]'") from None
     except ImportError as error:
         raise InputError(f"{address}: videos need PyAV, which is installed but cannot be loaded: {error}") from None
+    if int(av.__version__.partition(".")[0]) < _LEAST_PYAV:
+        raise InputError(
+            f"{address}: videos need PyAV {_LEAST_PYAV} or later, this is {av.__version__}, which decodes the colours of "
+            "BT.709 as those of BT.601: pip install -U 'seamseg[video]'"
+        )
     return av
 
 
