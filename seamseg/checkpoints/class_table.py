@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from seamseg.config.experiments import CLASS_TABLES, experiments
 from seamseg.formats.metadata import Metadata
 from seamseg.utils.errors import InputError, did_you_mean, one_line
-from seamseg.utils.files import read_bytes
+from seamseg.utils.files import decode_text, read_bytes
 from seamseg.utils.limits import CONFIG_BYTES, ini_parser
 
 NAMES = "names"
@@ -99,11 +99,12 @@ class ClassTable:
             known = [NAMES, *tables]
             meant = did_you_mean(self.table, known) or f"; packaged are {', '.join(known)}"
             raise InputError(f"{self.given}: no such table of classes{meant}")
+        data = read_bytes(path, "table of classes", CONFIG_BYTES)
         parser = ini_parser("=")
         parser.optionxform = _key  # type: ignore[assignment,method-assign]
         try:
-            parser.read_string(read_bytes(path, "table of classes", CONFIG_BYTES).decode("utf-8-sig"), str(path))
-        except (configparser.Error, UnicodeDecodeError) as error:
+            parser.read_string(decode_text(data, path, "table of classes"), str(path))
+        except configparser.Error as error:
             raise InputError(f"{path}: not a table of classes: {one_line(error)}") from None
         if parser.sections() != ["classes"]:
             raise InputError(f"{path}: not a table of classes: it must have one section, [classes]")

@@ -17,7 +17,7 @@ from seamseg.checkpoints.foreign import (
 from seamseg.checkpoints.hub import fetch, is_hub_uri, is_repo_name
 from seamseg.checkpoints.names import MODEL_FILES, SNAPSHOT_NAMES, WEIGHTS_NAME
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import nearest_path
+from seamseg.utils.files import is_hidden, nearest_path
 
 VISTAS_MD5 = "7046e54e54e9dcc38060b150e97f4a5a"
 """MD5 of the published zip according to the README of the original project; not verified."""
@@ -99,7 +99,7 @@ def snapshot_in(folder: Path) -> Path:
     # in this order: the cache of a hub keeps all files of a repository that were ever downloaded in one folder
     found = next((folder / name for name in (WEIGHTS_NAME, *SNAPSHOT_NAMES) if (folder / name).is_file()), None)
     if found is None:
-        others = sorted(folder.glob("*.tar")) + sorted(folder.glob("*.pth"))
+        others = [p for end in ("*.tar", "*.pth") for p in sorted(folder.glob(end)) if not is_hidden(p.name)]
         if len(others) != 1:
             known = " nor ".join((*SNAPSHOT_NAMES, WEIGHTS_NAME))
             raise InputError(f"{folder}: not a run folder: it holds neither {known}")

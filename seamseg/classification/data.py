@@ -13,17 +13,16 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
-from torchvision.datasets import ImageFolder
-from torchvision.datasets.folder import find_classes
 
 from seamseg.classification.config import ClassifierConfig
-from seamseg.data.images import open_image
+from seamseg.data.images import image_files, open_image
 from seamseg.data.loader import BatchLoader, LoaderOptions, train_loader
 from seamseg.data.samplers import DistributedARBatchSampler, SampleIndex, shard
 from seamseg.data.workers import begin_worker
 from seamseg.formats.metadata import Metadata
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
+from seamseg.utils.files import is_hidden
 from seamseg.utils.parallel import available_cores
 
 TRAIN, VAL = "train", "val"
@@ -79,7 +78,7 @@ class ClassFolders(Dataset[tuple[Tensor, int, str]]):
     Attributes
     ----------
     classes : names in the order of their numbers, sorted
-    samples : path and class of each image
+    samples : path and class of each image; hidden files and folders are ignored
     reading : one number in shared memory, see :mod:`seamseg.data.workers`
 
     Raises
@@ -97,15 +96,14 @@ class ClassFolders(Dataset[tuple[Tensor, int, str]]):
         upright: bool = False,
     ) -> None:
         folder = Path(root) / split
-        with _readable(folder):
-            found = ImageFolder(str(folder), allow_empty=True)
-        empty = sorted(set(range(len(found.classes))) - set(found.targets))
+        self.classes = class_names(root, split)
+        found = [image_files(folder / name) for name in self.classes]
+        empty = [name for name, files in zip(self.classes, found) if not files]
         if empty:
-            shown = ", ".join(found.classes[i] for i in empty[:3]) + (", ..." if len(empty) > 3 else "")
-            raise InputError(f"{folder}: {len(empty)} of {len(found.classes)} class folders hold no images: {shown}")
+            shown = ", ".join(empty[:3]) + (", ..." if len(empty) > 3 else "")
+            raise InputError(f"{folder}: {len(empty)} of {len(self.classes)} class folders hold no images: {shown}")
         self.folder = folder
-        self.classes: list[str] = found.classes
-        self.samples: list[tuple[str, int]] = found.samples
+        self.samples = [(str(file), number) for number, files in enumerate(found) for file in files]
         self.transform = transform
         self.seed = seed
         self.upright = upright
@@ -159,25 +157,18 @@ class ClassFolders(Dataset[tuple[Tensor, int, str]]):
             )
 
 
-@contextmanager
-def _readable(folder: Path) -> Iterator[None]:
-    """Raise InputError if the class folders of a split cannot be listed in a `with` block."""
-    if not folder.is_dir():
-        raise InputError(f"{folder}: no such folder; it must hold one folder of images for each class")
-    try:
-        yield
-    except FileNotFoundError:
-        raise InputError(f"{folder}: has no class folders; put the images of each class into a folder") from None
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be read: {error.strerror or error}") from None
-
-
 def class_names(root: str | Path, split: str) -> list[str]:
     """Return the names of the class folders of a split, sorted; InputError if there are none."""
     folder = Path(root) / split
-    with _readable(folder):
-        names: list[str] = find_classes(str(folder))[0]
-        return names
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder; it must hold one folder of images for each class")
+    try:
+        names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not is_hidden(entry.name))
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be read: {error.strerror or error}") from None
+    if not names:
+        raise InputError(f"{folder}: has no class folders; put the images of each class into a folder")
+    return names
 
 
 @contextmanager

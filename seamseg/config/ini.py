@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from seamseg.config.experiments import near_files, packaged
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import read_bytes
+from seamseg.utils.files import decode_text, read_bytes
 from seamseg.utils.limits import CONFIG_BYTES, ini_parser
 
 Texts = dict[str, dict[str, str]]
@@ -30,11 +30,7 @@ def read_text(path: Path, named_by: str = "") -> str:
         raise InputError(f"{named_by}{path}: is a folder, not a config file")
     if not os.path.exists(path):
         raise InputError(f"{named_by}{path}: no such config file{near_files(path)}")
-    try:
-        # Windows editors put a byte order mark in front
-        return read_bytes(path, "config file", CONFIG_BYTES).decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: not a config file: it is not UTF-8 text") from None
+    return decode_text(read_bytes(path, "config file", CONFIG_BYTES), path, "config file")
 
 
 def read_ini(text: str, source: str) -> Texts:

@@ -17,7 +17,7 @@ from seamseg.data.images import open_image, open_map, open_mask, open_reduced
 from seamseg.data.reader import Reader
 from seamseg.formats.metadata import ImageInfo, Metadata, read_metadata
 from seamseg.utils.errors import InputError, UnreadableImage
-from seamseg.utils.files import nearest_path, read_bytes
+from seamseg.utils.files import listed_names, nearest_path, read_bytes
 
 IMAGE_EXTENSIONS = (".png", ".jpg", ".jpeg")
 MAP_ENDINGS = (".png", ".npy")
@@ -57,7 +57,7 @@ class DatasetFolder:
     @property
     def splits(self) -> list[str]:
         """Names of the splits that have a list in `lst/`."""
-        return sorted(p.stem for p in (self.root / "lst").glob("*.txt"))
+        return sorted(p.stem for p in (self.root / "lst").glob("[!.]*.txt"))
 
     @cached_property
     def _by_id(self) -> dict[str, ImageInfo]:
@@ -81,8 +81,7 @@ class DatasetFolder:
         if not path.is_file():
             known = f"it has: {', '.join(self.splits)}" if self.splits else "its lst/ has no list"
             raise InputError(f"{path}: the data set has no split {name!r}; {known}")
-        text = read_bytes(path, "list of images").decode("utf-8-sig", errors="replace")
-        ids = [line.strip() for line in text.splitlines() if line.strip()]
+        ids = listed_names(read_bytes(path, what := "list of images"), path, what)
         if not ids:
             raise InputError(f"0 images found in {path}: the list is empty")
         unknown = [i for i in ids if i not in self._by_id]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,16 +16,68 @@ from PIL.TiffImagePlugin import IMAGELENGTH, IMAGEWIDTH, TiffImageFile
 
 from seamseg.idmaps.images import BAND_BYTES
 from seamseg.utils.errors import InputError, UnreadableImage, one_line
-from seamseg.utils.files import read_bytes
+from seamseg.utils.files import is_hidden, read_bytes
 from seamseg.utils.limits import PHOTO_BYTES, open_pillow
 
 MAX_PIXELS = 201_326_592
 """Largest image that is decoded, 192 Mi pixels: a few kilobytes of a hostile file can declare terabytes."""
 
+PHOTO_ENDINGS = (
+    ".jpg",
+    ".jpeg",
+    ".jpe",
+    ".jfif",
+    ".png",
+    ".bmp",
+    ".tif",
+    ".tiff",
+    ".webp",
+    ".gif",
+    ".ppm",
+    ".pgm",
+    ".avif",
+)
+"""Endings of the files that are found in a folder, in any case."""
+
 _GREY_16 = ("I;16", "I;16L", "I;16B", "I;16N")
 _MASK_MODES = ("1", "L", "P", "I", *_GREY_16)
 _pillow_limit = threading.Lock()
 T = TypeVar("T")
+
+
+def image_files(folder: Path, leave_out: Callable[[Path], bool] = lambda folder: False) -> list[Path]:
+    """Return the images of a folder and its sub-folders, by the endings of :data:`PHOTO_ENDINGS`, sorted.
+
+    Hidden files and folders are ignored. A folder that links lead to again is read once. A sub-folder that cannot be
+    listed is among the images, so that it is reported when its turn comes.
+
+    Parameters
+    ----------
+    folder : folder that is searched
+    leave_out : returns whether a folder is ignored
+
+    Raises
+    ------
+    InputError
+        if the folder itself cannot be listed
+    """
+    found: list[Path] = []
+
+    def on_error(error: OSError) -> None:
+        if Path(error.filename) == folder:
+            raise InputError(f"{folder}: this folder cannot be listed: {error.strerror or error}") from error
+        found.append(Path(error.filename))
+
+    visited: set[str] = set()
+    for parent, folders, files in os.walk(folder, onerror=on_error, followlinks=True):
+        here, real = Path(parent), os.path.realpath(parent)
+        if real in visited or leave_out(here):
+            folders.clear()
+            continue
+        visited.add(real)
+        folders[:] = sorted(name for name in folders if not is_hidden(name))
+        found += [here / name for name in files if name.lower().endswith(PHOTO_ENDINGS) and not is_hidden(name)]
+    return sorted(found)
 
 
 def open_image(

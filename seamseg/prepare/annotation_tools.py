@@ -27,6 +27,7 @@ from seamseg.prepare.pairs import FilesByName, by_stem, is_photo, number_objects
 from seamseg.prepare.panoptic import read_ids
 from seamseg.prepare.writer import Instances, SourceFrame
 from seamseg.utils.errors import InputError
+from seamseg.utils.files import decode_text, listed_names
 from seamseg.utils.limits import ANNOTATION_BYTES, CONFIG_BYTES, parse_json
 
 CLASSES = "classes.json"
@@ -132,7 +133,7 @@ def _cvat_frames(
 ) -> list[SourceFrame]:
     """Return the listed images of an export by name, with the class of each colour."""
     file = files[cvat.LABELMAP]
-    colors = cvat.parse_labelmap(read_file(file, "labelmap", CONFIG_BYTES).decode("utf-8-sig", "replace"), str(file))
+    colors = cvat.parse_labelmap(decode_text(read_file(file, "labelmap", CONFIG_BYTES), file, "labelmap"), str(file))
     class_of = {}
     for number, (word, color) in enumerate(colors.items()):
         void = word.lower() == cvat.BACKGROUND and word not in listed.classes.categories
@@ -146,7 +147,7 @@ def _cvat_frames(
             "them"
         )
     photos, frames = FilesByName(_photos(given[0])), []
-    for name in filter(None, map(str.strip, read_file(chosen, "list").decode("utf-8-sig", "replace").splitlines())):
+    for name in listed_names(read_file(chosen, "list"), chosen, "list"):
         photo, label = photos.find(name), files.get(f"{cvat.CLASS_FOLDER}/{name}.png")
         if photo is None or label is None:
             missing = f"images in {given[0]}" if photo is None else f"images of {given[1]} in {cvat.CLASS_FOLDER}"

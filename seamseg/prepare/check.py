@@ -19,7 +19,7 @@ from seamseg.panoptic_map import VOID
 from seamseg.prepare.account import SplitAccount, read_accounts
 from seamseg.prepare.writer import no_progress
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import PARTIAL, read_bytes
+from seamseg.utils.files import PARTIAL, is_hidden, listed_names, read_bytes
 from seamseg.utils.limits import ANNOTATION_BYTES, parse_json
 from seamseg.utils.parallel import parallel_map
 from seamseg.utils.progress import ProgressCallback
@@ -60,11 +60,10 @@ def check_lists(folder: DatasetFolder) -> tuple[dict[str, list[str]], list[Probl
     for split in folder.splits:
         path = folder.root / "lst" / f"{split}.txt"
         try:
-            text = read_bytes(path, "list of images").decode("utf-8-sig", errors="replace")
+            ids = listed_names(read_bytes(path, what := "list of images"), path, what)
         except InputError as failure:
             problems.append(error(path, str(failure).partition(": ")[2]))
             continue
-        ids = [line.strip() for line in text.splitlines() if line.strip()]
         if not ids:
             problems.append(error(path, "the list is empty"))
         counts = Counter(ids)
@@ -142,9 +141,10 @@ def check_unknown_files(folder: DatasetFolder, listed: dict[str, list[str]]) -> 
         base = folder.root / name
         unknown = []
         for path in sorted(base.rglob("*")) if base.is_dir() else []:
-            if path.is_dir() or (path.name.startswith(".") and not path.name.endswith(PARTIAL)):
+            below = path.relative_to(base)
+            if path.is_dir() or (any(map(is_hidden, below.parts)) and not path.name.endswith(PARTIAL)):
                 continue
-            if path.name.endswith(PARTIAL) or _stem(path.relative_to(base).as_posix(), extensions) not in known:
+            if path.name.endswith(PARTIAL) or _stem(below.as_posix(), extensions) not in known:
                 unknown.append(path)
         problems += [warning(path, "belongs to no image of metadata.bin") for path in unknown[:_MAX_LISTED]]
         if len(unknown) > _MAX_LISTED:

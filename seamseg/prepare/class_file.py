@@ -12,7 +12,7 @@ from seamseg.formats.metadata import Metadata
 from seamseg.panoptic_map import VOID
 from seamseg.prepare.convert import ordered_classes
 from seamseg.utils.errors import InputError, one_line
-from seamseg.utils.files import read_bytes
+from seamseg.utils.files import decode_text, read_bytes
 from seamseg.utils.limits import CONFIG_BYTES, ini_parser, parse_json, whole_number
 
 
@@ -55,7 +55,7 @@ def read_class_list(path: str | Path, kinds: bool = False) -> ClassList:
 
 def parse_class_list(data: bytes, source: str, kinds: bool = False) -> ClassList:
     """Return the class list of a file's content, see :func:`read_class_list`; `source` names it in errors."""
-    text = data.decode("utf-8-sig", errors="replace")
+    text = decode_text(data, source, "class list")
     if "\0" in text:
         raise InputError(f"{source}: not a class list: it is no text")
     is_json = source.lower().endswith(".json") or re.match(r"\s*(\{|\[\s*\{)", text) is not None

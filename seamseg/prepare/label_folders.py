@@ -39,6 +39,7 @@ from seamseg.prepare.pairs import (
 from seamseg.prepare.panoptic import load_json, read_ids
 from seamseg.prepare.writer import Instances, SourceFrame
 from seamseg.utils.errors import InputError
+from seamseg.utils.files import decode_text, listed_names
 from seamseg.utils.limits import MIB
 
 _CIRCLE = 64  # corners of a circle
@@ -183,7 +184,7 @@ def _listed_photos(
 ) -> dict[str, File]:
     """Return the images of the list of a split, if the labels are those of Pascal VOC."""
     labels = Path(folders[1]).absolute()
-    lists = sorted((labels.parent / cvat.LISTS).glob("*.txt")) if labels.name == cvat.CLASS_FOLDER else []
+    lists = sorted((labels.parent / cvat.LISTS).glob("[!.]*.txt")) if labels.name == cvat.CLASS_FOLDER else []
     if not lists:
         return photos
     chosen = next((path for path in lists if path.stem == split), None)
@@ -193,7 +194,7 @@ def _listed_photos(
         return photos
     stems, found = {str(file): stem for stem, file in photos.items()}, FilesByName(photos)
     wanted = {}
-    for name in filter(None, map(str.strip, read_file(chosen, "list").decode("utf-8-sig", "replace").splitlines())):
+    for name in listed_names(read_file(chosen, "list"), chosen, "list"):
         photo = found.find(name)
         if photo is None:
             raise InputError(f"{chosen}: lists {name!r}, but it is not among the images in {folders[0]}")
@@ -301,7 +302,7 @@ def _read_object_files(frame: SourceFrame, size: tuple[int, int], listed: ClassL
 
 
 def _read_yolo(frame: SourceFrame, size: tuple[int, int], listed: ClassList) -> Iterator[tuple[Runs, int]]:
-    text = read_file(frame.annotation, "labels", _FILE_BYTES).decode("utf-8-sig", "replace")
+    text = decode_text(read_file(frame.annotation, "labels", _FILE_BYTES), frame.annotation, "label file")
     background = background_class(listed.classes)
     for number, line in enumerate(text.splitlines(), 1):
         where, words = f"{frame.annotation}: line {number}", line.split()

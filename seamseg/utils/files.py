@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import difflib
 import hashlib
 import json
@@ -18,6 +19,7 @@ from seamseg.utils.limits import TEXT_BYTES, read_limited
 
 PARTIAL = ".partial"
 """Suffix of files being written; one left by a killed process may be deleted."""
+_SYSTEM_FOLDERS = ("__MACOSX", "@eaDir")
 _LONGEST = 192
 """Longest file name, in bytes, that is reused in the temporary name; the limit of file systems is 255."""
 
@@ -113,6 +115,36 @@ def read_bytes(path: Path, what: str, limit: int = TEXT_BYTES) -> bytes:
         raise InputError(f"{path}: no such file ({what}){nearest_path(path)}") from None
     except OSError as error:
         raise InputError(f"{path}: cannot read the {what}: {error.strerror or error}") from error
+
+
+def decode_text(data: bytes, name: object, what: str) -> str:
+    """Decode the text of a user's file, of UTF-8 or, with a byte order mark, UTF-16, which PowerShell writes.
+
+    Raises
+    ------
+    InputError
+        naming the file `name`, a `what`, if it is neither
+    """
+    encoding = "UTF-16" if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "UTF-8"
+    try:
+        return data.decode(encoding).removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise InputError(
+            f"{name}: cannot be read as a {what}: line {line} is not {encoding} text; save it as UTF-8"
+        ) from None
+
+
+def listed_names(data: bytes, name: object, what: str) -> list[str]:
+    """Return the names of a list, one a line, without the quotes around them; errors as of :func:`decode_text`."""
+    lines = (line.strip() for line in decode_text(data, name, what).splitlines())
+    names = (line[1:-1] if len(line) > 1 and line[0] == line[-1] and line[0] in "'\"" else line for line in lines)
+    return [name for name in names if name]
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether a program made a file or folder for itself: `.ipynb_checkpoints`, `._a.jpg` of macOS."""
+    return name.startswith(".") or name in _SYSTEM_FOLDERS
 
 
 def join_inside(folder: Path, name: str) -> Path | None:

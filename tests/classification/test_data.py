@@ -12,7 +12,7 @@ from PIL import Image
 from support.classes import make_class_folders
 
 from seamseg.classification.config import parse_classifier_config
-from seamseg.classification.data import ClassFolders, open_train_loader, open_val_loader
+from seamseg.classification.data import ClassFolders, class_names, open_train_loader, open_val_loader
 from seamseg.classification.transforms import to_float
 from seamseg.data.loader import set_epoch
 from seamseg.data.samplers import SampleIndex
@@ -31,8 +31,12 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_classes_are_the_sorted_folders(root: Path) -> None:
+    for name in (".ipynb_checkpoints/1.png", "red/._1.png", "red/@eaDir/1.png"):
+        (root / "val" / name).parent.mkdir(exist_ok=True)
+        (root / "val" / name).write_text("no image")
+    (root / "val" / "red" / "again").symlink_to(root / "val" / "red", target_is_directory=True)
     dataset = ClassFolders(root, "val", to_float)
-    assert dataset.classes == ["blue", "green", "red"]
+    assert dataset.classes == class_names(root, "val") == ["blue", "green", "red"]
     assert len(dataset) == 9
     image, label, name = dataset[4]
     assert (label, name, image.shape) == (1, "green/1.png", (3, 40, 45))

@@ -133,9 +133,10 @@ def test_augmentation_depends_on_seed_epoch_and_index_alone(make_folder):
     assert not torch.equal(dataset(root, seed=3)[1]["img"], first[1]["img"])
 
 
-def test_lists_with_bom_and_crlf(make_folder):
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_lists_of_windows(make_folder, encoding):
     root = make_folder()
-    (root / "lst" / "val.txt").write_bytes(b"\xef\xbb\xbfim2\r\n\r\n  im0  \r\n")
+    (root / "lst" / "val.txt").write_bytes('im2\r\n\r\n  "im0"  \r\n'.encode(encoding))
     assert [i.id for i in DatasetFolder(root).split("val")] == ["im2", "im0"]
 
 

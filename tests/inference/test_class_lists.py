@@ -111,7 +111,7 @@ def test_files_and_stated_things(tmp_path):
     assert read_classes(coco).num_thing == 2  # of a detector
     binary.write_bytes(b"\xff\xd8\xff\xe0\0\x10JFIF\0")
     assert refusal(["dog", "lawn"], file=binary.rename(tmp_path / "bus.jpg")).endswith(
-        "not a class list: it is no text"
+        "cannot be read as a class list: line 1 is not UTF-8 text; save it as UTF-8"
     )
     # without names, the ids are the columns
     assert "the ids must be the columns of the network, 0 to 1" in refusal(["LABEL_0", "LABEL_1"], file=ini)

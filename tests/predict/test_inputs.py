@@ -66,6 +66,15 @@ def test_a_list_keeps_its_order_and_relative_folders(photos, tmp_path, monkeypat
     expected = ["b/1", "a/2", "none"]
     assert names(find_sources(tmp_path / "list.txt")) == expected
     assert names(find_sources(f"@{tmp_path / 'list.txt'}")) == expected
+    for changed in (
+        text.encode("utf-16"),
+        text.replace("/", "\\").encode("utf-8-sig"),
+        "\r\n".join(f'"{line.strip()}"' for line in text.splitlines()).encode(),
+    ):
+        (tmp_path / "list.txt").write_bytes(changed)
+        found = find_sources(tmp_path / "list.txt")
+        assert [s.path.is_file() for s in found] == [True, True, False]
+        assert names(found) == expected
     # relative to the working folder if the file does not exist beside the list
     (tmp_path / "lists").mkdir()
     (tmp_path / "lists" / "frames").write_text(f"photos/a/1.png\n{photos / 'b' / '1.png'}\n")
@@ -83,7 +92,7 @@ def test_names_in_a_list_that_no_file_can_have(tmp_path):
 
 def test_lists_that_cannot_be_read(tmp_path):
     (tmp_path / "empty.txt").write_text("\n \n")
-    (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00\x80")
+    (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00\x80\x00")
     for inputs, message in (
         (tmp_path / "empty.txt", "this list names 0 images"),
         (tmp_path / "binary.txt", "cannot be read as a list"),

@@ -38,6 +38,7 @@ def test_a_folder_with_its_sub_folders(tree):
     [
         (["a.jpg", "a.png", "a.jpg.png", "b.png"], ["a.jpg", "a.jpg.png", "a.png", "b"]),
         (["A.jpg", "a.png"], ["A.jpg", "a.png"]),
+        (["IMG_1.jpg", "Img_1.jpg", "b.jpg", "img_1.jpg"], ["IMG_1.jpg", "Img_1.jpg.2", "b", "img_1.jpg.3"]),
     ],
 )
 def test_names_are_unique(tmp_path, files, expected):
@@ -58,7 +59,7 @@ def test_a_glob_keeps_the_folders_below_its_fixed_part(tree):
     assert names(find_sources(f"{tree}/*.JPG")) == ["b"]
 
 
-def test_outputs_inside_the_folder_are_not_inputs(tree):
+def test_outputs_inside_the_folder_are_not_inputs(tree, capsys):
     (tree / "out").mkdir()
     (tree / "out" / "old.jpg").touch()
     assert "out/old" not in names(find_sources(tree, tree / "out"))
@@ -67,6 +68,15 @@ def test_outputs_inside_the_folder_are_not_inputs(tree):
     assert names(find_sources(tree, tree.parent)) == names(find_sources(tree))
     assert names(find_sources(f"{tree}/**/*.png", tree.parent)) == ["a", "sub/a"]
     assert names(find_sources(f"{tree}/*.JPG", tree)) == ["b"]
+    for made in ("old/predictions.jsonl", "sub/data/metadata.bin"):
+        (tree / made).parent.mkdir()
+        (tree / made).touch()
+        (tree / made).with_name("x.png").touch()
+    for inputs, left in ((tree, 6), (f"{tree}/**/*.png", 2)):
+        assert len(find_sources(inputs, tree / "new")) == left
+        lines = capsys.readouterr().err.splitlines()
+        assert sorted(line.partition(": left out")[0] for line in lines) == [str(tree / "old"), str(tree / "sub/data")]
+    assert names(find_sources(tree / "old")) == ["x"]
     with pytest.raises(InputError, match="would mix; choose another output folder"):
         find_sources(tree, tree / "sub" / "..")
 

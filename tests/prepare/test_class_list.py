@@ -24,6 +24,8 @@ def test_ini(tmp_path):
     assert m.palette[0] == (1, 2, 3)
     assert len(set(m.palette)) == 3
     assert listed.class_of == {0: 0, 3: 1, 7: 2, 255: 255, 9: 255}
+    (tmp_path / "windows.ini").write_text(CLASS_LIST, encoding="utf-16")
+    assert read_class_list(tmp_path / "windows.ini").classes == m
     assert read(tmp_path, SHOWN).classes.categories == ["road", "car"]
 
 

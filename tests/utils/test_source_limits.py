@@ -24,13 +24,12 @@ from support.png_streams import rgb_png
 
 import seamseg
 from seamseg.config.loader import load_config
-from seamseg.data.images import image_size, open_image, open_mask
+from seamseg.data.images import PHOTO_ENDINGS, image_size, open_image, open_mask
 from seamseg.formats.cityscapes.instance_files import read_mask
 from seamseg.formats.cityscapes.labels import read_map
 from seamseg.formats.coco_panoptic import read_coco_panoptic
 from seamseg.formats.id_png import read_id_png
 from seamseg.inference.result import Panoptic
-from seamseg.predict.sources.base import PHOTO_ENDINGS
 from seamseg.predict.sources.shards import Shard
 from seamseg.prepare.archives import ArchiveMember, SourceTree
 from seamseg.prepare.class_file import read_class_list

@@ -13,6 +13,7 @@ from seamseg.formats.cityscapes.layout import CityscapesFrame, FrameStems, check
 from seamseg.formats.coco_panoptic import Annotation, CocoPanoptic, read_coco_panoptic
 from seamseg.panoptic_map import VOID_ID, ClassInfo, SegmentInfo
 from seamseg.utils.errors import InputError
+from seamseg.utils.files import is_hidden
 
 CLASSES = [ClassInfo(label.name, label.id, label.has_instances) for label in EVALUATED]
 """The 19 classes in the order of the benchmark; their ids are the label ids."""
@@ -123,7 +124,7 @@ def _count_parts(root: Path) -> int:
 
 def _panoptic_jsons(root: Path) -> list[Path]:
     names = ("panoptic.json", "*_panoptic.json", "cityscapes_panoptic_*.json")
-    return sorted({path for name in names for path in root.glob(name)})
+    return sorted({path for name in names for path in root.glob(name) if not is_hidden(path.name)})
 
 
 def _annotations_by_frame(panoptic: CocoPanoptic, frames: Sequence[CityscapesFrame]) -> Mapping[str, Annotation]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from seamseg.formats.cityscapes.labels import LABEL_OF
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import read_bytes
+from seamseg.utils.files import decode_text, read_bytes
 from seamseg.utils.limits import MIB, open_pillow, reading_image
 
 LIST_BYTES = 64 * MIB
@@ -60,10 +60,8 @@ def read_instance_list(path: Path, root: Path) -> list[PredictedInstance]:
     InputError
         if the file cannot be read or a line is invalid
     """
-    try:
-        lines = read_bytes(path, "list of instances", LIST_BYTES).decode().splitlines()
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: cannot be read as text: {error}") from error
+    what = "list of instances"
+    lines = decode_text(read_bytes(path, what, LIST_BYTES), path, what).splitlines()
     limit = os.path.abspath(root)
     found: dict[Path, PredictedInstance] = {}
     for number, line in enumerate(lines, start=1):

@@ -10,6 +10,7 @@ from pathlib import Path
 from seamseg.formats.cityscapes.labels import LABEL_OF, LABELS, cityscapes_classes
 from seamseg.formats.metadata import Metadata
 from seamseg.utils.errors import InputError
+from seamseg.utils.files import is_hidden
 
 _LABELS = "_gtFine_labelIds.png"
 _INSTANCES = "_gtFine_instanceIds.png"
@@ -57,6 +58,8 @@ def find_frames(gt: str | Path) -> list[CityscapesFrame]:
     found: dict[str, Path] = {}
     # either of the two files may be missing; readers report the one they need
     for path in sorted(p for pattern in ("*", "*/*") for p in root.glob(f"{pattern}_gtFine_*Ids.png")):
+        if is_hidden(path.name) or is_hidden(path.parent.name):
+            continue
         for ending in (_LABELS, _INSTANCES):
             if path.name.endswith(ending):
                 stem = path.name.removesuffix(ending)
@@ -102,9 +105,9 @@ def predictions_by_frame(folder: Path, ending: str, frames: Sequence[CityscapesF
     stems = FrameStems(frame.stem for frame in frames)
     found: dict[str, Path] = {}
     for parent, folders, names in os.walk(folder):
-        folders.sort()
+        folders[:] = sorted(name for name in folders if not is_hidden(name))
         for name in sorted(names):
-            stem = stems.of(name) if name.endswith(ending) else None
+            stem = stems.of(name) if name.endswith(ending) and not is_hidden(name) else None
             if stem is None:
                 continue
             path = Path(parent, name)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from seamseg.predict.sources.base import PHOTO_ENDINGS
+from seamseg.data.images import PHOTO_ENDINGS
 from seamseg.utils.errors import InputError
 from seamseg.utils.urls import is_url
 

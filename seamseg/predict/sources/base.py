@@ -18,23 +18,6 @@ from seamseg.utils.errors import UnreadableImage
 from seamseg.utils.limits import PHOTO_NAME_BYTES
 from seamseg.utils.urls import is_url, read_url
 
-PHOTO_ENDINGS = (
-    ".jpg",
-    ".jpeg",
-    ".jpe",
-    ".jfif",
-    ".png",
-    ".bmp",
-    ".tif",
-    ".tiff",
-    ".webp",
-    ".gif",
-    ".ppm",
-    ".pgm",
-    ".avif",
-)
-"""Endings of the files that are found in a folder, in any case."""
-
 
 @dataclass(frozen=True)
 class Source:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import glob
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from itertools import count
 from pathlib import Path, PurePosixPath
 
-from seamseg.predict.sources.base import PHOTO_ENDINGS, Container, Source, name_problem, stand_in
+from seamseg.data.images import PHOTO_ENDINGS, image_files
+from seamseg.predict.sources.base import Container, Source, name_problem, stand_in
 from seamseg.predict.sources.shards import Shard, is_shard
 from seamseg.predict.sources.video import Video, is_video, require_decoder
 from seamseg.utils.errors import InputError, harmless
-from seamseg.utils.files import nearest_path, read_bytes
+from seamseg.utils.files import listed_names, nearest_path, read_bytes
+from seamseg.utils.launcher import is_main_process
 from seamseg.utils.urls import expand_numbers, find_urls, is_url, relative_names
 
 LIST_ENDING = ".txt"
+_MADE = ("predictions.jsonl", "predictions.rank0.jsonl", "metadata.bin")
+"""Files of a folder that `predict`, `prepare` or `train` has written."""
 
 
 def find_sources(
@@ -28,12 +34,14 @@ def find_sources(
 
     A folder is searched for the endings of :data:`PHOTO_ENDINGS`, without hidden files; files that are named, or match
     a glob, are used whatever their ending. `LIST.txt`, or `@LIST`, has one path or URL a line, relative to the folder
-    of the list or else to the working folder; `#` starts a comment. Shards may be numbered as `part-{000..010}.tar`.
-    Images of a folder or glob are sorted by path, others keep the given order.
+    of the list or else to the working folder; `#` starts a comment. Below a folder or glob, folders that `predict`,
+    `prepare` or `train` has written are left out, with a line on stderr. Shards may be numbered as
+    `part-{000..010}.tar`. Images of a folder or glob are sorted by path, others keep the given order.
 
     The name of an output is the path relative to the folder (of a list: to the common parent folder), without its
-    ending. Where two images would have the same name (`a.jpg`, `a.png`), both keep their ending in it. Several inputs
-    are treated as a list of all images that they name. Duplicates are removed.
+    ending. Where two images would have the same name (`a.jpg`, `a.png`), both keep their ending in it; names that
+    differ in case only get a number. Several inputs are treated as a list of all images that they name. Duplicates are
+    removed.
 
     A folder that cannot be listed becomes an image that cannot be read, so that it is reported and counted.
 
@@ -95,7 +103,7 @@ def _of_folder(text: str, out: Path | None) -> Found:
     folder = Path(text)
     if out is not None and folder.resolve() == out.resolve():
         raise InputError(f"{out}: images and outputs in one folder would mix; choose another output folder")
-    found = _walk(folder, _below(folder, out))
+    found = image_files(folder, _left_out(folder, out))
     if not found:
         raise InputError(
             f"{text}: 0 images found in this folder; looked for {', '.join(PHOTO_ENDINGS)} (for videos or shards use a "
@@ -113,9 +121,13 @@ def _of_numbers(text: str, found: Sequence[Path]) -> Found:
 
 def _of_glob(pattern: str, out: Path | None, is_output: Callable[[str], bool]) -> Found:
     root = _fixed_part(Path(pattern))
-    skipped = _below(root, out)
+    left_out = _left_out(root, out)
     matches = map(Path, glob.iglob(pattern, recursive=True))
-    found = sorted(p for p in matches if p.is_file() and not _inside(p, skipped) and not is_output(str(p)))
+    found = sorted(
+        p
+        for p in matches
+        if p.is_file() and not (is_output(str(p)) or any(left_out(root / f) for f in p.relative_to(root).parents))
+    )
     if not found:
         raise InputError(f"{pattern}: 0 images match this pattern")
     return _relative_to(root, found)
@@ -146,18 +158,14 @@ def _source(address: str, name: str, relative: str, problem: str) -> Source | Co
 def _of_list(path: Path) -> Found:
     if not os.path.exists(path):
         raise InputError(f"{path}: no such list of images{nearest_path(path)}")
-    try:
-        lines = read_bytes(path, "list of images").decode("utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: cannot be read as a list of images, one path a line: {error}") from None
     addresses = []
-    for line in dict.fromkeys(line.strip() for line in lines):
-        beside = str(path.parent / line)
+    for line in dict.fromkeys(listed_names(read_bytes(path, what := "list of images"), path, what)):
+        # Windows writes back slashes, which are a part of the name elsewhere
+        spellings = [path.parent / line, line, path.parent / line.replace("\\", "/"), line.replace("\\", "/")]
         # unlike those of `Path`, this is no error for a name that no file can have
-        exists = os.path.exists(beside)
-        if not line or (line.startswith("#") and not exists):
-            continue
-        addresses.append(line if is_url(line) or (not exists and os.path.exists(line)) else beside)
+        found = line if is_url(line) else next(filter(os.path.exists, map(str, spellings)), None)
+        if found is not None or not line.startswith("#"):
+            addresses.append(found or str(spellings[2]))
     if not addresses:
         raise InputError(f"{path}: this list names 0 images; it needs one path or URL a line")
     return _in_common(addresses)
@@ -184,27 +192,6 @@ def _why_not_listed(folder: str) -> str:
     return "a folder, not an image"
 
 
-def _walk(folder: Path, out: Path | None) -> list[Path]:
-    found: list[Path] = []
-
-    def on_error(error: OSError) -> None:
-        if Path(error.filename) == folder:
-            raise InputError(f"{folder}: this folder cannot be listed: {error.strerror or error}") from error
-        found.append(Path(error.filename))
-
-    visited: set[str] = set()
-    for parent, folders, files in os.walk(folder, onerror=on_error, followlinks=True):
-        # links may form a cycle
-        if (real := os.path.realpath(parent)) in visited:
-            folders.clear()
-            continue
-        visited.add(real)
-        here = Path(parent)
-        folders[:] = sorted(f for f in folders if not f.startswith(".") and not _inside(here / f, out))
-        found += [here / f for f in files if not f.startswith(".") and f.lower().endswith(PHOTO_ENDINGS)]
-    return sorted(found)
-
-
 def _below(root: Path, out: Path | None) -> Path | None:
     """Return `out` if it is below `root`; if it were `root` or above it, all images would be skipped."""
     if out is None or out.resolve() == root.resolve():
@@ -214,6 +201,22 @@ def _below(root: Path, out: Path | None) -> Path | None:
 
 def _inside(path: Path, folder: Path | None) -> bool:
     return folder is not None and path.resolve().is_relative_to(folder.resolve())
+
+
+def _left_out(root: Path, out: Path | None) -> Callable[[Path], bool]:
+    """Return a function that tells, with a line, whether a folder below `root` holds results instead of images."""
+    skipped = _below(root, out)
+
+    @lru_cache(None)
+    def left_out(folder: Path) -> bool:
+        if folder == root:
+            return False
+        made = any(os.path.exists(folder / name) for name in _MADE)
+        if made and not _inside(folder, skipped) and is_main_process():
+            print(f"{folder}: left out, it holds results of seamseg; name it to use its images", file=sys.stderr)
+        return made or _inside(folder, skipped)
+
+    return left_out
 
 
 def _fixed_part(pattern: Path) -> Path:
@@ -226,12 +229,19 @@ def _fixed_part(pattern: Path) -> Path:
 def _unique_names(paths: Sequence[PurePosixPath]) -> list[str]:
     names = [str(p.with_suffix("")) for p in paths]
     while True:
-        # some file systems ignore case; full names that are equal there are one file anyway
-        count = Counter(name.casefold() for name in names)
-        renamed = [str(p) if count[name.casefold()] > 1 else name for p, name in zip(paths, names)]
+        # some file systems ignore case
+        uses = Counter(name.casefold() for name in names)
+        renamed = [str(p) if uses[name.casefold()] > 1 else name for p, name in zip(paths, names)]
         if renamed == names:
-            return names
+            break
         names = renamed
+    taken: set[str] = set()
+    for at, name in enumerate(names):
+        numbers = count(2)
+        while names[at].casefold() in taken:  # IMG_1.jpg and img_1.jpg
+            names[at] = f"{name}.{next(numbers)}"
+        taken.add(names[at].casefold())
+    return names
 
 
 def refuse_overwriting(sources: Iterable[Source], outputs: Iterable[Path]) -> None:

@@ -12,8 +12,8 @@ from typing import IO, Any
 
 from PIL import Image
 
-from seamseg.data.images import open_image
-from seamseg.predict.sources.base import PHOTO_ENDINGS, ContainerFile, Source, SourceItem, name_problem, stand_in
+from seamseg.data.images import PHOTO_ENDINGS, open_image
+from seamseg.predict.sources.base import ContainerFile, Source, SourceItem, name_problem, stand_in
 from seamseg.utils.errors import UnreadableImage, harmless
 from seamseg.utils.limits import (
     MIB,

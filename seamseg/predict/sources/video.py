@@ -46,8 +46,8 @@ def require_decoder(address: str) -> Any:
         raise InputError(f"{address}: videos need PyAV, which is installed but cannot be loaded: {error}") from None
     if int(av.__version__.partition(".")[0]) < _LEAST_PYAV:
         raise InputError(
-            f"{address}: videos need PyAV {_LEAST_PYAV} or later, this is {av.__version__}, which decodes the colours of "
-            "BT.709 as those of BT.601: pip install -U 'seamseg[video]'"
+            f"{address}: videos need PyAV {_LEAST_PYAV} or later, this is {av.__version__}, which decodes the colours "
+            "of BT.709 as those of BT.601: pip install -U 'seamseg[video]'"
         )
     return av
 

@@ -52,9 +52,12 @@ def test_missing_parts_are_not_evaluated(tree, tmp_path, capsys):
 
 
 def test_what_changes_nothing(tree, tmp_path):
-    """Other frames, threads, palettes, image ids that are paths, another name of the JSON, the folder above."""
+    """Other frames and hidden ones, threads, palettes, image ids that are paths, another JSON, the folder above."""
     before = evaluate_cityscapes(tree.gt, tree.results).to_json()
     save(tree.results / "pixel" / "ulm_000000_000019.png", np.zeros((2, 2), np.uint8))
+    for folder in (tree.gt, *tree.gt.iterdir(), tree.results / "pixel", tree.results / "instance"):
+        shutil.copytree(folder, folder / ".ipynb_checkpoints")
+    (tree.results / "._panoptic.json").touch()
     assert evaluate_cityscapes(tree.gt, tree.results, workers=3).to_json() == before
     for path in (tree.results / "pixel").glob("a*.png"):
         image = Image.open(path)
@@ -121,7 +124,7 @@ FAILURES = {
         lambda tree: (_write("a.png 26 0.5")(tree), save(tree.results / "instance/a.png", np.ones((2, 2), np.uint8))),
         "a.png: the prediction is 2 x 2",
     ),
-    "not text": (lambda tree: _first(tree, "instance/*.txt").write_bytes(b"\xff\xfe"), "cannot be read as text"),
+    "not text": (lambda tree: _first(tree, "instance/*.txt").write_bytes(b"\xff\xff"), "line 1 is not UTF-8 text"),
     "category": (_segment("category_id", 0), "category_id 0, which"),
     "segment": (_segment("id", 16000000), "not among its segments"),
     "two jsons": (
