@@ -80,7 +80,8 @@ LABELS holds for each image one of, in this order:
   PHOTO.txt               YOLO: a line "class x y x y x y ..." for each object, from 0 to 1, class being the id
   PHOTO_CLASS_NUMBER.png  the mask of one object; also PHOTO/CLASS_NUMBER.png and PHOTO/CLASS/NUMBER.png
 
-Files are matched by name without extension; if labels are named a_labels.png, add --suffixes "" _labels _instances.
+Masks may also be .tif or .bmp. Files are matched by name without extension; if labels are named a_labels.png, add
+--suffixes "" _labels _instances.
 SegmentationClass and SegmentationObject of Pascal VOC are LABELS and INSTANCES; NAME selects the list of images.
 In the last three forms overlapping objects are stored in layers, and other pixels are of the stuff class named
 background if there is one, else void. classes.ini has a section for each class:

@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from seamseg.prepare.archives import File, photo_size, read_file
 from seamseg.prepare.class_file import ClassList, parse_class_list, read_class_list
 from seamseg.prepare.coco_instances import decode_segmentation, stack_regions
 from seamseg.prepare.convert import DEFAULTS, ConversionOptions, ConversionResult, convert_splits, distinct_ids, id_of
-from seamseg.prepare.pairs import FilesByName, by_stem, is_photo, number_objects, tree_files
+from seamseg.prepare.pairs import FilesByName, by_stem, is_photo, number_objects, spellings, tree_files
 from seamseg.prepare.panoptic import read_ids
 from seamseg.prepare.writer import Instances, SourceFrame
 from seamseg.utils.errors import InputError
@@ -199,7 +198,7 @@ def _label_studio_frames(
 ) -> list[SourceFrame]:
     """Return the annotated images, with their regions as `(class, RLE bytes or corners)`."""
     found, frames = _photos(given[0]), []
-    photos, ids = FilesByName(found), {str(file): id_of(f"{stem}.png") for stem, file in found.items()}
+    photos = FilesByName(found)
     for name, file in files.items():
         if name == CLASSES:
             continue
@@ -207,13 +206,13 @@ def _label_studio_frames(
             tasks = parse_json(read_file(file, "tasks", ANNOTATION_BYTES))
             for task in tasks if isinstance(tasks, list) else [tasks]:
                 where = f"{file}: task {task.get('id', '')}".rstrip()
-                photo = _photo_of(task["data"], photos, where, given[0])
+                stem = _photo_of(task["data"], photos, where, given[0])
                 result = _result_of(task)
                 if result is None:
                     options.skip("task without annotation", where)
                     continue
                 info = [_region(region, listed, str(file)) for region in result]
-                frames.append(SourceFrame(ids[str(photo)], photo, file, photo.name, info=info))
+                frames.append(SourceFrame(id_of(f"{stem}.png"), found[stem], file, found[stem].name, info=info))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise InputError(
                 f"{file}: not tasks of Label Studio ({type(error).__name__}: {error}); expected `data` and "
@@ -224,14 +223,12 @@ def _label_studio_frames(
     return sorted(frames, key=lambda frame: frame.id)
 
 
-def _photo_of(data: Mapping[str, Any], photos: FilesByName, where: str, folder: str) -> File:
-    """Return the image of a task: by its path in a URL, or in the address of a local or uploaded file."""
-    address = data.get(label_studio.TO_NAME) or next((v for v in data.values() if isinstance(v, str)), "")
-    url = urlsplit(str(address))
-    path = parse_qs(url.query).get("d", [unquote(url.path)])[0].strip("/")
-    stem = str(PurePosixPath(path).with_suffix(""))
-    name = PurePosixPath(stem).name
-    found = photos.find(stem) or photos.find(_UPLOAD_PREFIX.sub("", name, count=1))
+def _photo_of(data: Mapping[str, Any], photos: FilesByName, where: str, folder: str) -> str:
+    """Return the path of the image of a task, without extension, from its path or URL."""
+    address = str(data.get(label_studio.TO_NAME) or next((v for v in data.values() if isinstance(v, str)), ""))
+    stems = [PurePosixPath(path).with_suffix("") for path in spellings(address)]
+    uploaded = [stem.with_name(_UPLOAD_PREFIX.sub("", stem.name, count=1)) for stem in stems if stem.name]
+    found = next(filter(None, map(photos.path_of, map(str, [*stems, *uploaded]))), None)
     if found is None:
         raise InputError(f"{where}: {address!r} is not among the {len(photos)} images in {folder}")
     return found

@@ -96,8 +96,8 @@ def find_frames(tree: SourceTree, split: str, options: ConversionOptions) -> lis
     if lost:
         lacking = f"{len(lost)} of {len(lost) + len(frames)} annotations of {split} lack their image"
         raise InputError(f"{lost[0]}: no such image; {lacking}{tree.hint}")
-    files = (file for of_city in photos.values() for file in of_city.values())
-    options.skip_unused(f"file without {ending} in {kind}/", files, (frame.photo for frame in frames))
+    for files in photos.values():
+        options.skip_unused(files, (frame.photo for frame in frames), f"file without {ending} in {kind}/")
     return sorted(frames, key=lambda frame: frame.id)
 
 

@@ -24,7 +24,7 @@ from seamseg.prepare.convert import (
     distinct_ids,
     id_of,
 )
-from seamseg.prepare.pairs import FilesByName, by_stem, number_segments, tree_files
+from seamseg.prepare.pairs import FilesByName, by_stem, is_label, is_photo, number_segments, tree_files
 from seamseg.prepare.panoptic import load_json
 from seamseg.prepare.writer import Instances, SourceFrame
 from seamseg.utils.errors import InputError
@@ -90,10 +90,8 @@ def find_frames(
 ) -> list[SourceFrame]:
     """Return the images of a COCO file by id, including those without objects."""
     source = given[1]
-    photos = FilesByName(tree_files(given[0], "images"))
-    labels = None
-    if len(given) > 2:
-        labels = FilesByName(by_stem(tree_files(given[2], "labels"), lambda n: n.lower().endswith(".png")))
+    files = tree_files(given[0], "images")
+    maps = tree_files(given[2], "labels") if len(given) > 2 else {}
     try:
         objects: dict[Any, list[tuple[int, int, Any]]] = {image["id"]: [] for image in content["images"]}
         for a in content["annotations"]:
@@ -109,18 +107,25 @@ def find_frames(
             f"{source}: not COCO instances ({type(error).__name__}: {error}); expected `images`, `categories` and "
             "`annotations` with `segmentation`"
         ) from None
-    frames = []
+    photos = FilesByName(files, (name for name, _ in images))
+    stems = {name: name.rpartition(".")[0] for name, _ in images}
+    labels = FilesByName(by_stem(maps, is_label), stems.values(), same_tree=True) if len(given) > 2 else None
+    frames, bare = [], []
     for name, found in sorted(images, key=lambda image: image[0]):
         photo = photos.find(name)
         if photo is None:
             raise InputError(f"{source}: lists {name!r}, but it is not among the {len(photos)} images in {given[0]}")
-        label = labels.find(name.rpartition(".")[0]) if labels is not None else None
+        label = labels.find(stems[name]) if labels is not None else None
         if labels is not None and label is None:
             options.skip("image without a label image", photo)
+            bare.append(photo)
             continue
         frames.append(SourceFrame(id_of(name), photo, label or Path(source), name, label, found))
     if not frames:
-        raise InputError(f"{source}: 0 images found" + (f" that have a label image in {given[2]}" if images else ""))
+        raise InputError(f"{source}: 0 images found" + (f" that have a label image in {given[2]}" if bare else ""))
+    used = [*bare, *(file for frame in frames for file in (frame.photo, frame.annotation))]
+    options.skip_unused(files, used, "image that the JSON does not list", is_photo)
+    options.skip_unused(maps, used, "label image of no image", is_label)
     return frames
 
 

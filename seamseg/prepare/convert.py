@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from seamseg.formats.metadata import Metadata
 from seamseg.prepare.account import Skips, SplitAccount, account_of, add_skipped, all_skipped
 from seamseg.prepare.archives import ArchiveMember, File
+from seamseg.prepare.pairs import spellings
 from seamseg.prepare.writer import DatasetWriter, Link, Reader, SourceFrame, no_progress
 from seamseg.utils.errors import InputError
 from seamseg.utils.progress import ProgressCallback
@@ -79,12 +80,31 @@ class ConversionOptions:
         """
         add_skipped(self.skipped.setdefault(self.split, {}), reason, item, count)
 
-    def skip_unused(self, reason: str, items: Iterable[object], used: Iterable[object]) -> None:
-        """Record the items that are not among the used ones, compared by their names."""
+    def skip_unused(
+        self,
+        files: Mapping[str, File],
+        used: Iterable[object],
+        reason: str,
+        expected: Callable[[str], bool] = lambda path: True,
+    ) -> None:
+        """Record the files of a folder that are not used.
+
+        Parameters
+        ----------
+        files : files of the folder by path
+        used : used files, by their names
+        reason : why a file is skipped whose path is `expected`; others are counted by their extension, but not archives
+            and annotations in text
+        """
         names = set(map(str, used))
-        for item in items:
-            if str(item) not in names:
-                self.skip(reason, item)
+        for path, file in files.items():
+            ending = PurePosixPath(path).suffix.lower()
+            if str(file) in names:
+                continue
+            if expected(path):
+                self.skip(reason, file)
+            elif ending not in _TEXTS_AND_ARCHIVES:
+                self.skip(f"other file ({ending or 'without extension'})", file)
 
 
 DEFAULTS = ConversionOptions()
@@ -92,6 +112,7 @@ DEFAULTS = ConversionOptions()
 VAL = "val"
 """Split of the images that are held out."""
 
+_TEXTS_AND_ARCHIVES = (".json", ".txt", ".xml", ".csv", ".zip", ".tar")
 _UNPAINTED = (0, 0, 0)
 _BACKGROUNDS = ("background", "void", "unlabeled", "unlabelled", "ignore", "ignored")
 
@@ -247,6 +268,8 @@ def distinct_ids(splits: Mapping[str, Sequence[SourceFrame]]) -> dict[str, list[
 
 def id_of(file_name: str) -> str:
     """Return the image id of a file name: without extension, `_` as folder separator."""
+    if "\\" in file_name or "://" in file_name:
+        file_name = spellings(file_name)[1]
     return str(PurePosixPath(file_name).with_suffix("")).strip("/").replace("/", "_")
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import base64
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
-from seamseg.data.images import image_size, open_mask
+from seamseg.data.images import PHOTO_ENDINGS, image_size, open_mask
 from seamseg.formats import cvat
 from seamseg.panoptic_map import VOID
 from seamseg.prepare.annotations import Runs, mask_runs
@@ -28,8 +29,10 @@ from seamseg.prepare.convert import (
     distinct_ids,
 )
 from seamseg.prepare.pairs import (
+    LABEL_ENDINGS,
     FilesByName,
     by_stem,
+    is_label,
     is_photo,
     number_objects,
     number_segments,
@@ -42,6 +45,8 @@ from seamseg.utils.errors import InputError
 from seamseg.utils.files import decode_text, listed_names
 from seamseg.utils.limits import MIB
 
+_FORMS = (LABEL_ENDINGS, (".json",), (".txt",))
+"""Extensions of the label images, and of the polygons of labelme and YOLO."""
 _CIRCLE = 64  # corners of a circle
 _FILE_BYTES = 256 * MIB  # of the polygons of an image; labelme may store the image with them
 _MAX_COORDINATE = 1 << 31  # pixels
@@ -122,57 +127,95 @@ def find_frames(
     listed: ClassList,
 ) -> list[SourceFrame]:
     """Return the images of a split that have labels, by name."""
-    photos = without_suffix(by_stem(tree_files(folders[0], "images"), is_photo), suffixes[0])
-    if not photos:
+    trees = _trees(folders)
+    every = without_suffix(by_stem(trees[0], is_photo), suffixes[0])
+    if not every:
         raise InputError(f"{folders[0]}: 0 images found for {split}{_named(suffixes[0])}")
-    given = tree_files(folders[1], "labels")
-    own = {str(photo) for photo in photos.values()}
-    given = {name: file for name, file in given.items() if str(file) not in own}
-    photos = _listed_photos(split, folders, photos, options)
-    instances = _ending(tree_files(folders[2], "instances"), ".png", suffixes[2]) if len(folders) > 2 else {}
+    own = set(map(_path, every.values()))
+    given = {name: file for name, file in trees[1].items() if _path(file) not in own}
+    photos = _listed_photos(split, folders, every, options)
+    instances = _ending(trees[2], LABEL_ENDINGS, suffixes[2]) if len(folders) > 2 else {}
     if len(folders) > 2 and not instances:
         raise InputError(f"{folders[2]}: 0 instance images (.png) found for {split}{_named(suffixes[2])}")
-    instances_by_name = FilesByName(instances)
-    pngs, *polygons = (_ending(given, extension, suffixes[1]) for extension in (".png", ".json", ".txt"))
-    frames: list[SourceFrame] = []
-    forms = [FilesByName(files) for files in (pngs, *polygons)]
-    for k, labels in enumerate(forms):
-        for stem, photo in photos.items():
-            label, number = labels.find(stem), instances_by_name.find(stem)
-            if label is None:
-                continue
-            if instances and number is None:
-                raise InputError(f"{photo}: has labels, but no instance image in {folders[2]}{_named(suffixes[2])}")
-            frames.append(SourceFrame(_id_of_stem(stem), photo, label, photo.name, number))
-        if frames:
-            _check_one_form(frames, photos, forms[k + 1 :])
-            break
-    frames = frames or _object_files(photos, pngs, listed, options)
+    forms = [_ending(given, endings, suffixes[1]) for endings in _FORMS]
+    frames = _labelled(photos, forms, instances, folders, suffixes) or _object_files(photos, forms[0], listed)
     if not frames:
+        _check_formats(given)
         raise InputError(
             f"{folders[1]}: 0 of {len(photos)} images have labels with the same name{_named(suffixes[1])}; the first "
-            f"image is {next(iter(photos))}, the first label file {next(chain(pngs, *polygons), 'missing')}"
+            f"image is {next(iter(photos))}, the first label file {next(chain(*forms), 'missing')}"
         )
-    options.skip_unused("image without labels", photos.values(), (frame.photo for frame in frames))
+    used = [file for frame in frames for file in (frame.photo, *frame.annotations)]
+    options.skip_unused(photos, used, "image without labels")
+    used += photos.values()
+    which = "that is not in the list" if len(photos) < len(every) else f"without {suffixes[0]!r}"
+    options.skip_unused(trees[0], used, f"image {which}", is_photo)
+    ending = frames[0].annotation.suffix.lower()
+    form = next(endings for endings in _FORMS if ending in endings)
+    options.skip_unused(given, used, "label file of no image", lambda name: name.lower().endswith(form))
+    options.skip_unused(trees[2] if len(folders) > 2 else {}, used, "instance image of no image", is_label)
     return frames
 
 
-def _check_one_form(frames: Iterable[SourceFrame], photos: Mapping[str, File], others: Iterable[FilesByName]) -> None:
-    """Raise InputError if an image without a label has one of another form."""
-    first = next(iter(frames))
-    found = {str(frame.photo) for frame in frames}
-    for labels in others:
+def _path(file: File) -> str:
+    return os.path.abspath(str(file))
+
+
+def _trees(folders: tuple[str, ...]) -> list[dict[str, File]]:
+    """Return the files of each folder by path; those of labels inside of the folder of images are no images."""
+    photos, *others = (tree_files(folder, what) for folder, what in zip(folders, ("images", "labels", "instances")))
+    root = os.path.realpath(folders[0])
+    for folder, files in zip(folders[1:], others):
+        if os.path.realpath(folder).startswith(os.path.join(root, "")):
+            inside = set(map(_path, files.values()))
+            photos = {name: file for name, file in photos.items() if _path(file) not in inside}
+    return [photos, *others]
+
+
+def _labelled(
+    photos: Mapping[str, File],
+    forms: Sequence[Mapping[str, File]],
+    instances: Mapping[str, File],
+    folders: tuple[str, ...],
+    suffixes: tuple[str, str, str],
+) -> list[SourceFrame]:
+    """Return the images with a file of labels, all of the first form that there is."""
+    numbers = FilesByName(instances, photos, same_tree=True)
+    frames: list[SourceFrame] = []
+    for labels in (FilesByName(files, photos, same_tree=True) for files in forms):
+        if frames:
+            found = {str(frame.photo) for frame in frames}
+            other = next((path for s, p in photos.items() if str(p) not in found and (path := labels.path_of(s))), None)
+            if other is not None:
+                text = f"labels in another form than {frames[0].annotation}; keep one form in a folder"
+                raise InputError(f"{labels.use(other, other)}: {text}")
+            continue
         for stem, photo in photos.items():
-            if str(photo) not in found and (other := labels.find(stem)) is not None:
-                raise InputError(f"{other}: labels in another form than {first.annotation}; keep one form in a folder")
+            label = labels.find(stem)
+            if label is None:
+                continue
+            number = numbers.find(stem)
+            if instances and number is None:
+                raise InputError(f"{photo}: has labels, but no instance image in {folders[2]}{_named(suffixes[2])}")
+            frames.append(SourceFrame(_id_of_stem(stem), photo, label, photo.name, number))
+    return frames
+
+
+def _check_formats(labels: Mapping[str, File]) -> None:
+    """Raise InputError for label images or masks in a format that does not keep each value."""
+    for name, file in labels.items():
+        ending = PurePosixPath(name).suffix.lower()
+        if ending in (*PHOTO_ENDINGS, ".npy", ".npz", ".mat") and ending not in LABEL_ENDINGS:
+            lossy = " (JPEG changes the values: export the labels again)" if ending.startswith(".j") else ""
+            raise InputError(f"{file}: labels in {ending} are not read; store them as PNG, TIFF or BMP{lossy}")
 
 
 def _id_of_stem(stem: str) -> str:
     return stem.strip("/").replace("/", "_")
 
 
-def _ending(files: Mapping[str, File], extension: str, suffix: str) -> dict[str, File]:
-    return without_suffix(by_stem(files, lambda name: name.lower().endswith(extension)), suffix)
+def _ending(files: Mapping[str, File], endings: tuple[str, ...], suffix: str) -> dict[str, File]:
+    return without_suffix(by_stem(files, lambda name: name.lower().endswith(endings)), suffix)
 
 
 def _named(suffix: str) -> str:
@@ -192,40 +235,38 @@ def _listed_photos(
         names = ", ".join(path.stem for path in lists)
         options.log(f"{lists[0].parent}: has the lists {names}, none for {split}, which gets all images with labels")
         return photos
-    stems, found = {str(file): stem for stem, file in photos.items()}, FilesByName(photos)
-    wanted = {}
-    for name in listed_names(read_file(chosen, "list"), chosen, "list"):
-        photo = found.find(name)
-        if photo is None:
+    names = listed_names(read_file(chosen, "list"), chosen, "list")
+    found, wanted = FilesByName(photos, names), {}
+    for name in names:
+        stem = found.path_of(name)
+        if stem is None:
             raise InputError(f"{chosen}: lists {name!r}, but it is not among the images in {folders[0]}")
-        wanted[stems[str(photo)]] = photo
+        wanted[stem] = found.use(stem, name)
     if not wanted:
         raise InputError(f"{chosen}: lists no image")
     return wanted
 
 
-def _object_files(
-    photos: Mapping[str, File], masks: Mapping[str, File], listed: ClassList, options: ConversionOptions
-) -> list[SourceFrame]:
+def _object_files(photos: Mapping[str, File], masks: Mapping[str, File], listed: ClassList) -> list[SourceFrame]:
     """Return the images with masks of single objects, with the class of each mask."""
-    stems, photos_by_name = {str(file): stem for stem, file in photos.items()}, FilesByName(photos)
+    photos_by_name = FilesByName(photos)
     found: dict[str, list[tuple[int, File]]] = {}
     for name, file in masks.items():
         rest = ""
         for end in reversed([k for k, letter in enumerate(name) if letter in "_/"]):
-            photo = photos_by_name.find(name[:end])
-            category = None if photo is None else _leading_class(name[end + 1 :], listed)
-            if photo is not None and category is not None:
-                found.setdefault(stems[str(photo)], []).append((category, file))
+            stem = photos_by_name.path_of(name[:end])
+            category = None if stem is None else _leading_class(name[end + 1 :], listed)
+            if stem is not None and category is not None:
+                photos_by_name.use(stem, name[:end])
+                found.setdefault(stem, []).append((category, file))
                 break
-            rest = name[end + 1 :] if photo is not None else rest
+            rest = name[end + 1 :] if stem is not None else rest
         else:
             if rest:
                 raise InputError(
                     f"{file}: {rest!r} after the name of the image does not start with a class of the class list; name "
                     "masks of single objects PHOTO_CLASS_NUMBER.png; of label images, pass the suffix (`suffixes`)"
                 )
-            options.skip("mask without an image", file)
     return [
         SourceFrame(
             _id_of_stem(stem),
@@ -248,7 +289,7 @@ def _leading_class(text: str, listed: ClassList) -> int | None:
 
 
 def _has_objects(frame: SourceFrame) -> bool:
-    return frame.info is not None or frame.annotation.suffix.lower() != ".png"
+    return frame.info is not None or not is_label(frame.annotation.name)
 
 
 def _one_thing(listed: ClassList) -> bool:
@@ -260,8 +301,9 @@ def read_instances(frame: SourceFrame, listed: ClassList, divisor: int) -> Insta
     """Read the instances of an image; InputError if a file is invalid or a value has no class."""
     if _has_objects(frame):
         size = photo_size(frame.photo)
-        readers = {".json": _read_labelme, ".txt": _read_yolo, ".png": _read_object_files}
-        found: Iterable[tuple[Runs, int]] = readers[frame.annotation.suffix.lower()](frame, size, listed)
+        readers = {".json": _read_labelme, ".txt": _read_yolo}
+        read = readers.get(frame.annotation.suffix.lower(), _read_object_files)
+        found: Iterable[tuple[Runs, int]] = read(frame, size, listed)
         background = background_class(listed.classes)
         if background is not None:
             whole = np.zeros(1, np.int64), np.array([size[0] * size[1]])

@@ -2,32 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import unquote, unquote_plus, urlsplit
 
 import numpy as np
 
-from seamseg.data.folder import IMAGE_EXTENSIONS
+from seamseg.data.images import PHOTO_ENDINGS
 from seamseg.formats.metadata import Metadata
 from seamseg.panoptic_map import VOID
-from seamseg.prepare.archives import File, SourceTree
+from seamseg.prepare.archives import ArchiveMember, File, SourceTree
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import nearest_path
+from seamseg.utils.files import is_hidden, nearest_path
 
 _LABEL_SHIFT = 32
 
-PHOTO_EXTENSIONS = (*IMAGE_EXTENSIONS, ".bmp", ".tif", ".tiff", ".webp")
-"""Accepted image formats; those that a dataset folder does not support are converted to PNG."""
+LABEL_ENDINGS = (".png", ".tif", ".tiff", ".bmp")
+"""Lossless formats of label images and masks."""
+_MADE = ("metadata.bin", ".prepare", "predictions.jsonl")
+"""Files of a folder that `prepare`, `train` or `predict` has written."""
+_UPLOADED = re.compile(r"(?:.*/)?upload/\d+/")
+"""Folders of Label Studio, which images have nowhere else."""
 
 
 def is_photo(name: str) -> bool:
     """Return whether a file name has the extension of an image, in any case."""
-    return name.lower().endswith(PHOTO_EXTENSIONS)
+    return name.lower().endswith(PHOTO_ENDINGS)
+
+
+def is_label(name: str) -> bool:
+    """Return whether a file name has the extension of a label image, in any case."""
+    return name.lower().endswith(LABEL_ENDINGS)
 
 
 def tree_files(folder: str | Path, what: str) -> dict[str, File]:
     """Return all files of a folder (with sub-folders and archives) or of an archive, by relative path.
+
+    Each real folder is followed once. Folders in it that `prepare` or `predict` has written are no source.
 
     Raises
     ------
@@ -39,12 +53,20 @@ def tree_files(folder: str | Path, what: str) -> dict[str, File]:
         raise InputError(f"{path}: no such folder or archive ({what}){nearest_path(path)}")
     tree = SourceTree(path)
     found: dict[str, File] = {}
-    waiting = [""]
-    while waiting:
-        below = waiting.pop()
+    visited: set[str] = set()
+    waiting, links = [""], list[str]()
+    while waiting or links:
+        below = waiting.pop() if waiting else links.pop()  # a folder has its own name rather than that of a link
+        here = os.path.realpath(path / below)
+        # links may form a cycle
+        if here in visited or (below and any(os.path.exists(os.path.join(here, name)) for name in _MADE)):
+            continue
+        visited.add(here)
         prefix = f"{below}/" if below else ""
         found.update((prefix + name, file) for name, file in tree.files(below).items())
-        waiting += [prefix + name for name in tree.folders(below) if not name.startswith((".", "__MACOSX"))]
+        for name in sorted(tree.folders(below), reverse=True):
+            if not is_hidden(name):
+                (links if (path / below / name).is_symlink() else waiting).append(prefix + name)
     return {name: found[name] for name in sorted(found)}
 
 
@@ -67,26 +89,98 @@ def without_suffix(files: Mapping[str, File], suffix: str) -> dict[str, File]:
 
 
 class FilesByName:
-    """Finds files by path, or by name alone if the folders differ.
+    """Finds files by path; by their name alone if no folder contradicts.
+
+    A file is found under one name only. The folders of name and file may differ if one has all those of the other:
+    `train/a` is `a` of a folder that is `train` itself, but `cam1/a` is never `cam0/a`.
 
     Parameters
     ----------
     files : files by path, with or without extensions
+    wanted : names that will be looked up; a file of one of these paths is not found under another name
+    same_tree : whether the names are paths of such a folder, too: a top folder of an archive that they lack is then no
+        contradiction
     """
 
-    def __init__(self, files: Mapping[str, File]) -> None:
+    def __init__(self, files: Mapping[str, File], wanted: Iterable[str] = (), same_tree: bool = False) -> None:
         self._files = files
-        self._by_last_part: dict[str, File | None] = {}
-        for path, file in files.items():
-            last = PurePosixPath(path).name
-            self._by_last_part[last] = None if last in self._by_last_part else file
+        self._wanted = frozenset(wanted)
+        self._tops = _tops_of_archives(files, self._wanted) if same_tree else {}
+        self._paths: dict[str, list[str]] = {}
+        self._used: dict[str, str] = {}
+        for path in files:
+            self._paths.setdefault(PurePosixPath(path).name, []).append(path)
 
     def __len__(self) -> int:
         return len(self._files)
 
-    def find(self, path: str) -> File | None:
-        """Return the file with a path, else the only one with the same file name; None if there is none."""
-        return self._files.get(path) or self._by_last_part.get(PurePosixPath(path).name)
+    def path_of(self, name: str) -> str | None:
+        """Return the path of the file with a name; None if there is none, or several."""
+        for spelling in [name] if name in self._files else spellings(name):
+            if spelling in self._files:
+                return spelling
+            found = [path for path in self._paths.get(PurePosixPath(spelling).name, ()) if self._fits(spelling, path)]
+            if len(found) == 1:
+                return found[0]
+        return None
+
+    def find(self, name: str) -> File | None:
+        """Return the file with a name; None if there is none, or several.
+
+        Raises
+        ------
+        InputError
+            if it was found under another name
+        """
+        path = self.path_of(name)
+        return None if path is None else self.use(path, name)
+
+    def use(self, path: str, name: str) -> File:
+        """Return the file of a path that was found under a name; InputError if it was found under another one."""
+        before = self._used.setdefault(path, name)
+        if before != name:
+            raise InputError(f"{self._files[path]}: is the only file for both {before!r} and {name!r}; one is missing")
+        return self._files[path]
+
+    def _fits(self, wanted: str, path: str) -> bool:
+        folders, own = PurePosixPath(wanted).parts[:-1], PurePosixPath(path).parts[:-1]
+        if own and own[0] == self._tops.get(getattr(self._files[path], "archive", None)):
+            own = own[1:]
+        return path not in self._wanted and (_is_within(own, folders) or _is_within(folders, own))
+
+
+def _tops_of_archives(files: Mapping[str, File], names: Iterable[str]) -> dict[Path | None, str]:
+    """Return the folder that holds all files of an archive, by archive, where no name has this folder."""
+    tops: dict[Path | None, set[str]] = {}
+    for path, file in files.items():
+        if isinstance(file, ArchiveMember):
+            tops.setdefault(file.archive, set()).add(path.partition("/")[0])
+    known = {folder for name in names for folder in PurePosixPath(name).parts[:-1]}
+    return {archive: next(iter(top)) for archive, top in tops.items() if len(top) == 1 and not top & known}
+
+
+def _is_within(some: Sequence[str], all_of: Sequence[str]) -> bool:
+    """Return whether a sequence has the items of another in their order."""
+    rest = iter(all_of)
+    return all(item in rest for item in some)
+
+
+def spellings(name: str) -> list[str]:
+    """Return the paths that a name in an annotation may mean, the most literal first.
+
+    The name is a path of Linux or Windows or a URL, with `%20` for spaces, or with the path as `?d=`. Drives, `..`, and
+    the folders of uploads of Label Studio are not part of the path.
+    """
+    _, has_query, query = name.partition("?d=")
+    address = query if has_query else urlsplit(name).path if "://" in name else name
+    found = [] if has_query else [name]
+    for text in (address, unquote(address), unquote_plus(address.partition("&")[0])):
+        path = _UPLOADED.sub("", text.replace("\\", "/"), count=1)
+        parts = [
+            part for part in path.split("/") if part not in ("", ".", "..") and not re.fullmatch("[A-Za-z]:", part)
+        ]
+        found.append("/".join(parts))
+    return list(dict.fromkeys(found))
 
 
 def number_segments(

@@ -25,7 +25,7 @@ from seamseg.prepare.convert import (
     id_of,
     present_splits,
 )
-from seamseg.prepare.pairs import FilesByName, number_segments, tree_files
+from seamseg.prepare.pairs import FilesByName, is_photo, number_segments, tree_files
 from seamseg.prepare.writer import Instances, SourceFrame
 from seamseg.utils.errors import InputError
 from seamseg.utils.limits import ANNOTATION_BYTES, parse_json, whole_number
@@ -141,7 +141,12 @@ def find_frames(source: PanopticSource, options: ConversionOptions) -> list[Sour
     """Return the annotated images of a split, by id."""
     try:
         images = {image["id"]: str(image["file_name"]) for image in source.content["images"]}
-        photos, masks = FilesByName(source.photos), FilesByName(source.masks)
+        if len(images) < len(source.content["images"]):
+            raise InputError(f"{source.name}: two of its `images` have one id")
+        photos = FilesByName(source.photos, images.values())
+        masks = FilesByName(
+            source.masks, (str(annotation["file_name"]) for annotation in source.content["annotations"])
+        )
         frames = []
         for annotation in source.content["annotations"]:
             name = images[annotation["image_id"]]
@@ -159,7 +164,12 @@ def find_frames(source: PanopticSource, options: ConversionOptions) -> list[Sour
         ) from None
     if not frames:
         raise InputError(f"{source.name}: 0 images found: `annotations` is empty")
-    options.skip_unused("image without annotation", images.values(), (frame.file_name for frame in frames))
+    used: list[object] = [file for frame in frames for file in (frame.photo, frame.annotation)]
+    for name in sorted(set(images.values()) - {frame.file_name for frame in frames}):
+        options.skip("image without annotation", name)
+        used += [source.photos[path] for path in [photos.path_of(name)] if path is not None]
+    options.skip_unused(source.photos, used, "image that the JSON does not list", is_photo)
+    options.skip_unused(source.masks, used, "PNG that the JSON does not list")
     return sorted(frames, key=lambda frame: frame.id)
 
 

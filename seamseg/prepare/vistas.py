@@ -162,7 +162,9 @@ def find_frames(tree: SourceTree, split: str, version: str, options: ConversionO
         lacking = f"{len(lost)} of {len(truth)} annotations of {split} lack their image"
         raise InputError(f"{tree.root / split / 'images' / lost[0]}.jpg: no such image; {lacking}{tree.hint}")
     frames = [SourceFrame(stem, photos[stem], truth[stem], photos[stem].name) for stem in truth]
-    options.skip_unused(f"image without a PNG in {folder}", photos.values(), (frame.photo for frame in frames))
+    used = [file for frame in frames for file in (frame.photo, frame.annotation)]
+    options.skip_unused(tree.files(f"{split}/images"), used, f"image without a PNG in {folder}", is_photo)
+    options.skip_unused(annotations, used, "not a PNG of instances")
     return frames
 
 

@@ -110,8 +110,8 @@ def test_folders_of_classes_colours_similar_names_and_background(raw):
     picture(raw / "labels" / "b_car_8.png", box(0, 1, 4, 8, 1))
     photo(raw / "photos" / "c.jpg")
     assert prepare(raw) == [
-        f"train: skipped 1: mask without an image ({raw / 'labels' / 'b_car_8.png'})",
         f"train: skipped 1: image without labels ({raw / 'photos' / 'c.jpg'})",
+        f"train: skipped 1: label file of no image ({raw / 'labels' / 'b_car_8.png'})",
     ]
     assert segments(raw / "out", "a") == [("background", 0, 90), ("car", 0, 2), ("car", 0, 4)]
     assert segments(raw / "out", "a_car") == [("background", 0, 93), ("car", 0, 3)]
