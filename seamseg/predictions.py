@@ -40,6 +40,10 @@ class MapFormat:
     mirror : factor of each channel in a mirrored image, -1 for the horizontal part of a vector; None for no change
     scale : a PNG file holds the values times this, rounded and clipped
     bits : bits of a pixel of that file, 8 or 16
+    values : what enlarging an image does to what the network predicts: none, multiply (lengths in pixels of its input)
+        or divide (distances from the camera), as `scale` of :class:`seamseg.structures.ReadMap`. Maps of predictions
+        and results have the units of the files, in pixels of the image. `mirror` and `values` that are None are those
+        of the ground truth that is read under the same name, if there is any
 
     Raises
     ------
@@ -53,9 +57,15 @@ class MapFormat:
     mirror: tuple[float, ...] | None = None
     scale: float = 255.0
     bits: int = 8
+    values: str | None = None
 
     def __post_init__(self) -> None:
-        allowed = {"resize": ("bilinear", "nearest"), "tiles": ("mean", "core"), "bits": (8, 16)}
+        allowed: dict[str, tuple[object, ...]] = {
+            "resize": ("bilinear", "nearest"),
+            "tiles": ("mean", "core"),
+            "bits": (8, 16),
+            "values": (None, "none", "multiply", "divide"),
+        }
         for name, values in allowed.items():
             if getattr(self, name) not in values:
                 raise ValueError(f"Map: {name} must be one of {values}, not {getattr(self, name)!r:.40}")

@@ -209,8 +209,9 @@ class ReadMap:
     optional : whether images may lack a file; otherwise they count as unreadable
     resize : nearest, of the same pixels as the mask, or bilinear
     mirror : factor of each channel in a mirrored image, -1 for the horizontal part of a vector; None for no change
-    scale : what enlarging an image by a random scale does to the values: none, multiply (lengths in pixels) or divide
-        (distances from the camera). A scale of 1 is that of validation, so that predictions have the units of the files
+    scale : what enlarging an image does to the values: none, multiply (lengths, in pixels of the network's input) or
+        divide (distances from the camera, relative to an input of `[dataloader] shortest_size`). Predictions are
+        converted back to the units of the files, see :class:`seamseg.predictions.MapFormat`
 
     Raises
     ------

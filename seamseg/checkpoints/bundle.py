@@ -21,6 +21,7 @@ from seamseg.checkpoints.snapshot import NETWORK_MODULES, LoadReport, Snapshot, 
 from seamseg.config import KINDS, Config, config_from_string, find_experiment, load_config
 from seamseg.config.checks import head_parameters
 from seamseg.config.kinds import PANOPTIC, SEAMLESS, WHOLE
+from seamseg.data.input_size import InputSize, reference_size
 from seamseg.formats.metadata import Metadata, metadata_of, parse_metadata, read_metadata
 from seamseg.formats.vistas import published_classes
 from seamseg.models.build import SegmentationNet, build_network
@@ -37,14 +38,16 @@ SPARE_PARAMETERS = 100_000_000
 class ModelFile:
     """Everything that inference needs: the configuration of the network, its classes and its weights.
 
-    `licence` is that of the weights, as far as it is stated.
+    `licence` is that of the weights, as far as it is stated. `reference` is the
+    :func:`seamseg.data.input_size.reference_size` of the training, without overrides.
     """
 
     config: Config
     metadata: Metadata
     snapshot: Snapshot
     name: str
-    licence: str = ""
+    licence: str
+    reference: InputSize
 
 
 def open_model(
@@ -75,7 +78,10 @@ def open_model(
     found = _find(path)
     own = kind_of(found.snapshot, found.name)
     chosen = _config(found, config, overrides, own)
-    model = ModelFile(chosen, _metadata(found, meta), found.snapshot, found.name, found.licence)
+    other = [text for text in overrides if not text.startswith("dataloader.")]
+    loading = (chosen if len(other) == len(overrides) else _config(found, config, other, own)).dataloader
+    reference = reference_size(loading.shortest_size, loading.longest_max_size)
+    model = ModelFile(chosen, _metadata(found, meta), found.snapshot, found.name, found.licence, reference)
     check_kind(model.snapshot, model.config, model.name)
     given = config is not None or any(text.startswith("general.kind") for text in overrides)
     if not given and found.kind not in (None, chosen.kind):

@@ -95,7 +95,7 @@ class CropContext:
     crop_size: tuple[int, int] | None = None
 
     def scaled(self, size: tuple[int, int], shortest: int | None = None) -> tuple[int, int]:
-        """Return the size of an image whose shortest side becomes `shortest`; that in validation if it is None."""
+        """Return the size of an image whose shortest side becomes `shortest`; `shortest_size` if it is None."""
         return scaled_size(size, self.shortest_size if shortest is None else shortest, self.longest_max_size)
 
     def draw_flip(self, rng: Random) -> bool:

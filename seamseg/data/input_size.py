@@ -9,6 +9,9 @@ from PIL import Image
 MAX_MULTIPLE = 1024
 """Padding to larger multiples would add more than most images have."""
 
+MAX_ASPECT = 4
+"""Images longer than this times their shortest side are shrunk below `shortest_size`, see :func:`reference_size`."""
+
 
 def scaled_size(size: tuple[int, int], shortest: int, longest: int | None) -> tuple[int, int]:
     """Return the size of the network input for an image of a size.
@@ -100,6 +103,26 @@ class InputSize:
         """Return an image at the size of the network input."""
         image = _resize(image, self.scaled((image.height, image.width)))
         return image if self.crop is None else _centre_crop(image, self.crop)
+
+
+def reference_size(shortest: int, longest_max: int | None) -> InputSize:
+    """Return the size of the input in prediction and validation, by `[dataloader] shortest_size, longest_max_size`.
+
+    It has a scale of 1, whatever the size of a training image, a view or a smaller input is.
+    """
+    return InputSize(shortest, None if longest_max is None else max(MAX_ASPECT * shortest, longest_max))
+
+
+def value_factor(change: str, enlarged: float, scale: float) -> float:
+    """Return the factor from the values of a map, in the units of its files, to those in an input of the network.
+
+    Parameters
+    ----------
+    change : how its values change: none, multiply or divide, see :class:`seamseg.structures.ReadMap`
+    enlarged : width of the input, as a fraction of that of the image
+    scale : width of the input, as a fraction of that in :func:`reference_size`
+    """
+    return {"none": 1.0, "multiply": enlarged, "divide": 1 / scale}[change]
 
 
 def _resize(image: Image.Image, size: tuple[int, int]) -> Image.Image:

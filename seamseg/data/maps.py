@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from seamseg.data.input_size import value_factor
 from seamseg.idmaps.resize import nearest_index
 from seamseg.structures import ReadMap
 from seamseg.utils.errors import InputError
@@ -105,18 +106,17 @@ def scale_and_crop(
     size : `(height, width)` that the image is scaled to
     window : `(y0, x0, height, width)` of the crop of the scaled image
     flip : whether the image is to be mirrored afterwards, see :func:`nearest_pixels`
-    scale : random scale of the image
+    scale : see :class:`seamseg.data.transforms.AugmentationParams`
     """
     values, spec = source
+    factor = value_factor(spec.scale, size[1] / values.shape[-1], scale)
     if spec.resize == "nearest":
         rows, columns = nearest_pixels(values.shape[-2:], size, window, flip)
         values = values.take(rows, axis=-2).take(columns, axis=-1)
     else:
         for axis, (start, length) in enumerate(((window[0], window[2]), (window[1], window[3]))):
             values = _interpolated(values, axis + 1, size[axis], start, length)
-    if scale != 1 and spec.scale != "none":
-        values = values * np.float32(scale) if spec.scale == "multiply" else values / np.float32(scale)
-    return MapValues(values, spec)
+    return MapValues(values if factor == 1 else values * np.float32(factor), spec)
 
 
 def nearest_pixels(

@@ -20,6 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from seamseg.data.crops import Crop, CropContext, CropImage, RandomCrop, draw_crop
+from seamseg.data.input_size import reference_size
 from seamseg.data.maps import MapValues, nearest_pixels, scale_and_crop
 from seamseg.data.mixing import MIRRORED, AugmentedImage, compact_ids
 from seamseg.ops.labels import extract_boxes
@@ -166,7 +167,7 @@ class AugmentationParams:
     size : `(height, width)` that the image is scaled to
     window : `(y0, x0, height, width)` of the crop of the scaled image, before the flip; all of it without a crop
     deferred : flip and colour jitter
-    scale : random scale, 1 for the size of an image in validation
+    scale : width as a fraction of that in :func:`seamseg.data.input_size.reference_size`
     """
 
     size: tuple[int, int]
@@ -202,6 +203,7 @@ class TrainTransform:
         a = self.augmentation = augmentation
         self.context = CropContext(shortest_size, longest_max_size, a.random_flip, a.random_scale, a.crop_size)
         self.crop = a.crop(self.context)
+        self.reference = reference_size(shortest_size, longest_max_size)
         self.on_device = on_device
         self.augmentations = dict(augmentations)
         self.maps = dict(maps)
@@ -210,7 +212,7 @@ class TrainTransform:
     def sample_params(self, image: CropImage, rng: Random) -> AugmentationParams:
         """Sample the augmentation of an image."""
         crop = draw_crop(self.crop, image, rng)
-        scale = crop.size[1] / self.context.scaled(image.size)[1]
+        scale = crop.size[1] / self.reference.scaled(image.size)[1]
         return AugmentationParams(crop.size, crop.window, DeferredTransform(crop.flip, self._sample_jitter(rng)), scale)
 
     def _sample_jitter(self, rng: Random) -> tuple[float, float, float, float] | None:

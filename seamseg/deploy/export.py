@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from seamseg.checkpoints.model_path import is_exported, local_model, snapshot_in
 from seamseg.classification.checkpoint import class_names, classifier_config, load_classifier
 from seamseg.classification.config import load_classifier_config
 from seamseg.config import config_from_string, config_to_string
+from seamseg.data.input_size import InputSize
 from seamseg.data.transforms import Normalise
 from seamseg.deploy.compare import Agreement, compare
 from seamseg.deploy.integers import calibrated
@@ -41,6 +42,7 @@ from seamseg.models.custom_network import WholeNetwork
 from seamseg.models.folding import PRECISIONS, fold_layers
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.quantised import is_quantised
+from seamseg.predictions import MapFormat
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, OutOfMemory, require_packages
 from seamseg.utils.files import refuse_existing
@@ -239,8 +241,18 @@ def open_source(model: str | Path, options: ExportOptions) -> ExportSource:
             remedy = ": leave out its file of `components`" if heads[0].startswith("head ") else ""
             raise InputError(f"{heads[0]} is not quantised by `int8={options.int8}`{remedy}")
         _check_heads(net)
-        metadata = replace(metadata, maps=net.map_formats)
+        metadata = _with_maps(metadata, net.map_formats, opened.reference)
     return ExportSource(net, metadata, default_size(size), size)
+
+
+def _with_maps(
+    metadata: ExportedMetadata, maps: Mapping[str, MapFormat], reference: InputSize | None
+) -> ExportedMetadata:
+    """Return metadata with output maps, and with the sizes of an input of scale 1 if one has distances."""
+    sides = (None, None) if reference is None else (reference.shortest_size, reference.longest_max_size)
+    has_distances = any(spec.values == "divide" for spec in maps.values())
+    stated = sides if has_distances and None not in sides else None
+    return replace(metadata, maps=maps, reference=cast("tuple[int, int] | None", stated))
 
 
 def _check_heads(net: PanopticNet) -> None:

@@ -52,6 +52,7 @@ MAX_SIDE = 1 << 14
 """Largest side and multiple that a file may state: an image of these sides has 768 MiB."""
 _MAX_BYTES = 4 * MIB
 _MOST_MAPS = 64
+_MOST_PIXELS = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,8 @@ class ExportedMetadata:
     query_classes : class (stuff first) of each class logit of a network of queries but the last one, of "no object";
         None for other networks
     maps : output maps of custom heads, by name, which is that of the output
+    reference : shortest side and largest long side of an input of scale 1, see
+        :func:`seamseg.data.input_size.reference_size`, of the training; None if no map has distances
     version : version of seamseg that wrote the file
     extra : further keys, for example `quantization`; JSON values
 
@@ -98,6 +101,7 @@ class ExportedMetadata:
     licence: str = ""
     query_classes: tuple[int, ...] | None = None
     maps: Mapping[str, MapFormat] = field(default_factory=dict)
+    reference: tuple[int, int] | None = None
     version: str = __version__
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -132,6 +136,10 @@ class ExportedMetadata:
             raise InputError(f"maps: {problem}")
         if self.maps and ("boxes" not in self.outputs or len(self.maps) > _MOST_MAPS):
             raise InputError(f"maps: a network with boxes has up to {_MOST_MAPS}, not one of kind {self.kind}")
+
+        sides = self.reference or (1, 1)
+        if len(sides) != 2 or not all(type(side) is int and 0 < side <= _MOST_PIXELS for side in sides):
+            raise InputError(f"reference must be two lengths in pixels, not {self.reference!r:.60}")
 
     def _are_classes(self, numbers: tuple[int, ...]) -> bool:
         classes = range(self.metadata.num_classes)
@@ -186,9 +194,10 @@ class ExportedMetadata:
         classes = asdict(self.metadata.without_images())
         del classes["images"]
         content.update(metadata=classes, thresholds=dict(self.thresholds))
-        content["maps"] = {name: asdict(spec) for name, spec in self.maps.items()}
-        if not self.maps:
-            del content["maps"]
+        content["maps"] = {name: _plain(spec) for name, spec in self.maps.items()}
+        for name in ("maps", "reference"):
+            if not content[name]:
+                del content[name]
         return json.dumps({"format": FORMAT, **content, **self.extra}, ensure_ascii=False)
 
     @staticmethod
@@ -206,7 +215,7 @@ class ExportedMetadata:
         extra = {name: value for name, value in content.items() if name not in own}
         given = {name: value for name, value in content.items() if name in own}
         try:
-            for name in ("mean", "std", "size", "sides", "query_classes"):
+            for name in ("mean", "std", "size", "sides", "reference", "query_classes"):
                 if given.get(name) is not None:
                     given[name] = tuple(given[name])
             if not isinstance(given.get("thresholds", {}), dict):
@@ -252,6 +261,13 @@ def _classes(content: Any, kind: Any, source: str) -> Metadata:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise InputError(f"{source}: its seamseg metadata is damaged: categories must be a list of names")
     return Metadata(0, len(names), names, [], [])
+
+
+def _plain(spec: MapFormat) -> dict[str, Any]:
+    content = asdict(spec)
+    if spec.values is None:
+        del content["values"]  # as files without it
+    return content
 
 
 def _map_format(content: dict[str, Any]) -> MapFormat:

@@ -193,6 +193,8 @@ class ExportedModel:
         self.kind = self._exported.kind
         self.metadata = self._exported.metadata
         self.max_size = self._exported.size
+        stated = self._exported.reference
+        self.reference = None if stated is None else InputSize(*stated)
         self.config = self._config(options)
 
     def _config(self, options: InferenceOptions) -> Config:

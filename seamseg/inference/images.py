@@ -12,7 +12,7 @@ from PIL import Image
 
 from seamseg.config import Config
 from seamseg.data.images import as_rgb, open_image, pixels_of
-from seamseg.data.input_size import InputSize
+from seamseg.data.input_size import InputSize, reference_size
 from seamseg.idmaps.histogram import is_tensor
 from seamseg.inference.tiling.tiles import Tiling
 from seamseg.utils.errors import InputError
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
-
-MAX_ASPECT = 4
-"""Images longer than this times their shortest side are shrunk below `shortest_size`, see :func:`input_size`."""
 
 MAX_INPUT = 1 << 28
 """Largest network input in pixels, whatever sizes are configured: more than the largest image has."""
@@ -42,8 +39,8 @@ def input_size(
     """Return the size of the network's input in prediction and validation.
 
     The original does not limit the longest side, so a panorama can exhaust the memory. Here the default limit is
-    :data:`MAX_ASPECT` times the shortest size or `dataloader.longest_max_size`, whichever is larger. Ordinary images
-    stay far below it, and have the same size as in the original.
+    that of :func:`seamseg.data.input_size.reference_size`. Ordinary images stay far below it, and have the same size as
+    in the original.
 
     Parameters
     ----------
@@ -69,7 +66,8 @@ def input_size(
         return InputSize(longest_size=longest_size)
     shortest = options.shortest_size if shortest_size is None else shortest_size
     if longest_max_size is None:
-        longest_max_size = max(MAX_ASPECT * shortest, options.longest_max_size)
+        longest_max_size = reference_size(shortest, options.longest_max_size).longest_max_size
+    assert longest_max_size is not None
     if shortest < 1 or longest_max_size < shortest:
         raise InputError(
             f"network size: shortest {shortest} and longest {longest_max_size} pixels; both must be positive and the "

@@ -178,6 +178,7 @@ class TrainedModel:
         if self.config.general.network != SEAMLESS and (name := options.changed(OF_PARTS)):
             raise InputError(f"`{name}` is for networks of body and heads, not for {self.config.general.network}")
         self.metadata = self._opened.metadata.without_images()
+        self.reference: InputSize | None = self._opened.reference
 
     def input_size(self, options: InferenceOptions) -> InputSize:
         """Return the size of the network's input."""

@@ -15,7 +15,7 @@ import numpy as np
 from seamseg.checkpoints.foreign import is_foreign
 from seamseg.checkpoints.model_path import is_exported, local_model
 from seamseg.config import Config
-from seamseg.data.input_size import InputSize
+from seamseg.data.input_size import InputSize, value_factor
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.class_names import choose_classes
 from seamseg.inference.images import ImageInput, ImagePreparation, equal_size_batches, is_single_image, size_options
@@ -88,6 +88,7 @@ class OpenedModel(Protocol):
     config: Config
     kind: str
     metadata: Metadata
+    reference: InputSize | None
 
     def input_size(self, options: InferenceOptions) -> InputSize:
         """Return the size of the network's input."""
@@ -111,6 +112,8 @@ class Predictor(Generic[R]):
     thresholds : thresholds of scores, and of the fusion
     tiling : how large images are divided
     classes : indices of the classes in results; None for all
+    reference : size of the input at which distances have the units of the files, see
+        :func:`seamseg.data.input_size.reference_size`; None for `input_size`
 
     Attributes
     ----------
@@ -137,6 +140,7 @@ class Predictor(Generic[R]):
         thresholds: Thresholds,
         tiling: Tiling = Tiling(),  # noqa: B008  # frozen
         classes: Sequence[int] | None = None,
+        reference: InputSize | None = None,
     ) -> None:
         self.network = network
         self.metadata = metadata
@@ -144,6 +148,7 @@ class Predictor(Generic[R]):
         self.thresholds = thresholds
         self.tiling = self._possible(tiling)
         self.classes = classes
+        self.reference = reference or input_size
         self.map_only = False
         self._warned = False
 
@@ -252,7 +257,8 @@ class Predictor(Generic[R]):
 
         images = map(ImagePreparation(self.input_size, keep_source=keep_photo), photos)
         for group in equal_size_batches(images, batch_size, lambda i: i.pixels.shape, in_order=True, tiling=tiling):
-            for image, prediction in zip(group, self.raw([i.pixels for i in group], tiling)):
+            for image, raw in zip(group, self.raw([i.pixels for i in group], tiling)):
+                prediction = self.in_units(raw, image.size)
                 yield self.result(prediction, image.size).with_photo(image.source_image, prediction)
 
     def _possible(self, tiling: Tiling) -> Tiling:
@@ -278,7 +284,8 @@ class Predictor(Generic[R]):
         Returns
         -------
         list of Prediction
-            of arrays, in pixels of the network inputs; of a GPU with `semantic_on_gpu`, which :meth:`result` uses
+            of arrays, in pixels of the network inputs, see :meth:`in_units`; of a GPU with `semantic_on_gpu`, which
+            :meth:`result` uses
 
         Raises
         ------
@@ -300,6 +307,26 @@ class Predictor(Generic[R]):
         if len(images) > 1:
             return [self.raw([image], tiling)[0] for image in images]
         return [self._run_in_tiles(image, tiling) for image in images]
+
+    def in_units(self, prediction: ArrayPrediction, native_size: tuple[int, int]) -> ArrayPrediction:
+        """Return the output of the network with maps in the units of their files, in pixels of the image.
+
+        Parameters
+        ----------
+        prediction : prediction of :meth:`raw`
+        native_size : `(height, width)` of the image, before it was scaled to the network's input
+        """
+        formats = self.map_formats if prediction.maps else {}
+        changing = {name: spec.values for name, spec in formats.items() if spec.values not in (None, "none")}
+        if not changing:
+            return prediction
+        width = prediction.size[1]
+        enlarged, scale = width / native_size[1], width / self.reference.scaled(native_size)[1]
+        converted = {
+            name: prediction.maps[name].astype(np.float32) / np.float32(value_factor(change, enlarged, scale))
+            for name, change in changing.items()
+        }
+        return replace(prediction, maps={**prediction.maps, **converted})
 
     @contextmanager
     def photos_at_a_time(self) -> Iterator[tuple[int, Callable[[], object] | None]]:
@@ -462,4 +489,4 @@ def build_predictor(
     size = opened.input_size(options) if input_size is None else input_size
     thresholds, metadata = options.thresholds(opened.config), opened.metadata
     classes = None if options.classes is None else choose_classes(options.classes, metadata)
-    return Predictor(opened.build(options), metadata, size, thresholds, options.tiling, classes)
+    return Predictor(opened.build(options), metadata, size, thresholds, options.tiling, classes, opened.reference)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from seamseg.data.input_size import value_factor
 from seamseg.inference.options import Augmentation
 from seamseg.models.heads.custom import mirrored_map, resized
 from seamseg.models.heads.select import upload
@@ -131,7 +132,10 @@ def _maps_back(
     for name, values in maps.items():
         spec = formats[name]
         values = mirrored_map(values, spec) if mirrored else values
+        enlarged = values.shape[-1] / size[1]
         whole = resized(values[None, None] if spec.channels == 1 else values[None], size, spec)[0]
+        factor = value_factor(spec.values or "none", enlarged, enlarged)
+        whole = whole if factor == 1 else whole / factor
         back[name] = whole[0] if spec.channels == 1 else whole
     return back
 

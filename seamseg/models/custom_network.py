@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from seamseg.config import Config
 from seamseg.models.criterion import Losses, as_count
-from seamseg.models.heads.custom import checked_losses
+from seamseg.models.heads.custom import checked_losses, declared_outputs
 from seamseg.models.network import BatchOptions, Network
 from seamseg.predictions import MapFormat, Prediction
 from seamseg.structures import Batch, PackedSequence, ReadMap
@@ -140,7 +140,7 @@ class WholeNetwork(Network):
     @property
     def map_formats(self) -> Mapping[str, MapFormat]:
         """The further maps by name."""
-        return self.network.outputs
+        return declared_outputs(self.network)
 
     def errors(self) -> Any:
         """Name the network in errors of its code inside a `with` block."""

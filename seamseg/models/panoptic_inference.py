@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from seamseg.models.backbones.fpn import FPNBody
-from seamseg.models.heads.custom import Head, predicted_maps
+from seamseg.models.heads.custom import Head, declared_outputs, predicted_maps
 from seamseg.models.heads.detections import DetectionSelector
 from seamseg.models.heads.refinement import Regions
 from seamseg.models.heads.roi import RegionHead, ROIExtractor
@@ -193,7 +193,7 @@ class PanopticInference(Network):
     @property
     def map_formats(self) -> dict[str, MapFormat]:
         """The output maps of the custom heads by name."""
-        return {name: spec for head in self.custom_heads.values() for name, spec in head.outputs.items()}
+        return {name: spec for head in self.custom_heads.values() for name, spec in declared_outputs(head).items()}
 
     @torch.no_grad()
     def predict(

@@ -287,6 +287,7 @@ class _PredictionLoop:
     def _write_outputs(self, photo: _Photo, prediction: ArrayPrediction, seconds: float) -> None:
         start = time.perf_counter()
         source, stamp, image = photo
+        prediction = self.predictor.in_units(prediction, image.size)
         result = self.predictor.result(prediction, image.size)
         prediction = prediction.on_cpu()  # formats may keep it
         with self.writer.scratch_dir() as scratch:

@@ -93,6 +93,7 @@ class ResultEncoder:
         size : `(height, width)` of the image
         photo : decodes it
         """
+        prediction = self._predictor.in_units(prediction, size)
         return self._encoders[name](self._predictor.result(prediction, size), prediction, photo)
 
     def _json(self, result: PhotoResult, prediction: ArrayPrediction, photo: Photo) -> Content:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from seamseg.config import KINDS, Config
 from seamseg.data.dataset import PanopticDataset
-from seamseg.data.input_size import InputSize
+from seamseg.data.input_size import InputSize, reference_size
 from seamseg.data.loader import BatchLoader
 from seamseg.data.maps import declared_maps
 from seamseg.data.reader import open_reader
@@ -203,7 +203,9 @@ class Validator:
         trained = cast("SegmentationNet | WholeNetwork", net)  # a task builds no other networks
         normalise = Normalise(options.rgb_mean, options.rgb_std)
         network = run_by_torch(trained, normalise, self.world.device, torch.float32)
-        predictor: Predictor[Any] = Predictor(network, self.metadata, self.size, Thresholds.of(self.config))
+        reference = reference_size(options.shortest_size, options.longest_max_size)
+        thresholds = Thresholds.of(self.config)
+        predictor: Predictor[Any] = Predictor(network, self.metadata, self.size, thresholds, reference=reference)
         try:
             return self.score(predictor, observer, desc)
         finally:
@@ -235,8 +237,9 @@ class Validator:
             predictor.photos_at_a_time() as (threads, begin),
             closing(threaded_map(run, groups, threads, begin=begin)) as results,
         ):
-            for done in results:
-                self._compare(*done, scorer, metrics, observer)
+            for items, raw in results:
+                found = [predictor.in_units(one, item.native_size) for item, one in zip(items, raw)]
+                self._compare(items, found, scorer, metrics, observer)
         return metrics.added_to(scores_of_all(self.world, scorer))
 
     @property

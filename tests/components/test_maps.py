@@ -31,7 +31,7 @@ from seamseg.utils.errors import InputError, SeamsegError
 
 pytestmark = pytest.mark.usefixtures("narrow", "imported")
 
-NAMES = ("edge", "vector", "best")
+NAMES = ("edge", "vector", "best", "span", "far")
 SIZE = (64, 96)
 """Of the images, and of the input of the network."""
 
@@ -96,6 +96,12 @@ def test_an_exported_network_has_the_same_maps(predictor, report, network, photo
         assert wanted.maps[name].std() > 0.01
     assert found.maps["best"].dtype == wanted.maps["best"].dtype == np.int64
     assert (found.maps["best"] != wanted.maps["best"]).mean() < 1e-3
+    if tiles == "off":
+        # exported with overrides, and read without: what they state is not that of the training
+        for shortest in (256, 320):
+            result = seamseg.load(network, shortest_size=shortest).predict(np.tile(rgb, (7, 7, 1)))
+            assert np.allclose(result.maps["span"], 96 * 7, rtol=1e-5)
+            assert np.allclose(result.maps["far"], 9600 / 96, rtol=1e-5)
 
 
 def test_the_sign_of_a_mirrored_channel(predictor, run, heads, photo):
@@ -104,6 +110,28 @@ def test_the_sign_of_a_mirrored_channel(predictor, run, heads, photo):
     plain, mirror = (predictor.raw([np.ascontiguousarray(x)])[0].maps["vector"] for x in (rgb, rgb[:, ::-1]))
     back = mirror[..., ::-1] * np.float32([-1, 1])[:, None, None]
     assert np.allclose(flipped.maps["vector"], (plain + back) / 2, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"tta": "flip,0.5,1,1.5"},
+        {"preview": True},
+        {"shortest_size": 40, "tta": "0.7"},
+        {"size": 70},
+        {"overrides": ["dataloader.shortest_size=32"]},
+    ],
+)
+@pytest.mark.parametrize("size", [(64, 96), (50, 200), (30, 180), (150, 100)])
+def test_lengths_and_distances_at_any_size(run, heads, micro, options, size):
+    """An oracle of the width of its input, and of distances that shrink with it, gives those of the image."""
+    given = {"device": "cpu", **options, "overrides": [f"general.components={heads}", *options.get("overrides", ())]}
+    result = seamseg.load(run, **given).predict(Image.new("RGB", size[::-1]))
+    # of an input whose shortest side has the 64 pixels of the training, and the longest at most 256
+    scale_1 = min(64 / min(size), 256 / max(size)) * size[1]
+    assert np.allclose(result.maps["span"], size[1], rtol=1e-5)
+    assert np.allclose(result.maps["far"], 9600 / scale_1, rtol=0.02), "both sides are whole pixels"
 
 
 @pytest.mark.slow
@@ -115,7 +143,7 @@ def test_a_server_sends_the_files_of_predict(network, photo, tmp_path, seamseg_m
     assert (written.shape, written.dtype) == ((2, *SIZE), np.float32)
     data = photo.read_bytes()
     with serving(seamseg.load(network)) as client:
-        assert client.request("GET", "/health").json["formats"][-3:] == list(NAMES)
+        assert client.request("GET", "/health").json["formats"][-len(NAMES) :] == list(NAMES)
         edge, vector = (client.predict(data, f"?format={name}") for name in ("edge", "vector"))
         view = client.predict(data, "?format=view").json
         assert "maps" not in client.predict(data).json
@@ -202,7 +230,7 @@ def test_tensorboard_has_an_image_of_each_map(predictor, micro_config, photo):
 
 
 SUMMED = 'int(outputs["vector"].sum()); return {"vector": out'
-NOT_TRACED = r"cannot be exported to ONNX with the heads mistake: leave out .* \(head mistake, .*line 2"
+NOT_TRACED = r"cannot be exported to ONNX with the heads mistake: leave out .* \(head mistake, .*line 33"
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import io
+from random import Random
+from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from support.crops import of_size
 from torch.nn import functional
 
+from seamseg.data.crops import CropParams
 from seamseg.data.images import open_map
+from seamseg.data.input_size import InputSize, reference_size
 from seamseg.data.maps import MapValues, map_values, scale_and_crop
 from seamseg.data.transforms import AugmentationOptions, AugmentationParams, TrainTransform, augment
+from seamseg.inference.options import Thresholds
+from seamseg.inference.predictor import Predictor
+from seamseg.inference.tiling.tiles import Tiling
+from seamseg.models.heads.custom import declared_outputs
+from seamseg.predictions import MapFormat, Prediction
 from seamseg.structures import DeferredTransform, ReadMap
 from seamseg.utils.errors import InputError
 
@@ -94,9 +105,10 @@ def test_mirror_and_scale_change_values():
     spec = ReadMap("offset", channels=2, mirror=(-1, 1), scale="multiply", fill=5)
     source = values(spec)
     source.values[:, 0, 0] = np.nan
-    found = scale_and_crop(source, SIZE, (0, 0, *SIZE), True, 1.5).mirrored().filled()
-    want = source.values[..., ::-1] * 1.5 * np.array([-1, 1], np.float32)[:, None, None]
-    want[:, 0, -1] = 5
+    found = scale_and_crop(source, (18, 28), (0, 0, 18, 28), True, 1.5).mirrored().filled()
+    # lengths are those of the input, distances are relative to an input of scale 1
+    want = source.values[..., ::-1].repeat(2, 1).repeat(2, 2) * 2 * np.array([-1, 1], np.float32)[:, None, None]
+    want[:, :2, -2:] = 5
     assert np.allclose(found, want)
     depth = values(ReadMap("depth", scale="divide"))
     assert np.allclose(scale_and_crop(depth, SIZE, (0, 0, *SIZE), False, 2).values, depth.values / 2)
@@ -104,12 +116,72 @@ def test_mirror_and_scale_change_values():
 
 def test_the_scale_is_relative_to_that_of_validation():
     options = AugmentationOptions(random_scale=(1.5, 1.5))
-    from random import Random
-
     params = TrainTransform(32, None, augmentation=options).sample_params(of_size(64, 96), Random(0))
     assert params.size == (48, 72)
     assert params.scale == 1.5
     assert TrainTransform(32, None).sample_params(of_size(64, 96), Random(0)).scale == 1
+
+
+class Oracle:
+    """Predicts the targets of a training for an input, or for a tile of it, of `size`."""
+
+    kind, device, on_gpu, nms_threshold, tiles_problem = "semantic", "cpu", False, None, None
+    map_formats = MappingProxyType({"length": MapFormat(values="multiply"), "depth": MapFormat(values="divide")})
+
+    def __init__(self, native, size, shortest, longest):
+        def crop(context):
+            return SimpleNamespace(name="whole", draw=lambda image, rng: CropParams(size, (0, 0, *size), False))
+
+        transform = TrainTransform(shortest, longest, augmentation=AugmentationOptions(crop=crop))
+        params = transform.sample_params(of_size(*native), Random(0))
+        stored = {
+            name: MapValues(np.full((1, *native), 8, np.float32), ReadMap(name, scale=spec.values))
+            for name, spec in self.map_formats.items()
+        }
+        image, mask = Image.new("RGB", native[::-1]), np.zeros((1, *native), np.int32)
+        self.targets = {k: v.values[0, 0, 0] for k, v in augment(image, mask, [255], [0], params, stored).maps.items()}
+
+    def run(self, images):
+        nothing = np.zeros(0, np.float32)
+        return [
+            Prediction(nothing.reshape(0, 4), nothing, nothing, None, np.zeros(size, np.uint8), size, None, maps)
+            for size in (image.shape[:2] for image in images)
+            for maps in [{k: np.full(size, v, np.float32) for k, v in self.targets.items()}]
+        ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.tuples(st.integers(20, 90), st.integers(20, 700)),
+    st.integers(20, 90),
+    st.integers(90, 300),
+    st.sampled_from(
+        [InputSize(30, 400), InputSize(longest_size=333), InputSize(80, 90), InputSize(60, 900, None, (64, 64))]
+    ),
+    st.sampled_from([Tiling("off"), Tiling(256)]),
+)
+def test_a_perfect_head_predicts_the_units_of_the_files(native, shortest, longest, at, tiling):
+    size = at.of(native)
+    oracle = Oracle(native, size, shortest, longest)
+    predictor = Predictor(
+        oracle,
+        None,
+        at,
+        Thresholds(),
+        tiling,
+        reference=reference_size(shortest, longest),  # type: ignore[arg-type]
+    )
+    found = predictor.in_units(predictor.raw([np.zeros((*size, 3), np.uint8)])[0], native)
+    for name, values in found.maps.items():
+        assert values.shape == size
+        assert np.allclose(values, 8, rtol=1e-5), name
+
+
+def test_an_output_changes_as_its_ground_truth():
+    reads = {"flow": ReadMap("flow", 2, mirror=(-1, 1), scale="multiply"), "depth": ReadMap("depth", scale="divide")}
+    outputs = {"flow": MapFormat(2), "depth": MapFormat(values="none", bits=16), "other": MapFormat()}
+    found = declared_outputs(SimpleNamespace(reads=reads, outputs=outputs))
+    assert found == {**outputs, "flow": MapFormat(2, mirror=(-1, 1), values="multiply")}
 
 
 def saved(array, **given) -> bytes:
@@ -146,6 +218,6 @@ def test_broken_arrays_are_one_line(data, message):
 
 
 def test_wrong_declarations():
-    for given in ({"resize": "cubic"}, {"scale": "up"}, {"channels": 2, "mirror": (1,)}, {"channels": 0}):
+    for options in ({"resize": "cubic"}, {"scale": "up"}, {"channels": 2, "mirror": (1,)}, {"channels": 0}):
         with pytest.raises(ValueError, match="ReadMap: "):
-            ReadMap("depth", **given)
+            ReadMap("depth", **options)

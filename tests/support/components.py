@@ -75,11 +75,13 @@ from seamseg.components import Head, Map, head
 
 @head("vectors")
 class Vectors(Head):
-    """Two channels of either sign, whose horizontal one is mirrored, and integers."""
+    """Two channels of either sign, whose horizontal one is mirrored, integers, a length and a distance of the width."""
 
     outputs = {
         "vector": Map(2, "nearest", "core", mirror=(-1.0, 1.0)),
         "best": Map(resize="nearest", tiles="core", scale=1, bits=16),
+        "span": Map(values="multiply", scale=1, bits=16),
+        "far": Map(values="divide", scale=1, bits=16),
     }
 
     def __init__(self, keys, context):
@@ -88,11 +90,14 @@ class Vectors(Head):
 
     def forward(self, features):
         """Compute both from the second level."""
-        return {"vector": self.output(features.levels[1])}
+        vector, width = self.output(features.levels[1]), features.valid_sizes[0][1]
+        span = torch.zeros_like(vector[:, :1]).float() + width
+        return {"vector": vector, "span": span, "far": 9600 / span}
 
     def predict(self, outputs):
         """Return the vectors and the larger channel."""
-        return {"vector": outputs["vector"], "best": outputs["vector"].argmax(1, keepdim=True)}
+        best = outputs["vector"].argmax(1, keepdim=True)
+        return {"vector": outputs["vector"], "best": best, "span": outputs["span"], "far": outputs["far"]}
 '''
 
 

@@ -121,6 +121,8 @@ class TorchvisionModel:
         if the weights cannot be downloaded
     """
 
+    reference: InputSize | None = None
+
     def __init__(
         self, model: str | Path, device: str | torch.device, meta: str | Path | None, options: InferenceOptions
     ) -> None:

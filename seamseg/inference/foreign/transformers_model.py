@@ -154,6 +154,7 @@ class TransformersModel:
     """
 
     kind = "panoptic"
+    reference: InputSize | None = None
 
     def __init__(
         self, model: str | Path, device: str | torch.device, meta: str | Path | None, options: InferenceOptions

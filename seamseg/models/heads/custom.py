@@ -8,7 +8,7 @@ snapshots, prediction in tiles and of several views, files (docs/how-to/extend.m
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
@@ -111,6 +111,19 @@ class Head(nn.Module):
     def predict(self, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the maps of :attr:`outputs`, `N x channels x h x w`, such as sigmoids, from those of `forward`."""
         return outputs
+
+
+def declared_outputs(part: Any) -> dict[str, Map]:
+    """Return the output maps of a head or network by name, with `mirror` and `values` of their ground truth."""
+    found = {}
+    for name, spec in part.outputs.items():
+        read = part.reads.get(name)
+        if read is not None and read.scale != "none" and spec.values is None:
+            spec = replace(spec, values=read.scale)
+        if read is not None and spec.mirror is None and read.channels == spec.channels:
+            spec = replace(spec, mirror=read.mirror)
+        found[name] = spec
+    return found
 
 
 def loss_weight(keys: Any, weight: str | float) -> Any:
