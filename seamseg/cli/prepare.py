@@ -91,11 +91,13 @@ def _add_custom(sources: argparse._SubParsersAction) -> None:
         metavar=("PHOTO", "LABEL", "INSTANCE"),
         help="suffixes of the file names before their extensions",
     )
+    _add_void_background(folders)
 
     instances = _converter(sources, "instances", texts.INSTANCES, _instances)
     _add_out(instances)
     _add_split_files(instances, ("NAME", "PHOTOS JSON [LABELS]"), "+")
     instances.add_argument("--classes", metavar="FILE", help="class list, INI or JSON; required with label images")
+    _add_void_background(instances)
 
     for name, text, words, convert in (
         ("cvat", texts.CVAT, ("NAME", "PHOTOS", "EXPORT"), _cvat),
@@ -107,6 +109,16 @@ def _add_custom(sources: argparse._SubParsersAction) -> None:
         tool.add_argument(
             "--classes", metavar="FILE", help=f"class list, INI or JSON (default: classes.json in {words[2]})"
         )
+        _add_void_background(tool)
+
+
+def _add_void_background(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--void-background",
+        action="store_true",
+        help="leave pixels without a label void where the classes are things only, which otherwise get a stuff class "
+        "background; losses and scores ignore void",
+    )
 
 
 def _add_folder_tools(sources: argparse._SubParsersAction) -> None:
@@ -328,10 +340,9 @@ def _toy_things(args: argparse.Namespace) -> int:
 def _options(args: argparse.Namespace) -> ConversionOptions:
     from seamseg.prepare.convert import ConversionOptions
 
-    hold_out = getattr(args, "hold_out", 0.0)
-    return ConversionOptions(
-        getattr(args, "workers", None), progress, _print_message, args.copy, args.symlink, hold_out
-    )
+    names = ("workers", "copy", "symlink", "hold_out", "void_background")
+    given = {name: getattr(args, name) for name in names if hasattr(args, name)}
+    return ConversionOptions(progress=progress, log=_print_message, **given)
 
 
 def _words(text: str) -> list[str]:
@@ -350,6 +361,8 @@ def _split_files(args: argparse.Namespace, words: str, counts: tuple[int, ...]) 
 
 
 def _report(args: argparse.Namespace, result: ConversionResult) -> int:
+    from seamseg.data.folder import void_warning
+
     counts = ", ".join(
         f"{count} {'image' if count == 1 else 'images'} in {name}" for name, count in result.splits.items()
     )
@@ -357,6 +370,8 @@ def _report(args: argparse.Namespace, result: ConversionResult) -> int:
     print(f"{args.out}: {counts}; {classes.num_stuff} stuff and {classes.num_thing} thing classes")
     for split, account in result.accounts.items():
         print(*account.lines(split), sep="\n")
+        if (problem := void_warning(account.void)) is not None:
+            _print_message(f"{split}: {problem}")
     own_data = hasattr(args, "hold_out") and classes.num_thing > 0 and "train" in result.splits
     if own_data and not Path(args.out, "lst", "val.txt").is_file():
         print(

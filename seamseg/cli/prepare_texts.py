@@ -83,8 +83,9 @@ LABELS holds for each image one of, in this order:
 Masks may also be .tif or .bmp. Files are matched by name without extension; if labels are named a_labels.png, add
 --suffixes "" _labels _instances.
 SegmentationClass and SegmentationObject of Pascal VOC are LABELS and INSTANCES; NAME selects the list of images.
-In the last three forms overlapping objects are stored in layers, and other pixels are of the stuff class named
-background if there is one, else void. classes.ini has a section for each class:
+In the last three forms overlapping objects are stored in layers. Pixels without a label are of the stuff class named
+background, which a list of things only gets (also for the value 0 of label images); else they are void. classes.ini has
+a section for each class:
 
 {"".join(f"  {line}".rstrip() + chr(10) for line in CLASS_LIST.splitlines())}
 or classes.json: [{{"id": 1, "name": "car", "isthing": 1, "color": [0, 0, 142]}}, ...]. Colours are optional.
@@ -96,8 +97,8 @@ INSTANCES = """Convert COCO instances (polygons or RLE), with or without label i
   seamseg prepare instances data/mine --split train photos instances_train.json
 
 classes.ini lists stuff by its values in the label images and things by their category_id (see the help of `seamseg
-prepare folders`). Overlapping objects are stored in layers. Without label images other pixels are of the stuff class
-named background if there is one, else void. Without --classes the categories of the JSON are the things.
+prepare folders`). Overlapping objects are stored in layers. Without --classes the categories of the JSON are the
+things. Without label images other pixels are of the stuff class named background, which things only get; else void.
 """
 
 CVAT = """Convert images that were annotated with CVAT, exported as "Segmentation mask 1.1".
@@ -108,7 +109,8 @@ CVAT = """Convert images that were annotated with CVAT, exported as "Segmentatio
 EXPORT is the zip file or its folder: labelmap.txt, ImageSets/Segmentation/*.txt, SegmentationClass/ and
 SegmentationObject/. If it has several lists, NAME selects one. With "Save images" PHOTOS may be the same file.
 The class list (see the help of `seamseg prepare folders`) names the labels of CVAT and their kinds; the output of
-`seamseg predict --format cvat` holds one. The label background is void. Pixels of things without an object are a crowd.
+`seamseg predict --format cvat` holds one. The label background is void, or the class of this name, which a list of
+things only gets. Pixels of things without an object are a crowd.
 """
 
 LABEL_STUDIO = """Convert images that were annotated with Label Studio, exported as JSON.
@@ -119,7 +121,8 @@ LABEL_STUDIO = """Convert images that were annotated with Label Studio, exported
 TASKS is a JSON file, or a folder or zip file of them. The last annotation of each task that was not cancelled counts,
 else its last prediction; brush regions and polygons are read. The class list (see the help of `seamseg prepare
 folders`) names the labels and their kinds; the output of `seamseg predict --format labelstudio` contains one.
-Overlapping objects are stored in layers; stuff gets the pixels that no object covers.
+Overlapping objects are stored in layers; stuff gets the pixels that no object covers. Pixels without a region are void,
+or of the stuff class named background, which a list of things only gets.
 """
 
 MERGE = """Merge dataset folders.

@@ -208,7 +208,7 @@ class Roi:
     void_threshold: float = key(
         "proposals with at least this fraction of their area on crowd are ignored; 0 ignores none", minimum=0, maximum=1
     )
-    void_is_background: bool = key("void pixels of a mask count as background")
+    void_is_background: bool = key("void pixels of a mask count as background; always without stuff classes")
     nms_threshold: float = key("IoU threshold of NMS between detections of a class", minimum=0, maximum=1)
     score_threshold: float = key("detections with a score up to this value are dropped", minimum=0, maximum=1)
     max_predictions: int = key("largest number of detections per image", minimum=1, maximum=10_000)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
@@ -30,6 +30,7 @@ from seamseg.utils.errors import InputError
 
 MAX_ATTEMPTS = 10
 """This many unreadable images in a row are an error, whatever fraction of all images may be unreadable."""
+_VOID_IMAGES = 8
 
 
 class Transform(Protocol):
@@ -134,6 +135,16 @@ class PanopticDataset(Dataset[dict[str, Any]]):
             naming the file, if one is missing or unreadable, or if their sizes differ
         """
         return self._read_image(index), self._read_masks(index), self.images[index]
+
+    def void_share(self) -> float:
+        """Return the share of the pixels of a few images that are void; images that cannot be read are left out."""
+        void = pixels = 0
+        count = min(_VOID_IMAGES, len(self))
+        for index in np.linspace(0, len(self) - 1, count).round().astype(int).tolist():
+            with suppress(InputError):
+                masks = self._read_masks(index)
+                void, pixels = void + int((~masks.any(axis=0)).sum()), pixels + masks[0].size
+        return void / max(1, pixels)
 
     def _read_image(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
         info = self.images[index]

@@ -23,6 +23,16 @@ IMAGE_EXTENSIONS = (".png", ".jpg", ".jpeg")
 MAP_ENDINGS = (".png", ".npy")
 
 
+def void_warning(share: float) -> str | None:
+    """Return a warning if more than half of the pixels are void, a share from 0 to 1; None otherwise."""
+    if share <= 0.5:
+        return None
+    return (
+        f"{share:.0%} of the pixels are void, which losses and scores ignore: masks may spread over them; if they are "
+        "background, prepare the data set with a stuff class `background`"
+    )
+
+
 def find_metadata(root: str | Path) -> Path:
     """Return the path of the `metadata.bin` of a data set; InputError if there is none."""
     root = Path(root)

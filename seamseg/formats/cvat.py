@@ -1,6 +1,6 @@
 """The layout "Segmentation mask 1.1" of CVAT, that of Pascal VOC: a colour for each label, and one for each object.
 
-`labelmap.txt` has a line `label:r,g,b::` for each label, the first being the background, which is void.
+`labelmap.txt` has a line `label:r,g,b::` for each label, the first being the background: void and a class of this name.
 `SegmentationClass/<name>.png` holds the colour of the label of each pixel. `SegmentationObject/<name>.png` holds
 colours of the palette of Pascal VOC, whose index is the number of the object in the image, from 1; 0 is no object.
 `ImageSets/Segmentation/<list>.txt` lists the names.
@@ -27,23 +27,31 @@ MAX_OBJECTS = 255
 """Objects in an image: CVAT reads the first 256 colours of the palette."""
 
 Color = tuple[int, int, int]
+_BLACK: Color = (0, 0, 0)
 
 
 def label_colors(metadata: Metadata) -> list[Color]:
     """Return the colours of the classes for `labelmap.txt`: of the palette, if they are distinct and not black.
+
+    A stuff class `background` is black, the label that each `labelmap.txt` has.
 
     Raises
     ------
     InputError
         if the name of a class cannot be written
     """
-    for name in metadata.categories:
+    has_rest = BACKGROUND in metadata.categories[: metadata.num_stuff]
+    names = [name for name in metadata.categories if not (has_rest and name == BACKGROUND)]
+    for name in names:
         if name.strip().lower() == BACKGROUND or not name.strip() or any(c in name for c in ":#\n\r"):
             raise InputError(f"the class {name!r} cannot be a label in {LABELMAP} of CVAT; use the format coco")
-    taken: set[Color] = {(0, 0, 0)}
+    taken: set[Color] = {_BLACK}
     wanted = [(int(red), int(green), int(blue)) for red, green, blue in metadata.palette]
     found = []
-    for color in wanted:
+    for name, color in zip(metadata.categories, wanted):
+        if name == BACKGROUND:
+            found.append(_BLACK)
+            continue
         spare = (voc_color(k) for k in range(1, 1 << 24))
         chosen = color if color not in taken else next(c for c in spare if c not in taken and c not in wanted)
         taken.add(chosen)
@@ -54,7 +62,8 @@ def label_colors(metadata: Metadata) -> list[Color]:
 def labelmap_text(metadata: Metadata, colors: Sequence[Color]) -> str:
     """Return the content of `labelmap.txt`."""
     lines = ["# label:color_rgb:parts:actions", f"{BACKGROUND}:0,0,0::"]
-    lines += [f"{name}:{','.join(map(str, color))}::" for name, color in zip(metadata.categories, colors)]
+    labels = zip(metadata.categories, colors)
+    lines += [f"{name}:{','.join(map(str, color))}::" for name, color in labels if name != BACKGROUND]
     return "\n".join(lines) + "\n"
 
 
@@ -107,7 +116,7 @@ def encode_masks(
     InputError
         if there are too many objects
     """
-    single = [s.id for s in segments if not s.iscrowd]
+    single = [s.id for s in segments if not s.iscrowd and colors[s.category] != _BLACK]
     if len(single) > MAX_OBJECTS:
         raise InputError(
             f"image {image}: {len(single)} segments, more than the {MAX_OBJECTS} objects that CVAT reads; use the "

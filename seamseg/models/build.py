@@ -111,7 +111,12 @@ def build_training_module(config: Config, num_stuff: int, num_thing: int) -> Tra
     net = build_network(config, num_stuff, num_thing)
     if isinstance(net, WholeNetwork):
         return TrainingModule(net, own_losses)
-    return TrainingModule(net, SemanticCriterion.of(config) if config.kind == "semantic" else Criterion(config))
+    if config.kind == "semantic":
+        return TrainingModule(net, SemanticCriterion.of(config))
+    if num_stuff == 0:
+        # nothing else says where a mask ends
+        config = replace(config, roi=replace(config.roi, void_is_background=True))
+    return TrainingModule(net, Criterion(config))
 
 
 def _build_panoptic_net(config: Config, num_stuff: int, num_thing: int) -> PanopticNet:

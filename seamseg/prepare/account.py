@@ -38,7 +38,8 @@ class SplitAccount:
     objects : number of their objects, including crowds
     skipped : what was not used, by reason
     frames : by id of an image, the `stamp` of its sources and of the options, and reason and name of each of its
-        `skipped` objects; empty for a data set of an earlier version
+        `skipped` objects, and its `void` pixels; empty for a data set of an earlier version
+    void : share of the pixels that are void
     """
 
     images: int = 0
@@ -46,6 +47,7 @@ class SplitAccount:
     objects: int = 0
     skipped: Skips = field(default_factory=dict)
     frames: dict[str, dict[str, Any]] = field(default_factory=dict, compare=False)
+    void: float = 0.0
 
     def lines(self, split: str) -> list[str]:
         """Return the account as lines of text."""
@@ -87,10 +89,16 @@ def read_accounts(root: Path) -> dict[str, SplitAccount]:
 def _account(split: dict[str, Any]) -> SplitAccount:
     skipped = {str(reason): (int(count), str(first)) for reason, (count, first) in split["skipped"].items()}
     frames = {
-        str(name): {"stamp": str(frame["stamp"]), "skipped": [(str(why), str(item)) for why, item in frame["skipped"]]}
+        str(name): {
+            "stamp": str(frame["stamp"]),
+            "skipped": [(str(why), str(item)) for why, item in frame["skipped"]],
+            "void": int(frame["void"]),
+        }
         for name, frame in split["frames"].items()
     }
-    return SplitAccount(int(split["images"]), int(split["segments"]), int(split["objects"]), skipped, frames)
+    return SplitAccount(
+        int(split["images"]), int(split["segments"]), int(split["objects"]), skipped, frames, float(split["void"])
+    )
 
 
 def write_accounts(root: Path, accounts: dict[str, SplitAccount]) -> None:
@@ -114,14 +122,16 @@ def account_of(
     InputError
         if all objects were skipped
     """
-    frames = {record["id"]: {"stamp": record["stamp"], "skipped": record["skipped"]} for record in records}
+    frames = {record["id"]: {key: record[key] for key in ("stamp", "skipped", "void")} for record in records}
     segments = sum(category not in (VOID, background) for record in records for category in record["cat"])
     lost = all_skipped({}, frames)
     if lost and not segments:
         reasons = "; ".join(f"{count}: {reason} (the first is {first})" for reason, (count, first) in lost.items())
         raise InputError(f"no object can be used: {reasons}")
     objects = sum(len(record["annotations"]) for record in records)
-    return SplitAccount(len(records), segments, objects, all_skipped(skipped, frames), frames)
+    pixels = sum(record["size"][0] * record["size"][1] for record in records)
+    void = sum(record["void"] for record in records) / max(1, pixels)
+    return SplitAccount(len(records), segments, objects, all_skipped(skipped, frames), frames, void)
 
 
 def all_skipped(skipped: Mapping[str, tuple[int, str]], frames: Mapping[str, dict[str, Any]]) -> Skips:

@@ -19,7 +19,7 @@ from seamseg.formats import cvat, label_studio
 from seamseg.panoptic_map import VOID
 from seamseg.prepare.annotations import Runs, mask_runs
 from seamseg.prepare.archives import File, photo_size, read_file
-from seamseg.prepare.class_file import ClassList, parse_class_list, read_class_list
+from seamseg.prepare.class_file import ClassList, parse_class_list, read_class_list, with_background
 from seamseg.prepare.coco_instances import decode_segmentation, stack_regions
 from seamseg.prepare.convert import DEFAULTS, ConversionOptions, ConversionResult, convert_splits, distinct_ids, id_of
 from seamseg.prepare.pairs import FilesByName, by_stem, is_photo, number_objects, spellings, tree_files
@@ -42,7 +42,8 @@ def prepare_cvat(
 ) -> ConversionResult:
     """Convert exports "Segmentation mask 1.1" of CVAT.
 
-    Pixels of things without an object are a crowd; the label `background` is void unless the class list has it.
+    Pixels of things without an object are a crowd; the label `background` is void unless the class list has it, or has
+    things only (:func:`seamseg.prepare.class_file.with_background`).
 
     Parameters
     ----------
@@ -58,7 +59,7 @@ def prepare_cvat(
     """
     options = options.begin()
     exports = {name: _files_below(given[1], cvat.LABELMAP) for name, given in splits.items()}
-    listed = _class_list(class_list, next(iter(splits.values()))[1], next(iter(exports.values())))
+    listed = _class_list(class_list, next(iter(splits.values()))[1], next(iter(exports.values())), options)
     frames = {
         name: _cvat_frames(name, given, exports[name], listed, options.of_split(name)) for name, given in splits.items()
     }
@@ -75,7 +76,8 @@ def prepare_label_studio(
     """Convert tasks of Label Studio: brush regions and polygons.
 
     The last annotation of a task counts that was not cancelled, else its last prediction. Overlapping things are stored
-    in layers of the mask, the smallest in the first; stuff gets the pixels that no thing covers.
+    in layers of the mask, the smallest in the first; stuff gets the pixels that no thing covers. Pixels without a
+    region are of the stuff class `background` if there is one, else void.
 
     Parameters
     ----------
@@ -90,7 +92,7 @@ def prepare_label_studio(
     """
     options = options.begin()
     files = {name: _task_files(given[1]) for name, given in splits.items()}
-    listed = _class_list(class_list, next(iter(splits.values()))[1], next(iter(files.values())))
+    listed = _class_list(class_list, next(iter(splits.values()))[1], next(iter(files.values())), options)
     frames = {
         name: _label_studio_frames(given, files[name], listed, options.of_split(name)) for name, given in splits.items()
     }
@@ -108,16 +110,18 @@ def _files_below(given: str, marker: str) -> dict[str, File]:
     return {name.removeprefix(prefix): file for name, file in files.items() if name.startswith(prefix)}
 
 
-def _class_list(given: str | Path | None, where: str, files: Mapping[str, File]) -> ClassList:
+def _class_list(
+    given: str | Path | None, where: str, files: Mapping[str, File], options: ConversionOptions
+) -> ClassList:
     if given is not None:
-        return read_class_list(given)
+        return with_background(read_class_list(given), options)
     file = files.get(CLASSES)
     if file is None:
         raise InputError(
             f"{where}: does not say which labels are things, and has no {CLASSES}: pass a class list with the names of "
             f"its labels (`classes`)"
         )
-    return parse_class_list(read_file(file, "class list", CONFIG_BYTES), str(file))
+    return with_background(parse_class_list(read_file(file, "class list", CONFIG_BYTES), str(file)), options)
 
 
 def _photos(folder: str) -> dict[str, File]:
@@ -135,9 +139,11 @@ def _cvat_frames(
     colors = cvat.parse_labelmap(decode_text(read_file(file, "labelmap", CONFIG_BYTES), file, "labelmap"), str(file))
     class_of = {}
     for number, (word, color) in enumerate(colors.items()):
-        void = word.lower() == cvat.BACKGROUND and word not in listed.classes.categories
+        # of the label `Background`, which a user may add, the class list decides
+        name = cvat.BACKGROUND if word.lower() == cvat.BACKGROUND and word not in listed.classes.categories else word
+        void = name == cvat.BACKGROUND and name not in listed.classes.categories
         # images of one channel hold the number of the label
-        class_of[cvat.code_of(color)] = class_of[-1 - number] = VOID if void else listed.class_named(word, file)
+        class_of[cvat.code_of(color)] = class_of[-1 - number] = VOID if void else listed.class_named(name, file)
     lists = {name: file for name, file in files.items() if name.startswith(f"{cvat.LISTS}/") and name.endswith(".txt")}
     chosen = lists.get(f"{cvat.LISTS}/{split}.txt") or (next(iter(lists.values())) if len(lists) == 1 else None)
     if chosen is None:

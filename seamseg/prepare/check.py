@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from seamseg.data.folder import IMAGE_EXTENSIONS, DatasetFolder
+from seamseg.data.folder import IMAGE_EXTENSIONS, DatasetFolder, void_warning
 from seamseg.data.images import open_image, open_mask
 from seamseg.formats.metadata import ImageInfo
 from seamseg.panoptic_map import VOID
@@ -269,6 +269,8 @@ def check_dataset(root: str | Path, workers: int | None = None, progress: Progre
     problems += _duplicate_photos(folder, checks, listed)
     problems += _check_classes(folder, checks, listed)
     rows, void = _class_rows(folder, checks)
+    if (text := void_warning(void)) is not None:
+        problems.append(warning(folder.root / "msk", text))
     sizes = Counter(image.size for image in images).most_common()
     accounts: dict[str, SplitAccount] = {}
     try:
@@ -306,6 +308,8 @@ def check_image(image: ImageInfo, root: Path) -> ImageCheck:
     counts = np.bincount(np.concatenate([layer.ravel() for layer in layers]))
     problems += _check_ids(image, counts, paths[0])
     counts = counts[: len(image.cat)]
+    if len({layer.shape for layer in layers}) == 1:
+        counts[0] = (~np.any(layers, axis=0)).sum()  # further layers are 0 where the first is not
     pixels: Counter[int] = Counter()
     segments: Counter[int] = Counter()
     crowds: Counter[int] = Counter()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import configparser
 import re
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from seamseg.formats.metadata import Metadata
 from seamseg.panoptic_map import VOID
-from seamseg.prepare.convert import ordered_classes
+from seamseg.prepare.convert import BACKGROUND, ConversionOptions, bare_name, ordered_classes
 from seamseg.utils.errors import InputError, one_line
 from seamseg.utils.files import decode_text, read_bytes
 from seamseg.utils.limits import CONFIG_BYTES, ini_parser, parse_json, whole_number
@@ -79,6 +80,34 @@ def build_class_list(entries: list[dict[str, Any]], void: list[int], source: str
         raise InputError(f"{source}: {both['id']} is both the id of {both['name']!r} and void")
     classes, class_of = ordered_classes(entries)
     return ClassList(classes, {**class_of, **dict.fromkeys(void, VOID)})
+
+
+def with_background(listed: ClassList, options: ConversionOptions) -> ClassList:
+    """Return a class list of things only with a stuff class `background`, for all pixels without a label.
+
+    Whoever labels things only means that the rest is background. As void it would be ignored by losses and scores, and
+    masks would fill their boxes. Where the list has stuff, a pixel without a label may be of any class: it stays void.
+
+    Parameters
+    ----------
+    listed : returned as it is if it has stuff, or a class with this name
+    options : `void_background` returns the list as it is
+    """
+    things = listed.classes
+    full = things.num_classes == VOID or BACKGROUND in map(bare_name, things.categories)
+    if options.void_background or things.num_stuff or full:
+        return listed
+    number = next(k for k in count() if k not in listed.class_of)
+    classes = Metadata(
+        num_stuff=1,
+        num_thing=things.num_thing,
+        categories=[BACKGROUND, *things.categories],
+        palette=[(0, 0, 0), *things.palette],
+        original_ids=[number, *things.original_ids],
+    )
+    class_of = {value: category if category == VOID else category + 1 for value, category in listed.class_of.items()}
+    # label images without a class 0 have the rest there
+    return ClassList(classes, {0: 0, **class_of})
 
 
 def coco_categories(categories: Any, source: str) -> list[dict[str, Any]]:

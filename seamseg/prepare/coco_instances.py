@@ -14,12 +14,20 @@ from seamseg.formats.metadata import Metadata
 from seamseg.panoptic_map import VOID
 from seamseg.prepare.annotations import Runs, decode_rle
 from seamseg.prepare.archives import photo_size, read_map
-from seamseg.prepare.class_file import ClassList, build_class_list, coco_categories, read_class_list
+from seamseg.prepare.class_file import (
+    ClassList,
+    build_class_list,
+    coco_categories,
+    read_class_list,
+    with_background,
+)
 from seamseg.prepare.convert import (
+    BACKGROUND,
     DEFAULTS,
     ConversionOptions,
     ConversionResult,
     background_class,
+    bare_name,
     convert_splits,
     distinct_ids,
     id_of,
@@ -32,6 +40,8 @@ from seamseg.utils.limits import whole_number
 
 Thing = tuple[Runs, int, int]
 """Pixels of an object, class and crowd flag"""
+_Annotation = tuple[int, int, Any]
+"""Category, crowd flag and segmentation"""
 
 _FARTHEST = 16
 """Largest distance of a polygon corner, in multiples of the longer image side."""
@@ -53,13 +63,14 @@ def prepare_instances(
     """Convert COCO instances.
 
     Overlapping objects are stored in layers of the mask, the smallest in the first. Label images define the pixels that
-    no object covers; their thing classes become crowds. Without label images these pixels are void.
+    no object covers; their thing classes become crowds. Without label images these pixels are of the stuff class
+    `background`, which class lists of things only get (:func:`seamseg.prepare.class_file.with_background`), else void.
 
     Parameters
     ----------
     splits : by name of the list `(photos, JSON)` or `(photos, JSON, labels)`; folders or archives, and a file
     class_list : stuff by the values of the label images, things by the category ids of the JSON; None for the
-        categories of the JSON alone, as things
+        categories of the JSON alone, as things but for one named `background`, whose annotations are left out
     out, options : see :func:`seamseg.prepare.convert.convert_splits`
 
     Raises
@@ -73,11 +84,12 @@ def prepare_instances(
         listed = read_class_list(class_list)
     else:
         name = next(iter(splits))
-        listed = build_class_list(
-            coco_categories(contents[name].get("categories"), splits[name][1]), [], splits[name][1]
-        )
+        entries = coco_categories(contents[name].get("categories"), splits[name][1])
+        rest = [e["id"] for e in entries if bare_name(e["name"]) == BACKGROUND]
+        listed = build_class_list([e for e in entries if e["id"] not in rest], rest, splits[name][1])
         if any(len(given) > 2 for given in splits.values()):
             raise InputError("label images need a class list that defines their values (`classes`)")
+    listed = with_background(listed, options)
     frames = {
         name: find_frames(given, contents[name], listed, options.of_split(name)) for name, given in splits.items()
     }
@@ -92,21 +104,7 @@ def find_frames(
     source = given[1]
     files = tree_files(given[0], "images")
     maps = tree_files(given[2], "labels") if len(given) > 2 else {}
-    try:
-        objects: dict[Any, list[tuple[int, int, Any]]] = {image["id"]: [] for image in content["images"]}
-        for a in content["annotations"]:
-            category = whole_number(a["category_id"])
-            if not listed.classes.is_thing(listed.class_of.get(category, VOID)):
-                raise InputError(
-                    f"{source}: annotation {a['id']}: category {category} is not a thing of the class list"
-                )
-            objects[a["image_id"]].append((category, int(a.get("iscrowd", 0)), a["segmentation"]))
-        images = [(str(image["file_name"]), objects[image["id"]]) for image in content["images"]]
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise InputError(
-            f"{source}: not COCO instances ({type(error).__name__}: {error}); expected `images`, `categories` and "
-            "`annotations` with `segmentation`"
-        ) from None
+    images = _objects_of(content, source, listed)
     photos = FilesByName(files, (name for name, _ in images))
     stems = {name: name.rpartition(".")[0] for name, _ in images}
     labels = FilesByName(by_stem(maps, is_label), stems.values(), same_tree=True) if len(given) > 2 else None
@@ -127,6 +125,27 @@ def find_frames(
     options.skip_unused(files, used, "image that the JSON does not list", is_photo)
     options.skip_unused(maps, used, "label image of no image", is_label)
     return frames
+
+
+def _objects_of(content: Mapping[str, Any], source: str, listed: ClassList) -> list[tuple[str, list[_Annotation]]]:
+    """Return name and annotations of each image of a COCO file."""
+    try:
+        objects: dict[Any, list[_Annotation]] = {image["id"]: [] for image in content["images"]}
+        for a in content["annotations"]:
+            category = whole_number(a["category_id"])
+            if listed.class_of.get(category) == VOID:
+                continue
+            if not listed.classes.is_thing(listed.class_of.get(category, VOID)):
+                raise InputError(
+                    f"{source}: annotation {a['id']}: category {category} is not a thing of the class list"
+                )
+            objects[a["image_id"]].append((category, int(a.get("iscrowd", 0)), a["segmentation"]))
+        return [(str(image["file_name"]), objects[image["id"]]) for image in content["images"]]
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise InputError(
+            f"{source}: not COCO instances ({type(error).__name__}: {error}); expected `images`, `categories` and "
+            "`annotations` with `segmentation`"
+        ) from None
 
 
 def read_instances(frame: SourceFrame, listed: ClassList) -> Instances:
@@ -226,15 +245,16 @@ def _within_limits(things: Iterable[Thing], size: tuple[int, int], frame: Source
 def stack_regions(
     regions: Iterable[tuple[Runs, int]], size: tuple[int, int], frame: SourceFrame, classes: Metadata
 ) -> Instances:
-    """Store regions of things and stuff: things as :func:`stack_things`, stuff where no thing is.
+    """Store regions of things and stuff: things as :func:`stack_things`, stuff where no thing is, else background.
 
     Parameters
     ----------
     regions : pixels and class, 255 for void; of overlapping stuff the last region counts
     size, frame : see :func:`stack_things`
-    classes : defines which classes are things
+    classes : defines which classes are things; pixels of no region are void without a stuff class `background`
     """
-    stuff = np.zeros(size[0] * size[1], np.uint8)  # column by column
+    rest = background_class(classes)
+    stuff = np.full(size[0] * size[1], 0 if rest is None else rest + 1, np.uint8)  # column by column
 
     def things() -> Iterator[Thing]:
         for runs, category in regions:

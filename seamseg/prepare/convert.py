@@ -33,6 +33,8 @@ class ConversionOptions:
     copy : copy images instead of hard-linking them
     symlink : make symbolic links instead of hard links
     hold_out : fraction of the images that become the split `val`
+    void_background : leave pixels without a label void where the classes are things only; otherwise they get a stuff
+        class `background`, see :func:`seamseg.prepare.class_file.with_background`
     split, skipped : split whose files are found, and what was skipped by split; set by :meth:`begin`, :meth:`of_split`
 
     Raises
@@ -47,6 +49,7 @@ class ConversionOptions:
     copy: bool = False
     symlink: bool = False
     hold_out: float = 0.0
+    void_background: bool = False
     split: str = ""
     skipped: dict[str, Skips] = field(default_factory=dict, compare=False)
 
@@ -114,7 +117,8 @@ VAL = "val"
 
 _TEXTS_AND_ARCHIVES = (".json", ".txt", ".xml", ".csv", ".zip", ".tar")
 _UNPAINTED = (0, 0, 0)
-_BACKGROUNDS = ("background", "void", "unlabeled", "unlabelled", "ignore", "ignored")
+BACKGROUND = "background"
+_BACKGROUNDS = (BACKGROUND, "void", "unlabeled", "unlabelled", "ignore", "ignored")
 
 
 @dataclass(frozen=True)
@@ -288,7 +292,8 @@ def ordered_classes(entries: Sequence[Mapping[str, Any]]) -> tuple[Metadata, dic
     """
     ordered = [e for e in entries if not e["thing"]] + [e for e in entries if e["thing"]]
     given = [
-        e.get("color") or (_UNPAINTED if not e["thing"] and _bare(e["name"]) in _BACKGROUNDS else None) for e in ordered
+        e.get("color") or (_UNPAINTED if not e["thing"] and bare_name(e["name"]) in _BACKGROUNDS else None)
+        for e in ordered
     ]
     classes = Metadata(
         num_stuff=sum(not e["thing"] for e in ordered),
@@ -302,8 +307,9 @@ def ordered_classes(entries: Sequence[Mapping[str, Any]]) -> tuple[Metadata, dic
 
 def background_class(classes: Metadata) -> int | None:
     """Return the stuff class with the name background; None if there is none."""
-    return next((k for k in range(classes.num_stuff) if _bare(classes.categories[k]) == _BACKGROUNDS[0]), None)
+    return next((k for k in range(classes.num_stuff) if bare_name(classes.categories[k]) == BACKGROUND), None)
 
 
-def _bare(name: object) -> str:
+def bare_name(name: object) -> str:
+    """Return the name of a class in lower case, without the underscores of `_background_`."""
     return str(name).strip(" _").lower()

@@ -18,7 +18,7 @@ from seamseg.formats import cvat
 from seamseg.panoptic_map import VOID
 from seamseg.prepare.annotations import Runs, mask_runs
 from seamseg.prepare.archives import File, photo_size, read_file, read_map
-from seamseg.prepare.class_file import ClassList, read_class_list
+from seamseg.prepare.class_file import ClassList, read_class_list, with_background
 from seamseg.prepare.coco_instances import decode_segmentation, pixels_of, stack_regions
 from seamseg.prepare.convert import (
     DEFAULTS,
@@ -72,8 +72,9 @@ def prepare_folders(
     - `PHOTO.txt`: polygons of YOLO, with class ids
     - `PHOTO_CLASS_NUMBER.png`: a mask of one object; each `_` may be a folder, and `_NUMBER` is any text, or missing
 
-    Without label images all other pixels are of the stuff class `background` if there is one, else void; overlapping
-    things are stored in layers of the mask, the smallest in the first.
+    Without label images all other pixels are of the stuff class `background` if there is one, else void; a class list
+    of things only gets one (:func:`seamseg.prepare.class_file.with_background`), also for the value 0 of label images
+    unless the list has it. Overlapping things are stored in layers of the mask, the smallest in the first.
 
     Parameters
     ----------
@@ -89,7 +90,8 @@ def prepare_folders(
     InputError
         if a file is missing or invalid, or has a value or name that is not in the class list
     """
-    options, listed = options.begin(), read_class_list(class_list)
+    options, given = options.begin(), read_class_list(class_list)
+    listed = with_background(given, options)
     if divisor < 0 or divisor == 1:
         raise InputError(f"`divisor={divisor}`: must be 2 or more")
     for name, folders in splits.items():
@@ -105,13 +107,13 @@ def prepare_folders(
     if objects is not None and (divisor or any(frame.second for frame in all_frames)):
         raise InputError(f"{objects.annotation}: holds the objects: omit the divisor, and the folder of instances")
     bare = not divisor and not all(frame.second or _has_objects(frame) for frame in all_frames)
-    numbered = bare and _one_thing(listed)
+    numbered = bare and _one_thing(given)
     if bare:
         if numbered:
             options.log(f"{listed.classes.categories[-1]!r} is the only thing: labels are the numbers of its objects")
         elif listed.classes.num_thing:
             options.log("no instance images: things become crowds, which are ignored in training")
-    read = partial(read_instances, listed=listed, divisor=divisor)
+    read = partial(read_instances, listed=listed, divisor=divisor, numbered=numbered)
     done = convert_splits(out, listed.classes, distinct_ids(frames), read, options)
     most = max(sum(map(listed.classes.is_thing, image.cat)) for image in done.metadata.images)
     if numbered and len(all_frames) > 1 and most < 2:
@@ -297,20 +299,16 @@ def _one_thing(listed: ClassList) -> bool:
     return classes.num_thing == 1 and all(number == 0 for number in classes.original_ids[: classes.num_stuff])
 
 
-def read_instances(frame: SourceFrame, listed: ClassList, divisor: int) -> Instances:
+def read_instances(frame: SourceFrame, listed: ClassList, divisor: int, numbered: bool) -> Instances:
     """Read the instances of an image; InputError if a file is invalid or a value has no class."""
     if _has_objects(frame):
         size = photo_size(frame.photo)
         readers = {".json": _read_labelme, ".txt": _read_yolo}
         read = readers.get(frame.annotation.suffix.lower(), _read_object_files)
         found: Iterable[tuple[Runs, int]] = read(frame, size, listed)
-        background = background_class(listed.classes)
-        if background is not None:
-            whole = np.zeros(1, np.int64), np.array([size[0] * size[1]])
-            found = chain([(whole, background)], found)
         return stack_regions(found, size, frame, listed.classes)
     labels = read_map(frame.annotation).astype(np.int64)
-    if not divisor and frame.second is None and _one_thing(listed):
+    if numbered and frame.second is None:
         return Instances(*number_segments(labels, lambda value: (_class_of_number(value, listed), 0), listed.classes))
     numbers = np.zeros_like(labels)
     if divisor:
@@ -323,9 +321,9 @@ def read_instances(frame: SourceFrame, listed: ClassList, divisor: int) -> Insta
 
 def _class_of_number(number: int, listed: ClassList) -> int:
     """Return the class of an object's number if there is one thing, which is the last class."""
-    if number == 0:
-        return 0 if listed.classes.num_stuff else VOID
     void = listed.class_of.get(number) == VOID
+    if number == 0 and not void:
+        return 0 if listed.classes.num_stuff else VOID
     return VOID if void else listed.classes.num_classes - 1
 
 

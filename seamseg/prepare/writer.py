@@ -131,9 +131,9 @@ class DatasetWriter:
             old = read_metadata(self.root / "metadata.bin")
             # colours that were chosen for the classes may be others now
             if old.without_images() != replace(self.classes, palette=old.palette):
-                raise InputError(
-                    f"{self.root}: has a data set with other classes; choose another folder, or delete it to repeat it"
-                )
+                rest = old.categories == classes.categories[1:]
+                how = "leave void (`void_background`)" if rest else "delete it to repeat it"
+                raise InputError(f"{self.root}: has a data set with other classes; choose another folder, or {how}")
             self.classes = old.without_images()
             self._images = {image.id: image for image in old.images}
             self.accounts = read_accounts(self.root)
@@ -364,6 +364,7 @@ def _convert(frame: SourceFrame, root: Path, read: Reader, classes: Metadata, li
         "size": list(size),
         "cat": instances.cat,
         "iscrowd": instances.iscrowd,
+        "void": int((~layers.any(axis=0)).sum()),
         "annotations": thing_annotations(layers, instances.cat, instances.iscrowd, classes),
         "skipped": instances.skipped,
         "files": [str(photo), *map(str, masks)],

@@ -175,6 +175,8 @@ def _run(options: TrainingOptions, task: Task, world: World, folder: RunFolder, 
             log.warning(note)
     for note in notes:
         log.info(note)
+    if loader is not None and world.is_main and (problem := task.data_problem(loader)) is not None:
+        log.warning(problem)
 
     seed_everything(task.options.seed, -1, 0)
     module = task.build(metadata)

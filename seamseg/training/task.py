@@ -22,6 +22,7 @@ from seamseg.config.kinds import PANOPTIC
 from seamseg.config.loader import differences
 from seamseg.data.crops import make_crop
 from seamseg.data.dataset import PanopticDataset
+from seamseg.data.folder import void_warning
 from seamseg.data.loader import BatchLoader, LoaderOptions, train_loader
 from seamseg.data.maps import declared_maps
 from seamseg.data.mixing import make_mix
@@ -139,6 +140,10 @@ class Task(ABC):
 
     def step_note(self, images: int) -> str | None:
         """Return a warning if the learning rate is for another number of images a step; None if not."""
+        return None
+
+    def data_problem(self, loader: BatchLoader) -> str | None:
+        """Return a warning about the training images, by some of them; None if there is nothing to say."""
         return None
 
     @abstractmethod
@@ -271,6 +276,12 @@ class SegmentationTask(Task):
     def step_note(self, images: int) -> str | None:
         """Compare with `[optimizer] step_images`."""
         return step_note(self.config, images)
+
+    def data_problem(self, loader: BatchLoader) -> str | None:
+        """Return a warning if most pixels of some images are void."""
+        dataset = loader.dataset
+        assert isinstance(dataset, PanopticDataset)
+        return None if self.config.kind == "detection" else void_warning(dataset.void_share())
 
     def build(self, metadata: Metadata) -> nn.Module:
         """Build network and losses."""

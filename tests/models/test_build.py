@@ -122,6 +122,13 @@ def test_criterion_follows_the_configuration():
     assert criterion.mask_size == (16, 16)
 
 
+@pytest.mark.parametrize("num_stuff", [0, 1])
+def test_void_is_background_without_stuff(num_stuff):
+    with torch.device("meta"):
+        criterion = build_training_module(tiny_config(), num_stuff, 2).criterion
+    assert criterion.roi.void_is_background == (num_stuff == 0)
+
+
 # Keys, shapes, frozen parameters and sizes are those of the published networks
 
 

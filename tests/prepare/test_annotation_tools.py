@@ -10,7 +10,7 @@ from support.tiny_dataset import segment_masks
 
 from seamseg.data.folder import DatasetFolder
 from seamseg.formats import label_studio
-from seamseg.formats.cvat import encode_masks, label_colors, parse_labelmap
+from seamseg.formats.cvat import encode_masks, label_colors, labelmap_text, parse_labelmap
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.result import Panoptic
 from seamseg.panoptic_map import PanopticResult, Segment
@@ -235,6 +235,38 @@ def test_stuff_gets_the_pixels_that_no_thing_covers(tmp_path):
     read_tasks(root)
     sky = (box(0, 0, 5, 20) | box(8, 0, 10, 20)) & ~box(2, 2, 6, 6)
     assert segment_masks(tmp_path / "out")["a"] == {("car", 0, box(2, 2, 6, 6).tobytes()), ("sky", 0, sky.tobytes())}
+
+
+def test_labels_of_things_only_have_a_background(tmp_path):
+    export = cvat_export(tmp_path / "export", [[0, 2, 2]], [[0, 1, 2]])
+    (tmp_path / "classes.ini").write_text("[car]\nid = 1\nkind = thing\n[sky]\nid = 2\nkind = thing\n")
+    split = {"train": (str(export), str(export))}
+    prepare_cvat(tmp_path / "out", split, tmp_path / "classes.ini", ONE)
+    assert {name for name, _, _ in segment_masks(tmp_path / "out")["a"]} == {"background", "car"}
+    prepare_cvat(tmp_path / "void", split, tmp_path / "classes.ini", ConversionOptions(1, void_background=True))
+    assert {name for name, _, _ in segment_masks(tmp_path / "void")["a"]} == {"car"}
+    root = label_studio_export(
+        tmp_path / "b" / "e",
+        {"data": {"image": "a.jpg"}, "predictions": [{"result": [region("car", box(2, 2, 6, 6))]}]},
+    )
+    (tmp_path / "b" / "classes.ini").write_text("[car]\nid = 1\nkind = thing\n")
+    read_tasks(root)
+    car = box(2, 2, 6, 6)
+    assert segment_masks(tmp_path / "b" / "out")["a"] == {
+        ("car", 0, car.tobytes()),
+        ("background", 0, (~car).tobytes()),
+    }
+
+
+def test_a_class_background_in_cvat(tmp_path):
+    """It is the label of this name that each task has; void is, too."""
+    classes = Metadata(1, 1, ["background", "car"], [(0, 0, 0), (0, 0, 9)], [0, 1])
+    assert label_colors(classes) == [(0, 0, 0), (0, 0, 9)]
+    assert labelmap_text(classes, label_colors(classes)).splitlines()[1:] == ["background:0,0,0::", "car:0,0,9::"]
+    segments = [Segment(k, k - 1, k == 2, 1.0, 1, (0, 0, 1, 1)) for k in (1, 2)]
+    labels, objects = encode_masks(np.array([[0, 1, 2]], np.int32), segments, label_colors(classes), "x")
+    assert labels.tolist() == [[0, 0, 9 << 16]]
+    assert objects.tolist() == [[0, 0, 128]]
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,15 @@ def test_valid_data_set(data, workers):
     assert report.void == pytest.approx(0.1)
 
 
+def test_void_of_several_layers(data):
+    """A pixel is void where all layers are 0."""
+    Image.fromarray(np.zeros((10, 14), np.uint8)).save(data / "msk" / "im0.png.1", format="PNG")
+    assert check_dataset(data, 1).void == pytest.approx(0.1)
+    for k in range(3):
+        picture(data / "msk" / f"im{k}.png", np.zeros((10, 14)))
+    assert "msk: 78% of the pixels are void, which losses and scores ignore" in "".join(found(data, False))
+
+
 def test_unreadable_files(data):
     (data / "img" / "im0.png").write_bytes(b"")
     (data / "img" / "im1.png").write_bytes((data / "img" / "im1.png").read_bytes()[:45])

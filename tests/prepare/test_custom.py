@@ -158,13 +158,16 @@ def test_photos_without_label_images(coco):
 
 def test_instances_without_labels(coco):
     prepare_instances(coco / "out", {"train": (str(coco / "photos"), str(coco / "instances.json"))})
-    assert segments(coco / "out", "a") == [("car", 0, 12), ("car", 0, 24), ("car", 1, 3)]
-    assert segments(coco / "out", "b") == []
-    assert DatasetFolder(coco / "out").metadata.num_stuff == 0
-    (coco / "classes.ini").write_text("[background]\nid = 1\nkind = stuff\n[car]\nid = 7\nkind = thing\n")
-    given = {"train": (str(coco / "photos"), str(coco / "instances.json"))}
-    prepare_instances(coco / "two", given, coco / "classes.ini")
     covered = 24 + 12 - 4 + 3
+    cars = [("car", 0, 12), ("car", 0, 24), ("car", 1, 3)]
+    assert segments(coco / "out", "a") == [("background", 0, 96 - covered), *cars]
+    assert segments(coco / "out", "b") == [("background", 0, 96)]
+    given = {"train": (str(coco / "photos"), str(coco / "instances.json"))}
+    prepare_instances(coco / "void", given, options=ConversionOptions(void_background=True))
+    assert segments(coco / "void", "a") == cars
+    assert DatasetFolder(coco / "void").metadata.num_stuff == 0
+    (coco / "classes.ini").write_text("[background]\nid = 1\nkind = stuff\n[car]\nid = 7\nkind = thing\n")
+    prepare_instances(coco / "two", given, coco / "classes.ini")
     assert segments(coco / "two", "a")[0] == ("background", 0, 96 - covered)
     assert segments(coco / "two", "b") == [("background", 0, 96)]
 

@@ -5,11 +5,13 @@ import io
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from support.source_files import photo, picture, segments, tree, write_json, zip_of
 
 from seamseg.cli.main import main
 from seamseg.data.folder import DatasetFolder
+from seamseg.models.heads.roi_targets import mask_targets
 from seamseg.prepare import coco_instances
 from seamseg.prepare.convert import ConversionOptions
 from seamseg.prepare.label_folders import prepare_folders
@@ -64,15 +66,22 @@ PERSON = "[person]\nid = 1\nkind = thing\n"
 BACKGROUND = "[background]\nid = 0\nkind = stuff\n"
 TWO_AND_VOID = box(0, 2, 0, 3, 1) + box(4, 6, 0, 3, 2) + box(7, 8, 0, 5)
 ONE = box(0, 2, 0, 3, 1)
+REST = ("background", 0, 79)
 PERSONS = [("person", 0, 6), ("person", 0, 6)]
 
 
 @pytest.mark.parametrize(
     ("classes", "mask", "message", "expected"),
     [
-        (PERSON + "[void]\nids = 255\n", TWO_AND_VOID, NUMBERS, PERSONS),
+        (PERSON + "[void]\nids = 255\n", TWO_AND_VOID, NUMBERS, [REST, *PERSONS]),
+        (PERSON + "[void]\nids = 0 255\n", TWO_AND_VOID, NUMBERS, PERSONS),
         (BACKGROUND + PERSON + "[void]\nids = 255\n", TWO_AND_VOID, NUMBERS, [("background", 0, 79), *PERSONS]),
-        (PERSON, ONE, "no image has more than one object: labels of 0 and 1 do not separate objects", PERSONS[:1]),
+        (
+            PERSON,
+            ONE,
+            "no image has more than one object: labels of 0 and 1 do not separate objects",
+            [("background", 0, 90), PERSONS[0]],
+        ),
         (PERSON + "[road]\nid = 2\nkind = stuff\n[void]\nids = 0\n", ONE, "things become crowds", [("person", 1, 6)]),
     ],
 )
@@ -239,6 +248,57 @@ def test_yolo_lines_of_the_background(raw):
     (raw / "classes.ini").write_text(BACKGROUND + PERSON)
     yolo(raw, "1 0 0 .25 0 .25 .25 0 .25\n0 0 0 1 0 1 1 0 1\n")
     assert_fails(raw, r"a\.txt: line 2: class 0 is the background in the class list; number the classes")
+
+
+THINGS = "[car]\nid = 0\nkind = thing\n[bus]\nid = 7\nkind = thing\n"
+
+
+def things(raw, form):
+    """A bus of 3 x 4 pixels, and nothing else."""
+    (raw / "classes.ini").write_text(THINGS.replace("id = 0", "id = 1") if form == "voc" else THINGS)
+    if form == "yolo":
+        yolo(raw, "7 0 0 .25 0 0 .5")
+    elif form == "labelme":
+        labelme(raw, shape("bus", [[0, 0], [3, 0], [0, 4]]))
+    elif form == "objects":
+        picture(raw / "labels" / "a_bus_1.png", np.tri(8, 12, dtype=bool)[::-1] & (box(0, 4, 0, 3) > 0))
+    else:
+        for folder, value in (("SegmentationClass", 7), ("SegmentationObject", 1)):
+            picture(raw / folder / "a.png", box(0, 4, 0, 3, value))
+        return ("SegmentationClass", "SegmentationObject")
+    return ("labels",)
+
+
+@pytest.mark.parametrize("form", ["yolo", "labelme", "objects", "voc"])
+def test_things_only_have_a_background(raw, form):
+    """Otherwise a mask that fills its box is as good as the right one: void is ignored."""
+    labels = things(raw, form)
+    prepare(raw, *labels)
+    metadata = DatasetFolder(raw / "out").metadata
+    assert (metadata.categories, metadata.num_stuff) == (["background", "car", "bus"], 1)
+    assert metadata.original_ids == [0, 1, 7] if form == "voc" else [1, 0, 7]
+    (rest, bus) = segments(raw / "out", "a")
+    assert rest == ("background", 0, 96 - bus[2])
+    mask = torch.from_numpy(DatasetFolder(raw / "out").read_mask("a"))
+    number = metadata.images[0].cat.index(2)
+    whole, first = torch.tensor([[0.0, 0.0, 8.0, 12.0]]), torch.tensor([0])
+    target = mask_targets(whole, first, torch.tensor([number]), mask, (8, 12), False)
+    assert torch.equal(target[0] == 1, mask[0] == number)
+    assert (target >= 0).all()
+
+
+def test_void_background(raw, capsys):
+    words = ["prepare", "folders", str(raw / "out"), "--classes", str(raw / "classes.ini"), "--split", "train"]
+    words += [str(raw / "photos"), *(str(raw / name) for name in things(raw, "yolo")), "--workers", "1"]
+    assert main([*words, "--void-background"]) == 0
+    assert "% of the pixels are void, which losses and scores ignore" in capsys.readouterr().err
+    assert DatasetFolder(raw / "out").metadata.categories == ["car", "bus"]
+    assert main(words) == 2
+    assert "other classes; choose another folder, or leave void (--void-background)" in capsys.readouterr().err
+    # a class that is stuff makes pixels without a label undefined
+    (raw / "classes.ini").write_text(THINGS + "[road]\nid = 3\nkind = stuff\n")
+    prepare(raw, out="stuff")
+    assert len(segments(raw / "stuff", "a")) == 1
 
 
 def test_pascal_voc(raw):

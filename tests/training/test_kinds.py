@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from support.micro import make_dataset, narrow_body
 
 from seamseg.checkpoints.bundle import open_model
@@ -37,6 +38,17 @@ def train(config, data, run, kind, *overrides, **options):
 def evaluate(model, data, *overrides, **options):
     inference = InferenceOptions(overrides=overrides)
     return evaluate_model(model, data, EvaluationOptions(device="cpu", quiet=True, inference=inference, **options))
+
+
+def test_mostly_void_labels(micro_config, tmp_path, capsys):
+    data = make_dataset(tmp_path / "data", [1, 1], [1])
+    for name in ("train0", "train1"):
+        mask = np.array(Image.open(data / "msk" / f"{name}.png"))
+        mask[mask < 3] = 0
+        Image.fromarray(mask).save(data / "msk" / f"{name}.png")
+    for kind, warned in (("panoptic", 1), ("detection", 0)):
+        train(micro_config, data, tmp_path / kind, kind, "scheduler.epochs=1")
+        assert capsys.readouterr().err.count("92% of the pixels are void, which losses and scores ignore") == warned
 
 
 @pytest.fixture(scope="module")
