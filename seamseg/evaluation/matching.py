@@ -7,6 +7,8 @@ Kirillov et al., Panoptic Segmentation, CVPR 2019, with the corner cases of the 
 - A crowd of the ground truth is never matched and never missed.
 - An unmatched prediction is ignored if more than half of it lies on void or on the crowd of its class. Only the
   last of several crowds of a class in an image counts.
+- Pixels of id 0 are a segment of the prediction if one has this id (DETR numbers from 0), else void. In the ground
+  truth they are void: the official tool would count them as void and as a segment, with IoUs above 1.
 - The area of a ground-truth segment is that of its annotation; the area of a prediction is counted.
 """
 
@@ -82,7 +84,8 @@ def match_segments(
 
     Parameters
     ----------
-    pairs : `K x 2`, (ground-truth id, predicted id) of pixels, 0 void (`seamseg.idmaps.histogram.joint_histogram`)
+    pairs : `K x 2`, (ground-truth id, predicted id) of pixels (`seamseg.idmaps.histogram.joint_histogram`); 0 is void,
+        of a prediction unless a segment has this id
     counts : `K`, pixels of each pair; a pair may occur more than once
     gt_segments : segments of the ground truth, in the order of the annotations. Ids of the map without a segment belong
         to no class, but are not void
@@ -92,8 +95,8 @@ def match_segments(
     Raises
     ------
     InputError
-        if an id of the predicted map has no segment, a predicted segment has no pixel, a segment has the id of void, or
-        the annotated area of a ground-truth segment is too small
+        if an id of the predicted map has no segment, a predicted segment has no pixel, or a segment of the ground truth
+        has the id of void or too small an annotated area
     """
     where = f"image {name}: " if name else ""
     pixels = _PixelCounts(pairs, counts)
@@ -101,7 +104,7 @@ def match_segments(
     pred_by_id = {s.id: s for s in pred_segments}
     _check_prediction(pred_by_id, pixels.pred, where)
     if VOID_ID in gt_by_id:
-        raise InputError(f"{where}the ground truth has a segment with id 0, which means void")
+        raise InputError(f"{where}the ground truth has a segment with id 0, which is void there; number them from 1")
     gt_areas = {i: pixels.gt[i] if s.area is None else s.area for i, s in gt_by_id.items()}
     matches = Matches(gt_areas=gt_areas, pred_areas={i: pixels.pred[i] for i in pred_by_id})
     matches.overlapping.extend(_overlapping_pairs(pixels, gt_by_id, pred_by_id, gt_areas, where))
@@ -157,8 +160,6 @@ def set_void(pairs: np.ndarray, column: int, ids: Sequence[int]) -> np.ndarray:
 
 
 def _check_prediction(pred_by_id: _ById, pixels: Mapping[int, int], where: str) -> None:
-    if VOID_ID in pred_by_id:
-        raise InputError(f"{where}the prediction has a segment with id 0, which means void")
     unlisted = sorted(set(pixels) - set(pred_by_id) - {VOID_ID})
     if unlisted:
         raise InputError(f"{where}id {unlisted[0]} is in the predicted map but not among its segments{_more(unlisted)}")

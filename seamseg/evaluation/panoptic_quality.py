@@ -14,7 +14,7 @@ from seamseg.evaluation.matching import Matches, SegmentPair, match_segments, se
 from seamseg.evaluation.scores import ClassScores, PanopticScores, average_classes, mean
 from seamseg.formats.id_png import png_size
 from seamseg.idmaps.histogram import ArrayLike, joint_histogram
-from seamseg.panoptic_map import ClassInfo, SegmentInfo, SegmentLike, Segments
+from seamseg.panoptic_map import VOID_ID, ClassInfo, SegmentInfo, SegmentLike, Segments
 from seamseg.utils.errors import InputError
 
 if TYPE_CHECKING:
@@ -138,6 +138,8 @@ class LegacyPanopticQuality(PanopticQuality):
         self, pairs: np.ndarray, counts: np.ndarray, gt_segments: Segments, pred_segments: Segments, name: str = ""
     ) -> Matches:
         """Compare two maps like :meth:`add`, given their joint histogram."""
+        if any(s.id == VOID_ID for s in pred_segments):
+            raise InputError(f"image {name}: the prediction has a segment with id 0, which the original takes for void")
         pairs = set_void(pairs, 0, [s.id for s in gt_segments if s.iscrowd])
         pairs = set_void(pairs, 1, [s.id for s in pred_segments if s.iscrowd])
         visible = set(pairs[:, 1].tolist())

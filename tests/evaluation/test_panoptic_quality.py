@@ -10,6 +10,7 @@ from support import panoptic_oracle as oracle
 from support.panoptic_cases import CASES, infos, random_pair
 
 from seamseg.evaluation import ClassInfo, PanopticEvaluator, PanopticQuality, SegmentInfo
+from seamseg.evaluation.panoptic_quality import LegacyPanopticQuality
 from seamseg.utils.errors import InputError
 
 
@@ -96,7 +97,7 @@ def test_dagger_has_no_threshold_for_stuff_and_divides_by_the_ground_truth():
         ([[1, 2]], [SegmentInfo(1, 0)], "id 2 is in the predicted map but not among its segments"),
         ([[2, 3]], [SegmentInfo(1, 0)], "id 2 is in the predicted map but not among its segments (and 1 more)"),
         ([[1, 1]], [SegmentInfo(1, 0), SegmentInfo(2, 0)], "predicted segment 2 has no pixel"),
-        ([[0, 1]], [SegmentInfo(0, 0), SegmentInfo(1, 0)], "id 0"),
+        ([[0, 2]], [SegmentInfo(0, 0)], "id 2 is in the predicted map but not among its segments"),
         ([[1, 1]], [SegmentInfo(1, 9)], "class 9"),
         ([[1, 1, 1]], [SegmentInfo(1, 0)], "3 x 1"),
     ],
@@ -108,6 +109,14 @@ def test_contradictions_are_errors_that_name_the_image(pred, segments, words):
     assert words in str(error.value)
     assert ("more)" in str(error.value)) == ("more)" in words)
     assert "\n" not in str(error.value)
+
+
+def test_void_has_no_segment_in_the_ground_truth_and_in_the_original():
+    zero, one, ids = [SegmentInfo(0, 0)], [SegmentInfo(1, 0)], np.zeros((1, 2), np.int32)
+    with pytest.raises(InputError, match="the ground truth has a segment with id 0, which is void there"):
+        PanopticQuality(1).add(ids, zero, ids + 1, one)
+    with pytest.raises(InputError, match="the prediction has a segment with id 0, which the original takes for void"):
+        LegacyPanopticQuality(1).add(ids + 1, one, ids, zero)
 
 
 def test_sums_are_exact_beyond_floats():
