@@ -268,6 +268,8 @@ class Service:
             raise HTTPException(400, f"{UPLOAD}: empty: send an image as the body, or as `file` of a form")
         if len(data) > limit:
             raise _too_large(limit)
+        if kind == "application/json" or data.startswith(b"data:"):
+            raise HTTPException(400, f"{UPLOAD}: JSON or a data URL: send the bytes of the image, not base64")
         return data
 
     async def _compute(self, name: str, data: bytes) -> Content:
@@ -403,7 +405,8 @@ async def _file_of_form(request: Request, limit: int) -> bytes:
     file = form.get("file")
     try:
         if not isinstance(file, UploadFile):
-            raise HTTPException(400, "the form has no file named `file`")
+            given = f"; it has {', '.join(one_line(name)[:40] for name in form)}" if form else ""
+            raise HTTPException(400, f"the form has no file named `file` with a `filename=`{given}")
         return await file.read()
     finally:
         await form.close()
