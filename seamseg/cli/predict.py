@@ -185,6 +185,9 @@ def _print(out: str, summary: RunSummary, averaged: bool) -> None:
     earlier = f", {summary.earlier} were there already" if summary.earlier else ""
     skipped = f", {summary.unreadable} could not be read" if summary.unreadable else ""
     print(f"{_photos(summary.done)} in {out}{weights}{earlier}{skipped}", file=sys.stderr)
+    if summary.several_frames:
+        files = f"{summary.several_frames} file{'' if summary.several_frames == 1 else 's'}"
+        print(f"{files} with several frames or pages: only the first was used", file=sys.stderr)
 
 
 def _nothing_found(done: int, score_threshold: float) -> str:

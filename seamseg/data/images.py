@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
 from typing import TypeVar
@@ -38,6 +38,9 @@ PHOTO_ENDINGS = (
     ".avif",
 )
 """Endings of the files that are found in a folder, in any case."""
+
+SEVERAL_FRAMES = "several frames"
+"""Key of `Image.info`: whether the file is an animation or has several pages."""
 
 _GREY_16 = ("I;16", "I;16L", "I;16B", "I;16N")
 _MASK_MODES = ("1", "L", "P", "I", *_GREY_16)
@@ -86,8 +89,9 @@ def open_image(
     """Decode an image to 8-bit RGB.
 
     The EXIF orientation is applied if `upright`. 16-bit and floating-point grey are scaled to 8 bits, CMYK and palettes
-    are converted; the stored colours of an image with transparency are used, and the first of several frames. `data` is
-    the content of a file that is not on disk under that name, for example one in an archive.
+    are converted; the stored colours of an image with transparency are used. Of several frames or pages the first is
+    used, and `info[SEVERAL_FRAMES]` is true. `data` is the content of a file that is not on disk under that name, for
+    example one in an archive.
 
     Raises
     ------
@@ -257,7 +261,11 @@ def _upright_rgb(image: Image.Image) -> Image.Image:
     rotated = _orientation(image) != 1
     deep = _is_deep(image)
     image.load()
-    return _rgb(ImageOps.exif_transpose(image) if rotated else image, deep)
+    rgb = _rgb(ImageOps.exif_transpose(image) if rotated else image, deep)
+    with suppress(Exception):  # a GIF is read on for this
+        # MPO is a JPEG with a preview or depth of the same view
+        rgb.info[SEVERAL_FRAMES] = bool(getattr(image, "is_animated", False)) and image.format != "MPO"
+    return rgb
 
 
 def _stored_rgb(image: Image.Image) -> Image.Image:

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from seamseg.config import Config
-from seamseg.data.images import as_rgb, open_image, pixels_of
+from seamseg.data.images import SEVERAL_FRAMES, as_rgb, open_image, pixels_of
 from seamseg.data.input_size import InputSize, reference_size
 from seamseg.idmaps.histogram import is_tensor
 from seamseg.inference.tiling.tiles import Tiling
@@ -88,12 +88,14 @@ class PreparedImage:
     size : `(height, width)` of the image itself
     rgb : the image itself, `h x w x 3` uint8, if it is kept
     source_image : path or copy of the image that a result refers to, if any
+    several_frames : whether this is the first of several frames or pages of a file
     """
 
     pixels: np.ndarray
     size: tuple[int, int]
     rgb: np.ndarray | None = None
     source_image: Path | Image.Image | None = None
+    several_frames: bool = False
 
     def map(self, function: Callable[[Any], Any]) -> PreparedImage:
         """Return the image with a function applied to its arrays."""
@@ -129,6 +131,7 @@ class ImagePreparation:
             (image.height, image.width),
             pixels_of(image) if self.keep_rgb else None,
             source_image(photo, image) if self.keep_source else None,
+            image.info.get(SEVERAL_FRAMES, False),
         )
 
 

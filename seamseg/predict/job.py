@@ -47,12 +47,14 @@ class RunSummary:
     unreadable : skipped in this run
     earlier : done by earlier runs
     empty : whether images were done in this run, and nothing was found in any of them
+    several_frames : files of this run with several frames or pages, of which the first was used
     """
 
     done: int
     unreadable: int
     earlier: int = 0
     empty: bool = False
+    several_frames: int = 0
 
 
 def default_workers(sources: Sequence[Source | Container], world: World) -> int:
@@ -126,11 +128,12 @@ def predict_all(
             finally:
                 loop.writer.close()
         good = sum(loop.writer.names.values())
-        lines = gather_objects(world, (good, len(loop.writer.names) - good, loop.found), group)
+        line = (good, len(loop.writer.names) - good, loop.found, len(loop.several_frames))
+        lines = gather_objects(world, line, group)
         if world.is_main:
-            sink.finish([good + bad for good, bad, _ in lines])
-    done, unreadable = (sum(line[column] for line in lines) for column in range(2))
-    return RunSummary(done, unreadable, len(earlier.done), done > 0 and not any(found for _, _, found in lines))
+            sink.finish([good + bad for good, bad, *_ in lines])
+    done, unreadable, found, several_frames = map(sum, zip(*lines))
+    return RunSummary(done, unreadable, len(earlier.done), done > 0 and not found, several_frames)
 
 
 def _begin(
@@ -193,6 +196,7 @@ class _PredictionLoop:
         self.predictor = predictor
         self.writer = writer
         self.found = False
+        self.several_frames: set[str] = set()
         self._in_network = ""
 
     def run(
@@ -250,6 +254,8 @@ class _PredictionLoop:
             if isinstance(image, str):
                 self._skip(source, image)
             else:
+                if image.several_frames:
+                    self.several_frames.add(source.name)
                 yield _Photo(source, stamp, image)
 
     def _skip(self, source: Source, reason: str) -> None:

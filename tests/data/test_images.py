@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from support.png_streams import rgb_png
 
-from seamseg.data.images import as_rgb, image_size, open_image, open_mask, open_reduced, pixels_of
+from seamseg.data.images import SEVERAL_FRAMES, as_rgb, image_size, open_image, open_mask, open_reduced, pixels_of
 from seamseg.utils.errors import UnreadableImage
 
 RGB = np.random.RandomState(0).randint(0, 256, (13, 17, 3), dtype=np.uint8)
@@ -97,6 +97,20 @@ def test_exif_orientation(tmp_path, orientation, turned, name):
     assert full == turned.shape[:2] == reduced.size[::-1]
     lazy = as_rgb(Image.open(path))
     assert pixels_of(lazy).shape[:2] == lazy.size[::-1]
+
+
+def test_the_first_of_several_frames(tmp_path):
+    """A preview beside the image, as of MPO, is not counted."""
+    first, other, exif = Image.fromarray(RGB), Image.new("RGB", (17, 13)), Image.Exif()
+    exif[0x0112] = 1
+    for name in ("a.gif", "a.png", "a.webp", "a.tif", "a.mpo"):
+        path = tmp_path / name
+        first.save(path, save_all=True, append_images=[other], lossless=True, exif=exif)
+        image = open_image(path)
+        assert bool(image.info[SEVERAL_FRAMES]) == (name != "a.mpo")
+        assert np.abs(np.asarray(image).astype(int) - RGB).mean() < (60 if name in ("a.gif", "a.mpo") else 1)
+        first.save(path, exif=exif)
+        assert not open_image(path).info[SEVERAL_FRAMES]
 
 
 def photo_bytes(kind="PNG"):

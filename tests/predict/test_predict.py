@@ -111,6 +111,18 @@ def test_all_formats(micro_run, photos, tmp_path, seamseg_main, capsys):
     assert (out / "tall.pth.tar").stat().st_size < 96 * 64 + count * 4 * 28 * 28 + 20000
 
 
+def test_files_of_several_frames_are_counted(micro_run, tmp_path, seamseg_main, capsys):
+    frames = [Image.new("RGB", (48, 32), (90, 60 * k, 220)) for k in range(3)]
+    for name in ("a.gif", "b.tif"):
+        frames[0].save(tmp_path / name, save_all=True, append_images=frames[1:])
+    frames[0].save(tmp_path / "c.png")
+    images = [tmp_path / name for name in ("a.gif", "b.tif", "c.png")]
+    assert seamseg_main("predict", micro_run, *images, tmp_path / "out", "--format", "raw", "--device", "cpu") == 0
+    found = capsys.readouterr().err
+    assert "3 images in" in found
+    assert "2 files with several frames or pages: only the first was used" in found
+
+
 def test_overlays_with_labels(micro_run, photos, tmp_path, seamseg_main):
     """The file is the result drawn with these options."""
     words = ("--labels", "--set", "format overlay.opacity=0.25")
