@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from support.components import DEPTH
 
 from seamseg.cli.new import TEMPLATES, template
-from seamseg.testing import check_component, main
+from seamseg.config import config_from_string, config_to_string, load_config
+from seamseg.testing import check, check_component
+from seamseg.testing.__main__ import main
+from seamseg.training.run import completed
 from seamseg.utils.errors import InputError, SeamsegError
 
 pytestmark = pytest.mark.usefixtures("imported")
 
 EXPORTS = "exports to ONNX, which gives the same for an image"
+LAYERS = [
+    "all parameters get gradients; images of odd sizes, without objects and without ground truth are trained on",
+    "saved weights, other batches and the form for inference give the same outputs",
+]
+FIRST = {
+    **dict.fromkeys(("body", "head", "network"), LAYERS),
+    "augmentation": ["images of odd sizes keep their size"],
+    "loss": ["its gradient reaches the logits; that of a void image is finite"],
+    "optimizer": ["each parameter of each group changes, with its learning rate"],
+}
+"""Lines of a kind before those of trainings."""
+
 TOO = {
     **{kind: [EXPORTS] for kind in ("body", "mask_refinement", "roi_head", "rpn_head", "semantic_head")},
     "head": [EXPORTS, "writes NAME_mine.png, also in shards; the model opens without it, with a warning"],
@@ -21,6 +38,31 @@ TOO = {
     "scheduler": ["its factors are numbers from 0"],
 }
 """Lines of a kind, besides those of all kinds."""
+
+
+PARTS = (Path(__file__).parents[1] / "docs" / "how-to" / "parts.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def parts(tmp_path):
+    """The code of the page of parts as one file."""
+    path = tmp_path / "parts_page.py"
+    path.write_text("\n".join(block.split("```")[0] for block in PARTS.split("```python\n")[1:]))
+    return path
+
+
+def test_the_page_of_parts(parts, capsys):
+    """It prints what it says; a network without keys has a configuration that is read again."""
+    overrides = [f"general.components={parts}", "general.network=parts"]
+    config = completed(load_config("toy_city_r18", None, overrides))
+    printed = [block.split("```")[0] for block in PARTS.split("This prints:\n\n```\n")[1:]]
+    assert capsys.readouterr().out == "".join(printed)
+    assert config_from_string(config_to_string(config)) == config
+
+
+@pytest.mark.slow
+def test_the_network_of_the_page_of_parts(parts):
+    assert check_component(parts)[-1] == "network parts: predicts an image as a whole and in tiles"
 
 
 @pytest.fixture
@@ -45,6 +87,9 @@ def test_the_templates_pass(kind, file):
     lines = check_component(file(kind))
     dtypes = [f"trains two steps on two processes ({dtype})" for dtype in ("bfloat16", "float32")]
     found = [line.removeprefix(f"{kind} mine: ") for line in lines]
+    first = FIRST.get(kind, [])
+    assert found[: len(first)] == first
+    del found[: len(first)]
     assert found[0] == "a resumed training has the same weights, to the bit"
     assert found[1] in dtypes
     views = " and in tiles" if kind == "network" else ", in tiles and mirrored"
@@ -72,7 +117,7 @@ def test_errors_name_component_and_file(file):
             "optimizer",
             'self.state[p].setdefault("average", torch.zeros_like(p))',
             'vars(self).setdefault("averages", {}).setdefault(p, torch.zeros_like(p))',
-            "optimizer mine: a resumed training has other weights, first ",
+            r"optimizer mine \(.*\.py\): a resumed training has other weights, first ",
         ),
         ("augmentation", "rng.uniform(-keys.strength, keys.strength)", "np.random.uniform(-0.9, 0)", "first body.*RNG"),
         ("callback", 'self.best, self.waited = state["best"], state["waited"]', "pass", "does not restore what state_"),
@@ -85,8 +130,79 @@ def test_mistakes(kind, old, new, message, file):
     assert "\n" not in str(error.value)
 
 
+LOGITS = "self.output(self.norm(self.hidden(features.levels[0])))"
+STAGE, OUTPUT = "self.add_module(name, stage)", "self.output = nn.Conv2d"
+MISTAKES = {
+    "layer that is not used": (
+        "body",
+        {STAGE: f"{STAGE}\n            self.extra = nn.Conv2d(3, 4, 1)"},
+        "2 of 26 parameters get no gradient, first extra.weight: use",
+    ),
+    "layers in a dict": (
+        "body",
+        {STAGE: "vars(self).setdefault('stages', {})[name] = stage", "self.get_submodule(name)": "self.stages[name]"},
+        "level 0 of image 0 differs by .* saved weights .*: stages is a plain dict: use torch.nn.ModuleDict",
+    ),
+    "images of a batch are mixed": (
+        "body",
+        {"return maps": "return {name: x - x.mean(0) for name, x in maps.items()}"},
+        "differs by .* for an image alone and in a batch",
+    ),
+    "detached layers": (
+        "head",
+        {LOGITS: "self.output(self.norm(self.hidden(features.levels[0])).detach())"},
+        "3 of 5 parameters get no gradient, first hidden.weight",
+    ),
+    "parameters in a list": (
+        "head",
+        {OUTPUT: f"self.scale = [nn.Parameter(torch.rand(1))]\n        {OUTPUT}", LOGITS: f"self.scale[0] * {LOGITS}"},
+        r"mine of image 0 differs by .*: scale is a plain list: .*ParameterList",
+    ),
+    "dropout in evaluation mode": ("head", {LOGITS: f"functional.dropout({LOGITS})"}, "same images: no dropout or"),
+    "mean of nothing": ("head", {"targets >= 0": "targets > 0"}, "mine_loss is nan for images that are void of odd"),
+    "read between convolution and norm": (
+        "head",
+        {
+            OUTPUT: f"self.layers = nn.Sequential(self.hidden, self.norm)\n        {OUTPUT}",
+            LOGITS: "self.output((y := self.layers[0](features.levels[0])) + self.layers[1](y))",
+        },
+        "differs by .* in the form for inference",
+    ),
+    "mean of void": ("network", {".clamp(min=1)": ""}, "mine_loss is nan for images that are void of odd sizes: ret"),
+    "no update": (
+        "optimizer",
+        {"p.mul_(1": "p.mul(1"},
+        r"mine \(.*\.py\): 131 of 131 parameters do not change",
+    ),
+    "update of one group": ("optimizer", {"param_groups:": "param_groups[:1]:"}, "parameters do not change in five"),
+    "lost groups": ("optimizer", {"(groups, {})": "(groups[:1], {})"}, "57 of 131 parameters are in no group of it"),
+    "own rate": ("optimizer", {'alpha=-group["lr"]': "alpha=-0.1"}, 'the learning rate 0: multiply .*group."lr'),
+    "detached loss": ("loss", {"image.cross_entropy": "image.cross_entropy.detach()"}, "the loss has no gradient"),
+    "loss of void": ("loss", {".clamp(min=1)": ""}, r"mine \(.*\): the loss of a void image is nan: return 0 where"),
+    "other size": ("augmentation", {"return ": "return pixels[:-1]\n    return "}, "for an image of 27 x 41"),
+}
+
+
+FAST = "layer that is not used, parameters in a list, mean of void, update of one group, detached loss, other size"
+"""One of each kind."""
+
+
+@pytest.mark.usefixtures("narrow")
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [pytest.param(*m, id=name, marks=[] if name in FAST else pytest.mark.slow) for name, m in MISTAKES.items()],
+)
+def test_mistakes_that_need_no_training(kind, changes, message, file, monkeypatch):
+    channels = "out_channels = {'mod1': 64, 'mod2': 8, 'mod3': 16, 'mod4': 16, 'mod5': 16}"
+    body = "" if kind == "body" else f"[body]\n{channels}"
+    monkeypatch.setattr(check, "_TINY", check._TINY.replace("[body]", body or "[body]"))
+    with pytest.raises((AssertionError, SeamsegError), match=message) as error:
+        check_component(file(kind, **{str(number): change for number, change in enumerate(changes.items())}))
+    assert "\n" not in str(error.value)
+
+
 def test_a_misspelt_method(file):
-    message = r"callback mine: it has a method validate, which nothing calls.* validated"
+    message = r"callback mine \(.*\.py\): it has a method validate, which nothing calls.* validated"
     with pytest.raises(AssertionError, match=message):
         check_component(file("callback", old=("def validated(", "def validate(")))
 

@@ -24,11 +24,8 @@ from seamseg.models.custom_parts import check_body, check_part
 from seamseg.models.folding import fold_layers
 from seamseg.models.heads.custom import Head, HeadContext, loss_weight
 from seamseg.models.heads.deeplab import DeeplabV3
-from seamseg.models.heads.detections import DetectionSelector
 from seamseg.models.heads.refinement import MaskRefinement
-from seamseg.models.heads.roi import RegionHead, ROIExtractor
-from seamseg.models.heads.roi_targets import ProposalMatcher
-from seamseg.models.heads.rpn import AnchorGenerator, ProposalGenerator
+from seamseg.models.heads.roi import RegionHead
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.panoptic_inference import NetworkOptions
 from seamseg.models.quantised import quantised
@@ -132,7 +129,7 @@ def _build_panoptic_net(config: Config, num_stuff: int, num_thing: int) -> Panop
         _build_head(config, "roi_head", of_boxes, RegionHead),
         _build_head(config, "semantic_head", context) if config.kind == "panoptic" else None,
         None,
-        _network_options(config, num_stuff),
+        NetworkOptions.of(config, num_stuff),
     )
     parts = {"rpn_head": net.rpn_head, "roi_head": net.roi_head, "semantic_head": net.sem_head}
     own = [part for kind, part in parts.items() if part is not None and not config.component(kind)[0].built_in]
@@ -196,22 +193,6 @@ def build_heads(config: Config, context: HeadContext) -> nn.ModuleDict:
         taken |= set(head.losses)
         heads[component.name] = head
     return heads
-
-
-def _network_options(config: Config, num_stuff: int) -> NetworkOptions:
-    rpn, roi = config.rpn, config.roi
-    return NetworkOptions(
-        num_stuff=num_stuff,
-        anchors=AnchorGenerator(rpn, config.fpn.out_strides[rpn.fpn_min_level : rpn.fpn_min_level + rpn.fpn_levels]),
-        rpn_levels=(rpn.fpn_min_level, rpn.fpn_levels),
-        proposals=ProposalGenerator(rpn),
-        matcher=ProposalMatcher(roi),
-        rois=ROIExtractor(roi),
-        selector=DetectionSelector(roi),
-        bbx_reg_weights=roi.bbx_reg_weights,
-        channels_last=config.general.channels_last,
-        crowd_boxes=config.kind == "detection",
-    )
 
 
 def _build_body(config: Config, norm: NormFactory) -> FPNBody:

@@ -34,19 +34,21 @@ def check_body(backbone: object, config: Config, component: Component) -> None:
         raise InputError(f"{where}: strides must be in the order of the maps, finest first, got {strides}")
     if channels.keys() != strides.keys():
         raise InputError(f"{where}: out_channels names {[*channels]}, strides names {[*strides]}")
-    height, width = 3 * max(64, *strides.values()), 4 * max(64, *strides.values())
-    with _trial(backbone, component) as device:
-        found = backbone(torch.zeros(1, 3, height, width, device=device))
-        if not isinstance(found, dict):
-            raise TypeError(f"forward() must return a dict of maps, returned {type(found).__name__}")
-        shapes = {name: tuple(found[name].shape) for name in strides}
-    for name, stride in strides.items():
-        shape = (1, channels[name], height // stride, width // stride)
-        if shapes[name] != shape:
-            raise InputError(
-                f"{where}: {name} of an image of 3 x {height} x {width} is {_text(shapes[name][1:])}, its channels and "
-                f"stride declare {_text(shape[1:])}"
-            )
+    largest = max(64, *strides.values())
+    # images have any size: the sides are a multiple of the strides, less, and more
+    for height, width in ((3 * largest, 4 * largest), (3 * largest - 1, 4 * largest + 1)):
+        with _trial(backbone, component) as device:
+            found = backbone(torch.zeros(1, 3, height, width, device=device))
+            if not isinstance(found, dict):
+                raise TypeError(f"forward() must return a dict of maps, returned {type(found).__name__}")
+            shapes = {name: tuple(found[name].shape) for name in strides}
+        for name, stride in strides.items():
+            shape = (1, channels[name], -(-height // stride), -(-width // stride))
+            if shapes[name] != shape:
+                raise InputError(
+                    f"{where}: {name} of an image of 3 x {height} x {width} is {_text(shapes[name][1:])}, its channels "
+                    f"and stride, rounded up, declare {_text(shape[1:])}"
+                )
 
 
 def check_part(kind: str, part: Any, context: HeadContext, component: Component) -> None:

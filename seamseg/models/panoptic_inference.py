@@ -9,6 +9,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from seamseg.config import Config
 from seamseg.models.backbones.fpn import FPNBody
 from seamseg.models.heads.custom import Head, declared_outputs, predicted_maps
 from seamseg.models.heads.detections import DetectionSelector
@@ -135,6 +136,24 @@ class NetworkOptions(BatchOptions):
         super().__post_init__()
         if len(self.bbx_reg_weights) != 4:
             raise ValueError(f"NetworkOptions: bbx_reg_weights must be 4 numbers, got {self.bbx_reg_weights}")
+
+    @staticmethod
+    def of(config: Config, num_stuff: int) -> NetworkOptions:
+        """Return the options of a configuration, for a data set with this number of stuff classes."""
+        rpn, roi = config.rpn, config.roi
+        levels = slice(rpn.fpn_min_level, rpn.fpn_min_level + rpn.fpn_levels)
+        return NetworkOptions(
+            num_stuff=num_stuff,
+            anchors=AnchorGenerator(rpn, config.fpn.out_strides[levels]),
+            rpn_levels=(rpn.fpn_min_level, rpn.fpn_levels),
+            proposals=ProposalGenerator(rpn),
+            matcher=ProposalMatcher(roi),
+            rois=ROIExtractor(roi),
+            selector=DetectionSelector(roi),
+            bbx_reg_weights=roi.bbx_reg_weights,
+            channels_last=config.general.channels_last,
+            crowd_boxes=config.kind == "detection",
+        )
 
 
 class PanopticInference(Network):

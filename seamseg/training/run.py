@@ -13,7 +13,7 @@ from torch import nn
 from seamseg.checkpoints.class_table import ClassTable
 from seamseg.config import Config, load_config
 from seamseg.config.checks import check_training
-from seamseg.config.components import find
+from seamseg.config.components import NoKeys, find
 from seamseg.data.loader import BatchLoader, index_sampler
 from seamseg.evaluation.scores import Scores
 from seamseg.formats.metadata import Metadata
@@ -149,7 +149,7 @@ def run_training(options: TrainingOptions, task: Task | None = None) -> TrainRes
 def completed(config: Config) -> Config:
     """Return a configuration with what its network reads from other files, so that snapshots need these no more."""
     component, keys = config.component("network")
-    if not hasattr(component.make, "completed"):
+    if not hasattr(component.make, "completed") or component.keys is NoKeys:
         return config
     with named_errors(component.section, component.module):
         return replace(config, parts={**config.parts, component.section: component.make.completed(keys)})

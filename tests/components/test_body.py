@@ -37,6 +37,12 @@ def test_a_network_with_it_is_trained_and_predicts(options, file, tmp_path):
         ("super().__init__(keys, context)\n", "super().__init__(keys, context)\n        1 / 0\n", (), "line 25: Zero"),
         ("return maps", "return maps['c2']", (), "body tiny, .*my_tiny.py: .*must return a dict of maps"),
         ('"c3": 8', '"c3": 16', (), "c3 of an image of 3 x 192 x 256 is 64 x 24 x 32, .* declare 64 x 12 x 16"),
+        (
+            "step, padding=1",
+            "step, padding=2 // step",
+            (),
+            "c2 of .* 191 x 257 is 32 x 48 x 64, .* declare 32 x 48 x 65",
+        ),
         ('"c3": 8', '"c3": 2', (), "strides must be in the order"),
         ("self.out_channels[name] =", "self.out_channels['c2'] =", (), r"out_channels names \['c2'\], strides names"),
         ("", "", ("body.num_frozen=5",), "num_frozen: tiny has 4 modules, not 5"),

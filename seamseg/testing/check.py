@@ -1,16 +1,7 @@
-"""Check that a component works in all that a training, an evaluation and a prediction do; for tests of your own.
-
-    from seamseg.testing import check_component
-
-    def test_edges():
-        check_component("edges.py")
-
-`python -m seamseg.testing edges.py` prints what was checked; `--help` lists the options.
-"""
+"""The check of components: what their kind needs, and trainings, predictions and files on a generated city."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import difflib
 import json
@@ -47,6 +38,7 @@ from seamseg.predict.sinks import parse_target
 from seamseg.predict.sources.find import find_sources
 from seamseg.prepare.cityscapes import prepare_cityscapes
 from seamseg.structures import ReadMap
+from seamseg.testing.layers import check_layers
 from seamseg.toy_city import generate_toy_city
 from seamseg.training.callbacks import Callback, Run
 from seamseg.training.run import TrainingOptions, run_training
@@ -54,6 +46,7 @@ from seamseg.utils.component_errors import described
 from seamseg.utils.distributed import World, local_group
 from seamseg.utils.errors import InputError, SeamsegError, one_line
 from seamseg.utils.progress import is_quiet, set_quiet
+from seamseg.validation.evaluate import EvaluationOptions, evaluate_model
 
 _TINY = f"""{TINY_NETWORK}
 [body]
@@ -83,7 +76,10 @@ _SECONDS = 900
 _EXPORTED = ("head", "body", "mask_refinement", "roi_head", "rpn_head", "semantic_head")
 """Kinds whose components are part of an exported network."""
 
-_WORKER = "from seamseg.testing import _work; _work()"
+_NO_DETECTIONS = "roi.score_threshold=1"
+"""Override for predictions without any things."""
+
+_WORKER = "from seamseg.testing.check import _work; _work()"
 
 
 def check_component(
@@ -233,7 +229,8 @@ class _Check:
         if misspelt := _misspelt(self.component.make):
             self.expect(False, f"it has a method {misspelt[0]}, which nothing calls: is it meant to be {misspelt[1]}?")
         try:
-            return [f"{section}: {check()}" for check in [*checks, *([own] if own else [])]]
+            lines = [*self.layers(), *(check() for check in [*checks, *([own] if own else [])])]
+            return [f"{section}: {line}" for line in lines]
         except (AssertionError, SeamsegError):
             raise
         except Exception as error:
@@ -263,9 +260,17 @@ class _Check:
         return TrainingOptions(self.files.config, self.files.data, self.work / run, **more)
 
     def expect(self, holds: bool, problem: str) -> None:
-        """Raise AssertionError, with the name of the component, unless a condition holds."""
+        """Raise AssertionError, with the component and its file, unless a condition holds."""
         if not holds:
-            raise AssertionError(f"{self.component.section}: {problem}")
+            raise AssertionError(f"{self.component.section} ({self.component.file}): {problem}")
+
+    def layers(self) -> list[str]:
+        """Check what needs no training."""
+        try:
+            return check_layers(self.component, load_config(self.files.config, None, self.overrides), self.files.data)
+        except AssertionError as error:
+            self.expect(False, str(error))
+            raise
 
     def two_processes(self) -> str:
         """Train two steps on two processes."""
@@ -347,13 +352,17 @@ class _Check:
         return self._files((self.component.name,), self.component.make.member is not None)  # type: ignore[attr-defined]
 
     def _files(self, formats: Sequence[str], shards: bool = True) -> str:
-        settings = PredictSettings(self.model, formats, inference=InferenceOptions(overrides=self.overrides))
-        predictor = settings.load("cpu")
-        sources = find_sources([str(self.files.photo)])
-        for out in ("out", "shards-%06d.tar") if shards else ("out",):
+        photo, odd = self.files.photo, self.work / "odd.png"
+        open_image(photo).crop((0, 0, 101, 63)).save(odd)
+        none = () if "general.kind=semantic" in self.overrides else (_NO_DETECTIONS,)
+        runs = [("out", photo, ()), ("none", odd, none), ("shards-%06d.tar", photo, ())]
+        for out, path, more in runs if shards else runs[:2]:
+            inference = InferenceOptions(overrides=(*self.overrides, *more))
+            settings = PredictSettings(self.model, formats, inference=inference)
+            predictor, sources = settings.load("cpu"), find_sources([str(path)])
             sink = settings.open_sink(parse_target(str(self.work / "files" / out)), predictor, sources)
             done = predict_all(predictor, sources, sink, World(device=predictor.network.device))
-            self.expect(done.done == 1, f"predict: {self.files.photo.name} was not written to {out}")
+            self.expect(done.done == 1, f"predict: {path.name} was not written to {out}")
         stem = self.files.photo.stem
         found = [path for path in (self.work / "files" / "out").rglob(f"{stem}*") if path.stat().st_size]
         self.expect(len(found) >= len(formats), f"predict: no files of {', '.join(formats)}")
@@ -377,6 +386,9 @@ class _Check:
             same = math.isclose(value, other, rel_tol=1e-6) or (math.isnan(value) and math.isnan(other))
             wrong = f"{name} is {value:.6g} on one process, {other:.6g} on two: state() must be a sum over images"
             self.expect(same, wrong)
+        # without an error
+        inference = InferenceOptions(overrides=(*self.overrides, _NO_DETECTIONS))
+        evaluate_model(self.model, self.files.data, EvaluationOptions(device="cpu", inference=inference, quiet=True))
         return f"two processes give the same {', '.join(one)} as one"
 
     def _callback(self) -> str:
@@ -465,36 +477,3 @@ def _same(a: Any, b: Any) -> bool:
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else format_value(value)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Check the files that the command line names and print what was checked; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m seamseg.testing",
-        description="Check components with a small network on a generated city: training, resume, two processes, "
-        "prediction, files.",
-        epilog="example: python -m seamseg.testing edges.py --kind head --set channels=8",
-    )
-    parser.add_argument("sources", nargs="+", metavar="FILE", help="Python file or module of components")
-    parser.add_argument("--kind", choices=KINDS, metavar="KIND", help="check only components of this kind")
-    parser.add_argument("--name", help="check only the component of this name")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="value of a key of it")
-    parser.add_argument("--data", help="data set, with splits train and val, to train on instead of the city")
-    parser.add_argument("--not-deterministic", action="store_true", help="a resumed training may have other weights")
-    args = parser.parse_args(argv)
-    if wrong := [text for text in args.set if "=" not in text]:
-        parser.error(f"--set {wrong[0]}: expected KEY=VALUE")
-    keys = dict(text.split("=", 1) for text in args.set)
-    try:
-        for source in args.sources:
-            deterministic = not args.not_deterministic
-            lines = check_component(source, args.kind, args.name, keys, deterministic=deterministic, data=args.data)
-            print("\n".join(lines), flush=True)
-    except (AssertionError, SeamsegError) as error:
-        print(f"seamseg.testing: {one_line(error)}", file=sys.stderr)
-        return error.exit_code if isinstance(error, SeamsegError) else 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

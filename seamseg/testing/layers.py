@@ -1,0 +1,337 @@
+"""Checks of a component without a training: gradients, odd sizes, images without objects, saved weights, folding.
+
+A check raises AssertionError with what is wrong and what to do.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from random import Random
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from seamseg.config import Config
+from seamseg.config.components import Component
+from seamseg.data.loader import collate
+from seamseg.models.custom_network import WholeNetwork
+from seamseg.models.folding import fold_abn
+from seamseg.models.heads.custom import run_heads
+from seamseg.models.heads.semantic import SemanticImage
+from seamseg.ops.labels import extract_boxes
+from seamseg.panoptic_map import VOID
+from seamseg.structures import Batch, PackedSequence
+from seamseg.training.task import SegmentationTask
+from seamseg.utils.distributed import World
+
+_TOLERANCE = 1e-3
+"""Largest difference of two outputs that should be equal, of the largest value."""
+
+_LAYERED = ("body", "head", "network")
+"""Kinds with layers."""
+
+
+def check_layers(component: Component, config: Config, data: Any) -> list[str]:
+    """Check a component in a small network; return what was checked.
+
+    Parameters
+    ----------
+    component : of any kind
+    config : configuration that uses it
+    data : data set, with the split of the training
+
+    Raises
+    ------
+    AssertionError
+        if a check fails
+    """
+    if component.kind == "loss":
+        return [_check_loss(component, config)]
+    if component.kind == "augmentation":
+        return [_check_augmentation(component, config)]
+    if component.kind not in (*_LAYERED, "optimizer"):
+        return []
+    torch.manual_seed(0)
+    net = _Trial.of(component, config, data)
+    if component.kind == "optimizer":
+        return [_check_optimizer(net)]
+    return [_check_gradients(net), *_check_outputs(net)]
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A training module with a component, and a batch for it.
+
+    Attributes
+    ----------
+    task, component : task of the configuration, and component
+    classes : metadata of the data set
+    module : network and losses
+    batch : two images of different sizes, with odd sides
+    """
+
+    task: SegmentationTask
+    component: Component
+    classes: Any
+    module: nn.Module
+    batch: Batch
+
+    @staticmethod
+    def of(component: Component, config: Config, data: Any) -> _Trial:
+        """Build the network, and read the batch."""
+        task = SegmentationTask(config)
+        images: Any = task.open_loader(data, World(device=torch.device("cpu"))).dataset
+        batch = cast(Batch, task.prepare(collate([images[i % len(images)] for i in (0, 1)])))
+        return _Trial(task, component, images.metadata, task.build(images.metadata), _with_odd_sides(batch))
+
+    @property
+    def net(self) -> Any:
+        """The network."""
+        return self.module.get_submodule("net")
+
+    @property
+    def part(self) -> nn.Module:
+        """The part of the network that the component has made."""
+        return _part_of(self.net, self.component)
+
+    def fresh(self) -> Any:
+        """Return another network with the saved weights of this one, in evaluation mode."""
+        torch.manual_seed(1)
+        net = self.task.build(self.classes).get_submodule("net")
+        net.load_state_dict(copy.deepcopy(self.net.state_dict()))
+        return net.eval()
+
+
+def _part_of(net: Any, component: Component) -> nn.Module:
+    if isinstance(net, WholeNetwork):
+        return net.network
+    found: nn.Module = net.custom_heads[component.name] if component.kind == "head" else net.body.backbone
+    return found
+
+
+def _with_odd_sides(batch: Batch) -> Batch:
+    """Cut the images of a batch to different sizes with odd sides."""
+
+    def cut(packed: PackedSequence) -> PackedSequence:
+        sizes = [(3, 4), (2, 3)]
+        found = []
+        for x, (down, across) in zip(packed, sizes, strict=True):
+            assert x is not None
+            height, width = (x.shape[-2] * down // 4 | 1) - 2, (x.shape[-1] * across // 5 | 1) - 2
+            found.append(x[..., :height, :width])
+        return PackedSequence(found)
+
+    maps = {name: cut(packed) for name, packed in batch.maps.items()}
+    return _with_masks(replace(batch, images=cut(batch.images), maps=maps, cut=None), cut(batch.masks))
+
+
+def _with_masks(batch: Batch, masks: PackedSequence) -> Batch:
+    pairs = zip(masks, batch.categories, strict=True)
+    boxes = [extract_boxes(m, len(c)) for m, c in pairs if m is not None and c is not None]
+    return replace(batch, masks=masks, boxes=PackedSequence(boxes), target_info=None).with_target_info()
+
+
+def _sparse_batches(batch: Batch, num_stuff: int, reads: Mapping[str, Any]) -> Iterator[tuple[str, Batch]]:
+    """Yield batches whose images have less ground truth, each with a description."""
+    stuff = []
+    for ids, categories in zip(batch.masks, batch.categories, strict=True):
+        assert ids is not None and categories is not None
+        classes = categories[ids.long()]
+        stuff.append(torch.where((classes >= num_stuff) & (classes != VOID), 0, ids))
+    yield "images without objects", _with_masks(batch, PackedSequence(stuff))
+    yield "images that are void", _with_masks(batch, batch.masks.map(torch.zeros_like))
+    sparse = {name: spec.fill for name, spec in reads.items() if spec.optional or spec.void is not None}
+    if sparse:
+        none = {name: batch.maps[name].map(partial(torch.full_like, fill_value=fill)) for name, fill in sparse.items()}
+        yield f"images without {', '.join(sparse)}", replace(batch, maps={**batch.maps, **none})
+
+
+def _check_gradients(trial: _Trial) -> str:
+    """Run backward passes: losses and gradients are finite, and all parameters get one, which may be 0."""
+    module, part = trial.module, trial.part
+    trained = {name: p for name, p in part.named_parameters() if p.requires_grad}
+    idle = set(trained)
+    sparse = _sparse_batches(trial.batch, trial.classes.num_stuff, getattr(part, "reads", {}))
+    for number, (what, batch) in enumerate([("images", trial.batch), *sparse, ("images", trial.batch)]):
+        module.train().zero_grad()
+        losses = module(batch)
+        for name, mean in losses.means.items():
+            advice = "return a finite mean, and 0 as the count where there is nothing to average"
+            assert bool(torch.isfinite(mean)), f"{name} is {mean.item()} for {what} of odd sizes: {advice}"
+        total = torch.stack([mean.float() for mean in losses.means.values() if mean.requires_grad]).sum()
+        total.backward()
+        for name, p in trained.items():
+            if p.grad is not None:
+                assert bool(torch.isfinite(p.grad).all()), f"the gradient of {name} is not finite for {what}"
+                idle.discard(name)
+        if number == 0:
+            _vary(part)
+    named = sorted(idle, key=list(trained).index)
+    assert not named, (
+        f"{len(named)} of {len(trained)} parameters get no gradient, first {named[0] if named else ''}: use their "
+        "layers in forward, do not detach what depends on them, or set requires_grad_(False)"
+    )
+    return "all parameters get gradients; images of odd sizes, without objects and without ground truth are trained on"
+
+
+@torch.no_grad()
+def _vary(part: nn.Module) -> None:
+    """Change all parameters a little, also those that start at 0; the next pass sets the running statistics."""
+    for p in part.parameters():
+        scale = p.float().square().mean().sqrt().item() if p.numel() else 0.0
+        p.add_(torch.randn_like(p), alpha=0.2 * scale or 0.02)
+    for layer in part.modules():
+        if getattr(layer, "running_var", None) is not None:
+            layer.momentum = 1.0  # type: ignore[assignment]
+
+
+def _check_outputs(trial: _Trial) -> list[str]:
+    """Compare outputs: twice, alone and in a batch, of another network with the same weights, and when folded."""
+    net, images = trial.net.eval(), trial.batch.images
+    outputs = _outputs(net, trial.component, images)
+    again = _outputs(net, trial.component, images)
+    assert not (found := _difference(outputs, again)), (
+        f"{found} for the same images: no dropout or random numbers where self.training is False"
+    )
+    found = _difference(outputs, _outputs(trial.fresh(), trial.component, images))
+    assert not found, f"{found} after its saved weights are loaded: {_unsaved(trial.part)}"
+    one = images[0]
+    assert one is not None
+    pair = _outputs(net, trial.component, PackedSequence([one, one.flip(-1)]))
+    found = _difference(_dense(_outputs(net, trial.component, PackedSequence([one]))), pair)
+    assert not found, f"{found} for an image alone and in a batch: do not mix the images of a batch"
+    found = _difference(_dense(outputs), _outputs(fold_abn(net), trial.component, images))
+    assert not found, (
+        f"{found} in the form for inference, where a norm in torch.nn.Sequential is merged into the layer before it: "
+        "make both attributes of their own if anything else uses that layer or its output"
+    )
+    return ["saved weights, other batches and the form for inference give the same outputs"]
+
+
+@torch.no_grad()
+def _outputs(net: Any, component: Component, images: PackedSequence) -> dict[str, Tensor]:
+    """Return the outputs of a component in a network, in evaluation mode, by name and image."""
+    if isinstance(net, WholeNetwork):
+        rows = []
+        for p in net.predict(images):
+            named = {"boxes": p.boxes, "classes": p.classes, "scores": p.scores, "masks": p.mask_logits}
+            rows.append({**named, "class map": p.semantic, **p.maps})
+    else:
+        features = net.encode(images)
+        maps = {f"level {number}": x for number, x in enumerate(features.levels)}
+        if component.kind == "head":
+            (found,) = [one for one in run_heads(net.custom_heads, features) if one.name == component.name]
+            maps = found.maps | found.head.predict(found.maps)
+        rows = [{name: x[i] for name, x in maps.items()} for i in range(len(images))]
+    return {f"{name} of image {i}": x for i, row in enumerate(rows) for name, x in row.items() if x is not None}
+
+
+def _dense(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Leave out detections: rounding may exchange two with almost equal scores."""
+    return {name: x for name, x in outputs.items() if not name.startswith(("boxes", "classes", "scores", "masks"))}
+
+
+def _difference(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> str:
+    """Describe the first difference of outputs; empty if there is none."""
+    for name, x in a.items():
+        y = b[name]
+        if x.shape != y.shape:
+            return f"{name} has the shape {tuple(x.shape)} and {tuple(y.shape)}"
+        if not x.is_floating_point():
+            if (other := (x != y).float().mean().item() if x.numel() else 0.0) > 0.01:
+                return f"{100 * other:.0f} % of {name} differ"
+        elif x.numel():
+            largest, off = x.abs().max().item(), (x.float() - y.float()).abs().max().item()
+            if not off <= _TOLERANCE * largest:
+                return f"{name} differs by {off:.3g} of {largest:.3g}"
+    return ""
+
+
+def _unsaved(part: nn.Module) -> str:
+    """Return where layers and tensors are that no state dict has, and what to do."""
+    known = vars(nn.Module())
+    for path, module in part.named_modules():
+        for name, value in vars(module).items():
+            inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+            if name not in known and any(isinstance(x, (nn.Module, Tensor)) for x in inside):
+                kind = "ModuleDict or ParameterDict" if isinstance(value, Mapping) else "ModuleList or ParameterList"
+                return f"{f'{path}.{name}'.lstrip('.')} is a plain {type(value).__name__}: use torch.nn.{kind}"
+            if isinstance(value, Tensor):
+                return f"{f'{path}.{name}'.lstrip('.')} is a plain tensor: use torch.nn.Parameter or register_buffer"
+    return "keep all that changes, or starts at random, in layers, parameters and persistent buffers"
+
+
+def _check_loss(component: Component, config: Config) -> str:
+    """Compute the loss of a semantic head and its gradient, also for an image that is void."""
+    _, keys = config.component("loss")
+    for void in (False, True):
+        torch.manual_seed(0)
+        logits = torch.randn(5, 7, 11, requires_grad=True)
+        target = torch.randint(0, 5, (27, 41))
+        target[:3] = VOID
+        target = torch.full_like(target, VOID) if void else target
+        loss = component.make(SemanticImage(logits, (32, 44), target), keys)
+        what = "a void image" if void else "an image"
+        assert isinstance(loss, Tensor) and loss.ndim == 0, "must return a scalar tensor"
+        assert bool(torch.isfinite(loss)), f"the loss of {what} is {loss.item()}: return 0 where no pixel counts"
+        if not loss.requires_grad:
+            assert void, "the loss has no gradient: do not detach image.logits, or round what depends on them"
+            continue
+        (gradient,) = torch.autograd.grad(loss, logits, allow_unused=True)
+        assert void or (gradient is not None and bool(gradient.any())), (
+            "the gradient of the loss does not reach image.logits: do not detach or round what depends on them"
+        )
+        finite = gradient is None or bool(torch.isfinite(gradient).all())
+        assert finite, f"the gradient of the loss of {what} is not finite"
+    return "its gradient reaches the logits; that of a void image is finite"
+
+
+def _check_augmentation(component: Component, config: Config) -> str:
+    """Change an image with odd sides."""
+    (keys,) = [keys for other, keys in config.components("augmentation") if other == component]
+    pixels = np.random.default_rng(0).integers(0, 256, (27, 41, 3), np.uint8)
+    found = component.make(pixels, Random(0), keys)
+    shape = getattr(found, "shape", type(found).__name__)
+    assert shape == pixels.shape, f"returns {shape} for an image of 27 x 41: return pixels of the same size"
+    return "images of odd sizes keep their size"
+
+
+def _check_optimizer(trial: _Trial) -> str:
+    """Take steps with random gradients: each parameter of each group changes, unless its learning rate is 0."""
+    names = {p: name for name, p in trial.net.named_parameters() if p.requires_grad}
+    optimizer = trial.task.build_optimizer(trial.net)
+    groups = optimizer.param_groups
+    lost = [name for p, name in names.items() if not any(p is q for group in groups for q in group["params"])]
+    assert not lost, (
+        f"{len(lost)} of {len(names)} parameters are in no group of it, first {lost[0] if lost else ''}: pass all "
+        "groups to super().__init__"
+    )
+    still = _unchanged(optimizer, names, 0.0)
+    moved = [name for name in names.values() if name not in still]
+    assert not moved, (
+        f"it changes {moved[0] if moved else ''}, whose group has the learning rate 0: multiply each update by "
+        'group["lr"], which the schedule and [body] bn_frozen set'
+    )
+    still = _unchanged(optimizer, names, 0.01)
+    assert not still, (
+        f"{len(still)} of {len(names)} parameters do not change in five steps, first {still[0] if still else ''}: "
+        "update those of all self.param_groups in place"
+    )
+    return "each parameter of each group changes, with its learning rate"
+
+
+def _unchanged(optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str], rate: float) -> list[str]:
+    """Take five steps; return the names of the parameters that are as before."""
+    before = [p.detach().clone() for p in names]
+    for p in names:
+        p.grad = torch.randn_like(p)
+    for _ in range(5):
+        for group in optimizer.param_groups:
+            group["lr"], group["weight_decay"] = rate, 0.0
+        optimizer.step()
+    return [name for (p, name), old in zip(names.items(), before, strict=True) if torch.equal(p.detach(), old)]
