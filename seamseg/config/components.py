@@ -331,6 +331,8 @@ class Record:
         if (self.kind, self.name) in _REGISTERED:
             return None
         file = self.module if "." in self.module else f"{self.module}.py"
+        if self.module == "__main__":
+            file = "of a notebook or script: write it to a file"
         return f"{self.kind} {self.name} ({file}) is not imported: name its file with `components=FILE`"
 
     @property

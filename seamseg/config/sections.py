@@ -130,7 +130,8 @@ class Body:
         "timm, `timm` downloads its weights, and a file is a timm one (.safetensors or .pth); empty for none"
     )
     normalization_mode: str = key(
-        "norm layers; with `a+b`, a in body, FPN and semantic head and b in the RPN and ROI heads",
+        "norm layers: `bn` is in-place ABN, `syncbn` that over all processes, `gn` group norm; with `a+b`, a in body, "
+        "FPN, semantic head and heads of your own, b in the RPN and ROI heads",
         choices=("bn", "syncbn", "syncbn+bn", "gn", "syncbn+gn", "off"),
     )
     activation: str = key("activation after each norm", choices=("leaky_relu", "elu"))

@@ -104,8 +104,8 @@ class PredictSettings:
         unknown = next((name for name in self.format_names if name not in known), None)
         if unknown is None and (self.format_names or self.formats is None):
             return
-        if unknown is not None and is_exported(self.model):
-            # it may state a map of this name
+        if unknown is not None and (is_exported(self.model) or components.registered("head")):
+            # the model may have a map of this name
             return
         problem = "no format is given" if unknown is None else f"there is no format {unknown!r}"
         meant = did_you_mean(unknown or "", known) or f"; choose among {', '.join(known)}"

@@ -13,7 +13,7 @@ from seamseg.utils.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("imported")
 
-TINY = template("body", "tiny")
+TINY = template("body", "tiny").replace("  # name of each map", "; pretrained = True  # name of each map")
 
 OTHER = ":\n    def __new__(*_):\n        return nn.Identity()\n"
 file, options = component_file("my_tiny.py", TINY, "body.body=tiny")

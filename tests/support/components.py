@@ -81,11 +81,11 @@ class Vectors(Head):
         "vector": Map(2, "nearest", "core", mirror=(-1.0, 1.0)),
         "best": Map(resize="nearest", tiles="core", scale=1, bits=16),
         "span": Map(values="multiply", scale=1, bits=16),
-        "far": Map(values="divide", scale=1, bits=16),
     }
 
     def __init__(self, keys, context):
         super().__init__(keys, context)
+        self.outputs = {**self.outputs, "far": Map(values="divide", scale=1, bits=16)}
         self.output = nn.Conv2d(context.width, 2, 1)
 
     def forward(self, features):

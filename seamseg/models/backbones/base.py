@@ -24,7 +24,7 @@ class BodyContext:
 
     Attributes
     ----------
-    norm : factory of norm + activation layers, `norm(channels)`, of `[body] normalization_mode`
+    norm : factory of norm + activation layers, `norm(channels)`, of `[body] normalization_mode`; of `a+b`, a
     name : `[body] body`, with what follows a colon
     params : `[body] body_params`
     checkpoint : recompute activations in the backward pass, `[general] checkpoint_body`

@@ -39,7 +39,7 @@ class HeadContext:
     width : channels of all levels of the pyramid
     strides : stride of each level, finest first
     num_stuff, num_thing : classes of the data set; stuff comes first
-    norm : factory of norm + activation layers, `norm(channels)`, of `[body] normalization_mode`
+    norm : factory of norm + activation layers, `norm(channels)`, of `[body] normalization_mode`; of `a+b`, a
     config : the whole configuration
     """
 
@@ -67,7 +67,7 @@ class Head(nn.Module):
     Attributes
     ----------
     losses : name of each loss, and the key that holds its weight, or the weight itself
-    outputs : the maps that it predicts, by name, which is also that of their output format
+    outputs : the maps that it predicts, by name, which is also that of their output format; an instance may set its own
     exportable : whether `forward` and `predict` can be traced by `torch.export`
     reads : the ground truth that is read from the data set in training, by name
     """
