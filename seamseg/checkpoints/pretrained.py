@@ -23,7 +23,7 @@ from seamseg.checkpoints.snapshot import (
     load_snapshot,
     load_tensors,
 )
-from seamseg.checkpoints.torchvision_weights import body_tensors
+from seamseg.checkpoints.torchvision_weights import body_tensors, resnet_prefixes, unwrapped
 from seamseg.config.sections import Dataloader
 from seamseg.models.backbones import Backbone
 from seamseg.models.backbones.resnet import ResNet
@@ -127,7 +127,7 @@ def _split(specification: str) -> tuple[str | None, str]:
 
 def _part_state(content: Any, part: str, path: str) -> tuple[Mapping[str, Tensor], bool]:
     """Return the state dict of a part from a snapshot or a state dict, and whether it is a moving average."""
-    state = content.get("state_dict", content) if isinstance(content, Mapping) else None
+    state: Any = unwrapped(content, path) if isinstance(content, Mapping) else None
     average = state.get("ema") if isinstance(state, Mapping) else None
     averaged = isinstance(average, Mapping) and isinstance(average.get(part), Mapping)
     if averaged:
@@ -150,7 +150,7 @@ def _load_part(module: nn.Module, content: Any, part: str, path: str) -> LoadRep
         if not any(key.startswith(own) for key in state):
             # of the network alone, as its library stores it
             return load_module(network.pretrained_part, network.without_removed(without_prefix(state)), part)
-    if isinstance(network, ResNet) and any(key.removeprefix("module.").startswith("layer1.") for key in state):
+    if isinstance(network, ResNet) and resnet_prefixes(state):
         # a ResNet of torchvision
         state = body_tensors(state, network.state_dict(), "this body", path)
     if isinstance(backbone, Backbone) and (any(key.startswith("module.") for key in state) or "bn_out.weight" in state):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +22,14 @@ from seamseg.utils.files import refuse_existing
 ARCHITECTURES = tuple(RESNETS)
 """Architectures that :func:`convert_backbone` supports."""
 
+_CONVOLUTION = re.compile(r"(|.*\.)layer[1-4]\.\d+\.conv1\.weight")
 _LAYER = re.compile(r"layer([1-4])\.(\d+)\.(conv\d|bn\d|downsample\.[01])\.(.+)")
 _PARTS = {"downsample.0": "proj_conv", "downsample.1": "proj_bn"}
 
 
 @dataclass(frozen=True)
 class BackboneReport:
-    """Result of :func:`convert_backbone`: number of tensors, missing keys, number of negative norm weights."""
+    """Result of :func:`convert_backbone`: number of tensors, missing keys, number of kernels with another sign."""
 
     converted: int
     missing: list[str]
@@ -56,12 +57,13 @@ def convert_backbone(
     """
     refuse_existing(Path(out), force)
     if weights is None:
-        state, missing = rename(net, _download(net), f"torchvision's {net}")
+        source, name = _download(net), f"torchvision's {net}"
     else:
-        state, missing = rename(net, unwrapped(load_tensors(weights, str(weights)), str(weights)), str(weights))
+        source, name = unwrapped(load_tensors(weights, str(weights)), str(weights)), str(weights)
+    state, missing = rename(net, source, name)
     write_tensors(Path(out), state)
-    norms = [key for key, value in state.items() if key.endswith(".weight") and value.dim() == 1]
-    return BackboneReport(len(state), missing, sum(int((state[key] < 0).sum()) for key in norms))
+    norms = (value for key, value in source.items() if str(key).endswith(".weight") and value.dim() == 1)
+    return BackboneReport(len(state), missing, sum(int((value < 0).sum()) for value in norms))
 
 
 def rename(net: str, source: Mapping[str, Tensor], name: str = "weights") -> tuple[dict[str, Tensor], list[str]]:
@@ -78,7 +80,7 @@ def rename(net: str, source: Mapping[str, Tensor], name: str = "weights") -> tup
         expected = ResNet(RESNETS[net], ABN).state_dict()
     state = body_tensors(source, expected, f"a {net}", name)
     if not state:
-        converted = any(str(key).startswith(("mod1.", "mod2.", "backbone.")) for key in source)
+        converted = any(str(key).removeprefix("backbone.").startswith(("mod1.", "mod2.")) for key in source)
         hint = "; it is converted already: use it with `seamseg train --pre-train body:FILE`" if converted else ""
         raise InputError(f"{name}: holds no tensor with the names of a torchvision ResNet{hint}")
     missing = [key for key in expected if key not in state and not key.endswith("num_batches_tracked")]
@@ -90,20 +92,44 @@ def body_tensors(
 ) -> dict[str, Tensor]:
     """Return the tensors of a torchvision state dict by their keys in a body, which has those `expected`.
 
+    The keys may have a prefix. A norm with a negative weight gets its absolute value, the scale of in-place ABN, and
+    the convolution before it the other sign: the function is the same, and other tensors are unchanged.
+
     Raises
     ------
     InputError
-        if a tensor does not belong to the `network`; `name` is that of the weights
+        if a tensor does not belong to the `network`, or there are several; `name` is that of the weights
     """
+    prefixes = resnet_prefixes(source)
+    if len(prefixes) > 1:
+        raise InputError(f"{name}: holds several networks: {', '.join(map(repr, prefixes))}; keep the tensors of one")
+    prefix = next(iter(prefixes), "")
     state: dict[str, Tensor] = {}
     for key, value in source.items():
-        renamed = body_key(str(key).removeprefix("module."))
+        renamed = body_key(str(key).removeprefix(prefix)) if str(key).startswith(prefix) else None
         if renamed is None or renamed.endswith("num_batches_tracked"):
             continue
         if not isinstance(value, Tensor) or renamed not in expected or expected[renamed].shape != value.shape:
             raise InputError(f"{name}: {key} does not belong to {network}: is it another network?")
         state[renamed] = value
-    return state
+    return _positive_scales(state)
+
+
+def resnet_prefixes(keys: Iterable[object]) -> list[str]:
+    """Return what precedes the keys of each ResNet of torchvision, such as `module.backbone.`; empty for none."""
+    return sorted({found[1] for key in keys if (found := _CONVOLUTION.match(str(key)))})
+
+
+def _positive_scales(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Move the signs of norms to the convolutions before them."""
+    moved = dict(state)
+    for name in [key.removesuffix(".weight") for key in state if re.search(r"bn\d?\.weight$", key)]:
+        sign = torch.where(state[f"{name}.weight"] < 0, -1, 1)
+        kernel = f"{'conv'.join(name.rsplit('bn', 1))}.weight"
+        for key in (f"{name}.weight", f"{name}.running_mean", kernel):
+            if key in state:
+                moved[key] = state[key] * sign.view(-1, *[1] * (state[key].dim() - 1))
+    return moved
 
 
 def body_key(key: str) -> str | None:

@@ -3,9 +3,9 @@
     seamseg convert-backbone resnet50 resnet50.pth
     seamseg convert-backbone resnet18 resnet18.pth --weights my_resnet18.pth
 
-Without --weights, torchvision downloads its first ImageNet weights (IMAGENET1K_V1). Tensors are copied unchanged.
-In-place ABN scales by |weight| + eps, so a channel with a negative weight changes its sign: suitable as initial weights
-for training, but not the same network. Missing layers are listed and skipped.
+Without --weights, torchvision downloads its first ImageNet weights (IMAGENET1K_V1). In-place ABN scales by |weight| +
+eps: where a weight is negative, the kernel before it gets the other sign, so that the function is the same. All else is
+copied unchanged. Missing layers are listed and skipped, and so is a prefix of the names, as `backbone.`
 """
 
 from __future__ import annotations
@@ -31,5 +31,5 @@ def run(args: argparse.Namespace) -> int:
         shown = ", ".join(report.missing[:6]) + (", ..." if len(report.missing) > 6 else "")
         print(f"the weights lack {len(report.missing)} tensors of this network: {shown}")
     if report.negative:
-        print(f"{report.negative} norm weights are negative: in-place ABN uses their absolute value")
+        print(f"{report.negative} norm weights are negative: the sign is moved to the kernels before them")
     return 0

@@ -1,6 +1,7 @@
 """Weights of networks trained on ImageNet for a body: files of the published layout, and those of torchvision."""
 
 import json
+import re
 import sys
 import types
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 import torch
 from support.narrow_backbones import NARROW, build_narrow, narrow_networks
 from torch import Tensor, nn
+from torchvision.models.resnet import BasicBlock, Bottleneck
+from torchvision.models.resnet import ResNet as TorchvisionResNet
 
 from seamseg.checkpoints import imagenet
 from seamseg.checkpoints.imagenet import network_of, published_name
@@ -18,7 +21,7 @@ from seamseg.checkpoints.pretrained import load_body_weights, load_pretrained
 from seamseg.checkpoints.torchvision_weights import ARCHITECTURES, body_key, convert_backbone, rename
 from seamseg.cli.main import main
 from seamseg.models.backbones import BACKBONES, FPN, FPNBody, build_backbone
-from seamseg.models.backbones.resnet import RESNETS, ResNet
+from seamseg.models.backbones.resnet import RESNETS, Architecture, ResNet
 from seamseg.ops.norm import InPlaceABN
 from seamseg.utils.errors import InputError, SeamsegError
 
@@ -135,7 +138,32 @@ def test_names_are_those_of_the_original(net: str) -> None:
     assert body_key("fc.weight") is body_key("layer5.0.conv1.weight") is body_key("conv10.weight") is None
 
 
-@pytest.mark.parametrize(("wrapper", "prefix"), [("", ""), ("state_dict", "module."), ("model", "")])
+@pytest.mark.parametrize("bottleneck", [False, True])
+def test_the_function_is_that_of_torchvision(bottleneck: bool, tmp_path: Path) -> None:
+    """Also where the scale of a norm is negative; with our activation in the place of ReLU."""
+    torch.manual_seed(0)
+    theirs = TorchvisionResNet(Bottleneck if bottleneck else BasicBlock, [1, 2, 1, 1])
+    for norm in [module for module in theirs.modules() if isinstance(module, nn.BatchNorm2d)]:
+        norm.weight.data.uniform_(0.1, 1).mul_(torch.tensor([1, -1]).repeat(norm.num_features // 2))
+        norm.bias.data.normal_()
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.5, 2)
+    torch.save({"model": {f"backbone.{k}": v for k, v in theirs.state_dict().items()}}, tmp_path / "in.pth")
+    body = ResNet(Architecture((1, 2, 1, 1), bottleneck), InPlaceABN).eval()
+    report = load_pretrained(nn.ModuleDict({"body": body}), f"body:{tmp_path / 'in.pth'}")
+    assert (report.skipped, report.loaded) == ([], len([k for k in body.state_dict() if "num_batches" not in k]))
+    for name, _ in list(theirs.named_modules()):
+        if name.endswith("relu"):
+            theirs.set_submodule(name, nn.LeakyReLU(0.01))
+    theirs.fc = nn.Identity()
+    with torch.no_grad():
+        images = torch.randn(2, 3, 64, 64)
+        expected = theirs.eval()(images)
+        found = body(images)["mod5"].mean((2, 3))
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize(("wrapper", "prefix"), [("", ""), ("state_dict", "module.backbone."), ("model", "encoder.")])
 def test_conversion_fills_a_body(tmp_path: Path, resnet18: dict[str, Tensor], wrapper: str, prefix: str) -> None:
     content = {prefix + key: value for key, value in resnet18.items()}
     torch.save({wrapper: content, "epoch": 3} if wrapper else content, tmp_path / "in.pth")
@@ -147,7 +175,8 @@ def test_conversion_fills_a_body(tmp_path: Path, resnet18: dict[str, Tensor], wr
     assert not unexpected
     assert all(key.endswith("num_batches_tracked") for key in missing)
     for theirs, ours in MAP["resnet18"]:
-        assert torch.equal(state[ours], resnet18[theirs])
+        assert torch.equal(state[ours].abs(), resnet18[theirs].abs())
+        assert not re.search(r"bn\d?\.weight", ours) or state[ours].min() >= 0
     norms = [v for k, v in resnet18.items() if k.endswith(".weight") and v.dim() == 1]
     assert report.negative == sum(int((v < 0).sum()) for v in norms) > 0
 
@@ -187,8 +216,12 @@ def test_partial_weights_convert_what_they_hold(
 def test_weights_that_do_not_belong_to_the_network(resnet18: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=r"w\.pth: .* does not belong to a resnet50: is it another network\?"):
         rename("resnet50", resnet18, "w.pth")
-    with pytest.raises(InputError, match="it is converted already"):
-        rename("resnet18", rename("resnet18", resnet18)[0])
+    converted = rename("resnet18", resnet18)[0]
+    for prefix in ("", "backbone."):
+        with pytest.raises(InputError, match="it is converted already"):
+            rename("resnet18", {prefix + key: value for key, value in converted.items()})
+    with pytest.raises(InputError, match=r"holds several networks: 'k\.', 'q\.'"):
+        rename("resnet18", {f"{prefix}.{key}": value for prefix in "qk" for key, value in resnet18.items()})
 
 
 @pytest.mark.parametrize("content", [{"a": torch.zeros(1)}, torch.zeros(3)])
