@@ -346,8 +346,8 @@ def _locked(folder: RunFolder, world: World, options: TrainingOptions) -> Iterat
             try:
                 folder.make()
                 stack.enter_context(folder.lock())
-                if not (options.restart or options.evaluate):
-                    folder.refuse_other(options.resume)
+                if not options.evaluate:
+                    folder.refuse_other(options.resume, options.restart)
             except SeamsegError as error:
                 problem = error
         found = gather_objects(world, problem)[0]

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from seamseg.checkpoints.names import CONFIG_NAME, METADATA_NAME, METRICS_NAME
+from seamseg.checkpoints.names import CONFIG_NAME, METADATA_NAME, METRICS_NAME, WEIGHTS_NAME
 from seamseg.checkpoints.snapshot import (
     Snapshot,
     fsync_folder,
@@ -145,15 +145,18 @@ class RunFolder:
         """Keep other trainings out of the folder for a `with` block; InputError if one is in it."""
         return lock_file(self.path / LOCK_NAME, "wait until that training ends, or choose another folder")
 
-    def refuse_other(self, resume: str | Path | None) -> None:
+    def refuse_other(self, resume: str | Path | None, restart: bool) -> None:
         """Raise InputError if the folder holds a training that a new one, or one resumed from elsewhere, would replace.
 
         Parameters
         ----------
         resume : snapshot or run folder where the training resumes, or `auto`; None for a new one
+        restart : replace a training, but no converted model
         """
+        if (self.path / WEIGHTS_NAME).exists():
+            raise InputError(f"{self.path}: holds other files ({WEIGHTS_NAME}): choose a new folder")
         here = self.path.resolve()
-        if resume is not None and (resume == AUTO or Path(resume).resolve().is_relative_to(here)):
+        if restart or resume is not None and (resume == AUTO or Path(resume).resolve().is_relative_to(here)):
             return
         metrics = self.path / METRICS_NAME
         held = [path for path in (self.last, self.best, *(path for _, path in self.saved()), metrics) if path.exists()]
