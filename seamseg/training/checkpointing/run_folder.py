@@ -156,7 +156,7 @@ class RunFolder:
         if (self.path / WEIGHTS_NAME).exists():
             raise InputError(f"{self.path}: holds other files ({WEIGHTS_NAME}): choose a new folder")
         here = self.path.resolve()
-        if restart or resume is not None and (resume == AUTO or Path(resume).resolve().is_relative_to(here)):
+        if restart or (resume is not None and (resume == AUTO or Path(resume).resolve().is_relative_to(here))):
             return
         metrics = self.path / METRICS_NAME
         held = [path for path in (self.last, self.best, *(path for _, path in self.saved()), metrics) if path.exists()]
