@@ -12,6 +12,7 @@ kind = thing
 
 [void]
 ids = 255
+names = __ignore__
 """
 
 CITYSCAPES = """Convert raw Cityscapes to a dataset folder.

@@ -147,7 +147,7 @@ class DatasetFolder:
         info = self.info(image_id)
         layers = []
         for path in self.mask_paths(image_id):
-            layer = open_mask(path)
+            layer = open_mask(path, count_rows=False)  # `prepare` and `prepare --check` have counted them
             if layer.shape != info.size:
                 raise UnreadableImage(
                     f"{path}: the mask is {layer.shape[1]} x {layer.shape[0]} pixels (width x height), "

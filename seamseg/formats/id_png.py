@@ -29,6 +29,11 @@ MAX_ID = (1 << 24) - 1
 """Largest id of three 8-bit channels."""
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+"""Channels by colour type."""
+_ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+"""First column and row, and steps of both, of the passes of an interlaced PNG."""
+_PIECE_BYTES = 1 << 20
 _FAST_HEADER = bytes((8, 2, 0, 0, 0))
 """End of the header of files for the compiled decoder: 8 bits, RGB, compression 0, filter method 0, no interlacing."""
 
@@ -172,6 +177,47 @@ def _fast_stream(data: bytes, path: str | Path) -> tuple[bytes, int, int] | None
     return b"".join(parts), height, width
 
 
+def check_png(data: bytes, complete: bool) -> None:
+    """Check what Pillow does not: the checksums of a PNG, and that no rows are missing, which it fills with black.
+
+    Parameters
+    ----------
+    data : content of the file
+    complete : whether rows are not counted, as the last one of the decoded image is not black
+
+    Raises
+    ------
+    ValueError
+        if the file is damaged
+    """
+    header, parts = b"", []
+    for kind, content in _chunks(data):
+        if kind == b"IHDR":
+            header = bytes(content)
+        elif kind == b"IDAT":
+            parts.append(content)
+    width, height, depth, color, _, _, interlaced = struct.unpack(">IIBBBBB", header)
+    if complete and not interlaced:
+        return
+    size = sum(
+        -(-(height - y) // dy) * (1 + -(-(-(-(width - x) // dx) * depth * _CHANNELS[color]) // 8))
+        for x, y, dx, dy in (_ADAM7 if interlaced else ((0, 0, 1, 1),))
+        if x < width and y < height
+    )
+    decoder, found = inflate.zlib.decompressobj(), 0
+    try:
+        for part in parts:
+            rest: bytes | memoryview = part
+            while rest:
+                found += len(decoder.decompress(rest, _PIECE_BYTES))
+                rest = decoder.unconsumed_tail
+        found += len(decoder.flush())
+    except inflate.zlib.error as error:
+        raise ValueError(str(error)) from None
+    if found < size:
+        raise ValueError(f"it holds {found} bytes of the {size} that {width} x {height} pixels need")
+
+
 def _check_size(stream: bytes, height: int, width: int) -> None:
     """Raise ValueError if rows are missing, which Pillow would fill with black."""
     size = height * (3 * width + 1)
@@ -206,4 +252,6 @@ def _read_by_pillow(data: bytes, path: str | Path) -> np.ndarray:
             raise InputError(f"{path}: a panoptic PNG has three channels of 8 bits, this one is of mode {image.mode}")
         rgb = image if image.mode == "RGB" else image.convert("RGB")
         words = np.frombuffer(rgb.tobytes("raw", "RGBX"), "<u4")
+        if data.startswith(_SIGNATURE):
+            check_png(data, complete=bool(words[-image.width :].any()))
         return (words & MAX_ID).reshape(image.height, image.width)

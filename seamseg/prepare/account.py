@@ -17,6 +17,9 @@ from seamseg.utils.limits import ANNOTATION_BYTES, parse_json
 
 FILE = "prepared.json"
 
+FURTHER_FRAMES = "all frames but the first of an image"
+"""Reason of the writer for images with several frames."""
+
 Skips = dict[str, tuple[int, str]]
 """Number of skipped items and the first of them, by reason: a phrase such as "image without labels" """
 
@@ -124,7 +127,7 @@ def account_of(
     """
     frames = {record["id"]: {key: record[key] for key in ("stamp", "skipped", "void")} for record in records}
     segments = sum(category not in (VOID, background) for record in records for category in record["cat"])
-    lost = all_skipped({}, frames)
+    lost = {reason: skips for reason, skips in all_skipped({}, frames).items() if reason != FURTHER_FRAMES}
     if lost and not segments:
         reasons = "; ".join(f"{count}: {reason} (the first is {first})" for reason, (count, first) in lost.items())
         raise InputError(f"no object can be used: {reasons}")

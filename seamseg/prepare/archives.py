@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from PIL import Image
 
+from seamseg.data import images
 from seamseg.data.images import image_size, open_image, open_mask
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import nearest_path, read_bytes
@@ -303,6 +304,13 @@ def fingerprint(file: File) -> list[int]:
 def photo_size(file: File) -> tuple[int, int]:
     """Return `(height, width)` of an image, see :func:`seamseg.data.images.image_size`."""
     return image_size(file) if isinstance(file, Path) else image_size(str(file), file.read_bytes())
+
+
+def has_frames(file: File) -> bool:
+    """Return whether an image has several frames, see :func:`seamseg.data.images.has_frames`."""
+    if file.suffix.lower() in (".jpg", ".jpeg"):  # cannot, and most images are such
+        return False
+    return images.has_frames(file) if isinstance(file, Path) else images.has_frames(str(file), file.read_bytes())
 
 
 def read_photo(file: File) -> Image.Image:

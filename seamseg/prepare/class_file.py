@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -19,10 +20,11 @@ from seamseg.utils.limits import CONFIG_BYTES, ini_parser, parse_json, whole_num
 
 @dataclass(frozen=True)
 class ClassList:
-    """The classes, and the class of each value of a label image, 255 for void."""
+    """The classes, the class of each value of a label image, 255 for void, and the labels that are void."""
 
     classes: Metadata
     class_of: dict[int, int]
+    void_names: frozenset[str] = frozenset()
 
     def class_at(self, value: int, source: object) -> int:
         """Return the class of a value of a label image, the file `source`; InputError if it has none."""
@@ -31,10 +33,15 @@ class ClassList:
         return self.class_of[value]
 
     def class_named(self, label: str, source: object) -> int:
-        """Return the class with a name, used in the file `source`; InputError if there is none."""
+        """Return the class with a name, used in the file `source`, 255 for void; InputError if there is none."""
         names = self.classes.categories
+        if label in self.void_names:
+            return VOID
         if label not in names:
-            raise InputError(f"{source}: the label {label!r:.80} is not in the class list; it has {', '.join(names)}")
+            raise InputError(
+                f"{source}: the label {label!r:.80} is not in the class list; it has {', '.join(names)} (`names` of "
+                "[void] are ignored)"
+            )
         return names.index(label)
 
 
@@ -42,9 +49,9 @@ def read_class_list(path: str | Path, kinds: bool = False) -> ClassList:
     """Read a class list; with `kinds`, a JSON must state which classes are things, which else all of them are.
 
     INI has one section per class, with `id`, `kind` (stuff or thing) and optionally `color` (`128 64 128`); the section
-    `[void]` has `ids`, the void values. JSON is a list of
+    `[void]` has `ids`, the void values, and `names`, labels that are void, separated by commas. JSON is a list of
     `{"id": 1, "name": "car", "isthing": 1, "color": [0, 0, 142]}`, as `categories` of COCO files, or an object with
-    such a list as `categories` and optionally the void values as `void`.
+    such a list as `categories` and optionally a list of the void values and labels as `void`.
 
     Raises
     ------
@@ -64,8 +71,8 @@ def parse_class_list(data: bytes, source: str, kinds: bool = False) -> ClassList
     return build_class_list(entries, void, source)
 
 
-def build_class_list(entries: list[dict[str, Any]], void: list[int], source: str) -> ClassList:
-    """Check and sort the entries of a class list; `source` names it in errors."""
+def build_class_list(entries: list[dict[str, Any]], void: Sequence[int | str], source: str) -> ClassList:
+    """Check and sort the entries of a class list; `void` has values and labels, `source` names it in errors."""
     if not entries:
         raise InputError(f"{source}: no classes")
     if len(entries) > VOID:
@@ -75,11 +82,14 @@ def build_class_list(entries: list[dict[str, Any]], void: list[int], source: str
         twice = next((v for k, v in enumerate(values) if v in values[:k]), None)
         if twice is not None:
             raise InputError(f"{source}: two classes have the {key} {twice!r}")
-    both = next((e for e in entries if e["id"] in void), None)
-    if both is not None:
-        raise InputError(f"{source}: {both['id']} is both the id of {both['name']!r} and void")
+    for key in ("id", "name"):
+        both = next((e for e in entries if e[key] in void), None)
+        if both is not None:
+            raise InputError(f"{source}: {both[key]} is both the {key} of {both['name']!r} and void")
     classes, class_of = ordered_classes(entries)
-    return ClassList(classes, {**class_of, **dict.fromkeys(void, VOID)})
+    values = [value for value in void if not isinstance(value, str)]
+    names = frozenset(value for value in void if isinstance(value, str))
+    return ClassList(classes, {**class_of, **dict.fromkeys(values, VOID)}, names)
 
 
 def with_background(listed: ClassList, options: ConversionOptions) -> ClassList:
@@ -117,7 +127,7 @@ def coco_categories(categories: Any, source: str) -> list[dict[str, Any]]:
     return [_entry(c, f"{source}: category {k}", "isthing") for k, c in enumerate(categories)]
 
 
-def _from_json(text: str, path: str, kinds: bool) -> tuple[list[dict[str, Any]], list[int]]:
+def _from_json(text: str, path: str, kinds: bool) -> tuple[list[dict[str, Any]], list[int | str]]:
     try:
         content = parse_json(text)
     except ValueError as error:
@@ -127,31 +137,40 @@ def _from_json(text: str, path: str, kinds: bool) -> tuple[list[dict[str, Any]],
     if not isinstance(content, dict) or "categories" not in content:
         raise InputError(f"{path}: not a class list: expected a list, or an object with `categories`")
     void = content.get("void", [])
-    if not isinstance(void, list) or not all(isinstance(v, int) for v in void):
-        raise InputError(f"{path}: `void` must be a list of integers")
+    if not isinstance(void, list) or not all(isinstance(v, (int, str)) for v in void):
+        raise InputError(f"{path}: `void` must be a list of integers and labels")
     entries = coco_categories(content["categories"], path)
     if kinds and not any("isthing" in category or "kind" in category for category in content["categories"]):
         raise InputError(f"{path}: no category states isthing (1 for things, 0 for stuff)")
     return entries, void
 
 
-def _from_ini(text: str, path: str) -> tuple[list[dict[str, Any]], list[int]]:
+def _from_ini(text: str, path: str) -> tuple[list[dict[str, Any]], list[int | str]]:
     parser = ini_parser()
     try:
         parser.read_string(text)
     except configparser.Error as error:
         raise InputError(f"{path}: not an INI file: {one_line(error)}") from None
-    entries, void = [], []
+    entries: list[dict[str, Any]] = []
+    void: list[int | str] = []
     for name in parser.sections():
         section = dict(parser[name])
         if name == "void":
-            void = _integers(section.get("ids", ""), f"{path}: [void] ids")
+            _check_keys(section, ("ids", "names"), f"{path}: [void]")
+            words = section.get("names", "").replace("\n", ",").split(",")
+            void = [word.strip() for word in words if word.strip()]
+            if "ids" in section or not void:
+                void += _integers(section.get("ids", ""), f"{path}: [void] ids")
             continue
-        unknown = sorted(set(section) - {"id", "kind", "color"})
-        if unknown:
-            raise InputError(f"{path}: [{name}]: unknown key {unknown[0]!r}; valid keys: id, kind, color")
+        _check_keys(section, ("id", "kind", "color"), f"{path}: [{name}]")
         entries.append(_entry({"name": name, **section}, f"{path}: [{name}]", "kind"))
     return entries, void
+
+
+def _check_keys(section: dict[str, str], valid: tuple[str, ...], where: str) -> None:
+    unknown = sorted(set(section) - {*valid})
+    if unknown:
+        raise InputError(f"{where}: unknown key {unknown[0]!r}; valid keys: {', '.join(valid)}")
 
 
 def _entry(given: Any, where: str, kind: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from seamseg.data.images import PHOTO_ENDINGS, image_size, open_mask
+from seamseg.data.images import PHOTO_ENDINGS, image_size, open_mask, open_object_mask
 from seamseg.formats import cvat
 from seamseg.panoptic_map import VOID
 from seamseg.prepare.annotations import Runs, mask_runs
@@ -39,7 +39,7 @@ from seamseg.prepare.pairs import (
     tree_files,
     without_suffix,
 )
-from seamseg.prepare.panoptic import load_json, read_ids
+from seamseg.prepare.panoptic import load_json
 from seamseg.prepare.writer import Instances, SourceFrame
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import decode_text, listed_names
@@ -47,6 +47,8 @@ from seamseg.utils.limits import MIB
 
 _FORMS = (LABEL_ENDINGS, (".json",), (".txt",))
 """Extensions of the label images, and of the polygons of labelme and YOLO."""
+_ROTATED = ("rotation", "oriented_rectangle")
+"""Names of rotated rectangles, in versions of labelme and programs made of it."""
 _CIRCLE = 64  # corners of a circle
 _FILE_BYTES = 256 * MIB  # of the polygons of an image; labelme may store the image with them
 _MAX_COORDINATE = 1 << 31  # pixels
@@ -237,9 +239,9 @@ def _listed_photos(
         names = ", ".join(path.stem for path in lists)
         options.log(f"{lists[0].parent}: has the lists {names}, none for {split}, which gets all images with labels")
         return photos
-    names = listed_names(read_file(chosen, "list"), chosen, "list")
-    found, wanted = FilesByName(photos, names), {}
-    for name in names:
+    lines = listed_names(read_file(chosen, "list"), chosen, "list")
+    found, wanted = FilesByName(photos, lines), {}
+    for name in lines:
         stem = found.path_of(name)
         if stem is None:
             raise InputError(f"{chosen}: lists {name!r}, but it is not among the images in {folders[0]}")
@@ -329,7 +331,7 @@ def _class_of_number(number: int, listed: ClassList) -> int:
 
 def _read_object_files(frame: SourceFrame, size: tuple[int, int], listed: ClassList) -> Iterator[tuple[Runs, int]]:
     for category, file in zip(frame.info, frame.annotations):
-        mask = read_ids(file)
+        mask = open_object_mask(str(file), read_file(file, "mask"))
         if mask.shape != size:
             raise InputError(
                 f"{file}: has {mask.shape[1]} x {mask.shape[0]} pixels (width x height), but {frame.photo} has "
@@ -419,7 +421,7 @@ def _labelme_object(shapes: Sequence[tuple[str, Any]], size: tuple[int, int], fr
 
 def _labelme_corners(kind: str, points: np.ndarray, where: str) -> np.ndarray:
     """Return the corners of a shape, `N x 2`."""
-    if kind == "polygon" and len(points) >= 3:
+    if (kind == "polygon" and len(points) >= 3) or (kind in _ROTATED and len(points) == 4):
         return points
     if kind == "rectangle" and len(points) == 2:
         (x0, y0), (x1, y1) = points

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from seamseg.data.images import open_image, open_mask
+from seamseg.formats.id_png import check_png
 from seamseg.formats.metadata import Metadata
 from seamseg.panoptic_map import VOID
 from seamseg.prepare.archives import File, SourceTree, read_file
@@ -203,4 +204,9 @@ def read_ids(file: File) -> np.ndarray:
     if data[:4] == b"\x89PNG" and len(data) > 25 and data[25] not in _COLOUR_TYPES:
         return open_mask(str(file), data)
     rgb = np.asarray(open_image(str(file), data)).astype(np.int32)
+    if data[:4] == b"\x89PNG":
+        try:
+            check_png(data, complete=bool(rgb[-1].any()))
+        except ValueError as error:
+            raise InputError(f"{file}: not a readable PNG: {error}") from None
     return rgb[..., 0] | rgb[..., 1] << 8 | rgb[..., 2] << 16

@@ -27,9 +27,9 @@ from PIL import Image
 from seamseg.data.folder import IMAGE_EXTENSIONS
 from seamseg.data.images import open_image
 from seamseg.formats.metadata import ImageInfo, Metadata, pack_metadata, read_metadata, write_metadata
-from seamseg.prepare.account import AccountOf, SplitAccount, account_of, read_accounts, write_accounts
+from seamseg.prepare.account import FURTHER_FRAMES, AccountOf, SplitAccount, account_of, read_accounts, write_accounts
 from seamseg.prepare.annotations import thing_annotations, write_coco_json
-from seamseg.prepare.archives import File, fingerprint, photo_size, read_file, read_photo
+from seamseg.prepare.archives import File, fingerprint, has_frames, photo_size, read_file, read_photo
 from seamseg.prepare.pairs import is_photo
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import PARTIAL, cannot_write, join_inside, read_bytes, replacing, write_atomically
@@ -345,6 +345,7 @@ def _convert(frame: SourceFrame, root: Path, read: Reader, classes: Metadata, li
         if is_photo(file.name):
             _check_size(file, photo_size(file), frame.photo, size)
     instances = read(frame)
+    further = ((FURTHER_FRAMES, str(frame.photo)),) if has_frames(frame.photo) else ()
     layers = instances.ids[None] if instances.ids.ndim == 2 else instances.ids
     # a list of annotations may name maps without such an ending
     _check_size(frame.annotation, layers.shape[1:], frame.photo, size)
@@ -366,7 +367,7 @@ def _convert(frame: SourceFrame, root: Path, read: Reader, classes: Metadata, li
         "iscrowd": instances.iscrowd,
         "void": int((~layers.any(axis=0)).sum()),
         "annotations": thing_annotations(layers, instances.cat, instances.iscrowd, classes),
-        "skipped": instances.skipped,
+        "skipped": instances.skipped + further,
         "files": [str(photo), *map(str, masks)],
         "stamp": stamp,
     }

@@ -27,6 +27,9 @@ def test_ini(tmp_path):
     (tmp_path / "windows.ini").write_text(CLASS_LIST, encoding="utf-16")
     assert read_class_list(tmp_path / "windows.ini").classes == m
     assert read(tmp_path, SHOWN).classes.categories == ["road", "car"]
+    names = read(tmp_path, CLASS_LIST + "names = __ignore__,\n  my label\n")
+    assert names.class_of == listed.class_of
+    assert [names.class_named(label, "x") for label in ("__ignore__", "my label", "sky")] == [255, 255, 1]
 
 
 @pytest.mark.parametrize("wrap", [False, True])
@@ -35,10 +38,13 @@ def test_json(tmp_path, wrap):
         {"id": 7, "name": "car", "isthing": 1, "color": [0, 0, 142]},
         {"id": 1, "name": "road", "isthing": False, "supercategory": "ground"},
     ]
-    listed = read(tmp_path, json.dumps({"categories": entries, "void": [0]} if wrap else entries), "c.json")
+    listed = read(
+        tmp_path, json.dumps({"categories": entries, "void": [0, "__ignore__"]} if wrap else entries), "c.json"
+    )
     assert listed.classes.categories == ["road", "car"]
     assert listed.classes.palette[1] == (0, 0, 142)
     assert listed.class_of == {1: 0, 7: 1, **({0: 255} if wrap else {})}
+    assert listed.void_names == ({"__ignore__"} if wrap else set())
 
 
 @pytest.mark.parametrize(
@@ -52,6 +58,8 @@ def test_json(tmp_path, wrap):
         ("[road]\nid = 1\nkind = stuff\ncolor = red", "not a list of integers"),
         ("[a]\nid = 1\nkind = stuff\n[b]\nid = 1\nkind = thing", "two classes have the id 1"),
         ("[a]\nid = 1\nkind = stuff\n[void]\nids = 1", "1 is both the id of 'a' and void"),
+        ("[a]\nid = 1\nkind = stuff\n[void]\nnames = b, a", "a is both the name of 'a' and void"),
+        ("[a]\nid = 1\nkind = stuff\n[void]\nname = b", r"\[void\]: unknown key 'name'"),
         ('{"classes": []}', "expected a list, or an object with `categories`"),
         ("[{", "not JSON"),
         ('[{"id": 1.9, "name": "a"}]', "category 0: '1.9' is not a whole number"),

@@ -150,6 +150,49 @@ def test_invalid_object_files(raw):
     assert_fails(raw, r"a\.json: holds the objects: omit the divisor, and the folder of instances", "numbers")
 
 
+@pytest.mark.parametrize("color", [0, 255])
+@pytest.mark.parametrize("mode", ["LA", "RGBA", "P"])
+def test_masks_in_the_alpha_channel(raw, mode, color):
+    alpha = box(1, 3, 2, 6)
+    image = Image.new("RGB", (12, 8), (color, color, color))
+    image.putalpha(Image.fromarray(alpha))
+    if mode == "P":
+        image = Image.fromarray((alpha > 0).astype(np.uint8), "P")
+        image.putpalette([color] * 6)
+        image.info["transparency"] = 0
+    (raw / "labels").mkdir()
+    (image.convert(mode) if mode == "LA" else image).save(raw / "labels" / "a_car_1.png")
+    prepare(raw)
+    assert segments(raw / "out", "a") == [("car", 0, 8)]
+
+
+def test_alpha_channels_beside_colours(raw):
+    pixels = np.zeros((8, 12, 4), np.uint8)
+    pixels[..., 3], pixels[:2, :3, :3] = 255, 9
+    picture(raw / "labels" / "a_car_1.png", pixels)
+    prepare(raw)
+    assert segments(raw / "out", "a") == [("car", 0, 6)]
+    pixels[0, 0, 3] = 0
+    picture(raw / "labels" / "a_car_1.png", pixels)
+    with pytest.raises(InputError, match=r"a_car_1\.png: both its colours and its alpha channel vary"):
+        prepare(raw)
+
+
+def test_images_with_several_frames(raw):
+    frames = [Image.new("RGB", (12, 8), (shade, 9, 9)) for shade in (0, 99)]
+    (raw / "photos" / "a.jpg").unlink()
+    for name in ("a.gif", "b.png", "c.tif"):
+        frames[0].save(raw / "photos" / name, save_all=True, append_images=frames[1:])
+    frames[0].save(raw / "photos" / "d.jpg", format="MPO", save_all=True, append_images=frames[1:])
+    for name in "abcd":
+        picture(raw / "labels" / f"{name}.png", box(0, 1, 0, 1, 5) + box(1, 8, 0, 1, 9))
+    first = raw / "photos" / "a.gif"
+    assert prepare(raw)[1:] == [f"train: skipped 3: all frames but the first of an image (the first is {first})"]
+    frames[0].convert("L").save(raw / "labels" / "a.png", save_all=True, append_images=[frames[1].convert("L")])
+    with pytest.raises(InputError, match=r"a\.png: has several frames; a mask is one image"):
+        prepare(raw)
+
+
 def test_objects_within_the_memory(raw, monkeypatch):
     """They are refused while they are read, not when all of them are in the memory."""
     read = []
@@ -182,23 +225,26 @@ def labelme(raw, *shapes, folder="labels", **more):
 
 @pytest.mark.parametrize("folder", ["labels", "photos"])
 def test_labelme(raw, folder):
+    (raw / "classes.ini").write_text(CLASSES + "names = __ignore__\n")
     labelme(
         raw,
-        shape("car"),
+        shape("car", kind="rotation"),
         shape("car", [[12, 8], [10, 6]], "rectangle", 3),
         shape("car", [[6.0, 1.0], [8.0, 1.0]], "mask", 3, mask=encoded(np.ones((1, 3), bool))),
         shape("car_part", [[8, 5], [8, 6]], "circle"),
         shape("road", [[0, 0], [6, 0], [6, 2], [0, 2]]),
+        shape("__ignore__", [[5, 0], [6, 0], [6, 2], [5, 2]], "oriented_rectangle"),
         folder=folder,
     )
     assert prepare(raw, folder) == []
-    assert segments(raw / "out", "a") == [("car", 0, 7), ("car", 0, 16), ("car_part", 0, 4), ("road", 0, 4)]
+    assert segments(raw / "out", "a") == [("car", 0, 7), ("car", 0, 16), ("car_part", 0, 4), ("road", 0, 2)]
 
 
 @pytest.mark.parametrize(
     ("shapes", "more", "match"),
     [
         ([shape("bus")], {}, r"shape 1: the label 'bus' is not in the class list; it has road, car, car_part"),
+        ([shape("car", SQUARE[:3], "rotation")], {}, "shape 1: 'rotation' with 3 points has no area"),
         ([shape("car"), shape("car", SQUARE[:1], "point")], {}, "shape 2: 'point' with 1 points has no area"),
         ([shape("car", [[0]])], {}, "not a file of labelme .ValueError"),
         ([shape("car", [[0, 0], [9e9, 0], [0, 9]])], {}, "shape 1: a point is not a pair of finite numbers"),
