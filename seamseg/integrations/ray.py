@@ -1,24 +1,45 @@
-"""A class for `map_batches` of Ray Data, or any engine that maps batches of columns: Daft, Spark, pandas.
+"""Predict any number of images with Ray Data, on one machine or a cluster; needs `pip install 'ray[data]'`.
 
-It does not import Ray: an actor is an ordinary class, whose constructor loads the model, once in each worker.
+    python -m seamseg.integrations.ray city.zip photos/ maps/
+    python -m seamseg.integrations.ray city.zip s3://bucket/photos s3://bucket/maps --actors 8 --gpus 1 --batch-size 8
+    python -m seamseg.integrations.ray city.zip shards/ maps/ --input webdataset --output parquet
+
+IN is a folder of images (searched with its sub-folders), of WebDataset tars, or of Parquet files with a column `path`
+and a column `bytes` or `image`; IN and OUT are local or at an object store (s3://, gs://). An image that cannot be read
+is a row with its error. Run the same command again to predict what is missing in OUT.
+
+WebDataset: `KEY.png` (id image of COCO: R + 256 G + 65536 B) and `KEY.json`: name, height, width, segments_info, error.
+Parquet: columns name, panoptic_png, segments_info, height, width, error.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+import logging
+import sys
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import numpy as np
 from PIL import Image
 
 import seamseg
-from seamseg.data.images import as_rgb, open_image
+from seamseg.checkpoints.model_path import local_model
+from seamseg.data.images import PHOTO_ENDINGS, as_rgb, open_image
 from seamseg.formats.coco_writer import encode_result
 from seamseg.inference.result import Panoptic
 from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import InputError, SeamsegError, one_line, require_packages
 from seamseg.utils.urls import describe_error
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
+    from ray.data import Dataset
 
 COLUMNS = ("bytes", "image")
 """Columns of images, of which the first present is taken: encoded files, or arrays `H x W x 3` uint8."""
@@ -44,6 +65,8 @@ class PanopticActor:
 
     Examples
     --------
+    Use it in a pipeline of your own, or in any engine that maps batches of columns; it does not import Ray.
+
     >>> photos = ray.data.read_binary_files("s3://bucket/photos", include_paths=True)  # doctest: +SKIP
     >>> maps = photos.map_batches(  # doctest: +SKIP
     ...     PanopticActor, fn_constructor_kwargs={"model": "city.zip"}, batch_size=16, num_gpus=1,
@@ -133,3 +156,265 @@ def _row(result: Panoptic | str) -> tuple[bytes, str, int, int, str]:
     names = [s.name for s in result.segments if not s.iscrowd]
     entries = [{**entry, "name": name} for entry, name in zip(annotation["segments_info"], names, strict=True)]
     return png, json.dumps(entries), *result.size, ""
+
+
+INPUTS = ("images", "webdataset", "parquet")
+OUTPUTS = {"webdataset": ".tar", "parquet": ".parquet"}
+_RESULTS = ("panoptic_png", "segments_info", "height", "width", "error")
+
+
+@dataclass(frozen=True)
+class RayOptions:
+    """Options of :func:`predict`.
+
+    Parameters
+    ----------
+    input : one of :data:`INPUTS`: content of the input folder
+    output : key of :data:`OUTPUTS`: what is written
+    actors : processes with a model each
+    cpus, gpus : processors and GPUs of an actor; fractions share a GPU
+    batch_size : images of a batch
+    rows_per_file : images of an output file, at least
+
+    Raises
+    ------
+    InputError
+        if a value is unknown or out of range
+    """
+
+    input: str = "images"
+    output: str = "webdataset"
+    actors: int = 1
+    cpus: float = 1.0
+    gpus: float = 0.0
+    batch_size: int = 4
+    rows_per_file: int = 500
+
+    def __post_init__(self) -> None:
+        for name, known in (("input", INPUTS), ("output", tuple(OUTPUTS))):
+            if getattr(self, name) not in known:
+                raise InputError(f"`{name}={getattr(self, name)}`: choose among {', '.join(known)}")
+        for name in ("actors", "batch_size", "rows_per_file"):
+            if getattr(self, name) < 1:
+                raise InputError(f"`{name}={getattr(self, name)}`: must be at least 1")
+        if not (self.cpus > 0 and self.gpus >= 0):
+            raise InputError(f"`cpus={self.cpus:g}`, `gpus={self.gpus:g}`: must be positive, and 0 or more")
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Images of a run: predicted, failed (rows with an error) and there before."""
+
+    predicted: int
+    failed: int
+    before: int
+
+
+def predict(model: Any, inputs: str, out: str, options: RayOptions = RayOptions(), **load: Any) -> Counts:
+    """Predict the images that `out` lacks, with Ray Data.
+
+    Ray starts on this machine unless it runs or `RAY_ADDRESS` names a cluster. A worker that dies is replaced, and its
+    batch repeated. Output files that a killed run left incomplete are removed first.
+
+    Parameters
+    ----------
+    model : see :func:`seamseg.load`, on a path that every worker can read
+    inputs, out : folders, local or at an object store
+    options : form of the data, and workers
+    **load : options of :func:`seamseg.load`
+
+    Raises
+    ------
+    InputError
+        if Ray is not installed, a folder has no such input, or the model is not panoptic
+    """
+    require_packages("ray", what="predicting with Ray Data needs", extra="ray")
+    from ray.data import ActorPoolStrategy
+
+    model = local_model(model)
+    before = dict(_written(out, options.output, repair=True))
+    _start(options)
+    rows = _rows(inputs, options.input, before.keys())
+    if rows is not None:
+        made = rows.map_batches(
+            _NamedActor,
+            fn_constructor_kwargs={"model": model, "batch_size": options.batch_size, **load},
+            batch_size=options.batch_size,
+            num_cpus=options.cpus,
+            num_gpus=options.gpus,
+            compute=ActorPoolStrategy(size=options.actors),
+        )
+        filesystem, folder = _filesystem(out)
+        if options.output == "parquet":
+            made.write_parquet(folder, filesystem=filesystem, min_rows_per_file=options.rows_per_file)
+        else:
+            samples = made.map(_sample)
+            samples.write_webdataset(
+                folder, filesystem=filesystem, encoder=None, min_rows_per_file=options.rows_per_file
+            )
+    new = [error for name, error in _written(out, options.output) if name not in before]
+    return Counts(sum(not error for error in new), sum(map(bool, new)), len(before))
+
+
+def _start(options: RayOptions) -> None:
+    """Start or join Ray; InputError if the actors would take the processors of the tasks that read."""
+    import ray
+
+    ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level=logging.WARNING)
+    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    ray.data.DataContext.get_current().enable_progress_bars = sys.stderr.isatty()
+    have, need = ray.cluster_resources().get("CPU", 0), options.actors * options.cpus
+    if need > have - 1:
+        raise InputError(
+            f"`actors={options.actors}`: {need:g} of {have:g} processors; leave one to the tasks that read and write"
+        )
+
+
+class _NamedActor(PanopticActor):
+    """Keeps the name of each image beside its result."""
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        made = super().__call__(batch)
+        return {name: made[name] for name in ("name", *_RESULTS)}
+
+
+def _rows(inputs: str, form: str, done: Any) -> Dataset | None:
+    """Return the images that are not done, as columns `name` and `bytes` or `image`; None if all are."""
+    import ray
+
+    filesystem, folder = _filesystem(inputs)
+    endings = {"images": PHOTO_ENDINGS, "webdataset": (".tar",), "parquet": (".parquet",)}[form]
+    files = sorted(path for path in _files(filesystem, folder) if path.lower().endswith(endings))
+    if not files:
+        raise InputError(f"{inputs}: no files that end in {', '.join(endings)}")
+    if form == "images":
+        cut = len(folder.rstrip("/")) + 1
+        files = [path for path in files if path[cut:] not in done]
+        if not files:
+            return None
+        found = ray.data.read_binary_files(files, filesystem=filesystem, include_paths=True)
+        return found.map(lambda row: {"name": row["path"][cut:], "bytes": row["bytes"]})
+    if form == "parquet":
+        found = ray.data.read_parquet(files, filesystem=filesystem)
+        known = set(found.columns() or ())
+        if "path" not in known or not known & set(COLUMNS):
+            raise InputError(f"{inputs}: has the columns {', '.join(sorted(known))}: expected path, and bytes or image")
+        kept = [name for name in COLUMNS if name in known][:1]
+        found = found.select_columns(["path", *kept]).rename_columns({"path": "name"})
+    else:
+        found = ray.data.read_webdataset(files, filesystem=filesystem, decoder=None).map(_of_sample)
+    return found.filter(lambda row: row["name"] not in done)
+
+
+def _of_sample(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """Return name and bytes of the image of a WebDataset sample."""
+    ending = next((name for name in sample if f".{name.rpartition('.')[2].lower()}" in PHOTO_ENDINGS), "")
+    return {"name": f"{sample['__key__']}.{ending}", "bytes": sample.get(ending)}
+
+
+def _sample(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the WebDataset sample of a result; a key has no dots, which would end it."""
+    facts = {name: row[name] for name in ("name", "height", "width", "error")}
+    content = json.dumps({**facts, "segments_info": json.loads(row["segments_info"])})
+    return {"__key__": quote(row["name"]).replace(".", "%2E"), "png": row["panoptic_png"], "json": content.encode()}
+
+
+def _written(out: str, form: str, repair: bool = False) -> Iterator[tuple[str, str]]:
+    """Yield name and error of each image in the output files; with `repair` remove files that are incomplete."""
+    filesystem, folder = _filesystem(out)
+    for path in sorted(path for path in _files(filesystem, folder) if path.endswith(OUTPUTS[form])):
+        try:
+            found = list((_of_parquet if form == "parquet" else _of_tar)(filesystem, path))
+        except (OSError, ValueError, KeyError, tarfile.TarError) as error:
+            if not repair:
+                raise SeamsegError(f"{path}: cannot be read: {one_line(error)}") from error
+            print(f"{path}: incomplete, removed", file=sys.stderr)
+            filesystem.delete_file(path)
+            continue
+        yield from found
+
+
+def _of_parquet(filesystem: FileSystem, path: str) -> Iterator[tuple[str, str]]:
+    from pyarrow import parquet
+
+    table = parquet.read_table(path, columns=["name", "error"], filesystem=filesystem)
+    yield from zip(table["name"].to_pylist(), table["error"].to_pylist(), strict=True)
+
+
+def _of_tar(filesystem: FileSystem, path: str) -> Iterator[tuple[str, str]]:
+    with filesystem.open_input_file(path) as file:
+        file.seek(max(file.size() - 1024, 0))
+        if file.read() != bytes(1024):
+            raise ValueError("has no end")
+        file.seek(0)
+        with tarfile.open(fileobj=file) as archive:
+            for member in archive:
+                if member.name.endswith(".json"):
+                    content = json.load(archive.extractfile(member))  # type: ignore[arg-type]
+                    yield content["name"], content["error"]
+
+
+def _filesystem(place: str) -> tuple[FileSystem, str]:
+    from pyarrow.fs import FileSystem, LocalFileSystem
+
+    if "://" not in place:
+        return LocalFileSystem(), str(Path(place).absolute())
+    try:
+        filesystem, folder = FileSystem.from_uri(place)
+    except (ValueError, OSError) as error:
+        raise InputError(f"{place}: {one_line(error)}") from None
+    return filesystem, folder
+
+
+def _files(filesystem: FileSystem, folder: str) -> list[str]:
+    """Return the files of a folder, with sub-folders, without hidden ones; none if it does not exist."""
+    from pyarrow.fs import FileSelector
+
+    found = filesystem.get_file_info(FileSelector(folder, allow_not_found=True, recursive=True))
+    return [file.path for file in found if file.is_file and "/." not in file.path[len(folder) :]]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return 1 if images failed, 2 for wrong input."""
+    parser = argparse.ArgumentParser(
+        prog="python -m seamseg.integrations.ray",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", metavar="MODEL", help="see `seamseg predict`; on a path that every worker can read")
+    parser.add_argument("inputs", metavar="IN", help="folder of the input, local or at an object store")
+    parser.add_argument("out", metavar="OUT", help="folder of the output, local or at an object store")
+    helps = {
+        "input": "images, webdataset or parquet",
+        "output": "webdataset or parquet",
+        "actors": "processes with a model each",
+        "cpus": "processors of an actor",
+        "gpus": "GPUs of an actor",
+        "batch_size": "images of a batch",
+        "rows_per_file": "images of an output file, at least",
+    }
+    for field in fields(RayOptions):
+        kind = type(field.default)
+        text = f"{helps[field.name]} (default: %(default)s)"
+        parser.add_argument(f"--{field.name.replace('_', '-')}", type=kind, default=field.default, help=text)
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda (default: auto)")
+    parser.add_argument("--precision", default="fp32", help="fp32, bf16, fp16 or auto (default: fp32)")
+    args = vars(parser.parse_args(argv))
+    model, inputs, out, device, precision = (
+        args.pop(name) for name in ("model", "inputs", "out", "device", "precision")
+    )
+    try:
+        counts = predict(model, inputs, out, RayOptions(**args), device=device, precision=precision)
+    except SeamsegError as error:
+        print(one_line(error), file=sys.stderr)
+        return 2 if isinstance(error, InputError) else 1
+    except Exception as error:  # Ray shows the traceback of a worker in its message, the error last
+        print(f"{out}: ended early, run the command again: {str(error).strip().splitlines()[-1]}", file=sys.stderr)
+        return 1
+    there = f", {counts.before} were there" if counts.before else ""
+    print(f"{out}: {counts.predicted} images predicted, {counts.failed} failed{there}")
+    return 1 if counts.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

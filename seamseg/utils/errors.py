@@ -96,6 +96,7 @@ EXTRAS = {
     "timm": "timm",
     "transformers": "transformers",
     "av": "video",
+    "ray": "ray",
     "fsspec": "urls",
     "supervision": "supervision",
 }

@@ -1,10 +1,14 @@
 """The class for batch engines, called as they call it; and a local Ray."""
 
+import contextlib
 import importlib.util
+import io
 import json
 import os
 import subprocess
 import sys
+import tarfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +16,7 @@ import pytest
 from PIL import Image
 
 from seamseg.formats.coco_panoptic import read_id_png
-from seamseg.integrations.ray import PanopticActor
+from seamseg.integrations.ray import PanopticActor, _written
 from seamseg.utils.errors import InputError, SeamsegError
 
 pytestmark = pytest.mark.usefixtures("narrow")
@@ -107,47 +111,106 @@ def test_wrong_use(actor, micro_run, monkeypatch):
         PanopticActor(micro_run, device="cpu")
 
 
-RAY = """
-import json, sys
+JOB = """
+import sys
 import ray
 from support.micro import narrow_body
-from seamseg.integrations.ray import PanopticActor
+from seamseg.integrations.ray import main
 
-class Narrow(PanopticActor):
-    def __init__(self, **options):
-        with narrow_body():
-            super().__init__(**options)
+def narrow():
+    sys.narrow = narrow_body()  # stays
+    sys.narrow.__enter__()
 
-ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)  # two for the actors, the others read
-images = ray.data.read_binary_files(sys.argv[2], include_paths=True)
-made = photos.map_batches(
-    Narrow, fn_constructor_kwargs={"model": sys.argv[1], "device": "cpu", "min_stuff_area": 0}, batch_size=2,
-    compute=ray.data.ActorPoolStrategy(size=2), num_cpus=1,
-)
-rows = [{k: v.hex() if isinstance(v, bytes) else v for k, v in row.items() if k != "bytes"}
-        for row in made.take_all()]
-print(json.dumps(rows))
+if __name__ == "__main__":
+    ray.init(num_cpus=4, include_dashboard=False, runtime_env={"worker_process_setup_hook": narrow})
+    sys.exit(main(sys.argv[1:]))
 """
+COUNT, BROKEN = 500, 7
+
+
+def job(tmp_path, *words):
+    """A process that predicts with a local Ray of four processors, whatever the machine has."""
+    tests = Path(__file__).parents[1]
+    path = f"{tests.parent}:{tests}:{os.environ.get('PYTHONPATH', '')}"
+    (tmp_path / "job.py").write_text(JOB)
+    command = [sys.executable, tmp_path / "job.py", *map(str, words), "--actors", "2", "--device", "cpu"]
+    environment = {**os.environ, "PYTHONPATH": path, "RAY_TMPDIR": "/tmp", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def outcome(process):
+    out, err = process.communicate(timeout=280)
+    assert process.returncode in (0, 1), err[-3000:]
+    # Ray writes about workers into the same stream
+    return process.returncode, next(line for line in out.splitlines() if "images predicted" in line).partition(": ")[2]
+
+
+def kill_after(process, out, files, name):
+    """Kill the processes of Ray with a name in their command, or else the process itself, after some output files."""
+    import psutil
+
+    deadline = time.monotonic() + 200
+    while len(list(out.glob("*.*"))) < files:
+        assert process.poll() is None, process.communicate()[1][-3000:]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    children = psutil.Process(process.pid).children(recursive=True)
+    chosen = [child for child in children if name and name in child.name() + " ".join(child.cmdline())]
+    for victim in chosen[:1] if name else [psutil.Process(process.pid)]:
+        victim.kill()
+    assert chosen or not name
+    if not name:
+        process.communicate()
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
 
 
 @pytest.mark.slow
-def test_a_local_ray(micro_run, photos, actor, tmp_path):
-    if importlib.util.find_spec("ray") is None:
-        pytest.skip("ray[data] takes 400 MB: install it for this test")
+@pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("ray", "psutil"))), reason="`pip install 'ray[data]' psutil` for this test"
+)
+def test_a_worker_and_a_driver_are_killed(micro_run, photos, tmp_path, seamseg_main):
+    """Each image once, with the map of a prediction into a folder; a broken one is a row with its error."""
     folder = tmp_path / "photos"
-    folder.mkdir()
-    for photo in photos:
-        (folder / photo.name).write_bytes(photo.read_bytes())
-    (folder / "broken.png").write_bytes(b"no")
-    tests = Path(__file__).parents[1]
-    environment = {**os.environ, "PYTHONPATH": f"{tests.parent}:{tests}", "RAY_TMPDIR": "/tmp", "RAY_DEDUP_LOGS": "0"}
-    words = [sys.executable, "-c", RAY, str(micro_run), str(folder)]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-3000:]
-    rows = {Path(row["path"]).stem: row for row in json.loads(done.stdout.splitlines()[-1])}
-    assert len(rows) == len(photos) + 1
-    assert rows["broken"]["error"].startswith("image: ")
-    for photo in photos:
-        row = {**rows[photo.stem], "panoptic_png": bytes.fromhex(rows[photo.stem]["panoptic_png"])}
-        assert row["error"] == ""
-        assert equal_to(row, actor.model.predict(photo), tmp_path)
+    (folder / "sub").mkdir(parents=True)
+    images = [Image.open(photo).convert("RGB") for photo in photos]
+    broken = {f"{k:03}.png" for k in range(3, COUNT, COUNT // BROKEN)}
+    for k in range(COUNT):
+        name = f"sub/{k:03}.a.png" if k % 10 == 1 else f"{k:03}.png"
+        images[k % len(images)].rotate(k, fillcolor=(k % 256, 9, 9)).save(folder / name)
+    for name in broken:
+        (folder / name).write_bytes(b"no")
+    readable = sorted(str(p.relative_to(folder)) for p in folder.rglob("*.png") if p.name not in broken)
+    assert (
+        seamseg_main("predict", micro_run, folder, tmp_path / "out", "--format", "coco", "--quiet", "--device", "cpu")
+        == 1
+    )
+
+    for kind, victim in (("parquet", "MapWorker"), ("webdataset", None)):
+        out = tmp_path / kind
+        words = (micro_run, folder, out, "--output", kind, "--rows-per-file", "20", "--batch-size", "4")
+        process = job(tmp_path, *words)
+        kill_after(process, out, 3, victim)
+        if victim is None:
+            first = dict(_written(str(out), kind, repair=True))
+            assert 0 < len(first) < COUNT
+            code, text = outcome(job(tmp_path, *words))
+            assert f"{len(first)} were there" in text
+        else:
+            code, text = outcome(process)
+            assert text == f"{COUNT - len(broken)} images predicted, {len(broken)} failed"
+        rows = list(_written(str(out), kind))
+        assert sorted(name for name, error in rows if not error) == readable
+        assert {name for name, error in rows if error} == broken
+        assert code == 1
+    maps = {}
+    for path in (tmp_path / "webdataset").glob("*.tar"):
+        with tarfile.open(path) as archive:
+            content = {m.name: archive.extractfile(m).read() for m in archive if m.isfile()}
+        for name, data in content.items():
+            if name.endswith(".json"):
+                maps[json.loads(data)["name"]] = content.get(name.removesuffix("json") + "png")
+    for name in readable:
+        made = np.asarray(Image.open(tmp_path / "out" / "panoptic" / Path(name).with_suffix(".png")))
+        assert np.array_equal(made, np.asarray(Image.open(io.BytesIO(maps[name])))), name
