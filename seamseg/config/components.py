@@ -302,6 +302,11 @@ def at_fault(error: BaseException) -> str | None:
     return None
 
 
+def sections_of(file: str) -> str:
+    """Return the sections of the components of a file of the user; empty for other files."""
+    return ", ".join(c.section for c in _REGISTERED.values() if not c.built_in and str(c.file) == file)
+
+
 @dataclass(frozen=True)
 class Record:
     """What a model states about a component that its training used; nothing is imported because of it.

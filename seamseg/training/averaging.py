@@ -123,16 +123,17 @@ def preview_losses(net: nn.Module, device: torch.device, losses: Callable[[], It
     Costs one forward pass without gradients per batch. The numbers of regions and mask pixels that count depend on the
     proposals, so they are not known earlier.
     """
-    with _buffers_restored(net), torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with buffers_restored(net), torch.random.fork_rng([device] if device.type == "cuda" else []):
         return list(losses())
 
 
 @contextmanager
-def _buffers_restored(net: nn.Module) -> Iterator[None]:
-    """Restore the buffers of a network at the end of a `with` block."""
-    saved = [(buffer, buffer.clone()) for buffer in net.buffers()]
+def buffers_restored(net: nn.Module) -> Iterator[None]:
+    """Restore the buffers of a network, also those that its code replaces, at the end of a `with` block."""
+    saved = [(m._buffers, name, b, b.clone()) for m in net.modules() for name, b in m._buffers.items() if b is not None]
     try:
         yield
     finally:
-        for buffer, value in saved:
-            buffer.copy_(value)
+        with torch.no_grad():
+            for buffers, name, buffer, value in saved:
+                buffers[name] = buffer.copy_(value)

@@ -182,6 +182,8 @@ def _run(options: TrainingOptions, task: Task, world: World, folder: RunFolder, 
     module = task.build(metadata)
     _initialise(options, task, module.get_submodule("net"), metadata, world, log)
     if loader is not None:
+        for line in task.try_parts(module, loader, validator, world):
+            log.warning(line)
         state, resumed = _prepare(options, task, module, metadata, loader, world, log)
         if auto and resumed is not None and resumed.stopped:
             return _stopped(resumed, state, folder, log)

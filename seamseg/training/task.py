@@ -23,23 +23,26 @@ from seamseg.config.loader import differences
 from seamseg.data.crops import make_crop
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.folder import void_warning
-from seamseg.data.loader import BatchLoader, LoaderOptions, train_loader
+from seamseg.data.loader import BatchLoader, LoaderOptions, collate, index_sampler, train_loader
 from seamseg.data.maps import declared_maps
 from seamseg.data.mixing import make_mix
 from seamseg.data.reader import open_reader
 from seamseg.data.samplers import DistributedARBatchSampler
-from seamseg.data.transforms import AugmentationOptions, Normalise, TrainTransform
+from seamseg.data.transforms import AugmentationOptions, Normalise, TrainTransform, without_things
 from seamseg.evaluation.scores import Scores
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.network import TorchNetwork
 from seamseg.models.build import build_training_module, without_quantisation
+from seamseg.models.criterion import Losses
 from seamseg.models.custom_network import WholeNetwork
 from seamseg.models.folding import fold_layers
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.quantised import choosing_ranges
 from seamseg.models.semantic import SemanticNet
 from seamseg.structures import Batch
+from seamseg.training.averaging import buffers_restored
 from seamseg.training.callbacks import Callback, Callbacks
+from seamseg.training.checkpointing.rank_state import rng_state, set_rng_state
 from seamseg.training.checkpointing.run_folder import SNAPSHOT_FILES, RunFolder, SnapshotFiles
 from seamseg.training.logging.images import SampleImages, SampleRenderer
 from seamseg.training.logging.logs import TextLog
@@ -47,9 +50,11 @@ from seamseg.training.optim.optimizer import build_optimizer
 from seamseg.training.optim.schedule import CurveSchedule, LRSchedule, step_note
 from seamseg.training.options import TrainerOptions
 from seamseg.training.prefetch import TrainingBatch, prepare_batch
+from seamseg.training.step import autocast, named_backward_error, weighted_sum
 from seamseg.utils.component_errors import instance_of
+from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.distributed import World, broadcast_buffers
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.progress import is_quiet
 from seamseg.validation.validator import Observer, Validator
 
@@ -174,6 +179,13 @@ class Task(ABC):
     @abstractmethod
     def load_pretrained(self, net: nn.Module, specification: str, classes: ClassTable | None = None) -> LoadReport:
         """Load a file of `pretrain`, `[PART:]FILE`, of the classes of the data set, or of others with their table."""
+
+    def try_parts(self, module: nn.Module, loader: BatchLoader, validator: Validate | None, world: World) -> list[str]:
+        """Run what a training runs late before it begins, without a trace; return warnings. A collective call.
+
+        SeamsegError if that fails.
+        """
+        return []
 
     @abstractmethod
     def build_optimizer(self, net: nn.Module) -> torch.optim.Optimizer:
@@ -333,6 +345,50 @@ class SegmentationTask(Task):
     def load_pretrained(self, net: nn.Module, specification: str, classes: ClassTable | None = None) -> LoadReport:
         """Load `[PART:]FILE`."""
         return load_pretrained(net, specification, classes)
+
+    def try_parts(self, module: nn.Module, loader: BatchLoader, validator: Validate | None, world: World) -> list[str]:
+        """Train on an image without things and score one image, if there are parts of the user, as in all processes."""
+        if not self.components:
+            return []
+        random, net = rng_state(world.device), module.get_submodule("net")
+        try:
+            with buffers_restored(module):
+                lines = self._train_without_things(module, loader, world)
+                if isinstance(validator, Validator):
+                    lines += validator.try_one(net)
+                return lines
+        except Exception as error:
+            # the training reports it, with the images of a whole batch
+            if not lacks_memory(error):
+                raise
+            return []
+        finally:
+            module.zero_grad(set_to_none=True)
+            set_rng_state(random, world.device)
+
+    def _train_without_things(self, module: nn.Module, loader: BatchLoader, world: World) -> list[str]:
+        """Run forward and backward pass on an image without things, twice where batches have several."""
+        dataset, settings = loader.dataset, self.options
+        assert isinstance(dataset, PanopticDataset)
+        item = without_things(dataset[0], dataset.num_stuff)
+        batch = collate([item] * min(2, index_sampler(loader).batch_size)).to(world.device)
+
+        def run() -> Losses:
+            with autocast(settings.precision, world.device):
+                losses: Losses = module(self.prepare(batch))
+            weighted_sum(losses.means, settings.loss_weights).backward()
+            return losses
+
+        where = f"image {item['id']} without its things"
+        try:
+            means = run().means
+        except SeamsegError as error:
+            raise type(error)(f"{where}: {error}") from error
+        except RuntimeError as error:
+            named = named_backward_error(error, module, None if world.is_distributed else run)
+            raise SeamsegError(f"{where}: {named}") if named is not error else error from error
+        invalid = [name for name, mean in means.items() if not torch.isfinite(mean)]
+        return [f"{where}: {name} is not finite, which ends a training" for name in invalid]
 
     def build_optimizer(self, net: nn.Module) -> torch.optim.Optimizer:
         """Build the optimizer; its first group has norm layers, its last others."""

@@ -116,11 +116,11 @@ class Trainer:
                 if not self._train_epoch(epoch):
                     return self._scores
             validates = self.validator is not None and ((epoch + 1) % interval == 0 or epoch + 1 == epochs)
-            if validates and between and self.progress.global_step % between:
-                # a signal during the validation must not lose the epoch; otherwise this step is saved already
-                self._save()
             # the snapshot and the validation use the running statistics of the main process
             self.stepper.share_statistics()
+            if validates and not (between and self.progress.global_step % between == 0):
+                # a signal or an error in the validation must not lose the epoch; otherwise this step is saved already
+                self._save()
             is_best = False
             if validates:
                 self._scores = scores = self._validate(epoch)

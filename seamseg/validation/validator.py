@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -45,7 +45,7 @@ from seamseg.panoptic_map import ClassInfo, PanopticResult, class_infos
 from seamseg.predictions import ArrayPrediction
 from seamseg.structures import ReadMap
 from seamseg.utils.distributed import World
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.parallel import available_cores, threaded_map
 from seamseg.utils.progress import progress
 from seamseg.validation.class_mapping import ClassMapping
@@ -199,17 +199,40 @@ class Validator:
         net : network as it is trained: not folded, at the precision of its weights
         observer, desc : see :meth:`score`
         """
+        with self._predictor(net) as predictor:
+            return self.score(predictor, observer, desc)
+
+    @contextmanager
+    def _predictor(self, net: nn.Module) -> Iterator[Predictor[Any]]:
         options, was_training = self.config.dataloader, net.training
         trained = cast("SegmentationNet | WholeNetwork", net)  # a task builds no other networks
         normalise = Normalise(options.rgb_mean, options.rgb_std)
         network = run_by_torch(trained, normalise, self.world.device, torch.float32)
         reference = reference_size(options.shortest_size, options.longest_max_size)
         thresholds = Thresholds.of(self.config)
-        predictor: Predictor[Any] = Predictor(network, self.metadata, self.size, thresholds, reference=reference)
         try:
-            return self.score(predictor, observer, desc)
+            yield Predictor(network, self.metadata, self.size, thresholds, reference=reference)
         finally:
             net.train(was_training)
+
+    def try_one(self, net: nn.Module) -> list[str]:
+        """Score the image of most segments alone, in each process, to find errors; return warnings.
+
+        A score may be undefined for one image, so that a ValueError or division by zero in the scores of a metric is a
+        warning.
+        """
+        alone = replace(self, world=World(device=self.world.device))
+        images = self.dataset.images
+        item = _item(self.dataset[max(range(len(images)), key=lambda i: len(images[i].cat))])
+        with self._predictor(net) as predictor:
+            scorer, metrics = alone._run(predictor, [item])
+        try:
+            metrics.added_to(scores_of_all(alone.world, scorer))
+        except SeamsegError as error:
+            if not isinstance(error.__cause__, (ValueError, ZeroDivisionError)):
+                raise
+            return [f"validation image {item.id} alone: {error}"]
+        return []
 
     def score(self, predictor: Predictor[Any], observer: Observer | None = None, desc: str = "validate") -> Scores:
         """Score the results of a predictor.
@@ -224,11 +247,16 @@ class Validator:
         -------
         Scores, those of the kind of network
         """
+        scorer, metrics = self._run(predictor, self._items(desc), observer)
+        return metrics.added_to(scores_of_all(self.world, scorer))
+
+    def _run(
+        self, predictor: Predictor[Any], items: Iterable[ValidationItem], observer: Observer | None = None
+    ) -> tuple[Scorer, CustomMetrics]:
+        """Predict and compare the images of this process."""
         scorer = SCORERS[self.config.kind](self, predictor)
         metrics = CustomMetrics(self.config, self.metadata, self.world)
-        groups = equal_size_batches(
-            self._items(desc), self._batch_size, lambda item: item.pixels.shape, tiling=predictor.tiling
-        )
+        groups = equal_size_batches(items, self._batch_size, lambda item: item.pixels.shape, tiling=predictor.tiling)
 
         def run(group: list[ValidationItem]) -> tuple[list[ValidationItem], list[ArrayPrediction]]:
             return group, predictor.raw([item.pixels for item in group])
@@ -237,10 +265,10 @@ class Validator:
             predictor.photos_at_a_time() as (threads, begin),
             closing(threaded_map(run, groups, threads, begin=begin)) as results,
         ):
-            for items, raw in results:
-                found = [predictor.in_units(one, item.native_size) for item, one in zip(items, raw)]
-                self._compare(items, found, scorer, metrics, observer)
-        return metrics.added_to(scores_of_all(self.world, scorer))
+            for found, raw in results:
+                made = [predictor.in_units(one, item.native_size) for item, one in zip(found, raw)]
+                self._compare(found, made, scorer, metrics, observer)
+        return scorer, metrics
 
     @property
     def map_only(self) -> bool:

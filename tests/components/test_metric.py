@@ -6,6 +6,7 @@ import json
 
 import pytest
 from support.components import assert_refused, component_file
+from support.interruptions import loss_lines
 from support.processes import launch
 
 import seamseg
@@ -62,8 +63,13 @@ def test_an_evaluation_uses_a_metric_that_the_training_did_not(micro_run, micro,
         ("(Metric):", "(Metric):\n    gathered = True", "metric cars, .*: state.. must return a list, returned"),
     ],
 )
-def test_mistakes(file, options, old, new, message):
+def test_mistakes(file, options, old, new, message, tmp_path):
+    """They end a training before its first step, but for those that may depend on the images."""
     assert_refused(options("run"), message, file, old, new)
+    late = "ValueError" in message or "no numbers" in message
+    assert bool(loss_lines(tmp_path / "run")) == late
+    # with a snapshot from before the validation
+    assert (tmp_path / "run" / "model_last.pth.tar").exists() == late
 
 
 class Part:

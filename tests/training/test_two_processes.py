@@ -71,6 +71,8 @@ def trainings(rank: int, join: Callable[[], None], folder: Path) -> Iterator[Cal
 
     def watched(trainer, is_best=False):
         save(trainer, is_best)
+        if trainer._position is not None:  # before a validation
+            return
         if rank == 0:
             trainer.checkpointer.wait()
         tensors = [*trainer.state.net.state_dict().values()]
