@@ -12,6 +12,7 @@ import ast
 import importlib.util
 import sys
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -74,6 +75,53 @@ def forbid_second_derivative(name: str) -> None:
         raise RuntimeError(f"{name}: has no derivative, the operator that it belongs to is differentiable once")
 
     differentiate(name, refuse, lambda ctx, inputs, output: None)
+
+
+def differentiable_once(
+    unpack: Callable[[Any], tuple[Any, ...]] = lambda ctx: ctx.saved_tensors,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate `backward(ctx, saved, *gradients)` of an autograd function: a second derivative is an error.
+
+    `torch.autograd.function.once_differentiable` cuts the graph between gradients and inputs instead, and
+    `torch.autograd.grad` of something before the function then leaves out a part of the sum, without an error.
+
+    Parameters
+    ----------
+    unpack : returns the tensors that the forward pass saved, among them one from which the gradients' graph leads to
+        each input
+    """
+
+    def decorate(backward: Callable[..., Any]) -> Callable[..., Any]:
+        name = backward.__qualname__.partition(".")[0].strip("_")
+
+        @wraps(backward)
+        def run(ctx: Any, *gradients: Tensor) -> Any:
+            saved = unpack(ctx)
+            with torch.no_grad():
+                found = backward(ctx, saved, *gradients)
+            if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+                return found
+            return _NoSecondDerivative.apply(name, found, *gradients, *saved)
+
+        return run
+
+    return decorate
+
+
+class _NoSecondDerivative(torch.autograd.Function):
+    """The gradients that a backward pass has found from its sources; its own backward pass is an error."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, found: tuple[Any, ...], *sources: Any) -> tuple[Any, ...]:
+        ctx.name = name
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> None:
+        raise RuntimeError(
+            f"{ctx.name}: is differentiable once, there is no second derivative; of the norms, ABN has one "
+            "(`seamseg.inplace_abn.to_batchnorm` replaces in-place ABN)"
+        )
 
 
 def implementations() -> dict[str, str]:

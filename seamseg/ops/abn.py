@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed
-from torch.autograd.function import once_differentiable
 
-from ._library import describe
+from ._library import describe, differentiable_once
 from .abn_channels import ChannelStatistics, Norm, dense, gradients, normalise
 from .abn_recompute import recomputing
 from .activation import activate_, check_activation
@@ -208,9 +207,9 @@ class _InPlaceABN(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        y, residual, weight, bias, mean, invstd, total = saved_for_backward(ctx)
+    @differentiable_once(saved_for_backward)
+    def backward(ctx: Any, saved: tuple[Any, ...], dy: Tensor) -> tuple[Tensor | None, ...]:
+        y, residual, weight, bias, mean, invstd, total = saved
         statistics = ChannelStatistics(mean, invstd, ctx.local_total if total is None else total)
         dy = dense(dy, like=y)
         dx, dresidual, sums = gradients(dy, y, residual, weight, bias, ctx.norm, statistics, ctx.deferred)

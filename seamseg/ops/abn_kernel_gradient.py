@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from ._library import differentiable_once
 from .abn_channels import dense
 from .abn_steps import abn_scale_gradient
 from .reference import abn as plain
@@ -72,7 +72,9 @@ class _DeferScaleGradient(torch.autograd.Function):
         return kernel.view_as(kernel), deferred
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dkernel: Tensor, dweight: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        (kernel,) = ctx.saved_tensors
+    @differentiable_once()
+    def backward(
+        ctx: Any, saved: tuple[Tensor], dkernel: Tensor, dweight: Tensor
+    ) -> tuple[Tensor, Tensor | None, None]:
+        (kernel,) = saved
         return dkernel, scale_gradient(kernel, dkernel, dweight, ctx.dtype, ctx.dim), None

@@ -10,11 +10,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch import Tensor, nn
 from torch.nn import functional
 
-from ._library import describe
+from ._library import describe, differentiable_once
 from .abn import apply_norm, saved_for_backward
 from .abn_channels import ChannelStatistics, Norm, dense, gradients, normalise, scale_of, transform
 from .abn_kernel_gradient import defer_scale_gradient, scale_gradient
@@ -112,10 +111,9 @@ class _ProjectionSum(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    @differentiable_once(saved_for_backward)
+    def backward(ctx: Any, saved: tuple[Any, ...], dy: Tensor) -> tuple[Tensor | None, ...]:
         norm, projection_norm, stride, deferred = ctx.settings
-        saved = saved_for_backward(ctx)
         y, weight, bias, shortcut, projection, projection_weight, projection_bias = saved[:7]
         outer, inner = (
             ChannelStatistics(mean, invstd, local if total is None else total)
@@ -164,6 +162,15 @@ def strided_pixels(x: Tensor, stride: tuple[int, ...]) -> tuple[Tensor, tuple[in
     if x.device.type != "cpu" or x.shape[1] >= _ONEDNN_CHANNELS or max(stride) == 1:
         return x, stride
     return x[:, :, :: stride[0], :: stride[1]], (1, 1)
+
+
+class PointwiseConv(nn.Conv2d):
+    """A 1x1 convolution without padding, with the workaround of :func:`strided_pixels`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Map `N x in_channels x H x W` to `N x out_channels x h x w`."""
+        pixels, stride = strided_pixels(input, self.stride)
+        return functional.conv2d(pixels, self.weight, self.bias, stride)
 
 
 def _convolve(shortcut: Tensor, projection: Tensor, stride: tuple[int, int], like: Tensor) -> Tensor:

@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from ._library import describe
+from ._library import describe, differentiable_once
 from .abn import saved_for_backward
 from .abn_channels import ChannelStatistics, Norm, batch_statistics, dense, gradient_sums, transform
 from .abn_kernel_gradient import scale_gradient
@@ -83,9 +82,9 @@ class _UpsampleABN(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, rows, kernel, weight, bias, y, centre, scatter, mean, invstd, total = saved_for_backward(ctx)
+    @differentiable_once(saved_for_backward)
+    def backward(ctx: Any, saved: tuple[Any, ...], dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, rows, kernel, weight, bias, y, centre, scatter, mean, invstd, total = saved
         norm = ctx.norm
         statistics = ChannelStatistics(mean, invstd, ctx.local_total if total is None else total)
         dy = dense(dy, like=y)

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from ._library import define, describe, differentiate
@@ -114,7 +113,6 @@ class _AvgPool(torch.autograd.Function):
         return functional.avg_pool2d(x, *options)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
         like = torch.empty(ctx.shape, dtype=dy.dtype, device=dy.device, memory_format=ctx.format)
         return torch.ops.aten.avg_pool2d_backward(dy, like, *ctx.options), None
@@ -138,7 +136,6 @@ class _MaxPool(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (place,) = ctx.saved_tensors
         (height, width), stride, padding, *_ = ctx.options

@@ -6,10 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import op_oracles as oracles
 from support.op_contract import keeping, place
+from torch import nn
 from torch.testing import assert_close
 
+from seamseg.models.backbones.preactivation import PreActivationBlock
+from seamseg.models.backbones.residual import ResidualBlock
 from seamseg.ops.abn import abn, inplace_abn
 from seamseg.ops.activation import activate, activate_, activation_gradient, deactivate
+from seamseg.ops.norm import InPlaceABN, NormSequential
+from seamseg.ops.upsample import upsample_cross_entropy, upsample_ohem_loss
 
 ACTIVATIONS = [("leaky_relu", 0.01), ("leaky_relu", 0.3), ("elu", 1.0), ("elu", 0.7), ("identity", 0.01)]
 FUNCTIONS = [(abn, False), (inplace_abn, True)]
@@ -122,12 +127,58 @@ def test_one_value_or_none(op, shape, training):
         assert_close(op(x, weight, bias, None, None, training), y)
 
 
-def test_inplace_has_no_second_derivative():
-    x, weight, bias, mean, var = inputs((4, 3, 2, 2))
-    y = inplace_abn(x * 1, weight, bias, mean, var, True)
-    (gradient,) = torch.autograd.grad((y * y).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
+class Rows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.enlarge = InPlaceABN(4), nn.ConvTranspose2d(4, 4, 2, stride=2, bias=False)
+
+    def forward(self, x):
+        return self.norm.upsample_rows(x, torch.tensor([2, 0]), self.enlarge)
+
+
+class Entropy(nn.Module):
+    def forward(self, x):
+        return upsample_cross_entropy(x[0], (9, 9), (7, 8), torch.arange(56).view(7, 8) % 4)
+
+
+class Ohem(nn.Module):
+    def forward(self, x):
+        return upsample_ohem_loss(x[0], (9, 9), (7, 8), torch.arange(56).view(7, 8) % 4, 0.5)
+
+
+def kept_input():
+    block = PreActivationBlock(4, (4, 4), InPlaceABN)
+    block.input_is_kept = True
+    return block
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: InPlaceABN(4),
+        lambda: InPlaceABN(4).eval(),
+        lambda: NormSequential(nn.Conv2d(4, 4, 3), InPlaceABN(4)),
+        lambda: ResidualBlock(4, (4, 4), InPlaceABN),
+        lambda: ResidualBlock(4, (4, 8), InPlaceABN, 2),
+        kept_input,
+        Rows,
+        Entropy,
+        Ohem,
+    ],
+)
+def test_a_second_derivative_is_an_error(make):
+    """Also of what comes before, where a graph that is cut would give a part of the sum."""
+    torch.manual_seed(0)
+    before, module = nn.Conv2d(3, 4, 1).double(), make().double()
+    x = torch.randn(3, 3, 5, 5, dtype=torch.float64, requires_grad=True)
+    y = module(before(x))
+    (gradient,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    penalty = gradient.square().sum()
+    for wanted in ((before.weight,), (x,), tuple(module.parameters())[:1]):
+        with pytest.raises(RuntimeError, match="differentiable once"):
+            torch.autograd.grad(penalty, wanted or x, retain_graph=True)
+    with pytest.raises(RuntimeError, match="differentiable once"):
+        penalty.backward()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

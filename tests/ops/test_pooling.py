@@ -100,17 +100,20 @@ def test_wrong_arguments():
 
 
 def check_as_torch(layer, options, x):
-    """The results and gradients of a layer are the bits of torch's; return the bytes that it keeps for each result."""
-    results, kept = [], []
+    """The results and derivatives of a layer are bits of torch's; return the bytes that it keeps for each result."""
+    results, kept, second = [], [], []
     for own_layer in (getattr(pooling, layer)(**options), getattr(torch.nn, layer)(**options)):
         own = x.clone().requires_grad_()
         y, saved = keeping(lambda own_layer=own_layer, own=own: own_layer(own))
         kept.append(sum(t.untyped_storage().nbytes() for t in saved.values()) / y.numel())
         y.backward(torch.arange(y.numel(), dtype=x.dtype).view_as(y) % 7)
+        (gradient,) = torch.autograd.grad(own_layer(own).square().sum(), own, create_graph=True)
         results.append((y, own.grad))
+        second += torch.autograd.grad(gradient.square().sum(), own)
     for found, wanted in zip(*results):
         assert torch.equal(found, wanted)
         assert found.stride() == wanted.stride()
+    assert torch.equal(*second)
     return kept[0]
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from .._library import differentiable_once
 from . import widened
 
 VOID = 255
@@ -117,9 +117,9 @@ class _CrossEntropy(torch.autograd.Function):
         return entropy.masked_fill_(void, 0)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        logits, void, classes, normaliser = ctx.saved_tensors
+    @differentiable_once()
+    def backward(ctx: Any, saved: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor, None, None]:
+        logits, void, classes, normaliser = saved
         gradient = _entropy_gradient(logits, ctx.padded_size, classes, normaliser, grad.masked_fill(void, 0))
         return gradient.to(logits.dtype), None, None
 
