@@ -50,6 +50,14 @@ class _Fused(nn.Module):
         self.activation = activation
         self.activation_param = activation_param
         self._packed: dict[int, Tensor] = {}
+        self._packed_from = 0, 0
+
+    def _packs(self) -> dict[int, Tensor]:
+        """Return the packed weights by number, none if the weight has changed since they were packed."""
+        state = self.weight.data_ptr(), 0 if self.weight.is_inference() else self.weight._version
+        if self._packed_from != state:
+            self._packed, self._packed_from = {}, state
+        return self._packed
 
     def _unary(self) -> tuple[str, list[float], str]:
         """Return the activation that oneDNN applies in the same pass: leaky ReLU, or none."""
@@ -113,11 +121,12 @@ class FusedConv2d(_Fused):
 
     def _one_pass(self, x: Tensor, residual: Tensor | None, level: int) -> Tensor:
         op = torch.ops.mkldnn
-        if level not in self._packed:
-            self._packed[level] = op._reorder_convolution_weight(
+        packs = self._packs()
+        if level not in packs:
+            packs[level] = op._reorder_convolution_weight(
                 self.weight, self.padding, self.stride, self.dilation, self.groups, list(x.shape)
             )
-        settings = (self._packed[level], self.bias, self.padding, self.stride, self.dilation, self.groups)
+        settings = (packs[level], self.bias, self.padding, self.stride, self.dilation, self.groups)
         if residual is not None:
             return self._activate(op._convolution_pointwise.binary(x, residual, *settings, "add", 1.0, None, [], ""))
         unary = self._unary()
@@ -154,10 +163,11 @@ class FusedLinear(_Fused):
 
     def _one_pass(self, x: Tensor) -> Tensor:
         op = torch.ops.mkldnn
-        if not self._packed:
-            self._packed[0] = op._reorder_linear_weight(self.weight, x.shape[0])
+        packs = self._packs()
+        if not packs:
+            packs[0] = op._reorder_linear_weight(self.weight, x.shape[0])
         unary = self._unary()
-        y = op._linear_pointwise(x, self._packed[0], self.bias, *unary)
+        y = op._linear_pointwise(x, packs[0], self.bias, *unary)
         return self._activate(y) if unary[0] == "none" else y
 
     def extra_repr(self) -> str:

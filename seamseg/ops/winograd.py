@@ -154,14 +154,13 @@ class WinogradConv2d(FusedConv2d):
 
     def _kernel(self, rows: int) -> list[Tensor]:
         """Return the 36 transformed kernels, packed for a number of tiles."""
-        if 36 not in self._packed:
+        packs = self._packs()
+        if 36 not in packs:
             outputs, inputs = self.weight.shape[:2]
             kernel = transforms()[1] @ self.weight.detach().double().reshape(outputs * inputs, 9).T
             matrices = kernel.float().view(36, outputs, inputs)
-            self._packed.update(
-                {36 + i: torch.ops.mkldnn._reorder_linear_weight(m, rows) for i, m in enumerate(matrices)}
-            )
-        return [self._packed[36 + i] for i in range(36)]
+            packs.update({36 + i: torch.ops.mkldnn._reorder_linear_weight(m, rows) for i, m in enumerate(matrices)})
+        return [packs[36 + i] for i in range(36)]
 
     def _winograd(self, x: Tensor, residual: Tensor | None) -> Tensor:
         unary = self._unary()
@@ -184,7 +183,7 @@ class WinogradConv2d(FusedConv2d):
 def is_suitable(conv: nn.Module) -> TypeGuard[FusedConv2d]:
     """Return whether a layer is a :class:`FusedConv2d` that :class:`WinogradConv2d` computes faster."""
     return (
-        isinstance(conv, FusedConv2d)
+        type(conv) is FusedConv2d
         and tuple(conv.weight.shape[2:]) == (3, 3)
         and min(conv.weight.shape[:2]) >= LEAST_CHANNELS
         and all(channels % _LANES == 0 for channels in conv.weight.shape[:2])
