@@ -6,7 +6,7 @@ Constructors and state-dict keys are those of the `inplace-abn` package, so that
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
@@ -16,9 +16,11 @@ from torch.nn import functional
 from .abn import apply_norm, apply_plain_norm
 from .abn_channels import Norm
 from .abn_kernel_gradient import defer_scale_gradient
-from .abn_projection import Projection, inplace_abn_projection
+from .abn_projection import PointwiseConv, Projection, inplace_abn_projection
 from .abn_upsampling import upsample_abn_rows
 from .activation import activate, activate_, check_activation
+
+Kind = TypeVar("Kind", bound=nn.Module)
 
 
 class ABN(nn.Module):
@@ -136,17 +138,24 @@ class InPlaceABN(ABN):
 
         Parameters
         ----------
-        layer : convolution or linear layer; any other is called without a deferred gradient
+        layer : any; in half precision the output is kept for the backward pass, unless the layer is a plain convolution
+            or linear layer
         x : its input
         channels : channels of this norm that the layer computes; None for all
         """
         weight, dim = self.weight, _output_channels(layer)
         tracked = torch.is_grad_enabled() and weight is not None and weight.requires_grad
-        # with frozen statistics a bias of the layer does not cancel
-        if not tracked or dim is None or not (layer.bias is None or self._of_the_batch()):
+        if not tracked:
             return layer(x), None
-        assert isinstance(weight, Tensor) and isinstance(layer.weight, Tensor)
-        kernel, deferred = defer_scale_gradient(layer.weight, weight if channels is None else weight[channels], dim)
+        assert isinstance(weight, Tensor)
+        scale = weight if channels is None else weight[channels]
+        # with frozen statistics a bias of the layer does not cancel
+        if dim is None or not (layer.bias is None or self._of_the_batch()):
+            y = layer(x)
+            # the output is linear in itself
+            return defer_scale_gradient(y, scale, 1) if y.dtype in (torch.float16, torch.bfloat16) else (y, None)
+        assert isinstance(layer.weight, Tensor)
+        kernel, deferred = defer_scale_gradient(layer.weight, scale, dim)
         return functional_call(layer, {"weight": kernel}, (x,)), deferred
 
     def add(
@@ -248,23 +257,59 @@ def synchronised_over(group: distributed.ProcessGroup | None) -> distributed.Pro
     return group if distributed.get_world_size(group) > 1 else None
 
 
+def has_hooks(layer: nn.Module) -> bool:
+    """Return whether a call of a layer does more than `forward` of its class: hooks, or a `forward` of its own."""
+    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+    return any(len(kind) > 0 for kind in hooks) or "forward" in layer.__dict__
+
+
+def is_plain(layer: object, *kinds: type[Kind]) -> TypeGuard[Kind]:
+    """Return whether a layer computes what these classes do: no class derived from them, no hooks.
+
+    Only the call of such a layer may be replaced by other operations on its parameters.
+    """
+    return isinstance(layer, nn.Module) and type(layer) in kinds and not has_hooks(layer)
+
+
+def is_inplace(norm: object) -> TypeGuard[InPlaceABN]:
+    """Return whether a layer is a plain in-place norm, which other layers may be computed together with."""
+    return is_plain(norm, InPlaceABN, InPlaceABNSync)
+
+
+def is_pointwise(layer: object, strided: bool = False) -> TypeGuard[nn.Conv2d]:
+    """Return whether a layer is a plain 1x1 convolution without padding and groups; of stride 1, unless `strided`."""
+    if not is_plain(layer, nn.Conv2d, PointwiseConv):
+        return False
+    plain = layer.kernel_size == (1, 1) and layer.padding in ((0, 0), "valid") and layer.groups == 1
+    return plain and (strided or layer.stride == (1, 1))
+
+
+def is_tiling(layer: object) -> TypeGuard[nn.ConvTranspose2d]:
+    """Return whether a layer is a plain transposed convolution whose square windows cover the result side by side."""
+    if not is_plain(layer, nn.ConvTranspose2d):
+        return False
+    plain = layer.groups == 1 and not any((*layer.padding, *layer.output_padding)) and layer.dilation == (1, 1)
+    return plain and layer.kernel_size == layer.stride == (layer.stride[0],) * 2
+
+
 def _output_channels(layer: nn.Module) -> int | None:
     """Return the dimension of the output channels of the kernel of a layer; None if the kernel cannot be replaced."""
-    # a computed kernel, as of weight norm or pruning, is no parameter
+    # a computed kernel, as of weight norm or pruning, is no parameter; of a class derived from these the output need
+    # not be linear in it
     if "weight" not in layer._parameters:
         return None
-    if isinstance(layer, nn.ConvTranspose2d):
+    if is_plain(layer, nn.ConvTranspose2d):
         return 1 if layer.groups == 1 else None
-    return 0 if isinstance(layer, (nn.Conv2d, nn.Linear)) else None
+    return 0 if is_plain(layer, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, PointwiseConv) else None
 
 
 def run_layers(layers: Iterable[nn.Module], x: Tensor) -> Tensor:
-    """Run layers in sequence; in-place norms together with a convolution or linear layer before them."""
+    """Run layers in sequence; plain in-place norms together with a convolution or linear layer before them."""
     layers, deferred = list(layers), None
     for layer, following in zip(layers, [*layers[1:], None]):
         if deferred is not None:
             x, deferred = layer(x, deferred), None
-        elif isinstance(following, InPlaceABN):
+        elif is_inplace(following):
             x, deferred = following.convolve(layer, x)
         else:
             x = layer(x)
@@ -277,7 +322,7 @@ def convolve_each(norm: nn.Module, layers: Iterable[nn.Module], x: Tensor) -> tu
     The results, concatenated in the order of the layers, are the input of the norm.
     """
     layers = list(layers)
-    if not isinstance(norm, InPlaceABN):
+    if not is_inplace(norm):
         return [layer(x) for layer in layers], ()
     width = norm.num_features // len(layers)
     parts = [norm.convolve(layer, x, slice(i * width, (i + 1) * width)) for i, layer in enumerate(layers)]

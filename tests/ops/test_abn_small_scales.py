@@ -39,6 +39,54 @@ class Masks(nn.Module):
         return self.head.masks(x, torch.tensor([5, 0, 2]))
 
 
+class Standardised(nn.Conv2d):
+    def forward(self, x):
+        kernel = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+        return nn.functional.conv2d(x, kernel / kernel.std((1, 2, 3), keepdim=True), None, self.stride, self.padding)
+
+
+class WithSkip(nn.Module):
+    """No layer that torch knows, and not linear in any kernel."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Conv1d(16, 16, 3, padding=1)
+
+    def forward(self, x):
+        return self.inner(x.flatten(2)).tanh().view_as(x) + x
+
+
+def own(layer):
+    return lambda: NormSequential(layer(), InPlaceABN(16))
+
+
+def hooked():
+    layer = nn.Conv2d(16, 16, 3, padding=1, bias=False)
+    layer.register_forward_hook(lambda module, inputs, y: y.sin() + inputs[0])
+    return layer
+
+
+def own_branch():
+    module = block(8, 2)
+    module.convs.conv3 = Standardised(8, 16, 1)
+    return module
+
+
+def own_shortcut():
+    module = block(8, 2)
+    module.proj_conv = Standardised(8, 16, 1, stride=2)
+    return module
+
+
+OWN = [
+    (own(lambda: Standardised(16, 16, 3, padding=1)), 16, "1"),
+    (own(WithSkip), 16, "1"),
+    (own(hooked), 16, "1"),
+    (own_branch, 8, "convs.bn3"),
+    (own_shortcut, 8, "proj_bn"),
+]
+"""Layers whose output is not linear in a kernel: the norm keeps it."""
+
 PLACES = [
     # what makes the module, channels of its input, the norm whose scales are small
     (convolution_and_norm, 16, "1"),
@@ -76,7 +124,7 @@ def weight_gradient(module, name, x):
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1e-5, 0])
-@pytest.mark.parametrize(("make", "channels", "name"), PLACES, ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize(("make", "channels", "name"), PLACES + OWN, ids=lambda v: v if isinstance(v, str) else "")
 def test_gradient_of_small_scales_in_bfloat16(make, channels, name, scale):
     module, _, x = module_and_input(make, channels, name, scale)
     exact = weight_gradient(copy.deepcopy(module).double(), name, x.double())

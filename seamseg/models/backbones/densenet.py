@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from seamseg.models.backbones.base import Backbone, NormFactory, dilations_of
 from seamseg.models.backbones.preactivation import stem
 from seamseg.ops.abn_recompute import recomputed
-from seamseg.ops.norm import InPlaceABN, NormSequential, run_layers
+from seamseg.ops.norm import NormSequential, is_inplace, run_layers
 from seamseg.ops.pooling import AvgPool2d
 
 DENSENETS: dict[str, tuple[int, int, int, int]] = {
@@ -84,7 +84,7 @@ def _run(norm: nn.Module, layers: Sequence[nn.Module], maps: Sequence[Tensor], r
     def joined() -> Tensor:
         return torch.cat(inputs, dim=1) if len(inputs) > 1 else inputs[0]
 
-    if not (recompute and isinstance(norm, InPlaceABN)):
+    if not (recompute and is_inplace(norm)):
         return run_layers([norm, *layers], joined())
     with recomputed(norm, joined) as y:
         return run_layers(layers, y)

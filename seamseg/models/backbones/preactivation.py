@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from seamseg.models.backbones.base import NormFactory
-from seamseg.models.backbones.residual import PointwiseConv
+from seamseg.ops.abn_projection import PointwiseConv
 from seamseg.ops.abn_recompute import recomputed
-from seamseg.ops.norm import InPlaceABN, NormSequential, run_layers
+from seamseg.ops.norm import NormSequential, is_inplace, is_plain, run_layers
 from seamseg.ops.pooling import MaxPool2d
 
 
@@ -88,7 +88,7 @@ class PreActivationBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `N x in_channels x H x W` to `N x channels[-1] x H/stride x W/stride`."""
-        if self.input_is_kept and isinstance(self.bn1, InPlaceABN):
+        if self.input_is_kept and is_inplace(self.bn1):
             with recomputed(self.bn1, lambda: x) as y:
                 return self._sum(x, y)
         return self._sum(x, self.bn1(x))
@@ -96,7 +96,8 @@ class PreActivationBlock(nn.Module):
     def _sum(self, x: Tensor, y: Tensor) -> Tensor:
         shortcut = self.proj_conv(y) if self.has_projection else x
         *layers, last = self.convs
-        if layers and isinstance(layers[-1], nn.Dropout2d) and self.training and isinstance(self.bn1, InPlaceABN):
+        drops = self.training and layers and is_plain(layers[-1], nn.Dropout2d)
+        if drops and is_inplace(self.bn1) and is_plain(self.convs, NormSequential):
             hidden = run_layers(layers[:-1], y)
             # the norm keeps its output: keep the dropped channels, not the map without them
             kept = layers[-1](torch.ones_like(hidden[:, :, :1, :1]))
@@ -104,8 +105,8 @@ class PreActivationBlock(nn.Module):
                 branch: Tensor = last(dropped)
         else:
             branch = self.convs(y)
-        # the convolution does not need its output again
-        return branch.add_(shortcut)
+        # a convolution does not need its output again
+        return branch.add_(shortcut) if is_plain(last, nn.Conv2d, PointwiseConv) else branch + shortcut
 
 
 def stem(norm: NormFactory, input_3x3: bool, channels: int = 64) -> nn.Module:

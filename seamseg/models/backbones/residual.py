@@ -7,12 +7,11 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from seamseg.models.backbones.base import NormFactory
-from seamseg.ops.abn_projection import strided_pixels
+from seamseg.ops.abn_projection import PointwiseConv
 from seamseg.ops.activation import activate_
-from seamseg.ops.norm import InPlaceABN, NormSequential, run_layers
+from seamseg.ops.norm import InPlaceABN, NormSequential, is_inplace, is_plain, is_pointwise, run_layers
 
 
 class ResidualBlock(nn.Module):
@@ -32,7 +31,7 @@ class ResidualBlock(nn.Module):
     Notes
     -----
     With in-place norms the last norm, the projection and its norm are computed together with the sum, without calls of
-    these modules: forward hooks on them do not run.
+    these modules, unless they have hooks or are of classes of their own.
 
     Raises
     ------
@@ -79,9 +78,9 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `N x in_channels x H x W` to `N x channels[-1] x H/stride x W/stride`."""
-        if isinstance(self.convs[-1], InPlaceABN):
+        if is_inplace(self.convs[-1]) and is_plain(self.convs, NormSequential):
             return self._norm_and_sum(x)
-        shortcut = self.proj_bn(self.proj_conv(x)) if self.has_projection else x
+        shortcut = run_layers((self.proj_conv, self.proj_bn), x) if self.has_projection else x
         branch = self.convs(x)
         # without gradients the addends are not needed again
         total = branch + shortcut if torch.is_grad_enabled() else branch.add_(shortcut)
@@ -95,15 +94,6 @@ class ResidualBlock(nn.Module):
         activation = (self.activation, self.activation_param)
         if not self.has_projection:
             return last.add(branch, x, *activation, deferred)
-        if isinstance(self.proj_bn, InPlaceABN):
+        if is_inplace(self.proj_bn) and is_pointwise(self.proj_conv, strided=True) and self.proj_conv.bias is None:
             return last.add_projection(branch, x, self.proj_conv, self.proj_bn, *activation, deferred)
-        return last.add(branch, self.proj_bn(self.proj_conv(x)), *activation, deferred)
-
-
-class PointwiseConv(nn.Conv2d):
-    """A 1x1 convolution without padding, with the workaround of :func:`strided_pixels`."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Map `N x in_channels x H x W` to `N x out_channels x h x w`."""
-        pixels, stride = strided_pixels(input, self.stride)
-        return functional.conv2d(pixels, self.weight, self.bias, stride)
+        return last.add(branch, run_layers((self.proj_conv, self.proj_bn), x), *activation, deferred)
