@@ -21,12 +21,11 @@ from seamseg.inplace_abn._tracing import (
     Site,
     TracedNetwork,
     argument,
-    has_hooks,
     in_place_users,
 )
 from seamseg.ops.abn import apply_norm
 from seamseg.ops.activation import activate, check_activation
-from seamseg.ops.norm import InPlaceABN, InPlaceABNSync
+from seamseg.ops.norm import InPlaceABN, InPlaceABNSync, has_hooks
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)

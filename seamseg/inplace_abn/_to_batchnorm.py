@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from seamseg.inplace_abn._convert import ResidualABN, ResidualABNSync, copied
 from seamseg.inplace_abn._equality import check_equal
 from seamseg.inplace_abn._tracing import TracedNetwork
-from seamseg.ops.norm import ABN, InPlaceABN, InPlaceABNSync
+from seamseg.ops.norm import ABN, InPlaceABN, InPlaceABNSync, has_hooks
 
 _KINDS = (ABN, InPlaceABN, InPlaceABNSync, ResidualABN, ResidualABNSync)
 _NORM_AFTER: dict[type[nn.Module], type[nn.modules.batchnorm._BatchNorm]] = {
@@ -52,7 +52,7 @@ def to_batchnorm(module: nn.Module, *, sync: bool = False, example: Any = None) 
     Raises
     ------
     ValueError
-        if a layer has a class of its own, derived from these; if the results for `example` differ
+        if a layer has hooks, or a class of its own, derived from these; if the results for `example` differ
     """
     network = TracedNetwork(copied(module))
     groups = [getattr(layer, "group", None) for _, layer in TracedNetwork(module).slots()]
@@ -64,6 +64,8 @@ def to_batchnorm(module: nn.Module, *, sync: bool = False, example: Any = None) 
             continue
         if type(layer) not in _KINDS:
             raise ValueError(f"to_batchnorm: {name}: {type(layer).__name__} is a class of its own")
+        if has_hooks(layer):
+            raise ValueError(f"to_batchnorm: {name}: the layer has hooks, which the norm would not run")
         if id(layer) not in made:
             kind = _NORM_AFTER.get(type(before.get(id(layer), layer)), nn.BatchNorm2d)
             if sync and isinstance(layer, InPlaceABNSync):

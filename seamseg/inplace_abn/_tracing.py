@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from seamseg.ops.norm import ABN
+from seamseg.ops.norm import ABN, has_hooks
 
 _CALLS = ("call_module", "call_function", "call_method")
 _VIEWS = {"view", "view_as", "reshape", "flatten", "unflatten", "permute", "transpose", "squeeze", "unsqueeze", "chunk",
@@ -246,12 +246,6 @@ class _Tracer(_ShallowTracer):
 def join(prefix: str, name: str) -> str:
     """Return the name of a module inside another."""
     return f"{prefix}.{name}" if prefix and name else prefix or name
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Return whether a module has hooks, which would not run if its call were changed."""
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(module, kind, None) for kind in kinds)
 
 
 def in_place_users(node: fx.Node, root: nn.Module) -> list[fx.Node]:

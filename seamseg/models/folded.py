@@ -30,8 +30,10 @@ class ChannelwiseActivation(nn.Module):
         self.activation_param = activation_param
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map `N x C x H x W` to the same shape, a new tensor."""
-        return activate_(torch.addcmul(self.offset, x, self.scale), self.activation, self.activation_param)
+        """Map `N x C x ...` to the same shape, a new tensor."""
+        shape = (1, -1, *[1] * (x.dim() - 2))
+        y = torch.addcmul(self.offset.view(shape), x, self.scale.view(shape))
+        return activate_(y, self.activation, self.activation_param)
 
 
 class FoldedBlock(nn.Module):

@@ -1,5 +1,8 @@
 """Conversion of a trained network for inference: norms are folded into the convolutions before them.
 
+Only layers that are exactly of the classes known here, without hooks, are replaced; all others run as they are, with
+their norms. Where a network has parts of other packages, its outputs are compared with those of the folded one.
+
 At inference a norm is `act((x - mean) / sqrt(var + eps) * gamma + bias)` with constants (in-place ABN: `gamma =
 |weight| + eps`; docs/contract.md, section 3), which the kernel and the bias of a convolution can absorb. Folding
 happens in float64.
@@ -7,16 +10,16 @@ happens in float64.
 
 from __future__ import annotations
 
-import copy
 import itertools
-from collections import OrderedDict
-from typing import TypeVar
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from seamseg.models.backbones.base import Backbone
-from seamseg.models.backbones.densenet import DenseModule
+from seamseg.models.backbones.densenet import DenseModule, Transition
 from seamseg.models.backbones.preactivation import PreActivationBlock
 from seamseg.models.backbones.residual import ResidualBlock
 from seamseg.models.folded import (
@@ -30,21 +33,41 @@ from seamseg.models.folded import (
     FoldedSemanticHead,
     FoldedUpsampling,
 )
+from seamseg.models.heads.custom import predicted_maps
 from seamseg.models.heads.deeplab import DeeplabV3
 from seamseg.models.heads.roi import ROIHead
 from seamseg.models.heads.rpn import RPNHead
 from seamseg.models.heads.semantic import MiniDeepLab, SemanticHead
-from seamseg.models.network import Network
+from seamseg.models.network import Network, copied
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.quantised import is_quantised
+from seamseg.models.semantic import SemanticNet
+from seamseg.ops.abn_projection import PointwiseConv
 from seamseg.ops.fused import FusedConv2d, FusedLinear, bf16_is_fast
-from seamseg.ops.norm import ABN, InPlaceABN
+from seamseg.ops.norm import (
+    ABN,
+    InPlaceABN,
+    InPlaceABNSync,
+    NormSequential,
+    has_hooks,
+    is_plain,
+    is_pointwise,
+    is_tiling,
+)
 from seamseg.ops.winograd import WinogradConv2d, is_suitable
-from seamseg.utils.errors import InputError
+from seamseg.structures import PackedSequence
+from seamseg.utils.device_memory import lacks_memory
+from seamseg.utils.errors import InputError, one_line
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Compute dtypes of a network at inference by name; `auto` chooses one of them."""
 
+
+_SEQUENCES = (nn.Sequential, NormSequential, Transition)
+"""Sequences whose layers run one after the other."""
+_IMAGE = (101, 135)
+_TOLERANCE = 1e-3
+"""Differences of outputs, relative to the largest value, that are rounding."""
 
 Net = TypeVar("Net", bound=Network)
 Module = TypeVar("Module", bound=nn.Module)
@@ -53,38 +76,123 @@ Module = TypeVar("Module", bound=nn.Module)
 def fold_abn(net: Net) -> Net:
     """Return a copy of a network for inference only, which computes the same outputs faster.
 
-    Layers with norms of other kinds (group norm, none, or without running statistics) stay as they are.
+    Layers with norms of other kinds (group norm, none, or without running statistics) stay as they are, and those of
+    classes derived from known ones or with hooks. Parts of other packages are folded only if that does not change the
+    outputs for an image of noise; otherwise a warning names what differs.
     """
-    return fold_layers(net).with_options(channels_last=True).eval()
+    folded = fold_layers(net).with_options(channels_last=True).eval()
+    if is_quantised(net) or not any(map(_is_foreign, net.modules())):
+        return folded
+    differs = folded_difference(net, folded)
+    if differs is None:
+        return folded
+    warnings.warn(f"norms of the network's own parts are not folded for inference: {differs}", stacklevel=3)
+    return fold_layers(net, foreign=False).with_options(channels_last=True).eval()
 
 
-def fold_layers(net: Module) -> Module:
-    """Do what :func:`fold_abn` does for any module made of this package's layers, for example a classifier."""
-    folded = copy.deepcopy(net).eval().requires_grad_(False)
+def fold_layers(net: Module, foreign: bool = True) -> Module:
+    """Do what :func:`fold_abn` does for any module made of this package's layers, for example a classifier.
+
+    Parameters
+    ----------
+    net : module, not changed
+    foreign : also fold the sequences inside of modules of other packages
+    """
+    folded = copied(net).eval().requires_grad_(False)
     if is_quantised(folded):
         return folded  # already, before its training
-    for parent in list(folded.modules()):
-        for name, child in list(parent.named_children()):
-            made = _replacement(child)
+    strangers = [] if foreign else [module for module in folded.modules() if _is_foreign(module)]
+    kept = {part for module in strangers for part in module.modules()}
+    for parent in [module for module in folded.modules() if module not in kept]:
+        for name, child in list(parent._modules.items()):
+            made = None if child is None or child in kept else _replacement(child)
             if made is not None:
                 setattr(parent, name, made)
-    if isinstance(folded, PanopticNet) and isinstance(folded.roi_head, ROIHead):
-        _fold_roi_head(folded.roi_head)
-    _fold_sequences(folded)
+    head = folded.roi_head if isinstance(folded, PanopticNet) else None
+    if is_plain(head, ROIHead) and head not in kept:
+        _fold_roi_head(head)
+    _fold_sequences([module for module in folded.modules() if module not in kept])
     return folded
 
 
-def _fold_sequences(net: nn.Module) -> None:
+def _fold_sequences(modules: Sequence[nn.Module]) -> None:
     """Fold the norms of sequences into the layers before them; the others are replaced by a scale and an offset."""
-    for module in net.modules():
-        if isinstance(module, nn.Sequential):
-            _fold_pairs(module)
-    for module in net.modules():
-        if isinstance(module, (nn.Sequential, Backbone)):
-            for name, child in list(module.named_children()):
-                made = _channelwise(child)
-                if made is not None:
-                    setattr(module, name, made)
+    sequences = [module for module in modules if type(module) in _SEQUENCES]
+    for sequence in sequences:
+        _fold_pairs(sequence)
+    backbones = [module for module in modules if isinstance(module, Backbone) and not _is_foreign(module)]
+    for module in (*sequences, *backbones):
+        for name, child in list(module._modules.items()):
+            made = None if child is None else _channelwise(child)
+            if made is not None:
+                setattr(module, name, made)
+
+
+def _is_foreign(module: nn.Module) -> bool:
+    """Return whether a module may do what the package does not know: it is of another one, or has hooks."""
+    return type(module).__module__.partition(".")[0] not in ("seamseg", "timm", "torch") or has_hooks(module)
+
+
+def folded_difference(net: Network, folded: Network | None = None, training_form: bool = False) -> str | None:
+    """Return what a network computes otherwise when it is folded for inference, in a line; None if nothing.
+
+    Both compute an image of noise of odd sides, on copies, in evaluation mode and with the same random numbers.
+
+    Parameters
+    ----------
+    net : network of body and heads, not changed; others are not folded
+    folded : its folded form; None for that of :func:`fold_layers`
+    training_form : compare with what the losses see, `forward` of the ROI head, in place of its methods
+    """
+    if not isinstance(net, (PanopticNet, SemanticNet)):
+        return None
+    try:
+        wanted = _outputs(copied(net).eval(), training_form)
+        found = _outputs(fold_layers(net) if folded is None else copied(folded), False)
+    except Exception as error:
+        if lacks_memory(error):
+            raise
+        return f"an image of {_IMAGE[0]} x {_IMAGE[1]} pixels fails ({one_line(error)})"
+    for name, value in wanted.items():
+        x, y = (t.double() for t in (found[name], value))
+        if x.shape != y.shape:
+            return f"{name} would have other shapes"
+        worst, largest = (float(t.abs().max()) if t.numel() else 0.0 for t in (x - y, y))
+        if not worst <= _TOLERANCE * largest and bool(torch.isfinite(y).all()):
+            return f"{name} would differ by {worst:.3g} of {largest:.3g}"
+    return None
+
+
+@torch.no_grad()
+def _outputs(net: Network, training_form: bool) -> dict[str, Tensor]:
+    """Return the outputs of all parts of a network for an image of noise."""
+    like = next(net.parameters())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        images = PackedSequence([torch.randn(3, *_IMAGE).to(like.device)])
+        if isinstance(net, SemanticNet):
+            return {"the logits": net(images).logits}
+        assert isinstance(net, PanopticNet)
+        features = net.encode(images)
+        _, objectness, codes = net.score_anchors(features)
+        height, width = _IMAGE
+        boxes = torch.tensor([[0, 0, height, width], [9.5, 3, height / 2, width / 3]]).to(like.device)
+        index, classes = torch.zeros(2).to(like.device).long(), torch.tensor([0, net.roi_head.num_things - 1])
+        x, classes = net.options.rois(features.levels, boxes, index, features.padded_size), classes.to(like.device)
+        found = {f"level {i} of the pyramid": level for i, level in enumerate(features.levels)}
+        found |= {"the objectness": objectness, "the box codes of the anchors": codes}
+        if training_form:
+            logits, of_boxes, masks = net.roi_head(x)
+            masks = None if masks is None else masks[torch.arange(2, device=like.device), classes]
+        else:
+            logits, of_boxes = net.roi_head.boxes(x)
+            masks = net.roi_head.masks_of(x, classes) if net.roi_head.with_masks else None
+        found |= {"the class logits": logits, "the box codes": of_boxes}
+        found |= {} if masks is None else {"the masks": masks}
+        semantic = net.classify(features)
+        found |= {} if semantic is None else {"the semantic logits": semantic}
+        (maps,) = predicted_maps(net.custom_heads, features)
+        return found | {f"the map {name}": value for name, value in maps.items()}
 
 
 def for_inference(net: Net, device: torch.device, precision: str = "fp32") -> Net:
@@ -141,24 +249,24 @@ def choose_precision(precision: str, device: torch.device) -> torch.dtype:
 
 def _replacement(module: nn.Module) -> nn.Module | None:
     """Return the folded form of a module; None if it stays."""
-    if isinstance(module, ResidualBlock):
-        return _fold_block(module)
-    if isinstance(module, PreActivationBlock):
-        return _fold_preactivation(module)
-    if isinstance(module, DenseModule):
-        return _fold_dense(module)
-    if isinstance(module, SemanticHead):
-        return _fold_semantic(module)
-    if isinstance(module, DeeplabV3):
-        return _fold_deeplab_v3(module)
-    if isinstance(module, RPNHead):
-        return _fold_rpn(module)
-    return None
+    folds: dict[type, Callable[[Any], nn.Module | None]] = {
+        ResidualBlock: _fold_block,
+        PreActivationBlock: _fold_preactivation,
+        DenseModule: _fold_dense,
+        SemanticHead: _fold_semantic,
+        DeeplabV3: _fold_deeplab_v3,
+        RPNHead: _fold_rpn,
+    }
+    fold = folds.get(type(module))
+    return None if fold is None or has_hooks(module) else fold(module)
 
 
 def _affine(norm: nn.Module) -> tuple[Tensor, Tensor] | None:
     """Return scale and offset `C` (float64) of the norm at inference; None if it is no such affine map."""
-    if not isinstance(norm, ABN) or norm.running_mean is None or norm.running_var is None:
+    if not is_plain(norm, ABN, InPlaceABN, InPlaceABNSync):
+        return None
+    # a module around it may keep it in training mode
+    if norm.training or norm.running_mean is None or norm.running_var is None:
         return None
     mean, invstd = norm.running_mean.double(), torch.rsqrt(norm.running_var.double() + norm.eps)
     gamma = torch.ones_like(mean) if norm.weight is None else norm.weight.detach().double()
@@ -169,14 +277,23 @@ def _affine(norm: nn.Module) -> tuple[Tensor, Tensor] | None:
     return scale, beta - mean * scale
 
 
-def _is_plain(conv: nn.Module) -> bool:
-    return isinstance(conv, nn.Conv2d) and conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
+def _is_convolution(layer: object) -> TypeGuard[nn.Conv2d]:
+    """Return whether :class:`FusedConv2d` computes a layer."""
+    if not is_plain(layer, nn.Conv2d, PointwiseConv):
+        return False
+    # a computed weight, as of pruning, is no parameter
+    return "weight" in layer._parameters and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+
+
+def _are_whole(*layers: nn.Module) -> bool:
+    """Return whether layers are convolutions without groups, which can be cut by input channels."""
+    return all(_is_convolution(layer) and layer.groups == 1 for layer in layers)
 
 
 def _fuse(conv: nn.Module, norm: nn.Module) -> FusedConv2d | None:
     """Fuse convolution, norm and activation into one layer."""
     affine = _affine(norm)
-    if affine is None or not isinstance(conv, nn.Conv2d) or not _is_plain(conv):
+    if affine is None or not _is_convolution(conv):
         return None
     assert isinstance(norm, ABN)
     weight, bias = _scaled(conv.weight, conv.bias, *affine)
@@ -198,17 +315,24 @@ def _plain(conv: nn.Conv2d, columns: slice = slice(None), bias: bool = True) -> 
     return FusedConv2d(weight, conv.bias if bias and conv.bias is not None else zeros, conv)
 
 
-def _fold_pairs(sequence: nn.Sequential) -> None:
-    """Fold each norm of a sequence into the layer before it; the names of the layers stay."""
-    for (name, layer), (norm_name, norm) in itertools.pairwise(list(sequence.named_children())):
-        affine = _affine(norm)
+def _fold_pairs(sequence: nn.Module, rows: bool = False) -> None:
+    """Fold each norm of a sequence into the layer before it; the names of the layers stay.
+
+    Parameters
+    ----------
+    sequence : one of :data:`_SEQUENCES`
+    rows : also after linear layers, whose input is `K x I`: with further dimensions, the norm's channels are not theirs
+    """
+    # with layers that occur twice
+    for (name, layer), (norm_name, norm) in itertools.pairwise(list(sequence._modules.items())):
+        affine = None if layer is None or norm is None else _affine(norm)
         if affine is None:
             continue
-        assert isinstance(norm, ABN)
+        assert isinstance(norm, ABN) and layer is not None
         made: nn.Module | None = _fuse(layer, norm)
-        if isinstance(layer, nn.Linear):
+        if rows and is_plain(layer, nn.Linear):
             made = FusedLinear(*_scaled(layer.weight, layer.bias, *affine), norm.activation, norm.activation_param)
-        elif isinstance(layer, nn.ConvTranspose2d) and layer.kernel_size == layer.stride == (layer.stride[0],) * 2:
+        elif is_tiling(layer):
             weight, bias = _scaled(layer.weight, layer.bias, *affine, axis=1)
             made = FoldedUpsampling(weight, bias, norm.activation, norm.activation_param)
         if made is not None:
@@ -217,11 +341,11 @@ def _fold_pairs(sequence: nn.Sequential) -> None:
 
 
 def _fold_block(block: ResidualBlock) -> FoldedBlock | None:
-    layers = OrderedDict(block.convs.named_children())
-    convs = [_fuse(layers[f"conv{i}"], layers[f"bn{i}"]) for i in range(1, sum("conv" in name for name in layers) + 1)]
+    layers = _without_dropout(block.convs)
+    convs = [_fuse(conv, norm) for conv, norm in zip(layers[::2], layers[1::2])]
     projection = _fuse(block.proj_conv, block.proj_bn) if block.has_projection else None
     made = [conv for conv in convs if conv is not None]
-    if len(made) < len(convs) or (block.has_projection and projection is None):
+    if not made or 2 * len(made) < len(layers) or (block.has_projection and projection is None):
         return None
     made[-1].activation, made[-1].activation_param = block.activation, block.activation_param
     return FoldedBlock(made, projection)
@@ -230,21 +354,30 @@ def _fold_block(block: ResidualBlock) -> FoldedBlock | None:
 def _fold_preactivation(block: PreActivationBlock) -> FoldedBlock | None:
     # a norm is folded into the convolution before it; the first one follows a sum
     first = _channelwise(block.bn1)
-    layers = [layer for layer in block.convs if not isinstance(layer, nn.Dropout2d)]
+    layers = _without_dropout(block.convs)
     convs = [_fuse(conv, norm) for conv, norm in zip(layers[::2], layers[1::2])]
     made = [conv for conv in convs if conv is not None]
-    if first is None or len(made) < len(convs):
+    plain = [*layers[-1:], block.proj_conv] if block.has_projection else layers[-1:]
+    if first is None or 2 * len(made) + 1 != len(layers) or not all(map(_is_convolution, plain)):
         return None
-    last = layers[-1]
-    assert isinstance(last, nn.Conv2d)
-    projection = _plain(block.proj_conv) if block.has_projection else None
-    return FoldedBlock([*made, _plain(last)], projection, first)
+    last, *projection = [_plain(conv) for conv in plain]  # type: ignore[arg-type]
+    return FoldedBlock([*made, last], projection[0] if projection else None, first)
+
+
+def _without_dropout(layers: nn.Module) -> list[nn.Module]:
+    """Return the layers of a sequence but those that do nothing at inference; none for a sequence of another class."""
+    if not is_plain(layers, NormSequential):
+        return []
+    return [layer for layer in layers._modules.values() if layer is not None and not is_plain(layer, nn.Dropout2d)]
 
 
 def _fold_dense(module: DenseModule) -> FoldedDenseModule | None:
-    norms = [_channelwise(layer[0]) for layer in module.convs1]  # type: ignore[index]
-    first = [_fuse(one[1], two[0]) for one, two in zip(module.convs1, module.convs3)]  # type: ignore[index]
-    second = [_plain(layer[1]) for layer in module.convs3]  # type: ignore[index]
+    layers = [[*one.children(), *two.children()] for one, two in zip(module.convs1, module.convs3)]
+    if any(len(layer) != 4 or not _is_convolution(layer[3]) for layer in layers):
+        return None
+    norms = [_channelwise(layer[0]) for layer in layers]
+    first = [_fuse(layer[1], layer[2]) for layer in layers]
+    second = [_plain(layer[3]) for layer in layers]  # type: ignore[arg-type]
     if any(layer is None for layer in (*norms, *first)):
         return None
     return FoldedDenseModule(norms, first, second)  # type: ignore[arg-type]
@@ -261,9 +394,9 @@ def _channelwise(norm: nn.Module) -> ChannelwiseActivation | None:
 
 
 def _fold_semantic(head: SemanticHead) -> FoldedSemanticHead | None:
-    levels = [_fold_deeplab(module) for module in head.output if isinstance(module, MiniDeepLab)]
+    levels = [_fold_deeplab(module) for module in head.output if is_plain(module, MiniDeepLab)]
     made = [level for level in levels if level is not None]
-    if len(made) < head.num_levels:
+    if len(made) != head.num_levels or len(head.output) != len(made) or not is_pointwise(head.conv_sem):
         return None
     width = head.conv_sem.in_channels // head.num_levels
     cuts = [slice(i * width, (i + 1) * width) for i in range(head.num_levels)]
@@ -273,14 +406,15 @@ def _fold_semantic(head: SemanticHead) -> FoldedSemanticHead | None:
 
 def _fold_deeplab(module: MiniDeepLab) -> FoldedDeepLab | None:
     first, last = _affine(module.bn1), _fuse(module.conv2, module.bn2)
-    if first is None or last is None:
+    convolutions = (module.conv1_3x3, module.conv1_dil, module.conv1_glb, module.conv2)
+    if first is None or last is None or not _are_whole(*convolutions):
         return None
     norm = module.bn1
     assert isinstance(norm, ABN)
     activation, parameter = norm.activation, norm.activation_param
     width = module.conv1_3x3.out_channels
     branches = []
-    for i, conv in enumerate((module.conv1_3x3, module.conv1_dil, module.conv1_glb)):
+    for i, conv in enumerate(convolutions[:3]):
         channels = slice(i * width, (i + 1) * width)
         weight, bias = _scaled(conv.weight, conv.bias, first[0][channels], first[1][channels])
         # the activation of the third comes after its average
@@ -298,7 +432,8 @@ def _fold_deeplab(module: MiniDeepLab) -> FoldedDeepLab | None:
 
 def _fold_deeplab_v3(head: DeeplabV3) -> FoldedDeeplabV3 | None:
     first, pooled, last = (_affine(norm) for norm in (head.map_bn, head.global_pooling_bn, head.red_bn))
-    if first is None or pooled is None or last is None:
+    others = (head.global_pooling_conv, head.red_conv, head.pool_red_conv)
+    if first is None or pooled is None or last is None or not _are_whole(*head.map_convs, *others):
         return None
     local_norm, pool_norm, last_norm = head.map_bn, head.global_pooling_bn, head.red_bn
     assert isinstance(local_norm, ABN) and isinstance(pool_norm, ABN) and isinstance(last_norm, ABN)
@@ -331,21 +466,27 @@ def _fold_deeplab_v3(head: DeeplabV3) -> FoldedDeeplabV3 | None:
 
 def _fold_rpn(head: RPNHead) -> FoldedRPNHead | None:
     hidden = _fuse(head.conv1, head.bn1)
-    if hidden is None or head.conv_obj.bias is None or head.conv_bbx.bias is None:
+    outputs = (head.conv_obj, head.conv_bbx)
+    if hidden is None or not all(is_pointwise(conv) and conv.bias is not None for conv in outputs):
         return None
     weight = torch.cat((head.conv_obj.weight, head.conv_bbx.weight))
-    bias = torch.cat((head.conv_obj.bias, head.conv_bbx.bias))
+    bias = torch.cat([conv.bias for conv in outputs if conv.bias is not None])
     return FoldedRPNHead(hidden, FusedConv2d(weight, bias, head.conv_obj), head.conv_obj.out_channels)
 
 
 def _fold_roi_head(head: ROIHead) -> None:
-    _fold_pairs(head.fc)
-    first, second = head.fc[0], head.fc[2] if len(head.fc) > 2 else None
-    if isinstance(first, FusedLinear) and (second is None or isinstance(second, FusedLinear)):
+    if is_plain(head.fc, NormSequential):
+        _fold_pairs(head.fc, rows=True)
+    layers = list(head.fc.children())
+    first, second = layers[0], layers[2] if len(layers) == 4 else None
+    whole = [type(layer) for layer in layers] in ([FusedLinear, nn.Identity], [FusedLinear, nn.Identity] * 2)
+    if whole and isinstance(first, FusedLinear) and (second is None or isinstance(second, FusedLinear)):
         outputs = first.weight.shape[0]
         h, w = (side // 2 for side in head.roi_size)
         weight = first.weight.view(outputs, -1, h, w).permute(0, 2, 3, 1).reshape(outputs, -1)
         first.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
         head.fc = FoldedBoxBranch(first, second)  # type: ignore[assignment]
-    head.roi_cls = FusedLinear(head.roi_cls.weight, head.roi_cls.bias)  # type: ignore[assignment]
-    head.roi_bbx = FusedLinear(head.roi_bbx.weight, head.roi_bbx.bias)  # type: ignore[assignment]
+    for name in ("roi_cls", "roi_bbx"):
+        layer = head.get_submodule(name)
+        if is_plain(layer, nn.Linear) and layer.bias is not None:
+            setattr(head, name, FusedLinear(layer.weight, layer.bias))

@@ -14,6 +14,7 @@ from seamseg.predictions import MapFormat
 from seamseg.structures import PackedSequence
 
 N = TypeVar("N", bound="Network")
+M = TypeVar("M", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,9 @@ class Network(nn.Module):
     def with_options(self: N, **changes: Any) -> N:
         """Return a network with other options and the layers of this one; with copies if `channels_last` differs."""
         make, options = cast(Callable[..., N], type(self)), replace(self.options, **changes)
-        parts, shared = list(self._modules.values()), options.channels_last == self.options.channels_last
-        net = make(*(parts if shared else copy.deepcopy(parts)), options)
+        shared = options.channels_last == self.options.channels_last
+        parts = nn.ModuleDict(self._modules)  # type: ignore[arg-type]
+        net = make(*(parts if shared else copied(parts))._modules.values(), options)
         net.training, net.compiled = self.training, self.compiled and shared
         return net
 
@@ -121,6 +123,12 @@ class SemanticLogits(NamedTuple):
     logits: Tensor
     padded_size: tuple[int, int]
     valid_sizes: list[tuple[int, int]]
+
+
+def copied(part: M) -> M:
+    """Return a copy of a part of a network, also of one whose hooks compute weights before each call."""
+    computed = [x for m in part.modules() for x in vars(m).values() if isinstance(x, Tensor) and x.grad_fn is not None]
+    return copy.deepcopy(part, {id(x): x.detach().clone() for x in computed})
 
 
 def mark_sizes_dynamic(maps: list[Tensor]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +25,10 @@ from seamseg.models.folded import (
 )
 from seamseg.models.heads.roi import ROIHead
 from seamseg.models.panoptic import PanopticNet
+from seamseg.ops.abn_projection import PointwiseConv
 from seamseg.ops.activation import activate_
 from seamseg.ops.fused import FusedConv2d, FusedLinear
+from seamseg.ops.norm import is_plain
 from seamseg.ops.quantisation import FakeQuantise, Histogram, RoundedWeight
 from seamseg.utils.errors import InputError
 
@@ -157,7 +159,9 @@ def quantised(folded: Module) -> Module:
     made = {}
     for name, layer, float_input, residual in _layers(folded):
         in_float = any(part in f"net.{name}." for part in FLOAT_LAYERS)
-        made[name] = _make(layer, not in_float, float_input, residual)
+        # the heads read the weights of plain ones
+        if not in_float or type(layer) in (FusedConv2d, FusedLinear):
+            made[name] = _make(layer, not in_float, float_input, residual)
     for name, module in folded.named_modules():
         if isinstance(module, ChannelwiseActivation):
             made[name] = QuantisedChannelwise(module)
@@ -180,7 +184,7 @@ def is_quantised(net: nn.Module) -> bool:
 
 def _layers(net: nn.Module) -> Iterator[tuple[str, _Layer, bool, bool]]:
     """Yield name and layer, whether its input is that of a float operation, and whether a map is added to it."""
-    layers = {name: module for name, module in net.named_modules() if isinstance(module, _Layer)}
+    layers = {name: module for name, module in net.named_modules() if _is_known(module)}
     # the first layer takes the image
     float_inputs: list[nn.Module] = [next(iter(layers.values()))]
     residuals: list[nn.Module] = []
@@ -199,6 +203,13 @@ def _layers(net: nn.Module) -> Iterator[tuple[str, _Layer, bool, bool]]:
             float_inputs += _first_layers(module)
     for name, layer in layers.items():
         yield name, layer, any(layer is one for one in float_inputs), any(layer is one for one in residuals)
+
+
+def _is_known(layer: nn.Module) -> TypeGuard[_Layer]:
+    """Return whether a quantised layer computes the same; others stay in float."""
+    if not is_plain(layer, FusedConv2d, FusedLinear, nn.Conv2d, PointwiseConv, nn.Linear):
+        return False
+    return "weight" in layer._parameters and getattr(layer, "padding_mode", "zeros") == "zeros"
 
 
 def _first_layers(head: ROIHead) -> Sequence[nn.Module]:

@@ -111,6 +111,10 @@ def test_refused():
 
     with pytest.raises(ValueError, match="to_batchnorm: 0: Own is a class of its own"):
         to_batchnorm(nn.Sequential(Own(3)))
+    hooked = InPlaceABN(3)
+    hooked.register_forward_hook(lambda module, inputs, y: 2 * y)
+    with pytest.raises(ValueError, match="to_batchnorm: 1: the layer has hooks"):
+        to_batchnorm(nn.Sequential(nn.Conv2d(3, 3, 1), hooked))
 
 
 def test_differences_are_found():

@@ -1,6 +1,7 @@
 """Folding norms into convolutions: same outputs, another object, any kind of norm; and what happens without oneDNN."""
 
 import copy
+import itertools
 from contextlib import nullcontext
 
 import pytest
@@ -10,16 +11,23 @@ from support.narrow_backbones import NARROW, narrow_body, narrow_networks
 from support.networks import NARROW as TINY_CHANNELS
 from support.networks import randomise, tiny_config
 from torch import nn
+from torch.nn.utils import prune
 from torch.testing import assert_close
 
+from seamseg.models import folding
 from seamseg.models.backbones.densenet import DenseModule
 from seamseg.models.backbones.preactivation import PreActivationBlock
+from seamseg.models.backbones.residual import ResidualBlock
 from seamseg.models.build import build_network
 from seamseg.models.folded import FoldedBlock, FoldedBoxBranch, FoldedRPNHead, FoldedSemanticHead
-from seamseg.models.folding import choose_precision, fold_abn, for_inference
+from seamseg.models.folding import choose_precision, fold_abn, fold_layers, folded_difference, for_inference
+from seamseg.models.heads.roi import ROIHead
+from seamseg.models.heads.rpn import RPNHead
+from seamseg.models.heads.semantic import MiniDeepLab, SemanticHead
 from seamseg.ops import fused
 from seamseg.ops.fused import FusedConv2d, FusedLinear
-from seamseg.ops.norm import ABN
+from seamseg.ops.norm import ABN, InPlaceABN, InPlaceABNSync, NormSequential
+from seamseg.ops.winograd import WinogradConv2d
 from seamseg.structures import PackedSequence
 from seamseg.training.step import compute_dtype
 from seamseg.utils.errors import InputError
@@ -74,6 +82,252 @@ def test_convolutions_of_the_box_branch(mode):
     assert torch.equal(folded.roi_head.refinement.layers[1].weight, net.roi_head.refinement.layers[1].weight)
     assert isinstance(folded.roi_head.box_conv[0], FusedConv2d) == (mode == "bn")
     assert isinstance(folded.roi_head.fc, FoldedBoxBranch) == (mode == "bn")
+
+
+class Lora(nn.Conv2d):
+    """A class of its own: also with the parameters of its base."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.down = nn.Conv2d(self.in_channels, 2, 1, stride=self.stride, bias=False)
+        self.up = nn.Conv2d(2, self.out_channels, 1)
+
+    def forward(self, x):
+        return super().forward(x) + self.up(self.down(x))
+
+
+class Scaled(InPlaceABN):
+    def forward(self, x):
+        return 3 * super().forward(x)
+
+
+class Gated(ResidualBlock):
+    def forward(self, x):
+        y = self.convs(x)
+        return x + y * y.mean((2, 3), keepdim=True).sigmoid()
+
+
+class Twice(NormSequential):
+    def forward(self, x):
+        return super().forward(super().forward(x))
+
+
+def with_hook(layer, kind):
+    if kind == "pre":
+        layer.register_forward_pre_hook(lambda module, inputs: (inputs[0] + 1,))
+    elif kind == "forward":
+        layer.register_forward_hook(lambda module, inputs, y: y * 2)
+    elif kind == "own":
+        plain = layer.forward
+        layer.forward = lambda x: plain(x) * 2
+    return layer
+
+
+def replaced(module, name, part):
+    parent, _, own = name.rpartition(".")
+    setattr(module.get_submodule(parent), own, part)
+    return module
+
+
+def appended(sequence, *layers):
+    return sequence.extend(layers)
+
+
+LAYERS = {
+    "grouped": lambda: nn.ConvTranspose2d(8, 8, 2, stride=2, groups=4),
+    "padded": lambda: nn.ConvTranspose2d(8, 8, 2, stride=2, padding=1),
+    "output padding": lambda: nn.ConvTranspose2d(8, 8, 2, stride=2, output_padding=1),
+    "dilated": lambda: nn.ConvTranspose2d(8, 8, 2, stride=2, dilation=3),
+    "tiling": lambda: nn.ConvTranspose2d(8, 8, 3, stride=3),
+    "circular": lambda: nn.Conv2d(8, 8, 3, padding=1, padding_mode="circular"),
+    "groups": lambda: nn.Conv2d(8, 8, 3, stride=2, padding=1, groups=2),
+    "lora": lambda: Lora(8, 8, 1),
+    "weight_norm": lambda: nn.utils.parametrizations.weight_norm(nn.Conv2d(8, 8, 1)),
+    "weight_norm by hook": lambda: nn.utils.weight_norm(nn.Conv2d(8, 8, 1)),
+    "spectral_norm by hook": lambda: nn.utils.spectral_norm(nn.Conv2d(8, 8, 1)),
+    "pruned": lambda: prune.random_unstructured(nn.Conv2d(8, 8, 1), "weight", 0.5),
+    "pooling": lambda: nn.MaxPool2d(2),
+    "line": lambda: nn.Sequential(
+        nn.Flatten(2), nn.Conv1d(8, 8, 3, padding=1), InPlaceABN(8), nn.Unflatten(2, (10, 10))
+    ),
+    "volume": lambda: nn.Sequential(nn.Unflatten(3, (2, 5)), nn.Conv3d(8, 8, 1), InPlaceABN(8), nn.Flatten(3)),
+    "rows": lambda: nn.Sequential(nn.Flatten(), nn.Linear(800, 72), InPlaceABN(72), nn.Unflatten(1, (8, 3, 3))),
+    "tokens": lambda: nn.Sequential(nn.Flatten(2), nn.Linear(100, 8), InPlaceABN(8), nn.Unflatten(2, (2, 4))),
+    "two norms": lambda: nn.Sequential(nn.Conv2d(8, 8, 1), InPlaceABN(8), ABN(8)),
+    "sequence": lambda: Twice(nn.Conv2d(8, 8, 1), InPlaceABN(8)),
+    "gate": lambda: Gated(8, (8, 8), InPlaceABN),
+    "block": lambda: replaced(ResidualBlock(8, (4, 4, 8), InPlaceABN), "convs.conv2", Lora(4, 4, 3, padding=1)),
+    "shortcut": lambda: replaced(ResidualBlock(8, (4, 8), InPlaceABN, 2), "proj_conv", Lora(8, 8, 1, stride=2)),
+    "end": lambda: replaced(ResidualBlock(8, (4, 8), InPlaceABN), "convs.bn2", Scaled(8, activation="identity")),
+    "more": lambda: appended(ResidualBlock(8, (4, 8), InPlaceABN).convs, nn.Conv2d(8, 8, 1), nn.Tanh()),
+    "preactivation": lambda: replaced(PreActivationBlock(8, (4, 4, 8), InPlaceABN), "convs.conv3", Lora(4, 8, 1)),
+}
+FOLDED_LAYERS = ("tiling", "groups")
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated")
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_fold_only_where_they_are_known(name):
+    """A folded sequence computes the same, whatever its layers are."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 8, 10, 10).contiguous(memory_format=torch.channels_last)
+    norms = {InPlaceABN: "", ABN: "", Scaled: "", InPlaceABNSync: "forward"}
+    for (norm, of_norm), hook in itertools.product(norms.items(), ("", "pre", "forward", "own")):
+        net = nn.Sequential(with_hook(LAYERS[name](), hook), with_hook(norm(8), of_norm)).eval()
+        randomise(net)
+        with torch.inference_mode():
+            folded, wanted = fold_layers(net), net(x)
+            same([folded(x)], [wanted])
+        known = name in FOLDED_LAYERS and norm in (InPlaceABN, ABN) and not hook
+        assert isinstance(folded[1], nn.Identity) == known, (norm, hook)
+
+
+def test_layers_that_occur_twice():
+    conv, norm = nn.Conv2d(8, 8, 1), InPlaceABN(8)
+    net = nn.Sequential(conv, nn.Conv2d(8, 8, 1), conv, norm, conv, ABN(8), nn.Conv2d(8, 8, 1), norm).eval()
+    randomise(net)
+    x = torch.randn(1, 8, 5, 5)
+    with torch.inference_mode():
+        same([fold_layers(net)(x)], [net(x)])
+
+
+def test_norms_in_training_mode_are_not_folded():
+    class Adapting(nn.Sequential):
+        def train(self, mode=True):
+            return super().train(True)
+
+    net, x = nn.Sequential(Adapting(nn.Sequential(nn.Conv2d(8, 8, 1), InPlaceABN(8)))), torch.randn(2, 8, 5, 5)
+    randomise(net)
+    with torch.inference_mode():
+        same([fold_layers(net)(x)], [net.eval()(x)])
+
+
+class OwnMasks(ROIHead):
+    def masks(self, x, rows=None):
+        return 3 * super().masks(x, rows)
+
+
+class OwnBoxes(ROIHead):
+    def boxes(self, x):
+        logits, codes = super().boxes(x)
+        hidden = self.fc(nn.functional.avg_pool2d(x, 2).flatten(1))
+        return logits + hidden[:, : logits.shape[1]], codes
+
+
+class OwnLogits(SemanticHead):
+    def forward(self, levels):
+        return super().forward(levels).sin()
+
+
+class OwnScores(RPNHead):
+    def forward(self, levels):
+        scores, codes, shapes = super().forward(levels)
+        return 2 * scores, codes, shapes
+
+
+class OwnContext(MiniDeepLab):
+    def forward(self, x):
+        return super().forward(x) * x.mean((1, 2, 3), keepdim=True)
+
+
+def of_class(part, kind):
+    part.__class__ = kind
+    return part
+
+
+CHANGES = {
+    "masks": lambda net: of_class(net.roi_head, OwnMasks),
+    "boxes": lambda net: of_class(net.roi_head, OwnBoxes),
+    "logits": lambda net: of_class(net.sem_head, OwnLogits),
+    "scores": lambda net: of_class(net.rpn_head, OwnScores),
+    "context": lambda net: of_class(net.sem_head.output[1], OwnContext),
+    "hook on a head": lambda net: with_hook(net.sem_head, "forward"),
+    "masks by a hook": lambda net: with_hook(net.roi_head.roi_msk, "forward"),
+    "classifier": lambda net: with_hook(net.sem_head.conv_sem, "forward"),
+    "objectness": lambda net: with_hook(net.rpn_head.conv_obj, "pre"),
+    "classes": lambda net: with_hook(net.roi_head.roi_cls, "forward"),
+    "linear layer": lambda net: with_hook(net.roi_head.fc.fc2, "forward"),
+    "dropped layer": lambda net: appended(net.roi_head.fc, nn.Linear(16, 16)),
+    "masks of three": lambda net: replaced(net.roi_head, "roi_msk", nn.Conv2d(8, 3, 3, padding=1)),
+    "enlarged": lambda net: replaced(net.roi_head, "conv.conv_up", nn.ConvTranspose2d(8, 8, 4, stride=2, padding=1)),
+    "by pixels": lambda net: replaced(
+        net.roi_head, "conv.conv_up", nn.Sequential(nn.Conv2d(8, 32, 1), nn.PixelShuffle(2))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_users_change_in_heads_is_part_of_training_and_inference(name):
+    with tiny_body():
+        net = network(overrides=(TINY_CHANNELS, "roi.fc_channels=16", "roi.conv_channels=8"))
+    CHANGES[name](net)
+    randomise(net.eval())
+    same(outputs(fold_abn(net)), outputs(net))
+    assert folded_difference(net, training_form=True) is None
+
+
+def test_parts_of_others_are_folded_where_that_changes_nothing(monkeypatch, recwarn):
+    with tiny_body():
+        net = network(overrides=(TINY_CHANNELS,))
+    calls = []
+    monkeypatch.setattr(folding, "folded_difference", lambda *_: calls.append(1))
+    fold_abn(net)
+    assert not calls
+    monkeypatch.undo()
+    stage = net.body.backbone.mod1
+
+    class Own(nn.Module):
+        """Runs a stage as a whole, or reads its first layer."""
+
+        def __init__(self, reads):
+            super().__init__()
+            self.stage, self.reads = stage, reads
+
+        def forward(self, x):
+            return self.stage(x) + (self.stage[0](x).mean() if self.reads else 0)
+
+    for reads in (False, True):
+        net.body.backbone.mod1 = Own(reads).eval()
+        folded = fold_abn(net)
+        same(outputs(folded), outputs(net))
+        assert isinstance(folded.body.backbone.mod1.stage[0], FusedConv2d) != reads
+        assert isinstance(folded.rpn_head, FoldedRPNHead)
+    (warning,) = [w for w in recwarn if "not folded" in str(w.message)]
+    assert "level 0 of the pyramid would differ by" in str(warning.message)
+
+
+@pytest.mark.parametrize("kind", ["convolution", "winograd", "linear", "levels"])
+def test_packed_weights_follow_the_weight(kind):
+    """After a state dict is loaded, a change in place, another parameter, and a change of the type and back."""
+    if kind == "linear":
+        make, x = lambda: FusedLinear(torch.randn(6, 5), torch.randn(6)), torch.randn(3, 5)
+    else:
+        conv = nn.Conv2d(64, 64, 3, padding=1)
+        make, x = lambda: FusedConv2d(torch.randn(64, 64, 3, 3), torch.randn(64), conv), torch.randn(1, 64, 40, 40)
+    layer, other = make(), make()
+    layer = WinogradConv2d(layer) if kind == "winograd" else layer
+    levels = [{"level": level} for level in range(3)] if kind == "levels" else [{}]
+    ema = copy.deepcopy(layer)
+
+    def check(layer, weight):
+        plain = FusedLinear if kind == "linear" else FusedConv2d
+        arguments = (weight, layer.bias) if kind == "linear" else (weight, layer.bias, conv)
+        for options in levels:
+            assert_close(layer(x, **options), plain(*arguments)(x), rtol=1e-4, atol=1e-3)
+
+    with torch.inference_mode():
+        check(layer, layer.weight)
+        check(ema, layer.weight)
+        layer.load_state_dict(other.state_dict())
+        check(layer, other.weight)
+        layer.weight.mul_(2)
+        check(layer, 2 * other.weight)
+        ema.weight.lerp_(other.weight, 0.5)
+        check(ema, ema.weight.clone())
+        layer.to(torch.bfloat16).to(torch.float32)
+        check(layer, (2 * other.weight).bfloat16().float())
+        layer.load_state_dict(other.state_dict(), assign=True)
+        check(layer, other.weight)
 
 
 def test_in_float64_folding_is_exact():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +14,12 @@ from torch.nn import functional
 from seamseg.config.components import register
 from seamseg.config.sections import Roi
 from seamseg.models.backbones.base import NormFactory
+from seamseg.models.folded import FoldedUpsampling
 from seamseg.models.heads.custom import HeadContext
 from seamseg.models.heads.refinement import MaskRefinement
 from seamseg.models.heads.roi_targets import pixel_loss
 from seamseg.ops.boxes import box_area
-from seamseg.ops.norm import InPlaceABN, NormSequential, run_layers
+from seamseg.ops.norm import NormSequential, is_inplace, is_pointwise, is_tiling, run_layers
 from seamseg.ops.roi_sampling import roi_features
 
 
@@ -163,8 +165,7 @@ class ROIHead(RegionHead):
         """
         *layers, enlarge, norm = self.conv
         x = run_layers(layers, x)
-        if rows is not None and norm.training and isinstance(norm, InPlaceABN):
-            assert isinstance(enlarge, nn.ConvTranspose2d)
+        if rows is not None and norm.training and is_inplace(norm) and _doubles(enlarge):
             # the other regions are needed for the statistics only: their maps are not computed
             x = norm.upsample_rows(x, rows, enlarge)
         else:
@@ -175,15 +176,16 @@ class ROIHead(RegionHead):
 
     def masks_of(self, x: Tensor, classes: Tensor) -> Tensor:
         """Return mask logits `K x 28 x 28` of features `K x C x 14 x 14`, for the thing class of each region (`K`)."""
+        if getattr(self.masks, "__func__", None) is not ROIHead.masks or not is_pointwise(self.roi_msk):
+            return super().masks_of(x, classes)
         # without the logits of the other classes
         weight, bias = self.roi_msk.weight.flatten(1)[classes], self.roi_msk.bias
         *layers, enlarge, norm = self.conv
         x = run_layers(layers, x)
-        if isinstance(enlarge, nn.ConvTranspose2d):
-            logits = torch.einsum("kchw,kc->khw", run_layers((enlarge, norm), x), weight)
+        if type(enlarge) is FoldedUpsampling:
+            logits = enlarge.project(x, weight)
         else:
-            # folded for inference
-            logits = enlarge.project(x, weight)  # type: ignore[operator]
+            logits = torch.einsum("kchw,kc->khw", run_layers((enlarge, norm), x), weight)
         return logits if bias is None else logits + bias[classes, None, None]
 
 
@@ -191,6 +193,10 @@ class ROIHead(RegionHead):
 def mask_rcnn(keys: Roi, context: HeadContext) -> ROIHead:
     """Class and box from two fully connected layers, masks from four convolutions."""
     return ROIHead(keys, context.width, context.num_thing, context.norm, context.has_masks)
+
+
+def _doubles(layer: nn.Module) -> TypeGuard[nn.ConvTranspose2d]:
+    return is_tiling(layer) and layer.stride == (2, 2) and layer.bias is None
 
 
 def _convolutions(inputs: int, channels: int, norm: NormFactory, count: int) -> OrderedDict[str, nn.Module]:

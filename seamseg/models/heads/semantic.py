@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from seamseg.config.components import register
 from seamseg.config.sections import Sem
 from seamseg.models.backbones.base import NormFactory
 from seamseg.models.heads.custom import HeadContext
-from seamseg.ops.norm import convolve_each, run_layers
+from seamseg.ops.norm import convolve_each, is_pointwise, run_layers
 from seamseg.ops.pooling import box_filter_pool
 from seamseg.ops.upsample import upsample_cross_entropy, upsample_ohem_loss
 from seamseg.panoptic_map import VOID
@@ -72,6 +72,10 @@ class SemanticHead(nn.Module):
         """Map all levels of the pyramid, finest first, to logits `N x num_classes x h x w` of its size."""
         used = levels[self.min_level : self.min_level + self.num_levels]
         size = used[0].shape[-2:]
+        if not is_pointwise(self.conv_sem):
+            maps = [module(x) for module, x in zip(self.output, used)]
+            others = (functional.interpolate(x, size, mode="bilinear", align_corners=False) for x in maps[1:])
+            return cast(Tensor, self.conv_sem(torch.cat((maps[0], *others), dim=1)))
         # The classifier is linear and enlarging commutes with it: classify each level at its own size and add up,
         # instead of enlarging and concatenating hidden_channels of every level.
         weights = self.conv_sem.weight.chunk(self.num_levels, dim=1)
