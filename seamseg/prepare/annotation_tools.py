@@ -63,6 +63,7 @@ def prepare_cvat(
     frames = {
         name: _cvat_frames(name, given, exports[name], listed, options.of_split(name)) for name, given in splits.items()
     }
+    _skip_others(frames, splits, options)
     read = partial(read_cvat, listed=listed)
     return convert_splits(out, listed.classes, distinct_ids(frames), read, options)
 
@@ -96,6 +97,7 @@ def prepare_label_studio(
     frames = {
         name: _label_studio_frames(given, files[name], listed, options.of_split(name)) for name, given in splits.items()
     }
+    _skip_others(frames, splits, options)
     read = partial(read_label_studio, listed=listed)
     return convert_splits(out, listed.classes, distinct_ids(frames), read, options)
 
@@ -126,9 +128,21 @@ def _class_list(
 
 def _photos(folder: str) -> dict[str, File]:
     """Return the images of a folder, or of an export of CVAT with its images, by path without extension."""
+    return by_stem(_without_masks(folder), is_photo)
+
+
+def _without_masks(folder: str) -> dict[str, File]:
     masks = (f"{cvat.CLASS_FOLDER}/", f"{cvat.OBJECT_FOLDER}/")
-    files = {name: file for name, file in tree_files(folder, "images").items() if not any(m in name for m in masks)}
-    return by_stem(files, is_photo)
+    return {name: file for name, file in tree_files(folder, "images").items() if not any(m in name for m in masks)}
+
+
+def _skip_others(
+    frames: Mapping[str, list[SourceFrame]], splits: Mapping[str, tuple[str, ...]], options: ConversionOptions
+) -> None:
+    """Record the images of each split that have no annotation."""
+    for name, given in splits.items():
+        used = (frame.photo for frame in frames[name])
+        options.of_split(name).skip_unused(_without_masks(given[0]), used, "image without annotation", is_photo)
 
 
 def _cvat_frames(

@@ -78,6 +78,11 @@ def merge_datasets(
         for split in folder.splits:
             frames = splits.setdefault(rules.splits.get(split, split), [])
             frames += [_frame(folder, image, prefix, table) for image in folder.split(split)]
+    for folder in folders:
+        listed = {image.id for split in folder.splits for image in folder.split(split)}
+        for image in folder.metadata.images:
+            if image.id not in listed:
+                options.of_split(next(iter(splits))).skip(f"image of {folder.root} that is in no list", image.id)
     # renamed lists of one part may share images, for example `train` and `trainval`
     unique = {name: list({frame.id: frame for frame in frames}.values()) for name, frames in splits.items()}
     return convert_splits(out, classes, unique, partial(read_instances, classes=classes), options)

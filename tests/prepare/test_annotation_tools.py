@@ -179,7 +179,8 @@ def label_studio_export(root, tasks):
     root.mkdir(parents=True)
     (root / "p.json").write_text(json.dumps(tasks))
     (root / "photos").mkdir()
-    Image.new("RGB", (20, 10)).save(root / "photos" / "a.jpg")
+    for name in ("a", "without"):
+        Image.new("RGB", (20, 10)).save(root / "photos" / f"{name}.jpg")
     (root.parent / "classes.ini").write_text(CLASS_LIST)
     return root
 
@@ -216,7 +217,9 @@ def test_tasks_of_label_studio(tmp_path, address):
     }
     root = label_studio_export(tmp_path / "e", [task])
     account = read_tasks(root).accounts["train"]
-    assert account == SplitAccount(1, 2, 2, {"region without a mask or label": (2, str(root / "photos" / "a.jpg"))})
+    skipped = {"region without a mask or label": (2, str(root / "photos" / "a.jpg"))}
+    skipped["image without annotation"] = (1, str(root / "photos" / "without.jpg"))
+    assert account == SplitAccount(1, 2, 2, skipped)
     folder = DatasetFolder(tmp_path / "out")
     (info,) = folder.metadata.images
     assert [folder.metadata.categories[c] for c in info.cat[1:]] == ["car", "car"]
@@ -274,7 +277,7 @@ def test_a_class_background_in_cvat(tmp_path):
     [
         ({"annotations": []}, r"not tasks of Label Studio \(KeyError: 'data'\)"),
         ({"regions": [{"value": {"rle": 20_000_000_000, "brushlabels": ["car"]}}]}, "not tasks of Label Studio"),
-        ({"data": {"image": "b.jpg"}}, "task: 'b.jpg' is not among the 1 images in"),
+        ({"data": {"image": "b.jpg"}}, "task: 'b.jpg' is not among the 2 images in"),
         ({"regions": [region("tram", box(0, 0, 1, 1))]}, "the label 'tram' is not in the class list"),
         ({"regions": [region("car", np.ones((3, 3), bool))]}, "a region of .*a.jpg: its RLE has 36 values"),
         ({"regions": [{**region("car", box(0, 0, 1, 1)), "image_rotation": 90}]}, "on a rotated image"),

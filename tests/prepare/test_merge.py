@@ -167,5 +167,8 @@ def test_command(parts, tmp_path, capsys):
     words = ["prepare", "merge", *map(str, parts), str(tmp_path / "out")]
     assert main([*words, "--classes", str(tmp_path / "m.json")]) == 0
     assert "3 images in train, 1 image in val; 3 stuff and 1 thing classes\n" in capsys.readouterr().out
+    (parts[1] / "lst" / "train.txt").write_text("six\n")
+    skipped = merge_datasets(parts, tmp_path / "two").accounts["train"].skipped
+    assert skipped == {f"image of {parts[1]} that is in no list": (1, "one")}
     assert main(["prepare", "merge", str(parts[0]), str(tmp_path / "x")]) == 2
     assert "two or more dataset folders" in capsys.readouterr().err
