@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from seamseg.config import Config
 from seamseg.models.criterion import Losses, as_count
-from seamseg.models.heads.custom import checked_losses, declared_outputs
+from seamseg.models.heads.custom import checked_losses, declared_outputs, unchanged
 from seamseg.models.network import BatchOptions, Network
 from seamseg.predictions import MapFormat, Prediction
 from seamseg.structures import Batch, PackedSequence, ReadMap
@@ -154,7 +154,7 @@ class WholeNetwork(Network):
         SeamsegError
             if the network fails, or its losses are not those that it declares
         """
-        with self.errors():
+        with self.errors(), unchanged("the batch", targets.tensors()):
             return checked_losses(self.network.losses, self.network.keys, self.network.loss(targets))
 
     @torch.no_grad()

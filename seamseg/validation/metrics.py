@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -75,7 +76,8 @@ class CustomMetrics:
         """Add an image of this process."""
         for name, metric in self._metrics.items():
             with self._errors(name, type(metric).__module__):
-                metric.add(item, prediction)
+                # a copy for each: one may change it
+                metric.add(*(deepcopy((item, prediction)) if len(self._metrics) > 1 else (item, prediction)))
 
     def added_to(self, scores: Scores) -> Scores:
         """Return scores with those of the metrics over the images of all processes; a collective call.

@@ -106,6 +106,8 @@ def test_a_model_opens_without_its_head(edge_run, micro, tmp_path, seamseg_main,
     [
         ('{"edge": self.output(', '{"edge": self.missing(', SeamsegError, r"head edge, .*line \d+: AttributeError"),
         ("ids = masks[0]", "ids = masks[7]", SeamsegError, "head edge, .*: IndexError"),
+        ("ids = masks[0]", "ids = masks[0].zero_()", SeamsegError, "head edge, .*changes the batch in place"),
+        ("features.levels[0]", "features.levels[0].relu_()", SeamsegError, "head edge, .*changes the levels in place"),
         ('{"edge_loss": (', '{"edges": (', SeamsegError, "returns the losses edges, declares edge_"),
         ('return {"edge_loss"', 'return None and {"edge_loss"', SeamsegError, "head edge, .*must return a dict"),
         ("(mean, valid", "(mean[None], valid", SeamsegError, "edge_loss must be a scalar tensor"),

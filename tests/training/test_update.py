@@ -131,6 +131,35 @@ def test_a_step_of_an_optimizer_of_a_user():
         step_unless(of_torch, torch.tensor(False))
 
 
+class Counting(torch.optim.Optimizer):
+    """Of a user, with numbers of Python."""
+
+    def __init__(self, params):
+        super().__init__(params, {"steps": 0})
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.steps += 1
+        for group in self.param_groups:
+            group["steps"] += 1
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["steps"] = state.get("steps", 0) + 1
+                parameter -= 0.1 / state["steps"] * parameter.grad
+
+
+def test_a_skipped_step_of_fp16_is_not_counted():
+    worker = Worker(precision="fp16")
+    worker.stepper.optimizer = optimizer = Counting(worker.net.parameters())
+    skipped = [
+        bool(worker.step(seed, gradient=gradient).skipped) for seed, gradient in enumerate((0.0, torch.inf, 0.0))
+    ]
+    assert skipped == [False, True, False]
+    assert (optimizer.steps, optimizer.param_groups[0]["steps"]) == (2, 2)
+    assert {state["steps"] for state in optimizer.state.values()} == {2}
+
+
 def test_a_skipped_step_without_state_is_not_waited_for():
     parameter = nn.Parameter(torch.ones(2))
     parameter.grad = torch.full((2,), torch.nan)

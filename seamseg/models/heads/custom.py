@@ -7,7 +7,8 @@ snapshots, prediction in tiles and of several views, files (docs/how-to/extend.m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -105,7 +106,11 @@ class Head(nn.Module):
         return None
 
     def loss(self, outputs: dict[str, Tensor], targets: Any) -> dict[str, tuple[Tensor, Tensor | int]]:
-        """Return the mean of each of :attr:`losses` and the number of what it averages, 0 for a batch without any."""
+        """Return the mean of each of :attr:`losses` and the number of what it averages, 0 for a batch without any.
+
+        The numbers are the weights of processes and batches with `[optimizer] loss_average = step`; by default each
+        process has the same weight.
+        """
         return {}
 
     def predict(self, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -143,9 +148,20 @@ def run_heads(heads: Mapping[str, Head], features: Features) -> list[HeadOutputs
     """Run all heads on a batch."""
     found = []
     for name, head in heads.items():
-        with named_errors(f"head {name}", type(head).__module__):
+        with named_errors(f"head {name}", type(head).__module__), unchanged("the levels", features.levels):
             found.append(HeadOutputs(name, head, head(features)))
     return found
+
+
+@contextmanager
+def unchanged(what: str, tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Raise ValueError if tensors are changed in place in a `with` block of a training."""
+    trains = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    tensors = list(tensors) if trains else []
+    versions = [x._version for x in tensors]
+    yield
+    if versions != [x._version for x in tensors]:
+        raise ValueError(f"changes {what} in place, which other parts use: clone what it changes")
 
 
 def head_losses(outputs: list[HeadOutputs], batch: Batch) -> dict[str, tuple[Tensor, Tensor | int]]:
@@ -158,9 +174,9 @@ def head_losses(outputs: list[HeadOutputs], batch: Batch) -> dict[str, tuple[Ten
     """
     losses: dict[str, tuple[Tensor, Tensor | int]] = {}
     for name, head, maps in outputs:
-        with named_errors(f"head {name}", type(head).__module__):
+        with named_errors(f"head {name}", type(head).__module__), unchanged("the batch", batch.tensors()):
             with torch.no_grad():
-                targets = head.targets(batch)
+                targets = head.targets(replace(batch, maps=dict(batch.maps)))
             losses |= checked_losses(head.losses, head.keys, head.loss(maps, targets))
     return losses
 

@@ -11,16 +11,21 @@ from seamseg.utils.component_errors import named_errors
 
 
 @torch.no_grad()
-def step_unless(optimizer: torch.optim.Optimizer, skipped: Tensor) -> None:
+def step_unless(optimizer: torch.optim.Optimizer, skipped: Tensor, goes_on: bool = False) -> None:
     """Take a step that, where `skipped`, changes neither parameters nor state; the host does not read the flag.
 
-    It does read it for optimizers without :func:`has_known_state` as long as parameters have no state.
+    It does read it for optimizers without :func:`has_known_state` as long as parameters have no state, and if the
+    training goes on after a skipped step: the state of these may have numbers of Python.
 
     Parameters
     ----------
     optimizer : fused or not
     skipped : bool scalar on the device of the parameters
+    goes_on : whether further steps are taken after a skipped one, as with fp16
     """
+    known = has_known_state(optimizer)
+    if goes_on and not known and bool(skipped):
+        return
     if all(group.get("fused") for group in optimizer.param_groups):
         # the flag by which torch's GradScaler skips steps of fused optimizers; it is compared with exactly 1
         optimizer.found_inf = skipped.to(torch.float32)  # type: ignore[attr-defined]
@@ -31,7 +36,7 @@ def step_unless(optimizer: torch.optim.Optimizer, skipped: Tensor) -> None:
         return
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     # what a step has made cannot be undone
-    if not has_known_state(optimizer) and any(not optimizer.state.get(p) for p in parameters) and bool(skipped):
+    if not known and any(not optimizer.state.get(p) for p in parameters) and bool(skipped):
         return
     states = [value for p in parameters for value in optimizer.state[p].values() if isinstance(value, Tensor)]
     tensors = [p.detach() for p in parameters] + states
