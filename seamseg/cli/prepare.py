@@ -97,6 +97,9 @@ def _add_custom(sources: argparse._SubParsersAction) -> None:
     _add_out(instances)
     _add_split_files(instances, ("NAME", "PHOTOS JSON [LABELS]"), "+")
     instances.add_argument("--classes", metavar="FILE", help="class list, INI or JSON; required with label images")
+    instances.add_argument(
+        "--no-crowds", action="store_true", help="read crowds as single objects, as CVAT marks all masks of its brush"
+    )
     _add_void_background(instances)
 
     for name, text, words, convert in (
@@ -340,7 +343,7 @@ def _toy_things(args: argparse.Namespace) -> int:
 def _options(args: argparse.Namespace) -> ConversionOptions:
     from seamseg.prepare.convert import ConversionOptions
 
-    names = ("workers", "copy", "symlink", "hold_out", "void_background")
+    names = ("workers", "copy", "symlink", "hold_out", "no_crowds", "void_background")
     given = {name: getattr(args, name) for name in names if hasattr(args, name)}
     return ConversionOptions(progress=progress, log=_print_message, **given)
 
@@ -362,6 +365,7 @@ def _split_files(args: argparse.Namespace, words: str, counts: tuple[int, ...]) 
 
 def _report(args: argparse.Namespace, result: ConversionResult) -> int:
     from seamseg.data.folder import void_warning
+    from seamseg.prepare.check import crowd_warnings
 
     counts = ", ".join(
         f"{count} {'image' if count == 1 else 'images'} in {name}" for name, count in result.splits.items()
@@ -372,6 +376,8 @@ def _report(args: argparse.Namespace, result: ConversionResult) -> int:
         print(*account.lines(split), sep="\n")
         if (problem := void_warning(account.void)) is not None:
             _print_message(f"{split}: {problem}")
+    for text in crowd_warnings(classes, classes.images) if hasattr(args, "no_crowds") else []:
+        _print_message(f"{text}; --no-crowds reads them as single objects")
     own_data = hasattr(args, "hold_out") and classes.num_thing > 0 and "train" in result.splits
     if own_data and not Path(args.out, "lst", "val.txt").is_file():
         print(

@@ -100,6 +100,7 @@ INSTANCES = """Convert COCO instances (polygons or RLE), with or without label i
 classes.ini lists stuff by its values in the label images and things by their category_id (see the help of `seamseg
 prepare folders`). Overlapping objects are stored in layers. Without --classes the categories of the JSON are the
 things. Without label images other pixels are of the stuff class named background, which things only get; else void.
+Boxes are not enough. CVAT marks the masks of its brush as crowds, which training ignores: add --no-crowds.
 """
 
 CVAT = """Convert images that were annotated with CVAT, exported as "Segmentation mask 1.1".
@@ -119,9 +120,10 @@ LABEL_STUDIO = """Convert images that were annotated with Label Studio, exported
   seamseg prepare labelstudio data/mine --split train photos/ project-3.json --classes classes.ini
   seamseg prepare labelstudio data/mine --split train photos/ out/labelstudio
 
-TASKS is a JSON file, or a folder or zip file of them. The last annotation of each task that was not cancelled counts,
-else its last prediction; brush regions and polygons are read. The class list (see the help of `seamseg prepare
-folders`) names the labels and their kinds; the output of `seamseg predict --format labelstudio` contains one.
+TASKS is a JSON file, or a folder or zip file of them. Of each task the annotation of the ground truth counts, else the
+last one with regions that was not cancelled, else the last prediction; brush regions and polygons are read. The class
+list (see the help of `seamseg prepare folders`) names the labels and their kinds; the output of `seamseg predict
+--format labelstudio` contains one.
 Overlapping objects are stored in layers; stuff gets the pixels that no object covers. Pixels without a region are void,
 or of the stuff class named background, which a list of things only gets.
 """

@@ -24,7 +24,7 @@ from seamseg.prepare.coco_instances import decode_segmentation, stack_regions
 from seamseg.prepare.convert import DEFAULTS, ConversionOptions, ConversionResult, convert_splits, distinct_ids, id_of
 from seamseg.prepare.pairs import FilesByName, by_stem, is_photo, number_objects, spellings, tree_files
 from seamseg.prepare.panoptic import read_ids
-from seamseg.prepare.writer import Instances, SourceFrame
+from seamseg.prepare.writer import Instances, SourceFrame, check_stated_size
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import decode_text, listed_names
 from seamseg.utils.limits import ANNOTATION_BYTES, CONFIG_BYTES, parse_json
@@ -76,7 +76,8 @@ def prepare_label_studio(
 ) -> ConversionResult:
     """Convert tasks of Label Studio: brush regions and polygons.
 
-    The last annotation of a task counts that was not cancelled, else its last prediction. Overlapping things are stored
+    Of the annotations of a task that were not cancelled, that of the ground truth counts, else the last one with
+    regions; without annotations the last prediction. Overlapping things are stored
     in layers of the mask, the smallest in the first; stuff gets the pixels that no thing covers. Pixels without a
     region are of the stuff class `background` if there is one, else void.
 
@@ -168,13 +169,15 @@ def _cvat_frames(
     photos, frames = FilesByName(_photos(given[0])), []
     for name in listed_names(read_file(chosen, "list"), chosen, "list"):
         photo, label = photos.find(name), files.get(f"{cvat.CLASS_FOLDER}/{name}.png")
-        if photo is None or label is None:
-            missing = f"images in {given[0]}" if photo is None else f"images of {given[1]} in {cvat.CLASS_FOLDER}"
-            raise InputError(f"{chosen}: lists {name!r}, but it is not among the {missing}")
+        if photo is None:
+            raise InputError(f"{chosen}: lists {name!r}, but it is not among the images in {given[0]}")
+        if label is None:  # CVAT lists frames without an annotation, too
+            options.skip("frame without annotation", name)
+            continue
         objects = files.get(f"{cvat.OBJECT_FOLDER}/{name}.png")
         frames.append(SourceFrame(id_of(f"{name}.png"), photo, label, photo.name, objects, class_of))
     if not frames:
-        raise InputError(f"{chosen}: 0 images found")
+        raise InputError(f"{chosen}: 0 images found that have an annotation in {cvat.CLASS_FOLDER}")
     if all(frame.second is None for frame in frames):
         options.log(f"{given[1]}: no {cvat.OBJECT_FOLDER}: things become crowds, which are ignored in training")
     return sorted(frames, key=lambda frame: frame.id)
@@ -217,7 +220,7 @@ def _label_studio_frames(
     given: tuple[str, ...], files: Mapping[str, File], listed: ClassList, options: ConversionOptions
 ) -> list[SourceFrame]:
     """Return the annotated images, with their regions as `(class, RLE bytes or corners)`."""
-    found, frames = _photos(given[0]), []
+    found, frames, several = _photos(given[0]), [], 0
     photos = FilesByName(found)
     for name, file in files.items():
         if name == CLASSES:
@@ -227,11 +230,15 @@ def _label_studio_frames(
             for task in tasks if isinstance(tasks, list) else [tasks]:
                 where = f"{file}: task {task.get('id', '')}".rstrip()
                 stem = _photo_of(task["data"], photos, where, given[0])
-                result = _result_of(task)
+                result, further = _result_of(task)
+                if further:
+                    several += 1
+                    options.skip("annotation of a task besides the one that counts", where, further)
                 if result is None:
                     options.skip("task without annotation", where)
                     continue
-                info = [_region(region, listed, str(file)) for region in result]
+                sizes = sorted({_stated_size(region) for region in result}, key=str)
+                info = [_region(region, listed, str(file)) for region in result], sizes
                 frames.append(SourceFrame(id_of(f"{stem}.png"), found[stem], file, found[stem].name, info=info))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise InputError(
@@ -240,6 +247,11 @@ def _label_studio_frames(
             ) from None
     if not frames:
         raise InputError(f"{given[1]}: 0 images found that have an annotation or prediction")
+    if several:
+        options.log(
+            f"{given[1]}: {several} tasks have several annotations: that of the ground truth counts, else the last one "
+            "with regions"
+        )
     return sorted(frames, key=lambda frame: frame.id)
 
 
@@ -254,11 +266,21 @@ def _photo_of(data: Mapping[str, Any], photos: FilesByName, where: str, folder: 
     return found
 
 
-def _result_of(task: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """Return the regions that count; None if there are none."""
-    annotations = [a for a in task.get("annotations") or [] if not a.get("was_cancelled")]
-    chosen = (annotations or task.get("predictions") or [None])[-1]
-    return None if chosen is None else list(chosen["result"])
+def _result_of(task: Mapping[str, Any]) -> tuple[list[dict[str, Any]] | None, int]:
+    """Return the regions that count, None if there are none, and the number of further annotations of the task.
+
+    The annotation that is marked as ground truth counts, else the last one with regions, else the last prediction.
+    """
+    # some exports have the numbers of predictions only
+    given = [a for a in task.get("annotations") or [] if isinstance(a, dict) and not a.get("was_cancelled")]
+    predictions = [p for p in task.get("predictions") or [] if isinstance(p, dict)]
+    ranked = sorted(given, key=lambda a: (bool(a.get("ground_truth")), bool(a["result"])))
+    chosen = ranked or predictions
+    return list(chosen[-1]["result"]) if chosen else None, max(0, len(given) - 1)
+
+
+def _stated_size(region: Mapping[str, Any]) -> tuple[Any, Any]:
+    return region.get("original_width"), region.get("original_height")
 
 
 def _region(region: Mapping[str, Any], listed: ClassList, where: str) -> tuple[int, bytes | list[list[float]]] | None:
@@ -276,10 +298,13 @@ def _region(region: Mapping[str, Any], listed: ClassList, where: str) -> tuple[i
 def read_label_studio(frame: SourceFrame, listed: ClassList) -> Instances:
     """Read the regions of an image; InputError if one is invalid."""
     size = photo_size(frame.photo)
-    regions = ((_decode(region[1], size, frame), region[0]) for region in frame.info if region is not None)
+    info, sizes = frame.info
+    for stated in sizes:
+        check_stated_size(f"{frame.annotation}: a region", stated, frame.photo, size)
+    regions = ((_decode(region[1], size, frame), region[0]) for region in info if region is not None)
     found = stack_regions(regions, size, frame, listed.classes)
     other = ("region without a mask or label", str(frame.photo))
-    return replace(found, skipped=found.skipped + (other,) * frame.info.count(None))
+    return replace(found, skipped=found.skipped + (other,) * info.count(None))
 
 
 def _decode(shape: bytes | list[list[float]], size: tuple[int, int], frame: SourceFrame) -> Runs:

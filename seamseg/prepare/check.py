@@ -14,7 +14,7 @@ import numpy as np
 
 from seamseg.data.folder import IMAGE_EXTENSIONS, DatasetFolder, void_warning
 from seamseg.data.images import open_image, open_mask
-from seamseg.formats.metadata import ImageInfo
+from seamseg.formats.metadata import ImageInfo, Metadata
 from seamseg.panoptic_map import VOID
 from seamseg.prepare.account import SplitAccount, read_accounts
 from seamseg.prepare.writer import no_progress
@@ -380,6 +380,7 @@ def _check_classes(folder: DatasetFolder, checks: Sequence[ImageCheck], listed: 
     everywhere: set[int] = set().union(*used.values()) if used else set()
     path = folder.root / "metadata.bin"
     absent = [repr(name) for k, name in enumerate(m.categories) if k not in everywhere]
+    crowds = [warning(path, text) for text in crowd_warnings(m, m.images)]
     problems = [warning(path, f"{len(absent)} classes never occur: {', '.join(absent)}")] if len(absent) > 1 else []
     if len(absent) == 1:
         problems = [warning(path, f"class {absent[0]} never occurs")]
@@ -392,7 +393,14 @@ def _check_classes(folder: DatasetFolder, checks: Sequence[ImageCheck], listed: 
                 for k in sorted(by_split[name] - learnt)
             ]
     twice = [name for name, n in Counter(m.categories).items() if n > 1]
-    return problems + [error(path, f"two classes have the name {name!r}") for name in twice]
+    return problems + crowds + [error(path, f"two classes have the name {name!r}") for name in twice]
+
+
+def crowd_warnings(classes: Metadata, images: Sequence[ImageInfo]) -> list[str]:
+    """Return a warning if all objects of some thing classes are crowds."""
+    pairs = Counter((c, crowd) for image in images for c, crowd in zip(image.cat, image.iscrowd))
+    names = [repr(classes.categories[c]) for c, crowd in pairs if classes.is_thing(c) and crowd and not pairs[c, 0]]
+    return [f"all objects of {', '.join(sorted(names))} are crowds, which training ignores"] if names else []
 
 
 def _class_rows(folder: DatasetFolder, checks: Sequence[ImageCheck]) -> tuple[list[dict[str, Any]], float]:

@@ -175,6 +175,7 @@ def _check_keys(section: dict[str, str], valid: tuple[str, ...], where: str) -> 
 
 def _entry(given: Any, where: str, kind: str) -> dict[str, Any]:
     try:
+        given = {key: value for key, value in given.items() if value is not None}
         name, number = str(given["name"]), given["id"]
         number = int(number) if isinstance(number, str) else whole_number(number)
         name.encode()  # JSON may hold half a character, which no file can

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from pycocotools import mask as coco_mask
@@ -33,15 +34,25 @@ from seamseg.prepare.convert import (
     id_of,
 )
 from seamseg.prepare.pairs import FilesByName, by_stem, is_label, is_photo, number_segments, tree_files
-from seamseg.prepare.panoptic import load_json
-from seamseg.prepare.writer import Instances, SourceFrame
+from seamseg.prepare.panoptic import coco_images, coco_number, coco_records, crowd_flag, id_text, load_json
+from seamseg.prepare.writer import Instances, SourceFrame, check_stated_size
 from seamseg.utils.errors import InputError
-from seamseg.utils.limits import whole_number
 
 Thing = tuple[Runs, int, int]
 """Pixels of an object, class and crowd flag"""
-_Annotation = tuple[int, int, Any]
-"""Category, crowd flag and segmentation"""
+_Stated = tuple[Any, Any]
+"""Width and height of an image, as its annotations state them"""
+
+
+class _Annotation(NamedTuple):
+    """An annotation of a COCO file; `boxed` if it has a box."""
+
+    category: int
+    crowd: int
+    segmentation: Any
+    name: str
+    boxed: bool
+
 
 _FARTHEST = 16
 """Largest distance of a polygon corner, in multiples of the longer image side."""
@@ -104,7 +115,7 @@ def find_frames(
     source = given[1]
     files = tree_files(given[0], "images")
     maps = tree_files(given[2], "labels") if len(given) > 2 else {}
-    images = _objects_of(content, source, listed)
+    images = _objects_of(content, source, listed, options)
     photos = FilesByName(files, (name for name, _ in images))
     stems = {name: name.rpartition(".")[0] for name, _ in images}
     labels = FilesByName(by_stem(maps, is_label), stems.values(), same_tree=True) if len(given) > 2 else None
@@ -127,38 +138,99 @@ def find_frames(
     return frames
 
 
-def _objects_of(content: Mapping[str, Any], source: str, listed: ClassList) -> list[tuple[str, list[_Annotation]]]:
-    """Return name and annotations of each image of a COCO file."""
-    try:
-        objects: dict[Any, list[_Annotation]] = {image["id"]: [] for image in content["images"]}
-        for a in content["annotations"]:
-            category = whole_number(a["category_id"])
-            if listed.class_of.get(category) == VOID:
-                continue
-            if not listed.classes.is_thing(listed.class_of.get(category, VOID)):
-                raise InputError(
-                    f"{source}: annotation {a['id']}: category {category} is not a thing of the class list"
-                )
-            objects[a["image_id"]].append((category, int(a.get("iscrowd", 0)), a["segmentation"]))
-        return [(str(image["file_name"]), objects[image["id"]]) for image in content["images"]]
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise InputError(
-            f"{source}: not COCO instances ({type(error).__name__}: {error}); expected `images`, `categories` and "
-            "`annotations` with `segmentation`"
-        ) from None
+def _objects_of(
+    content: Mapping[str, Any], source: str, listed: ClassList, options: ConversionOptions
+) -> list[tuple[str, tuple[list[_Annotation], _Stated]]]:
+    """Return name, annotations and stated size of each image of a COCO file."""
+    images = coco_images(content, source)
+    objects: dict[str, list[_Annotation]] = {number: [] for number in images}
+    annotations = coco_records(content, "annotations", source)
+    for k, a in enumerate(annotations):
+        name = f"annotation {a.get('id', k)!s:.40}"
+        where = f"{source}: {name}"
+        category = coco_number(a, "category_id", where)
+        found, number = listed.class_of.get(category), id_text(a, "image_id", where)
+        if found == VOID:
+            continue
+        if found is None or not listed.classes.is_thing(found):
+            raise InputError(f"{where}: category {category} is not a thing of the class list")
+        if number not in images:
+            options.skip("annotation of an image that the JSON does not list", f"{name}, image_id {number}")
+            continue
+        crowd = crowd_flag(a, where) if not options.no_crowds else 0
+        objects[number].append(_Annotation(category, crowd, a.get("segmentation"), name, bool(a.get("bbox"))))
+    if annotations and not any(objects.values()):
+        raise InputError(f"{source}: none of its {len(annotations)} annotations is of a category and image of the JSON")
+    return [(i["file_name"], (objects[n], (i.get("width"), i.get("height")))) for n, i in images.items()]
 
 
 def read_instances(frame: SourceFrame, listed: ClassList) -> Instances:
     """Read the instances of an image in as many layers as needed; InputError if a value or a size is invalid."""
     size = photo_size(frame.photo)
-    things = ((decode_segmentation(s, size, frame), listed.class_of[c], crowd) for c, crowd, s in frame.info)
+    annotations, stated = frame.info
+    check_stated_size(f"{frame.file_name} of the JSON", stated, frame.photo, size)
+    skipped: list[tuple[str, str]] = []
+
+    def things() -> Iterator[Thing]:
+        for a in annotations:
+            where, item = f"{frame.photo}: an invalid `segmentation` in {a.name}", f"{a.name}, of {frame.photo}"
+            runs = decode_segmentation(a.segmentation or [], size, frame, where)
+            if _has_shares(a.segmentation):
+                skipped.append(("object with coordinates from 0 to 1, not in pixels", item))
+            elif len(runs[0]):
+                yield runs, listed.class_of[a.category], a.crowd
+            else:
+                skipped.append((_why_empty(a, size), item))
+
     background = None
     if frame.second is not None:
         labels = read_map(frame.second)
         background = number_segments(labels, lambda v: (listed.class_at(v, frame.second), 1), listed.classes)
     elif (named := background_class(listed.classes)) is not None:
         background = number_segments(np.zeros(size, np.uint8), lambda _: (named, 0), listed.classes)
-    return stack_things(things, size, frame, background)
+    found = stack_things(things(), size, frame, background)
+    return replace(found, skipped=(*found.skipped, *skipped))
+
+
+def _why_empty(annotation: _Annotation, size: tuple[int, int]) -> str:
+    """Return why an annotation has no pixel."""
+    if isinstance(annotation.segmentation, dict) and annotation.segmentation:
+        return "object without a pixel"
+    polygons = _polygons(annotation.segmentation or [])
+    if not any(map(len, polygons)):
+        return "object with a box only, which is not enough" if annotation.boxed else "object without a segmentation"
+    areas = [polygon for polygon in polygons if len(polygon) >= 3]
+    if not areas:
+        return "object of fewer than 3 corners"
+    corners = np.concatenate(areas)
+    outside = (corners.max(axis=0) <= 0) | (corners.min(axis=0) >= size[::-1])
+    return "object outside of the image" if outside.any() else "object without a pixel"
+
+
+def _has_shares(segmentation: Any) -> bool:
+    polygons = _polygons(segmentation) if isinstance(segmentation, list) else []
+    return any(map(len, polygons)) and all(((p >= 0) & (p <= 1)).all() for p in polygons)
+
+
+def _polygons(segmentation: list[Any]) -> list[np.ndarray]:
+    """Return the corners of polygons, `N x 2` each; ValueError if they are no pairs of numbers.
+
+    COCO has a list of `[x, y, x, y, ...]`. Tools also write pairs, `[[x, y], ...]`, and a polygon outside of a list.
+    """
+    first = segmentation[0] if segmentation else None
+    pairs = len(segmentation) > 2 and all(isinstance(p, list) and len(p) == 2 for p in segmentation)
+    if not isinstance(first, list) or (pairs and not isinstance(first[0], list)):
+        segmentation = [segmentation]
+    polygons = []
+    for polygon in segmentation:
+        try:
+            corners = np.array(polygon, np.float64)
+        except (ValueError, TypeError):
+            raise ValueError("expected a list of polygons, [[x, y, x, y, ...], ...]") from None
+        if corners.ndim > 2 or (corners.ndim == 2 and corners.shape[1] != 2) or corners.size % 2:
+            raise ValueError(f"a polygon of {corners.size} numbers, expected pairs: [[x, y, x, y, ...], ...]")
+        polygons.append(corners.reshape(-1, 2))
+    return polygons
 
 
 def stack_things(
@@ -302,22 +374,23 @@ def decode_segmentation(segmentation: Any, size: tuple[int, int], frame: SourceF
     height, width = size
     try:
         if not isinstance(segmentation, list):
-            if tuple(segmentation["size"]) != size:
+            if not isinstance(segmentation, dict) or not {"size", "counts"} <= set(segmentation):
+                raise ValueError("expected a list of polygons, or an object with `size` and `counts`")
+            if list(segmentation["size"]) != list(size):
                 raise ValueError(
-                    f"its size is {segmentation['size']}, but the image is {width} x {height} (width x height)"
+                    f"its `size` is {segmentation['size']}, but the image has {list(size)} (height, width)"
                 )
             return decode_rle(segmentation["counts"], height * width)
-        polygons = [np.array(polygon, np.float64) for polygon in segmentation if len(polygon) >= 6]
+        polygons = [polygon for polygon in _polygons(segmentation) if len(polygon) >= 3]
         # pycocotools samples edges at a fifth of a pixel, and writes out of bounds beyond 2^31 samples
         farthest, length = _FARTHEST * max(height, width), 0.0
         for polygon in polygons:
             if not (np.abs(polygon) <= farthest).all():
                 raise ValueError(f"a corner is more than {farthest} pixels away")
-            corners = polygon[: len(polygon) // 2 * 2].reshape(-1, 2)
-            length += np.abs(corners - np.roll(corners, 1, axis=0)).max(axis=1).sum()
+            length += np.abs(polygon - np.roll(polygon, 1, axis=0)).max(axis=1).sum()
         if length > _OUTLINE_PIXELS:
             raise ValueError(f"its outline is longer than {_OUTLINE_PIXELS} pixels")
-        masks = [coco_mask.frPyObjects([polygon.tolist()], height, width)[0] for polygon in polygons]
+        masks = [coco_mask.frPyObjects([polygon.ravel().tolist()], height, width)[0] for polygon in polygons]
         while len(masks) > 1:  # merging one by one takes quadratic time
             masks = [coco_mask.merge(masks[k : k + _MERGED_AT_ONCE]) for k in range(0, len(masks), _MERGED_AT_ONCE)]
         return decode_rle(masks[0]["counts"] if masks else [], height * width)

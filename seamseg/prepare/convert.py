@@ -33,6 +33,7 @@ class ConversionOptions:
     copy : copy images instead of hard-linking them
     symlink : make symbolic links instead of hard links
     hold_out : fraction of the images that become the split `val`
+    no_crowds : read crowds of COCO instances as single objects
     void_background : leave pixels without a label void where the classes are things only; otherwise they get a stuff
         class `background`, see :func:`seamseg.prepare.class_file.with_background`
     split, skipped : split whose files are found, and what was skipped by split; set by :meth:`begin`, :meth:`of_split`
@@ -49,6 +50,7 @@ class ConversionOptions:
     copy: bool = False
     symlink: bool = False
     hold_out: float = 0.0
+    no_crowds: bool = False
     void_background: bool = False
     split: str = ""
     skipped: dict[str, Skips] = field(default_factory=dict, compare=False)

@@ -40,7 +40,7 @@ from seamseg.prepare.pairs import (
     without_suffix,
 )
 from seamseg.prepare.panoptic import load_json
-from seamseg.prepare.writer import Instances, SourceFrame
+from seamseg.prepare.writer import Instances, SourceFrame, check_stated_size
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import decode_text, listed_names
 from seamseg.utils.limits import MIB
@@ -373,12 +373,8 @@ def _read_labelme(frame: SourceFrame, size: tuple[int, int], listed: ClassList) 
     content = load_json(frame.annotation, _FILE_BYTES)
     groups: dict[tuple[int, Any], list[tuple[str, Any]]] = {}
     try:
-        stated = (content.get("imageHeight") or size[0], content.get("imageWidth") or size[1])
-        if stated != size:
-            raise InputError(
-                f"{frame.annotation}: is of an image of {stated[1]!s:.20} x {stated[0]!s:.20} pixels (width x height), "
-                f"but {frame.photo} has {size[1]} x {size[0]}"
-            )
+        stated = content.get("imageWidth"), content.get("imageHeight")
+        check_stated_size(str(frame.annotation), stated, frame.photo, size)
         for k, shape in enumerate(content["shapes"]):
             where = f"{frame.annotation}: shape {k + 1}"
             category = listed.class_named(str(shape["label"]), where)

@@ -14,7 +14,7 @@ from seamseg.data.images import open_image, open_mask
 from seamseg.formats.id_png import check_png
 from seamseg.formats.metadata import Metadata
 from seamseg.panoptic_map import VOID
-from seamseg.prepare.archives import File, SourceTree, read_file
+from seamseg.prepare.archives import File, SourceTree, photo_size, read_file
 from seamseg.prepare.class_file import build_class_list, coco_categories
 from seamseg.prepare.convert import (
     DEFAULTS,
@@ -27,7 +27,7 @@ from seamseg.prepare.convert import (
     present_splits,
 )
 from seamseg.prepare.pairs import FilesByName, is_photo, number_segments, tree_files
-from seamseg.prepare.writer import Instances, SourceFrame
+from seamseg.prepare.writer import Instances, SourceFrame, check_stated_size
 from seamseg.utils.errors import InputError
 from seamseg.utils.limits import ANNOTATION_BYTES, parse_json, whole_number
 
@@ -138,35 +138,88 @@ def load_json(path: File, limit: int = ANNOTATION_BYTES) -> dict[str, Any]:
     return content
 
 
+def coco_records(content: Mapping[str, Any], key: str, source: str) -> list[dict[str, Any]]:
+    """Return a list of a COCO file; InputError if it is none of objects."""
+    found = content.get(key)
+    if not isinstance(found, list) or not all(isinstance(record, dict) for record in found):
+        raise InputError(f"{source}: `{key}` is not a list of objects")
+    return found
+
+
+def coco_images(content: Mapping[str, Any], source: str) -> dict[str, dict[str, Any]]:
+    """Return the images of a COCO file by :func:`id_text`; InputError if two have one id, or one has no name."""
+    images: dict[str, dict[str, Any]] = {}
+    for k, image in enumerate(coco_records(content, "images", source)):
+        number = id_text(image, "id", f"{source}: image {k}")
+        if number in images:
+            raise InputError(f"{source}: two of its `images` have one id, {number}")
+        if not isinstance(image.get("file_name"), str) or not image["file_name"]:
+            raise InputError(f"{source}: image {number}: `file_name` is not a text")
+        images[number] = image
+    return images
+
+
+def id_text(record: Mapping[str, Any], key: str, where: str) -> str:
+    """Return an id as text, equal for 7, 7.0 and "7"; InputError if it is neither a number nor a text."""
+    value = record.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise InputError(f"{where}: `{key}` is {'missing' if value is None else 'neither a number nor a text'}")
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
+
+
+def crowd_flag(record: Mapping[str, Any], where: str) -> int:
+    """Return `iscrowd` as 0 or 1; 0 if it is null or missing."""
+    return int(coco_number(record, "iscrowd", where, 0) != 0)
+
+
+def coco_number(record: Mapping[str, Any], key: str, where: str, default: int | None = None) -> int:
+    """Return a whole number, which may be text; `default` for null and a missing one.
+
+    Raises
+    ------
+    InputError
+        naming the record (`where`) and the field, if it is missing or another value
+    """
+    value = record.get(key)
+    if value is None:
+        if default is None:
+            raise InputError(f"{where}: `{key}` is missing")
+        return default
+    try:
+        return whole_number(float(value) if isinstance(value, str) else value)
+    except ValueError:
+        raise InputError(f"{where}: `{key}` is {str(value)[:40]!r}, not a whole number") from None
+
+
 def find_frames(source: PanopticSource, options: ConversionOptions) -> list[SourceFrame]:
     """Return the annotated images of a split, by id."""
-    try:
-        images = {image["id"]: str(image["file_name"]) for image in source.content["images"]}
-        if len(images) < len(source.content["images"]):
-            raise InputError(f"{source.name}: two of its `images` have one id")
-        photos = FilesByName(source.photos, images.values())
-        masks = FilesByName(
-            source.masks, (str(annotation["file_name"]) for annotation in source.content["annotations"])
-        )
-        frames = []
-        for annotation in source.content["annotations"]:
-            name = images[annotation["image_id"]]
-            segments = [
-                (whole_number(s["id"]), whole_number(s["category_id"]), int(s.get("iscrowd", 0)))
-                for s in annotation["segments_info"]
-            ]
-            mask = _file(masks, str(annotation["file_name"]), source.name)
-            photo = _file(photos, name, source.name)
-            frames.append(SourceFrame(id_of(name), photo, mask, name, info=segments))
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise InputError(
-            f"{source.name}: not COCO panoptic annotations ({type(error).__name__}: {error}); expected `images`, "
-            "`categories` and `annotations` with `segments_info`"
-        ) from None
+    images = coco_images(source.content, source.name)
+    annotations = coco_records(source.content, "annotations", source.name)
+    photos = FilesByName(source.photos, (image["file_name"] for image in images.values()))
+    masks = FilesByName(source.masks, (str(annotation.get("file_name")) for annotation in annotations))
+    frames, annotated = [], set()
+    for k, annotation in enumerate(annotations):
+        where = f"{source.name}: annotation {k}"
+        number = id_text(annotation, "image_id", where)
+        if number not in images:
+            options.skip("annotation of an image that the JSON does not list", f"image_id {number}")
+            continue
+        name = images[number]["file_name"]
+        info = [
+            (coco_number(s, "id", where), coco_number(s, "category_id", where), crowd_flag(s, where))
+            for s in coco_records(annotation, "segments_info", where)
+        ]
+        mask = _file(masks, str(annotation.get("file_name")), source.name)
+        photo = _file(photos, name, source.name)
+        stated = images[number].get("width"), images[number].get("height")
+        annotated.add(number)
+        frames.append(SourceFrame(id_of(name), photo, mask, name, info=(info, stated)))
     if not frames:
-        raise InputError(f"{source.name}: 0 images found: `annotations` is empty")
+        raise InputError(
+            f"{source.name}: 0 images found: `annotations` " + ("has none of them" if annotations else "is empty")
+        )
     used: list[object] = [file for frame in frames for file in (frame.photo, frame.annotation)]
-    for name in sorted(set(images.values()) - {frame.file_name for frame in frames}):
+    for name in sorted(image["file_name"] for number, image in images.items() if number not in annotated):
         options.skip("image without annotation", name)
         used += [source.photos[path] for path in [photos.path_of(name)] if path is not None]
     options.skip_unused(source.photos, used, "image that the JSON does not list", is_photo)
@@ -183,7 +236,9 @@ def _file(files: FilesByName, name: str, source: str) -> File:
 
 def read_instances(frame: SourceFrame, classes: Metadata, class_of: Mapping[int, int]) -> Instances:
     """Read the segments of an image; InputError if PNG and JSON are inconsistent."""
-    known = {number: (category, crowd) for number, category, crowd in frame.info}
+    segments, stated = frame.info
+    check_stated_size(f"{frame.file_name} of the JSON", stated, frame.photo, photo_size(frame.photo))
+    known = {number: (category, crowd) for number, category, crowd in segments}
 
     def describe(value: int) -> tuple[int, int]:
         if value == 0:

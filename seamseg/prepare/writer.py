@@ -391,6 +391,35 @@ def _check_size(file: File, found: tuple[int, ...], photo: File, size: tuple[int
         )
 
 
+def check_stated_size(where: str, stated: tuple[Any, Any], photo: File, size: tuple[int, int]) -> None:
+    """Compare an image with the size that its annotations state: its coordinates are of no other size.
+
+    Parameters
+    ----------
+    where : the annotations, for the error
+    stated : width and height; null and 0 are not compared
+    photo : the image
+    size : its `(height, width)`
+
+    Raises
+    ------
+    InputError
+        if they differ
+    """
+
+    def differs(value: Any, true: int) -> bool:
+        try:
+            return bool(value) and float(value) != true
+        except (TypeError, ValueError, OverflowError):
+            return True
+
+    if any(map(differs, stated, size[::-1])):
+        raise InputError(
+            f"{where}: is of an image of {stated[0]!s:.20} x {stated[1]!s:.20} pixels (width x height), but {photo} "
+            f"has {size[1]} x {size[0]}; scale one of them to the other"
+        )
+
+
 def store_photo(source: File, target: Path, link: Link) -> None:
     """Link or copy an image atomically; one that is not PNG or JPEG is stored as PNG."""
     with replacing(target) as temporary:

@@ -145,7 +145,7 @@ def test_one_channel_holds_the_number_of_the_label_and_objects_are_optional(tmp_
         ({"labelmap": "sky:1,2::\n"}, "line 1: expected label:red,green,blue::"),
         ({"labelmap": "sky:1,2,3::\ncar:1,2,3::\n"}, "line 2: the label 'car' or its colour occurs twice"),
         ({"labelmap": "sky:1,2,3::\ntram:0,0,9::\n"}, "the label 'tram' is not in the class list; it has sky, car"),
-        ({"remove": "SegmentationClass/a.png"}, "lists 'a', but it is not among the images of"),
+        ({"remove": "SegmentationClass/a.png"}, "0 images found that have an annotation in SegmentationClass"),
         ({"remove": "labelmap.txt"}, "it has no labelmap.txt"),
         ({"remove": "ImageSets/Segmentation/default.txt"}, "has no list, none for train"),
     ],
@@ -217,7 +217,8 @@ def test_tasks_of_label_studio(tmp_path, address):
     }
     root = label_studio_export(tmp_path / "e", [task])
     account = read_tasks(root).accounts["train"]
-    skipped = {"region without a mask or label": (2, str(root / "photos" / "a.jpg"))}
+    skipped = {"annotation of a task besides the one that counts": (1, f"{root / 'p.json'}: task 4")}
+    skipped["region without a mask or label"] = (2, str(root / "photos" / "a.jpg"))
     skipped["image without annotation"] = (1, str(root / "photos" / "without.jpg"))
     assert account == SplitAccount(1, 2, 2, skipped)
     folder = DatasetFolder(tmp_path / "out")
@@ -226,6 +227,34 @@ def test_tasks_of_label_studio(tmp_path, address):
     layers = folder.read_mask("a")
     assert len(layers) == 2
     assert sorted(int((layers == k).sum()) for k in (1, 2)) == [100, 150]
+
+
+@pytest.mark.parametrize(
+    ("given", "counts"),
+    [
+        ([(True, 4), (False, 6)], 4),
+        ([(False, 4), (False, 6)], 6),
+        ([(False, 4), (False, 0)], 4),
+        ([(True, 0), (False, 4)], 0),
+    ],
+)
+def test_several_annotators(tmp_path, given, counts):
+    annotations = [{"ground_truth": t, "result": [region("car", box(0, 0, 1, n))] if n else []} for t, n in given]
+    root = label_studio_export(tmp_path / "e", {"data": {"image": "a.jpg"}, "annotations": annotations})
+    logged = []
+    account = read_tasks(root, ConversionOptions(1, log=logged.append)).accounts["train"]
+    assert "1 tasks have several annotations: that of the ground truth counts" in logged[0]
+    assert account.skipped["annotation of a task besides the one that counts"][0] == 1
+    assert int((DatasetFolder(tmp_path / "out").read_mask("a") > 0).sum()) == counts
+
+
+def test_frames_of_cvat_without_annotation(tmp_path):
+    root = cvat_export(tmp_path / "export", [[0, 1, 2]])
+    (root / "ImageSets" / "Segmentation" / "default.txt").write_text("b\na\n")
+    shutil.copy(root / "JPEGImages" / "a.jpg", root / "JPEGImages" / "b.jpg")
+    done = prepare_cvat(tmp_path / "out", {"train": (str(root), str(root))}, tmp_path / "classes.ini", ONE)
+    assert done.accounts["train"].skipped["frame without annotation"] == (1, "b")
+    assert done.splits == {"train": 1}
 
 
 def test_stuff_gets_the_pixels_that_no_thing_covers(tmp_path):
@@ -281,6 +310,11 @@ def test_a_class_background_in_cvat(tmp_path):
         ({"regions": [region("tram", box(0, 0, 1, 1))]}, "the label 'tram' is not in the class list"),
         ({"regions": [region("car", np.ones((3, 3), bool))]}, "a region of .*a.jpg: its RLE has 36 values"),
         ({"regions": [{**region("car", box(0, 0, 1, 1)), "image_rotation": 90}]}, "on a rotated image"),
+        (
+            {"regions": [{**region("car", points=[[0, 0], [9, 0], [9, 9]]), "original_width": 40}]},
+            "a region: is of an image of 40 x None pixels .width x height., but .*a.jpg has 20 x 10",
+        ),
+        ({"data": {"image": "a.jpg"}, "annotations": [], "predictions": [8]}, "0 images found that have an annotation"),
     ],
 )
 def test_broken_tasks(tmp_path, task, reason):

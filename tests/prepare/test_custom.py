@@ -189,11 +189,31 @@ def assert_instances_fail(coco, match, change=None, labels=True, classes=True):
     [
         *((0, {"segmentation": s}, r"a\.jpg: an invalid `segmentation`") for s in ({"counts": "9"}, 5, [["a"] * 6])),
         (0, {"segmentation": {"size": [3, 3], "counts": "9"}}, r"a\.jpg: an invalid `segmentation`"),
+        (0, {"segmentation": [[1, 1, 4, 1, 4, 4, 1]]}, "a polygon of 7 numbers, expected pairs"),
+        (0, {"segmentation": {"a": 1}}, r"in annotation 1: expected a list of polygons, or an object with `size`"),
         (1, {"category_id": 3}, "annotation 2: category 3 is not a thing"),
+        (1, {"category_id": None}, "annotation 2: `category_id` is missing"),
+        (1, {"image_id": [1]}, "annotation 2: `image_id` is neither a number nor a text"),
+        (1, {"iscrowd": "nan"}, "annotation 2: `iscrowd` is 'nan', not a whole number"),
     ],
 )
 def test_invalid_annotations(coco, number, values, match):
     assert_instances_fail(coco, match, lambda content: content["annotations"][number].update(values))
+
+
+@pytest.mark.parametrize(
+    ("values", "match"),
+    [
+        ({"width": 24, "height": 16}, r"a\.jpg of the JSON: is of an image of 24 x 16 pixels .*a\.jpg has 12 x 8"),
+        ({"height": "9"}, "is of an image of None x 9 pixels"),
+        ({"width": float("nan")}, "is of an image of nan x None pixels"),
+        ({"id": 2}, "two of its `images` have one id, 2"),
+        ({"id": None}, "image 0: `id` is missing"),
+        ({"file_name": None}, "image 1: `file_name` is not a text"),
+    ],
+)
+def test_invalid_images_of_instances(coco, values, match):
+    assert_instances_fail(coco, match, lambda content: content["images"][0].update(values))
 
 
 def test_other_invalid_instances(coco):
@@ -202,7 +222,76 @@ def test_other_invalid_instances(coco):
     assert_instances_fail(coco, r"labels/a\.png: value 77 has no class")
     (coco / "photos" / "a.jpg").unlink()
     assert_instances_fail(coco, "lists 'a.jpg', but it is not among the 1 images")
-    assert_instances_fail(coco, "not COCO instances", lambda c: c["annotations"][0].pop("segmentation"))
+    assert_instances_fail(coco, "`annotations` is not a list of objects", lambda c: c.update(annotations=None))
+
+
+SQUARE = [[1, 1], [4, 1], [4, 4], [1, 4]]
+FLAT = [1, 1, 4, 1, 4, 4, 1, 4]
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        *(
+            ({"segmentation": s}, None)
+            for s in ([FLAT], FLAT, [SQUARE], SQUARE, [FLAT, [1, 1, 4, 4]], [[*map(str, FLAT)]])
+        ),
+        ({"segmentation": []}, "object without a segmentation"),
+        ({"segmentation": None}, "object without a segmentation"),
+        ({"segmentation": [[]], "bbox": [1, 1, 3, 3]}, "object with a box only, which is not enough"),
+        ({"segmentation": [[1, 1, 4, 4]], "bbox": [1, 1, 3, 3]}, "object of fewer than 3 corners"),
+        ({"segmentation": [[0.1, 0.1, 0.9, 0.1, 0.9, 0.9]]}, "object with coordinates from 0 to 1, not in pixels"),
+        ({"segmentation": [[20, 1, 30, 1, 30, 5]]}, "object outside of the image"),
+        ({"segmentation": {"size": [8, 12], "counts": [96]}}, "object without a pixel"),
+    ],
+)
+def test_objects_without_area(coco, values, reason):
+    content = json.loads((coco / "instances.json").read_text())
+    content["annotations"][1].update(values)
+    write_json(coco / "instances.json", content)
+    account = prepare_instances(
+        coco / "out", {"train": (str(coco / "photos"), str(coco / "instances.json"))}, options=ConversionOptions(1)
+    ).accounts["train"]
+    assert account.skipped == ({} if reason is None else {reason: (1, f"annotation 2, of {coco}/photos/a.jpg")})
+    assert (("car", 0, 9) in segments(coco / "out", "a")) == (reason is None)
+
+
+@pytest.mark.parametrize(
+    ("number", "values"),
+    [
+        (0, {"iscrowd": None}),
+        (0, {"iscrowd": "0"}),
+        (0, {"category_id": "7"}),
+        (1, {"image_id": "1"}),
+        (1, {"image_id": 1.0}),
+    ],
+)
+def test_types_of_coco_files(coco, number, values):
+    content = json.loads((coco / "instances.json").read_text())
+    content["annotations"][number].update(values)
+    content["annotations"].append({**content["annotations"][0], "id": 9, "image_id": 99})
+    write_json(coco / "instances.json", content)
+    given = {"train": (str(coco / "photos"), str(coco / "instances.json"))}
+    account = prepare_instances(coco / "out", given, options=ConversionOptions(1)).accounts["train"]
+    reason = "annotation of an image that the JSON does not list"
+    assert account.skipped == {reason: (1, "annotation 9, image_id 99")}
+    assert segments(coco / "out", "a")[1:] == [("car", 0, 12), ("car", 0, 24), ("car", 1, 3)]
+
+
+def test_only_crowds(coco, capsys):
+    content = json.loads((coco / "instances.json").read_text())
+    for annotation in content["annotations"]:
+        annotation["iscrowd"] = 1
+    write_json(coco / "instances.json", content)
+    words = ["--split", "train", str(coco / "photos"), str(coco / "instances.json"), "--workers", "1"]
+    text = "all objects of 'car' are crowds, which training ignores"
+    assert main(["prepare", "instances", str(coco / "out"), *words]) == 0
+    assert f"{text}; --no-crowds reads them as single objects" in capsys.readouterr().err
+    assert main(["prepare", "check", str(coco / "out"), "--samples", "0"]) == 0
+    assert f"metadata.bin: {text}\n" in capsys.readouterr().out
+    assert main(["prepare", "instances", str(coco / "one"), *words, "--no-crowds"]) == 0
+    assert "crowds" not in capsys.readouterr().err
+    assert [crowd for _, crowd, _ in segments(coco / "one", "a")] == [0] * 4
 
 
 def test_commands(coco, capsys):
@@ -231,7 +320,7 @@ def test_what_is_skipped_is_counted(coco, capsys):
     lines = [
         "train: used 1 image, 5 segments, of which 3 objects",
         f"train: skipped 1: image without a label image ({coco}/photos/b.jpg)",
-        f"train: skipped 1: object without a pixel (one of {coco}/photos/a.jpg)",
+        f"train: skipped 1: object without a segmentation (annotation 2, of {coco}/photos/a.jpg)",
     ]
     words = ["prepare", "instances", str(out), *split, "--classes", str(coco / "classes.ini")]
     for command in (words, words, ["prepare", "--check", str(out), "--samples", "0"]):  # twice: nothing is added
@@ -246,4 +335,4 @@ def test_what_is_skipped_is_counted(coco, capsys):
         for annotation in content["annotations"]:
             annotation["segmentation"] = []
 
-    assert_instances_fail(coco, r"no object can be used: 3: object without a pixel \(the first is", clear, False)
+    assert_instances_fail(coco, r"no object can be used: 3: object without a segmentation \(the first is", clear, False)

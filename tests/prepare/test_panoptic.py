@@ -85,9 +85,12 @@ def segment_with(**values):
         (lambda c: c.pop("categories"), r"panoptic_val2017\.json: `categories` is not a list"),
         (
             segment_with(id=float("inf")),
-            r"panoptic_val2017\.json: not COCO panoptic annotations \((OverflowError|ValueError)",
+            r"panoptic_val2017\.json: annotation 0: `id` is 'inf', not a whole number",
         ),
         (lambda c: c["annotations"].clear(), "0 images found: `annotations` is empty"),
+        (lambda c: c["images"][0].update(width=24), "jpg of the JSON: is of an image of 24 x .* has 12 x 8"),
+        (lambda c: c["annotations"][0].update(segments_info=None), "annotation 0: `segments_info` is not a list"),
+        (lambda c: c["annotations"][0].update(image_id=9), "0 images found: `annotations` has none of them"),
     ],
 )
 def test_invalid_json(raw, tmp_path, spoil, match):
@@ -131,6 +134,19 @@ def assert_fails(raw, tmp_path, match):
         prepare_coco(raw, tmp_path / "out")
     assert "\n" not in str(error.value)
     assert not (tmp_path / "out" / "metadata.bin").exists()
+
+
+def test_types_of_json(raw, tmp_path):
+    def as_text(content):
+        for annotation in content["annotations"]:
+            annotation["image_id"] = str(annotation["image_id"])
+            for segment in annotation["segments_info"]:
+                segment.update(id=str(segment["id"]), category_id=str(segment["category_id"]))
+                segment["iscrowd"] = segment.get("iscrowd") or None
+
+    change(raw, as_text)
+    prepare_coco(raw, tmp_path / "out")
+    assert segments(tmp_path / "out", "000000000001") == EXPECTED
 
 
 @pytest.mark.parametrize("ending", ["png", "ids"])
