@@ -230,6 +230,24 @@ def test_heads_that_read_maps(tmp_path):
     assert any("writes NAME_depth.png" in line for line in check_component(path))
 
 
+@pytest.mark.slow
+def test_bodies_of_other_strides_and_outputs_of_an_instance(tmp_path):
+    path = tmp_path / "check_more.py"
+    body = template("body", "three").replace('"c2": 4, "c3": 8, "c4": 16, "c5": 32', '"a": 3, "b": 6, "c": 12')
+    head = template("head", "many").replace("outputs = {", "none = {")
+    head = head.replace("context)\n", "context)\n        self.outputs = self.none\n", 1)
+    assert head.count("self.outputs") == 1
+    path.write_text(body.replace("(4, 2, 2, 2)", "(3, 2, 2)") + head)
+    lines = check_component(path)
+    assert any(line.startswith("body three: exports to ONNX") for line in lines)
+    assert any(line.startswith("head many: writes NAME_many.png") for line in lines)
+
+
+def test_keys_of_the_configuration(file):
+    with pytest.raises(InputError, match="num_frozen: mine has 4 modules, not 5"):
+        check_component(file("body"), keys={"body.num_frozen": 5, "channels": 8})
+
+
 def test_help_and_wrong_options(tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         main(["--help"])

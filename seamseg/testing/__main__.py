@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("sources", nargs="+", metavar="FILE", help="Python file or module of components")
     parser.add_argument("--kind", choices=KINDS, metavar="KIND", help="check only components of this kind")
     parser.add_argument("--name", help="check only the component of this name")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="value of a key of it")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of it, or section.key")
     parser.add_argument("--data", help="data set, with splits train and val, to train on instead of the city")
     parser.add_argument("--not-deterministic", action="store_true", help="a resumed training may have other weights")
     args = parser.parse_args(argv)

@@ -103,7 +103,7 @@ def check_component(
     ----------
     source : Python file, or name of a module
     kind, name : kind and name of the component; None for all of the source
-    keys : values of its keys, if the defaults do not suit the check
+    keys : values of its keys, if the defaults do not suit the check, and of others by `section.key`
     deterministic : whether a resumed training must give the same weights, to the bit
     data : what the trainings read in place of the generated city, with the splits `train` and `val`: for readers of
         other formats, and for heads whose ground truth has a meaning. In the city, heads that declare `reads` find maps
@@ -242,7 +242,12 @@ class _Check:
         made, kind = self.component, KINDS[self.component.kind]
         source = Path(self.source).resolve() if self.source.endswith(".py") else self.source
         found = [f"general.components={source}", *([f"{kind.key}={made.name}"] if kind.key else [])]
-        found += [f"{made.section}.{key}={_text(value)}" for key, value in self.keys.items()]
+        strides = tuple(getattr(made.make, "strides", {}).values()) if made.kind == "body" else ()
+        if strides and strides != (4, 8, 16, 32):
+            found += [f"fpn.out_strides={strides}", "fpn.extra_scales=0"]
+            found += [f"{section}.fpn_levels={len(strides)}" for section in ("rpn", "roi", "sem")]
+        for key, value in self.keys.items():
+            found.append(f"{key}={_text(value)}" if "." in key else f"{made.section}.{key}={_text(value)}")
         if made.kind == "crop":  # a crop may need the limits of size and scale
             found += ["dataloader.crop_size=(48, 96)", "dataloader.random_scale=(0.5, 2)"]
         if made.kind == "format" and "panoptic" not in (networks := tuple(made.make.kinds)):  # type: ignore[attr-defined]
@@ -320,8 +325,9 @@ class _Check:
         ]
         for options in views:
             given: dict[str, Any] = {**options, "overrides": self.overrides}
-            (found,) = load_predictor(self.model, "cpu", options=InferenceOptions(**given)).raw([image])
-            for name, spec in getattr(self.component.make, "outputs", {}).items():
+            predictor = load_predictor(self.model, "cpu", options=InferenceOptions(**given))
+            (found,) = predictor.raw([image])
+            for name, spec in predictor.map_formats.items():
                 wanted = image.shape[:2] if spec.channels == 1 else (spec.channels, *image.shape[:2])
                 shape = found.maps[name].shape
                 self.expect(shape == wanted, f"predict: the map {name} has shape {shape}, not {wanted} ({options})")
@@ -340,7 +346,8 @@ class _Check:
 
     def _head(self) -> str:
         """Write the maps, and open the model in a process without the head."""
-        maps = tuple(self.component.make.outputs)  # type: ignore[attr-defined]
+        inference = InferenceOptions(overrides=self.overrides)
+        maps = tuple(load_predictor(self.model, "cpu", options=inference).map_formats)
         written = f"{self._files(maps)}; " if maps else ""
         out = self.work / "warnings.json"
         self._start("without it", 1, {"model": str(self.model), "photo": str(self.files.photo), "out": str(out)})
