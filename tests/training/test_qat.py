@@ -9,13 +9,14 @@ from support.micro import CONFIG, make_dataset, narrow_body
 from support.networks import randomise, toy_batch
 from support.processes import launch
 from support.semantic_networks import semantic_config
+from torch import nn
 from torch.testing import assert_close
 
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.config import config_from_string
 from seamseg.models.build import build_network, build_training_module
 from seamseg.models.folding import fold_layers, for_inference
-from seamseg.models.quantised import choosing_ranges, is_quantised
+from seamseg.models.quantised import QuantisedConv2d, choosing_ranges, is_quantised, quantised
 from seamseg.ops.quantisation import FakeQuantise
 from seamseg.structures import PackedSequence
 from seamseg.training.run import TrainingOptions, run_training
@@ -128,6 +129,24 @@ def test_folded_network_is_trained(kind, narrow):
         assert not parameter.requires_grad or parameter.grad is not None, name
     weights = [p for name, p in net.named_parameters() if p.requires_grad and name.endswith(".weight")]
     assert sum(bool((p.grad != 0).any()) for p in weights) >= 0.9 * len(weights)
+
+
+class Squared(nn.Conv2d):
+    def forward(self, x):
+        return super().forward(x).square()
+
+
+def test_layers_that_are_not_known_stay_in_float():
+    hooked = nn.Conv2d(8, 8, 1)
+    hooked.register_forward_hook(lambda module, inputs, y: y.sin())
+    mirrored = nn.Conv2d(8, 8, 3, padding=1, padding_mode="reflect")
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), Squared(8, 8, 1), hooked, mirrored, nn.Conv2d(8, 8, 1)).eval()
+    x = torch.randn(1, 3, 9, 9)
+    made = quantised(fold_layers(net))
+    with choosing_ranges(made), torch.no_grad():
+        assert_close(made(x), net(x))
+    kinds = [QuantisedConv2d, Squared, nn.Conv2d, nn.Conv2d, QuantisedConv2d]
+    assert [type(layer) for layer in made] == kinds
 
 
 def test_simulation_differs_from_float(narrow):
