@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from support.components import EDGES, VECTORS, code_of_page, imported_for_a_module
 from support.report_pages import blocks
@@ -25,6 +26,7 @@ from seamseg.formats.exported import OUTPUTS, ExportedMetadata
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.result import Panoptic
 from seamseg.inference.tiling.tiles import Tiling
+from seamseg.models.heads.custom import resized
 from seamseg.predictions import RESERVED_NAMES, MapFormat
 from seamseg.training.logging.images import ImageSample, SampleRenderer
 from seamseg.utils.errors import InputError, SeamsegError
@@ -212,6 +214,9 @@ def test_resized_maps():
     large = resize_map(np.stack((values, -values)).astype(np.int16), (4, 6), "nearest")
     assert (large.shape, large.dtype) == ((2, 4, 6), np.int16)
     assert np.array_equal(large[1], -values.repeat(2, 0).repeat(2, 1))
+    ids = 2**31 - 1 - torch.arange(6, dtype=torch.int32).reshape(1, 1, 2, 3)
+    exact = resized(ids, (4, 6), MapFormat(resize="nearest"))
+    assert torch.equal(exact, ids.repeat_interleave(2, 2).repeat_interleave(2, 3)), "float32 would round them"
 
 
 def test_tensorboard_has_an_image_of_each_map(predictor, micro_config, photo):

@@ -226,10 +226,16 @@ def predicted_maps(heads: Mapping[str, Head], features: Features) -> list[dict[s
 
 def resized(maps: Tensor, size: tuple[int, int], spec: Map) -> Tensor:
     """Return maps `N x channels x h x w` at another size as they are declared, float32 or integers."""
-    if spec.resize == "nearest":
-        large = functional.interpolate(maps.float(), size, mode="nearest-exact")
-        return large if maps.is_floating_point() else large.to(maps.dtype)
-    return functional.interpolate(maps.float(), size, mode="bilinear", align_corners=False)
+    if spec.resize != "nearest":
+        return functional.interpolate(maps.float(), size, mode="bilinear", align_corners=False)
+    if maps.is_floating_point():
+        return functional.interpolate(maps.float(), size, mode="nearest-exact")
+    for axis, wanted in zip((2, 3), size):  # by index: as float32 integers above 2^24 would be rounded
+        index = torch.arange(maps.shape[axis], dtype=torch.float32, device=maps.device)[None, None, :, None]
+        maps = maps.index_select(
+            axis, functional.interpolate(index, (wanted, 1), mode="nearest-exact").flatten().long()
+        )
+    return maps
 
 
 def mirrored_map(x: Tensor, spec: Map) -> Tensor:
