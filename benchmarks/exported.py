@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 from plain import plain_network
+from stages import random_predictor
 from timing import options, processor
 from torch import nn
 
@@ -36,7 +37,6 @@ from seamseg.deploy.integers import calibrated
 from seamseg.deploy.network import example_inputs, export_net
 from seamseg.deploy.onnx import write_onnx
 from seamseg.deploy.quantize import quantise_file
-from seamseg.doctor.stages import random_predictor
 from seamseg.formats.exported import ExportedMetadata
 from seamseg.inference.onnx_engines import open_onnx
 from seamseg.inference.package import PackageSession

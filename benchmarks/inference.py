@@ -39,8 +39,7 @@ def ours(side: int, photo: Path, out: Path, name: str, strong: int) -> Run:
     """Return a function that predicts with a side of ours or a plain one and returns the seconds of each stage."""
     import torch
     from plain import plain_predictor
-
-    from seamseg.doctor.stages import StageProfile, random_predictor
+    from stages import StageProfile, random_predictor
 
     unfolded, plain = name in ("plain", "separated", "trained"), name in ("plain", "separated")
     precision = "fp32" if unfolded or name == "every_mask" else name

@@ -36,10 +36,10 @@ Latencies = list[float]
 def make(arguments: argparse.Namespace) -> Predictor[Any]:
     """Load the model, or make one."""
     import torch
+    from stages import random_predictor
     from throughput import busy
 
     import seamseg
-    from seamseg.doctor.stages import random_predictor
     from seamseg.utils.distributed import choose_device
 
     if arguments.threads:

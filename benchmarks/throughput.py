@@ -65,8 +65,8 @@ WARM_UP = 3
 def busy(predictor: Predictor) -> None:
     """Patch a predictor with random weights to find 100 things on every image, among 1000 proposals."""
     import torch
+    from stages import RANDOM_DETECTIONS
 
-    from seamseg.doctor.stages import RANDOM_DETECTIONS
     from seamseg.models.heads.rpn import ProposalGenerator
     from seamseg.models.panoptic import PanopticNet
 
@@ -94,7 +94,8 @@ def busy(predictor: Predictor) -> None:
 
 def make(name: str, arguments: argparse.Namespace, device: torch.device) -> Predictor:
     """Make the predictor of a variant."""
-    from seamseg.doctor.stages import random_predictor
+    from stages import random_predictor
+
     from seamseg.inference.acceleration import Acceleration
     from seamseg.models.panoptic import PanopticNet
 

@@ -70,8 +70,8 @@ def training() -> Callable[[], object]:
 def predict(folder: Path) -> Callable[[], object]:
     """Return a function that predicts one image."""
     import torch
+    from stages import StageProfile, random_predictor
 
-    from seamseg.doctor.stages import StageProfile, random_predictor
     from seamseg.utils.synthetic_image import write_synthetic_image
 
     photo = folder / "street.jpg"
@@ -82,8 +82,8 @@ def predict(folder: Path) -> Callable[[], object]:
 def in_thread(others: int) -> Callable[[], object]:
     """Return a function that predicts one image in a thread, after as many others that still live."""
     import torch
+    from stages import random_predictor
 
-    from seamseg.doctor.stages import random_predictor
     from seamseg.utils.parallel import call_in_thread
     from seamseg.utils.synthetic_image import synthetic_image
 
