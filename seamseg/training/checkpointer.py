@@ -80,6 +80,7 @@ class Checkpointer:
         # first, as it raises if a loss was not finite
         losses = self.losses.state_dict()
         self._has_saved = True
+        self.has_best = self.has_best or is_best
         if self._writer is not None:
             # before the others go on, which may note a failure
             self.run.resolve_failure(self._start)
@@ -94,7 +95,6 @@ class Checkpointer:
             more["callbacks"] = states
         if (run := self.callbacks.run).stop_reason:
             more["stopped"] = {"by": run.stopped_by, "reason": run.stop_reason}
-        self.has_best = self.has_best or is_best
         meters = {name: meter.state_dict() for name, meter in self.losses.meters.items()}
         snapshot = make_snapshot(state, progress, meters, more)
         self._writer.save(snapshot, progress.global_step, is_best, not self.has_best)

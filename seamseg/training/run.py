@@ -305,9 +305,9 @@ def _stopped(resumed: ResumePoint, state: TrainState, folder: RunFolder, log: Te
 def _result(world: World, done: TrainingProgress, run: Run, scores: Scores | None) -> TrainResult:
     """Collect what only the main process has of a finished training, for all processes; a collective call."""
     history = read_metrics(run.folder) if world.is_main else []
-    stopped, history = gather_objects(world, (run.stop_reason, history))[0]
     validated = any(line.get("kind") == "validation" for line in history)
     best = done.best_score if validated and (done.best_of or done.best_score) else None
+    stopped, history, best = gather_objects(world, (run.stop_reason, history, best))[0]
     return TrainResult(run.folder, done.global_step, done.epoch + 1, best, stopped, history, scores)
 
 

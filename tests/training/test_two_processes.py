@@ -89,8 +89,9 @@ def trainings(rank: int, join: Callable[[], None], folder: Path) -> Iterator[Cal
             folder / config, folder / data, folder / name, overrides=overrides, device="cpu", **options
         )
         with stderr_to(folder / f"{name}.{rank}.err"):
-            scores = run_training(run).validation
-        (folder / f"{name}.{rank}.json").write_text(json.dumps(scores.to_json()))
+            done = run_training(run)
+        (folder / f"{name}.{rank}.json").write_text(json.dumps(done.validation.to_json()))
+        (folder / f"{name}.{rank}.best").write_text(str(done.best))
 
     with narrow_body(), mock.patch.object(Trainer, "_save", watched):
         yield train
@@ -136,6 +137,8 @@ def check_equal(folder, name):
     """Both processes have the same scores, and after each epoch the same network."""
     first, second = (json.loads((folder / f"{name}.{rank}.json").read_text()) for rank in range(2))
     assert first == second
+    best = [(folder / f"{name}.{rank}.best").read_text() for rank in range(2)]
+    assert best[0] == best[1]
     assert first["n_images"] == (1 if name == "empty" else 3)
     if name == "evaluated":
         return
