@@ -71,7 +71,7 @@ def fuse(
 
     Parameters
     ----------
-    prediction : prediction of one image, with masks, in tensors or as returned by :func:`download`
+    prediction : prediction of one image, with masks or ids, in tensors or as returned by :func:`download`
     num_stuff : stuff classes, which come before the things
     score_threshold : detections must score above
     overlap_threshold : a detection is dropped if detections of higher score cover more than this fraction of it
@@ -85,13 +85,13 @@ def fuse(
     ValueError
         if the prediction has detections without masks
     """
-    on_gpu = _on_gpu(prediction)
+    on_gpu = None if "ids" in prediction.maps else _on_gpu(prediction)
     # the class map is large, and stays where it is merged
     found = (replace(prediction, semantic=None, maps={}) if on_gpu is prediction else prediction).on_cpu()
     kept = np.flatnonzero(found.scores > score_threshold)
     kept = kept[np.argsort(-found.scores[kept], kind="stable")]
     logits = np.zeros((0, 1, 1), np.float32)
-    if len(kept) > 0:
+    if len(kept) > 0 and "ids" not in found.maps:
         if found.mask_logits is None:
             raise ValueError("fuse: the prediction has no masks; a panoptic map needs a network with a mask branch")
         logits = found.mask_logits[kept]
@@ -107,7 +107,10 @@ def fuse(
             if not lacks_memory(error):
                 raise
             found = prediction.on_cpu()
-    if merged is None:
+    if "ids" in found.maps:
+        ids, pasted = found.rows(kept).maps["ids"], np.ones(len(kept), bool)
+        merged = _Merged(ids, pasted, _fill_stuff(ids, len(kept), found.semantic, min_stuff_area, keep_empty))
+    elif merged is None:
         merged = _merge_arrays(found, sigmoid(logits), found.boxes[kept], *rule)
 
     things, stuff = kept[merged.pasted], merged.classes.tolist()
@@ -133,15 +136,23 @@ def _merge_arrays(
     pasted = np.zeros(len(boxes), bool)
     if len(boxes) > 0:
         pasted = paste_masks(ids, masks, boxes, overlap_threshold, keep_empty)
-    classes = np.zeros(0, np.int64)
-    if prediction.semantic is not None:
-        areas = count_classes(prediction.semantic, ids)
-        present = count_classes(prediction.semantic) if keep_empty else areas
-        classes = np.flatnonzero((present > 0) & (areas >= min_stuff_area))
-        id_of_class = np.zeros(len(areas), np.int32)
-        id_of_class[classes] = np.count_nonzero(pasted) + 1 + np.arange(len(classes))
-        fill_free(ids, prediction.semantic, id_of_class)
-    return _Merged(ids, pasted, classes)
+    things = int(np.count_nonzero(pasted))
+    return _Merged(ids, pasted, _fill_stuff(ids, things, prediction.semantic, min_stuff_area, keep_empty))
+
+
+def _fill_stuff(
+    ids: np.ndarray, things: int, semantic: np.ndarray | None, min_stuff_area: int, keep_empty: bool
+) -> np.ndarray:
+    """Give the free pixels to the classes of a class map, with ids after those of the things; return the classes."""
+    if semantic is None:
+        return np.zeros(0, np.int64)
+    areas = count_classes(semantic, ids)
+    present = count_classes(semantic) if keep_empty else areas
+    classes = np.flatnonzero((present > 0) & (areas >= min_stuff_area))
+    id_of_class = np.zeros(len(areas), np.int32)
+    id_of_class[classes] = things + 1 + np.arange(len(classes))
+    fill_free(ids, semantic, id_of_class)
+    return classes
 
 
 def download(prediction: Prediction[Any]) -> ArrayPrediction:
@@ -346,10 +357,17 @@ def paste_detections(
     if by_nearest:
         boxes = boxes.clip(0, np.array(size * 2, np.float32))
     classes, scores = prediction.classes.tolist(), prediction.scores.tolist()
+    own = resize_nearest(prediction.maps["ids"], size) if "ids" in prediction.maps else None
     for k, (box, category, score) in enumerate(zip(boxes, classes, scores)):
         y0, x0, y1, x1 = box.tolist()
         crop, corner = None, (0, 0)
-        if prediction.mask_logits is not None:
+        if own is not None:
+            inside = own == k + 1
+            rows, columns = (np.flatnonzero(inside.any(axis)) for axis in (1, 0))
+            top, left = (int(x[0]) if len(x) else 0 for x in (rows, columns))
+            bottom, right = (int(x[-1]) + 1 if len(x) else 0 for x in (rows, columns))
+            crop, corner = inside[top:bottom, left:right], (top, left)
+        elif prediction.mask_logits is not None:
             where = (prediction.boxes[k], prediction.size) if by_nearest else (box, size)
             crop, region = paste_mask(sigmoid(prediction.mask_logits[k]), *where)
             corner = region[0], region[1]

@@ -125,7 +125,8 @@ class Prediction(Generic[A]):
     size : `(height, width)`
     logits : one a class, of a classifier
     maps : further maps by name, `H x W` or `channels x H x W`: those of custom heads, and `probability`, that of
-        the class of each pixel: float from the network, from a predictor uint8, 255 times it, rounded down
+        the class of each pixel: float from the network, from a predictor uint8, 255 times it, rounded down; and `ids`
+        of a network as a whole: the things in place of masks, `k` where row `k - 1` of the detections is
     queries : masks that make the panoptic map, in place of detections and class map; None for networks without queries,
         and for an image that was processed in tiles
     semantic_on_gpu : the array `semantic`, and the same map as a uint8 tensor on the GPU, where
@@ -163,6 +164,19 @@ class Prediction(Generic[A]):
             None if p.logits is None else _floats(p.logits),
             {name: (_as_bytes(x) if name == "probability" else x).cpu().numpy() for name, x in p.maps.items()},
             p.queries,
+        )
+
+    def rows(self, kept: np.ndarray) -> ArrayPrediction:
+        """Return the prediction, of arrays, with some detections, numbers `M`, in their order."""
+        p = self.on_cpu()
+        maps = dict(p.maps)
+        if "ids" in maps:
+            number = np.zeros(len(p.scores) + 1, np.int32)
+            number[kept + 1] = np.arange(1, len(kept) + 1)
+            maps["ids"] = number[maps["ids"]]
+        masks = None if p.mask_logits is None else p.mask_logits[kept]
+        return replace(
+            p, boxes=p.boxes[kept], classes=p.classes[kept], scores=p.scores[kept], mask_logits=masks, maps=maps
         )
 
     def copy(self) -> ArrayPrediction:

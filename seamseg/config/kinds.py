@@ -69,7 +69,9 @@ WHOLE = "network"
 """The only module of other networks."""
 
 _OF_SEAMLESS = frozenset(
-    {"body", "fpn", "rpn", "roi", "sem", "optimizer.loss_weights", "optimizer.layer_decay"}
+    {"fpn", "rpn", "roi", "sem", "optimizer.loss_weights", "optimizer.layer_decay"}
+    # its norms are those of [body]
+    | {f"body.{key}" for key in ("body", "weights", "body_params", "num_frozen", "bn_frozen", "out_channels")}
     | {f"general.{key}" for key in ("channels_last", "compile", "checkpoint_body", "qat")}
 )
 

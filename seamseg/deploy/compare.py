@@ -106,7 +106,7 @@ def _map_differences(
     height, width = size
     return {
         name: float(np.abs(wanted[name].astype(np.float64) - found[name])[..., :height, :width].max())
-        for name in (() if exported is None else exported.maps)
+        for name in (() if exported is None else (*exported.maps, *("ids",) * exported.with_ids))
     }
 
 

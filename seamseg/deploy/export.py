@@ -233,9 +233,13 @@ def open_source(model: str | Path, options: ExportOptions) -> ExportSource:
     network = opened.build(inference)
     if isinstance(network, TransformersNetwork):
         return query_source(opened, network, options)
-    net = network.net
+    net = getattr(network, "net", None)
+    if net is None:
+        raise InputError(f"{path}: the network {config.general.network} cannot be exported: it runs by its `inference`")
     if isinstance(net, WholeNetwork):
-        raise InputError(f"{path}: the network {net.name} cannot be exported")
+        _check_whole(net, options)
+        metadata = replace(metadata, multiple=1, with_ids=net.network.predicts_ids)
+        metadata = _with_maps(metadata, net.map_formats, opened.reference)
     if isinstance(net, PanopticNet) and options.part == "all":
         if options.int8 is not None and (heads := custom_heads(config)):
             remedy = ": leave out its file of `components`" if heads[0].startswith("head ") else ""
@@ -253,6 +257,15 @@ def _with_maps(
     has_distances = any(spec.values == "divide" for spec in maps.values())
     stated = sides if has_distances and None not in sides else None
     return replace(metadata, maps=maps, reference=cast("tuple[int, int] | None", stated))
+
+
+def _check_whole(net: WholeNetwork, options: ExportOptions) -> None:
+    """Raise InputError if a network as a whole is not exported, or not with these options."""
+    if not net.network.exportable:
+        raise InputError(f"the network {net.name} cannot be exported: it states exportable = False")
+    for name, default in (("part", "all"), ("precision", "fp32"), ("int8", None)):
+        if (value := getattr(options, name)) != default:
+            raise InputError(f"`{name}={value}` is for networks of body and heads, not for {net.name}")
 
 
 def _check_heads(net: PanopticNet) -> None:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seamseg.formats.exported import DYNAMIC_SIDES
+from seamseg.formats.exported import DYNAMIC_SIDES, OUTPUTS
+from seamseg.models.custom_network import WholeNetwork
 from seamseg.models.heads.custom import predicted_maps
 from seamseg.models.heads.select import best_scores
 from seamseg.models.panoptic import PanopticNet
@@ -25,6 +26,7 @@ from seamseg.models.semantic import SemanticNet
 from seamseg.ops.boxes import decode_boxes
 from seamseg.ops.nms import nms_fixed
 from seamseg.ops.upsample import upsample_argmax
+from seamseg.structures import PackedSequence
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import SeamsegError, cause
 from seamseg.utils.quiet_logs import quiet_logs
@@ -227,6 +229,40 @@ class SemanticExport(ExportNet):
         return classes.to(torch.uint8), (probability * 255).to(torch.uint8)
 
 
+class WholeExport(ExportNet):
+    """Networks as a whole: the outputs of their kind, and their maps, from `predict` of the padded image.
+
+    `classmap`, `probability`, `count`, maps and ids are those of :class:`DetectionExport` and :class:`SemanticExport`.
+    """
+
+    net: WholeNetwork
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the outputs, in order."""
+        ids = ("ids",) * self.net.network.predicts_ids
+        return (*OUTPUTS[self.net.kind], *self.net.map_formats, *ids)
+
+    def forward(self, image: Tensor, size: Tensor) -> tuple[Tensor, ...]:
+        """Map a padded image and its valid size to the outputs of the class."""
+        (found,) = self.net.predict(PackedSequence(self.normalise(image, size)[0]))
+        outputs: dict[str, Tensor | None] = dict(found.maps)
+        if self.net.kind == "semantic" and "probability" in outputs:
+            outputs["probability"] = (found.maps["probability"] * 255).to(torch.uint8)
+        if found.semantic is not None:
+            outputs["classmap"] = found.semantic.to(torch.uint8)
+        if self.net.kind != "semantic":
+            boxes, masks = found.boxes.float(), found.mask_logits
+            if masks is None:  # with ids
+                masks = boxes.new_zeros((boxes.shape[0], 1, 1))
+            outputs |= {"boxes": boxes, "classes": found.classes.long(), "scores": found.scores.float()}
+            outputs |= {"mask_logits": masks.float(), "count": torch.full((), boxes.shape[0], dtype=torch.int64)}
+        missing = [name for name in self.output_names if outputs.get(name) is None]
+        if missing:
+            raise SeamsegError(f"network {self.net.name}: predict() returns no {missing[0]}, which exported files have")
+        return tuple(outputs[name] for name in self.output_names)  # type: ignore[misc]
+
+
 class DenseExport(ExportNet):
     """Pyramid, RPN outputs and semantic logits of a network, for engines without the operators of the rest.
 
@@ -285,7 +321,9 @@ def export_net(
     """
     normalisation = (mean or (0.0, 0.0, 0.0), std or (1.0, 1.0, 1.0), standard_ops)
     made: ExportNet
-    if not isinstance(net, (PanopticNet, SemanticNet)):
+    if isinstance(net, WholeNetwork):
+        made = WholeExport(net, *normalisation)
+    elif not isinstance(net, (PanopticNet, SemanticNet)):
         made = ClassifierExport(net, *normalisation)
     elif part == "dense":
         made = DenseExport(net, *normalisation)
@@ -315,6 +353,7 @@ def failures_in_one_line(problem: str, net: ExportNet | None = None, free: bool 
     custom heads of a network `net`; if its input size is `free`, that may be the reason, too.
     """
     heads = net.net.custom_heads if net is not None and isinstance(net.net, PanopticNet) else {}
+    own = heads or isinstance(net, WholeExport)
     if heads:
         problem += f" with the heads {', '.join(heads)}: leave out their file of `components`"
     if free:
@@ -322,9 +361,9 @@ def failures_in_one_line(problem: str, net: ExportNet | None = None, free: bool 
     try:
         yield
     except SeamsegError as error:
-        if not heads:
+        if not own:
             raise
-        # that of a head has its name, file and line
+        # that of a head or network has its name, file and line
         raise SeamsegError(f"{problem} ({error})") from error
     except Exception as error:
         if lacks_memory(error):

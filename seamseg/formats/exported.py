@@ -78,6 +78,7 @@ class ExportedMetadata:
     maps : output maps of custom heads, by name, which is that of the output
     reference : shortest side and largest long side of an input of scale 1, see
         :func:`seamseg.data.input_size.reference_size`, of the training; None if no map has distances
+    with_ids : whether an output `ids` holds the things, in place of masks, see :class:`seamseg.predictions.Prediction`
     version : version of seamseg that wrote the file
     extra : further keys, for example `quantization`; JSON values
 
@@ -102,6 +103,7 @@ class ExportedMetadata:
     query_classes: tuple[int, ...] | None = None
     maps: Mapping[str, MapFormat] = field(default_factory=dict)
     reference: tuple[int, int] | None = None
+    with_ids: bool = False
     version: str = __version__
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -134,8 +136,10 @@ class ExportedMetadata:
     def _check_maps(self) -> None:
         if problem := next(filter(None, map(name_problem, self.maps)), None):
             raise InputError(f"maps: {problem}")
-        if self.maps and ("boxes" not in self.outputs or len(self.maps) > _MOST_MAPS):
-            raise InputError(f"maps: a network with boxes has up to {_MOST_MAPS}, not one of kind {self.kind}")
+        if self.maps and (self.kind == "classification" or len(self.maps) > _MOST_MAPS):
+            raise InputError(f"maps: a network has up to {_MOST_MAPS}, one of kind classification none")
+        if type(self.with_ids) is not bool or (self.with_ids and self.kind != "panoptic"):
+            raise InputError(f"with_ids must be a flag of a panoptic network, not {self.with_ids!r:.60}")
 
         sides = self.reference or (1, 1)
         if len(sides) != 2 or not all(type(side) is int and 0 < side <= _MOST_PIXELS for side in sides):
@@ -154,7 +158,7 @@ class ExportedMetadata:
     @property
     def outputs(self) -> tuple[str, ...]:
         """Names of the outputs of part "all", in order."""
-        return QUERY_OUTPUTS if self.of_queries else (*OUTPUTS[self.kind], *self.maps)
+        return QUERY_OUTPUTS if self.of_queries else (*OUTPUTS[self.kind], *self.maps, *("ids",) * self.with_ids)
 
     @property
     def max_size(self) -> tuple[int, int] | None:
@@ -195,7 +199,7 @@ class ExportedMetadata:
         del classes["images"]
         content.update(metadata=classes, thresholds=dict(self.thresholds))
         content["maps"] = {name: _plain(spec) for name, spec in self.maps.items()}
-        for name in ("maps", "reference"):
+        for name in ("maps", "reference", "with_ids"):
             if not content[name]:
                 del content[name]
         return json.dumps({"format": FORMAT, **content, **self.extra}, ensure_ascii=False)

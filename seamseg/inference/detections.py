@@ -322,14 +322,7 @@ def choose_detections(
         keep &= np.isin(prediction.classes, [c - num_stuff for c in classes])
     if keep.all():
         return prediction
-    masks = None if prediction.mask_logits is None else prediction.mask_logits[keep]
-    return replace(
-        prediction,
-        boxes=prediction.boxes[keep],
-        classes=prediction.classes[keep],
-        scores=prediction.scores[keep],
-        mask_logits=masks,
-    )
+    return prediction.rows(np.flatnonzero(keep))
 
 
 def coco_entry(d: Detection, image_id: int | str) -> dict[str, Any]:

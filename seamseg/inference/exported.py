@@ -22,7 +22,7 @@ from seamseg.utils.limits import parse_json
 
 _KINDS = {
     **dict.fromkeys(("boxes", "scores", "mask_logits", "class_logits", "logits"), "f"),
-    **dict.fromkeys(("classes", "count"), "i"),
+    **dict.fromkeys(("classes", "count", "ids"), "i"),
 }
 """Kinds of the types of outputs in numpy; those of class maps are `u`, of custom heads any of numbers."""
 _LARGEST_MASK = 1024
@@ -72,6 +72,8 @@ class ExportedNetwork:
         """Why images cannot be processed in tiles; None if they can."""
         if self.kind == "classification":
             return f"{self._name} is a classifier, which needs the whole image"
+        if self.exported.with_ids:
+            return f"{self._name} predicts ids, which tiles do not share"
         if self.exported.size is None:
             return None
         height, width = self.exported.size
@@ -108,6 +110,8 @@ class ExportedNetwork:
             classes, num_stuff = np.array(self.exported.query_classes), self.exported.metadata.num_stuff
             return prediction_of_queries(class_logits, mask_logits, size, padded_size, classes, num_stuff)
         maps = {name: found[name][..., :height, :width] for name in self.map_formats}
+        if self.exported.with_ids:
+            maps["ids"] = found["ids"][:height, :width]
         if self._probabilities:
             maps["probability"] = found["probability"][:height, :width]
         count = int(found.get("count", 0))
@@ -286,6 +290,8 @@ def _value_problem(exported: ExportedMetadata, found: Mapping[str, np.ndarray]) 
         things = found["classes"][:count]
         if count and not 0 <= things.min() <= things.max() < classes.num_thing:
             return f"classes are {things.min()} to {things.max()}, of {classes.num_thing} classes of things"
+        if "ids" in found and not 0 <= found["ids"].min() <= found["ids"].max() <= count:
+            return f"ids are {found['ids'].min()} to {found['ids'].max()}, of {count} detections"
     logits = QUERY_OUTPUTS if exported.of_queries else ("logits",)
     for name in logits:
         if name in found and not np.isfinite(found[name]).all():

@@ -50,7 +50,6 @@ class TorchNetwork(ExtendedNetwork):
     """
 
     uses_torch = True
-    tiles_problem = None
 
     def __init__(
         self,
@@ -69,6 +68,12 @@ class TorchNetwork(ExtendedNetwork):
         self.augmentation = augmentation
         self.tta_fusion = tta_fusion
         self.averaged = averaged
+
+    @property
+    def tiles_problem(self) -> str | None:
+        """Why images cannot be processed in tiles; None if they can."""
+        whole = isinstance(self.net, WholeNetwork) and self.net.network.predicts_ids
+        return f"the network {self.net.name} predicts ids, which tiles do not share" if whole else None
 
     @property
     def precision(self) -> str:

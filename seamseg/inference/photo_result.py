@@ -21,7 +21,7 @@ from seamseg.formats.metadata import Metadata
 from seamseg.inference.anonymize import LEAST_SCORE, Style, hide_classes
 from seamseg.inference.class_names import choose_classes
 from seamseg.panoptic_map import PanopticResult
-from seamseg.predictions import ArrayPrediction, name_problem
+from seamseg.predictions import RESERVED_NAMES, ArrayPrediction, name_problem
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing, write_atomically, write_json
 from seamseg.utils.limits import MODEL_METADATA_BYTES, check_member, check_method, packed_size, parse_json
@@ -80,7 +80,9 @@ class PhotoResult(ABC):
         """Return the result with its image, and with a copy of the output of the network."""
         compact = None if prediction is None else prediction.copy()
         has_maps = compact is not None and any(field.name == "maps" for field in fields(cast(Any, self)))
-        more = {"maps": compact.maps} if compact is not None and has_maps else {}
+        given = compact.maps if compact is not None and has_maps else {}
+        own = {name: values for name, values in given.items() if name not in RESERVED_NAMES}
+        more = {"maps": own} if given else {}
         return cast(R, replace(cast(Any, self), source=photo, prediction=compact, **more))
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ class SemanticMap(PhotoResult):
     ----------
     classes : `H x W` uint8, index into `metadata.categories`, 255 void (with a choice of classes only)
     probability : `H x W` uint8, 255 times the probability of the class, rounded down; None if it was not requested
-    metadata, prediction, source : see :class:`seamseg.inference.photo_result.PhotoResult`
+    metadata, prediction, source, maps : see :class:`seamseg.inference.photo_result.PhotoResult`
 
     Notes
     -----
@@ -53,6 +53,7 @@ class SemanticMap(PhotoResult):
     metadata: Metadata = field(default_factory=lambda: Metadata(0, 0, [], [], []))
     prediction: ArrayPrediction | None = None
     source: SourceImage = None
+    maps: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @staticmethod
     def of(

@@ -58,7 +58,7 @@ def build_network(config: Config, num_stuff: int, num_thing: int) -> Segmentatio
         if keys of the configuration contradict each other
     """
     component, keys = config.component("network")
-    context = NetworkContext(num_stuff, num_thing, config)
+    context = NetworkContext(num_stuff, num_thing, config, norm_factories(config.body)[0])
     if component.built_in and component.name == SEAMLESS:
         net: SegmentationNet = component.make(keys, context)
         return net
@@ -69,6 +69,10 @@ def build_network(config: Config, num_stuff: int, num_thing: int) -> Segmentatio
     if network.kind != config.kind:
         raise InputError(f"[general] kind = {config.kind}: the network {component.name} is of kind {network.kind}")
     _check_weights(network.losses, keys, where)
+    if problem := next(filter(None, map(name_problem, network.outputs)), None):
+        raise InputError(f"{where}: output {problem}")
+    if network.predicts_ids and network.kind != "panoptic":
+        raise InputError(f"{where}: predicts_ids is for networks of kind panoptic, not {network.kind}")
     return WholeNetwork(network, component.name)
 
 
@@ -79,7 +83,7 @@ def build_seamless(keys: General, context: NetworkContext) -> SegmentationNet:
     if config.general.qat:
         if heads := custom_heads(config):
             raise InputError(f"[{heads[0]}]: [general] qat quantises no custom heads: remove one of them")
-        plain = NetworkContext(num_stuff, num_thing, without_quantisation(config))
+        plain = replace(context, config=without_quantisation(config))
         net = quantised(fold_layers(build_seamless(keys, plain)))
         backbone = net.body if isinstance(net, SemanticNet) else net.body.backbone
         assert isinstance(backbone, Backbone)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from seamseg.config import Config
+from seamseg.models.backbones.base import NormFactory
 from seamseg.models.criterion import Losses, as_count
 from seamseg.models.heads.custom import checked_losses, declared_outputs, unchanged
 from seamseg.models.network import BatchOptions, Network
@@ -26,11 +27,13 @@ class NetworkContext:
     ----------
     num_stuff, num_thing : classes of the data set; stuff comes first
     config : configuration of the training
+    norm : factory of norm + activation layers, `norm(channels)`, of `[body] normalization_mode`
     """
 
     num_stuff: int
     num_thing: int
     config: Config
+    norm: NormFactory
 
 
 class CustomNetwork(nn.Module):
@@ -46,7 +49,10 @@ class CustomNetwork(nn.Module):
     kind : what it predicts: panoptic, instance_seg, detection or semantic
     losses : name of each loss, and the key that holds its weight, or the weight itself
     reads : ground truth that is read from the data set in training, by name
-    outputs : further maps of its predictions, by name
+    outputs : further maps of its predictions, by name, each also an output format
+    predicts_ids : whether `maps["ids"]` of its predictions are the things, in place of masks: integers `H x W`, `k` for
+        row `k - 1` of the boxes, classes and scores, 0 elsewhere. Its images are not divided into tiles
+    exportable : whether `predict` can be traced by `torch.export`
     defaults : values of keys of other sections that differ from those of the kind, `section.key` to text
     nms_threshold : IoU from which detections of neighbouring tiles are the same thing
     """
@@ -57,6 +63,8 @@ class CustomNetwork(nn.Module):
     outputs: ClassVar[Mapping[str, MapFormat]] = {}
     defaults: ClassVar[Mapping[str, str]] = {}
     nms_threshold: ClassVar[float | None] = 0.5
+    predicts_ids: ClassVar[bool] = False
+    exportable: ClassVar[bool] = True
 
     def __init__(self, keys: Any, context: NetworkContext) -> None:
         super().__init__()
@@ -161,7 +169,31 @@ class WholeNetwork(Network):
     def predict(self, images: PackedSequence) -> list[Prediction[Tensor]]:
         """Return the predictions for normalised images `3 x H x W`."""
         with self.errors():
-            return self.network.predict(images)
+            found = self.network.predict(images)
+            for prediction in found:
+                self._check(prediction)
+            return found
+
+    def _check(self, prediction: Prediction[Tensor]) -> None:
+        """Raise ValueError if a prediction lacks a declared map, or one has another shape."""
+        maps, (height, width) = prediction.maps, prediction.size
+        shapes: dict[str, tuple[int, ...]] = {
+            name: (height, width) if spec.channels == 1 else (spec.channels, height, width)
+            for name, spec in self.network.outputs.items()
+        }
+        if self.network.predicts_ids:
+            shapes["ids"] = height, width
+        elif "ids" in maps:
+            raise ValueError("maps['ids'] need the attribute predicts_ids = True of the class")
+        for name, shape in shapes.items():
+            found = tuple(maps[name].shape) if name in maps else None
+            if found != shape:
+                raise ValueError(f"predict() must return maps[{name!r}] of shape {shape}, returned {found}")
+        if not self.network.predicts_ids or torch.compiler.is_exporting():
+            return
+        ids, count = maps["ids"], len(prediction.scores)
+        if ids.is_floating_point() or (ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) <= count):
+            raise ValueError(f"maps['ids'] must be integers from 0 to {count}, the number of detections")
 
 
 def own_losses(terms: Mapping[str, tuple[Tensor, Tensor | int]], targets: Batch) -> Losses:

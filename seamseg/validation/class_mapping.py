@@ -88,14 +88,7 @@ class ClassMapping:
         of_things = np.array(self.targets[self.trained.num_stuff :], np.int64)
         targets = of_things[prediction.classes]
         kept = (targets >= self.classes.num_stuff) & (targets != VOID)
-        masks = prediction.mask_logits
-        return replace(
-            prediction,
-            boxes=prediction.boxes[kept],
-            classes=targets[kept] - self.classes.num_stuff,
-            scores=prediction.scores[kept],
-            mask_logits=None if masks is None else masks[kept],
-        )
+        return replace(prediction.rows(np.flatnonzero(kept)), classes=targets[kept] - self.classes.num_stuff)
 
     def class_map(self, classes: np.ndarray) -> np.ndarray:
         """Return a class map `H x W` uint8 in the classes of the data set, 255 for void."""

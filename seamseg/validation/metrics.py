@@ -72,6 +72,9 @@ class CustomMetrics:
                 metric.begin(metadata.num_stuff, metadata.num_thing)
             self._metrics[component.name] = metric
 
+    def __bool__(self) -> bool:
+        return bool(self._metrics)
+
     def add(self, item: ValidationItem, prediction: ArrayPrediction) -> None:
         """Add an image of this process."""
         for name, metric in self._metrics.items():

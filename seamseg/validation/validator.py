@@ -30,10 +30,11 @@ from seamseg.evaluation.evaluator import Comparison, PanopticEvaluator
 from seamseg.evaluation.scores import ClassIoU, DetectionScores, PanopticScores, Scores, SemanticScores
 from seamseg.formats.metadata import Metadata
 from seamseg.idmaps.resize import resize_nearest
-from seamseg.inference.detections import choose_detections
+from seamseg.inference.detections import Detections, choose_detections
 from seamseg.inference.images import equal_size_batches, input_size, network_input
 from seamseg.inference.network import run_by_torch
 from seamseg.inference.options import Thresholds
+from seamseg.inference.photo_result import PhotoResult
 from seamseg.inference.predictor import Predictor
 from seamseg.inference.queries import ranked_by_masks
 from seamseg.inference.result import Panoptic
@@ -56,7 +57,8 @@ from seamseg.validation.metrics import CustomMetrics, scores_of_all
 class ValidationItem:
     """An image of a split: network input `H x W x 3` uint8, instance ids `L x h x w` at native size, their classes.
 
-    `maps` are those of `Metric.reads`, `channels x h x w` float32.
+    `maps` are those of `Metric.reads`, `channels x h x w` float32. `result` is that of :class:`ValidationResult` for
+    metrics, otherwise None.
     """
 
     id: str
@@ -65,6 +67,7 @@ class ValidationItem:
     cat: Sequence[int]
     iscrowd: Sequence[int]
     maps: Mapping[str, np.ndarray] = field(default_factory=dict)
+    result: PhotoResult | None = None
 
     @property
     def native_size(self) -> tuple[int, int]:
@@ -91,11 +94,13 @@ class _ValidationTransform:
 class ValidationResult:
     """An image with its prediction and its ground truth, as a validation passes it to an :data:`Observer`.
 
-    The prediction is the network's own, in its classes.
+    The prediction is the network's own, in its classes. `result` is what is scored, at native size and in the classes
+    of the data set: the panoptic map, the class map, or, for custom metrics only, the detections that count.
     """
 
     item: ValidationItem
     prediction: ArrayPrediction
+    result: Any
 
 
 @dataclass(frozen=True)
@@ -301,7 +306,10 @@ class Validator:
     ) -> None:
         for item, prediction in zip(group, predictions):
             validated = scorer.add(item, prediction)
-            metrics.add(item, validated.prediction)
+            if metrics:
+                result = validated.result
+                named = result if isinstance(result, PhotoResult) else Panoptic.of(result, self.metadata)
+                metrics.add(replace(item, result=named), validated.prediction)
             if observer is not None:
                 observer(validated)
 
@@ -387,6 +395,7 @@ class InstanceScorer:
     def __init__(self, validator: Validator, predictor: Predictor[Any], fused: bool = False) -> None:
         self._validator = validator
         self._evaluator = InstanceEvaluator(validator.classes, not fused, validator.legacy and not fused)
+        self._for_metrics = not fused and any(validator.config.components("metric"))
 
     def add(self, item: ValidationItem, prediction: ArrayPrediction) -> ValidationResult:
         """See :class:`Scorer`."""
@@ -396,7 +405,8 @@ class InstanceScorer:
         if self._validator.mapping is not None:
             chosen = self._validator.mapping.detections(chosen)
         self._evaluator.add(item.mask, item.cat, item.iscrowd, chosen, item.id)
-        return ValidationResult(item, prediction)
+        result = Detections.of(chosen, item.native_size, self._validator.metadata) if self._for_metrics else None
+        return ValidationResult(item, prediction, result)
 
     def state(self) -> list[ImageInstances]:
         """Return the instances of each image."""
@@ -427,11 +437,12 @@ class SemanticScorer:
     def add(self, item: ValidationItem, prediction: ArrayPrediction) -> ValidationResult:
         """See :class:`Scorer`."""
         truth = semantic_target(item.mask.long(), torch.as_tensor(item.cat))
-        classes = self._predictor.result(prediction, item.native_size).classes
+        result = self._predictor.result(prediction, item.native_size)
         if self._validator.mapping is not None:
-            classes = self._validator.mapping.class_map(classes)
-        self._confusion.add(truth.to(torch.uint8).numpy(), classes)
-        return ValidationResult(item, prediction)
+            classes, metadata = self._validator.mapping.class_map(result.classes), self._validator.metadata
+            result = replace(result, classes=classes, metadata=metadata.without_images())
+        self._confusion.add(truth.to(torch.uint8).numpy(), result.classes)
+        return ValidationResult(item, prediction, result)
 
     def state(self) -> np.ndarray:
         """Return the counts of pixels."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 
+import numpy as np
 import pytest
 from support.components import assert_refused, component_file
 from support.interruptions import loss_lines
@@ -22,6 +24,9 @@ pytestmark = pytest.mark.usefixtures("narrow", "imported")
 
 CARS = template("metric", "cars").replace(
     '"cars_error": state[0] / state[1]', '"car_error": state[0] / state[1], "car_images": state[1]'
+)
+CARS = "SEGMENTS = []\n" + CARS.replace(
+    "        true =", "        SEGMENTS.append(len(item.result.segments))\n        true ="
 )
 file, options = component_file("my_cars.py", CARS)
 
@@ -49,6 +54,8 @@ def test_an_evaluation_uses_a_metric_that_the_training_did_not(micro_run, micro,
     given = {"general.components": file, "metric cars.score": 0.0}
     errors = [seamseg.evaluate(micro_run, micro, device="cpu", overrides=given, score_threshold=s) for s in (0.01, 1.0)]
     assert errors[0].metrics == errors[1].metrics != scores.metrics
+    *_, low, high = np.reshape(sys.modules["my_cars"].SEGMENTS, (-1, 3)).sum(1)
+    assert low > high, "the result has the thresholds of the scores"
     assert seamseg.evaluate(micro_run, micro, device="cpu").metrics == {}
 
 

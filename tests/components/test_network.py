@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from PIL import Image
 from support.components import assert_refused, component_file, forget
@@ -58,6 +59,68 @@ def test_it_is_trained_resumed_and_predicts(options, file, tmp_path):
     forget("my_pixels")
     with pytest.raises(InputError, match=r"network pixels \(my_pixels.py\) is not imported"):
         seamseg.load(tmp_path / "straight", device="cpu")
+
+
+METRIC = '''
+@metric("halves")
+class Halves(Metric):
+    """Images whose right half is a thing in the result that is scored."""
+
+    def begin(self, num_stuff, num_thing):
+        self.counts = np.zeros(2)
+
+    def add(self, item, prediction):
+        assert item.result.size == item.native_size
+        self.counts += any(s.isthing and s.box[1] == item.native_size[1] // 2 for s in item.result.segments), 1
+
+    def state(self):
+        return self.counts
+
+    def scores(self, state):
+        return {"halves": state[0] / state[1]}
+'''
+WITH_IDS = {
+    "import Network,": "import Map, Metric, Network, metric,",
+    'kind = "panoptic"': 'kind, predicts_ids, outputs = "panoptic", True, {"width": Map(values="multiply", scale=1)}',
+    "nn.ReLU(),\n            nn.Conv2d(keys": "context.norm(keys.channels),\n            nn.Conv2d(keys",
+    "            things = nothing": "            ids = (torch.arange(size[1]) >= size[1] // 2).long().expand(size)\n"
+    "            maps = {'ids': ids, 'width': torch.zeros(size) + size[1]}\n"
+    "            box = torch.tensor([[0.0, size[1] // 2, size[0], size[1]]])\n            things = nothing",
+    "Prediction(*things, classes, size)": "Prediction(box, box[:, 0].long(), box[:, 0] + 0.6, None, classes, size, "
+    "maps=maps)",
+}
+"""Changes of the template to a network of ids of one thing, the right half, and of a map."""
+
+
+@pytest.mark.slow
+def test_ids_maps_norms_and_export(options, file, micro, tmp_path, seamseg_main):
+    text = "import numpy as np\n" + file.read_text() + METRIC
+    for old, new in WITH_IDS.items():
+        assert old in text
+        text = text.replace(old, new)
+    file.write_text(text)
+    given = {"device": "cpu", "overrides": {"general.components": file}}
+    scores = run_training(options("run", "scheduler.epochs=1", "body.normalization_mode=gn", "body.gn_groups=4"))
+    assert scores.validation.metrics["halves"] == 1
+    model = seamseg.load(tmp_path / "run", **given)
+    assert type(model.network.net.network.layers[1]).__name__ == "ActivatedGroupNorm"
+    for threshold, found in ((0.5, 1), (0.7, 0)):
+        assert seamseg.evaluate(tmp_path / "run", micro, score_threshold=threshold, **given).metrics["halves"] == found
+    with pytest.raises(InputError, match="`tiles=128`: the network pixels predicts ids, which tiles do not share"):
+        model.predict(Image.new("RGB", (300, 200)), tiles=128)
+
+    photo, words = tmp_path / "photo.png", ("--quiet", "--components", file)
+    Image.new("RGB", (192, 128)).save(photo)
+    assert seamseg_main("export", tmp_path / "run", tmp_path / "net.onnx", "--size", "64x96", *words) == 0
+    for name, network, more in (("own", tmp_path / "run", words), ("file", tmp_path / "net.onnx", ("--quiet",))):
+        out = tmp_path / name
+        assert seamseg_main("predict", network, photo, out, "--format", "width", "--workers", "0", *more) == 0
+        assert (np.array(Image.open(out / "photo_width.png")) == 192).all()
+        result = (model if name == "own" else seamseg.load(network)).predict(photo)
+        (thing,) = (segment for segment in result.segments if segment.isthing)
+        assert (result.mask(thing) == (np.arange(192) >= 96)).all()
+        assert result.maps.keys() == {"width"}
+        assert type(result).load(result.save(tmp_path / f"{name}.npz")) == result
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ class Example(Metric):
         self.first_thing, self.counts = num_stuff, np.zeros(2)
 
     def add(self, item, prediction):
-        """Add an image."""
+        """Add an image; `item.result` is what is scored, after thresholds, at the size of the image."""
         true = sum(self.first_thing <= c != 255 for c in item.cat)
         found = int((prediction.scores > self.keys.score).sum())
         self.counts += abs(found - true), 1

@@ -25,10 +25,12 @@ _WITH_HEADS = ("panoptic", "instance_seg", "detection")
 
 
 def formats_of(kind: str) -> list[str]:
-    """Return the names of the formats of a kind of network, built in, of imported files, and of imported heads."""
+    """Return the names of the formats of a kind of network, built in, of imported files, and of heads and networks."""
     of_heads = [name for head in components.registered("head") for name in head.make.outputs]  # type: ignore[attr-defined]
     formats = [c.name for c in components.registered("format") if kind in c.make.kinds]  # type: ignore[attr-defined]
-    return [*formats, *(of_heads if kind in _WITH_HEADS else [])]
+    networks = [c.make for c in components.registered("network") if getattr(c.make, "kind", None) == kind]
+    of_networks = [name for make in networks for name in getattr(make, "outputs", {})]
+    return [*formats, *(of_heads if kind in _WITH_HEADS else []), *of_networks]
 
 
 def make_writers(
