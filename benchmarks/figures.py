@@ -329,13 +329,6 @@ def _large_runs() -> Iterator[Figure]:
             hours = 1e6 * seconds / 3600
             text = f"| {size.replace('x', ' x ')} | {precision} | {{}} | {{}} |{' {} h |' * 3}"
             yield Figure(page, text, (seconds, 3600 / seconds, hours, hours / 100, hours / 1000))
-    # of the last row
-    page = "docs/how-to/batch_engines.md"
-    yield Figure(page, "With {} s (1024 x 1534, bf16, two cores of an AMD EPYC)", (seconds,))
-    yield Figure(page, "| 16 on a node of 32 cores | {} |", (hours / 16,))
-    for words in ("tasks of 2 cores", "100 workers | 100", "`concurrency=100` | 100", "`spark.task.cpus=2` | 100"):
-        yield Figure(page, f"{words} | {{}} |", (hours / 100,))
-    yield Figure(page, "images of 1 MB in {} hours are {} MB/s", (hours / 100, 1e6 / (hours / 100 * 3600)))
 
 
 def _exported() -> Iterator[Figure]:

@@ -50,14 +50,11 @@ class _Fused(nn.Module):
         self.activation = activation
         self.activation_param = activation_param
         self._packed: dict[int, Tensor] = {}
-        self._packed_from: tuple[float, ...] = ()
+        self._packed_from = 0, 0
 
     def _packs(self) -> dict[int, Tensor]:
         """Return the packed weights by number, none if the weight has changed since they were packed."""
-        weight, count = self.weight, self.weight.numel()
-        # a change through `.data` has no version: some numbers tell most of them
-        some = weight.as_strided((min(count, 4),), (max(count // 4, 1),)).tolist()
-        state = weight.data_ptr(), 0 if weight.is_inference() else weight._version, *some
+        state = self.weight.data_ptr(), 0 if self.weight.is_inference() else self.weight._version
         if self._packed_from != state:
             self._packed, self._packed_from = {}, state
         return self._packed

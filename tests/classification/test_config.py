@@ -103,7 +103,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"broken.json: line 2: not JSON"):
         load_classifier_config(broken)
     broken.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match=r"broken.json: not a JSON config file"):
+    with pytest.raises(InputError, match=r"broken.json: cannot be read as a config file: line 1 is not UTF-16 text"):
         load_classifier_config(broken)
     with pytest.raises(InputError, match="is a folder"):
         load_classifier_config(tmp_path)

@@ -322,7 +322,7 @@ def test_packed_weights_follow_the_weight(kind):
         check(layer, other.weight)
         layer.weight.mul_(2)
         check(layer, 2 * other.weight)
-        ema.weight.data.lerp_(other.weight, 0.5)
+        ema.weight.lerp_(other.weight, 0.5)
         check(ema, ema.weight.clone())
         layer.to(torch.bfloat16).to(torch.float32)
         check(layer, (2 * other.weight).bfloat16().float())
