@@ -294,10 +294,11 @@ def read_file(file: File, what: str = "source", limit: int = PHOTO_BYTES) -> byt
 
 
 def fingerprint(file: File) -> list[int]:
-    """Return numbers that change with the content: size and time, or size and checksum."""
+    """Return numbers that change with the content: size and times, or size and checksum."""
     if isinstance(file, Path):
         status = file.stat()
-        return [status.st_size, status.st_mtime_ns]
+        # the time of modification may be set; linking a file changes the other, but then its name leads to one content
+        return [status.st_size, status.st_mtime_ns, status.st_ctime_ns if status.st_nlink == 1 else status.st_ino]
     return [file.size, file.crc, file.archive.stat().st_mtime_ns]
 
 

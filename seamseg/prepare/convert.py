@@ -237,8 +237,9 @@ def _convert_split(
             f"{name}: files or options have changed since the last conversion: {count} of {len(frames)} images "
             f"converted again, {lost} taken off the list"
         )
-    for other, shared in writer.shared_images(name).items():
-        options.log(f"{name}: {shared} of its images are also in the list {other}")
+    for other, (shared, changed) in writer.shared_images(name).items():
+        how = f"; {changed} with other labels until now: convert {other} again, or into another folder"
+        options.log(f"{name}: {shared} of its images are also in the list {other}{how if changed else ''}")
 
 
 def _with_held_out(splits: Mapping[str, Sequence[SourceFrame]], fraction: float) -> Mapping[str, Sequence[SourceFrame]]:

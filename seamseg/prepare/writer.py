@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -182,11 +183,15 @@ class DatasetWriter:
             return np.array_equal(np.asarray(read_photo(photo)), np.asarray(open_image(path)))
         return read_file(photo) == path.read_bytes()
 
-    def shared_images(self, split: str) -> dict[str, int]:
-        """Return the number of images that a list shares with each other list of the folder."""
+    def shared_images(self, split: str) -> dict[str, tuple[int, int]]:
+        """Return how many images a list shares with each other list, and how many of them have new labels there."""
         lists = {path.stem: set(path.read_text(encoding="utf-8").splitlines()) for path in self.root.glob("lst/*.txt")}
-        mine = lists.pop(split)
-        return {name: len(mine & other) for name, other in sorted(lists.items()) if mine & other}
+        mine, found = lists.pop(split), {}
+        for name, other in sorted(lists.items()):
+            known = self.accounts[name].frames if name in self.accounts else other
+            if mine & other:
+                found[name] = len(mine & other), len((mine & other).difference(known))
+        return found
 
     def add_split(
         self, split: str, frames: Sequence[SourceFrame], read: Reader, account: AccountOf = account_of
@@ -207,8 +212,9 @@ class DatasetWriter:
         """
         ids = [frame.id for frame in frames]
         if len(set(ids)) != len(ids):
-            twice = next(i for k, i in enumerate(ids) if i in ids[:k])
-            raise InputError(f"{split}: two images of the source have the name {twice!r}")
+            twice = next(i for i, count in Counter(ids).items() if count > 1)
+            photos = " and ".join(str(frame.photo) for frame in frames if frame.id == twice)
+            raise InputError(f"{split}: two images of the source have the name {twice!r}: {photos}")
         invalid = next((i for i in ids if not self._is_valid(i)), None)
         if invalid is not None:
             raise InputError(f"{split}: {invalid!r} is not a valid image name, a line of UTF-8")
@@ -338,7 +344,6 @@ def _stamp(frame: SourceFrame, read: Reader) -> str:
 
 def _convert(frame: SourceFrame, root: Path, read: Reader, classes: Metadata, link: Link) -> dict[str, Any]:
     """Write image and mask of one frame, in a worker process; return its record for the journal."""
-    stamp = _stamp(frame, read)
     size = photo_size(frame.photo)
     for file in frame.annotations:
         # by their headers, before a small file of a large image is decoded
@@ -369,7 +374,7 @@ def _convert(frame: SourceFrame, root: Path, read: Reader, classes: Metadata, li
         "annotations": thing_annotations(layers, instances.cat, instances.iscrowd, classes),
         "skipped": instances.skipped + further,
         "files": [str(photo), *map(str, masks)],
-        "stamp": stamp,
+        "stamp": _stamp(frame, read),  # of an image that is linked now
     }
 
 

@@ -159,7 +159,7 @@ def test_invalid_image_names(tmp_path, name):
 
 def test_folders_that_are_not_for_these_images(tmp_path):
     out, frames = tmp_path / "out", make_frames(tmp_path / "src", 2)
-    with pytest.raises(InputError, match="two images of the source have the name 'im1'"):
+    with pytest.raises(InputError, match=r"two images of the source have the name 'im1': .*1\.PNG and .*1\.PNG"):
         run(out, [*frames, frames[1]])
     with pytest.raises(InputError, match="a file, not a folder"):
         run(frames[0].photo, frames)
@@ -227,6 +227,44 @@ def test_a_changed_source_is_converted_again(tmp_path):
     frames[0].annotation.write_text("unnoticed")
     convert()
     assert "already prepared by an earlier version, which kept no record" in logged[0]
+
+
+@pytest.mark.parametrize("link", [{}, {"copy": True}])
+def test_a_source_is_replaced_by_one_of_the_same_size_and_time(tmp_path, link):
+    out, frames, logged = tmp_path / "out", make_frames(tmp_path / "src", 2), []
+    options = ConversionOptions(1, log=logged.append, **link)
+
+    def convert():
+        logged.clear()
+        convert_splits(out, classes(), {"train": frames}, read, options.begin())
+
+    convert()
+    convert()
+    assert "already prepared" in logged[0]
+    times = os.stat(frames[0].annotation)
+    frames[0].annotation.write_text("good")
+    os.utime(frames[0].annotation, ns=(times.st_atime_ns, times.st_mtime_ns))
+    convert()
+    assert "1 of 2 images converted again" in logged[0]
+    old = frames[0].photo
+    new = tmp_path / "new.png"
+    new.write_bytes(frames[1].photo.read_bytes().ljust(old.stat().st_size, b"\0"))
+    os.utime(new, ns=(old.stat().st_atime_ns, old.stat().st_mtime_ns))
+    new.rename(old)
+    convert()
+    assert "1 of 2 images converted again" in logged[0]
+    assert (out / "img" / "im0.png").read_bytes() == old.read_bytes()
+
+
+def test_other_labels_of_an_image_in_another_list(tmp_path):
+    out, frames, logged = tmp_path / "out", make_frames(tmp_path / "src", 2), []
+    options = ConversionOptions(1, log=logged.append).begin()
+    convert_splits(out, classes(), {"train": frames}, read, options)
+    convert_splits(out, classes(), {"same": frames}, read, options)
+    convert_splits(out, classes(), {"val": frames[1:]}, partial(read, crowd=1), options)
+    rest = "1 with other labels until now: convert train again, or into another folder"
+    assert "same: 2 of its images are also in the list train" in logged
+    assert f"val: 1 of its images are also in the list train; {rest}" in logged
 
 
 def test_another_photo_of_the_same_name_in_another_list(tmp_path):
