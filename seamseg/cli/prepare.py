@@ -376,6 +376,8 @@ def _report(args: argparse.Namespace, result: ConversionResult) -> int:
         print(*account.lines(split), sep="\n")
         if (problem := void_warning(account.void)) is not None:
             _print_message(f"{split}: {problem}")
+        if classes.num_thing and not account.objects:
+            _print_message(f"{split}: no object of {', '.join(classes.categories[classes.num_stuff :])}")
     for text in crowd_warnings(classes, classes.images) if hasattr(args, "no_crowds") else []:
         _print_message(f"{text}; --no-crowds reads them as single objects")
     own_data = hasattr(args, "hold_out") and classes.num_thing > 0 and "train" in result.splits

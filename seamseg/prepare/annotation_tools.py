@@ -30,6 +30,7 @@ from seamseg.utils.files import decode_text, listed_names
 from seamseg.utils.limits import ANNOTATION_BYTES, CONFIG_BYTES, parse_json
 
 CLASSES = "classes.json"
+_FURTHER = "annotation of a task besides the one that counts: the ground truth, else the last one with regions"
 _UPLOAD_PREFIX = re.compile(r"[0-9a-f]{8}-")
 """Start of the names of files that were uploaded to Label Studio."""
 
@@ -168,12 +169,13 @@ def _cvat_frames(
         )
     photos, frames = FilesByName(_photos(given[0])), []
     for name in listed_names(read_file(chosen, "list"), chosen, "list"):
-        photo, label = photos.find(name), files.get(f"{cvat.CLASS_FOLDER}/{name}.png")
-        if photo is None:
-            raise InputError(f"{chosen}: lists {name!r}, but it is not among the images in {given[0]}")
+        label = files.get(f"{cvat.CLASS_FOLDER}/{name}.png")
         if label is None:  # CVAT lists frames without an annotation, too
             options.skip("frame without annotation", name)
             continue
+        photo = photos.find(name)
+        if photo is None:
+            raise photos.missing(name, chosen, given[0])
         objects = files.get(f"{cvat.OBJECT_FOLDER}/{name}.png")
         frames.append(SourceFrame(id_of(f"{name}.png"), photo, label, photo.name, objects, class_of))
     if not frames:
@@ -220,7 +222,7 @@ def _label_studio_frames(
     given: tuple[str, ...], files: Mapping[str, File], listed: ClassList, options: ConversionOptions
 ) -> list[SourceFrame]:
     """Return the annotated images, with their regions as `(class, RLE bytes or corners)`."""
-    found, frames, several = _photos(given[0]), [], 0
+    found, frames = _photos(given[0]), []
     photos = FilesByName(found)
     for name, file in files.items():
         if name == CLASSES:
@@ -229,14 +231,13 @@ def _label_studio_frames(
             tasks = parse_json(read_file(file, "tasks", ANNOTATION_BYTES))
             for task in tasks if isinstance(tasks, list) else [tasks]:
                 where = f"{file}: task {task.get('id', '')}".rstrip()
-                stem = _photo_of(task["data"], photos, where, given[0])
-                result, further = _result_of(task)
+                data, (result, further) = task["data"], _result_of(task)
                 if further:
-                    several += 1
-                    options.skip("annotation of a task besides the one that counts", where, further)
+                    options.skip(_FURTHER, where, further)
                 if result is None:
                     options.skip("task without annotation", where)
                     continue
+                stem = _photo_of(data, photos, where, given[0])
                 sizes = sorted({_stated_size(region) for region in result}, key=str)
                 info = [_region(region, listed, str(file)) for region in result], sizes
                 frames.append(SourceFrame(id_of(f"{stem}.png"), found[stem], file, found[stem].name, info=info))
@@ -247,11 +248,6 @@ def _label_studio_frames(
             ) from None
     if not frames:
         raise InputError(f"{given[1]}: 0 images found that have an annotation or prediction")
-    if several:
-        options.log(
-            f"{given[1]}: {several} tasks have several annotations: that of the ground truth counts, else the last one "
-            "with regions"
-        )
     return sorted(frames, key=lambda frame: frame.id)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import configparser
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -117,7 +117,7 @@ def with_background(listed: ClassList, options: ConversionOptions) -> ClassList:
     )
     class_of = {value: category if category == VOID else category + 1 for value, category in listed.class_of.items()}
     # label images without a class 0 have the rest there
-    return ClassList(classes, {0: 0, **class_of})
+    return replace(listed, classes=classes, class_of={0: 0, **class_of})
 
 
 def coco_categories(categories: Any, source: str) -> list[dict[str, Any]]:

@@ -97,10 +97,12 @@ def prepare_instances(
         name = next(iter(splits))
         entries = coco_categories(contents[name].get("categories"), splits[name][1])
         rest = [e["id"] for e in entries if bare_name(e["name"]) == BACKGROUND]
-        listed = build_class_list([e for e in entries if e["id"] not in rest], rest, splits[name][1])
+        listed = build_class_list([e for e in entries if e["id"] not in rest], [], splits[name][1])
         if any(len(given) > 2 for given in splits.values()):
             raise InputError("label images need a class list that defines their values (`classes`)")
     listed = with_background(listed, options)
+    if class_list is None:
+        listed.class_of.update(dict.fromkeys(rest, 0 if listed.classes.num_stuff else VOID))
     frames = {
         name: find_frames(given, contents[name], listed, options.of_split(name)) for name, given in splits.items()
     }
@@ -123,7 +125,7 @@ def find_frames(
     for name, found in sorted(images, key=lambda image: image[0]):
         photo = photos.find(name)
         if photo is None:
-            raise InputError(f"{source}: lists {name!r}, but it is not among the {len(photos)} images in {given[0]}")
+            raise photos.missing(name, source, given[0])
         label = labels.find(stems[name]) if labels is not None else None
         if labels is not None and label is None:
             options.skip("image without a label image", photo)
@@ -142,7 +144,7 @@ def _objects_of(
     content: Mapping[str, Any], source: str, listed: ClassList, options: ConversionOptions
 ) -> list[tuple[str, tuple[list[_Annotation], _Stated]]]:
     """Return name, annotations and stated size of each image of a COCO file."""
-    images = coco_images(content, source)
+    images, rest = coco_images(content, source), background_class(listed.classes)
     objects: dict[str, list[_Annotation]] = {number: [] for number in images}
     annotations = coco_records(content, "annotations", source)
     for k, a in enumerate(annotations):
@@ -150,12 +152,11 @@ def _objects_of(
         where = f"{source}: {name}"
         category = coco_number(a, "category_id", where)
         found, number = listed.class_of.get(category), id_text(a, "image_id", where)
-        if found == VOID:
-            continue
-        if found is None or not listed.classes.is_thing(found):
+        if found is None or (found not in (VOID, rest) and not listed.classes.is_thing(found)):
             raise InputError(f"{where}: category {category} is not a thing of the class list")
-        if number not in images:
-            options.skip("annotation of an image that the JSON does not list", f"{name}, image_id {number}")
+        if found == rest or number not in images:
+            reason = "an image that the JSON does not list" if found != rest else "the background"
+            options.skip(f"annotation of {reason}", f"{name}, image_id {number}")
             continue
         crowd = crowd_flag(a, where) if not options.no_crowds else 0
         objects[number].append(_Annotation(category, crowd, a.get("segmentation"), name, bool(a.get("bbox"))))
@@ -177,18 +178,22 @@ def read_instances(frame: SourceFrame, listed: ClassList) -> Instances:
             runs = decode_segmentation(a.segmentation or [], size, frame, where)
             if _has_shares(a.segmentation):
                 skipped.append(("object with coordinates from 0 to 1, not in pixels", item))
-            elif len(runs[0]):
-                yield runs, listed.class_of[a.category], a.crowd
-            else:
+            elif not len(runs[0]):
                 skipped.append((_why_empty(a, size), item))
+            elif (category := listed.class_of[a.category]) != VOID:
+                yield runs, category, a.crowd
+            else:
+                columns[pixels_of(*runs)] = 0
 
-    background = None
-    if frame.second is not None:
-        labels = read_map(frame.second)
-        background = number_segments(labels, lambda v: (listed.class_at(v, frame.second), 1), listed.classes)
-    elif (named := background_class(listed.classes)) is not None:
-        background = number_segments(np.zeros(size, np.uint8), lambda _: (named, 0), listed.classes)
-    found = stack_things(things(), size, frame, background)
+    def describe(value: int) -> tuple[int, int]:
+        return (rest, 0) if frame.second is None else (listed.class_at(value, frame.second), 1)
+
+    named = background_class(listed.classes)
+    rest = VOID if named is None else named
+    labels = np.zeros(size, np.uint8) if frame.second is None else read_map(frame.second)
+    ids, cat, iscrowd = number_segments(labels, describe, listed.classes)
+    columns = ids.T.ravel()  # void where objects of a void class are, which are read before the pixels
+    found = stack_things(things(), size, frame, (columns.reshape(size[::-1]).T, cat, iscrowd))
     return replace(found, skipped=(*found.skipped, *skipped))
 
 
@@ -209,7 +214,7 @@ def _why_empty(annotation: _Annotation, size: tuple[int, int]) -> str:
 
 def _has_shares(segmentation: Any) -> bool:
     polygons = _polygons(segmentation) if isinstance(segmentation, list) else []
-    return any(map(len, polygons)) and all(((p >= 0) & (p <= 1)).all() for p in polygons)
+    return any(map(len, polygons)) and all((np.abs(p - 0.5) <= 0.6).all() for p in polygons)  # some tools round
 
 
 def _polygons(segmentation: list[Any]) -> list[np.ndarray]:

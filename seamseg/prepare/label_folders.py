@@ -6,6 +6,7 @@ import base64
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path, PurePosixPath
@@ -152,12 +153,14 @@ def find_frames(
     used = [file for frame in frames for file in (frame.photo, *frame.annotations)]
     options.skip_unused(photos, used, "image without labels")
     used += photos.values()
-    which = "that is not in the list" if len(photos) < len(every) else f"without {suffixes[0]!r}"
+    listed_only = len(photos) < len(every)
+    which = "that is not in the list" if listed_only else f"without {suffixes[0]!r}"
     options.skip_unused(trees[0], used, f"image {which}", is_photo)
+    which = "no image in the list" if listed_only else "no image"
     ending = frames[0].annotation.suffix.lower()
     form = next(endings for endings in _FORMS if ending in endings)
-    options.skip_unused(given, used, "label file of no image", lambda name: name.lower().endswith(form))
-    options.skip_unused(trees[2] if len(folders) > 2 else {}, used, "instance image of no image", is_label)
+    options.skip_unused(given, used, f"label file of {which}", lambda name: name.lower().endswith(form))
+    options.skip_unused(trees[2] if len(folders) > 2 else {}, used, f"instance image of {which}", is_label)
     return frames
 
 
@@ -244,7 +247,7 @@ def _listed_photos(
     for name in lines:
         stem = found.path_of(name)
         if stem is None:
-            raise InputError(f"{chosen}: lists {name!r}, but it is not among the images in {folders[0]}")
+            raise found.missing(name, chosen, folders[0])
         wanted[stem] = found.use(stem, name)
     if not wanted:
         raise InputError(f"{chosen}: lists no image")
@@ -317,6 +320,8 @@ def read_instances(frame: SourceFrame, listed: ClassList, divisor: int, numbered
         labels, numbers = labels // divisor, labels % divisor
     elif frame.second is not None:
         numbers = read_map(frame.second).astype(np.int64)
+    if not listed.classes.num_stuff:  # of things only, with a background that is left void
+        listed = replace(listed, class_of={0: VOID, **listed.class_of})
     class_of = partial(listed.class_at, source=frame.annotation)
     return Instances(*number_objects(labels, numbers, class_of, listed.classes))
 

@@ -46,7 +46,7 @@ def tree_files(folder: str | Path, what: str) -> dict[str, File]:
     Raises
     ------
     InputError
-        if there is neither folder nor archive, named `what`
+        if there is neither folder nor archive that can be read in place, named `what`
     """
     path = Path(folder)
     if not path.exists():
@@ -67,6 +67,8 @@ def tree_files(folder: str | Path, what: str) -> dict[str, File]:
         for name in sorted(tree.folders(below), reverse=True):
             if not is_hidden(name):
                 (links if (path / below / name).is_symlink() else waiting).append(prefix + name)
+    if not found and path.is_file():
+        raise InputError(f"{path}: neither a folder nor a .zip or .tar archive with files ({what}){tree.hint}")
     return {name: found[name] for name in sorted(found)}
 
 
@@ -116,13 +118,24 @@ class FilesByName:
 
     def path_of(self, name: str) -> str | None:
         """Return the path of the file with a name; None if there is none, or several."""
+        found = self._paths_of(name)
+        return found[0] if len(found) == 1 else None
+
+    def missing(self, name: str, source: object, folder: str) -> InputError:
+        """Return an error for a name, listed by `source`, that :meth:`path_of` has no path for."""
+        found = self._paths_of(name)
+        why = f"both {found[0]!r} and {found[1]!r} may be it" if found else f"it is not among the {len(self)} files"
+        return InputError(f"{source}: lists {name!r}, but {why} in {folder}")
+
+    def _paths_of(self, name: str) -> list[str]:
+        found: list[str] = []
         for spelling in [name] if name in self._files else spellings(name):
             if spelling in self._files:
-                return spelling
+                return [spelling]
             found = [path for path in self._paths.get(PurePosixPath(spelling).name, ()) if self._fits(spelling, path)]
             if len(found) == 1:
-                return found[0]
-        return None
+                break
+        return found
 
     def find(self, name: str) -> File | None:
         """Return the file with a name; None if there is none, or several.

@@ -230,7 +230,7 @@ def find_frames(source: PanopticSource, options: ConversionOptions) -> list[Sour
 def _file(files: FilesByName, name: str, source: str) -> File:
     file = files.find(name)
     if file is None:
-        raise InputError(f"{source}: lists {name!r}, but it is not among the {len(files)} files of its folder")
+        raise files.missing(name, source, "its folder")
     return file
 
 

@@ -217,7 +217,7 @@ def test_tasks_of_label_studio(tmp_path, address):
     }
     root = label_studio_export(tmp_path / "e", [task])
     account = read_tasks(root).accounts["train"]
-    skipped = {"annotation of a task besides the one that counts": (1, f"{root / 'p.json'}: task 4")}
+    skipped = {FURTHER: (1, f"{root / 'p.json'}: task 4")}
     skipped["region without a mask or label"] = (2, str(root / "photos" / "a.jpg"))
     skipped["image without annotation"] = (1, str(root / "photos" / "without.jpg"))
     assert account == SplitAccount(1, 2, 2, skipped)
@@ -227,6 +227,9 @@ def test_tasks_of_label_studio(tmp_path, address):
     layers = folder.read_mask("a")
     assert len(layers) == 2
     assert sorted(int((layers == k).sum()) for k in (1, 2)) == [100, 150]
+
+
+FURTHER = "annotation of a task besides the one that counts: the ground truth, else the last one with regions"
 
 
 @pytest.mark.parametrize(
@@ -241,20 +244,21 @@ def test_tasks_of_label_studio(tmp_path, address):
 def test_several_annotators(tmp_path, given, counts):
     annotations = [{"ground_truth": t, "result": [region("car", box(0, 0, 1, n))] if n else []} for t, n in given]
     root = label_studio_export(tmp_path / "e", {"data": {"image": "a.jpg"}, "annotations": annotations})
-    logged = []
-    account = read_tasks(root, ConversionOptions(1, log=logged.append)).accounts["train"]
-    assert "1 tasks have several annotations: that of the ground truth counts" in logged[0]
-    assert account.skipped["annotation of a task besides the one that counts"][0] == 1
+    assert read_tasks(root).accounts["train"].skipped[FURTHER][0] == 1
     assert int((DatasetFolder(tmp_path / "out").read_mask("a") > 0).sum()) == counts
 
 
-def test_frames_of_cvat_without_annotation(tmp_path):
+def test_frames_and_tasks_without_annotation(tmp_path):
+    """Their images may be missing, too."""
     root = cvat_export(tmp_path / "export", [[0, 1, 2]])
-    (root / "ImageSets" / "Segmentation" / "default.txt").write_text("b\na\n")
+    (root / "ImageSets" / "Segmentation" / "default.txt").write_text("b\nmissing\na\n")
     shutil.copy(root / "JPEGImages" / "a.jpg", root / "JPEGImages" / "b.jpg")
     done = prepare_cvat(tmp_path / "out", {"train": (str(root), str(root))}, tmp_path / "classes.ini", ONE)
-    assert done.accounts["train"].skipped["frame without annotation"] == (1, "b")
+    assert done.accounts["train"].skipped["frame without annotation"] == (2, "b")
     assert done.splits == {"train": 1}
+    tasks = [{"data": {"image": name}, "annotations": [{"result": []}] * n} for name, n in (("x.jpg", 0), ("a.jpg", 1))]
+    done = read_tasks(label_studio_export(tmp_path / "tasks" / "e", tasks))
+    assert done.accounts["train"].skipped["task without annotation"][0] == 1
 
 
 def test_stuff_gets_the_pixels_that_no_thing_covers(tmp_path):
@@ -306,7 +310,7 @@ def test_a_class_background_in_cvat(tmp_path):
     [
         ({"annotations": []}, r"not tasks of Label Studio \(KeyError: 'data'\)"),
         ({"regions": [{"value": {"rle": 20_000_000_000, "brushlabels": ["car"]}}]}, "not tasks of Label Studio"),
-        ({"data": {"image": "b.jpg"}}, "task: 'b.jpg' is not among the 2 images in"),
+        ({"data": {"image": "b.jpg"}, "annotations": [{"result": []}]}, "task: 'b.jpg' is not among the 2 images in"),
         ({"regions": [region("tram", box(0, 0, 1, 1))]}, "the label 'tram' is not in the class list"),
         ({"regions": [region("car", np.ones((3, 3), bool))]}, "a region of .*a.jpg: its RLE has 36 values"),
         ({"regions": [{**region("car", box(0, 0, 1, 1)), "image_rotation": 90}]}, "on a rotated image"),

@@ -166,6 +166,16 @@ def test_instances_without_labels(coco):
     prepare_instances(coco / "void", given, options=ConversionOptions(void_background=True))
     assert segments(coco / "void", "a") == cars
     assert DatasetFolder(coco / "void").metadata.num_stuff == 0
+    content = json.loads((coco / "instances.json").read_text())
+    content["categories"].append({"id": 4, "name": "_background_"})
+    content["annotations"][1]["category_id"] = 4
+    named = write_json(coco / "named.json", content)
+    account = prepare_instances(coco / "named", {"train": (given["train"][0], str(named))}).accounts["train"]
+    assert account.skipped == {"annotation of the background": (1, "annotation 2, image_id 1")}
+    assert segments(coco / "named", "a") == [("background", 0, 96 - 24 - 3), cars[1], cars[2]]
+    (coco / "classes.ini").write_text("[car]\nid = 7\nkind = thing\n[void]\nids = 4\n")
+    prepare_instances(coco / "ignored", {"train": (given["train"][0], str(named))}, coco / "classes.ini")
+    assert segments(coco / "ignored", "a") == [("background", 0, 96 - covered), cars[1], cars[2]]
     (coco / "classes.ini").write_text("[background]\nid = 1\nkind = stuff\n[car]\nid = 7\nkind = thing\n")
     prepare_instances(coco / "two", given, coco / "classes.ini")
     assert segments(coco / "two", "a")[0] == ("background", 0, 96 - covered)
@@ -221,7 +231,7 @@ def test_other_invalid_instances(coco):
     picture(coco / "labels" / "a.png", np.full((8, 12), 77))
     assert_instances_fail(coco, r"labels/a\.png: value 77 has no class")
     (coco / "photos" / "a.jpg").unlink()
-    assert_instances_fail(coco, "lists 'a.jpg', but it is not among the 1 images")
+    assert_instances_fail(coco, "lists 'a.jpg', but it is not among the 1 files")
     assert_instances_fail(coco, "`annotations` is not a list of objects", lambda c: c.update(annotations=None))
 
 
@@ -240,7 +250,7 @@ FLAT = [1, 1, 4, 1, 4, 4, 1, 4]
         ({"segmentation": None}, "object without a segmentation"),
         ({"segmentation": [[]], "bbox": [1, 1, 3, 3]}, "object with a box only, which is not enough"),
         ({"segmentation": [[1, 1, 4, 4]], "bbox": [1, 1, 3, 3]}, "object of fewer than 3 corners"),
-        ({"segmentation": [[0.1, 0.1, 0.9, 0.1, 0.9, 0.9]]}, "object with coordinates from 0 to 1, not in pixels"),
+        ({"segmentation": [[0.1, 0.1, 1.04, 0.1, 1.04, 0.9]]}, "object with coordinates from 0 to 1, not in pixels"),
         ({"segmentation": [[20, 1, 30, 1, 30, 5]]}, "object outside of the image"),
         ({"segmentation": {"size": [8, 12], "counts": [96]}}, "object without a pixel"),
     ],

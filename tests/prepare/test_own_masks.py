@@ -13,6 +13,7 @@ from seamseg.cli.main import main
 from seamseg.data.folder import DatasetFolder
 from seamseg.models.heads.roi_targets import mask_targets
 from seamseg.prepare import coco_instances
+from seamseg.prepare.account import read_accounts
 from seamseg.prepare.convert import ConversionOptions
 from seamseg.prepare.label_folders import prepare_folders
 from seamseg.utils.errors import InputError
@@ -345,6 +346,17 @@ def test_void_background(raw, capsys):
     (raw / "classes.ini").write_text(THINGS + "[road]\nid = 3\nkind = stuff\n")
     prepare(raw, out="stuff")
     assert len(segments(raw / "stuff", "a")) == 1
+    words = [*words[:2], str(raw / "voc"), *words[3:7], *(str(raw / name) for name in ("photos", *things(raw, "voc")))]
+    assert main([*words, "--workers", "1", "--void-background"]) == 0
+    assert segments(raw / "voc", "a") == [("bus", 0, 12)]
+    assert main([*words[:-1], "--void-background", "--divisor", "99"]) == 0
+    assert "train: no object of car, bus" in capsys.readouterr().err
+    # void labels are kept beside the background
+    labelme(raw, shape("bus", [[0, 0], [3, 0], [0, 4]]), shape("?", [[5, 0], [7, 2]], "rectangle"))
+    (raw / "classes.ini").write_text(THINGS + "[void]\nnames = ?\n")
+    prepare(raw, out="names")
+    (rest, bus) = segments(raw / "names", "a")
+    assert rest == ("background", 0, 96 - 4 - bus[2])
 
 
 def test_pascal_voc(raw):
@@ -363,13 +375,18 @@ def test_pascal_voc(raw):
     prepare(raw, "SegmentationClass", "SegmentationObject")
     assert [image.id for image in DatasetFolder(raw / "out").metadata.images] == ["a"]
     assert segments(raw / "out", "a") == [("car", 0, 6)]
+    assert read_accounts(raw / "out")["train"].skipped == {
+        "image that is not in the list": (1, f"{raw}/photos/b.jpg"),
+        "label file of no image in the list": (1, f"{raw}/SegmentationClass/b.png"),
+        "instance image of no image in the list": (1, f"{raw}/SegmentationObject/b.png"),
+    }
     messages = prepare(raw, "SegmentationClass", "SegmentationObject", out="all", split="all")
     assert any("has the lists other, train, val, none for all, which gets all images" in text for text in messages)
     assert len(DatasetFolder(raw / "all").metadata.images) == 2
     (lists / "empty.txt").write_text("\n")
     with pytest.raises(InputError, match=r"empty\.txt: lists no image"):
         prepare(raw, "SegmentationClass", split="empty")
-    with pytest.raises(InputError, match=r"other\.txt: lists 'c', but it is not among the images in .*photos"):
+    with pytest.raises(InputError, match=r"other\.txt: lists 'c', but it is not among the 2 files in .*photos"):
         prepare(raw, "SegmentationClass", split="other")
 
 

@@ -51,6 +51,11 @@ def test_a_name_and_the_file_that_it_means(name, paths, expected):
 def test_a_file_has_one_name():
     with pytest.raises(InputError, match=r"a\.png: is the only file for both 'cam0/a.png' and 'cam1/a.png'; one is"):
         found(["cam0/a.png", "cam0/a.png", "cam1/a.png"], "a.png")
+    several = FilesByName({path: Path(path) for path in ("x/a.png", "y/a.png")})
+    assert several.find("a.png") is None
+    assert str(several.missing("a.png", "i.json", "p")) == (
+        "i.json: lists 'a.png', but both 'x/a.png' and 'y/a.png' may be it in p"
+    )
     assert found(["a", "old/a"], "a", wanted=["a", "old/a"]) == ["a", None]
     assert id_of("images\\a.png") == "images_a"
     assert id_of("https://host/data/upload/1/a.png?t=1") == "a"
@@ -117,6 +122,15 @@ def test_labels_in_a_format_that_is_not_read(tmp_path, name, end):
     given = {"train": (str(tmp_path / "photos"), str(tmp_path / "labels"))}
     with pytest.raises(InputError, match=rf"labels in {name[1:]} are not read; store them as PNG, TIFF or .*{end}$"):
         prepare_folders(tmp_path / "out", given, tmp_path / "c.ini")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("l.txt", ""), ("l.tar.gz", r"; .*l\.tar\.gz cannot be read in place, unpack it")]
+)
+def test_archives_that_are_not_read(tmp_path, name, hint):
+    (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(InputError, match=rf"nor a .zip or .tar archive with files \(labels\){hint}$"):
+        tree_files(tmp_path / name, "labels")
 
 
 def test_files_that_the_json_does_not_list(tmp_path):
