@@ -78,6 +78,7 @@ def _add_custom(sources: argparse._SubParsersAction) -> None:
     panoptic = _converter(sources, "panoptic", texts.PANOPTIC, _panoptic)
     _add_out(panoptic)
     _add_split_files(panoptic, ("NAME", "PHOTOS", "JSON", "MASKS"), 4)
+    _add_void_background(panoptic)
 
     folders = _converter(sources, "folders", texts.FOLDERS, _folders)
     _add_out(folders)

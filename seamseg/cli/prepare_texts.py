@@ -63,7 +63,8 @@ The JSON has
   "annotations": [{"image_id": 7, "file_name": "a.png",
                    "segments_info": [{"id": 1, "category_id": 1, "iscrowd": 0}, ...]}, ...]
 
-`color` is optional. Pixels of id 0 are void. If splits share a file name, ids are prefixed by the name of the split.
+`color` is optional. Pixels of id 0 are void, or of the stuff class background, which things only get. If splits share a
+file name, ids are prefixed by the name of the split.
 """
 
 FOLDERS = f"""Convert folders of images and their masks, in any of these forms.

@@ -12,10 +12,9 @@ import numpy as np
 
 from seamseg.data.images import open_image, open_mask
 from seamseg.formats.id_png import check_png
-from seamseg.formats.metadata import Metadata
 from seamseg.panoptic_map import VOID
 from seamseg.prepare.archives import File, SourceTree, photo_size, read_file
-from seamseg.prepare.class_file import build_class_list, coco_categories
+from seamseg.prepare.class_file import ClassList, build_class_list, coco_categories, with_background
 from seamseg.prepare.convert import (
     DEFAULTS,
     ConversionOptions,
@@ -57,7 +56,8 @@ def prepare_panoptic(
 ) -> ConversionResult:
     """Convert any data set in the COCO panoptic format.
 
-    The PNG holds ids as `R + 256 G + 65536 B`, or directly if it is grey. Crowds of things stay crowds; id 0 is void.
+    The PNG holds ids as `R + 256 G + 65536 B`, or directly if it is grey. Crowds of things stay crowds. Id 0 is
+    void, or the class `background` that things only get (:func:`seamseg.prepare.class_file.with_background`).
 
     Parameters
     ----------
@@ -121,9 +121,10 @@ def convert_panoptic(
     for name, categories in lists.items():
         if categories != lists[first]:
             raise InputError(f"{sources[name].name}: its categories differ from those of {sources[first].name}")
-    listed = build_class_list(lists[first], [], sources[first].name)
+    given = build_class_list(lists[first], [], sources[first].name)
+    listed = with_background(given, options)
     splits = distinct_ids({name: find_frames(source, options.of_split(name)) for name, source in sources.items()})
-    read = partial(read_instances, classes=listed.classes, class_of=listed.class_of)
+    read = partial(read_instances, listed=listed, rest=VOID if listed is given else 0)
     return convert_splits(out, listed.classes, splits, read, options)
 
 
@@ -234,23 +235,26 @@ def _file(files: FilesByName, name: str, source: str) -> File:
     return file
 
 
-def read_instances(frame: SourceFrame, classes: Metadata, class_of: Mapping[int, int]) -> Instances:
-    """Read the segments of an image; InputError if PNG and JSON are inconsistent."""
+def read_instances(frame: SourceFrame, listed: ClassList, rest: int) -> Instances:
+    """Read the segments of an image, id 0 as the class `rest`; InputError if PNG and JSON are inconsistent."""
     segments, stated = frame.info
     check_stated_size(f"{frame.file_name} of the JSON", stated, frame.photo, photo_size(frame.photo))
     known = {number: (category, crowd) for number, category, crowd in segments}
+    absent = set(known)
 
     def describe(value: int) -> tuple[int, int]:
+        absent.discard(value)
         if value == 0:
-            return VOID, 0
+            return rest, 0
         if value not in known:
             raise InputError(f"{frame.annotation}: has segment {value}, which is not in the JSON")
         category, crowd = known[value]
-        if category not in class_of:
+        if category not in listed.class_of:
             raise InputError(f"{frame.annotation}: segment {value} has category {category}, which is not in the JSON")
-        return class_of[category], crowd
+        return listed.class_of[category], crowd
 
-    return Instances(*number_segments(read_ids(frame.annotation), describe, classes))
+    found = number_segments(read_ids(frame.annotation), describe, listed.classes)
+    return Instances(*found, tuple(("segment without a pixel", f"{n} of {frame.annotation}") for n in sorted(absent)))
 
 
 def read_ids(file: File) -> np.ndarray:

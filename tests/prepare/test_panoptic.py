@@ -67,6 +67,20 @@ def test_coco(raw, tmp_path):
     crowds = {a["iscrowd"]: (a["category_id"], a["area"]) for a in boxes["annotations"]}
     assert crowds[1] == (2, 12)
     assert len(boxes["annotations"]) == 3
+    png = raw / "annotations" / "panoptic_val2017" / "000000000001.png"
+    assert done.accounts["val2017"].skipped == {"segment without a pixel": (1, f"99 of {png}")}
+
+
+def test_things_only_have_a_background(raw, tmp_path):
+    change(raw, lambda c: c.update(categories=[{**c, "isthing": 1} for c in CATEGORIES]))
+    paths = (raw / "val2017", raw / "annotations/panoptic_val2017.json", raw / "annotations/panoptic_val2017")
+    words = ["prepare", "panoptic", str(tmp_path / "out"), "--split", "val", *map(str, paths)]
+    things = [("car", 1, 12), ("person", 0, 3), ("person", 0, 4), ("tree", 0, 7), ("tree", 0, 12)]
+    assert main(words) == 0
+    assert segments(tmp_path / "out", "000000000001") == [("background", 0, 96 - 38), *things]
+    words[2] = str(tmp_path / "void")
+    assert main([*words, "--void-background"]) == 0
+    assert segments(tmp_path / "void", "000000000001") == things
 
 
 def segment_with(**values):
