@@ -32,7 +32,7 @@ def add_skipped(skips: Skips, reason: str, item: object, count: int = 1) -> None
 
 @dataclass
 class SplitAccount:
-    """What was used of a split, and what was skipped.
+    """The used and the skipped parts of a split.
 
     Attributes
     ----------

@@ -30,6 +30,7 @@ from seamseg.utils.files import decode_text, listed_names
 from seamseg.utils.limits import ANNOTATION_BYTES, CONFIG_BYTES, parse_json
 
 CLASSES = "classes.json"
+_BARE = "image without annotation"
 _FURTHER = "annotation of a task besides the one that counts: the ground truth, else the last one with regions"
 _UPLOAD_PREFIX = re.compile(r"[0-9a-f]{8}-")
 """Start of the names of files that were uploaded to Label Studio."""
@@ -64,7 +65,6 @@ def prepare_cvat(
     frames = {
         name: _cvat_frames(name, given, exports[name], listed, options.of_split(name)) for name, given in splits.items()
     }
-    _skip_others(frames, splits, options)
     read = partial(read_cvat, listed=listed)
     return convert_splits(out, listed.classes, distinct_ids(frames), read, options)
 
@@ -99,7 +99,6 @@ def prepare_label_studio(
     frames = {
         name: _label_studio_frames(given, files[name], listed, options.of_split(name)) for name, given in splits.items()
     }
-    _skip_others(frames, splits, options)
     read = partial(read_label_studio, listed=listed)
     return convert_splits(out, listed.classes, distinct_ids(frames), read, options)
 
@@ -128,23 +127,10 @@ def _class_list(
     return with_background(parse_class_list(read_file(file, "class list", CONFIG_BYTES), str(file)), options)
 
 
-def _photos(folder: str) -> dict[str, File]:
-    """Return the images of a folder, or of an export of CVAT with its images, by path without extension."""
-    return by_stem(_without_masks(folder), is_photo)
-
-
-def _without_masks(folder: str) -> dict[str, File]:
+def _photo_files(folder: str) -> dict[str, File]:
+    """Return the files of a folder of images, or of an export of CVAT with its images."""
     masks = (f"{cvat.CLASS_FOLDER}/", f"{cvat.OBJECT_FOLDER}/")
     return {name: file for name, file in tree_files(folder, "images").items() if not any(m in name for m in masks)}
-
-
-def _skip_others(
-    frames: Mapping[str, list[SourceFrame]], splits: Mapping[str, tuple[str, ...]], options: ConversionOptions
-) -> None:
-    """Record the images of each split that have no annotation."""
-    for name, given in splits.items():
-        used = (frame.photo for frame in frames[name])
-        options.of_split(name).skip_unused(_without_masks(given[0]), used, "image without annotation", is_photo)
 
 
 def _cvat_frames(
@@ -167,7 +153,8 @@ def _cvat_frames(
             f"{given[1]}: has {', '.join(map(repr, lists)) or 'no list'}, none for {split}; name the split as one of "
             "them"
         )
-    photos, frames = FilesByName(_photos(given[0])), []
+    images, frames = _photo_files(given[0]), []
+    photos = FilesByName(by_stem(images, is_photo))
     for name in listed_names(read_file(chosen, "list"), chosen, "list"):
         label = files.get(f"{cvat.CLASS_FOLDER}/{name}.png")
         if label is None:  # CVAT lists frames without an annotation, too
@@ -182,6 +169,7 @@ def _cvat_frames(
         raise InputError(f"{chosen}: 0 images found that have an annotation in {cvat.CLASS_FOLDER}")
     if all(frame.second is None for frame in frames):
         options.log(f"{given[1]}: no {cvat.OBJECT_FOLDER}: things become crowds, which are ignored in training")
+    options.skip_unused(images, (frame.photo for frame in frames), _BARE, is_photo)
     return sorted(frames, key=lambda frame: frame.id)
 
 
@@ -222,7 +210,8 @@ def _label_studio_frames(
     given: tuple[str, ...], files: Mapping[str, File], listed: ClassList, options: ConversionOptions
 ) -> list[SourceFrame]:
     """Return the annotated images, with their regions as `(class, RLE bytes or corners)`."""
-    found, frames = _photos(given[0]), []
+    images, frames = _photo_files(given[0]), []
+    found = by_stem(images, is_photo)
     photos = FilesByName(found)
     for name, file in files.items():
         if name == CLASSES:
@@ -248,6 +237,7 @@ def _label_studio_frames(
             ) from None
     if not frames:
         raise InputError(f"{given[1]}: 0 images found that have an annotation or prediction")
+    options.skip_unused(images, (frame.photo for frame in frames), _BARE, is_photo)
     return sorted(frames, key=lambda frame: frame.id)
 
 

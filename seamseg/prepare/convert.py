@@ -281,12 +281,12 @@ def id_of(file_name: str) -> str:
 
 
 def ordered_classes(entries: Sequence[Mapping[str, Any]]) -> tuple[Metadata, dict[int, int]]:
-    """Return the classes of a data set from those of a source: stuff first, else in source order.
+    """Return the classes of a data set by the entries of a source: stuff first, else in source order.
 
     Parameters
     ----------
     entries : mappings with `id` (in the source), `name`, `thing` (bool) and `color` (`[r, g, b]` or None for a colour
-        unlike those of the others; that of stuff named as background or void is then black, as void is drawn)
+        unlike the others; that of stuff named as background or void is then black, as void is drawn)
 
     Returns
     -------

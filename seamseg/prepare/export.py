@@ -302,7 +302,7 @@ def dataset_to_coco_panoptic(
 ) -> Path:
     """Write the ground truth of a split in the COCO panoptic format, to evaluate predictions against the file.
 
-    Image ids are those of the dataset folder.
+    Image ids are as in the dataset folder.
 
     Parameters
     ----------

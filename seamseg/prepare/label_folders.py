@@ -169,7 +169,7 @@ def _path(file: File) -> str:
 
 
 def _trees(folders: tuple[str, ...]) -> list[dict[str, File]]:
-    """Return the files of each folder by path; those of labels inside of the folder of images are no images."""
+    """Return the files of each folder by path; labels inside of the folder of images are no images."""
     photos, *others = (tree_files(folder, what) for folder, what in zip(folders, ("images", "labels", "instances")))
     root = os.path.realpath(folders[0])
     for folder, files in zip(folders[1:], others):
@@ -232,7 +232,7 @@ def _named(suffix: str) -> str:
 def _listed_photos(
     split: str, folders: tuple[str, ...], photos: dict[str, File], options: ConversionOptions
 ) -> dict[str, File]:
-    """Return the images of the list of a split, if the labels are those of Pascal VOC."""
+    """Return the images of the list of a split, if the labels are of Pascal VOC."""
     labels = Path(folders[1]).absolute()
     lists = sorted((labels.parent / cvat.LISTS).glob("[!.]*.txt")) if labels.name == cvat.CLASS_FOLDER else []
     if not lists:

@@ -93,7 +93,7 @@ def without_suffix(files: Mapping[str, File], suffix: str) -> dict[str, File]:
 class FilesByName:
     """Finds files by path; by their name alone if no folder contradicts.
 
-    A file is found under one name only. The folders of name and file may differ if one has all those of the other:
+    A file is found under one name only. The folders of name and file may differ if one has all folders of the other:
     `train/a` is `a` of a folder that is `train` itself, but `cam1/a` is never `cam0/a`.
 
     Parameters

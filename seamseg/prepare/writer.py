@@ -221,7 +221,7 @@ class DatasetWriter:
         journal = _Journal(self.root / _JOURNALS / f"{split}.jsonl", self.classes)
         records = self._finished(split) | {k: r for k, r in journal.read().items() if self._is_on_disk(r)}
         todo = [f for f in frames if f.id not in records or records[f.id]["stamp"] != _stamp(f, read)]
-        # the masks will not be those of `metadata.bin`
+        # the masks will no longer fit `metadata.bin`
         (self.root / "lst" / f"{split}.txt").unlink(missing_ok=True)
         work = partial(_convert, root=self.root, read=read, classes=self.classes, link=self._link)
         results = parallel_map(work, todo, self._workers)
@@ -266,7 +266,7 @@ class DatasetWriter:
         return [images[0], mask] if images and (self.root / mask).is_file() else []
 
     def _finished(self, split: str) -> dict[str, dict[str, Any]]:
-        """Return the records of the images of a finished split, as those of the journal."""
+        """Return the records of the images of a finished split, as the journal has them."""
         frames = self.accounts[split].frames if split in self.accounts else {}
         path = self.root / "coco" / f"{split}.json"
         if not frames or not path.is_file():
