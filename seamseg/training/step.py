@@ -97,7 +97,9 @@ class Stepper:
                 try:
                     self.backward(with_all_parameters(self.module, loss))
                 except Exception as error:
-                    raise self._named(error, batch) from error
+                    if (named := self._named(error, batch)) is not None:
+                        raise named from error
+                    raise
             metrics.add(Losses(dict(losses.metrics), {}))
         fill_missing_gradients(self.module, self.optimizer)
         means = average.means()
@@ -111,8 +113,8 @@ class Stepper:
             losses: Losses = module(batch)
             return losses
 
-    def _named(self, error: Exception, batch: TrainingBatch) -> Exception:
-        """Return an error of a backward pass with the custom part that it is from; the step is lost."""
+    def _named(self, error: Exception, batch: TrainingBatch) -> SeamsegError | None:
+        """See :func:`named_backward_error`; the step is lost."""
 
         def again() -> None:
             weighted_sum(self._losses(self.module, batch).means, self.options.loss_weights).backward()
@@ -259,8 +261,8 @@ def weighted_sum(losses: Mapping[str, Tensor], weights: Mapping[str, float]) -> 
     return torch.stack([weights[name] * loss.float() for name, loss in losses.items()]).sum()
 
 
-def named_backward_error(error: Exception, net: nn.Module, again: Callable[[], object] | None) -> Exception:
-    """Return an error of a backward pass with the custom part that it is from, or else the error itself.
+def named_backward_error(error: Exception, net: nn.Module, again: Callable[[], object] | None) -> SeamsegError | None:
+    """Return an error that names the custom part whose backward pass has failed; None for other failures.
 
     Parameters
     ----------
@@ -270,9 +272,9 @@ def named_backward_error(error: Exception, net: nn.Module, again: Callable[[], o
     """
     if not isinstance(error, RuntimeError):
         line = at_fault(error)
-        return error if line is None else SeamsegError(f"in the backward pass: {line}")
+        return None if line is None else SeamsegError(f"in the backward pass: {line}")
     if lacks_memory(error) or is_peer_failure(error):
-        return error
+        return None
     found = [(f"{c.section}, {c.file}", "") for c in map(custom_of, net.modules()) if c is not None]
     if again is not None:
         with warnings.catch_warnings(record=True) as caught, torch.autograd.set_detect_anomaly(True, check_nan=False):
@@ -283,7 +285,7 @@ def named_backward_error(error: Exception, net: nn.Module, again: Callable[[], o
         found = [(f"{sections}, {file}", f" line {line}") for file, line in calls if (sections := sections_of(file))]
         found = found[-1:]
     if not found:
-        return error
+        return None
     parts = "; ".join("".join(part) for part in dict.fromkeys(found))
     return SeamsegError(f"{parts}: in the backward pass: {type(error).__name__}: {one_line(error)}")
 

@@ -386,7 +386,9 @@ class SegmentationTask(Task):
             raise type(error)(f"{where}: {error}") from error
         except RuntimeError as error:
             named = named_backward_error(error, module, None if world.is_distributed else run)
-            raise SeamsegError(f"{where}: {named}") if named is not error else error from error
+            if named is None:
+                raise
+            raise SeamsegError(f"{where}: {named}") from error
         invalid = [name for name, mean in means.items() if not torch.isfinite(mean)]
         return [f"{where}: {name} is not finite, which ends a training" for name in invalid]
 
