@@ -168,7 +168,8 @@ def _outputs(net: Network, training_form: bool) -> dict[str, Tensor]:
     """Return the outputs of all parts of a network for an image of noise."""
     like = next(net.parameters())
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        # not torch.manual_seed, which also seeds the GPUs
+        torch.default_generator.manual_seed(0)
         images = PackedSequence([torch.randn(3, *_IMAGE).to(like.device)])
         if isinstance(net, SemanticNet):
             return {"the logits": net(images).logits}

@@ -171,7 +171,7 @@ class TimmBackbone(Backbone):
             with torch.random.fork_rng(devices=[]):
                 states = []
                 for pretrained in (True, False):
-                    torch.manual_seed(0)
+                    torch.default_generator.manual_seed(0)
                     states.append(create_model(name, self.arguments, pretrained=pretrained).state_dict())
         except RuntimeError as error:
             reason = " ".join(str(error).split())
