@@ -1,7 +1,7 @@
 """Conversion of a trained network for inference: norms are folded into the convolutions before them.
 
 Only layers that are exactly of the classes known here, without hooks, are replaced; all others run as they are, with
-their norms. Where a network has parts of other packages, its outputs are compared with those of the folded one.
+their norms. Where a network has parts of other packages, the outputs of both forms are compared.
 
 At inference a norm is `act((x - mean) / sqrt(var + eps) * gamma + bias)` with constants (in-place ABN: `gamma =
 |weight| + eps`; docs/contract.md, section 3), which the kernel and the bias of a convolution can absorb. Folding
@@ -76,8 +76,8 @@ Module = TypeVar("Module", bound=nn.Module)
 def fold_abn(net: Net) -> Net:
     """Return a copy of a network for inference only, which computes the same outputs faster.
 
-    Layers with norms of other kinds (group norm, none, or without running statistics) stay as they are, and those of
-    classes derived from known ones or with hooks. Parts of other packages are folded only if that does not change the
+    Layers with norms of other kinds (group norm, none, or without running statistics), with hooks, or of classes
+    derived from known ones stay as they are. Parts of other packages are folded only if that does not change the
     outputs for an image of noise; otherwise a warning names what differs.
     """
     folded = fold_layers(net).with_options(channels_last=True).eval()
@@ -101,8 +101,8 @@ def fold_layers(net: Module, foreign: bool = True) -> Module:
     folded = copied(net).eval().requires_grad_(False)
     if is_quantised(folded):
         return folded  # already, before its training
-    strangers = [] if foreign else [module for module in folded.modules() if _is_foreign(module)]
-    kept = {part for module in strangers for part in module.modules()}
+    unknown = [] if foreign else [module for module in folded.modules() if _is_foreign(module)]
+    kept = {part for module in unknown for part in module.modules()}
     for parent in [module for module in folded.modules() if module not in kept]:
         for name, child in list(parent._modules.items()):
             made = None if child is None or child in kept else _replacement(child)
@@ -133,22 +133,15 @@ def _is_foreign(module: nn.Module) -> bool:
     return type(module).__module__.partition(".")[0] not in ("seamseg", "timm", "torch") or has_hooks(module)
 
 
-def folded_difference(net: Network, folded: Network | None = None, training_form: bool = False) -> str | None:
-    """Return what a network computes otherwise when it is folded for inference, in a line; None if nothing.
+def folded_difference(net: Network, folded: Network) -> str | None:
+    """Return a line with the first output that differs in the folded form of a network; None if none does.
 
-    Both compute an image of noise of odd sides, on copies, in evaluation mode and with the same random numbers.
-
-    Parameters
-    ----------
-    net : network of body and heads, not changed; others are not folded
-    folded : its folded form; None for that of :func:`fold_layers`
-    training_form : compare with what the losses see, `forward` of the ROI head, in place of its methods
+    Copies of both compute an image of noise of odd sides, in evaluation mode and with the same random numbers.
     """
     if not isinstance(net, (PanopticNet, SemanticNet)):
         return None
     try:
-        wanted = _outputs(copied(net).eval(), training_form)
-        found = _outputs(fold_layers(net) if folded is None else copied(folded), False)
+        wanted, found = _outputs(copied(net).eval()), _outputs(copied(folded))
     except Exception as error:
         if lacks_memory(error):
             raise
@@ -164,7 +157,7 @@ def folded_difference(net: Network, folded: Network | None = None, training_form
 
 
 @torch.no_grad()
-def _outputs(net: Network, training_form: bool) -> dict[str, Tensor]:
+def _outputs(net: Network) -> dict[str, Tensor]:
     """Return the outputs of all parts of a network for an image of noise."""
     like = next(net.parameters())
     with torch.random.fork_rng(devices=[]):
@@ -182,12 +175,8 @@ def _outputs(net: Network, training_form: bool) -> dict[str, Tensor]:
         x, classes = net.options.rois(features.levels, boxes, index, features.padded_size), classes.to(like.device)
         found = {f"level {i} of the pyramid": level for i, level in enumerate(features.levels)}
         found |= {"the objectness": objectness, "the box codes of the anchors": codes}
-        if training_form:
-            logits, of_boxes, masks = net.roi_head(x)
-            masks = None if masks is None else masks[torch.arange(2, device=like.device), classes]
-        else:
-            logits, of_boxes = net.roi_head.boxes(x)
-            masks = net.roi_head.masks_of(x, classes) if net.roi_head.with_masks else None
+        logits, of_boxes = net.roi_head.boxes(x)
+        masks = net.roi_head.masks_of(x, classes) if net.roi_head.with_masks else None
         found |= {"the class logits": logits, "the box codes": of_boxes}
         found |= {} if masks is None else {"the masks": masks}
         semantic = net.classify(features)
