@@ -143,7 +143,7 @@ def _merge_arrays(
 def _fill_stuff(
     ids: np.ndarray, things: int, semantic: np.ndarray | None, min_stuff_area: int, keep_empty: bool
 ) -> np.ndarray:
-    """Give the free pixels to the classes of a class map, with ids after those of the things; return the classes."""
+    """Give the free pixels to the classes of a class map, with ids after the things; return the classes."""
     if semantic is None:
         return np.zeros(0, np.int64)
     areas = count_classes(semantic, ids)

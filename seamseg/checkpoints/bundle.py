@@ -38,7 +38,7 @@ SPARE_PARAMETERS = 100_000_000
 class ModelFile:
     """Everything that inference needs: the configuration of the network, its classes and its weights.
 
-    `licence` is that of the weights, as far as it is stated. `reference` is the
+    `licence` is the stated licence of the weights. `reference` is the
     :func:`seamseg.data.input_size.reference_size` of the training, without overrides.
     """
 

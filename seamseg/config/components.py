@@ -208,7 +208,7 @@ def _import_file(path: Path) -> None:
         sys.path.append(str(path.parent))
     importlib.invalidate_caches()
     try:
-        # compiled here: the bytecode on the disk may be that of other content of the same second
+        # compiled here: bytecode on the disk may be of other content of the same second
         text = path.read_bytes()
         exec(compile(text, str(path), "exec", dont_inherit=True), sys.modules[name].__dict__)
     except BaseException:
@@ -287,7 +287,7 @@ def added_by(names: Iterable[str]) -> Iterator[Component]:
 def custom_of(made: object) -> Component | None:
     """Return the component of the user whose class an object has; None for objects of this package."""
     kind = type(made)
-    names = (kind.__module__, kind.__qualname__)  # the class itself may be that of the file before it changed
+    names = (kind.__module__, kind.__qualname__)  # the class itself may be from before its file changed
     found = (c for c in _REGISTERED.values() if (c.module, c.make.__qualname__) == names)
     return next((c for c in found if not c.built_in), None)
 
@@ -342,7 +342,7 @@ class Record:
 
     @property
     def change(self) -> str | None:
-        """A line if the file of the imported component is another than that of the training."""
+        """A line if the file of the imported component has changed since the training."""
         component = _REGISTERED.get((self.kind, self.name))
         if component is None or component.built_in or _checksum(component.file) == self.sha256:
             return None

@@ -119,8 +119,8 @@ def value_factor(change: str, enlarged: float, scale: float) -> float:
     Parameters
     ----------
     change : how its values change: none, multiply or divide, see :class:`seamseg.structures.ReadMap`
-    enlarged : width of the input, as a fraction of that of the image
-    scale : width of the input, as a fraction of that in :func:`reference_size`
+    enlarged : width of the input, as a fraction of the width of the image
+    scale : width of the input, as a fraction of its width in :func:`reference_size`
     """
     return {"none": 1.0, "multiply": enlarged, "divide": 1 / scale}[change]
 

@@ -232,7 +232,7 @@ class SemanticExport(ExportNet):
 class WholeExport(ExportNet):
     """Networks as a whole: the outputs of their kind, and their maps, from `predict` of the padded image.
 
-    `classmap`, `probability`, `count`, maps and ids are those of :class:`DetectionExport` and :class:`SemanticExport`.
+    `classmap`, `probability`, `count`, maps and ids are as in :class:`DetectionExport` and :class:`SemanticExport`.
     """
 
     net: WholeNetwork
@@ -363,7 +363,7 @@ def failures_in_one_line(problem: str, net: ExportNet | None = None, free: bool 
     except SeamsegError as error:
         if not own:
             raise
-        # that of a head or network has its name, file and line
+        # an error of a head or network has its name, file and line
         raise SeamsegError(f"{problem} ({error})") from error
     except Exception as error:
         if lacks_memory(error):

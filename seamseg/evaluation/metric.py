@@ -93,7 +93,7 @@ class Selection(NamedTuple):
         return f"{100 * self.value:.2f}" if self.percent else f"{self.name} {self.value:.4g}"
 
     def beats(self, best: float) -> bool:
-        """Return whether the value is better than that of another validation; NaN never is."""
+        """Return whether the value is better than the best of other validations; NaN never is."""
         return self.value > best if self.higher_is_better else self.value < best
 
 

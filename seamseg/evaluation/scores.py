@@ -25,7 +25,7 @@ class Scores(Protocol):
 
     @property
     def selection(self) -> Selection:
-        """The score that selects the best snapshot; that of a kind of network is a fraction, 0 if it is undefined."""
+        """The score that selects the best snapshot; of built-in kinds of network a fraction, 0 if it is undefined."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of the JSON file and of a line of `metrics.jsonl`."""

@@ -38,9 +38,9 @@ def input_size(
 ) -> InputSize:
     """Return the size of the network's input in prediction and validation.
 
-    The original does not limit the longest side, so a panorama can exhaust the memory. Here the default limit is
-    that of :func:`seamseg.data.input_size.reference_size`. Ordinary images stay far below it, and have the same size as
-    in the original.
+    The original does not limit the longest side, so a panorama can exhaust the memory. Here
+    :func:`seamseg.data.input_size.reference_size` has the default limit. Ordinary images stay far below it, and have
+    the same size as in the original.
 
     Parameters
     ----------

@@ -322,7 +322,7 @@ def _check_optimizer(trial: _Trial) -> str:
     still = _unchanged(optimizer, names, 0.01)
     assert not still, (
         f"{len(still)} of {len(names)} parameters do not change in five steps, first {still[0] if still else ''}: "
-        "update those of all self.param_groups in place"
+        "update the parameters of all self.param_groups in place"
     )
     return "each parameter of each group changes, with its learning rate"
 

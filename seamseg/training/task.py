@@ -335,7 +335,7 @@ class SegmentationTask(Task):
                 log.warning(problem)
 
     def frozen(self, net: nn.Module) -> dict[str, nn.Parameter]:
-        """Return those of `[body] num_frozen`; none of a body that loads them itself."""
+        """Return the parameters that `[body] num_frozen` freezes; none of a body that loads them itself."""
         if not isinstance(net, (PanopticNet, SemanticNet)) or self.config.body.num_frozen == 0:
             return {}
         backbone = net.body if isinstance(net, SemanticNet) else net.body.backbone

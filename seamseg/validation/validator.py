@@ -57,8 +57,8 @@ from seamseg.validation.metrics import CustomMetrics, scores_of_all
 class ValidationItem:
     """An image of a split: network input `H x W x 3` uint8, instance ids `L x h x w` at native size, their classes.
 
-    `maps` are those of `Metric.reads`, `channels x h x w` float32. `result` is that of :class:`ValidationResult` for
-    metrics, otherwise None.
+    `maps` has the ground truth of `Metric.reads`, `channels x h x w` float32. `result` is for metrics, see
+    :class:`ValidationResult`; otherwise None.
     """
 
     id: str

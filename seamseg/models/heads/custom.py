@@ -68,7 +68,7 @@ class Head(nn.Module):
     Attributes
     ----------
     losses : name of each loss, and the key that holds its weight, or the weight itself
-    outputs : the maps that it predicts, by name, which is also that of their output format; an instance may set its own
+    outputs : the maps that it predicts, by name, each also an output format; an instance may set its own
     exportable : whether `forward` and `predict` can be traced by `torch.export`
     reads : the ground truth that is read from the data set in training, by name
     """
