@@ -237,9 +237,9 @@ def _forget(module: str) -> None:
         del _REGISTERED[key]
 
 
-def registered(kind: str | None = None) -> list[Component]:
-    """Return the built-in and the imported components, of a kind or of all, by name."""
-    for module in (m for one in ([kind] if kind is not None else KINDS) for m in KINDS[one].modules):
+def registered(kind: str | None = None, built_in: bool = True) -> list[Component]:
+    """Return the imported and, with `built_in`, the built-in components, of a kind or of all, by name."""
+    for module in (m for one in ([kind] if kind is not None else KINDS) for m in KINDS[one].modules if built_in):
         importlib.import_module(module)
     return sorted((c for c in _REGISTERED.values() if kind in (None, c.kind)), key=lambda c: (c.kind, c.name))
 

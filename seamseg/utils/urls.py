@@ -10,6 +10,8 @@ from seamseg.utils.errors import InputError, UnreadableImage
 from seamseg.utils.limits import PHOTO_BYTES, read_limited
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+SCHEMES = ("s3", "gs", "gcs", "az", "abfs", "abfss", "https", "http", "memory", "file")
+"""Schemes that are opened: others of fsspec run templates, unpack archives, reach other machines, or chain (`::`)."""
 _MOST_NUMBERS = 1_000_000
 _MAGIC = re.compile(r"[*\[]")
 
@@ -25,8 +27,10 @@ def file_system(url: str) -> tuple[Any, str]:
     Raises
     ------
     InputError
-        if fsspec or the library of the scheme is not installed, or the scheme is unknown
+        if fsspec or the library of the scheme is not installed, or the scheme is not one of :data:`SCHEMES`
     """
+    if "::" in url or url.partition("://")[0].lower() not in SCHEMES:
+        raise InputError(f"{url}: this kind of URL is not opened; supported are {', '.join(SCHEMES)}, without `::`")
     try:
         import fsspec
     except ImportError as error:

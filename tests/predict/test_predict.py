@@ -150,7 +150,7 @@ def test_batches_and_workers_change_nothing(micro_run, micro, tmp_path, seamseg_
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("{run}", "{photos}", "no://bucket/out"), "no://bucket/out: fsspec cannot read this URL"),
+        (("{run}", "{photos}", "no://bucket/out"), "no://bucket/out: this kind of URL is not opened"),
         (("{run}", "{photos}", "{photos}/tall.png"), "tall.png: looks like an image; the last argument must be"),
         (("{run}", "{photos}", "{photos}/readme.txt"), "the output must be a folder, this is a file"),
         (("{run}", "{photos}", ""), "OUT is empty"),

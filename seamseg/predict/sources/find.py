@@ -33,7 +33,7 @@ def find_sources(
     """Find the images of a file, folder (with sub-folders), glob (`**` for any depth), URL, list, video or tar shards.
 
     A folder is searched for the endings of :data:`PHOTO_ENDINGS`, without hidden files; files that are named, or match
-    a glob, are used whatever their ending. `LIST.txt`, or `@LIST`, has one path or URL a line, relative to the folder
+    a glob, are used whatever their ending. `LIST.txt`, or `@LIST`, has one local path a line, relative to the folder
     of the list or else to the working folder; `#` starts a comment. Below a folder or glob, folders that `predict`,
     `prepare` or `train` has written are left out, with a line on stderr. Shards may be numbered as
     `part-{000..010}.tar`. Images of a folder or glob are sorted by path, others keep the given order.
@@ -159,15 +159,18 @@ def _of_list(path: Path) -> Found:
     if not os.path.exists(path):
         raise InputError(f"{path}: no such list of images{nearest_path(path)}")
     addresses = []
+    # a list may be of others: its lines reach no network
     for line in dict.fromkeys(listed_names(read_bytes(path, what := "list of images"), path, what)):
         # Windows writes back slashes, which are a part of the name elsewhere
         spellings = [path.parent / line, line, path.parent / line.replace("\\", "/"), line.replace("\\", "/")]
         # unlike those of `Path`, this is no error for a name that no file can have
-        found = line if is_url(line) else next(filter(os.path.exists, map(str, spellings)), None)
+        found = next(filter(os.path.exists, map(str, spellings)), None)
+        if is_url(line) and not line.startswith("#"):
+            raise InputError(f"{path}: {line!r:.200} is a URL; lists hold local paths, give URLs on the command line")
         if found is not None or not line.startswith("#"):
             addresses.append(found or str(spellings[2]))
     if not addresses:
-        raise InputError(f"{path}: this list names 0 images; it needs one path or URL a line")
+        raise InputError(f"{path}: this list names 0 images; it needs one path a line")
     return _in_common(addresses)
 
 

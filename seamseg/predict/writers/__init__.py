@@ -28,8 +28,9 @@ def formats_of(kind: str) -> list[str]:
     """Return the names of the formats of a kind of network, built in, of imported files, and of heads and networks."""
     of_heads = [name for head in components.registered("head") for name in head.make.outputs]  # type: ignore[attr-defined]
     formats = [c.name for c in components.registered("format") if kind in c.make.kinds]  # type: ignore[attr-defined]
-    networks = [c.make for c in components.registered("network") if getattr(c.make, "kind", None) == kind]
-    of_networks = [name for make in networks for name in getattr(make, "outputs", {})]
+    # those of the package have no maps of their own, and need torch
+    networks = [c.make for c in components.registered("network", built_in=False)]
+    of_networks = [n for make in networks if getattr(make, "kind", None) == kind for n in getattr(make, "outputs", {})]
     return [*formats, *(of_heads if kind in _WITH_HEADS else []), *of_networks]
 
 
