@@ -232,7 +232,7 @@ def coco_panoptic(data: bytes, folder: Path) -> None:
     listed = build_class_list(coco_categories(source.content.get("categories"), source.name), [], source.name)
     for frame in panoptic.find_frames(source, _QUIET)[:4]:
         with refusing():
-            panoptic.read_instances(frame, listed.classes, listed.class_of)
+            panoptic.read_instances(frame, listed, 255)
 
 
 _QUIET = ConversionOptions(workers=1, log=lambda text: None)
