@@ -192,7 +192,9 @@ class WholeNetwork(Network):
         if not self.network.predicts_ids or torch.compiler.is_exporting():
             return
         ids, count = maps["ids"], len(prediction.scores)
-        if ids.is_floating_point() or (ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) <= count):
+        # one wait for a GPU
+        least, largest = torch.stack(ids.aminmax()).tolist() if ids.numel() else (0, 0)
+        if ids.is_floating_point() or not 0 <= least <= largest <= count:
             raise ValueError(f"maps['ids'] must be integers from 0 to {count}, the number of detections")
 
 
