@@ -77,6 +77,7 @@ def test_outputs_inside_the_folder_are_not_inputs(tree, capsys):
         lines = capsys.readouterr().err.splitlines()
         assert sorted(line.partition(": left out")[0] for line in lines) == [str(tree / "old"), str(tree / "sub/data")]
     assert names(find_sources(tree / "old")) == ["x"]
+    assert names(find_sources(f"{tree}/*/data/*.png")) == ["sub/data/x"]
     with pytest.raises(InputError, match="would mix; choose another output folder"):
         find_sources(tree, tree / "sub" / "..")
 

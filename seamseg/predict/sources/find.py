@@ -34,7 +34,7 @@ def find_sources(
 
     A folder is searched for the endings of :data:`PHOTO_ENDINGS`, without hidden files; files that are named, or match
     a glob, are used whatever their ending. `LIST.txt`, or `@LIST`, has one local path a line, relative to the folder
-    of the list or else to the working folder; `#` starts a comment. Below a folder or glob, folders that `predict`,
+    of the list or else to the working folder; `#` starts a comment. Below a folder or `**`, folders that `predict`,
     `prepare` or `train` has written are left out, with a line on stderr. Shards may be numbered as
     `part-{000..010}.tar`. Images of a folder or glob are sorted by path, others keep the given order.
 
@@ -121,7 +121,8 @@ def _of_numbers(text: str, found: Sequence[Path]) -> Found:
 
 def _of_glob(pattern: str, out: Path | None, is_output: Callable[[str], bool]) -> Found:
     root = _fixed_part(Path(pattern))
-    left_out = _left_out(root, out)
+    # a pattern of given depth names the folders
+    left_out = _left_out(root, out) if "**" in pattern else lambda folder: False
     matches = map(Path, glob.iglob(pattern, recursive=True))
     found = sorted(
         p
