@@ -252,9 +252,11 @@ def test_a_new_run_drops_the_snapshots_of_an_old_one_if_asked_to(seven, stopped,
     shutil.copy(stopped / "metrics.jsonl", tmp_path / "run")
     with pytest.raises(InputError, match=r"holds a training \(metrics.jsonl\)"):
         run_training(replace(new, log_dir=tmp_path / "run"))
-    (tmp_path / "run" / "model.safetensors").touch()
-    with pytest.raises(InputError, match=r"holds other files \(model\.safetensors\): choose a new folder"):
-        run_training(replace(new, log_dir=tmp_path / "run", restart=True))
+    for name in ("model.safetensors", "lst"):  # a converted model, a data set
+        (tmp_path / "run" / name).touch()
+        with pytest.raises(InputError, match=rf"holds other files \({name}\): choose a new folder"):
+            run_training(replace(new, log_dir=tmp_path / "run", restart=True))
+        (tmp_path / "run" / name).unlink()
     run_training(replace(new, restart=True))
     assert not best.exists()
     assert [p.name for p in (stopped / "snapshots").iterdir()] == ["step-00000004.pth.tar"]

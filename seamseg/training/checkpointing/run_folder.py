@@ -151,10 +151,12 @@ class RunFolder:
         Parameters
         ----------
         resume : snapshot or run folder where the training resumes, or `auto`; None for a new one
-        restart : replace a training, but no converted model
+        restart : replace a training, but no converted model or data set
         """
-        if (self.path / WEIGHTS_NAME).exists():
-            raise InputError(f"{self.path}: holds other files ({WEIGHTS_NAME}): choose a new folder")
+        # a converted model, or a data set, whose metadata.bin would be replaced
+        for name in (WEIGHTS_NAME, "lst"):
+            if (self.path / name).exists():
+                raise InputError(f"{self.path}: holds other files ({name}): choose a new folder")
         here = self.path.resolve()
         if restart or (resume is not None and (resume == AUTO or Path(resume).resolve().is_relative_to(here))):
             return
