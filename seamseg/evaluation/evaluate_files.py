@@ -193,6 +193,8 @@ def _match_images(gt: CocoPanoptic, pred: CocoPanoptic) -> Mapping[int | str, An
     if missing:
         others = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
         example = f"; the first prediction is for image {pred.annotations[0].image_id}" if pred.annotations else ""
+        if any(str(a.image_id) == str(missing[0]) for a in pred.annotations):
+            example = "; there is one whose `image_id` is a text instead of a number, or the reverse"
         raise InputError(f"{pred.path}: no prediction for image {missing[0]} of {gt.path.name}{others}{example}")
     return found
 

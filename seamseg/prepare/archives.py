@@ -18,7 +18,7 @@ from PIL import Image
 from seamseg.data import images
 from seamseg.data.images import image_size, open_image, open_mask
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import nearest_path, read_bytes
+from seamseg.utils.files import is_hidden, nearest_path, read_bytes
 from seamseg.utils.limits import (
     ANNOTATION_BYTES,
     PHOTO_BYTES,
@@ -155,7 +155,7 @@ class SourceTree:
         for mount in mounts:
             folder = self.root / mount
             for archive in sorted(folder.iterdir()) if folder.is_dir() else ():
-                if archive.is_file():
+                if archive.is_file() and not is_hidden(archive.name):
                     self._add_archive(archive, mount)
 
     @property

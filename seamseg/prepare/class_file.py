@@ -176,8 +176,7 @@ def _check_keys(section: dict[str, str], valid: tuple[str, ...], where: str) -> 
 def _entry(given: Any, where: str, kind: str) -> dict[str, Any]:
     try:
         given = {key: value for key, value in given.items() if value is not None}
-        name, number = str(given["name"]), given["id"]
-        number = int(number) if isinstance(number, str) else whole_number(number)
+        name, number = str(given["name"]), whole_number(given["id"])
         name.encode()  # JSON may hold half a character, which no file can
         thing = _is_thing(given[kind]) if kind in given else kind == "isthing" and _is_thing(given.get("kind", 1))
         colour = given.get("color")

@@ -256,7 +256,7 @@ def _listed_photos(
 
 def _object_files(photos: Mapping[str, File], masks: Mapping[str, File], listed: ClassList) -> list[SourceFrame]:
     """Return the images with masks of single objects, with the class of each mask."""
-    photos_by_name = FilesByName(photos)
+    photos_by_name = FilesByName(photos, masks, same_tree=True)
     found: dict[str, list[tuple[int, File]]] = {}
     for name, file in masks.items():
         rest = ""

@@ -187,7 +187,7 @@ def coco_number(record: Mapping[str, Any], key: str, where: str, default: int | 
             raise InputError(f"{where}: `{key}` is missing")
         return default
     try:
-        return whole_number(float(value) if isinstance(value, str) else value)
+        return whole_number(value)
     except ValueError:
         raise InputError(f"{where}: `{key}` is {str(value)[:40]!r}, not a whole number") from None
 

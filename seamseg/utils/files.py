@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import difflib
 import hashlib
 import json
@@ -118,20 +117,20 @@ def read_bytes(path: Path, what: str, limit: int = TEXT_BYTES) -> bytes:
 
 
 def decode_text(data: bytes, name: object, what: str) -> str:
-    """Decode the text of a user's file, of UTF-8 or, with a byte order mark, UTF-16, which PowerShell writes.
+    """Decode the text of a user's file, of UTF-8 or, with or without a byte order mark, UTF-16 as PowerShell writes it.
 
     Raises
     ------
     InputError
         naming the file `name`, a `what`, if it is neither
     """
-    encoding = "UTF-16" if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "UTF-8"
+    encoding = json.detect_encoding(data)
     try:
         return data.decode(encoding).removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise InputError(
-            f"{name}: cannot be read as a {what}: line {line} is not {encoding} text; save it as UTF-8"
+            f"{name}: cannot be read as a {what}: line {line} is not {encoding.upper()} text; save it as UTF-8"
         ) from None
 
 

@@ -13,7 +13,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -257,6 +257,8 @@ def parse_json(data: bytes | str, constant: Callable[[str], Any] | None = None) 
         return json.loads(data, parse_constant=constant, parse_int=integer)
     except RecursionError:
         raise ValueError("its lists and objects are nested too deep") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte {error.start} is not {error.encoding.upper()} text; save it as UTF-8") from None
 
 
 def _has_long_number(data: bytes) -> bool:
@@ -272,13 +274,16 @@ def _integer_or_float(text: str) -> int | float:
 
 
 def whole_number(value: Any) -> int:
-    """Return an id of an untrusted file.
+    """Return an id of an untrusted file, which may be the text of a number.
 
     Raises
     ------
     ValueError
         if it is not a number, has a fraction, or needs more than 60 bits, see :func:`parse_json`
     """
+    if isinstance(value, str):
+        with suppress(ValueError):
+            value = int(value) if value.isdecimal() else float(value)
     if not isinstance(value, (int, float)) or not abs(value) < 1 << 60 or value != int(value):
         raise ValueError(f"{str(value)[:40]!r} is not a whole number of at most 60 bits")
     return int(value)

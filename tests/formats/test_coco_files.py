@@ -220,12 +220,20 @@ def test_predictions_are_found_by_the_name_of_the_photo(pair):
 
     edit(gt, number)
     edit(pred, rename)
+    edit(
+        pred,
+        lambda c: [s.update(category_id=str(s["category_id"])) for a in c["annotations"] for s in a["segments_info"]],
+    )
     assert evaluate_panoptic_json(gt, pred).to_json() == wanted
     # ambiguous: the same name in two folders
     edit(pred, lambda content: content["annotations"].append({**content["annotations"][0], "image_id": "other/a"}))
     with pytest.raises(
         InputError, match=r"no prediction for image 1000 .*; the first prediction is for image city/a_leftImg8bit"
     ):
+        evaluate_panoptic_json(gt, pred)
+    edit(pred, lambda content: content["annotations"].pop())
+    edit(pred, lambda content: content["annotations"][0].update(image_id="1000"))
+    with pytest.raises(InputError, match="there is one whose `image_id` is a text instead of a number"):
         evaluate_panoptic_json(gt, pred)
 
 

@@ -68,6 +68,7 @@ def test_a_list_keeps_its_order_and_relative_folders(photos, tmp_path, monkeypat
     assert names(find_sources(f"@{tmp_path / 'list.txt'}")) == expected
     for changed in (
         text.encode("utf-16"),
+        text.encode("utf-16-be"),
         text.replace("/", "\\").encode("utf-8-sig"),
         "\r\n".join(f'"{line.strip()}"' for line in text.splitlines()).encode(),
     ):

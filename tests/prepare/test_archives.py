@@ -78,6 +78,7 @@ def test_files_on_disk_take_precedence_over_archives(source, tmp_path):
     (root / "a").mkdir()
     (root / "a" / "m.png").write_bytes(b"disk")
     (root / "a" / "n.png").write_bytes(b"disk")
+    (root / "._all.zip").write_bytes(b"of a Mac, no archive")
     found = SourceTree(root)
     assert list(found.files("a")) == ["m.png", "n.png"]
     assert found.file("a/m.png") == root / "a" / "m.png"

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import zipfile
 
 import numpy as np
 import pytest
@@ -109,6 +110,11 @@ def test_a_file_for_each_object(raw, name):
     zip_of(raw / "labels", raw / "labels.zip")
     prepare(raw, "labels.zip", out="two")
     assert tree(raw / "out") == tree(raw / "two")
+    with zipfile.ZipFile(raw / "labels.zip", "w") as file:  # with the folder that holds the masks
+        for path in sorted((raw / "labels").rglob("*.*")):
+            file.write(path, path.relative_to(raw))
+    prepare(raw, "labels.zip", out="three")
+    assert tree(raw / "out") == tree(raw / "three")
 
 
 def test_folders_of_classes_colours_similar_names_and_background(raw):

@@ -34,8 +34,8 @@ def find_sources(
 
     A folder is searched for the endings of :data:`PHOTO_ENDINGS`, without hidden files; files that are named, or match
     a glob, are used whatever their ending. `LIST.txt`, or `@LIST`, has one local path a line, relative to the folder
-    of the list or else to the working folder; `#` starts a comment. Below a folder or `**`, folders that `predict`,
-    `prepare` or `train` has written are left out, with a line on stderr. Shards may be numbered as
+    of the list or else to the working folder; a line that starts with `#` is a comment. Below a folder or `**`, folders
+    that `predict`, `prepare` or `train` has written are left out, with a line on stderr. Shards may be numbered as
     `part-{000..010}.tar`. Images of a folder or glob are sorted by path, others keep the given order.
 
     The name of an output is the path relative to the folder (of a list: to the common parent folder), without its
