@@ -2,7 +2,9 @@
 
 import gzip
 import io
+import itertools
 import os
+import struct
 import sys
 import tarfile
 from pathlib import Path
@@ -226,6 +228,30 @@ def test_the_colours_of_a_video_are_of_its_own_matrix(tmp_path):
         container.mux(stream.encode())
     (item,) = Video(str(tmp_path / "red.mkv"), "red", "red.mkv").items()
     assert np.abs(np.asarray(item.open())[16, 16] - np.array([200.0, 30, 30])).max() <= 2
+
+
+def test_rotated_and_mirrored_videos(tmp_path):
+    av = pytest.importorskip("av")
+    path = tmp_path / "turned.mp4"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=25)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        pixels = np.zeros((48, 64, 3), np.uint8)
+        pixels[:24, :32] = 200
+        container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        container.mux(stream.encode())
+    data = path.read_bytes()
+    at = data.index(b"tkhd") + 44
+    for one, other in itertools.product((1, -1), repeat=2):
+        for a, b, c, d in ((one, 0, 0, other), (0, one, other, 0)):
+            numbers = (a << 16, b << 16, 0, c << 16, d << 16, 0, 0, 0, 1 << 30)
+            path.write_bytes(data[:at] + struct.pack(">9i", *numbers) + data[at + 36 :])
+            (item,) = Video(str(path), "turned", path.name).items()
+            found = np.asarray(item.open())[..., 0]
+            assert found.shape == ((48, 64) if a else (64, 48))
+            x, y = -a - c, -b - d  # of the bright quarter, from the middle
+            height, width = found.shape
+            assert found[height // 2 + y * height // 4, width // 2 + x * width // 4] > 150
 
 
 def test_files_that_are_no_video(video):

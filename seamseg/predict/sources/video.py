@@ -61,10 +61,14 @@ class VideoFrame:
 
     def open(self) -> Image.Image:
         """Return the frame, upright."""
-        pixels = self.frame.to_ndarray(format="rgb24")
-        # orientation of the camera, in degrees counter-clockwise
-        turns = round(getattr(self.frame, "rotation", 0) / 90) % 4
-        return Image.fromarray(np.ascontiguousarray(np.rot90(pixels, turns)))
+        pixels, matrix = self.frame.to_ndarray(format="rgb24"), self.frame.side_data.get("DISPLAYMATRIX")
+        if matrix is not None:
+            # of (x, y) as stored to (a x + c y, b x + d y); `frame.rotation` takes mirrored frames for rotated ones
+            a, b, _, c, d = np.frombuffer(matrix, np.int32)[:5].tolist()
+            if abs(b) + abs(c) > abs(a) + abs(d):
+                pixels, a, d = pixels.swapaxes(0, 1), c, b
+            pixels = pixels[:: -1 if d < 0 else 1, :: -1 if a < 0 else 1]
+        return Image.fromarray(np.ascontiguousarray(pixels))
 
 
 @dataclass(frozen=True)
