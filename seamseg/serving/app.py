@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 PAGE = Page("seamseg.serving", ("helpers", "maps", "serve"), ("style", "serve"), connects=True)
 
 UPLOAD = "image"
+_BASE64 = (b"data:", b"iVBORw0KGgo", b"/9j/")
+"""Starts of a data URL, and of a PNG and a JPEG in base64."""
 """Name of the upload in messages."""
 
 DISCONNECTED = 499
@@ -268,8 +270,8 @@ class Service:
             raise HTTPException(400, f"{UPLOAD}: empty: send an image as the body, or as `file` of a form")
         if len(data) > limit:
             raise _too_large(limit)
-        if kind == "application/json" or data.startswith(b"data:"):
-            raise HTTPException(400, f"{UPLOAD}: JSON or a data URL: send the bytes of the image, not base64")
+        if kind == "application/json" or data.startswith(_BASE64):
+            raise HTTPException(400, f"{UPLOAD}: JSON, a data URL or base64: send the bytes of the image")
         return data
 
     async def _compute(self, name: str, data: bytes) -> Content:
