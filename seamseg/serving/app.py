@@ -43,9 +43,10 @@ if TYPE_CHECKING:
 PAGE = Page("seamseg.serving", ("helpers", "maps", "serve"), ("style", "serve"), connects=True)
 
 UPLOAD = "image"
+"""Name of the upload in messages."""
+
 _BASE64 = (b"data:", b"iVBORw0KGgo", b"/9j/")
 """Starts of a data URL, and of a PNG and a JPEG in base64."""
-"""Name of the upload in messages."""
 
 DISCONNECTED = 499
 """Status in the metrics of a request whose client went away, as of nginx; it is never sent."""
@@ -271,7 +272,7 @@ class Service:
         if len(data) > limit:
             raise _too_large(limit)
         if kind == "application/json" or data.startswith(_BASE64):
-            raise HTTPException(400, f"{UPLOAD}: JSON, a data URL or base64: send the bytes of the image")
+            raise HTTPException(400, f"{UPLOAD}: JSON, a data URL or base64: send the bytes of the image themselves")
         return data
 
     async def _compute(self, name: str, data: bytes) -> Content:
