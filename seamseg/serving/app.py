@@ -272,7 +272,7 @@ class Service:
         if len(data) > limit:
             raise _too_large(limit)
         if kind == "application/json" or data.startswith(_BASE64):
-            raise HTTPException(400, f"{UPLOAD}: JSON, a data URL or base64: send the bytes of the image themselves")
+            raise HTTPException(400, f"{UPLOAD}: JSON or base64, as in a data URL: send the bytes of the image")
         return data
 
     async def _compute(self, name: str, data: bytes) -> Content:
