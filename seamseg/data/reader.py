@@ -113,7 +113,7 @@ def open_reader(config: Config, root: str | Path, split: str) -> Reader:
     """
     component, keys = config.component("reader")
     with reader_errors(component, str(root)):
-        made = component.make(root, split, keys)
+        made = component.make(Path(root), split, keys)
         reader = instance_of(Reader, made, f"{root}: reader {component.name}")  # type: ignore[type-abstract]
         metadata_of(metadata_header(reader.metadata), f"{root}: reader {component.name}", reader.images)
         if not len(reader):

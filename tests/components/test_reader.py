@@ -47,8 +47,10 @@ def test_a_training_and_its_scores_equal_those_on_the_folder(options, micro, tmp
     assert all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(*leaves, strict=True))
 
 
-def test_a_model_is_evaluated_with_its_reader_only(options, data, micro, tmp_path, seamseg_main, capsys):
-    run_training(options("run", "scheduler.epochs=1"))
+def test_a_model_is_evaluated_with_its_reader_only(options, file, data, micro, tmp_path, seamseg_main, capsys):
+    # also a path that is given as text
+    file.write_text(file.read_text().replace("super().__init__(root", "root.stat(); super().__init__(root"))
+    run_training(replace(options("run", "scheduler.epochs=1"), data=str(data)))
     forget("my_zip")
     photo, words = micro / "img" / "val0.png", ("--device", "cpu", "--split", "val")
     assert seamseg_main("predict", tmp_path / "run", photo, tmp_path / "out", "--device", "cpu") == 0
