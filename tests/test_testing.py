@@ -175,7 +175,7 @@ MISTAKES = {
         r"mine \(.*\.py\): 131 of 131 parameters do not change",
     ),
     "update of one group": ("optimizer", {"param_groups:": "param_groups[:1]:"}, "parameters do not change in five"),
-    "lost groups": ("optimizer", {"(groups, {})": "(groups[:1], {})"}, "57 of 131 parameters are in no group of it"),
+    "lost groups": ("optimizer", {"(groups, {})": "(groups[:1], {})"}, "57 of 131 parameters are in no group"),
     "own rate": ("optimizer", {'alpha=-group["lr"]': "alpha=-0.1"}, 'the learning rate 0: multiply .*group."lr'),
     "detached loss": ("loss", {"image.cross_entropy": "image.cross_entropy.detach()"}, "the loss has no gradient"),
     "loss of void": ("loss", {".clamp(min=1)": ""}, r"mine \(.*\): the loss of a void image is nan: return 0 where"),
@@ -203,7 +203,7 @@ def test_mistakes_that_need_no_training(kind, changes, message, file, monkeypatc
 
 def test_a_misspelt_method(file):
     message = r"callback mine \(.*\.py\): it has a method validate, which nothing calls.* validated"
-    with pytest.raises(AssertionError, match=message):
+    with pytest.raises(AssertionError, match=message), pytest.warns(UserWarning, match=message):
         check_component(file("callback", old=("def validated(", "def validate(")))
 
 

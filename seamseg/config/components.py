@@ -7,12 +7,14 @@ never because they are installed or a model names them.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import importlib
 import importlib.util
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -71,6 +73,20 @@ class Component:
         """Whether it is part of this package."""
         return self.module.partition(".")[0] == "seamseg"
 
+    @property
+    def misspelt(self) -> str:
+        """A line about a method that nothing calls and whose name is almost that of one of the base class, or empty."""
+        base = next((c for c in getattr(self.make, "__mro__", ()) if c.__module__.startswith("seamseg.")), None)
+        if base is None:
+            return ""
+        own = {name: value for name, value in vars(self.make).items() if callable(value)}
+        called = {name for value in own.values() if hasattr(value, "__code__") for name in value.__code__.co_names}
+        meant = [name for name, value in vars(base).items() if callable(value) and name not in own]
+        for name in (name for name in own if not (name.startswith("_") or name in called or hasattr(base, name))):
+            if found := difflib.get_close_matches(name, meant, 1, 0.8):
+                return f"it has a method {name}, which nothing calls: is it meant to be {found[0]}?"
+        return ""
+
     def build(self, *arguments: Any) -> Any:
         """Call :attr:`make`; its exceptions become an InputError with the component, its file and the line."""
         try:
@@ -124,6 +140,8 @@ def register(kind: str, name: str, keys: type = NoKeys) -> Callable[[Made], Made
         component = Component(kind, name, made, keys, made.__module__)
         if not component.built_in:
             component = replace(component, sha256=_checksum(component.file))
+            if doubt := component.misspelt:
+                warnings.warn(f"{component.section} ({component.file}): {doubt}", stacklevel=2)
         other = _REGISTERED.setdefault((kind, name), component)
         if other.module != component.module or other.make.__qualname__ != made.__qualname__:
             raise InputError(f"another {kind} {name} is in {other.file}: rename one")

@@ -102,6 +102,9 @@ FORMATS = {
 
 _ROUNDS = 5
 
+_LEAST_WHOLE = 64
+"""Smallest side of a network as a whole, whose strides are not known: a map of one cell would be taken for fixed."""
+
 
 @dataclass(frozen=True, repr=False)
 class ExportReport:
@@ -301,7 +304,8 @@ def _open_classifier(path: Path, config: Path | str, options: ExportOptions) -> 
 def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOptions) -> ExportReport:
     size, stated = options.size or source.size, source.metadata
     if _is_free(source, path, options):
-        own = CLASSIFIER_SIDES if source.input_size is None else (stated.multiple, chosen.largest_side)
+        least = _LEAST_WHOLE if isinstance(source.net, WholeNetwork) else stated.multiple
+        own = CLASSIFIER_SIDES if source.input_size is None else (least, chosen.largest_side)
         metadata = replace(stated, sides=own)
         # in an example of one cell, its side of 1 would be taken for fixed
         height, width = (min(max(side, 2 * stated.multiple), _largest_example(metadata)) for side in size)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 import math
 import os
@@ -159,20 +158,6 @@ def _write_maps(city: Path, specs: Iterable[ReadMap]) -> None:
                 np.save(city / spec.folder / f"{path.stem}.npy", values)
 
 
-def _misspelt(made: object) -> tuple[str, str] | None:
-    """Return a method that nothing calls, whose name is almost that of one of the base class, and that name."""
-    base = next((c for c in getattr(made, "__mro__", ()) if c.__module__.startswith("seamseg.")), None)
-    if base is None:
-        return None
-    own = {name: value for name, value in vars(made).items() if callable(value)}
-    called = {name for value in own.values() if hasattr(value, "__code__") for name in value.__code__.co_names}
-    meant = [name for name, value in vars(base).items() if callable(value) and name not in own]
-    for name in (name for name in own if not (name.startswith("_") or name in called or hasattr(base, name))):
-        if found := difflib.get_close_matches(name, meant, 1, 0.8):
-            return name, found[0]
-    return None
-
-
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
     before = is_quiet()
@@ -226,8 +211,7 @@ class _Check:
         checks += [self.export] if self.component.kind in _EXPORTED else []
         own = getattr(self, f"_{self.component.kind}", None)
         section = self.component.section
-        if misspelt := _misspelt(self.component.make):
-            self.expect(False, f"it has a method {misspelt[0]}, which nothing calls: is it meant to be {misspelt[1]}?")
+        self.expect(not (doubt := self.component.misspelt), doubt)
         try:
             lines = [*self.layers(), *(check() for check in [*checks, *([own] if own else [])])]
             return [f"{section}: {line}" for line in lines]
@@ -315,15 +299,14 @@ class _Check:
         return "a resumed training has the same weights, to the bit"
 
     def predict(self) -> str:
-        """Predict an image as a whole, in tiles and mirrored; a network as a whole has no views."""
+        """Predict an image as a whole, in tiles and mirrored, as far as the component allows it."""
         image = np.ascontiguousarray(np.tile(np.asarray(open_image(self.files.photo)), (4, 3, 1)))
-        whole = self.component.kind == "network"
-        views: list[dict[str, Any]] = [
-            {"tiles": "off"},
-            {"tiles": 160},
-            *([{"tiles": "off", "tta": "flip"}] * (not whole)),
-        ]
-        for options in views:
+        views: dict[str, dict[str, Any]] = {"as a whole": {"tiles": "off"}}
+        if not getattr(self.component.make, "predicts_ids", False):
+            views["in tiles"] = {"tiles": 160}
+        if self.component.kind != "network":
+            views["mirrored"] = {"tiles": "off", "tta": "flip"}
+        for options in views.values():
             given: dict[str, Any] = {**options, "overrides": self.overrides}
             predictor = load_predictor(self.model, "cpu", options=InferenceOptions(**given))
             (found,) = predictor.raw([image])
@@ -332,7 +315,8 @@ class _Check:
                 shape = found.maps[name].shape
                 self.expect(shape == wanted, f"predict: the map {name} has shape {shape}, not {wanted} ({options})")
                 self.expect(bool(np.isfinite(found.maps[name]).all()), f"predict: {name} is not finite ({options})")
-        return f"predicts an image as a whole{' and in tiles' if whole else ', in tiles and mirrored'}"
+        *others, last = views
+        return f"predicts an image {' and '.join([', '.join(others), last] if others else [last])}"
 
     def export(self) -> str:
         """Export the model to ONNX, which compares the file with it."""

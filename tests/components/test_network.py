@@ -13,6 +13,7 @@ from support.interruptions import loss_lines, result, signals_at, train_until_do
 import seamseg
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.cli.new import template
+from seamseg.testing import check_component
 from seamseg.training.run import run_training
 from seamseg.utils.errors import InputError
 
@@ -111,7 +112,7 @@ def test_ids_maps_norms_and_export(options, file, micro, tmp_path, seamseg_main)
 
     photo, words = tmp_path / "photo.png", ("--quiet", "--components", file)
     Image.new("RGB", (192, 128)).save(photo)
-    assert seamseg_main("export", tmp_path / "run", tmp_path / "net.onnx", "--size", "64x96", *words) == 0
+    assert seamseg_main("export", tmp_path / "run", tmp_path / "net.onnx", *words) == 0
     for name, network, more in (("own", tmp_path / "run", words), ("file", tmp_path / "net.onnx", ("--quiet",))):
         out = tmp_path / name
         assert seamseg_main("predict", network, photo, out, "--format", "width", "--workers", "0", *more) == 0
@@ -121,6 +122,7 @@ def test_ids_maps_norms_and_export(options, file, micro, tmp_path, seamseg_main)
         assert (result.mask(thing) == (np.arange(192) >= 96)).all()
         assert result.maps.keys() == {"width"}
         assert type(result).load(result.save(tmp_path / f"{name}.npz")) == result
+    assert check_component(file, "network")[-1] == "network pixels: predicts an image as a whole"
 
 
 @pytest.mark.parametrize(

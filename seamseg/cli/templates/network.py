@@ -51,7 +51,7 @@ class Example(Network):
         found = []
         for image in images:
             nothing = torch.zeros(0, device=image.device)
-            size = (int(image.shape[1]), int(image.shape[2]))
+            size = tuple(image.shape[1:])
             classes = self.layers(image[None])[0, : self.context.num_stuff].argmax(0)
             things = nothing.view(0, 4), nothing.long(), nothing, nothing.view(0, 28, 28)
             found.append(Prediction(*things, classes, size))
