@@ -69,6 +69,8 @@ class CustomMetrics:
         for component, keys in config.components("metric"):
             with self._errors(component.name, component.module):
                 metric = instance_of(Metric, component.make(keys), f"{component.section} ({component.file})")
+                if not isinstance(metric.higher_is_better, bool):
+                    raise TypeError(f"higher_is_better must be True or False, is {metric.higher_is_better!r}")
                 metric.begin(metadata.num_stuff, metadata.num_thing)
             self._metrics[component.name] = metric
 

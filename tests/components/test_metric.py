@@ -67,6 +67,7 @@ def test_an_evaluation_uses_a_metric_that_the_training_did_not(micro_run, micro,
         ("return self.counts", "return None", "metric cars, .*: state.. must return a vector of numbers"),
         ('"car_images": state', '"car_images": "many" or state', "metric cars, .*py: ValueError: could not convert"),
         ("def scores(self, state):", "def scores(self, state):\n        return {}", "metric cars, .*no numbers"),
+        ("higher_is_better = False", "higher_is_better = 'no'", "metric cars, .*: higher_is_better must be"),
         ("(Metric):", "(Metric):\n    gathered = True", "metric cars, .*: state.. must return a list, returned"),
     ],
 )

@@ -68,6 +68,12 @@ def build_optimizer(net: nn.Module, config: Config) -> torch.optim.Optimizer:
     if not hasattr(optimizer, "param_groups"):
         raise InputError(f"{component.section} ({component.file}): call super().__init__(groups, DEFAULTS)")
     if not component.built_in:
+        given, kept = ({p for g in some for p in g["params"]} for some in (groups, optimizer.param_groups))
+        if lost := len(given - kept):
+            where = f"{component.section} ({component.file})"
+            raise InputError(
+                f"{where}: {lost} of {len(given)} parameters are in no group: pass all to super().__init__"
+            )
         check_storable(optimizer.state_dict(), f"{component.section} ({component.file}): state_dict()")
     fill_state(optimizer)
     return optimizer

@@ -107,7 +107,7 @@ class CurveSchedule(LRSchedule):
     Raises
     ------
     InputError
-        if the curve cannot be evaluated at its beginning
+        if the curve cannot be evaluated at its beginning, at its end or between
     """
 
     def __init__(
@@ -115,7 +115,9 @@ class CurveSchedule(LRSchedule):
     ) -> None:
         super().__init__(base_lrs, options.epochs, epoch_length, options.update_mode == "epoch")
         self._curve, self._keys, self._options = curve, keys, options
-        self._at(0)
+        last = self.total - self.by_epoch
+        for t in {0, 1, last // 4, last // 2, 3 * last // 4, last}:
+            self._at(t)
 
     def factor(self, step: int, epoch: int) -> float:
         """See :meth:`LRSchedule.factor`."""
