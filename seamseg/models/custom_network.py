@@ -175,7 +175,7 @@ class WholeNetwork(Network):
             return found
 
     def _check(self, prediction: Prediction[Tensor]) -> None:
-        """Raise ValueError if a prediction lacks a declared map, or one has another shape."""
+        """Raise ValueError if a map is missing or of another shape, or a class or an id is out of range."""
         maps, (height, width) = prediction.maps, prediction.size
         shapes: dict[str, tuple[int, ...]] = {
             name: (height, width) if spec.channels == 1 else (spec.channels, height, width)
@@ -189,13 +189,17 @@ class WholeNetwork(Network):
             found = tuple(maps[name].shape) if name in maps else None
             if found != shape:
                 raise ValueError(f"predict() must return maps[{name!r}] of shape {shape}, returned {found}")
-        if not self.network.predicts_ids or torch.compiler.is_exporting():
+        if torch.compiler.is_exporting():
             return
-        ids, count = maps["ids"], len(prediction.scores)
+        whole = [("classes", prediction.classes, self.network.context.num_thing - 1)]
+        if self.network.predicts_ids:
+            whole.append(("maps['ids']", maps["ids"], len(prediction.scores)))
+        filled = [(name, x, most) for name, x, most in whole if x is not None and x.numel()]
         # one wait for a GPU
-        least, largest = torch.stack(ids.aminmax()).tolist() if ids.numel() else (0, 0)
-        if ids.is_floating_point() or not 0 <= least <= largest <= count:
-            raise ValueError(f"maps['ids'] must be integers from 0 to {count}, the number of detections")
+        ends = torch.stack([end for _, x, _ in filled for end in x.aminmax()]).tolist() if filled else []
+        for (name, x, most), least, largest in zip(filled, ends[::2], ends[1::2], strict=True):
+            if x.is_floating_point() or not 0 <= least <= largest <= most:
+                raise ValueError(f"{name} must be integers from 0 to {most}, found {least} to {largest}")
 
 
 def own_losses(terms: Mapping[str, tuple[Tensor, Tensor | int]], targets: Batch) -> Losses:

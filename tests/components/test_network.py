@@ -133,6 +133,12 @@ def test_ids_maps_norms_and_export(options, file, micro, tmp_path, seamseg_main)
         ('{"pixels_loss": (torch', '{"other": (torch', (), "returns the losses other, declares pixels_loss"),
         ("losses, counts = [], []", "losses, counts = [], 1 / 0", (), "network pixels, .*my_pixels.py line 40: Zero"),
         ("nothing.view(0, 28, 28)", "nothing.view(5)", (), "network pixels, .*my_pixels.py line 56: Runtime"),
+        (
+            "*things, classes",
+            "torch.zeros(1, 4), torch.tensor([2]), torch.ones(1), torch.ones(1, 28, 28), classes",
+            (),
+            "network pixels, .*: classes must be integers from 0 to 0, found 2 to 2",
+        ),
         ("", "", ("general.kind=semantic",), "kind = semantic: the network pixels is of kind panoptic"),
         ("", "", ("body.num_frozen=1",), r"\[body\] num_frozen has no effect on the network pixels"),
     ],
