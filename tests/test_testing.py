@@ -175,6 +175,11 @@ MISTAKES = {
         r"mine \(.*\.py\): 131 of 131 parameters do not change",
     ),
     "update of one group": ("optimizer", {"param_groups:": "param_groups[:1]:"}, "parameters do not change in five"),
+    "map that is NaN": (
+        "head",
+        {'outputs["mine"].sigmoid()': 'outputs["mine"] * float("nan")'},
+        "mine of image 0 is not finite in evaluation mode",
+    ),
     "lost groups": ("optimizer", {"(groups, {})": "(groups[:1], {})"}, "57 of 131 parameters are in no group"),
     "own rate": ("optimizer", {'alpha=-group["lr"]': "alpha=-0.1"}, 'the learning rate 0: multiply .*group."lr'),
     "detached loss": ("loss", {"image.cross_entropy": "image.cross_entropy.detach()"}, "the loss has no gradient"),

@@ -194,6 +194,8 @@ def _check_outputs(trial: _Trial) -> list[str]:
     """Compare outputs: twice, alone and in a batch, of another network with the same weights, and when folded."""
     net, images = trial.net.eval(), trial.batch.images
     outputs = _outputs(net, trial.component, images)
+    broken = [name for name, x in outputs.items() if not torch.isfinite(x).all()]
+    assert not broken, f"{', '.join(broken[:1])} is not finite in evaluation mode"
     again = _outputs(net, trial.component, images)
     assert not (found := _difference(outputs, again)), (
         f"{found} for the same images: no dropout or random numbers where self.training is False"
