@@ -106,7 +106,7 @@ def test_paths_inside_the_folder_are_relative(files, tmp_path):
         (SUMMARY, '{"format": "seamseg evaluation 1"}', "not an evaluation summary"),
         (IMAGES, None, "images.jsonl: no such file"),
         (IMAGES, "{}\n", "line 1: invalid image record"),
-        (IMAGES, "\udcff", "line 1: invalid image record: 'utf-8' codec can't decode"),
+        (IMAGES, "\udcff", "line 1: invalid image record: byte 0 is not UTF-8 text"),
     ],
 )
 def test_broken_folders(files, tmp_path, name, content, words):

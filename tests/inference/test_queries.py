@@ -183,7 +183,10 @@ def test_a_whole_photo_is_merged_at_its_own_size(photo_size):
     assert len(result.segments) > 2
     assert np.array_equal(result.id_map, merged.ids)
     dataset, classes = SimpleNamespace(num_stuff=STUFF), class_infos(metadata)
-    validator = SimpleNamespace(dataset=dataset, classes=classes, legacy=False, least_score=0, mapping=None)
+    config = SimpleNamespace(components=lambda kind: {})
+    validator = SimpleNamespace(
+        dataset=dataset, classes=classes, legacy=False, least_score=0, mapping=None, config=config
+    )
     item = ValidationItem("a", None, torch.zeros(1, 48, 80, dtype=torch.long), [VOID], [0])
     for scored, wanted in ((found, ranked_by_masks(found)), (replace(found, queries=None), found)):
         scorer = InstanceScorer(validator, None)

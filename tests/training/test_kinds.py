@@ -188,8 +188,8 @@ def test_pictures_of_validation_images(micro, micro_config, masks):
     item = ValidationItem("a", np.full((64, 96, 3), 120, np.uint8), mask, [255, 1], [0, 0])
     logits = torch.full((1, 28, 28), 9.0) if masks else None
     boxes, one = torch.tensor([[8.0, 8, 40, 60]]), torch.ones(1)
-    collector(ValidationResult(item, Prediction(boxes, torch.zeros(1).long(), one, logits, None, (64, 96))))
-    collector(ValidationResult(item, Finder().found(torch.zeros(3, 64, 96))))
+    collector(ValidationResult(item, Prediction(boxes, torch.zeros(1).long(), one, logits, None, (64, 96)), None))
+    collector(ValidationResult(item, Finder().found(torch.zeros(3, 64, 96)), None))
     with_car, without = (renderer.triptych(sample, None)[:, -96:].astype(int) for sample in collector.samples)
     assert np.array_equal(without, item.pixels)
     changed = (with_car != without).any(axis=2)
