@@ -100,7 +100,7 @@ def trainings(rank: int, join: Callable[[], None], folder: Path) -> Iterator[Cal
 def work_more(rank: int, join: Callable[[], None], folder: Path) -> None:
     """Run the cases of the slow tests."""
     with trainings(rank, join, folder) as train:
-        train("empty", data="empty")
+        train("empty", data="empty_data")
         train("negatives", "roi.sample_empty_images=yes")
         train("plain", config="bn.ini")
         train("detection", "general.kind=detection", AP[1])
@@ -126,7 +126,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     # one image a process and step: in most steps only one process has things, in some none
     make_dataset(folder / "data", [2, 0, 0, 3, 0], [1, 2, 0])
-    make_dataset(folder / "empty", [0, 0, 0], [0])
+    make_dataset(folder / "empty_data", [0, 0, 0], [0])
     write_config(folder / "sync.ini", "syncbn")
     write_config(folder / "bn.ini", "bn")
     launch(work, 2, folder, seconds=450)
