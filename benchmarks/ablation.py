@@ -30,7 +30,6 @@ from seamseg.utils.errors import InputError
 FINE_TUNING = ("optimizer.lr=0.03",)
 CROP = ("dataloader.crop_size=(128, 192)",)
 WIDE = ("dataloader.random_scale=(0.5, 2)", "dataloader.longest_max_size=1024")
-AROUND = ("dataloader.crop=instance_scale", "crop instance_scale.lengths=(16, 128)")
 SCORES = ("PQ", "PQ_things", "PQ_stuff", "mIoU")
 SEED = 1
 """Seed of the scenes; those of the demo, for pre-training, have seed 0."""
@@ -57,12 +56,10 @@ VARIANTS = {
     "box_convs": Variant(("roi.box_convs=4", "body.normalization_mode=syncbn+gn")),
     "mask_points": Variant(("roi.mask_refinement=points",)),
     "pretrained": Variant(against="pretrained", pretrained=True),
-    "copy_paste": Variant(("mix copy_paste.probability=0.5",), "pretrained", True),
     "mask_positives_only": Variant(("roi.mask_positives_only=yes",), "pretrained", True),
     "crop": Variant(CROP, "pretrained", True),
     "cabb": Variant((*CROP, "roi.box_loss=cabb"), "crop", True),
     "large_scale_jitter": Variant((*CROP, *WIDE), "crop", True),
-    "instance_scale_uniform": Variant((*CROP, *WIDE, *AROUND, "dataloader.class_uniform=1"), "crop", True),
 }
 
 

@@ -35,8 +35,6 @@ from seamseg.data.transforms import AugmentationOptions, TrainTransform
 from seamseg.formats.metadata import ImageInfo, Metadata, write_metadata
 from seamseg.ops.labels import extract_boxes
 from seamseg.panoptic_map import VOID
-from seamseg.recipes.copy_paste import CopyPaste, CopyPasteKeys
-from seamseg.recipes.instance_scale import InstanceScaleCrop, InstanceScaleKeys
 
 IMAGES = 6
 SCALE = (0.8, 1.0)
@@ -47,11 +45,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "crop 512 x 1024": {"crop_size": (512, 1024)},
     "fast_decode": {"fast_decode": True},
     "color_jitter": {"color_jitter": (0.3, 0.3, 0.3, 0.1)},
-    "crop around instances": {
-        "crop_size": (512, 1024),
-        "crop": partial(InstanceScaleCrop, InstanceScaleKeys((16, 512))),
-    },
-    "crop, copy_paste": {"crop_size": (512, 1024), "mixes": [partial(CopyPaste, CopyPasteKeys(1))]},
     "crop, device, fast_decode": {"crop_size": (512, 1024), "on_device": True, "fast_decode": True},
 }
 
@@ -104,13 +97,13 @@ class PlainDataset(Dataset):
         info, folder = self.data.images[index], self.folder
         rng = Random(f"0/0/{index}")
         flip = rng.random() < 0.5
-        shortest = int(self.transform.context.shortest_size * rng.uniform(*SCALE))
+        shortest = int(self.transform.shortest_size * rng.uniform(*SCALE))
         image = Image.open(folder.image_path(info.id)).convert("RGB")
         layers: list[Image.Image] = [Image.open(path) for path in folder.mask_paths(info.id)]
         if flip:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
             layers = [layer.transpose(Image.Transpose.FLIP_LEFT_RIGHT) for layer in layers]
-        size = scaled_size(image.size, shortest, self.transform.context.longest_max_size)
+        size = scaled_size(image.size, shortest, self.transform.longest_max_size)
         image = image.resize(size, Image.Resampling.BILINEAR)
         mask = np.stack([np.array(layer.resize(size, Image.Resampling.NEAREST), np.int64) for layer in layers])
         present = np.union1d([0], np.unique(mask))
@@ -132,11 +125,10 @@ def dataset(root: Path, split: str, shortest: int, option: dict[str, Any]) -> Pa
     given = dict(option)
     fast = given.pop("fast_decode", False)
     on_device = given.pop("on_device", False)
-    mixes = given.pop("mixes", ())
     transform = TrainTransform(
         shortest, 2048, MEAN, STD, AugmentationOptions(True, SCALE, **given), on_device=on_device
     )
-    return PanopticDataset(root, split, transform, fast_decode=fast, mixes=mixes)
+    return PanopticDataset(root, split, transform, fast_decode=fast)
 
 
 def item_case(name: str, root: Path, split: str, shortest: int, option: dict[str, Any]) -> Case:

@@ -23,9 +23,7 @@ from seamseg.config.components import API, Made, NoKeys, register
 from seamseg.config.sections import key
 
 if TYPE_CHECKING:
-    from seamseg.data.crops import Crop, CropContext, CropImage, CropParams
     from seamseg.data.images import open_image, open_map, open_mask
-    from seamseg.data.mixing import AugmentedImage, Load, Mix
     from seamseg.data.reader import Reader
     from seamseg.evaluation.metric import Metric
     from seamseg.formats.metadata import ImageInfo, Metadata, parse_metadata
@@ -45,25 +43,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "API",
-    "AugmentedImage",
     "Body",
     "BodyContext",
     "BoxSamples",
     "Callback",
-    "Crop",
-    "CropContext",
-    "CropImage",
-    "CropParams",
     "Head",
     "HeadContext",
     "ImageFormat",
     "ImageInfo",
-    "Load",
     "Map",
     "MaskRefinement",
     "Metadata",
     "Metric",
-    "Mix",
     "Network",
     "NetworkContext",
     "OutputFormat",
@@ -78,13 +69,11 @@ __all__ = [
     "body",
     "box_loss",
     "callback",
-    "crop",
     "head",
     "key",
     "loss",
     "mask_refinement",
     "metric",
-    "mix",
     "network",
     "open_image",
     "open_map",
@@ -107,8 +96,6 @@ _MODULES = {
     "NetworkContext": "seamseg.models.custom_network",
     **dict.fromkeys(("Body", "BodyContext"), "seamseg.models.backbones.base"),
     **dict.fromkeys(("Callback", "Run"), "seamseg.training.callbacks"),
-    **dict.fromkeys(("Crop", "CropContext", "CropImage", "CropParams"), "seamseg.data.crops"),
-    **dict.fromkeys(("AugmentedImage", "Load", "Mix"), "seamseg.data.mixing"),
     **dict.fromkeys(("open_image", "open_map", "open_mask"), "seamseg.data.images"),
     "Reader": "seamseg.data.reader",
     "ReadMap": "seamseg.structures",
@@ -156,14 +143,6 @@ def callback(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
     return register("callback", name, keys)
 
 
-def crop(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
-    """Register a class derived from :class:`Crop`, which chooses the part of an image to train on: `[dataloader] crop`.
-
-    It is made as `Class(keys, context)`, with a :class:`CropContext`.
-    """
-    return register("crop", name, keys)
-
-
 def head(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
     """Register a class derived from :class:`Head`, with losses and output maps: `[head NAME]`.
 
@@ -194,14 +173,6 @@ def metric(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
     It is made as `Class(keys)`.
     """
     return register("metric", name, keys)
-
-
-def mix(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
-    """Register a class derived from :class:`Mix`, which combines a training image with others: `[mix NAME]`.
-
-    It is made as `Class(keys, reader)`, with the :class:`Reader` of the training images.
-    """
-    return register("mix", name, keys)
 
 
 def network(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:

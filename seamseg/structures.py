@@ -195,7 +195,7 @@ class DeferredTransform:
 class ReadMap:
     """Ground truth of a head or metric that is read from a data set: one map an image, of the size of its mask.
 
-    The maps are float32, in which integers are exact up to 2^24. They are scaled, cropped, flipped and pasted together
+    The maps are float32, in which integers are exact up to 2^24. They are scaled, cropped and flipped together
     with the image. Pixels without ground truth are those with the stored value `void` or NaN, and all of an image
     without a file; where `resize` is bilinear, also those between one of these and others.
 

@@ -148,6 +148,6 @@ def _norms(config: Config) -> str | None:
 
 def _crops(config: Config) -> str | None:
     loss, loading = config.component("box_loss")[0], config.dataloader
-    if not getattr(loss.make, "needs_crops", False) or loading.crop_size or loading.crop != "random":
+    if not getattr(loss.make, "needs_crops", False) or loading.crop_size:
         return None
-    return f"[roi] box_loss = {loss.name} is for training on crops: set [dataloader] crop_size or crop, or another loss"
+    return f"[roi] box_loss = {loss.name} is for training on crops: set [dataloader] crop_size, or another loss"

@@ -39,11 +39,6 @@ KINDS: dict[str, ComponentKind] = {
     "callback": ComponentKind(
         "follows a training, such as a logger, and may end it", modules=("seamseg.training.logging.tensorboard",)
     ),
-    "crop": ComponentKind(
-        "draws scale, crop and flip of a training image",
-        "dataloader.crop",
-        ("seamseg.data.crops", "seamseg.recipes.instance_scale"),
-    ),
     "head": ComponentKind("head of the network, with losses and output maps"),
     "format": ComponentKind(
         "output format of predict, which its option names",
@@ -58,7 +53,6 @@ KINDS: dict[str, ComponentKind] = {
     ),
     "mask_refinement": ComponentKind("refines masks", "roi.mask_refinement", ("seamseg.recipes.mask_points",)),
     "metric": ComponentKind("metric of a validation, which may select the best snapshot", evaluated=True),
-    "mix": ComponentKind("combines a training image with others", modules=("seamseg.recipes.copy_paste",)),
     "network": ComponentKind(
         "network as a whole, with its losses",
         "general.network",

@@ -383,12 +383,6 @@ class Dataloader:
     crop_size: tuple[int, int] | None = our_key(
         "height and width of a random crop of the scaled training image; empty for none", minimum=1, maximum=32_768
     )
-    crop: str = our_key(
-        "what draws scale, crop and flip of a training image: random, by crop_size, random_scale and random_flip, or a "
-        "component, whose keys are in the section [crop NAME]",
-        choices=("random",),
-        component="crop",
-    )
     color_jitter: tuple[float, float, float, float] | None = our_key(
         "color jitter of training images: largest change of brightness, contrast, saturation (factors 1 +- x) and hue "
         "(turns, up to .5); empty for none",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -17,14 +17,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from seamseg.config import components
-from seamseg.data.crops import CropImage
 from seamseg.data.folder import FolderReader
 from seamseg.data.images import as_rgb
 from seamseg.data.maps import MapValues, map_values
-from seamseg.data.mixing import AugmentedImage, MakeMix, combine
 from seamseg.data.reader import OpenReader, check_masks, reader_errors
 from seamseg.data.samplers import SampleIndex, is_wide
-from seamseg.data.transforms import AugmentationParams, TrainTransform, augment
+from seamseg.data.transforms import TrainTransform, augment
 from seamseg.formats.metadata import ImageInfo, Metadata
 from seamseg.utils.errors import InputError
 
@@ -59,7 +57,6 @@ class PanopticDataset(Dataset[dict[str, Any]]):
     fast_decode : decode JPEG at the smallest sufficient size; needs a :class:`TrainTransform`
     replace_unreadable : replace an image that cannot be read by another one of the same orientation, drawn by `seed`,
         epoch and index
-    mixes : factories of the mixes, which are applied in this order; need a :class:`TrainTransform`
     open_reader : opens what reads the data set
 
     Attributes
@@ -73,7 +70,7 @@ class PanopticDataset(Dataset[dict[str, Any]]):
     Raises
     ------
     InputError
-        if the data set, its metadata or the split is missing, invalid or empty, or does not suit a mix
+        if the data set, its metadata or the split is missing, invalid or empty
     """
 
     def __init__(
@@ -84,11 +81,10 @@ class PanopticDataset(Dataset[dict[str, Any]]):
         seed: int = 0,
         fast_decode: bool = False,
         replace_unreadable: bool = False,
-        mixes: Sequence[MakeMix] = (),
         open_reader: OpenReader = FolderReader,
     ) -> None:
-        if (fast_decode or mixes) and not isinstance(transform, TrainTransform):
-            raise ValueError("fast_decode and mixes need a TrainTransform, whose size is known beforehand")
+        if fast_decode and not isinstance(transform, TrainTransform):
+            raise ValueError("fast_decode needs a TrainTransform, whose size is known beforehand")
         self.reader = open_reader(root, split)
         self.split = split
         self.images: list[ImageInfo] = self.reader.images
@@ -96,7 +92,6 @@ class PanopticDataset(Dataset[dict[str, Any]]):
         self.seed = seed
         self.fast_decode = fast_decode
         self.replace_unreadable = replace_unreadable
-        self.mixes = [make(self.reader) for make in mixes]
         self.reading: Tensor | None = None
         self.epoch = 0
 
@@ -198,9 +193,7 @@ class PanopticDataset(Dataset[dict[str, Any]]):
         InputError
             if the image cannot be read; with `replace_unreadable`, if none of :data:`MAX_ATTEMPTS` can
         """
-        epoch, index, slot, category = (
-            SampleIndex(*key) if isinstance(key, tuple) else SampleIndex(self.epoch, key, key)
-        )
+        epoch, index, slot = SampleIndex(*key) if isinstance(key, tuple) else SampleIndex(self.epoch, key, key)
         unreadable: list[tuple[str, str]] = []
         for candidate in islice(self._candidates(epoch, index, slot), MAX_ATTEMPTS if self.replace_unreadable else 1):
             self._record_reading(candidate)
@@ -208,7 +201,7 @@ class PanopticDataset(Dataset[dict[str, Any]]):
                 seed = f"{self.seed}/{epoch}/{candidate}"
                 if slot != candidate:
                     seed += f"/{slot}"  # an image that fills several slots is augmented differently in each
-                item = self._item(candidate, seed, category)
+                item = self._item(candidate, seed)
             except InputError as error:
                 unreadable.append((self.images[candidate].id, str(error)))
             else:
@@ -219,56 +212,20 @@ class PanopticDataset(Dataset[dict[str, Any]]):
         tried = f"; nor can the others tried in its place ({others})" if others else ""
         raise InputError(f"{unreadable[0][1]}{tried}")
 
-    def _item(self, index: int, seed: str, category: int | None) -> dict[str, Any]:
-        info = self.images[index]
-        if isinstance(self.transform, TrainTransform):
-            augmented, params = self._augmented(index, Random(seed), category)
-            for mix in self.mixes:
-                # random numbers of its own: the other augmentation is that of a run without it
-                rng = Random(f"{mix.stream or f'mix {mix.name}'}/{seed}")
-                augmented = combine(mix, augmented, rng, partial(self._load_other, index, rng))
-            item = self.transform.finish(self.transform.change_colours(augmented, seed), params)
+    def _item(self, index: int, seed: str) -> dict[str, Any]:
+        transform, info, rng = self.transform, self.images[index], Random(seed)
+        if isinstance(transform, TrainTransform):
+            params = transform.sample_params(info.size, rng)
+            image = self._read_image(index, params.size if self.fast_decode else None)
+            masks, maps = self._read_masks(index), self._read_maps(index)
+            augmented = augment(image, masks, info.cat, info.iscrowd, params, maps)
+            item = transform.finish(transform.change_colours(augmented, seed), params)
         else:
-            image, mask, _ = self.read(index)
-            item = self.transform(image, mask, info.cat, info.iscrowd, Random(seed))
+            image, masks, _ = self.read(index)
+            item = transform(image, masks, info.cat, info.iscrowd, rng)
             if maps := self._read_maps(index):
                 item["maps"] = {name: torch.from_numpy(values.filled()) for name, values in maps.items()}
         return {**item, "id": info.id, "size": info.size}
-
-    def _augmented(
-        self, index: int, rng: Random, category: int | None = None
-    ) -> tuple[AugmentedImage, AugmentationParams]:
-        """Read, scale and crop an image."""
-        transform, info = self.transform, self.images[index]
-        assert isinstance(transform, TrainTransform)
-        read = partial(self._read_masks, index)
-        source = CropImage(info.size, tuple(info.cat), tuple(info.iscrowd), self.num_stuff, category, read)
-        if self.fast_decode:
-            params = transform.sample_params(source, rng)
-            image = self._read_image(index, params.size)
-        else:
-            image = self._read_image(index)
-            params = transform.sample_params(source, rng)
-        return augment(image, source.masks, info.cat, info.iscrowd, params, self._read_maps(index)), params
-
-    def _load_other(self, index: int, rng: Random, among: Sequence[int] | None = None) -> AugmentedImage | None:
-        """Read another image than that of an index, drawn and augmented by `rng`; see :class:`Load`."""
-        among = range(len(self.images)) if among is None else among
-        # one more, in place of the image itself
-        drawn = rng.sample(among, min(MAX_ATTEMPTS + 1, len(among)))
-        if wrong := [other for other in drawn if not 0 <= other < len(self.images)]:
-            raise IndexError(f"load: there is no image {wrong[0]}, but 0 to {len(self.images) - 1}")
-        for other in [other for other in drawn if other != index][:MAX_ATTEMPTS]:
-            self._record_reading(other)
-            try:
-                augmented, params = self._augmented(other, rng)
-            except InputError:
-                # counted where the image itself is drawn
-                if not self.replace_unreadable:
-                    raise
-            else:
-                return augmented.mirrored() if params.deferred.flip else augmented
-        return None
 
     def _record_reading(self, index: int) -> None:
         if self.reading is not None:

@@ -235,13 +235,11 @@ class SampleIndex(NamedTuple):
     epoch : epoch of the training; augmentation depends on it
     image : index of the image in the data set
     slot : the index that the sampler drew; differs from `image` where class-uniform sampling replaced the image
-    category : class for which class-uniform sampling drew the image; None if it was not drawn for one
     """
 
     epoch: int
     image: int
     slot: int
-    category: int | None = None
 
 
 class EpochBatchSampler(Sampler[list[SampleIndex]]):
@@ -253,13 +251,11 @@ class EpochBatchSampler(Sampler[list[SampleIndex]]):
     Parameters
     ----------
     sampler : yields lists of indices; decides the order and, with its `set_epoch`, where an epoch starts
-    replace : maps `(epoch, index)` to the index of the image to load and the class it is drawn for, see
-        :class:`ClassUniformSampling`; None to load the drawn image
+    replace : maps `(epoch, index)` to the index of the image to load, see :class:`ClassUniformSampling`; None to load
+        the drawn image
     """
 
-    def __init__(
-        self, sampler: Sampler[list[int]], replace: Callable[[int, int], tuple[int, int | None]] | None = None
-    ) -> None:
+    def __init__(self, sampler: Sampler[list[int]], replace: Callable[[int, int], int] | None = None) -> None:
         self.sampler = sampler
         self.replace = replace
         self.epoch = 0
@@ -275,10 +271,9 @@ class EpochBatchSampler(Sampler[list[SampleIndex]]):
         return len(self.sampler)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[list[SampleIndex]]:
-        replace = self.replace or (lambda epoch, index: (index, None))
+        replace = self.replace or (lambda epoch, index: index)
         for batch in self.sampler:
-            drawn = [(*replace(self.epoch, index), index) for index in batch]
-            yield [SampleIndex(self.epoch, image, slot, category) for image, category, slot in drawn]
+            yield [SampleIndex(self.epoch, replace(self.epoch, slot), slot) for slot in batch]
 
 
 class ClassUniformSampling:
@@ -312,14 +307,14 @@ class ClassUniformSampling:
                 containing[self._wide[index]].setdefault(category, []).append(index)
         self._containing = {wide: sorted(by_class.items()) for wide, by_class in containing.items()}
 
-    def __call__(self, epoch: int, index: int) -> tuple[int, int | None]:
-        """Return the image to load instead of image `index` in an epoch, often `index` itself, and the drawn class."""
+    def __call__(self, epoch: int, index: int) -> int:
+        """Return the image to load instead of image `index` in an epoch, often `index` itself."""
         rng = Random(f"class/{self.seed}/{epoch}/{index}")
         classes = self._containing[self._wide[index]]
         if not classes or rng.random() >= self.fraction:
-            return index, None
-        category, images = rng.choice(classes)
-        return rng.choice(images), category
+            return index
+        _, images = rng.choice(classes)
+        return rng.choice(images)
 
 
 def is_wide(image: ImageInfo) -> bool:

@@ -9,20 +9,17 @@ from __future__ import annotations
 import random as global_random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from random import Random
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from seamseg.data.crops import Crop, CropContext, CropImage, RandomCrop, draw_crop
-from seamseg.data.input_size import reference_size
+from seamseg.data.input_size import reference_size, scaled_size
 from seamseg.data.maps import MapValues, nearest_pixels, scale_and_crop
-from seamseg.data.mixing import MIRRORED, AugmentedImage, compact_ids
 from seamseg.ops.labels import extract_boxes
 from seamseg.panoptic_map import VOID
 from seamseg.structures import DeferredTransform, ReadMap
@@ -135,7 +132,6 @@ class AugmentationOptions:
     random_scale : factor of the shortest size, drawn uniformly between two values or from more than two
     crop_size : `(height, width)` of a crop of the scaled image where it is larger; None for no crop
     color_jitter : largest change of brightness, contrast and saturation (factors `1 - x` to `1 + x`) and hue (turns)
-    crop : factory of the crop, which draws flip, scale and window from the other options
 
     Raises
     ------
@@ -147,7 +143,6 @@ class AugmentationOptions:
     random_scale: Sequence[float] | None = None
     crop_size: tuple[int, int] | None = None
     color_jitter: tuple[float, float, float, float] | None = None
-    crop: Callable[[CropContext], Crop] = partial(RandomCrop, None)
 
     def __post_init__(self) -> None:
         if self.random_scale is not None and (not self.random_scale or min(self.random_scale) <= 0):
@@ -177,6 +172,26 @@ class AugmentationParams:
     scale: float = 1.0
 
 
+class AugmentedImage(NamedTuple):
+    """An image and its targets after scaling and cropping, before colour jitter, flip and normalisation.
+
+    Attributes
+    ----------
+    pixels : `H x W x 3` uint8
+    ids : `L x H x W` instance ids without gaps in the narrowest type, 0 void
+    cat, iscrowd : class, int64, and crowd flag, uint8, by id
+    cut : bool `n x 4` by id: whether its image continues beyond the top, left, bottom and right border of the crop
+    maps : ground truth of custom heads by name
+    """
+
+    pixels: np.ndarray
+    ids: np.ndarray
+    cat: np.ndarray
+    iscrowd: np.ndarray
+    cut: np.ndarray
+    maps: Mapping[str, MapValues] = MappingProxyType({})
+
+
 class TrainTransform:
     """Converts an image and its mask to network input and targets, with random augmentation.
 
@@ -201,20 +216,35 @@ class TrainTransform:
         augmentations: Mapping[str, ChangePixels] = MappingProxyType({}),
         maps: Mapping[str, ReadMap] = MappingProxyType({}),
     ) -> None:
-        a = self.augmentation = augmentation
-        self.context = CropContext(shortest_size, longest_max_size, a.random_flip, a.random_scale, a.crop_size)
-        self.crop = a.crop(self.context)
+        self.shortest_size = shortest_size
+        self.longest_max_size = longest_max_size
+        self.augmentation = augmentation
         self.reference = reference_size(shortest_size, longest_max_size)
         self.on_device = on_device
         self.augmentations = dict(augmentations)
         self.maps = dict(maps)
         self._normalise = Normalise(rgb_mean, rgb_std)
 
-    def sample_params(self, image: CropImage, rng: Random) -> AugmentationParams:
-        """Sample the augmentation of an image."""
-        crop = draw_crop(self.crop, image, rng)
-        scale = crop.size[1] / self.reference.scaled(image.size)[1]
-        return AugmentationParams(crop.size, crop.window, DeferredTransform(crop.flip, self._sample_jitter(rng)), scale)
+    def sample_params(self, size: tuple[int, int], rng: Random) -> AugmentationParams:
+        """Sample the augmentation of an image of `(height, width)`: flip, scale, place of the crop, colours."""
+        flip = self.augmentation.random_flip and rng.random() < 0.5
+        scaled = scaled_size(size, self._sample_shortest(rng), self.longest_max_size)
+        scale = scaled[1] / self.reference.scaled(size)[1]
+        window = self._sample_window(scaled, rng)
+        return AugmentationParams(scaled, window, DeferredTransform(flip, self._sample_jitter(rng)), scale)
+
+    def _sample_shortest(self, rng: Random) -> int:
+        factors = self.augmentation.random_scale
+        if factors is None:
+            return self.shortest_size
+        factor = rng.uniform(*factors) if len(factors) == 2 else rng.choice(factors)
+        return max(int(self.shortest_size * factor), 1)
+
+    def _sample_window(self, scaled: tuple[int, int], rng: Random) -> tuple[int, int, int, int]:
+        if self.augmentation.crop_size is None:
+            return 0, 0, *scaled
+        height, width = map(min, scaled, self.augmentation.crop_size)
+        return rng.randint(0, scaled[0] - height), rng.randint(0, scaled[1] - width), height, width
 
     def _sample_jitter(self, rng: Random) -> tuple[float, float, float, float] | None:
         limits = self.augmentation.color_jitter
@@ -249,7 +279,7 @@ class TrainTransform:
         uint8, `msk` uint8 or int32, and there is `deferred`.
         """
         source: Any = global_random if rng is None else rng
-        params = self.sample_params(CropImage(mask.shape[-2:], cat, iscrowd, 0, None, lambda: mask), source)
+        params = self.sample_params(mask.shape[-2:], source)
         return self.finish(augment(image, mask, cat, iscrowd, params), params)
 
     def change_colours(self, augmented: AugmentedImage, seed: str) -> AugmentedImage:
@@ -270,8 +300,8 @@ class TrainTransform:
             "iscrowd": torch.from_numpy(augmented.iscrowd),
             "bbx": extract_boxes(narrow, len(augmented.cat)),
         }
-        if self.augmentation.crop_size is not None or not isinstance(self.crop, RandomCrop):
-            item["cut"] = torch.from_numpy(augmented.cut[:, MIRRORED] if deferred.flip else augmented.cut)
+        if self.augmentation.crop_size is not None:
+            item["cut"] = torch.from_numpy(augmented.cut[:, [0, 3, 2, 1]] if deferred.flip else augmented.cut)
         if augmented.maps:
             maps = {name: x.mirrored() if deferred.flip else x for name, x in augmented.maps.items()}
             item["maps"] = {name: torch.from_numpy(x.filled()) for name, x in maps.items()}
@@ -288,6 +318,29 @@ def without_things(item: dict[str, Any], num_stuff: int) -> dict[str, Any]:
     masks = ids[item["msk"].long()].to(item["msk"].dtype)
     by_id: dict[str, Any] = {name: item[name][stuff] for name in ("cat", "iscrowd", "bbx", "cut") if name in item}
     return {**item, "msk": masks, **by_id}
+
+
+def compact_ids(
+    ids: np.ndarray, cat: Sequence[int] | np.ndarray, iscrowd: Sequence[int] | np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Renumber instance ids to close the gaps of ids without pixels; id 0 stays.
+
+    Parameters
+    ----------
+    ids : integer array, every value below `len(cat)`
+    cat, iscrowd : class and crowd flag by id
+
+    Returns
+    -------
+    ids of the same type, cat int64, iscrowd uint8
+    """
+    counts = torch.bincount(torch.from_numpy(np.ascontiguousarray(ids)).flatten(), minlength=len(cat)).numpy()
+    present = counts > 0
+    present[0] = True
+    if not present.all():
+        new_id = (np.cumsum(present) - 1).astype(ids.dtype)
+        ids = new_id.take(ids)
+    return ids, np.asarray(cat, np.int64)[present], np.asarray(iscrowd, np.uint8)[present]
 
 
 def augment(

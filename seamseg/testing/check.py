@@ -232,8 +232,6 @@ class _Check:
             found += [f"{section}.fpn_levels={len(strides)}" for section in ("rpn", "roi", "sem")]
         for key, value in self.keys.items():
             found.append(f"{key}={_text(value)}" if "." in key else f"{made.section}.{key}={_text(value)}")
-        if made.kind == "crop":  # a crop may need the limits of size and scale
-            found += ["dataloader.crop_size=(48, 96)", "dataloader.random_scale=(0.5, 2)"]
         if made.kind == "format" and "panoptic" not in (networks := tuple(made.make.kinds)):  # type: ignore[attr-defined]
             found.append(f"general.kind={networks[0]}")
         return tuple(found)
@@ -283,7 +281,7 @@ class _Check:
         stopped = run_training(self.options("stopped", callbacks=[_StopAfter()]))
         self.expect(stopped.steps == 2, f"the training ended after step {stopped.steps}: {stopped.stopped}")
         # another number of workers must not change the numbers
-        workers = ("dataloader.num_workers=1",) if self.component.kind in ("augmentation", "crop", "mix") else ()
+        workers = ("dataloader.num_workers=1",) if self.component.kind == "augmentation" else ()
         run_training(self.options("stopped", *workers, resume=self.work / "stopped"))
         self._expect_callback((self.work / "stopped" / "training.log").read_text())
         if not self.deterministic:

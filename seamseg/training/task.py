@@ -20,12 +20,10 @@ from seamseg.config import Config, config_from_string, config_to_string
 from seamseg.config.components import Record
 from seamseg.config.kinds import PANOPTIC
 from seamseg.config.loader import differences
-from seamseg.data.crops import make_crop
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.folder import void_warning
 from seamseg.data.loader import BatchLoader, LoaderOptions, collate, index_sampler, train_loader
 from seamseg.data.maps import declared_maps
-from seamseg.data.mixing import make_mix
 from seamseg.data.reader import open_reader
 from seamseg.data.samplers import DistributedARBatchSampler
 from seamseg.data.transforms import AugmentationOptions, Normalise, TrainTransform, without_things
@@ -443,13 +441,7 @@ def open_loader(config: Config, data: str | Path, source: str | Path, world: Wor
         loading.longest_max_size,
         loading.rgb_mean,
         loading.rgb_std,
-        AugmentationOptions(
-            loading.random_flip,
-            loading.random_scale,
-            loading.crop_size,
-            loading.color_jitter,
-            partial(make_crop, config),
-        ),
+        AugmentationOptions(loading.random_flip, loading.random_scale, loading.crop_size, loading.color_jitter),
         loading.device_transforms,
         {c.name: partial(c.make, keys=keys) for c, keys in config.components("augmentation")},
         declared_maps(config, "head", "network"),
@@ -461,7 +453,6 @@ def open_loader(config: Config, data: str | Path, source: str | Path, world: Wor
         seed,
         loading.fast_decode,
         replace_unreadable=loading.broken_limit > 0,
-        mixes=[partial(make_mix, component, keys) for component, keys in config.components("mix")],
         open_reader=partial(open_reader, config),
     )
     sampler = DistributedARBatchSampler(

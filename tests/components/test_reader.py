@@ -31,7 +31,7 @@ def data(tmp_path, micro):
 @pytest.fixture
 def options(component_options, file, data):
     """Of a training on the file."""
-    given = ("dataloader.reader=zip", "mix copy_paste.probability=.5", "dataloader.class_uniform=.5")
+    given = ("dataloader.reader=zip", "dataloader.class_uniform=.5")
     return lambda run, *more, **others: replace(component_options(file, run, *given, *more, **others), data=data)
 
 

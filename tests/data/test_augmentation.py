@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from support.crops import of_size
 
 from seamseg.config import load_config
 from seamseg.data.dataset import PanopticDataset
@@ -53,7 +52,7 @@ def test_flip_and_scale_match_the_original(height, width, shortest, seed):
     """The original mirrors before it scales; here the scaled image is mirrored."""
     image, mask, cat, crowd = scene((height, width), seed)
     transform = TrainTransform(shortest, 200, MEAN, STD, AugmentationOptions(True, (0.5, 2)))
-    params = transform.sample_params(of_size(height, width), Random(seed))
+    params = transform.sample_params((height, width), Random(seed))
     item = transform(image, mask, cat, crowd, Random(seed))
     h, w = params.size
     if params.deferred.flip:
@@ -112,7 +111,7 @@ def test_a_crop_is_a_window_of_the_scaled_image(size, crop):
     transform = TrainTransform(64, None, augmentation=AugmentationOptions(crop_size=crop))
     corners = Counter()
     for seed in range(20):
-        params = transform.sample_params(of_size(*size), Random(seed))
+        params = transform.sample_params(size, Random(seed))
         item = transform(smooth, mask, cat, crowd, Random(seed))
         (h, w), (y, x, ch, cw) = params.size, params.window
         assert (ch, cw) == (min(h, crop[0]), min(w, crop[1])) == tuple(item["img"].shape[1:])
@@ -159,8 +158,8 @@ def test_the_whole_photo_has_no_cut():
 
 def test_jitter_factors_come_from_the_rng_and_are_bounded():
     transform = TrainTransform(40, None, augmentation=AugmentationOptions(color_jitter=(0.2, 1.5, 0, 0.1)))
-    drawn = [transform.sample_params(of_size(40, 50), Random(seed)).deferred.jitter for seed in range(300)]
-    assert drawn[7] == transform.sample_params(of_size(40, 50), Random(7)).deferred.jitter
+    drawn = [transform.sample_params((40, 50), Random(seed)).deferred.jitter for seed in range(300)]
+    assert drawn[7] == transform.sample_params((40, 50), Random(7)).deferred.jitter
     low, high = np.min(drawn, axis=0), np.max(drawn, axis=0)
     assert (low >= [0.8, 0, 1, -0.1]).all()
     assert (high <= [1.2, 2.5, 1, 0.1]).all()

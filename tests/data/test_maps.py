@@ -12,10 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from support.crops import of_size
 from torch.nn import functional
 
-from seamseg.data.crops import CropParams
 from seamseg.data.images import open_map
 from seamseg.data.input_size import InputSize, reference_size
 from seamseg.data.maps import MapValues, map_values, scale_and_crop
@@ -116,10 +114,10 @@ def test_mirror_and_scale_change_values():
 
 def test_the_scale_is_relative_to_that_of_validation():
     options = AugmentationOptions(random_scale=(1.5, 1.5))
-    params = TrainTransform(32, None, augmentation=options).sample_params(of_size(64, 96), Random(0))
+    params = TrainTransform(32, None, augmentation=options).sample_params((64, 96), Random(0))
     assert params.size == (48, 72)
     assert params.scale == 1.5
-    assert TrainTransform(32, None).sample_params(of_size(64, 96), Random(0)).scale == 1
+    assert TrainTransform(32, None).sample_params((64, 96), Random(0)).scale == 1
 
 
 class Oracle:
@@ -129,11 +127,8 @@ class Oracle:
     map_formats = MappingProxyType({"length": MapFormat(values="multiply"), "depth": MapFormat(values="divide")})
 
     def __init__(self, native, size, shortest, longest):
-        def crop(context):
-            return SimpleNamespace(name="whole", draw=lambda image, rng: CropParams(size, (0, 0, *size), False))
-
-        transform = TrainTransform(shortest, longest, augmentation=AugmentationOptions(crop=crop))
-        params = transform.sample_params(of_size(*native), Random(0))
+        scale = size[1] / TrainTransform(shortest, longest).reference.scaled(native)[1]
+        params = AugmentationParams(size, (0, 0, *size), DeferredTransform(), scale)
         stored = {
             name: MapValues(np.full((1, *native), 8, np.float32), ReadMap(name, scale=spec.values))
             for name, spec in self.map_formats.items()

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from seamseg.data.input_size import InputSize, scaled_size
-from seamseg.data.mixing import compact_ids
-from seamseg.data.transforms import AugmentationOptions, Normalise, TrainTransform
+from seamseg.data.transforms import AugmentationOptions, Normalise, TrainTransform, compact_ids
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.inference.images import network_input
 from seamseg.utils.errors import InputError

@@ -17,9 +17,6 @@ EVERYTHING = (
     "random_scale=(0.5, 1.5)",
     "crop_size=(48, 64)",
     "color_jitter=(0.3, 0.3, 0.3, 0.1)",
-    "crop=instance_scale",
-    "crop instance_scale.lengths=(8, 40)",
-    "mix copy_paste.probability=0.5",
     "class_uniform=0.5",
 )
 

@@ -37,9 +37,6 @@ SETTINGS = (
     "dataloader.random_flip=yes",
     "dataloader.random_scale=(0.8, 1)",
     "dataloader.crop_size=(56, 80)",
-    "dataloader.crop=instance_scale",
-    "crop instance_scale.lengths=(12, 48)",
-    "mix copy_paste.probability=0.5",
 )
 STEPS = 8  # seven images, two a step, two epochs
 

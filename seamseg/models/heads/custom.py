@@ -99,7 +99,7 @@ class Head(nn.Module):
 
         Parameters
         ----------
-        batch : `masks`, `L x H x W` ids of each image, after scaling, cropping, flipping and pasting; `categories` and
+        batch : `masks`, `L x H x W` ids of each image, after scaling, cropping and flipping; `categories` and
             `iscrowd` by id; `maps`, those of :attr:`reads` by name, `channels x H x W` float32 of each image; see
             :class:`seamseg.structures.Batch`
         """
