@@ -1,6 +1,6 @@
 """Time a network in every engine on the CPU, in turns: eager, package (.pt2), ONNX Runtime, OpenVINO; fp32 to int8.
 
-    python benchmarks/exported.py [fp32 direct bf16 plain separated pt2 onnx openvino pt2-int8 onnx-int8 openvino-int8]
+    python benchmarks/exported.py [fp32 direct bf16 plain separated pt2 onnx openvino onnx-int8 openvino-int8]
                                   [--config vistas_r50] [--size 512x768] [--detections 100] [--rounds 7] [--json OUT]
 
 Every side computes all outputs of an exported file, from the uint8 image to the detections and the class map, with the
@@ -33,7 +33,6 @@ from torch import nn
 
 from seamseg.data.transforms import Normalise
 from seamseg.deploy.aoti import write_package
-from seamseg.deploy.integers import calibrated
 from seamseg.deploy.network import example_inputs, export_net
 from seamseg.deploy.onnx import write_onnx
 from seamseg.deploy.quantize import quantise_file
@@ -58,7 +57,6 @@ SIDES = (
     "pt2",
     "onnx",
     "openvino",
-    "pt2-int8",
     "onnx-int8",
     "openvino-int8",
 )
@@ -98,12 +96,9 @@ class Network:
             return self._eager(copy.deepcopy(self.net).to(torch.bfloat16))
         if side in ("plain", "separated"):
             return self._plain(plain_network(self._network(folded=False)[0], side == "separated"))
-        if side.startswith("pt2"):
-            path, net = self.folder / f"{side}.pt2", self.net
-            if side == "pt2-int8":
-                images = [value["image"][0].transpose(1, 2, 0) for value in self.samples()]
-                net = calibrated(net, Normalise(MEAN, STD), images)
-            write_package(export_net(net, MEAN, STD), path, self.metadata, self.size)
+        if side == "pt2":
+            path = self.folder / "net.pt2"
+            write_package(export_net(self.net, MEAN, STD), path, self.metadata, self.size)
             names, package = list(self.metadata.outputs), PackageSession(path)
             return lambda inputs: package.run(names, inputs)
         engine, _, kind = side.partition("-")

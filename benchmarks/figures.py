@@ -336,17 +336,16 @@ def _exported() -> Iterator[Figure]:
     original = load("original")["inference vistas_r50"]["512x767"]["original"]
     yield Figure(page, "The original takes {} s", (original,))
     names = {"fp32": "PyTorch, fp32", "bf16": "PyTorch, bf16", "pt2": "package, fp32", "onnx": "ONNX Runtime, fp32"}
-    names |= {"openvino": "OpenVINO, fp32", "pt2-int8": "package, int8", "onnx-int8": "ONNX Runtime, int8"}
-    for side, words in {**names, "openvino-int8": "OpenVINO, int8"}.items():
+    names |= {"openvino": "OpenVINO, fp32", "onnx-int8": "ONNX Runtime, int8", "openvino-int8": "OpenVINO, int8"}
+    for side, words in names.items():
         yield Figure(page, f"| {words} | {{}} | {{}} |", (wall[side], original / wall[side]))
 
 
 def _int8() -> Iterator[Figure]:
     page, table = "docs/how-to/int8.md", load("int8")
-    names = ["network, fp32", "network, bf16", "ONNX fp32", "ONNX int8, calibrated", "package int8, calibrated"]
-    names += ["ONNX int8, trained for an epoch", "package int8, trained for an epoch"]
-    sides = ("fp32", "bf16", "onnx fp32", "onnx int8", "pt2 int8", "onnx qat", "pt2 qat")
-    for side, words in zip(sides, names, strict=True):
+    names = {"fp32": "network, fp32", "bf16": "network, bf16", "onnx fp32": "ONNX fp32"}
+    names |= {"onnx int8": "ONNX int8, calibrated", "onnx qat": "ONNX int8, trained for an epoch"}
+    for side, words in names.items():
         scores = dict(re.findall(r"(PQ|mIoU|box AP|mask AP) ([\d.]+)", table[side]["scores"]))
         values = *(float(scores[key]) for key in ("PQ", "mIoU", "box AP", "mask AP")), table[side]["CPU seconds"]
         yield Figure(page, f"| {words} |{' {} |' * 6}", (*values, table[side]["speedup"]))

@@ -1,4 +1,4 @@
-"""Score a model in every format it can be exported to: the network, ONNX files and packages, in fp32, bf16 and int8.
+"""Score a network and its ONNX files, in fp32, bf16 and int8.
 
     python benchmarks/int8.py [--model runs/demo --data runs/demo/toy_city/data] [--size 128x256] [--calibrate 64]
     python benchmarks/int8.py --model runs/demo --data runs/demo/toy_city/data --qat
@@ -7,7 +7,6 @@
 By default the model and the data are those of `seamseg demo`, made in a temporary folder (`--train`, `--val` and
 `--epochs` make a smaller one). Prints the scores on the split, and the median CPU seconds (all threads) per image,
 as others may use the machine; the formats take turns. `--qat` also trains the network for int8, for an epoch.
-Packages (.pt2) need a C++ compiler.
 
 `--linear` instead measures the linear layers of a box head, 1000 regions of 7 x 7 x 256 features: float, dynamic
 quantisation, and static quantisation as in int8 files.
@@ -28,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 NETWORKS = ("fp32", "bf16")
-FILES = ("onnx fp32", "onnx int8", "pt2 int8")
+FILES = ("onnx fp32", "onnx int8")
 OVERRIDES = ("general.eval_coco=yes",)
 """The scores include AP."""
 
@@ -109,9 +108,8 @@ def export(args: argparse.Namespace, folder: Path) -> dict[str, Path]:
         export_model(args.model, files[name], replace(plain, int8=args.data, calibrate=args.calibrate))
     if args.qat:
         trained = train_for_int8(args, folder / "qat")
-        for ending in ("onnx", "pt2"):
-            files[f"{ending} qat"] = folder / f"qat.{ending}"
-            export_model(trained, files[f"{ending} qat"], plain)
+        files["onnx qat"] = folder / "qat.onnx"
+        export_model(trained, files["onnx qat"], plain)
     return files
 
 

@@ -34,7 +34,7 @@ myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 
 # these take gigabytes, and the reference does not need them
-autodoc_mock_imports = ["torch", "torchvision", "onnx", "onnxruntime", "onnxscript", "torchao"]
+autodoc_mock_imports = ["torch", "torchvision", "onnx", "onnxruntime", "onnxscript"]
 
 # numpy docstrings, see describe_fields
 napoleon_google_docstring = False

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,9 @@ from typing import Any
 import torch
 
 from seamseg.config import config_from_string
-from seamseg.deploy.integers import check_kernels, fuse_pooling, integer_form
 from seamseg.deploy.network import ExportNet, failures_in_one_line, trace
 from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.inference.package import ONEDNN_BF16, cpu_features, requirements
-from seamseg.models.quantised import is_quantised
 from seamseg.utils.compiler import compiler_problem
 from seamseg.utils.errors import SeamsegError
 from seamseg.utils.parallel import available_cores
@@ -37,8 +34,7 @@ def write_package(net: ExportNet, target: Path, metadata: ExportedMetadata, size
 
     Parameters
     ----------
-    net : what :func:`seamseg.deploy.network.export_net` returns, on the device that the package is for; one that
-        simulates int8 arithmetic is compiled to int8 kernels
+    net : what :func:`seamseg.deploy.network.export_net` returns, on the device that the package is for
     target : file to write; nothing is left there if the compiler fails
     metadata : what the file states about its network; with `size` None height and width are free
     size : `(height, width)` of the example that is compiled: that of the metadata, or any that is allowed
@@ -46,14 +42,9 @@ def write_package(net: ExportNet, target: Path, metadata: ExportedMetadata, size
     Raises
     ------
     SeamsegError
-        if the compiler does not work here, fails, or would compute a quantised layer in float
-    InputError
-        if torchao is not installed, for int8
+        if the compiler does not work here, or fails
     """
     device = next(net.parameters()).device
-    in_int8 = is_quantised(net)
-    if in_int8:
-        net = integer_form(net)
     problem = compiler_problem(device)
     if problem is not None:
         raise SeamsegError(f"{target}: a package is compiled, but the compiler does not work here ({problem})")
@@ -67,12 +58,7 @@ def write_package(net: ExportNet, target: Path, metadata: ExportedMetadata, size
         multiple = None if metadata.size is not None else metadata.multiple
         problem = f"{target}: AOTInductor cannot compile this network"
         with failures_in_one_line(problem, net, multiple is not None):
-            program = trace(net, size, multiple, metadata.free_sides)
-            if in_int8:
-                fuse_pooling(program)
-            compile_program(program, made, stated)
-        if in_int8:
-            check_kernels(made, program)
+            compile_program(trace(net, size, multiple, metadata.free_sides), made, stated)
         os.replace(made, target)
 
 
@@ -127,7 +113,7 @@ def compile_program(program: torch.export.ExportedProgram, target: Path, metadat
     metadata : stored in the package
     """
     settings: dict[str, Any] = {
-        # weights become constants that oneDNN packs once; without it int8 weights would silently compute in fp32
+        # weights become constants that oneDNN packs once
         "freezing": True,
         # as many threads as the program has, not as many as the compiler had
         "cpp.dynamic_threads": True,
@@ -137,7 +123,5 @@ def compile_program(program: torch.export.ExportedProgram, target: Path, metadat
     if (march := _march()) is not None:
         settings["cpp.march"] = march
     # gradients switched off: freezing is skipped otherwise
-    with torch.no_grad(), warnings.catch_warnings():
-        # of the passes for int8, about themselves
-        warnings.filterwarnings("ignore", "To copy construct from a tensor")
+    with torch.no_grad():
         torch._inductor.aoti_compile_and_package(program, package_path=str(target), inductor_configs=settings)

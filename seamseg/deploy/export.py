@@ -21,10 +21,8 @@ from seamseg.classification.checkpoint import class_names, classifier_config, lo
 from seamseg.classification.config import load_classifier_config
 from seamseg.config import config_from_string, config_to_string
 from seamseg.data.input_size import InputSize
-from seamseg.data.transforms import Normalise
 from seamseg.deploy.compare import Agreement, compare
-from seamseg.deploy.integers import calibrated
-from seamseg.deploy.network import ExportNet, example_inputs, export_net
+from seamseg.deploy.network import ExportNet, example_inputs
 from seamseg.deploy.quantize import calibration_photos, quantise_file
 from seamseg.deploy.query_network import QuerySource, check_queries, open_queries, query_source
 from seamseg.deploy.source import ExportOptions, ExportSource, default_size, three
@@ -177,8 +175,11 @@ def export_model(
     source = open_source(found, options)
     if isinstance(source, QuerySource):
         check_queries(model, path, options)
-    if is_quantised(source.net) and options.int8 is not None:
-        raise InputError(f"`int8={options.int8}`: {model} was trained for int8 and has its ranges: leave it out")
+    if is_quantised(source.net):
+        if options.int8 is not None:
+            raise InputError(f"`int8={options.int8}`: {model} was trained for int8 and has its ranges: leave it out")
+        if path.suffix != ".onnx":
+            raise InputError(f"{path}: {model} was trained for int8: export it to a file *.onnx")
     try:
         return _export(source, path, chosen, options)
     except Exception as error:
@@ -200,6 +201,8 @@ def check_target(path: Path, options: ExportOptions) -> Format:
         raise InputError(f"`precision={options.precision}`: {chosen.name} files are exported in {known}")
     if options.opset is not None and path.suffix != ".onnx":
         raise InputError(f"`opset={options.opset}`: only ONNX files have such operators, not {path.name}")
+    if options.int8 is not None and path.suffix != ".onnx":
+        raise InputError(f"`int8={options.int8}`: only ONNX files are quantised, not {path.name}")
     if options.opset not in (None, *OPSETS):
         raise InputError(f"`opset={options.opset}`: choose {' or '.join(map(str, OPSETS))}")
     require_packages(*chosen.packages, what=str(path), extra="export")
@@ -324,12 +327,8 @@ def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOpt
     with elapsed("export"):
         if photos is None and not is_quantised(source.net):
             chosen.write(net, path, metadata, size, options.opset)
-        elif chosen.standard_ops:
-            metadata = _write_int8_onnx(net, images, path, metadata, size, options.opset)
         else:
-            origin = {"trained_for_int8": True} if photos is None else {"calibration_pictures": len(photos)}
-            metadata = replace(metadata, precision="int8", extra={**metadata.extra, **origin})
-            _write_int8_package(source.net, net, images, path, metadata, size)
+            metadata = _write_int8_onnx(net, images, path, metadata, size, options.opset)
     _say("comparing the file with the network")
     session, names = chosen.open(path), list(net.output_names)
     differences, times, report = {}, [], counter("compare")
@@ -377,21 +376,6 @@ def _write_int8_onnx(
         plain = Path(folder, "float.onnx")
         _write_onnx(net, plain, metadata, size, opset)
         return quantise_file(plain, path, samples)
-
-
-def _write_int8_package(
-    source: Any,
-    net: ExportNet,
-    images: Iterator[np.ndarray] | None,
-    path: Path,
-    metadata: ExportedMetadata,
-    size: tuple[int, int],
-) -> None:
-    """Write an int8 package: of `net`, trained for int8, or of its `source`, calibrated with images."""
-    if images is not None:
-        quantised = calibrated(source, Normalise(metadata.mean, metadata.std), images)
-        net = export_net(quantised, metadata.mean, metadata.std, metadata.part)
-    _write_package(net, path, metadata, size, None)
 
 
 def _compared_inputs(

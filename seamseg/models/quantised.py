@@ -30,7 +30,6 @@ from seamseg.ops.activation import activate_
 from seamseg.ops.fused import FusedConv2d, FusedLinear
 from seamseg.ops.norm import is_plain
 from seamseg.ops.quantisation import FakeQuantise, Histogram, RoundedWeight
-from seamseg.ops.winograd import WinogradConv2d
 from seamseg.utils.errors import InputError
 
 FLOAT_LAYERS = (
@@ -161,7 +160,7 @@ def quantised(folded: Module) -> Module:
     for name, layer, float_input, residual in _layers(folded):
         in_float = any(part in f"net.{name}." for part in FLOAT_LAYERS)
         # the heads read the weights of plain ones
-        if not in_float or isinstance(layer, (FusedConv2d, FusedLinear)):
+        if not in_float or type(layer) in (FusedConv2d, FusedLinear):
             made[name] = _make(layer, not in_float, float_input, residual)
     for name, module in folded.named_modules():
         if isinstance(module, ChannelwiseActivation):
@@ -208,7 +207,7 @@ def _layers(net: nn.Module) -> Iterator[tuple[str, _Layer, bool, bool]]:
 
 def _is_known(layer: nn.Module) -> TypeGuard[_Layer]:
     """Return whether a quantised layer computes the same; others stay in float."""
-    if not is_plain(layer, FusedConv2d, WinogradConv2d, FusedLinear, nn.Conv2d, PointwiseConv, nn.Linear):
+    if not is_plain(layer, FusedConv2d, FusedLinear, nn.Conv2d, PointwiseConv, nn.Linear):
         return False
     return "weight" in layer._parameters and getattr(layer, "padding_mode", "zeros") == "zeros"
 

@@ -88,7 +88,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 EXTRAS = {
     **dict.fromkeys(("torch", "torchvision", "tensorboard"), "torch"),
-    **dict.fromkeys(("onnx", "onnxscript", "torchao"), "export"),
+    **dict.fromkeys(("onnx", "onnxscript"), "export"),
     **dict.fromkeys(("starlette", "uvicorn", "python_multipart", "prometheus_client"), "serve"),
     **dict.fromkeys(("huggingface_hub", "safetensors"), "hub"),
     "onnxruntime": "onnx",

@@ -194,18 +194,19 @@ def test_calibration_photos_and_what_is_not_calibrated(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--calibrate", "3"], "--calibrate is the number of images of --int8"),
-        (["--int8", "data", "--precision", "bf16"], "--int8 data and --precision bf16 exclude each other"),
-        (["--int8", "none"], "none: no such data set folder"),
+        (["int8.onnx", "--calibrate", "3"], "--calibrate is the number of images of --int8"),
+        (["int8.onnx", "--int8", "data", "--precision", "bf16"], "--int8 data and --precision bf16 exclude each other"),
+        (["int8.onnx", "--int8", "none"], "none: no such data set folder"),
+        (["int8.pt2", "--int8", "data"], "--int8 data: only ONNX files are quantised, not int8.pt2"),
     ],
 )
 def test_refused_command_lines(words, message, narrow, micro, micro_run, seamseg_main, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").symlink_to(micro)
-    assert seamseg_main("export", micro_run, "int8.onnx", *words) == 2
+    assert seamseg_main("export", micro_run, *words) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()[-1:]
     assert message in line
-    assert not (tmp_path / "int8.onnx").exists()
+    assert not list(tmp_path.glob("int8.*"))
 
 
 @pytest.mark.slow

@@ -17,9 +17,7 @@ from seamseg.config import config_from_string
 from seamseg.models.build import build_network, build_training_module
 from seamseg.models.folding import fold_layers, for_inference
 from seamseg.models.quantised import QuantisedConv2d, choosing_ranges, is_quantised, quantised
-from seamseg.ops.norm import ABN
 from seamseg.ops.quantisation import FakeQuantise
-from seamseg.ops.winograd import WinogradConv2d
 from seamseg.structures import PackedSequence
 from seamseg.training.run import TrainingOptions, run_training
 from seamseg.utils.errors import InputError
@@ -149,12 +147,6 @@ def test_layers_that_are_not_known_stay_in_float():
         assert_close(made(x), net(x))
     kinds = [QuantisedConv2d, Squared, nn.Conv2d, nn.Conv2d, QuantisedConv2d]
     assert [type(layer) for layer in made] == kinds
-
-
-def test_convolutions_by_winograd_are_quantised():
-    net = fold_layers(nn.Sequential(nn.Conv2d(3, 64, 1), nn.Conv2d(64, 64, 3, padding=1), ABN(64)).eval())
-    net[1] = WinogradConv2d(net[1])
-    assert type(quantised(net)[1]) is QuantisedConv2d
 
 
 def test_simulation_differs_from_float(narrow):
