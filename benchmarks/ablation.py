@@ -53,12 +53,9 @@ class Variant:
 
 VARIANTS = {
     "scratch": Variant(),
-    "box_convs": Variant(("roi.box_convs=4", "body.normalization_mode=syncbn+gn")),
-    "mask_points": Variant(("roi.mask_refinement=points",)),
     "pretrained": Variant(against="pretrained", pretrained=True),
     "mask_positives_only": Variant(("roi.mask_positives_only=yes",), "pretrained", True),
     "crop": Variant(CROP, "pretrained", True),
-    "cabb": Variant((*CROP, "roi.box_loss=cabb"), "crop", True),
     "large_scale_jitter": Variant((*CROP, *WIDE), "crop", True),
 }
 

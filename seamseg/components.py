@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from seamseg.models.backbones.base import Body, BodyContext
     from seamseg.models.custom_network import CustomNetwork as Network
     from seamseg.models.custom_network import NetworkContext
-    from seamseg.models.heads.box_loss import BoxSamples
     from seamseg.models.heads.custom import Head, HeadContext, Map
-    from seamseg.models.heads.refinement import MaskRefinement, Regions, RegionTruth
     from seamseg.models.heads.roi import RegionHead
     from seamseg.models.heads.semantic import SemanticImage
     from seamseg.predict.writers.base import OutputFormat
@@ -45,14 +43,12 @@ __all__ = [
     "API",
     "Body",
     "BodyContext",
-    "BoxSamples",
     "Callback",
     "Head",
     "HeadContext",
     "ImageFormat",
     "ImageInfo",
     "Map",
-    "MaskRefinement",
     "Metadata",
     "Metric",
     "Network",
@@ -61,18 +57,14 @@ __all__ = [
     "ReadMap",
     "Reader",
     "RegionHead",
-    "RegionTruth",
-    "Regions",
     "Run",
     "SemanticImage",
     "augmentation",
     "body",
-    "box_loss",
     "callback",
     "head",
     "key",
     "loss",
-    "mask_refinement",
     "metric",
     "network",
     "open_image",
@@ -102,9 +94,7 @@ _MODULES = {
     **dict.fromkeys(("ImageInfo", "Metadata", "parse_metadata"), "seamseg.formats.metadata"),
     "Metric": "seamseg.evaluation.metric",
     **dict.fromkeys(("Head", "HeadContext", "Map"), "seamseg.models.heads.custom"),
-    **dict.fromkeys(("MaskRefinement", "RegionTruth", "Regions"), "seamseg.models.heads.refinement"),
     "RegionHead": "seamseg.models.heads.roi",
-    "BoxSamples": "seamseg.models.heads.box_loss",
     "SemanticImage": "seamseg.models.heads.semantic",
     "resize_map": "seamseg.visualize.maps",
 }
@@ -125,14 +115,6 @@ def body(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
     It is made as `Class(keys, context)`, with a :class:`BodyContext`.
     """
     return register("body", name, keys)
-
-
-def box_loss(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
-    """Register a function that returns the loss of boxes, those of anchors as well: `[roi] box_loss = NAME`.
-
-    It is called as `function(samples, keys)` with :class:`BoxSamples` and returns the loss of each, `M x 4` or `M`.
-    """
-    return register("box_loss", name, keys)
 
 
 def callback(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
@@ -157,14 +139,6 @@ def loss(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
     It is called as `function(image, keys)` with a :class:`SemanticImage` and returns a scalar tensor.
     """
     return register("loss", name, keys)
-
-
-def mask_refinement(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
-    """Register a class derived from :class:`MaskRefinement`, finer masks of regions: `[roi] mask_refinement = NAME`.
-
-    It is made as `Class(keys, context)`, with a :class:`HeadContext`.
-    """
-    return register("mask_refinement", name, keys)
 
 
 def metric(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:

@@ -255,9 +255,6 @@ class Batch:
     integer type) and boxes are not flipped: :func:`seamseg.training.prefetch.prepare_batch` applies these
     transforms. `unreadable` are the training images that could not be read and were replaced by others: `(id, reason)`.
 
-    `cut[i]`, bool `n x 4`, states for each id, as it is after these transforms, whether its image continues beyond the
-    top, left, bottom and right border of the image; None if the images are no crops.
-
     `maps` are the ground truth that heads read by name, see :class:`ReadMap`: `maps[name][i]` is `channels x H x W`
     float32, as it is after these transforms, with `fill` where there is none.
     """
@@ -271,7 +268,6 @@ class Batch:
     original_sizes: list[tuple[int, int]]
     target_info: tuple[TargetInfo, ...] | None = None
     deferred: list[DeferredTransform] | None = None
-    cut: PackedSequence | None = None
     unreadable: list[tuple[str, str]] = field(default_factory=list)
     maps: Mapping[str, PackedSequence] = field(default_factory=dict)
 

@@ -38,9 +38,6 @@ TESTS = {
     "seamseg/data/samplers.py": "tests/data/test_samplers.py tests/data/test_class_uniform_sampling.py",
     "seamseg/models/heads/roi.py": "tests/models/heads/test_roi.py tests/models/heads/test_fixed_samples.py",
     "seamseg/models/heads/roi_targets.py": "tests/models/heads/test_roi.py tests/models/heads/test_fixed_samples.py",
-    "seamseg/models/heads/box_loss.py": "tests/models/heads/test_roi.py tests/models/heads/test_fixed_samples.py "
-    "tests/models/test_criterion.py tests/recipes/test_crop_aware.py",
-    "seamseg/models/heads/refinement.py": "tests/models/test_criterion.py tests/components/test_boxes_and_masks.py",
     "seamseg/models/heads/detections.py": "tests/models/heads/test_roi.py tests/inference/test_detections.py",
     "seamseg/models/heads/rpn.py": "tests/models/heads/test_rpn.py tests/models/heads/test_fixed_samples.py",
     "seamseg/ops/abn.py": "tests/ops/test_abn.py tests/ops/test_norm.py tests/ops/test_recomputed.py",

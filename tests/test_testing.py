@@ -30,7 +30,7 @@ FIRST = {
 """Lines of a kind before those of trainings."""
 
 TOO = {
-    **{kind: [EXPORTS] for kind in ("body", "mask_refinement", "roi_head", "rpn_head", "semantic_head")},
+    **{kind: [EXPORTS] for kind in ("body", "roi_head", "rpn_head", "semantic_head")},
     "head": [EXPORTS, "writes NAME_mine.png, also in shards; the model opens without it, with a warning"],
     "format": ["writes NAME_mine.png, also in shards"],
     "metric": ["two processes give the same mine_error as one"],

@@ -160,9 +160,7 @@ class ClassTable:
             if module is None or not isinstance(state.get(part), Mapping):
                 continue
             made[part], own = dict(state[part]), module.state_dict()
-            refinement = getattr(module, "refinement", None)
-            refined = {f"refinement.{layer}": "things" for layer in getattr(refinement, "class_layers", ())}
-            for layer, kind in {**layers, **refined}.items():
+            for layer, kind in layers.items():
                 for key in (f"{layer}.weight".lstrip("."), f"{layer}.bias".lstrip(".")):
                     if isinstance(found := made[part].get(key), Tensor) and key in own:
                         made[part][key] = _rows_of(found, own[key], *rows[kind], f"{name}: {part}.{key}")

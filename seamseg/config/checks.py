@@ -25,7 +25,7 @@ def check(config: Config, source: str) -> None:
 def check_training(config: Config, source: str | Path, overrides: Sequence[str] = ()) -> None:
     """Raise InputError if keys contradict each other that inference does not need; arguments as :func:`load_config`."""
     name = f"{source} with `overrides`" if overrides else str(source)
-    raise_first(name, (check(config) for check in (_loss_weights, _thresholds, _crops)))
+    raise_first(name, (check(config) for check in (_loss_weights, _thresholds)))
 
 
 def raise_first(source: str, problems: Iterable[str | None]) -> None:
@@ -47,14 +47,11 @@ def head_parameters(config: Config) -> dict[str, int]:
     levels = len(config.fpn.out_strides)
     body = sum(config.body.out_channels.get(name, 0) for name in config.fpn.inputs)
     rpn = config.rpn.hidden_channels
-    box_width = roi.conv_channels if roi.box_convs else width
-    box_convs = 9 * (width + max(roi.box_convs - 1, 0) * roi.conv_channels) * roi.conv_channels * (roi.box_convs > 0)
     return {
         "fpn": width * body + 9 * width * width * levels,
         "rpn": 9 * width * rpn + 5 * rpn * len(config.rpn.anchor_ratios),
-        "roi": box_convs
-        + box_width * (roi.roi_size[0] // 2) * (roi.roi_size[1] // 2) * roi.fc_channels
-        + roi.fc_channels**2 * (not roi.box_convs)
+        "roi": width * (roi.roi_size[0] // 2) * (roi.roi_size[1] // 2) * roi.fc_channels
+        + roi.fc_channels**2
         + 9 * (width + 4 * roi.conv_channels) * roi.conv_channels,
         "sem": 9 * (width + config.sem.hidden_channels) * config.sem.hidden_channels * config.sem.fpn_levels,
     }
@@ -144,10 +141,3 @@ def _norms(config: Config) -> str | None:
     if not config.general.qat or set(mode.split("+")) <= {"bn", "syncbn"}:
         return None
     return f"[general] qat folds the norms into the convolutions, which needs batch norm, not normalization_mode {mode}"
-
-
-def _crops(config: Config) -> str | None:
-    loss, loading = config.component("box_loss")[0], config.dataloader
-    if not getattr(loss.make, "needs_crops", False) or loading.crop_size:
-        return None
-    return f"[roi] box_loss = {loss.name} is for training on crops: set [dataloader] crop_size, or another loss"

@@ -33,9 +33,6 @@ KINDS: dict[str, ComponentKind] = {
     "body": ComponentKind(
         "backbone of the network", "body.body", ("seamseg.recipes.timm_body", "seamseg.models.backbones"), needed=True
     ),
-    "box_loss": ComponentKind(
-        "loss of boxes", "roi.box_loss", ("seamseg.models.heads.box_loss", "seamseg.recipes.crop_aware")
-    ),
     "callback": ComponentKind(
         "follows a training, such as a logger, and may end it", modules=("seamseg.training.logging.tensorboard",)
     ),
@@ -51,7 +48,6 @@ KINDS: dict[str, ComponentKind] = {
     "loss": ComponentKind(
         "loss of the semantic head", "sem.loss", ("seamseg.models.heads.semantic", "seamseg.recipes.max_pooling")
     ),
-    "mask_refinement": ComponentKind("refines masks", "roi.mask_refinement", ("seamseg.recipes.mask_points",)),
     "metric": ComponentKind("metric of a validation, which may select the best snapshot", evaluated=True),
     "network": ComponentKind(
         "network as a whole, with its losses",

@@ -43,7 +43,7 @@ _DETECTION = ("obj_loss", "bbx_loss", "roi_cls_loss", "roi_bbx_loss")
 # the original accepts and ignores it, too
 _ALWAYS = frozenset({"body.out_strides"})
 _FUSION = frozenset(f"general.{key}" for key in ("overlap_threshold", "min_stuff_area", "eval_mode", "eval_coco"))
-_MASKS = frozenset(f"roi.{key}" for key in ("void_is_background", "mask_refinement", "mask_positives_only"))
+_MASKS = frozenset(f"roi.{key}" for key in ("void_is_background", "mask_positives_only"))
 _PYRAMID = frozenset({"fpn", "rpn", "roi", "body.out_channels", "sem.fpn_min_level", "sem.fpn_levels", "sem.head"})
 
 KINDS = {

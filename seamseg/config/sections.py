@@ -219,28 +219,9 @@ class Roi:
     fpn_canonical_level: int = key("pyramid level of such a box")
     sigma: float = key("sigma of the smooth L1 loss: it is quadratic up to 1 / sigma²", above=0)
     bbx_reg_weights: tuple[float, float, float, float] = key("factors of the box codes", above=0)
-    box_loss: str = our_key(
-        "loss of boxes, those of anchors as well: smooth_l1, or cabb (arXiv 2012.07717), which does not penalise boxes "
-        "for extending beyond the border of a training crop that cuts their thing",
-        choices=("smooth_l1", "cabb"),
-        component="box_loss",
-    )
     head: str = our_key("layers that score and mask regions", choices=("mask_rcnn",), component="roi_head")
     fc_channels: int = our_key("channels of the fully connected layers", minimum=1, maximum=65_536)
-    conv_channels: int = our_key(
-        "channels of the convolutions of the mask branch, and of the box branch", minimum=1, maximum=CHANNELS
-    )
-    mask_refinement: str = our_key(
-        "refinement of masks, whose loss is part of roi_msk: points (PointRend, arXiv 1912.08193), or none",
-        choices=("none", "points"),
-        component="mask_refinement",
-    )
-    box_convs: int = our_key(
-        "number N of 3x3 convolutions of the box branch, with a norm each, before a single fully connected layer (4: "
-        "the head 4conv1fc of Mask R-CNN with group norm, arXiv 1803.08494); 0: two fully connected layers",
-        minimum=0,
-        maximum=16,
-    )
+    conv_channels: int = our_key("channels of the convolutions of the mask branch", minimum=1, maximum=CHANNELS)
     sample_empty_images: bool = our_key("sample negatives from images without things; the original skips these images")
     fixed_samples: bool = our_key(
         "always use num_samples rows per image, so that the host never waits for a count on the GPU; missing rows are "

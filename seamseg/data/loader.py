@@ -179,7 +179,6 @@ def collate(items: Sequence[dict[str, Any]]) -> Batch:
         ids=[item["id"] for item in items],
         original_sizes=[item["size"] for item in items],
         deferred=[item["deferred"] for item in items] if "deferred" in items[0] else None,
-        cut=PackedSequence([item["cut"] for item in items]) if "cut" in items[0] else None,
         unreadable=[entry for item in items for entry in item.get("unreadable", ())],
         maps={name: PackedSequence([item["maps"][name] for item in items]) for name in items[0].get("maps", ())},
     ).with_target_info()

@@ -180,7 +180,6 @@ class AugmentedImage(NamedTuple):
     pixels : `H x W x 3` uint8
     ids : `L x H x W` instance ids without gaps in the narrowest type, 0 void
     cat, iscrowd : class, int64, and crowd flag, uint8, by id
-    cut : bool `n x 4` by id: whether its image continues beyond the top, left, bottom and right border of the crop
     maps : ground truth of custom heads by name
     """
 
@@ -188,7 +187,6 @@ class AugmentedImage(NamedTuple):
     ids: np.ndarray
     cat: np.ndarray
     iscrowd: np.ndarray
-    cut: np.ndarray
     maps: Mapping[str, MapValues] = MappingProxyType({})
 
 
@@ -273,9 +271,8 @@ class TrainTransform:
         Returns
         -------
         dict of `img` `3 x H x W` float32, `msk` `L x H x W` int64, `cat` `n` int64, `iscrowd` `n` uint8, `bbx` `n x 4`
-        float32 (`(y0, x0, y1, x1)`, row 0 is the box of the void pixels). With a crop size, `cut` of
-        :class:`AugmentedImage`, bool `n x 4`, after the flip. :meth:`finish` adds `maps`, float32 by name, after the
-        flip, if there are any. With `on_device` the others are not flipped, `img` is
+        float32 (`(y0, x0, y1, x1)`, row 0 is the box of the void pixels). :meth:`finish` adds `maps`, float32 by name,
+        after the flip, if there are any. With `on_device` the others are not flipped, `img` is
         uint8, `msk` uint8 or int32, and there is `deferred`.
         """
         source: Any = global_random if rng is None else rng
@@ -300,8 +297,6 @@ class TrainTransform:
             "iscrowd": torch.from_numpy(augmented.iscrowd),
             "bbx": extract_boxes(narrow, len(augmented.cat)),
         }
-        if self.augmentation.crop_size is not None:
-            item["cut"] = torch.from_numpy(augmented.cut[:, [0, 3, 2, 1]] if deferred.flip else augmented.cut)
         if augmented.maps:
             maps = {name: x.mirrored() if deferred.flip else x for name, x in augmented.maps.items()}
             item["maps"] = {name: torch.from_numpy(x.filled()) for name, x in maps.items()}
@@ -316,7 +311,7 @@ def without_things(item: dict[str, Any], num_stuff: int) -> dict[str, Any]:
     stuff = (item["cat"] < num_stuff) | (item["cat"] == VOID)
     ids = torch.where(stuff, stuff.cumsum(0) - 1, 0)
     masks = ids[item["msk"].long()].to(item["msk"].dtype)
-    by_id: dict[str, Any] = {name: item[name][stuff] for name in ("cat", "iscrowd", "bbx", "cut") if name in item}
+    by_id: dict[str, Any] = {name: item[name][stuff] for name in ("cat", "iscrowd", "bbx")}
     return {**item, "msk": masks, **by_id}
 
 
@@ -354,13 +349,11 @@ def augment(
     """Scale and crop an image, its mask and its maps; see :class:`TrainTransform`."""
     ids = _transform_mask(mask, params, len(cat))
     pixels, targets = np.array(_scale_and_crop(image, params), dtype=np.uint8), compact_ids(ids, cat, iscrowd)
-    (height, width), (y, x, h, w) = params.size, params.window
-    cut = np.array([y > 0, x > 0, y + h < height, x + w < width])
     found = {
         name: scale_and_crop(x, params.size, params.window, params.deferred.flip, params.scale)
         for name, x in maps.items()
     }
-    return AugmentedImage(pixels, *targets, np.tile(cut, (len(targets[1]), 1)), found)
+    return AugmentedImage(pixels, *targets, found)
 
 
 def _changed(name: str, change: ChangePixels, pixels: np.ndarray, rng: Random) -> np.ndarray:

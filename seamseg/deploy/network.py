@@ -86,7 +86,7 @@ class DetectionExport(ExportNet):
     boxes : float32 `K x 4`, `(y0, x0, y1, x1)` in pixels of the input; K is `[roi] max_predictions`
     classes : int64 `K`, 0 = first thing
     scores : float32 `K`
-    mask_logits : float32 `K x 28 x 28`, for kinds with masks; larger with a `[roi] mask_refinement`
+    mask_logits : float32 `K x 28 x 28`, for kinds with masks
     count : int64 scalar, the number of detections: rows from there on are 0
     classmap : uint8 `H x W`, for kind panoptic
     maps of custom heads under their names, float32 or integers, `H x W`, or `channels x H x W` of several channels

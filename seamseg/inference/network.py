@@ -219,7 +219,7 @@ class TrainedModel:
         records = {f"{record.kind} {record.name}": record for record in self._opened.snapshot.components}
         lines = [record.change for record in records.values()]
         for section in self.config.not_loaded:
-            if section.startswith(("head ", "mask_refinement ")):
+            if section.startswith("head "):
                 # a folder of convert-model has no records
                 plain = f"{section} is not imported: name its file with `components=FILE`"
                 lines.append(records[section].missing if section in records else plain)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from seamseg.config import KINDS, Config
-from seamseg.config.components import is_registered, register
+from seamseg.config.components import register
 from seamseg.config.kinds import SEAMLESS
 from seamseg.config.sections import Body as BodyKeys
 from seamseg.config.sections import General
@@ -24,7 +24,6 @@ from seamseg.models.custom_parts import check_body, check_part
 from seamseg.models.folding import fold_layers
 from seamseg.models.heads.custom import Head, HeadContext, loss_weight
 from seamseg.models.heads.deeplab import DeeplabV3
-from seamseg.models.heads.refinement import MaskRefinement
 from seamseg.models.heads.roi import RegionHead
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.panoptic_inference import NetworkOptions
@@ -140,8 +139,6 @@ def _build_panoptic_net(config: Config, num_stuff: int, num_thing: int) -> Panop
     initialise(net, config.body, own)
     net.body.backbone.freeze(config.body.num_frozen)
     # last: the initial weights of the others do not depend on them, and they have initial weights of their own
-    if of_boxes.has_masks and config.roi.mask_refinement != "none":
-        _add_refinement(net.roi_head, config, of_boxes)
     heads = build_heads(config, context)
     return PanopticNet(net.body, net.rpn_head, net.roi_head, net.sem_head, heads, net.options) if heads else net
 
@@ -157,14 +154,6 @@ def _build_head(config: Config, kind: str, context: HeadContext, base: type[nn.M
         raise InputError(f"{component.section} ({component.file}): must be a {name}")
     check_part(kind, head, context, component)
     return head
-
-
-def _add_refinement(head: RegionHead, config: Config, context: HeadContext) -> None:
-    """Build the refinement of masks; without its file a snapshot is loaded without it."""
-    if is_registered("mask_refinement", config.roi.mask_refinement):
-        head.refinement = _build_head(config, "mask_refinement", context, MaskRefinement)
-    else:
-        head.unused_layers += ("refinement.",)
 
 
 def _check_weights(losses: Mapping[str, str | float], keys: object, where: str) -> None:

@@ -13,15 +13,14 @@ from torch import Tensor, nn
 
 from seamseg.config import KINDS, Config
 from seamseg.config.components import Component
-from seamseg.models.heads.box_loss import BoxSamples, ImageBoxes, MatchedImage
 from seamseg.models.heads.custom import head_losses
-from seamseg.models.heads.refinement import Refined, RegionTruth
 from seamseg.models.heads.roi import box_loss, class_loss, mask_loss, of_class
 from seamseg.models.heads.roi_targets import box_targets, labels_of, mask_targets
 from seamseg.models.heads.rpn import AnchorMatcher, rpn_losses
 from seamseg.models.heads.semantic import SemanticImage, semantic_loss, semantic_target
 from seamseg.models.network import Network, SemanticLogits
 from seamseg.models.panoptic import TrainingOutputs
+from seamseg.ops.boxes import smooth_l1
 from seamseg.structures import Batch
 from seamseg.utils.component_errors import named_errors
 from seamseg.utils.errors import SeamsegError
@@ -59,7 +58,10 @@ class SemanticCriterion:
     @staticmethod
     def of(config: Config) -> SemanticCriterion:
         """Return that of `[sem] loss`."""
-        return SemanticCriterion(_loss_of(config, "loss", _custom_image_loss))
+        component, keys = config.component("loss")
+        if component.built_in:
+            return SemanticCriterion(partial(component.make, keys=keys))
+        return SemanticCriterion(partial(_custom_image_loss, component, keys))
 
     def __call__(self, output: SemanticLogits, targets: Batch) -> Losses:
         """Compute `sem_loss`."""
@@ -76,38 +78,14 @@ class SemanticCriterion:
         return semantic_loss(labelled, padded_size, list(classes.values()), self.image_loss), len(classes)
 
 
-def _loss_of(config: Config, kind: str, custom: Callable[..., Tensor]) -> Callable[[Any], Tensor]:
-    """Return the loss that a key of the configuration chooses; one of the user is called by `custom`."""
-    component, keys = config.component(kind)
-    if component.built_in:
-        return partial(component.make, keys=keys)
-    return partial(custom, component, keys)
-
-
-def _custom_loss(component: Component, keys: Any, given: Any) -> Tensor:
-    """Call the function of a user, which errors name."""
-    with named_errors(component.section, component.module):
-        loss: Tensor = component.make(given, keys)
-    return loss
-
-
 def _custom_image_loss(component: Component, keys: Any, image: SemanticImage) -> Tensor:
     """Call the function of a user; SeamsegError if it does not return the loss of an image."""
-    loss = _custom_loss(component, keys, image)
+    with named_errors(component.section, component.module):
+        loss: Tensor = component.make(image, keys)
     if not isinstance(loss, Tensor) or loss.ndim:
         given = f"a tensor of {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise SeamsegError(f"{component.section} ({component.file}): must return a scalar tensor, returned {given}")
     return loss
-
-
-def _custom_box_loss(component: Component, keys: Any, samples: BoxSamples) -> Tensor:
-    """Call the function of a user; SeamsegError if it does not return a loss of each sample."""
-    errors, count = _custom_loss(component, keys, samples), samples.predicted.shape[0]
-    if not isinstance(errors, Tensor) or tuple(errors.shape) not in ((count,), (count, 4)):
-        shape = " x ".join(map(str, errors.shape)) if isinstance(errors, Tensor) else type(errors).__name__
-        shapes = f"{count} or {count} x 4 numbers, returned {shape or 'a scalar'}"
-        raise SeamsegError(f"{component.section} ({component.file}): must return {shapes}")
-    return errors
 
 
 class Criterion:
@@ -122,7 +100,6 @@ class Criterion:
     names : the losses of this kind, see :data:`seamseg.config.kinds.KINDS`
     anchor_matcher : makes the targets of the anchors
     mask_size : `(height, width)` of the masks, None without a mask branch
-    box_loss : loss of boxes, those of anchors as well
     semantic : the loss of the semantic head; None without one
     """
 
@@ -132,12 +109,11 @@ class Criterion:
         self.rpn, self.roi = config.rpn, config.roi
         self.anchor_matcher = AnchorMatcher(config.rpn, config.roi.fixed_samples)
         self.mask_size = (2 * height, 2 * width) if KINDS[config.kind].has_masks else None
-        self.box_loss = _loss_of(config, "box_loss", _custom_box_loss)
         self.semantic = SemanticCriterion.of(config) if config.kind == "panoptic" else None
 
     def __call__(self, outputs: TrainingOutputs, targets: Batch) -> Losses:
         """Compute the losses; those of the ROI head are 0, with a count and gradients of 0, if it ran on zero rows."""
-        terms = [*self._rpn(outputs, targets), *self._roi(outputs, targets)]
+        terms = [*self._rpn(outputs), *self._roi(outputs, targets)]
         if outputs.semantic_logits is not None and self.semantic is not None:
             terms.append(self.semantic.term(outputs.semantic_logits, outputs.padded_size, targets))
         device = outputs.obj_logits.device
@@ -147,7 +123,7 @@ class Criterion:
             {name: as_count(count, device) for name, (_, count) in named.items()},
         )
 
-    def _rpn(self, outputs: TrainingOutputs, targets: Batch) -> list[_Term]:
+    def _rpn(self, outputs: TrainingOutputs) -> list[_Term]:
         boxes = [t.boxes for t in outputs.things]
         crowds = [t.crowd for t in outputs.things]
         matches = self.anchor_matcher.batch(outputs.anchors, boxes, outputs.valid_sizes, crowds)
@@ -156,46 +132,31 @@ class Criterion:
             outputs.bbx_logits,
             outputs.anchors,
             matches,
-            _boxes_of(outputs, targets),
+            boxes,
             self.rpn.sigma,
             self.rpn.num_samples,
-            self.box_loss,
         )
         return [(objectness, count), (regression, count)]
 
     def _roi(self, outputs: TrainingOutputs, targets: Batch) -> list[_Term]:
-        rois, refined = outputs.rois, outputs.rois.refined
+        rois = outputs.rois
         if all(sample is None for sample in rois.samples):
             # sums of no rows: their backward pass runs the collectives of the head on this rank too
             logits = (rois.cls_logits, rois.bbx_logits, rois.msk_logits)
-            nothing: list[_Term] = [(x.float().sum(), 0) for x in logits if x is not None]
-            if refined is not None:
-                nothing[-1] = (nothing[-1][0] + self._refinement_loss(refined, outputs, targets), 0)
-            return nothing
+            return [(x.float().sum(), 0) for x in logits if x is not None]
         roi_targets = self._roi_targets(outputs, targets)
         labels = roi_targets.labels
         given = [sample.weight for sample in rois.samples if sample is not None and sample.weight is not None]
         weights = torch.cat(given) if given else None
         count = labels.shape[0] if weights is None else weights.sum()
-        images = zip(rois.samples, _boxes_of(outputs, targets), strict=True)
-        matched = [MatchedImage(sample.boxes, sample.match, truth) for sample, truth in images if sample is not None]
-        codes = of_class(rois.bbx_logits, labels), roi_targets.codes
-        errors = self.box_loss(BoxSamples(*codes, matched, self.roi.sigma, self.roi.bbx_reg_weights))
+        errors = smooth_l1(of_class(rois.bbx_logits, labels), roi_targets.codes, self.roi.sigma)
         terms: list[_Term] = [
             (class_loss(rois.cls_logits, labels, weights), count),
             (box_loss(errors, labels, weights), count),
         ]
         if rois.msk_logits is not None:
-            loss, count = mask_loss(rois.msk_logits, roi_targets.mask_labels, roi_targets.masks)
-            if refined is not None:
-                loss = loss + self._refinement_loss(refined, outputs, targets)
-            terms.append((loss, count))
+            terms.append(mask_loss(rois.msk_logits, roi_targets.mask_labels, roi_targets.masks))
         return terms
-
-    def _refinement_loss(self, refined: Refined, outputs: TrainingOutputs, targets: Batch) -> Tensor:
-        ids = [things.ids for things in outputs.things]
-        truth = RegionTruth(outputs.rois.samples, ids, list(targets.masks), self.roi.void_is_background)
-        return refined.refinement.loss(refined.outputs, truth)
 
     @torch.no_grad()
     def _roi_targets(self, outputs: TrainingOutputs, targets: Batch) -> _ROITargets:
@@ -216,13 +177,6 @@ class Criterion:
             torch.cat(leading_labels),
             torch.cat(masks) if masks else torch.empty(0),
         )
-
-
-def _boxes_of(outputs: TrainingOutputs, targets: Batch) -> list[ImageBoxes]:
-    """Return the ground-truth boxes of each image."""
-    continues = targets.cut or [None] * len(outputs.things)
-    images = zip(outputs.things, outputs.valid_sizes, continues, strict=True)
-    return [ImageBoxes(things.boxes, size, things.ids, beyond) for things, size, beyond in images]
 
 
 class TrainingModule(nn.Module):

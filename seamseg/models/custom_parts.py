@@ -13,7 +13,6 @@ from seamseg.config import Config
 from seamseg.config.components import Component
 from seamseg.models.backbones.base import Body
 from seamseg.models.heads.custom import HeadContext
-from seamseg.models.heads.refinement import Regions
 from seamseg.utils.component_errors import described, instance_of
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, SeamsegError
@@ -52,7 +51,7 @@ def check_body(backbone: object, config: Config, component: Component) -> None:
 
 
 def check_part(kind: str, part: Any, context: HeadContext, component: Component) -> None:
-    """Raise InputError if a custom `rpn_head`, `roi_head`, `semantic_head` or `mask_refinement` returns other shapes.
+    """Raise InputError if a custom `rpn_head`, `roi_head` or `semantic_head` returns other shapes.
 
     Parameters
     ----------
@@ -76,7 +75,7 @@ def check_part(kind: str, part: Any, context: HeadContext, component: Component)
             anchors = sum(h * w for h, w in shapes) * len(options.anchor_ratios)
             _expect("the objectness", objectness, (2, anchors))
             _expect("the box codes", codes, (2, anchors, 4))
-        elif kind == "roi_head":
+        else:
             rows, cols = size = context.config.roi.roi_size
             for count in (3, 0):
                 x = torch.zeros(count, context.width, *size, device=device)
@@ -85,12 +84,6 @@ def check_part(kind: str, part: Any, context: HeadContext, component: Component)
                 _expect("the box codes of boxes()", codes, (count, things, 4))
                 if part.with_masks:
                     _expect("masks()", part.masks(x), (count, things, 2 * rows, 2 * cols))
-        else:
-            boxes = torch.tensor([[0.0, 0.0, 64.0, 64.0], [32.0, 32.0, 96.0, 160.0]], device=device)
-            image, coarse = torch.arange(2, device=device), [2 * side for side in context.config.roi.roi_size]
-            masks = torch.zeros(2, *coarse, device=device)
-            regions = Regions(levels, _IMAGE, boxes, image, torch.zeros_like(image), masks)
-            _expect("refine()", part.refine(regions), (2, None, None))
 
 
 @contextmanager

@@ -232,19 +232,18 @@ class FoldedBoxBranch(nn.Module):
 
     Parameters
     ----------
-    first, second : layers with activation; the first takes a region flattened as `h x w x C` rather than `C x h x w`;
-        there is no second one after convolutions
+    first, second : layers with activation; the first takes a region flattened as `h x w x C` rather than `C x h x w`
     """
 
-    def __init__(self, first: FusedLinear, second: FusedLinear | None) -> None:
+    def __init__(self, first: FusedLinear, second: FusedLinear) -> None:
         super().__init__()
         self.first = first
         self.second = second
 
     def forward(self, x: Tensor) -> Tensor:
         """Map pooled features `K x C x h x w` to `K x fc_channels`."""
-        hidden: Tensor = self.first(x.permute(0, 2, 3, 1).flatten(1))
-        return hidden if self.second is None else self.second(hidden)
+        made: Tensor = self.second(self.first(x.permute(0, 2, 3, 1).flatten(1)))
+        return made
 
 
 class FoldedUpsampling(nn.Module):

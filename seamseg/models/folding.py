@@ -468,9 +468,9 @@ def _fold_roi_head(head: ROIHead) -> None:
     if is_plain(head.fc, NormSequential):
         _fold_pairs(head.fc, rows=True)
     layers = list(head.fc.children())
-    first, second = layers[0], layers[2] if len(layers) == 4 else None
-    whole = [type(layer) for layer in layers] in ([FusedLinear, nn.Identity], [FusedLinear, nn.Identity] * 2)
-    if whole and isinstance(first, FusedLinear) and (second is None or isinstance(second, FusedLinear)):
+    if [type(layer) for layer in layers] == [FusedLinear, nn.Identity] * 2:
+        first, second = layers[0], layers[2]
+        assert isinstance(first, FusedLinear) and isinstance(second, FusedLinear)
         outputs = first.weight.shape[0]
         h, w = (side // 2 for side in head.roi_size)
         weight = first.weight.view(outputs, -1, h, w).permute(0, 2, 3, 1).reshape(outputs, -1)

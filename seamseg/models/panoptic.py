@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from seamseg.models.heads.custom import HeadOutputs, run_heads
-from seamseg.models.heads.refinement import Refined, Regions
-from seamseg.models.heads.roi_targets import ROISample, leading_classes, leading_rows
+from seamseg.models.heads.roi_targets import ROISample, leading_rows
 from seamseg.models.heads.select import upload
 from seamseg.models.panoptic_inference import Features, PanopticInference
 from seamseg.panoptic_map import VOID
@@ -22,14 +21,13 @@ class ROIOutputs:
 
     samples: samples of each image, None for an image without any; M in all images, P of them leading, 0 if no image has
     any. cls_logits `M x (things + 1)`, bbx_logits `M x things x 4`, msk_logits `P x things x 28 x 28` of the leading
-    ones, None without a mask branch; refined: refined masks of the leading ones, None without a refinement.
+    ones, None without a mask branch.
     """
 
     samples: list[ROISample | None]
     cls_logits: Tensor
     bbx_logits: Tensor
     msk_logits: Tensor | None
-    refined: Refined | None = None
 
 
 @dataclass(frozen=True)
@@ -161,10 +159,4 @@ class PanopticNet(PanopticInference):
         rows = leading_rows(sampled, boxes.device)
         rows_only = self.roi_head.with_masks and self.options.matcher.config.mask_positives_only
         cls_logits, bbx_logits, msk_logits = self.roi_head(x, rows, **({"rows_only": True} if rows_only else {}))
-        refined, refinement = None, self.roi_head.refinement
-        if refinement is not None:
-            classes = leading_classes(sampled, [t.classes for t in things], boxes.device)
-            coarse = msk_logits[torch.arange(classes.shape[0], device=boxes.device), classes].float()
-            regions = (features.levels, features.padded_size, boxes[rows], index[rows], classes, coarse)
-            refined = Refined(refinement, refinement(Regions(*regions)))
-        return ROIOutputs(sampled, cls_logits, bbx_logits, msk_logits, refined)
+        return ROIOutputs(sampled, cls_logits, bbx_logits, msk_logits)

@@ -13,7 +13,6 @@ from seamseg.config import Config
 from seamseg.models.backbones.fpn import FPNBody
 from seamseg.models.heads.custom import Head, declared_outputs, predicted_maps
 from seamseg.models.heads.detections import DetectionSelector
-from seamseg.models.heads.refinement import Regions
 from seamseg.models.heads.roi import RegionHead, ROIExtractor
 from seamseg.models.heads.roi_targets import ProposalMatcher
 from seamseg.models.heads.rpn import AnchorGenerator, ProposalGenerator
@@ -313,7 +312,7 @@ class PanopticInference(Network):
         return torch.cat([cls for cls, _ in parts]), torch.cat([bbx for _, bbx in parts])
 
     def mask(self, features: Features, boxes: list[Tensor], classes: list[Tensor]) -> list[Tensor | None]:
-        """Return mask logits `D x 28 x 28` of the detections of each image, larger if refined; None without masks."""
+        """Return mask logits `D x 28 x 28` of the detections of each image; None without masks."""
         if not self.roi_head.with_masks:
             return [None] * len(boxes)
         all_boxes, all_classes = torch.cat(boxes), torch.cat(classes)
@@ -323,11 +322,7 @@ class PanopticInference(Network):
             chunk = slice(start, start + _ROI_CHUNK)
             x = self.options.rois(features.levels, all_boxes[chunk], index[chunk], features.padded_size)
             parts.append(self.roi_head.masks_of(x, all_classes[chunk]).float())
-        masks = torch.cat(parts)
-        if self.roi_head.refinement is not None:
-            regions = Regions(features.levels, features.padded_size, all_boxes, index, all_classes, masks)
-            masks = self.roi_head.refinement.refine(regions)
-        return list(torch.split(masks, [b.shape[0] for b in boxes]))
+        return list(torch.split(torch.cat(parts), [b.shape[0] for b in boxes]))
 
     def segment(self, features: Features) -> list[Tensor | None]:
         """Return the class map `H x W` (int64) of each image; None without a semantic head."""

@@ -35,7 +35,6 @@ from seamseg.utils.errors import InputError
 FLOAT_LAYERS = (
     "rpn_head.scores.",
     "roi_head.roi_",
-    "roi_head.refinement.",
     "sem_head.classifiers.",
     "sem_head.conv_sem.",
     "net.cls.",
@@ -215,8 +214,7 @@ def _is_known(layer: nn.Module) -> TypeGuard[_Layer]:
 def _first_layers(head: ROIHead) -> Sequence[nn.Module]:
     branch: nn.Module = head.fc
     assert isinstance(branch, FoldedBoxBranch)
-    first = branch.first if head.box_conv is None else head.box_conv[0]
-    return [first, head.conv[0]] if head.with_masks else [first]
+    return [branch.first, head.conv[0]] if head.with_masks else [branch.first]
 
 
 def _make(layer: _Layer, quantised: bool, float_input: bool, residual: bool) -> nn.Module:

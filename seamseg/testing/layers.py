@@ -127,7 +127,7 @@ def _with_odd_sides(batch: Batch) -> Batch:
         return PackedSequence(found)
 
     maps = {name: cut(packed) for name, packed in batch.maps.items()}
-    return _with_masks(replace(batch, images=cut(batch.images), maps=maps, cut=None), cut(batch.masks))
+    return _with_masks(replace(batch, images=cut(batch.images), maps=maps), cut(batch.masks))
 
 
 def _with_masks(batch: Batch, masks: PackedSequence) -> Batch:

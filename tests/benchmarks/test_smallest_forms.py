@@ -20,8 +20,8 @@ CASE = r"\d  .+ +\d+\.\d\d +\d+\.\d\d"
 """A row of `timing.report`: milliseconds, the peer, its milliseconds, the ratio."""
 SMALLEST: dict[str, tuple[str, str]] = {
     "ablation": (
-        "cabb mask_points --epochs 1 --seeds 1 --train 2 --val 3 --out OUT.runs --json OUT",
-        r"\| mask_points \| \d+\.\d.* scratch .*\n(.*\n)*\| cabb \| \d+\.\d.* crop ",
+        "crop --epochs 1 --seeds 1 --train 2 --val 3 --out OUT.runs --json OUT",
+        r"\| crop \| \d+\.\d.* pretrained ",
     ),
     "abn": ("layer --rounds 1 --json OUT", CASE),
     "abn_precision": ("gradients", r"identity \+ residual +1e-06 +\d"),

@@ -26,7 +26,7 @@ from seamseg.training.task import SegmentationTask
 
 CHOOSING = {
     *("general.kind", "general.base", "general.components", "general.network", "optimizer.type", "rpn.head"),
-    *("roi.head", "roi.box_loss", "sem.head", "sem.loss", "dataloader.reader"),
+    *("roi.head", "sem.head", "sem.loss", "dataloader.reader"),
     "optimizer.beta2",  # of Adam, which is not chosen here
 }
 """Keys that choose kinds or components by name, read by the configuration itself."""

@@ -104,8 +104,7 @@ def test_values_that_contradict_each_other(text: str, kind: str, expected: str) 
     [
         ("panoptic", "[sem]\ndilations = (1, 2)", "[sem] dilations"),
         ("instance_seg", "[sem]\nloss = max_pooling", "[sem] loss"),
-        ("detection", "[roi]\nmask_refinement = points", "[roi] mask_refinement"),
-        ("semantic", "[roi]\nbox_loss = cabb", "[roi] box_loss"),
+        ("detection", "[roi]\nvoid_is_background = yes", "[roi] void_is_background"),
     ],
 )
 def test_keys_without_effect_are_refused(kind: str, text: str, key: str) -> None:

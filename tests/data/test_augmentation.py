@@ -16,7 +16,7 @@ from PIL import Image
 from seamseg.config import load_config
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.loader import collate
-from seamseg.data.transforms import AugmentationOptions, AugmentationParams, TrainTransform, augment, jitter
+from seamseg.data.transforms import AugmentationOptions, TrainTransform, jitter
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.ops.labels import extract_boxes
 from seamseg.structures import DeferredTransform
@@ -124,36 +124,6 @@ def test_a_crop_is_a_window_of_the_scaled_image(size, crop):
         assert len(item["cat"]) == 1 + len(np.setdiff1d(ids, 0))
         corners[y, x] += 1
     assert len(corners) == 1 if crop == (64, 64) else len(corners) > 10
-
-
-@pytest.mark.parametrize("on_device", [False, True])
-@pytest.mark.parametrize("crop", [(49, 70), (30, 70), (50, 69), (50, 40)])
-def test_cut_states_where_the_photo_continues_beyond_the_crop(options, crop, on_device):
-    """Pixels state their place in the image: a border of the crop that is none of the image, flipped or not, is cut."""
-    _, mask, cat, crowd = scene((50, 70))
-    places = Image.fromarray(np.stack([*np.mgrid[:50, :70], np.zeros((50, 70))], 2).astype(np.uint8))
-    augmentation = AugmentationOptions(True, None, crop)
-    transform = TrainTransform(50, None, MEAN, STD, augmentation, on_device)
-    seen = set()
-    for seed in range(16):
-        item = transform(places, mask, cat, crowd, Random(seed))
-        batch = prepare_batch(batch_of([item]), options)
-        pixels = (batch.images[0] * torch.tensor(STD)[:, None, None] + torch.tensor(MEAN)[:, None, None]) * 255
-        rows, columns = pixels[0, :, 0].round().int().tolist(), pixels[1, 0].round().int().tolist()
-        cut = [rows[0] != 0, columns[0] not in (0, 69), rows[-1] != 49, columns[-1] not in (0, 69)]
-        assert item["cut"].tolist() == batch.cut[0].tolist() == [cut] * len(cat)
-        seen.add((columns[0] > columns[-1], *cut))
-    # at one end or both, flipped and not
-    assert len(seen) >= (4 if min(crop[0] - 30, crop[1] - 40) else 2)
-    plain = TrainTransform(50, None)(places, mask, cat, crowd, Random(0))
-    assert "cut" not in plain
-    assert batch_of([plain]).cut is None
-
-
-def test_the_whole_photo_has_no_cut():
-    """Wider than the numbers of which Python has one object each."""
-    params = AugmentationParams((50, 300), (0, 0, 50, 300), DeferredTransform())
-    assert not augment(*scene((50, 300)), params).cut.any()
 
 
 def test_jitter_factors_come_from_the_rng_and_are_bounded():

@@ -44,8 +44,6 @@ def test_outputs_are_those_of_the_eager_network(kind, standard_ops):
         (("rpn.min_size=500",), 20, (0, 0)),
         (("roi.score_threshold=1.0",), 20, (0, 0)),
         (("rpn.num_post_nms_val=3", "rpn.num_pre_nms_val=2"), 9, (1, 9)),
-        (("roi.box_convs=2", "roi.max_predictions=200"), 120, (2, 119)),
-        (("roi.mask_refinement=points", "mask_refinement points.points=9"), 20, (2, 19)),
     ],
 )
 def test_number_of_detections(overrides, rows, counts):

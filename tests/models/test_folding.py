@@ -19,7 +19,7 @@ from seamseg.models.backbones.densenet import DenseModule
 from seamseg.models.backbones.preactivation import PreActivationBlock
 from seamseg.models.backbones.residual import ResidualBlock
 from seamseg.models.build import build_network
-from seamseg.models.folded import FoldedBlock, FoldedBoxBranch, FoldedRPNHead, FoldedSemanticHead
+from seamseg.models.folded import FoldedBlock, FoldedRPNHead, FoldedSemanticHead
 from seamseg.models.folding import choose_precision, fold_abn, fold_layers, for_inference
 from seamseg.models.heads.roi import ROIHead
 from seamseg.models.heads.rpn import RPNHead
@@ -71,17 +71,6 @@ def test_same_outputs(kind, mode, monkeypatch):
     with tiny_body():
         net = network(kind=kind, mode=mode, overrides=(TINY_CHANNELS,))
     same(outputs(fold_abn(net)), outputs(net))
-
-
-@pytest.mark.parametrize("mode", ["bn", "syncbn+gn"])
-def test_convolutions_of_the_box_branch(mode):
-    net = network(mode=mode, overrides=("roi.box_convs=4", "roi.mask_refinement=points"))
-    folded = fold_abn(net)
-    same(outputs(folded), outputs(net))
-    # the layers that refine masks have no norms
-    assert torch.equal(folded.roi_head.refinement.layers[1].weight, net.roi_head.refinement.layers[1].weight)
-    assert isinstance(folded.roi_head.box_conv[0], FusedConv2d) == (mode == "bn")
-    assert isinstance(folded.roi_head.fc, FoldedBoxBranch) == (mode == "bn")
 
 
 class Lora(nn.Conv2d):

@@ -1,7 +1,5 @@
 """What a training step costs the host of a GPU: values that it reads, and waits for, and operators that it calls."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from support.host_reads import HostReads, Launches
@@ -22,9 +20,6 @@ EXACT = 3
 """Reads of a step whose samples are drawn as the original does: the numbers of proposals, of candidates for the ROI
 head, and of anchors to draw from, each once for all images."""
 FIXED = ("roi.fixed_samples=yes",)
-CROPS = ("roi.box_loss=cabb", "dataloader.crop_size=(64, 64)")
-RECIPES = ("roi.box_convs=1", "roi.mask_refinement=points", "mask_refinement points.points=9", *CROPS)
-"""Optional layers and losses."""
 
 
 def reads_of_a_step(batch, *overrides, kind="panoptic", mode="bn"):
@@ -73,13 +68,11 @@ def test_exact_samples_are_read_a_few_times_whatever_the_number_of_images(batch)
         (("rpn.min_size=1000",), "panoptic", "gn"),
         (("roi.sample_empty_images=yes", "roi.num_samples=500"), "instance_seg", "bn"),
         ((), "detection", "bn"),
-        (RECIPES, "panoptic", "syncbn+gn"),
+        ((), "panoptic", "syncbn+gn"),
     ],
 )
 def test_fixed_samples_are_never_read(batch, overrides, kind, mode):
-    cut = PackedSequence([torch.tensor([True, True, False, False]).expand(len(cat), 4) for cat in batch.categories])
-    batch = replace(batch.with_target_info(), cut=cut)
-    reads = reads_of_a_step(batch, *FIXED, *overrides, kind=kind, mode=mode)
+    reads = reads_of_a_step(batch.with_target_info(), *FIXED, *overrides, kind=kind, mode=mode)
     assert reads.count == 0, reads
 
 

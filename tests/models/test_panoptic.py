@@ -7,16 +7,14 @@ import torch
 from support.networks import narrow_module, tiny_config, toy_batch
 from torch.testing import assert_close
 
-from seamseg.config.checks import check_training
 from seamseg.models.build import build_network, build_training_module
 from seamseg.models.panoptic import Things
 from seamseg.ops.boxes import crowd_fraction
 from seamseg.panoptic_map import VOID
 from seamseg.structures import PackedSequence
-from seamseg.utils.errors import InputError
 
 
-@pytest.mark.parametrize("keys", ["roi.fixed_samples=yes", "roi.fixed_samples=no", "roi.mask_refinement=points"])
+@pytest.mark.parametrize("keys", ["roi.fixed_samples=yes", "roi.fixed_samples=no"])
 def test_empty_images_give_the_roi_head_gradients_of_zero(keys):
     """Also images of void only."""
     module, batch = narrow_module(keys), toy_batch((64, 64), (64, 64), empty=(0, 1))
@@ -69,61 +67,6 @@ def test_predict_wants_evaluation_mode():
 
 # Optional layers and losses
 
-RECIPES = (
-    "roi.box_convs=2",
-    "roi.mask_refinement=points",
-    "mask_refinement points.points=12",
-    "roi.box_loss=cabb",
-    "dataloader.crop_size=(64, 64)",
-)
-
-
-def borders(batch, *cut):
-    """The flags `cut` of each image for all of its ids."""
-    return PackedSequence([torch.tensor(sides).expand(len(cat), 4) for sides, cat in zip(cut, batch.categories)])
-
-
-@pytest.mark.parametrize("fixed", [pytest.param("yes", marks=pytest.mark.slow), "no"])
-def test_the_crop_aware_loss_of_a_network(fixed):
-    """Without cut boxes it is the plain one to the bit; boxes that are cut cost less, and other losses are the same."""
-    batch = toy_batch((64, 96), (80, 64), (48, 48), empty=(2,))
-    batch.boxes[0][3, 1] = 0
-    values = {}
-    for name, loss, cut in (("plain", "smooth_l1", True), ("whole", "cabb", False), ("cut", "cabb", True)):
-        sides = borders(batch, (False, cut, False, False), (cut,) * 4, (cut,) * 4)
-        module = narrow_module(f"roi.box_loss={loss}", *RECIPES[-1:], f"roi.fixed_samples={fixed}")
-        torch.manual_seed(1)
-        losses = module(replace(batch, cut=sides)).means
-        sum(losses.values()).backward()
-        assert all(p.grad is not None and p.grad.isfinite().all() for p in module.parameters())
-        values[name] = {key: value.item() for key, value in losses.items()}
-    assert values["whole"] == values["plain"]
-    assert values["cut"]["roi_bbx_loss"] < values["plain"]["roi_bbx_loss"]
-    assert values["cut"]["bbx_loss"] <= values["plain"]["bbx_loss"]
-    boxes = ("bbx_loss", "roi_bbx_loss")
-    assert {k: v for k, v in values["cut"].items() if k not in boxes} == {
-        k: v for k, v in values["plain"].items() if k not in boxes
-    }
-
-
-def test_a_crop_aware_loss_needs_crops():
-    with pytest.raises(InputError, match=r"\[roi\] box_loss = cabb is for training on crops: set \[dataloader\] crop"):
-        check_training(tiny_config(overrides=("roi.box_loss=cabb",)), "my.ini")
-
-
-def test_masks_refined_at_points():
-    """Predicted masks are larger, those before refinement the same."""
-    batch = toy_batch((64, 96), (80, 64), empty=(1,))
-    net = narrow_module(*RECIPES[1:3]).net.eval()
-    (found,) = net.predict(PackedSequence([batch.images[0]]))
-    assert found.mask_logits.shape == (len(found.classes), 64, 64)
-    net.roi_head.refinement.subdivisions = 0
-    (coarse,) = net.predict(PackedSequence([batch.images[0]]))
-    assert coarse.mask_logits.shape == (len(found.classes), 16, 16)
-    assert len(found.classes) > 0
-    assert torch.equal(coarse.boxes, found.boxes)
-
-
 POSITIVES = "roi.mask_positives_only=yes"
 
 
@@ -132,7 +75,7 @@ POSITIVES = "roi.mask_positives_only=yes"
 def test_masks_of_positives_only(kind, fixed):
     """With a norm of single regions nothing changes but the order of sums; the mask branch runs on fewer rows."""
     batch = toy_batch((64, 96), (80, 64), (48, 48), empty=(2,))
-    common = (f"roi.fixed_samples={fixed}", "roi.sample_empty_images=yes", *RECIPES[1:3])
+    common = (f"roi.fixed_samples={fixed}", "roi.sample_empty_images=yes")
     found = []
     for more in ((), (POSITIVES,)):
         module = narrow_module(*common, *more, mode="gn", kind=kind)
@@ -151,7 +94,7 @@ def test_masks_of_positives_only(kind, fixed):
 @pytest.mark.parametrize("mode", ["bn", "syncbn+gn"])
 def test_masks_of_positives_without_a_positive(mode):
     """Its norms keep their statistics, and every parameter gets a gradient, of 0 in the mask branch."""
-    module = narrow_module(POSITIVES, "roi.sample_empty_images=yes", *RECIPES[1:3], mode=mode)
+    module = narrow_module(POSITIVES, "roi.sample_empty_images=yes", mode=mode)
     before = {name: value.clone() for name, value in module.net.roi_head.conv.named_buffers()}
     losses = module(toy_batch((64, 64), empty=(0,))).means
     assert losses["roi_cls_loss"] > losses["roi_msk_loss"] == 0

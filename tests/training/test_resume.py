@@ -99,10 +99,6 @@ def test_interrupted_anywhere(seven, straight, tmp_path, workers, seed):
 OPTIONS = {
     "recipes": (
         "dataloader.crop_size=(40, 48)",
-        "roi.box_convs=2",
-        "roi.mask_refinement=points",
-        "mask_refinement points.points=8",
-        "roi.box_loss=cabb",
         "dataloader.device_transforms=yes",
         "roi.fixed_samples=yes",
     ),

@@ -16,8 +16,7 @@ from seamseg.config.sections import Roi
 from seamseg.models.backbones.base import NormFactory
 from seamseg.models.folded import FoldedUpsampling
 from seamseg.models.heads.custom import HeadContext
-from seamseg.models.heads.refinement import MaskRefinement
-from seamseg.models.heads.roi_targets import pixel_loss
+from seamseg.models.heads.roi_targets import IGNORED_PIXEL
 from seamseg.ops.boxes import box_area
 from seamseg.ops.norm import NormSequential, is_inplace, is_pointwise, is_tiling, run_layers
 from seamseg.ops.roi_sampling import roi_features
@@ -71,7 +70,6 @@ class RegionHead(nn.Module):
 
     Attributes
     ----------
-    refinement : refinement of the masks; None for none
     unused_layers : beginnings of the names of weights that a snapshot may have and this head does not use
     """
 
@@ -81,7 +79,6 @@ class RegionHead(nn.Module):
         self.with_masks = with_masks
         self.roi_size = roi_size
         self.unused_layers: tuple[str, ...] = ()
-        self.refinement: MaskRefinement | None = None
 
     def boxes(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Map features `K x C x roi_size` to logits `K x (things + 1)` (0: background), codes `K x things x 4`."""
@@ -126,16 +123,12 @@ class ROIHead(RegionHead):
         self, config: Roi, in_channels: int, num_things: int, norm: NormFactory, with_masks: bool = True
     ) -> None:
         super().__init__(num_things, with_masks, config.roi_size)
-        fc_channels, conv_channels, box_convs = config.fc_channels, config.conv_channels, config.box_convs
+        fc_channels, conv_channels = config.fc_channels, config.conv_channels
         # snapshots of networks with masks have them, too
-        self.unused_layers = () if with_masks else ("conv.", "roi_msk.", "refinement.")
+        self.unused_layers = () if with_masks else ("conv.", "roi_msk.")
         cells = (config.roi_size[0] // 2) * (config.roi_size[1] // 2)
-        self.box_conv = None
-        if box_convs:
-            self.box_conv = NormSequential(_convolutions(in_channels, conv_channels, norm, box_convs))
         layers: OrderedDict[str, nn.Module] = OrderedDict()
-        for i in (1,) if box_convs else (1, 2):
-            inputs = fc_channels if i > 1 else cells * (conv_channels if box_convs else in_channels)
+        for i, inputs in ((1, cells * in_channels), (2, fc_channels)):
             layers[f"fc{i}"] = nn.Linear(inputs, fc_channels, bias=False)
             layers[f"bn{i}"] = norm(fc_channels)
         self.fc = NormSequential(layers)
@@ -143,7 +136,10 @@ class ROIHead(RegionHead):
         self.roi_bbx = nn.Linear(fc_channels, num_things * 4)
 
         if with_masks:
-            layers = _convolutions(in_channels, conv_channels, norm, 4)
+            layers = OrderedDict()
+            for i, inputs in ((1, in_channels), (2, conv_channels), (3, conv_channels), (4, conv_channels)):
+                layers[f"conv{i}"] = nn.Conv2d(inputs, conv_channels, 3, padding=1, bias=False)
+                layers[f"bn{i}"] = norm(conv_channels)
             layers["conv_up"] = nn.ConvTranspose2d(conv_channels, conv_channels, 2, stride=2, bias=False)
             layers["bn_up"] = norm(conv_channels)
             self.conv = NormSequential(layers)
@@ -152,7 +148,6 @@ class ROIHead(RegionHead):
     def boxes(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Map features `K x C x roi_size` to logits `K x (things + 1)` (0: background), codes `K x things x 4`."""
         x = functional.avg_pool2d(x, 2)
-        x = x if self.box_conv is None else self.box_conv(x)
         # folded for inference, the branch flattens regions itself, channels last
         x = self.fc(x.flatten(1) if isinstance(self.fc, nn.Sequential) else x)
         return self.roi_cls(x), self.roi_bbx(x).reshape(x.shape[0], self.num_things, 4)
@@ -199,14 +194,6 @@ def _doubles(layer: nn.Module) -> TypeGuard[nn.ConvTranspose2d]:
     return is_tiling(layer) and layer.stride == (2, 2) and layer.bias is None
 
 
-def _convolutions(inputs: int, channels: int, norm: NormFactory, count: int) -> OrderedDict[str, nn.Module]:
-    layers: OrderedDict[str, nn.Module] = OrderedDict()
-    for i in range(1, count + 1):
-        layers[f"conv{i}"] = nn.Conv2d(inputs if i == 1 else channels, channels, 3, padding=1, bias=False)
-        layers[f"bn{i}"] = norm(channels)
-    return layers
-
-
 def class_loss(cls_logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
     """Compute the weighted mean cross-entropy of logits `M x (things + 1)` and labels `M` (0: background)."""
     if weights is None:
@@ -216,15 +203,14 @@ def class_loss(cls_logits: Tensor, labels: Tensor, weights: Tensor | None = None
 
 
 def box_loss(errors: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Compute the sum of the losses of the boxes of positives, per sample.
+    """Compute the sum of the errors of the codes of positives, per sample.
 
     Parameters
     ----------
-    errors : errors of the codes of the true class, `M x 4` or `M`
+    errors : smooth L1 errors of the codes of the true class, `M x 4`
     labels : int64 `M`, 0 = background
     weights : `M`, the number of samples is their sum; None for 1 each. Positives have weight 1
     """
-    errors = errors.view(labels.shape[0], -1)
     loss = torch.where((labels > 0)[:, None], errors, 0.0).sum()
     return loss / (labels.shape[0] if weights is None else weights.sum().clamp(min=1))
 
@@ -244,4 +230,8 @@ def mask_loss(msk_logits: Tensor, labels: Tensor, targets: Tensor) -> tuple[Tens
     labels : int64 `P`; of background (0) all pixels are ignored
     targets : `P x h x w` from :func:`seamseg.models.heads.roi_targets.mask_targets`
     """
-    return pixel_loss(of_class(msk_logits, labels), targets)
+    counts = (targets != IGNORED_PIXEL).float()
+    logits = of_class(msk_logits, labels)
+    loss = functional.binary_cross_entropy_with_logits(logits, targets.clamp(min=0), weight=counts, reduction="sum")
+    count = counts.sum()
+    return loss / count.clamp(min=1), count

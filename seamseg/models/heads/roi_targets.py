@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from seamseg.config.sections import Roi
 from seamseg.models.heads.select import nth_true, rank_samples, upload
@@ -166,16 +165,6 @@ def leading_rows(samples: Sequence[ROISample | None], device: torch.device) -> T
     return torch.cat(rows)
 
 
-def leading_classes(samples: Sequence[ROISample | None], classes: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Return the thing class, int64 `P`, of the leading samples of each image; 0 for those without a match.
-
-    `classes` are those of the ground-truth boxes of each image, int64 `G`.
-    """
-    images = zip(samples, classes, strict=True)
-    labels = [labels_of(sample.match[: sample.leading], of_boxes) for sample, of_boxes in images if sample is not None]
-    return (torch.cat([torch.zeros(0, dtype=torch.long, device=device), *labels]) - 1).clamp(min=0)
-
-
 def labels_of(match: Tensor, classes: Tensor) -> Tensor:
     """Return the labels, int64 `M`, of samples by their match `M` and the classes `G` of the boxes; 0 = background."""
     if classes.shape[0] == 0:
@@ -235,11 +224,3 @@ def mask_targets(
     if not void_is_background:
         ignored = ignored | (sampled == 0).all(dim=1)
     return torch.where(ignored, IGNORED_PIXEL, target)
-
-
-def pixel_loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the mean binary cross-entropy over the pixels whose target is not ignored, and their number."""
-    counts = (targets != IGNORED_PIXEL).float()
-    loss = functional.binary_cross_entropy_with_logits(logits, targets.clamp(min=0), weight=counts, reduction="sum")
-    count = counts.sum()
-    return loss / count.clamp(min=1), count

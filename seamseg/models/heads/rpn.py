@@ -15,11 +15,10 @@ from torch.nn import functional
 from seamseg.config.components import register
 from seamseg.config.sections import Rpn
 from seamseg.models.backbones.base import NormFactory
-from seamseg.models.heads.box_loss import BoxSamples, ImageBoxes, MatchedImage, smooth_l1_loss
 from seamseg.models.heads.custom import HeadContext
 from seamseg.models.heads.roi_targets import BACKGROUND, box_targets
 from seamseg.models.heads.select import best_scores, first_true, nth_true, rank_samples, rows_of_groups, upload
-from seamseg.ops.boxes import clip_boxes, crowd_fraction, decode_boxes, match_boxes
+from seamseg.ops.boxes import clip_boxes, crowd_fraction, decode_boxes, match_boxes, smooth_l1
 from seamseg.ops.nms import nms_fixed
 from seamseg.ops.norm import run_layers
 from seamseg.structures import PackedSequence
@@ -341,10 +340,9 @@ def rpn_losses(
     bbx_logits: Tensor,
     anchors: Tensor,
     matches: Tensor,
-    truth: Sequence[ImageBoxes],
+    boxes: Sequence[Tensor | None],
     sigma: float,
     limit: int | None = None,
-    box_loss: Callable[[BoxSamples], Tensor] = smooth_l1_loss,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute objectness and box loss (docs/contract.md, section 4 "RPN targets").
 
@@ -353,10 +351,9 @@ def rpn_losses(
     obj_logits, bbx_logits : `N x A` and `N x A x 4`
     anchors : `A x 4`
     matches : int64 `N x A` from :class:`seamseg.models.heads.rpn.AnchorMatcher`
-    truth : ground-truth boxes of each image
+    boxes : ground-truth boxes `G x 4` of each image, None for an image without any
     sigma : `1/sigma²` is the difference from which the smooth L1 loss is linear
     limit : largest number of sampled anchors of an image; None if it is unknown, which takes more memory
-    box_loss : function that returns the losses of the sampled anchors, `M x 4` or `M`
 
     Returns
     -------
@@ -376,11 +373,7 @@ def rpn_losses(
     errors = functional.binary_cross_entropy_with_logits(logits, positive.float(), reduction="none")
     obj_loss = torch.where(counts, errors, 0.0).sum()
 
-    sampled = anchors[rows]
-    found = [MatchedImage(*of_image) for of_image in zip(sampled, match, truth, strict=True)]
-    codes = torch.stack([box_targets(x.samples, x.truth.boxes, x.match) for x in found])
-    predicted = bbx_logits[image, rows].float()
-    errors = box_loss(BoxSamples(predicted.flatten(0, 1), codes.flatten(0, 1), found, sigma))
-    errors = errors.view(*positive.shape, -1)
+    codes = torch.stack([box_targets(*of_image) for of_image in zip(anchors[rows], boxes, match, strict=True)])
+    errors = smooth_l1(bbx_logits[image, rows].float(), codes, sigma)
     bbx_loss = torch.where(positive[:, :, None], errors, 0.0).sum()
     return obj_loss / count.clamp(min=1), bbx_loss / count.clamp(min=1), count

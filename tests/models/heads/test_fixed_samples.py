@@ -6,7 +6,6 @@ import pytest
 import torch
 from support.golden_files import crowd_mask_of
 from support.golden_files import golden as ops
-from support.matches import whole_images
 from support.sections import roi, rpn
 from torch.testing import assert_close
 
@@ -52,7 +51,7 @@ def test_losses_look_at_no_more_anchors_than_there_are_samples():
     results = []
     for limit in (None, 64):
         obj, bbx = ops("rpn/obj_logits").requires_grad_(), ops("rpn/bbx_logits").requires_grad_()
-        losses = rpn_losses(obj, bbx, ops("rpn/anchors"), found, whole_images(boxes), 3.0, limit)
+        losses = rpn_losses(obj, bbx, ops("rpn/anchors"), found, boxes, 3.0, limit)
         (losses[0] + losses[1]).backward()
         results.append((*losses, obj.grad, bbx.grad))
     assert_close(results[0], results[1])

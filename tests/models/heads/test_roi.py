@@ -1,7 +1,5 @@
 """The ROI head: samples, targets, losses and detections against the original, and their properties."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,6 @@ from support.golden_files import numpy_permutation
 from support.sections import roi
 from torch.testing import assert_close
 
-from seamseg.models.heads.box_loss import BoxSamples, ImageBoxes, MatchedImage
 from seamseg.models.heads.detections import DetectionSelector
 from seamseg.models.heads.roi import ROIExtractor, ROIHead, box_loss, class_loss, mask_loss, of_class
 from seamseg.models.heads.roi_targets import BACKGROUND, IGNORED_PIXEL, ProposalMatcher, box_targets, mask_targets
@@ -20,23 +17,6 @@ from seamseg.ops.boxes import clip_boxes, smooth_l1
 from seamseg.ops.norm import ABN, ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
 
 WEIGHTS = (10.0, 10.0, 5.0, 5.0)
-
-
-def test_what_a_box_loss_compares():
-    """Boxes of the ground truth, and their sides on a border where the image continues; samples where it has none."""
-    truth = torch.tensor([[2.0, 3, 9, 8], [0, 0, 5, 10]])
-    continues = torch.tensor([[False] * 4, [True, False, True, True], [True] * 4])  # by id
-    samples = torch.rand(3, 4)
-    images = [
-        MatchedImage(samples, torch.tensor([1, -1, 0]), ImageBoxes(truth, (10, 10), torch.tensor([2, 1]), continues)),
-        MatchedImage(samples[:2], torch.tensor([1, 0]), ImageBoxes(truth, (10, 10), torch.tensor([2, 1]), None)),
-        MatchedImage(samples[:1], torch.tensor([-1]), ImageBoxes(None, (10, 10), torch.zeros(0).long(), None)),
-        MatchedImage(samples[1:2], torch.tensor([-1]), ImageBoxes(truth[:0], (10, 10), torch.zeros(0).long(), None)),
-    ]
-    found = BoxSamples(torch.zeros(7, 4), torch.zeros(7, 4), images, 1.0)
-    assert torch.equal(found.boxes, torch.cat([samples, samples[:2], samples[:2]]))
-    assert torch.equal(found.targets, torch.cat([truth[[1, 0, 0, 1, 0]], samples[:2]]))
-    assert found.cut.tolist() == [[True, False, False, True], *[[False] * 4] * 6]
 
 
 # Samples
@@ -175,21 +155,6 @@ def test_levels_are_counted_from_the_first_in_use():
 # Head
 
 
-def test_head_with_convolutions_before_one_layer():
-    config = roi(roi_size=(8, 8), fc_channels=8, conv_channels=4, box_convs=4)
-    head = ROIHead(config, 6, 3, partial(ActivatedGroupNorm, num_groups=2))
-    shapes = {
-        name: tuple(p.shape) for name, p in head.named_parameters() if name.startswith(("box_conv.conv", "fc.fc"))
-    }
-    convs = {f"box_conv.conv{i}.weight": (4, 6 if i == 1 else 4, 3, 3) for i in range(1, 5)}
-    assert shapes == {**convs, "fc.fc1.weight": (8, 4 * 16)}
-    x = torch.randn(3, 6, 8, 8)
-    before = head.boxes(x)
-    assert [tuple(y.shape) for y in before] == [(3, 4), (3, 3, 4)]
-    head.box_conv.conv1.weight.data *= -1
-    assert (head.boxes(x)[0] - before[0]).abs().max() > 0.01
-
-
 def test_mask_logits_of_some_rows_still_use_the_statistics_of_all():
     torch.manual_seed(0)
     head = ROIHead(roi(fc_channels=8, conv_channels=4), 6, 3, ABN)
@@ -244,14 +209,13 @@ def test_masks_that_are_all_void_cost_nothing():
 
 @pytest.mark.parametrize("norm", [ABN, InPlaceABN, InPlaceABNSync, ActivatedGroupNorm, ActivatedIdentity])
 @pytest.mark.parametrize(
-    ("dtype", "channels_last", "box_convs"),
-    [(torch.float32, True, 0), (torch.float64, False, 0), (torch.bfloat16, True, 2)],
+    ("dtype", "channels_last"), [(torch.float32, True), (torch.float64, False), (torch.bfloat16, True)]
 )
-def test_zero_rows(norm, dtype, channels_last, box_convs):
+def test_zero_rows(norm, dtype, channels_last):
     """All of the head runs; every parameter and every level gets a gradient of 0, and no statistics move."""
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    config = roi(fc_channels=32, conv_channels=16, box_convs=box_convs)
+    config = roi(fc_channels=32, conv_channels=16)
     head = ROIHead(config, 16, 3, norm).to(wide, memory_format=memory_format)
     levels = [torch.randn(2, 16, 32 >> i, 32 >> i, dtype=wide).to(memory_format=memory_format) for i in range(4)]
     leaves = [level.requires_grad_() for level in levels]
