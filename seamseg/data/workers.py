@@ -22,7 +22,7 @@ from torch.utils.data import get_worker_info
 
 from seamseg.data.reader import Reader
 from seamseg.utils.errors import SeamsegError, one_line
-from seamseg.utils.signals import block_stop_signals, ignore_foreign_signals
+from seamseg.utils.signals import begin_worker_process, block_stop_signals
 
 _DEAD_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
 
@@ -65,7 +65,7 @@ def seed_generators(text: str) -> None:
 
 def begin_worker(worker: int = 0) -> None:
     """Prepare a worker process, to ignore signals and to end if it cannot send; a DataLoader's `worker_init_fn`."""
-    ignore_foreign_signals(worker)
+    begin_worker_process()
     reader = getattr(getattr(get_worker_info(), "dataset", None), "reader", None)
     if isinstance(reader, Reader):
         reader.begin_worker()
@@ -111,9 +111,8 @@ def starting_workers(parameter: str) -> Iterator[None]:
 def recording_context(started: list[BaseProcess]) -> BaseContext:
     """Return a context of multiprocessing that appends each process it makes to a list; it forks on Linux.
 
-    Workers of a fork server have another parent, so that they would outlive this process.
-
-    A worker can die while its DataLoader starts the others, which raises before the loader is known.
+    Workers of a fork server have another parent, so that they would outlive this process. A worker can die while its
+    DataLoader starts the others, which raises before the loader is known.
     """
     base = get_context("fork" if sys.platform == "linux" else None)
 

@@ -45,6 +45,7 @@ from seamseg.utils.component_errors import described
 from seamseg.utils.distributed import World, local_group
 from seamseg.utils.errors import InputError, SeamsegError, one_line
 from seamseg.utils.progress import is_quiet, set_quiet
+from seamseg.utils.signals import end_with_parent
 from seamseg.validation.evaluate import EvaluationOptions, evaluate_model
 
 _TINY = f"""{TINY_NETWORK}
@@ -407,7 +408,8 @@ class _Check:
     def _start(self, what: str, size: int, job: Mapping[str, Any]) -> None:
         """Run :func:`_work` in so many processes; SeamsegError with the message of one that fails."""
         self.work.mkdir(exist_ok=True)
-        content = json.dumps({"config": str(self.files.config), "data": str(self.files.data), **job})
+        parts = {"config": str(self.files.config), "data": str(self.files.data), "parent": os.getpid()}
+        content = json.dumps({**parts, **job})
         shared = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
         processes = []
         for rank, group in enumerate(local_group(size) if size > 1 else [{}]):
@@ -433,6 +435,7 @@ class _Check:
 def _work() -> None:
     """Train or predict in a process of :meth:`_Check._start`, by the JSON of the arguments."""
     job = json.loads(sys.argv[1])
+    end_with_parent(job["parent"])
     try:
         if "model" in job:
             with warnings.catch_warnings(record=True) as caught:

@@ -22,6 +22,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from seamseg.utils.errors import InputError, SeamsegError, cause
+from seamseg.utils.signals import end_with_parent
 
 if TYPE_CHECKING:
     import torch
@@ -322,6 +323,7 @@ class _Other:
 
 def _member(rank: int, threads: int, function: Callable[[T], R], argument: T, messages: Any) -> None:
     """Call a function in a process that :func:`run_in_processes` has started; send its error through the pipe."""
+    end_with_parent()
     import torch
 
     torch.set_num_threads(threads)

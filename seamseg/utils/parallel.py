@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.files import cannot_write
 from seamseg.utils.launcher import local_processes
-from seamseg.utils.signals import block_stop_signals, ignore_foreign_signals
+from seamseg.utils.signals import begin_worker_process, block_stop_signals
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -106,7 +105,7 @@ def _start_workers(
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     others = multiprocessing.active_children()
     try:
-        pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin_worker, initargs=(os.getpid(),))
+        pool = ProcessPoolExecutor(count, mp_context=context, initializer=begin_worker_process)
         with block_stop_signals():
             return pool, pool.map(function, items)
     except (OSError, RuntimeError) as error:
@@ -119,19 +118,6 @@ def _start_workers(
             f"cannot start {count} worker processes: {getattr(error, 'strerror', None) or error} (limits of processes, "
             f"open files and /dev/shm); `workers=1` starts none"
         ) from error
-
-
-def _begin_worker(parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends the pool
-    ignore_foreign_signals()
-    threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
-
-
-def _end_with_parent(parent: int) -> None:
-    # a killed parent cannot end its workers, which would wait for work forever
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
 
 
 def call_in_thread(function: Callable[[], B]) -> B:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+import multiprocessing
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -16,6 +20,7 @@ from seamseg.utils.errors import HungUp, Terminated
 _ENDINGS = {"SIGTERM": Terminated, "SIGHUP": HungUp}
 """By names, since Windows lacks SIGHUP."""
 _AGAIN_SECONDS = 0.02
+_PR_SET_PDEATHSIG = 1
 _OF_WORKERS = {getattr(signal, name) for name in ("SIGINT", *_ENDINGS) if hasattr(signal, name)}
 
 
@@ -69,7 +74,7 @@ def end_at_interrupt() -> None:
 
 @contextmanager
 def block_stop_signals() -> Iterator[None]:
-    """Block SIGTERM, SIGHUP and SIGINT in processes that start within, until they call :func:`ignore_foreign_signals`.
+    """Block SIGTERM, SIGHUP and SIGINT in processes that start within, until they call :func:`begin_worker_process`.
 
     They are blocked in this process meanwhile, and delivered at the end.
     """
@@ -84,20 +89,62 @@ def block_stop_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def ignore_foreign_signals(worker: int = 0) -> None:
-    """Ignore SIGINT, SIGHUP, and SIGTERM unless the parent process sends it; for worker processes.
+def begin_worker_process() -> None:
+    """Let the parent alone end this worker process, which multiprocessing has started: by a signal, or by its own end.
 
-    Clusters signal whole process groups, and so does Ctrl-C. The parent decides when to stop, and needs the results
-    until then.
+    SIGINT and SIGHUP are ignored, and SIGTERM unless the parent sends it: clusters signal whole process groups, and so
+    does Ctrl-C. The parent decides when to stop, and needs the results until then.
     """
-    if not hasattr(signal, "sigwaitinfo"):
-        return
-    parent = os.getppid()
-    signal.pthread_sigmask(signal.SIG_BLOCK, _OF_WORKERS)
+    parent = end_with_parent()
+    if hasattr(signal, "sigwaitinfo"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, _OF_WORKERS)
+        threading.Thread(target=_end_at_signal, args=(parent,), daemon=True).start()
+    else:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    def wait() -> None:
-        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
-            pass
-        os._exit(0)
 
-    threading.Thread(target=wait, daemon=True).start()
+def end_with_parent(parent: int | None = None) -> int:
+    """End this process when its parent ends, even by SIGKILL: it would wait for work, or for a reader, forever.
+
+    Parameters
+    ----------
+    parent : process id of the parent; None for a process of multiprocessing, which knows it
+
+    Returns
+    -------
+    the process id of the parent
+    """
+    if parent is None:
+        process = multiprocessing.parent_process()
+        assert process is not None and process.pid is not None
+        parent = process.pid
+    if not _killed_by_kernel(parent):
+        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    elif os.getppid() != parent:
+        # it has ended before the request
+        os._exit(1)
+    return parent
+
+
+def _killed_by_kernel(parent: int) -> bool:
+    """Ask Linux to kill this process with its parent; return whether it will.
+
+    It does so when the thread that has started this process ends, which must be the main thread of the parent.
+    """
+    try:
+        started = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+        return str(os.getpid()) in started and ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) == 0
+    except OSError:
+        return False
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+
+def _end_at_signal(parent: int) -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+        pass
+    os._exit(0)
