@@ -31,7 +31,7 @@ from seamseg.formats.label_png import write_grey_png
 from seamseg.fusion import fuse, paste_detections, to_result
 from seamseg.idmaps import library
 from seamseg.inference.result import Panoptic
-from seamseg.predict.sources.base import Source
+from seamseg.predict.source import Source
 from seamseg.predict.writers import make_writers
 from seamseg.predict.writers.base import OutputFormat
 from seamseg.predict.writers.images import OVERLAY_QUALITY, OverlayWriter

@@ -90,17 +90,16 @@ def photo_of(size: tuple[int, int]) -> Any:
 
 def write(predictor: Any, photo: Path, out: Path, formats: str) -> None:
     """Write the files of an image as `seamseg predict` does."""
+    from seamseg.predict.folder import OutputFolder
     from seamseg.predict.job import predict_all
     from seamseg.predict.manifest import header
-    from seamseg.predict.sinks import open_sink
-    from seamseg.predict.sinks.target import parse_target
-    from seamseg.predict.sources.base import Source
+    from seamseg.predict.source import Source
     from seamseg.predict.writers import make_writers
     from seamseg.utils.distributed import World
 
-    target, head = parse_target(str(out)), header("random weights", "", {})
-    sink = open_sink(target, lambda folder: make_writers(formats.split(","), folder, predictor.metadata), head)
-    assert predict_all(predictor, [Source(photo, photo.stem, photo.name)], sink, World()).done == 1
+    writers = make_writers(formats.split(","), out, predictor.metadata)
+    outputs = OutputFolder(out, writers, header("random weights", "", {}))
+    assert predict_all(predictor, [Source(photo, photo.stem, photo.name)], outputs, World()).done == 1
 
 
 def measure(size: tuple[int, int], arguments: argparse.Namespace) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from seamseg.models.build import build_network
 from seamseg.models.folding import for_inference
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.panoptic_inference import Features, scoring_above
-from seamseg.predict.sources.base import Source
+from seamseg.predict.source import Source
 from seamseg.predict.writers import formats_of, make_writers
 from seamseg.predictions import Prediction
 from seamseg.structures import PackedSequence

@@ -140,10 +140,10 @@ def network(name: str, predictors: dict[str, Predictor], image: np.ndarray, roun
 
 def files(predictor: Predictor, photos: Sequence[Path], out: Path, arguments: argparse.Namespace) -> dict[str, float]:
     """Return images per second from file to file, and the part of the time outside of the network."""
+    from seamseg.predict.folder import OutputFolder
     from seamseg.predict.job import predict_all
     from seamseg.predict.manifest import header
-    from seamseg.predict.sinks import FolderSink
-    from seamseg.predict.sources.base import Source
+    from seamseg.predict.source import Source
     from seamseg.predict.writers import make_writers
     from seamseg.utils.distributed import World
 
@@ -160,10 +160,10 @@ def files(predictor: Predictor, photos: Sequence[Path], out: Path, arguments: ar
 
     writers = make_writers(("overlay", "coco"), out, predictor.metadata)
     start = time.perf_counter()
-    sink = FolderSink(out, writers, header("random", "0" * 64, {}))
+    outputs = OutputFolder(out, writers, header("random", "0" * 64, {}))
     with mock.patch.object(predictor, "raw", raw):
         summary = predict_all(
-            predictor, sources, sink, World(device=predictor.network.device), workers=arguments.workers
+            predictor, sources, outputs, World(device=predictor.network.device), workers=arguments.workers
         )
     wall = time.perf_counter() - start
     assert summary.done == len(photos), summary
@@ -177,13 +177,13 @@ class ReadyDecoders:
         self.share = share
 
     def read(self, skip: Any) -> Iterator[Any]:
-        """See :class:`seamseg.predict.sources.share.Decoders`."""
+        """See :class:`seamseg.predict.share.Decoders`."""
         first = next(self.share.decode(*item) for item in self.share.items())
         for source in self.share.mine:
             yield first._replace(source=source)
 
     def handle_worker_failure(self, error: BaseException) -> None:
-        """See :class:`seamseg.predict.sources.share.Decoders`."""
+        """See :class:`seamseg.predict.share.Decoders`."""
 
 
 @contextmanager
@@ -200,10 +200,10 @@ def used() -> tuple[float, float]:
 
 def run_predict(predictor: Predictor, photos: Sequence[Path], formats: Sequence[str], workers: int | None) -> None:
     """Run `predict` into a folder that is removed; `workers` as of the command line."""
+    from seamseg.predict.folder import OutputFolder
     from seamseg.predict.job import default_workers, predict_all
     from seamseg.predict.manifest import header
-    from seamseg.predict.sinks import FolderSink
-    from seamseg.predict.sources.base import Source
+    from seamseg.predict.source import Source
     from seamseg.predict.writers import make_writers
     from seamseg.utils.distributed import World
 
@@ -211,9 +211,9 @@ def run_predict(predictor: Predictor, photos: Sequence[Path], formats: Sequence[
     world = World(device=predictor.network.device)
     with tempfile.TemporaryDirectory(prefix="seamseg-bench-") as name:
         out = Path(name)
-        sink = FolderSink(out, make_writers(formats, out, predictor.metadata), header("benchmark", "0" * 64, {}))
+        outputs = OutputFolder(out, make_writers(formats, out, predictor.metadata), header("benchmark", "0" * 64, {}))
         workers = default_workers(sources, world) if workers is None else workers
-        summary = predict_all(predictor, sources, sink, world, workers=workers)
+        summary = predict_all(predictor, sources, outputs, world, workers=workers)
     assert summary.done == len(photos), summary
 
 

@@ -15,8 +15,7 @@ from seamseg.evaluation.record import read_evaluation, write_summary
 from seamseg.evaluation.scores import PanopticScores
 from seamseg.predict.job import predict_all
 from seamseg.predict.settings import PredictSettings
-from seamseg.predict.sinks import OutputTarget
-from seamseg.predict.sources.base import Source
+from seamseg.predict.source import Source
 from seamseg.prepare.cityscapes import prepare_cityscapes
 from seamseg.prepare.convert import ConversionOptions
 from seamseg.prepare.export import dataset_to_coco_panoptic
@@ -145,8 +144,8 @@ def _predict(options: DemoOptions, data: Path, predictions: Path) -> None:
     sources = [
         Source(folder.image_path(image.id), image.id, folder.image_path(image.id).name) for image in folder.split("val")
     ]
-    sink = settings.open_sink(OutputTarget(str(predictions)), predictor, sources)
-    predict_all(predictor, sources, sink, World(device=predictor.network.device), restart=True)
+    outputs = settings.open_folder(predictions, predictor, sources)
+    predict_all(predictor, sources, outputs, World(device=predictor.network.device), restart=True)
 
 
 def _evaluate(out: Path, data: Path, predictions: Path) -> PanopticScores:

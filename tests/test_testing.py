@@ -31,8 +31,8 @@ FIRST = {
 
 TOO = {
     **{kind: [EXPORTS] for kind in ("body", "roi_head", "rpn_head", "semantic_head")},
-    "head": [EXPORTS, "writes NAME_mine.png, also in shards; the model opens without it, with a warning"],
-    "format": ["writes NAME_mine.png, also in shards"],
+    "head": [EXPORTS, "writes NAME_mine.png; the model opens without it, with a warning"],
+    "format": ["writes NAME_mine.png"],
     "metric": ["two processes give the same mine_error as one"],
     "callback": ["its state is restored"],
     "scheduler": ["its factors are numbers from 0"],

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from seamseg.utils.errors import InputError, SeamsegError, one_line
+from seamseg.utils.errors import InputError, SeamsegError, describe_error, one_line
 from seamseg.utils.files import join_inside
 from seamseg.utils.progress import is_quiet
-from seamseg.utils.urls import describe_error
 from seamseg.version import __version__
 
 _SCHEME = "hf://"

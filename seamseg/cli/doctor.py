@@ -36,7 +36,6 @@ _OPTIONAL = {
     "transformers": "extra transformers",
     "starlette": "extra serve",
     "av": "extra video",
-    "fsspec": "extra urls",
     "supervision": "extra supervision",
     "inplace-abn": "optional",
 }

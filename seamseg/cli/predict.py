@@ -4,29 +4,17 @@
     seamseg predict seamseg_r50_vistas.zip street.jpg out/ --format overlay,coco
     seamseg predict model_best.pth.tar 'drive/**/*.png' out/ --config my.ini --meta DATA/metadata.bin
     torchrun --nproc-per-node 4 -m seamseg predict runs/city photos/ out/
-    seamseg predict runs/city s3://bucket/photos s3://bucket/out
-    seamseg predict runs/city photos/ out/part-%06d.tar --format coco,overlay
-    seamseg predict runs/city photos/ out/ --part 3/10
 
 MODEL is a published zip, a run folder of `seamseg train`, a folder of `seamseg convert-model`, a snapshot, an exported
 network (.onnx, .pt2), a folder of a panoptic network of transformers, torchvision:NAME of a detector, or
 hf://user/repo[@revision] on the Hugging Face Hub. IN is an image, a folder (with its sub-folders, which are kept in
-OUT), a quoted glob, LIST.txt or @LIST with one path a line, a video (needs PyAV), tar shards in the layout of
-WebDataset ('part-{000..010}.tar'), or the URL of any of these (needs fsspec). The EXIF orientation of an image is
-applied, and the output has its size. Images that cannot be read are reported, counted and skipped; the exit code is
-then 1. Several INs are allowed (photos/*.jpg without quotes); OUT is always the last argument.
-
-OUT is a folder, a URL (needs fsspec; not https), or tar shards in the layout of WebDataset in either, with a number in
-their name: part-%06d.tar or 'part-{000000..000999}.tar'. The files of an image are adjacent in a shard:
-<key>.overlay.jpg, <key>.panoptic.png, <key>.raw.pth, <key>.jpg (--anonymize) and <key>.json; panoptic.json and
-predictions.jsonl are written beside the shards.
+OUT), a quoted glob, LIST.txt or @LIST with one path a line, or a video (needs PyAV). The EXIF orientation of an image
+is applied, and the output has its size. Images that cannot be read are reported, counted and skipped; the exit code is
+then 1. Several INs are allowed (photos/*.jpg without quotes); OUT, a folder, is always the last argument. For tars,
+object stores and several machines use `python -m seamseg.integrations.ray`.
 
 OUT/predictions.jsonl has a line for each image. Re-run the same command to resume an interrupted run, with any number
 of processes; images that are done are not processed again.
-
---part 3/10 processes every tenth image from the third on: independent runs on any machines, at any time, into one OUT.
-With --part slurm each task of a Slurm job array takes its part. When all have ended, run the same command without
---part once: it merges their manifests, writes panoptic.json, and processes what is missing.
 
 Formats of panoptic models, separated by commas:
 
@@ -82,10 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="zip, folder, snapshot, torchvision:NAME, hf://user/repo, or a program you trust: .onnx, .pt2",
     )
-    parser.add_argument(
-        "inputs", metavar="IN", nargs="+", help="image, folder, glob, list, video, shards or URL; one or several"
-    )
-    parser.add_argument("out", metavar="OUT", help="folder (created) or URL for the outputs, or PART-%%06d.tar")
+    parser.add_argument("inputs", metavar="IN", nargs="+", help="image, folder, glob, list or video; one or several")
+    parser.add_argument("out", metavar="OUT", help="folder for the outputs (created)")
     parser.add_argument("--format", metavar="LIST", help="see above (default: overlay; with --anonymize none)")
     parser.add_argument(
         "--labels",
@@ -128,19 +114,7 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         "most have 33 megapixels or more)",
     )
     group.add_argument(
-        "--part",
-        metavar="k/n",
-        help="only part k of n, such as 3/10, or `slurm`: that of the task of a Slurm job array",
-    )
-    group.add_argument(
-        "--limit", type=int, metavar="N", help="only the first N images, and the first N of each video or shard"
-    )
-    group.add_argument(
-        "--shard-photos",
-        type=int,
-        default=1000,
-        metavar="N",
-        help="maximum number of images in a shard (default: 1000)",
+        "--limit", type=int, metavar="N", help="only the first N images, and the first N frames of each video"
     )
     group.add_argument("--restart", action="store_true", help="process all images again, and replace earlier outputs")
 
@@ -149,34 +123,25 @@ def run(args: argparse.Namespace) -> int:
     """Predict; return 0, or 1 if some images could not be read."""
     # before the libraries are loaded, which takes seconds
     settings = _settings(args)
-    from seamseg.predict.part import parse_part
-
-    part = None if args.part is None else parse_part(args.part)
     from seamseg.checkpoints.model_path import is_exported
+    from seamseg.predict.find import find_sources, limited
+    from seamseg.predict.folder import output_path
     from seamseg.predict.job import default_workers, predict_all
-    from seamseg.predict.sinks import parse_target
-    from seamseg.predict.sources.base import limited
-    from seamseg.predict.sources.find import find_sources
     from seamseg.utils.distributed import distributed
-    from seamseg.utils.errors import InputError
 
     exported = is_exported(settings.path)
-    target = parse_target(args.out)
-    if target.path is not None and target.path.exists() and not target.path.is_dir():
-        raise InputError(f"{target.folder}: the output must be a folder, this is a file; OUT is the last argument")
-    sources = limited(find_sources(args.inputs, target.path, target.owns), args.limit)
+    out = output_path(args.out)
+    sources = limited(find_sources(args.inputs, out), args.limit)
     with distributed(None if exported else args.device) as world:
         predictor = settings.load(world.device or args.device)
-        sink = settings.open_sink(target, predictor, sources, args.shard_photos, part)
+        folder = settings.open_folder(out, predictor, sources)
         workers = default_workers(sources, world) if args.workers is None else args.workers
-        summary = predict_all(predictor, sources, sink, world, args.batch_size, workers, args.restart)
+        summary = predict_all(predictor, sources, folder, world, args.batch_size, workers, args.restart)
         if world.is_main and not args.quiet:
             _print(args.out, summary, predictor.network.averaged)
             # a semantic network has no threshold; with --anonymize, detections below it are hidden, too
             if summary.empty and args.anonymize is None and predictor.kind != "semantic":
                 print(_nothing_found(summary.done, predictor.thresholds.score_threshold), file=sys.stderr)
-            if part is not None:
-                print(f"part {part}: run without --part once when all parts have ended", file=sys.stderr)
     return 1 if summary.unreadable else 0
 
 
@@ -203,7 +168,7 @@ def _settings(args: argparse.Namespace) -> PredictSettings:
     from seamseg.utils.errors import InputError
     from seamseg.utils.parallel import check_workers
 
-    for name in ("limit", "batch_size", "shard_photos"):
+    for name in ("limit", "batch_size"):
         value = getattr(args, name)
         if value is not None and value < 1:
             raise InputError(f"--{name.replace('_', '-')} {value}: must be at least 1")

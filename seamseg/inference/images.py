@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -16,7 +16,7 @@ from seamseg.data.input_size import InputSize, reference_size
 from seamseg.idmaps.histogram import is_tensor
 from seamseg.inference.tiling.tiles import Tiling
 from seamseg.utils.errors import InputError
-from seamseg.utils.urls import is_url, read_url
+from seamseg.utils.files import refuse_url
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -209,7 +209,7 @@ def equal_size_batches(
 
 
 ImageInput: TypeAlias = "str | Path | Image.Image | np.ndarray | Tensor"
-"""A file or URL, a PIL image, an `H x W x 3` uint8 RGB array, or a `3 x H x W` tensor, uint8 or float from 0 to 1."""
+"""A file, a PIL image, an `H x W x 3` uint8 RGB array, or a `3 x H x W` tensor, uint8 or float from 0 to 1."""
 
 
 def is_single_image(photo: ImageInput | Iterable[ImageInput]) -> bool:
@@ -233,20 +233,15 @@ def as_image(photo: ImageInput) -> Image.Image:
         return Image.fromarray(_checked_array(photo))
     if is_tensor(photo):
         return Image.fromarray(_array_of(photo))
-    if _is_file(photo):
+    if isinstance(photo, (str, Path)):
+        refuse_url(photo)
         return open_image(photo)
-    if isinstance(photo, str):
-        return open_image(photo, read_url(photo))
     raise InputError(f"an image must be a path, PIL image, array or tensor, not {type(photo).__name__}")
 
 
 def source_image(photo: ImageInput, image: Image.Image) -> Path | Image.Image:
     """Return the path of a file, else a copy of the image, whose buffer the caller may reuse."""
-    return Path(photo) if _is_file(photo) else image.copy()
-
-
-def _is_file(photo: object) -> TypeGuard[str | Path]:
-    return isinstance(photo, Path) or (isinstance(photo, str) and not is_url(photo))
+    return Path(photo) if isinstance(photo, (str, Path)) else image.copy()
 
 
 def _checked_array(photo: np.ndarray) -> np.ndarray:

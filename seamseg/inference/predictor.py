@@ -190,7 +190,7 @@ class Predictor(Generic[R]):
 
         Parameters
         ----------
-        photo : file or URL in any format that Pillow reads, PIL image, `H x W x 3` uint8 RGB array, or `3 x H x W`
+        photo : file in any format that Pillow reads, PIL image, `H x W x 3` uint8 RGB array, or `3 x H x W`
             tensor, uint8 or float from 0 to 1; or a list of these, of any sizes. The EXIF orientation of a file is
             applied, and the map is upright too; other inputs are not rotated
         tiles : "auto", "off" or the side of the tiles in pixels of the network's input, see

@@ -34,8 +34,7 @@ from seamseg.data.images import PHOTO_ENDINGS, as_rgb, open_image
 from seamseg.formats.coco_writer import encode_result
 from seamseg.inference.result import Panoptic
 from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.errors import InputError, SeamsegError, one_line, require_packages
-from seamseg.utils.urls import describe_error
+from seamseg.utils.errors import InputError, SeamsegError, describe_error, one_line, require_packages
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem

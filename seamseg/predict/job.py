@@ -6,7 +6,7 @@ import errno
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,20 +14,20 @@ from typing import Any, NamedTuple
 from seamseg.data.images import image_size
 from seamseg.inference.images import ImagePreparation, PreparedImage, equal_size_batches
 from seamseg.inference.predictor import Predictor
-from seamseg.predict.manifest import Line
-from seamseg.predict.sinks.base import EarlierResults, Sink, SinkWriter
-from seamseg.predict.sources.base import Container, Source, of_part
-from seamseg.predict.sources.find import refuse_overwriting, refuse_sharing
-from seamseg.predict.sources.share import Decoders, DecoderShare, ThreadDecoders, retry_on_worker_death
+from seamseg.predict.find import refuse_overwriting, refuse_sharing
+from seamseg.predict.folder import OutputFolder
+from seamseg.predict.manifest import Done, Line, ManifestWriter
+from seamseg.predict.share import Decoders, DecoderShare, ThreadDecoders, retry_on_worker_death
+from seamseg.predict.source import Source
+from seamseg.predict.video import Video
 from seamseg.predict.writers import OutputFormat, errors_of
 from seamseg.predictions import ArrayPrediction
-from seamseg.utils.distributed import World, broadcast_object, gather_objects, long_timeout_group, shared_counter
-from seamseg.utils.errors import InputError, SeamsegError, UnreadableImage, one_line
+from seamseg.utils.distributed import World, broadcast_object, gather_objects, long_timeout_group
+from seamseg.utils.errors import InputError, SeamsegError, UnreadableImage, describe_error, one_line
 from seamseg.utils.parallel import BackgroundWriter, check_workers, share_cores
 from seamseg.utils.process_settings import LARGE_PIXELS, return_memory
 from seamseg.utils.progress import progress
 from seamseg.utils.signals import graceful_termination
-from seamseg.utils.urls import describe_error
 
 _FUSED_BYTES = 8
 """Memory of the map of an image, and of an output that a format draws, for each of its pixels."""
@@ -57,7 +57,7 @@ class RunSummary:
     several_frames: int = 0
 
 
-def default_workers(sources: Sequence[Source | Container], world: World) -> int:
+def default_workers(sources: Sequence[Source | Video], world: World) -> int:
     """Return how many workers decode, if the user gives no number.
 
     None for a single image in each process, nor if most are large, judged by some of them: each worker would hold one
@@ -76,8 +76,8 @@ def default_workers(sources: Sequence[Source | Container], world: World) -> int:
 
 def predict_all(
     predictor: Predictor[Any],
-    sources: Sequence[Source | Container],
-    sink: Sink,
+    sources: Sequence[Source | Video],
+    folder: OutputFolder,
     world: World,
     batch_size: int = 1,
     workers: int = 0,
@@ -91,9 +91,9 @@ def predict_all(
     Parameters
     ----------
     predictor : predictor on the device of this process
-    sources : all images, the same list in every process; also if `sink` is that of a part
-    sink : target of the outputs, with their formats and manifest; see
-        :meth:`seamseg.predict.settings.PredictSettings.open_sink`
+    sources : all images, the same list in every process
+    folder : folder of the outputs, with their formats and manifest; see
+        :meth:`seamseg.predict.settings.PredictSettings.open_folder`
     world : the processes
     batch_size : images of equal network size that the network processes together
     workers : processes that decode (threads for exported networks); 0 decodes in this one
@@ -109,43 +109,45 @@ def predict_all(
     if batch_size < 1:
         raise InputError(f"`batch_size={batch_size}`: must be at least 1")
     check_workers(workers)
-    _check_names(sources, sink.writers)
-    sink.check(sources)
+    _check_names(sources, folder.writers)
     # processes work independently for hours, and some longer than others
     group = long_timeout_group(world)
-    with sink.lock:
-        earlier = _begin(sink, sources, restart, world, group)
-        sink.lock.acquire_shared()
-        keep_rgb = any(w.needs_photo for w in sink.writers)
+    with ExitStack() as locked:
+        earlier = _begin(folder, sources, restart, world, group, locked)
+        keep_rgb = any(w.needs_photo for w in folder.writers)
         prepare = ImagePreparation(predictor.input_size, keep_rgb)
-        share = DecoderShare(sources, prepare, earlier.done, world.rank, world.size, sink.part)
+        share = DecoderShare(sources, prepare, earlier, world.rank, world.size)
         decoders = _decoders(predictor, share, workers)
-        loop = _PredictionLoop(predictor, sink.open_writer(world, earlier, shared_counter(world)))
+        loop = _PredictionLoop(predictor, folder, folder.manifest.open_writer(world.rank))
         with graceful_termination(RESUME), predictor.photos_at_a_time() as (threads, begin):
             try:
                 while not loop.run(decoders, batch_size, world.is_main, threads, begin):
                     pass
             finally:
-                loop.writer.close()
-        good = sum(loop.writer.names.values())
-        line = (good, len(loop.writer.names) - good, loop.found, len(loop.several_frames))
+                loop.lines.close()
+        good = sum(loop.lines.names.values())
+        line = (good, len(loop.lines.names) - good, loop.found, len(loop.several_frames))
         lines = gather_objects(world, line, group)
         if world.is_main:
-            sink.finish([good + bad for good, bad, *_ in lines])
+            folder.finish([good + bad for good, bad, *_ in lines])
     done, unreadable, found, several_frames = map(sum, zip(*lines))
-    return RunSummary(done, unreadable, len(earlier.done), done > 0 and not found, several_frames)
+    return RunSummary(done, unreadable, len(earlier), done > 0 and not found, several_frames)
 
 
 def _begin(
-    sink: Sink, sources: Sequence[Source | Container], restart: bool, world: World, group: object
-) -> EarlierResults:
-    """Return the results of earlier runs; an error in the main process is raised by all."""
+    folder: OutputFolder,
+    sources: Sequence[Source | Video],
+    restart: bool,
+    world: World,
+    group: object,
+    locked: ExitStack,
+) -> dict[str, Done]:
+    """Lock the folder and return what earlier runs have done; an error in the main process is raised by all."""
     found: Any = None
     if world.is_main:
         try:
-            sink.lock.acquire_exclusive()
-            found = sink.begin(of_part(sources, sink.part), restart)
-            sink.lock.acquire_shared()
+            locked.enter_context(folder.lock())
+            found = folder.begin(sources, restart)
         except SeamsegError as error:
             found = error
         except OSError as error:
@@ -153,24 +155,24 @@ def _begin(
     found = broadcast_object(world, found, group)
     if isinstance(found, SeamsegError):
         raise found
-    assert isinstance(found, EarlierResults)
+    assert isinstance(found, dict)
     return found
 
 
-def _check_names(sources: Sequence[Source | Container], writers: Sequence[OutputFormat[Any]]) -> None:
+def _check_names(sources: Sequence[Source | Video], writers: Sequence[OutputFormat[Any]]) -> None:
     photos = [s for s in sources if isinstance(s, Source)]
-    containers = [s for s in sources if not isinstance(s, Source)]
+    videos = [s for s in sources if isinstance(s, Video)]
     for writer in writers:
         # not all paths at once: for a million images they take gigabytes
         refuse_overwriting(photos, (path for source in photos for path in writer.paths(source)))
         refuse_sharing(photos, map(writer.paths, photos))
-        if containers and len(sources) > 1:
+        if videos and len(sources) > 1:
             # the names of their images are not known yet, but start with different folders
             a, b = (writer.paths(Source(Path("x"), f"{folder}/x", "x")) for folder in "ab")
             if a and a == b:
                 raise InputError(
-                    f"{containers[0].name}: images of several videos or shards could share {a[0]}, since this format "
-                    "has no sub-folders; predict each into an output folder of its own"
+                    f"{videos[0].name}: frames of several videos could share {a[0]}, since this format has no "
+                    "sub-folders; predict each into an output folder of its own"
                 )
 
 
@@ -178,7 +180,7 @@ def _decoders(predictor: Predictor[Any], share: DecoderShare, workers: int) -> D
     """Return worker processes that decode, or threads for networks without torch, whose processes these are."""
     if not predictor.network.uses_torch:
         return ThreadDecoders(share, workers)
-    from seamseg.predict.sources.reader import ProcessDecoders
+    from seamseg.predict.reader import ProcessDecoders
 
     return ProcessDecoders(share, workers)
 
@@ -192,9 +194,10 @@ class _Photo(NamedTuple):
 class _PredictionLoop:
     """Processes the images of one process."""
 
-    def __init__(self, predictor: Predictor[Any], writer: SinkWriter) -> None:
+    def __init__(self, predictor: Predictor[Any], folder: OutputFolder, lines: ManifestWriter) -> None:
         self.predictor = predictor
-        self.writer = writer
+        self.folder = folder
+        self.lines = lines
         self.found = False
         self.several_frames: set[str] = set()
         self._in_network = ""
@@ -237,7 +240,7 @@ class _PredictionLoop:
                 raise _error_of(error, f"{self._in_network}: the network fails") from error
             if failure is None:
                 raise
-            # an output that failed meanwhile ends the run: images of a lost shard would not be tried again
+            # an output that failed meanwhile ends the run: the loop would go on without it
             background.check()
             print(failure.message, file=sys.stderr, flush=True)
             for source, reason in failure.skipped:
@@ -247,8 +250,8 @@ class _PredictionLoop:
         return True
 
     def _readable(self, decoders: Decoders, show_progress: bool) -> Iterator[_Photo]:
-        names = self.writer.names
-        total = None if decoders.share.containers else len(decoders.share.mine) - len(names)
+        names = self.lines.names
+        total = None if decoders.share.videos else len(decoders.share.mine) - len(names)
         decoded = decoders.read(frozenset(names))
         for source, stamp, image in progress(decoded, total, "predict") if show_progress else decoded:
             if isinstance(image, str):
@@ -261,7 +264,7 @@ class _PredictionLoop:
     def _skip(self, source: Source, reason: str) -> None:
         reason = one_line(reason)
         print(f"skipped {reason}", file=sys.stderr, flush=True)
-        self.writer.skip({**_identity(source), "status": "unreadable", "reason": reason})
+        self.lines.add({**_identity(source), "status": "unreadable", "reason": reason})
 
     def _run_network(self, batch: Sequence[_Photo]) -> tuple[list[ArrayPrediction], float]:
         """Return the predictions, and the seconds for each."""
@@ -296,33 +299,32 @@ class _PredictionLoop:
         prediction = self.predictor.in_units(prediction, image.size)
         result = self.predictor.result(prediction, image.size)
         prediction = prediction.on_cpu()  # formats may keep it
-        with self.writer.scratch_dir() as scratch:
-            try:
-                records = []
-                for writer in scratch.writers:
-                    with errors_of(writer, f"{source}: "):
-                        records.append(writer.write(source, image.rgb, prediction, result))
-            except Exception as error:
-                for path in (path for writer in scratch.writers for path in writer.paths(source)):
-                    with suppress(OSError):
-                        path.unlink()
-                if isinstance(error, InputError):  # the format cannot hold this image, or its name
-                    raise UnreadableImage(str(error)) from error
-                raise
-            line: Line = {
-                **_identity(source),
-                "status": "ok",
-                "stamp": stamp,
-                "height": image.size[0],
-                "width": image.size[1],
-                "outputs": [],
-                result.counted: (counts := result.counts()),
-                "seconds": round(seconds + time.perf_counter() - start, 4),
-                "records": records,
-            }
-            self.writer.commit(source, scratch, line)
-            if counts:
-                self.found = True
+        try:
+            records = []
+            for writer in self.folder.writers:
+                with errors_of(writer, f"{source}: "):
+                    records.append(writer.write(source, image.rgb, prediction, result))
+        except Exception as error:
+            for path in (path for writer in self.folder.writers for path in writer.paths(source)):
+                with suppress(OSError):
+                    path.unlink()
+            if isinstance(error, InputError):  # the format cannot hold this image, or its name
+                raise UnreadableImage(str(error)) from error
+            raise
+        line: Line = {
+            **_identity(source),
+            "status": "ok",
+            "stamp": stamp,
+            "height": image.size[0],
+            "width": image.size[1],
+            "outputs": [],
+            result.counted: (counts := result.counts()),
+            "seconds": round(seconds + time.perf_counter() - start, 4),
+            "records": records,
+        }
+        self.lines.add({**line, **self.folder.outputs_of(source)})
+        if counts:
+            self.found = True
 
 
 def _names(batch: Sequence[_Photo]) -> str:

@@ -4,10 +4,6 @@ The first line names the model and the settings. Each process appends to a file 
 the main process merges them, in the order of the names, at the end of a run and at the start of the next. A line is
 written in one piece when the outputs of its image are in place. So a kill can tear only the last line, which is then
 ignored.
-
-Runs of parts (3 of 10, say) keep their lines apart, in `predictions.part3of10.rank<k>.jsonl`, merged into
-`predictions.part3of10.jsonl`. They read the manifests without a part, but do not change them. A run without a part
-merges all.
 """
 
 from __future__ import annotations
@@ -18,18 +14,17 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seamseg.predict.part import Part
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.files import cannot_write, replacing
 from seamseg.utils.limits import parse_json
 
 MANIFEST = "predictions.jsonl"
-_NAME = re.compile(r"predictions(?:\.part(\d+)of(\d+))?(?:\.rank(\d+))?\.jsonl")
+_NAME = re.compile(r"predictions(?:\.rank\d+)?\.jsonl")
 _FORMAT = 1
 _SYNC_SECONDS = 2.0
 """Time between two fsyncs: the work that a power failure may cost; a kill costs nothing."""
@@ -64,64 +59,6 @@ def differences(old: Line, new: Line) -> list[str]:
         if before.get(key) != now.get(key):
             found.append(f"{key} {before.get(key)} (now {now.get(key)})")
     return found
-
-
-@dataclass(frozen=True)
-class ManifestNames:
-    """Names of the manifests of a run, and what it does with those of others.
-
-    Attributes
-    ----------
-    part : the images of this run; None for all
-    """
-
-    part: Part | None = None
-
-    @property
-    def merged(self) -> str:
-        """The manifest of all processes."""
-        return self._name("")
-
-    def of_rank(self, rank: int) -> str:
-        """Return the manifest of a process."""
-        return self._name(f".rank{rank}")
-
-    def _name(self, end: str) -> str:
-        return f"predictions{f'.{self.part.word}' if self.part else ''}{end}.jsonl"
-
-    def is_own(self, name: str) -> bool:
-        """Return whether this run replaces a manifest: one of the same part; without a part any."""
-        match = _NAME.fullmatch(name)
-        return match is not None and (self.part is None or (match[1] is not None and self._is_same(match)))
-
-    def is_read(self, name: str) -> bool:
-        """Return whether the lines of a manifest count for this run: its own, and those without a part.
-
-        Raises
-        ------
-        InputError
-            if it is of a division into another number of parts
-        """
-        match = _NAME.fullmatch(name)
-        if match is None or self.part is None or match[1] is None:
-            return match is not None
-        if int(match[2]) != self.part.count:
-            raise InputError(
-                f"`part={self.part}`: the output holds {name}, of a division into {match[2]} parts; keep to "
-                f"it, or run the same command without `part` first, which merges the parts and does the rest"
-            )
-        return self._is_same(match)
-
-    def is_other(self, name: str) -> bool:
-        """Return whether a manifest is not replaced by this run and yet must be of the same model and settings.
-
-        All parts are merged in the end. Raises InputError as :meth:`is_read` does.
-        """
-        self.is_read(name)
-        return _NAME.fullmatch(name) is not None and not self.is_own(name)
-
-    def _is_same(self, match: re.Match[str]) -> bool:
-        return self.part == Part(int(match[1]), int(match[2]))
 
 
 class ManifestWriter:
@@ -191,25 +128,27 @@ class ManifestFolder:
     ----------
     out : folder of the outputs
     head : first line of the manifests of this run, see :func:`header`
-    part : the images of this run; None for all
     """
 
-    def __init__(self, out: Path, head: Line, part: Part | None = None) -> None:
+    def __init__(self, out: Path, head: Line) -> None:
         self.out = out
         self.head = head
-        self.names = ManifestNames(part)
-        self.path = out / self.names.merged
+        self.path = out / MANIFEST
 
     def rank_path(self, rank: int) -> Path:
         """Return the file of a process."""
-        return self.out / self.names.of_rank(rank)
+        return self.out / f"predictions.rank{rank}.jsonl"
+
+    def open_writer(self, rank: int) -> ManifestWriter:
+        """Begin the file of a process."""
+        return ManifestWriter(self.rank_path(rank), self.head)
 
     def exists(self) -> bool:
-        """Return whether there is a manifest whose lines count for this run."""
-        return bool(self._found(self.names.is_read))
+        """Return whether there is a manifest."""
+        return bool(self._found())
 
     def begin(self, restart: bool = False) -> dict[str, Done]:
-        """Merge the files of earlier runs, those of the same part only if this is the run of a part.
+        """Merge the files of earlier runs.
 
         Parameters
         ----------
@@ -222,50 +161,34 @@ class ManifestFolder:
         Raises
         ------
         InputError
-            if they, or those of other parts, are of another model or other settings
+            if they are of another model or other settings
         SeamsegError
             if they cannot be read or written
         """
-        for path in self._found(self.names.is_other):
-            with suppress(FileNotFoundError):  # another part has just merged its files
-                self._belongs(path)
-        own = self._found(self.names.is_own)
+        paths = self._found()
         if restart:
-            for path in own:
+            for path in paths:
                 _unlink(path)
             return {}
-        own = [path for path in own if self._belongs(path)]
-        if own and own != [self.path]:
+        paths = [path for path in paths if self._belongs(path)]
+        if paths and paths != [self.path]:
             self.merge()
-        return self.done(self._is_complete)
+        complete = (line for line in self.lines() if line["status"] == "ok" and self._is_complete(line))
+        return {line["name"]: Done(line["relative"], line["stamp"]) for line in complete}
 
-    def done(self, is_complete: Callable[[Line], bool]) -> dict[str, Done]:
-        """Return the images whose outputs exist, by name, after the own files have been merged."""
-        found = {}
-        for path in self._found(self.names.is_read):
-            for line in self._lines_of(path) if self._belongs(path) else ():
-                if line["status"] == "ok" and is_complete(line):
-                    found[line["name"]] = Done(line["relative"], line["stamp"])
-                else:
-                    found.pop(line["name"], None)
-        return found
-
-    def merge(
-        self, written: Mapping[Path, int] | None = None, keep: Callable[[Line], bool] = lambda line: True
-    ) -> None:
+    def merge(self, written: Mapping[Path, int] | None = None) -> None:
         """Merge the files of all processes, in the order of the names; the last line of an image counts.
 
         Parameters
         ----------
         written : number of lines that the processes have written to each file
-        keep : returns whether a line is valid; others are dropped
 
         Raises
         ------
         SeamsegError
             if lines are missing, because machines do not share the storage
         """
-        paths = self._found(self.names.is_own)
+        paths = self._found()
         places: dict[str, tuple[int, int]] = {}
         with ExitStack() as stack:
             files = []
@@ -274,8 +197,7 @@ class ManifestFolder:
                 count = 0
                 for offset, line in _read(path, files[-1]):
                     count += 1
-                    if keep(line):
-                        places[line["name"]] = number, offset
+                    places[line["name"]] = number, offset
                 expected = 0 if written is None else written.get(path, 0)
                 if count < expected:
                     raise SeamsegError(f"{path}: has {count} lines of {expected}; is it on shared storage?")
@@ -297,17 +219,9 @@ class ManifestFolder:
     def lines(self) -> Iterator[Line]:
         """Iterate over the lines of the merged file."""
         if self.path.exists():
-            yield from self._lines_of(self.path)
-
-    def all_lines(self) -> Iterator[Line]:
-        """Iterate over the lines of all files that count for this run."""
-        for path in self._found(self.names.is_read):
-            yield from self._lines_of(path)
-
-    def _lines_of(self, path: Path) -> Iterator[Line]:
-        with open(path, "rb") as file:
-            for _, line in _read(path, file):
-                yield line
+            with open(self.path, "rb") as file:
+                for _, line in _read(self.path, file):
+                    yield line
 
     def records(self, position: int) -> Callable[[], Iterator[Any]]:
         """Return an iterator factory over the records of the format at a position, see `writers.base.Records`."""
@@ -319,56 +233,43 @@ class ManifestFolder:
 
         return read
 
-    def _found(self, wanted: Callable[[str], bool]) -> list[Path]:
-        """Return existing files in the order in which their lines replace each other: the own merged file first."""
-        paths = [path for path in self.out.glob("predictions.*") if wanted(path.name)]
-        # a run without a part merges the lines of parts before it adds its own, which are older than theirs otherwise
-        return sorted(
-            paths, key=lambda path: (self.names.is_own(path.name), path != self.path, ".part" in path.name, path.name)
-        )
+    def _found(self) -> list[Path]:
+        """Return existing files in the order in which their lines replace each other: the merged file first."""
+        paths = [path for path in self.out.glob("predictions.*") if _NAME.fullmatch(path.name)]
+        return sorted(paths, key=lambda path: (path != self.path, path.name))
 
     def _belongs(self, path: Path) -> bool:
         """Return whether a file has lines to keep; InputError if it is of another run."""
         with open(path, "rb") as file:
             first = file.readline()
-        head = parsed(first)
+        head = _parsed(first)
         if head is None:
             if path.name == MANIFEST and first:
                 raise InputError(f"{path}: not a manifest of `seamseg predict`; `restart=True` replaces it")
             # the process was killed before it had written the first line
-            if self.names.is_own(path.name):
-                _unlink(path)
+            _unlink(path)
             return False
         if found := differences(head, self.head):
             raise InputError(
                 f"{self.out}: holds predictions of another run: {', '.join(found)}; choose another folder, or start "
-                f"over with `restart=True`{without_part(self.names.part)}"
+                "over with `restart=True`"
             )
         return True
 
     def _is_complete(self, line: Line) -> bool:
         try:
-            return is_whole(line, lambda output: os.stat(self.out / output).st_size)
+            sizes = {output: os.stat(self.out / output).st_size for output in line["outputs"]}
         except OSError:
             return False
-
-
-def is_whole(line: Line, size: Callable[[str], int]) -> bool:
-    """Return whether the outputs of an image are there; `size` gives the bytes of one, -1 if it is missing."""
-    # a power failure can leave an empty file
-    return all(size(output) >= (output not in line.get("empty", ())) for output in line["outputs"])
-
-
-def without_part(part: Part | None) -> str:
-    """Return the end of an advice to start over, which is not the matter of a part."""
-    return "" if part is None else " and without `part`"
+        # a power failure can leave an empty file
+        return all(size > 0 or output in line.get("empty", ()) for output, size in sizes.items())
 
 
 def _read(path: Path, file: Any) -> Iterator[tuple[int, Line]]:
     """Iterate over offset and content of each line after the first, without a torn last one."""
     offset = len(file.readline())
     while data := file.readline():
-        line = parsed(data)
+        line = _parsed(data)
         if line is None or "name" not in line:
             if not data.endswith(b"\n"):
                 return
@@ -377,7 +278,7 @@ def _read(path: Path, file: Any) -> Iterator[tuple[int, Line]]:
         offset += len(data)
 
 
-def parsed(data: bytes) -> Line | None:
+def _parsed(data: bytes) -> Line | None:
     """Parse a line of a manifest; None if it is torn or not a line of a manifest."""
     if not data.endswith(b"\n"):
         return None

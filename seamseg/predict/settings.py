@@ -16,10 +16,10 @@ from seamseg.inference.anonymize import LEAST_SCORE, NOT_LOCATED, Style
 from seamseg.inference.kinds import INFERENCE_KINDS
 from seamseg.inference.options import Augmentation, InferenceOptions
 from seamseg.inference.predictor import Predictor, load_predictor
+from seamseg.predict.folder import OutputFolder
 from seamseg.predict.manifest import Line, header
-from seamseg.predict.part import Part
-from seamseg.predict.sinks import SHARD_PHOTOS, OutputTarget, Sink, open_sink
-from seamseg.predict.sources.base import Container, Source
+from seamseg.predict.source import Source
+from seamseg.predict.video import Video
 from seamseg.predict.writers import AnonymizeWriter, DetectionChoice, OutputFormat, formats_of, make_writers
 from seamseg.utils.errors import InputError, did_you_mean
 
@@ -126,41 +126,33 @@ class PredictSettings:
         predictor.map_only = predictor.kind == "panoptic" and self.hide is None and drawn.issuperset(self.format_names)
         return predictor
 
-    def open_sink(
-        self,
-        target: OutputTarget,
-        predictor: Predictor[Any],
-        sources: Sequence[Source | Container],
-        shard_photos: int = SHARD_PHOTOS,
-        part: Part | None = None,
-    ) -> Sink:
-        """Return the sink for :func:`seamseg.predict.job.predict_all`, with the formats and the manifest header.
+    def open_folder(
+        self, out: str | Path, predictor: Predictor[Any], sources: Sequence[Source | Video]
+    ) -> OutputFolder:
+        """Return the folder for :func:`seamseg.predict.job.predict_all`, with the formats and the manifest header.
 
         Parameters
         ----------
-        target : result of :func:`seamseg.predict.sinks.target.parse_target`
+        out : path of the folder, see :func:`seamseg.predict.folder.output_path`
         predictor : result of :meth:`load`
         sources : all images
-        shard_photos : maximum number of images in a shard
-        part : the part of the images that this run processes; None for all
 
         Raises
         ------
         InputError
-            if the model or the images do not have a format, a class is unknown, or the target cannot hold a format
+            if the model or the images do not have a format, or a class is unknown
         """
         self._check(predictor, sources)
-        head = self.header(predictor, None if target.shards is None else target.shards.text)
-        return open_sink(target, lambda folder: self._writers(folder, predictor), head, shard_photos, part)
+        return OutputFolder(Path(out), self._writers(Path(out), predictor), self.header(predictor))
 
-    def _check(self, predictor: Predictor[Any], sources: Sequence[Source | Container]) -> None:
+    def _check(self, predictor: Predictor[Any], sources: Sequence[Source | Video]) -> None:
         if "raw" in self.format_names and not predictor.network.uses_torch:
             raise InputError("`formats=raw`: format raw holds tensors, an exported network returns none")
-        inner = next((s for s in sources if not isinstance(s, Source)), None)
-        if "labelstudio" in self.format_names and inner is not None:
+        video = next((s for s in sources if isinstance(s, Video)), None)
+        if "labelstudio" in self.format_names and video is not None:
             raise InputError(
-                f"`formats=labelstudio`: Label Studio shows images that are files or have a URL, not "
-                f"those in {inner.relative}; unpack it first"
+                f"`formats=labelstudio`: Label Studio shows images that are files, not frames of {video.relative}; "
+                "save them as images first"
             )
         if self.hide is not None and predictor.kind == "classification":
             raise InputError(f"`hide={_joined(self.hide)}`: {NOT_LOCATED}")
@@ -179,13 +171,10 @@ class PredictSettings:
             made.append(AnonymizeWriter(folder, predictor.metadata, self.hide, style, score, map_score))
         return made
 
-    def header(self, predictor: Predictor[Any], shards: str | None = None) -> Line:
+    def header(self, predictor: Predictor[Any]) -> Line:
         """Return the first line of the manifest, with all settings that change the outputs.
 
-        Parameters
-        ----------
-        predictor : result of :meth:`load`
-        shards : pattern of the names of tar shards; None for single files
+        `predictor` is the result of :meth:`load`.
         """
         options = self.inference
         settings: dict[str, Any] = {"format": ",".join(self.format_names)}
@@ -206,8 +195,6 @@ class PredictSettings:
             "anonymize_style": self.style,
             "anonymize_score": self.least_score,
         }
-        if shards is not None:
-            settings["shards"] = shards
         return header(str(self.model), digest(self.path), settings)
 
     def _content(self, name: str) -> str | None:

@@ -31,10 +31,9 @@ from seamseg.deploy.export import export_model
 from seamseg.deploy.source import ExportOptions
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.predictor import load_predictor
+from seamseg.predict.find import find_sources
 from seamseg.predict.job import predict_all
 from seamseg.predict.settings import PredictSettings
-from seamseg.predict.sinks import parse_target
-from seamseg.predict.sources.find import find_sources
 from seamseg.prepare.cityscapes import prepare_cityscapes
 from seamseg.structures import ReadMap
 from seamseg.testing.layers import check_layers
@@ -95,7 +94,7 @@ def check_component(
 
     A training that is stopped and resumed is compared with one that is not, a training runs on two processes (in bf16
     where the CPU has it), and the model predicts a whole image and tiles. The outputs of heads and formats are written
-    to a folder and to shards, a model opens without its head, the sum of a metric over two processes is compared with
+    to a folder, a model opens without its head, the sum of a metric over two processes is compared with
     that of one, and the state of a callback is restored. Networks are exported to ONNX and compared,
     where the packages of the extra `export` are installed. It takes half a minute of two cores.
 
@@ -339,25 +338,24 @@ class _Check:
         return f"{written}the model opens without it, with a warning"
 
     def _format(self) -> str:
-        return self._files((self.component.name,), self.component.make.member is not None)  # type: ignore[attr-defined]
+        return self._files((self.component.name,))
 
-    def _files(self, formats: Sequence[str], shards: bool = True) -> str:
+    def _files(self, formats: Sequence[str]) -> str:
         photo, odd = self.files.photo, self.work / "odd.png"
         open_image(photo).crop((0, 0, 101, 63)).save(odd)
         none = () if "general.kind=semantic" in self.overrides else (_NO_DETECTIONS,)
-        runs = [("out", photo, ()), ("none", odd, none), ("shards-%06d.tar", photo, ())]
-        for out, path, more in runs if shards else runs[:2]:
+        for out, path, more in (("out", photo, ()), ("none", odd, none)):
             inference = InferenceOptions(overrides=(*self.overrides, *more))
             settings = PredictSettings(self.model, formats, inference=inference)
             predictor, sources = settings.load("cpu"), find_sources([str(path)])
-            sink = settings.open_sink(parse_target(str(self.work / "files" / out)), predictor, sources)
-            done = predict_all(predictor, sources, sink, World(device=predictor.network.device))
+            folder = settings.open_folder(self.work / "files" / out, predictor, sources)
+            done = predict_all(predictor, sources, folder, World(device=predictor.network.device))
             self.expect(done.done == 1, f"predict: {path.name} was not written to {out}")
         stem = self.files.photo.stem
         found = [path for path in (self.work / "files" / "out").rglob(f"{stem}*") if path.stat().st_size]
         self.expect(len(found) >= len(formats), f"predict: no files of {', '.join(formats)}")
         names = sorted(path.name.replace(stem, "NAME") for path in found)
-        return f"writes {', '.join(names)}{', also in shards' if shards else ''}"
+        return f"writes {', '.join(names)}"
 
     def _metric(self) -> str:
         """Compare the sum over two processes with that of one."""

@@ -8,7 +8,6 @@ NCCL; with SEAMSEG_CUDA_BACKEND=gloo also through gloo, which is slower, but let
 from __future__ import annotations
 
 import gc
-import itertools
 import multiprocessing
 import os
 import re
@@ -82,10 +81,6 @@ class World:
     def is_distributed(self) -> bool:
         """Whether there are other processes."""
         return self.size > 1
-
-    def shard(self, items: list[T]) -> list[T]:
-        """Return the part of a list for this process; lengths differ by at most one."""
-        return items[self.rank :: self.size]
 
 
 def choose_device(name: str | torch.device = "auto", local_rank: int = 0) -> torch.device:
@@ -420,18 +415,6 @@ def broadcast_object(world: World, value: T | None, group: Any = None) -> T:
         # on the CPU, through gloo: with another device the object would go through NCCL
         _dist().broadcast_object_list(holder, src=0, group=group, device=torch.device("cpu"))
     return holder[0]
-
-
-def shared_counter(world: World) -> Callable[[], int]:
-    """Return a thread-safe function that returns 0, 1, 2, ..., each number once over all processes.
-
-    Numbers continue those of an earlier counter of the same process group.
-    """
-    if not world.is_distributed:
-        numbers = itertools.count()
-        return lambda: next(numbers)
-    store = _dist().distributed_c10d._get_default_store()
-    return lambda: store.add("seamseg_counter", 1) - 1
 
 
 def max_over_processes(world: World, values: dict[str, float]) -> dict[str, float]:

@@ -49,6 +49,13 @@ def cause(error: BaseException) -> str:
     return one_line(f"{type(error).__name__}: {text}").rstrip(": ")
 
 
+def describe_error(error: BaseException) -> str:
+    """Return a short one-line description of an error of another library."""
+    if isinstance(error, FileNotFoundError):
+        return "no such file or folder"
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+
 def one_line(text: object) -> str:
     """Return the :func:`harmless` text of a message or error on one line."""
     return " ".join(harmless(str(text)).split())
@@ -97,7 +104,6 @@ EXTRAS = {
     "transformers": "transformers",
     "av": "video",
     "ray": "ray",
-    "fsspec": "urls",
     "supervision": "supervision",
 }
 """Extra that installs a package, by the name under which it is imported."""

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import hashlib
 import json
 import os
 import re
+import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import InputError, SeamsegError, one_line
 from seamseg.utils.limits import TEXT_BYTES, read_limited
 
 PARTIAL = ".partial"
 """Suffix of files being written; one left by a killed process may be deleted."""
 _SYSTEM_FOLDERS = ("__MACOSX", "@eaDir")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _LONGEST = 192
 """Longest file name, in bytes, that is reused in the temporary name; the limit of file systems is 255."""
 
@@ -26,6 +30,60 @@ _LONGEST = 192
 def cannot_write(path: object, error: OSError) -> SeamsegError:
     """Return the error for a file or folder that cannot be written, with the message of the system."""
     return SeamsegError(f"{path}: cannot be written: {error.strerror or error}")
+
+
+def refuse_url(text: str | Path, where: str = "") -> None:
+    """Raise InputError, which begins with `where`, for a URL: no text from a list or a call reaches a network."""
+    if _URL.match(str(text)):
+        raise InputError(
+            f"{where}{text}: a URL, where a local path is needed; `python -m seamseg.integrations.ray` predicts from "
+            "and to object stores"
+        )
+
+
+_NO_LOCKS = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS)
+
+
+@contextmanager
+def lock_file(path: Path, advice: str) -> Iterator[None]:
+    """Hold a lock file, which names this process, for a `with` block; it is removed at the end.
+
+    The lock ends with the process, also by SIGKILL. On file systems without locks a warning is printed.
+
+    Parameters
+    ----------
+    path : path of the file, in the existing folder that it protects
+    advice : what to do if another process holds it
+
+    Raises
+    ------
+    InputError
+        if another process holds it
+    SeamsegError
+        if it cannot be written
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        holder = ""
+        with suppress(OSError):
+            holder = one_line(path.read_text(errors="replace")[:_LONGEST])
+        raise InputError(f"{path.parent}: in use by {holder or 'another process'}; {advice}") from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise cannot_write(path, error) from error
+        print(f"{path.parent}: cannot be locked ({error.strerror}); do not start a second run", file=sys.stderr)
+    try:
+        with suppress(OSError):
+            path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+        yield
+    finally:
+        with suppress(OSError):  # while it is locked
+            path.unlink()
+        lock.release()
 
 
 def refuse_existing(path: Path, force: bool) -> None:

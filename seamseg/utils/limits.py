@@ -41,15 +41,15 @@ LINE_BYTES = 64 * MIB
 ANNOTATION_BYTES = 4 * GIB
 """Largest JSON of annotations: that of LVIS, the largest public data set, has 1.1 GiB."""
 PHOTO_BYTES = GIB
-"""Largest image file that is read into memory, from an archive, a shard or a URL: more than an uncompressed image of
-`MAX_PIXELS` (`seamseg/data/images.py`) with four bytes per pixel, 768 MiB."""
+"""Largest image file that is read into memory from an archive: more than an uncompressed image of `MAX_PIXELS`
+(`seamseg/data/images.py`) with four bytes per pixel, 768 MiB."""
 
 PATH_CHARACTERS = 4096
 """Longest path in an archive; the limit of Linux in bytes."""
 PATH_FOLDERS = 64
 """Most folders around a file in an archive."""
 PHOTO_NAME_BYTES = KIB
-"""Longest path of an image in its folder or shard. Outputs have the same; stores have this limit, too."""
+"""Longest path of an image in its folder, and of its outputs."""
 
 FREE_BYTES = 16 * MIB
 """Members of an archive up to this size may have any compression ratio."""

@@ -119,7 +119,7 @@ def test_arguments_that_nothing_can_have(
 
 OF_MODELS = "score-threshold overlap-threshold min-area shortest-size size longest-max-size tile-overlap pad-to"
 NUMBERS = {
-    "predict RUN IMG OUT": f"{OF_MODELS} batch-size workers limit shard-photos",
+    "predict RUN IMG OUT": f"{OF_MODELS} batch-size workers limit",
     "predict RUN IMG OUT --anonymize car": "anonymize-score",
     "serve RUN --port 0": f"{OF_MODELS} port batch-size batch-wait queue max-upload max-megapixels timeout",
     "evaluate RUN DATA --json s.json": OF_MODELS,

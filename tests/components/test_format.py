@@ -1,9 +1,8 @@
-"""An output format of the user, with keys, in folders and shards."""
+"""An output format of the user, with keys."""
 
 from __future__ import annotations
 
 import sys
-import tarfile
 
 import numpy as np
 import pytest
@@ -22,16 +21,13 @@ WORDS = ("--device", "cpu", "--workers", "0", "--quiet", "--components")
 file, _ = component_file("my_borders.py", BORDERS)
 
 
-def test_a_format_in_a_folder_and_in_shards(file, micro_run, micro, tmp_path, seamseg_main, capsys):
+def test_a_format_in_a_folder(file, micro_run, micro, tmp_path, seamseg_main, capsys):
     photo = micro / "img" / "val0.png"
     words = (*WORDS, file, "--format", "overlay,borders", "--set", "format borders.value=7")
     assert seamseg_main("predict", micro_run, photo, tmp_path / "out", *words) == 0
     assert sorted(p.name for p in (tmp_path / "out").glob("val0*")) == ["val0.jpg", "val0_borders.png"]
     border = np.array(Image.open(tmp_path / "out" / "val0_borders.png"))
     assert set(np.unique(border)) == {0, 7}
-    assert seamseg_main("predict", micro_run, photo, tmp_path / "s-%06d.tar", *words) == 0
-    with tarfile.open(tmp_path / "s-000000.tar") as shard:
-        assert np.array_equal(np.array(Image.open(shard.extractfile("val0.borders.png"))), border)
     # other keys are another run
     assert seamseg_main("predict", micro_run, photo, tmp_path / "out", *words, "--set", "format borders.value=8") == 2
     assert "format borders.value=8" in capsys.readouterr().err
@@ -44,7 +40,7 @@ def test_errors_name_the_format_and_the_image(file, micro_run, micro, tmp_path, 
     words = (*WORDS, file, "--format", "borders")
     assert seamseg_main("predict", micro_run, photo, tmp_path / "out", *words) == 1
     lines = capsys.readouterr().err.strip().splitlines()
-    assert lines[-1] == f"seamseg predict: {photo}: format borders, {file} line 29: KeyError: 'none'"
+    assert lines[-1] == f"seamseg predict: {photo}: format borders, {file} line 28: KeyError: 'none'"
     file.write_text(BORDERS.replace("self.keys.value", "self.key.value"))
     forget("my_borders")
     del sys.modules["my_borders"]

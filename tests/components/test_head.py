@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tarfile
-
 import numpy as np
 import pytest
 import torch
@@ -65,9 +63,6 @@ def test_files_of_the_map(edge_run, micro, tmp_path, seamseg_main):
     image = np.array(Image.open(tmp_path / "out" / "val0_edge.png"))
     assert image.shape == (64, 96)
     assert image.dtype == np.uint8
-    assert seamseg_main("predict", run, photo, tmp_path / "s-%06d.tar", *words) == 0
-    with tarfile.open(tmp_path / "s-000000.tar") as shard:
-        assert np.array_equal(np.array(Image.open(shard.extractfile("val0.edge.png"))), image)
     model = seamseg.load(run, device="cpu", overrides={"general.components": file})
     (prediction,) = model.raw([np.array(Image.open(photo))])
     assert prediction.maps["edge"].dtype == np.float32

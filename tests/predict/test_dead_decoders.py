@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from torch.utils.data import get_worker_info
 
-from seamseg.predict.sources.base import Source
+from seamseg.predict.source import Source
 from seamseg.utils.errors import SeamsegError
 
 pytestmark = pytest.mark.usefixtures("narrow")

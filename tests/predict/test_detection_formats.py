@@ -1,7 +1,6 @@
 """Prediction with networks for detection and instance segmentation: formats, options, and what is refused."""
 
 import json
-import tarfile
 
 import numpy as np
 import pytest
@@ -105,17 +104,6 @@ def test_photos_without_detections(models, kind, photos, tmp_path, seamseg_main)
     raw = torch.load(tmp_path / "street.pth.tar", weights_only=True)
     assert raw == dict.fromkeys(["bbx_pred", "cls_pred", "obj_pred", "msk_pred"])
     assert json.loads((tmp_path / "coco_results.json").read_text()) == []
-
-
-def test_shards(models, kind, photos, tmp_path, seamseg_main):
-    out = tmp_path / "part-%02d.tar"
-    assert seamseg_main("predict", models[kind], photos, out, "--format", "coco-results,raw", *CPU) == 0
-    assert len(json.loads((tmp_path / "coco_results.json").read_text())) == 30
-    with tarfile.open(tmp_path / "part-00.tar") as shard:
-        assert sorted(shard.getnames()) == sorted(f"{n}.{e}" for n in NAMES for e in ("json", "raw.pth"))
-        sample = json.load(shard.extractfile("street.json"))
-    assert sample["detections"] == seamseg.load(models[kind], device="cpu").predict(photos / "street.png").counts()
-    assert len(sample["results"]) == 10
 
 
 def test_augmentation(models, kind, photos):

@@ -1,12 +1,10 @@
-"""Inputs of `predict` other than folders of images: lists, shards, videos, URLs; and errors in them."""
+"""Inputs of `predict` other than folders of images: lists and videos; and errors in them."""
 
-import gzip
 import io
 import itertools
 import os
 import struct
 import sys
-import tarfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,29 +12,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from seamseg.predict.sources.find import find_sources
-from seamseg.predict.sources.shards import Shard
-from seamseg.predict.sources.video import Video
+from seamseg.inference.images import as_image
+from seamseg.predict.find import find_sources
+from seamseg.predict.video import Video
 from seamseg.utils.errors import InputError, UnreadableImage
-from seamseg.utils.urls import expand_numbers, relative_names
-
-fsspec = pytest.importorskip("fsspec")
 
 
 def png(value=90, size=(48, 32)):
     buffer = io.BytesIO()
     Image.new("RGB", size, (value, 150, 220)).save(buffer, "PNG")
     return buffer.getvalue()
-
-
-def make_shard(path, members):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as archive:
-        for name, content in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return path
 
 
 def names(sources):
@@ -50,16 +35,6 @@ def photos(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(png())
     return tmp_path / "photos"
-
-
-@pytest.fixture
-def bucket():
-    """A folder at memory://, emptied afterwards."""
-    system = fsspec.filesystem("memory")
-    for name in ("city/a.png", "city/sub/b.png", "city/.hidden/c.png", "city/readme.txt"):
-        system.pipe(f"/bucket/{name}", png())
-    yield "memory://bucket"
-    system.store.clear()
 
 
 def test_a_list_keeps_its_order_and_relative_folders(photos, tmp_path, monkeypatch):
@@ -93,6 +68,28 @@ def test_names_in_a_list_that_no_file_can_have(tmp_path):
             find_sources(tmp_path / "list.txt")[0].open()
 
 
+@pytest.mark.parametrize("line", ["/", "//", ".", "..", "/.."])
+def test_folders_in_a_list(photos, line):
+    (photos / "list.txt").write_text(f"{line}\na/1.png\n")
+    folder, image = find_sources(photos / "list.txt")
+    assert image.open().size == (48, 32)
+    with pytest.raises(UnreadableImage, match="a folder, not an image"):
+        folder.open()
+
+
+@pytest.mark.parametrize("line", ["https://h/a.png", "s3://b/a.png", "reference://a.png::file:///r", "file:/a.png"])
+def test_urls_are_refused(photos, line):
+    """No string of a list reaches a network, nor a library that opens URLs."""
+    (photos / "list.txt").write_text(f"a/1.png\n{line}\n")
+    refused = "a URL, where a local path is needed; `python -m seamseg.integrations.ray` predicts from and to"
+    with pytest.raises(InputError, match=f"list.txt: {line}: {refused}"):
+        find_sources(photos / "list.txt")
+    with pytest.raises(InputError, match=f"^{line}: {refused}"):
+        find_sources(line)
+    with pytest.raises(InputError, match=f"^{line}: {refused}"):
+        as_image(line)
+
+
 def test_lists_that_cannot_be_read(tmp_path):
     (tmp_path / "empty.txt").write_text("\n \n")
     (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00\x80\x00")
@@ -103,72 +100,6 @@ def test_lists_that_cannot_be_read(tmp_path):
     ):
         with pytest.raises(InputError, match=message):
             find_sources(inputs)
-
-
-def test_numbers_are_expanded():
-    assert expand_numbers("a{08..11}.tar") == ["a08.tar", "a09.tar", "a10.tar", "a11.tar"]
-    assert expand_numbers("{0..1}/{0..1}") == ["0/0", "0/1", "1/0", "1/1"]
-    for text in ("a{b..c}", "a{}", "a{1,2}", "plain"):
-        assert expand_numbers(text) == [text]
-
-
-def test_a_shard_gives_every_photo_of_each_key(tmp_path):
-    members = [("1.left.png", png()), ("1.json", b"{}"), ("1.cls", b"3"), ("s/2.png", png()), ("s/2.jpg", png())]
-    members += [("s/._2.png", b"what a Mac keeps beside it")]
-    shard = find_sources(make_shard(tmp_path / "part.tar", members))[0]
-    items = list(shard.items())
-    assert names(i.source for i in items) == ["part/1.left", "part/s/2", "part/s/2.jpg"]
-    assert all(i.open().size == (48, 32) for i in items)
-    assert [i.source.name for i in shard.items()] == [i.source.name for i in items]
-
-
-def test_names_in_a_malicious_shard_stay_inside_the_output_folder(tmp_path):
-    shard = make_shard(tmp_path / "x.tar", [("../../etc/a.png", png()), ("/b.png", png()), ("a/../c.png", png())])
-    assert names(i.source for i in Shard(str(shard), "x", "x.tar").items()) == ["x/etc/a", "x/b", "x/a/c"]
-
-
-@pytest.mark.parametrize("keep", [0, 700, 1100])
-def test_a_truncated_shard_yields_complete_photos_and_an_error(tmp_path, keep):
-    path = make_shard(tmp_path / "part.tar", [(f"{k}.png", png(k)) for k in range(4)])
-    path.write_bytes(path.read_bytes()[:keep])
-    items = list(Shard(str(path), "part", "part.tar").items())
-    for item in items[:-1]:
-        item.open()
-    with pytest.raises(UnreadableImage, match=rf"part\.tar: broken tar after {len(items) - 1} images"):
-        items[-1].open()
-
-
-def test_a_shard_with_too_many_headers_of_one_file(tmp_path):
-    longer = tarfile.TarInfo("././@LongLink")
-    longer.type, longer.size = tarfile.GNUTYPE_LONGNAME, 5
-    (tmp_path / "deep.tar").write_bytes((longer.tobuf() + b"name".ljust(512, b"\0")) * 2000)
-    (item,) = Shard(str(tmp_path / "deep.tar"), "deep", "deep.tar").items()
-    with pytest.raises(UnreadableImage, match="too many extended headers of one file"):
-        item.open()
-
-
-def test_a_compressed_shard_that_is_damaged_truncated_or_padded(tmp_path):
-    """What can be inflated is read; its checksum is at the end, bytes after it are ignored."""
-    path = tmp_path / "part.tar.gz"
-    data = gzip.compress(make_shard(tmp_path / "p.tar", [(f"{k}.png", png(k)) for k in range(50)]).read_bytes())
-    for content in (data[:-4] + bytes(4), data[: len(data) * 3 // 4]):
-        path.write_bytes(content)
-        *whole, last = Shard(str(path), "part", "part.tar.gz").items()
-        assert len(whole) > 10
-        with pytest.raises(UnreadableImage, match=r"part\.tar\.gz: (cannot be read|broken tar) after \d+ images: "):
-            last.open()
-    path.write_bytes(data + b"garbage")
-    assert len([item.open() for item in Shard(str(path), "part", "part.tar.gz").items()]) == 50
-
-
-def test_missing_shards(tmp_path):
-    for number in (0, 2):
-        make_shard(tmp_path / f"p{number}.tar", [("a.png", png())])
-    with pytest.raises(InputError, match=r"p1\.tar: no such file"):
-        find_sources(f"{tmp_path}/p{{0..2}}.tar")
-    assert names(find_sources(f"{tmp_path}/p*.tar")) == ["p0", "p2"]
-    with pytest.raises(UnreadableImage, match="cannot be read after 0 images: no such file"):
-        next(Shard(str(tmp_path / "none.tar"), "n", "n").items()).open()
 
 
 def test_without_a_decoder_the_message_names_it(tmp_path, monkeypatch):
@@ -278,51 +209,3 @@ def test_containers_and_their_titles(tmp_path, ending):
     write_video(av, path, codec)
     path.write_bytes(path.read_bytes().replace(b"TITLE", b"\xff\xe9\xe8\xff\xff"))
     assert sum(item.open().size == (64, 48) for item in Video(str(path), "other", path.name).items()) == 10
-
-
-def test_urls_of_a_folder_a_file_and_a_glob(bucket):
-    assert names(find_sources(f"{bucket}/city")) == ["a", "sub/b"]
-    assert names(find_sources(f"{bucket}/city/sub/b.png")) == ["b"]
-    assert "sub/b" in names(find_sources(f"{bucket}/city/**/*.png"))
-    assert names(find_sources(f"{bucket}/city/a.*")) == ["a"]
-    assert find_sources(f"{bucket}/city")[0].open().size == (48, 32)
-    urls = ["https://h.org/x/a.jpg?size=2#top", "s3://b/x/../c.png"]
-    assert relative_names(urls, "") == ["h.org/x/a.jpg", "b/x/c.png"]
-
-
-def test_shards_at_urls_are_read_as_a_stream(bucket, tmp_path):
-    shard = make_shard(tmp_path / "x.tar", [("a.png", png()), ("b.png", png())])
-    for number in range(3):
-        fsspec.filesystem("memory").pipe(f"/bucket/s/x{number}.tar", shard.read_bytes())
-    sources = find_sources(f"{bucket}/s/x{{0..2}}.tar")
-    assert names(i.source for s in sources for i in s.items()) == [f"x{n}/{k}" for n in range(3) for k in "ab"]
-    missing = find_sources(f"{bucket}/s/x{{2..3}}.tar")[1]
-    with pytest.raises(UnreadableImage, match=r"x3\.tar: cannot be read: no such file"):
-        next(missing.items()).open()
-
-
-def test_urls_that_cannot_be_read(bucket, monkeypatch):
-    for url, message in (
-        ("nonsense://x/a.png", "this kind of URL is not opened; supported are s3, gs"),
-        (f"{bucket}/nothing", "0 images found in this folder|cannot be listed"),
-        (f"{bucket}/*.png", "0 images match"),
-    ):
-        with pytest.raises(InputError, match=message):
-            find_sources(url)
-    gone = find_sources(f"{bucket}/city")[0]
-    fsspec.filesystem("memory").rm("/bucket/city/a.png")
-    with pytest.raises(UnreadableImage, match=r"a\.png: cannot be read: no such file"):
-        gone.open()
-    monkeypatch.setitem(sys.modules, "fsspec", None)
-    with pytest.raises(InputError, match=r"city: needs fsspec \(.*\): pip install 'seamseg\[urls\]'"):
-        find_sources(f"{bucket}/city")
-
-
-@pytest.mark.usefixtures("narrow")
-def test_a_format_without_folders_refuses_several_shards(micro_run, tmp_path, seamseg_main, capsys):
-    for number in range(2):
-        make_shard(tmp_path / f"p{number}.tar", [("a.png", png())])
-    words = ("predict", micro_run, f"{tmp_path}/p*.tar", tmp_path / "out", "--device", "cpu")
-    assert seamseg_main(*words, "--format", "vistas") == 2
-    assert "has no sub-folders; predict each into an output folder of its own" in capsys.readouterr().err
-    assert seamseg_main(*words, "--format", "coco", "--quiet") == 0

@@ -2,7 +2,6 @@
 
 import json
 import re
-import tarfile
 from io import BytesIO
 from threading import Thread
 
@@ -16,7 +15,7 @@ from seamseg.data.folder import DatasetFolder
 from seamseg.data.input_size import InputSize
 from seamseg.formats.coco_panoptic import read_id_png
 from seamseg.predict import job
-from seamseg.predict.sources.base import Source
+from seamseg.predict.source import Source
 from seamseg.predict.writers.images import OVERLAY_QUALITY
 from seamseg.utils.distributed import World
 from seamseg.utils.parallel import BackgroundWriter
@@ -65,16 +64,11 @@ def test_formats_of_annotation_tools(micro_run, micro, tmp_path, seamseg_main, c
         data = DatasetFolder(tmp_path / tool)
         assert data.metadata.without_images() == DatasetFolder(micro).metadata.without_images()
         assert sum(len(i.cat) - 1 - sum(i.iscrowd) for i in data.metadata.images) == segments > 0
-    words = ("--format", "labelstudio", "--limit", "2")
-    assert predict(seamseg_main, micro_run, micro / "img", tmp_path / "s" / "p-%d.tar", *words) == 0
-    with tarfile.open(tmp_path / "s" / "p-0.tar") as archive:
-        assert sum(name.endswith(".labelstudio.json") for name in archive.getnames()) == 2
-    # an image in a shard has no address that Label Studio could show
-    with tarfile.open(tmp_path / "photos.tar", "w") as archive:
-        archive.add(next((micro / "img").glob("*.*")), "1.png")
+    # a frame of a video has no address that Label Studio could show
+    (tmp_path / "drive.mp4").touch()
     capsys.readouterr()
-    assert predict(seamseg_main, micro_run, tmp_path / "photos.tar", tmp_path / "t", "--format", "labelstudio") == 2
-    assert "not those in photos.tar; unpack it first" in capsys.readouterr().err
+    assert predict(seamseg_main, micro_run, tmp_path / "drive.mp4", tmp_path / "t", "--format", "labelstudio") == 2
+    assert "not frames of drive.mp4; save them as images first" in capsys.readouterr().err
     assert not (tmp_path / "t").exists()
 
 
@@ -150,7 +144,7 @@ def test_batches_and_workers_change_nothing(micro_run, micro, tmp_path, seamseg_
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("{run}", "{photos}", "no://bucket/out"), "no://bucket/out: this kind of URL is not opened"),
+        (("{run}", "{photos}", "no://bucket/out"), "no://bucket/out: a URL, where a local path is needed; `python -m"),
         (("{run}", "{photos}", "{photos}/tall.png"), "tall.png: looks like an image; the last argument must be"),
         (("{run}", "{photos}", "{photos}/readme.txt"), "the output must be a folder, this is a file"),
         (("{run}", "{photos}", ""), "OUT is empty"),
@@ -165,18 +159,10 @@ def test_batches_and_workers_change_nothing(micro_run, micro, tmp_path, seamseg_
         (("{run}", "{photos}", "{out}", "--anonymize", ""), "no class is given"),
         (("{run}", "{photos}", "{out}", "--classes", "car", "--format", "raw"), "--format raw contains all classes"),
         (("{run}", "{photos}", "{out}", "--tta", "flop"), "neither `flip` nor a scale"),
-        (("{run}", "{photos}", "{out}/p.tar"), "names of shards need exactly one number"),
-        (("{run}", "{photos}", "{out}/p-%d.tar.gz"), "end with .tar"),
-        (("{run}", "{photos}", "{out}/p-{{3..1}}.tar"), "the last number of the shards is below the first"),
-        (
-            ("{run}", "{photos}", "{out}/p-{{0..1}}.tar", "--shard-photos", "1"),
-            "7 images do not fit into 2 shards of 1; raise --shard-photos",
-        ),
-        (
-            ("{run}", "{photos}", "{out}/p-%d.tar", "--format", "coco,vistas,cvat"),
-            "--format cvat,vistas: a layout of folders",
-        ),
-        (("{run}", "{photos}", "{out}/p-%d.tar", "--shard-photos", "0"), "--shard-photos 0: must be at least 1"),
+        (("{run}", "{photos}", "s3:/bucket/out"), "s3:/bucket/out: a URL, where a local path is needed"),
+        (("{run}", "https://host/a.jpg", "{out}"), "https://host/a.jpg: a URL, where a local path is needed"),
+        (("{run}", "{photos}", "{out}/p.tar"), "p.tar: OUT is a folder; `python -m seamseg.integrations.ray` writes"),
+        (("{run}", "p-{{0..3}}.tar", "{out}"), "`python -m seamseg.integrations.ray --input webdataset` predicts"),
     ],
 )
 def test_bad_usage(micro_run, photos, tmp_path, seamseg_main, capsys, words, message):
@@ -190,9 +176,8 @@ def test_bad_usage(micro_run, photos, tmp_path, seamseg_main, capsys, words, mes
     assert not list(out.iterdir())
 
 
-@pytest.mark.parametrize("place", ["{}", "file://{}"])
-def test_unknown_files_are_not_overwritten(micro_run, photos, tmp_path, seamseg_main, capsys, place):
-    place = place.format(tmp_path)
+def test_unknown_files_are_not_overwritten(micro_run, photos, tmp_path, seamseg_main, capsys):
+    place = tmp_path
     for mine, words in (("street.jpg", ()), ("panoptic.json", ("--format", "coco"))):
         (tmp_path / mine).write_text("mine")
         assert predict(seamseg_main, micro_run, photos / "street.jpg", place, "--quiet", *words) == 2

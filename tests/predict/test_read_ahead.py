@@ -10,12 +10,12 @@ from PIL import Image
 from seamseg.data.images import open_image
 from seamseg.data.input_size import InputSize
 from seamseg.inference.images import ImagePreparation
-from seamseg.predict.sources import reader as reading
-from seamseg.predict.sources import share
-from seamseg.predict.sources.base import Source
-from seamseg.predict.sources.find import find_sources
-from seamseg.predict.sources.reader import ReadAheadBudget
-from seamseg.predict.sources.share import DecoderShare, ThreadDecoders
+from seamseg.predict import reader as reading
+from seamseg.predict import share
+from seamseg.predict.find import find_sources
+from seamseg.predict.reader import ReadAheadBudget
+from seamseg.predict.share import DecoderShare, ThreadDecoders
+from seamseg.predict.source import Source
 from seamseg.utils.errors import SeamsegError
 from seamseg.utils.parallel import BackgroundWriter
 

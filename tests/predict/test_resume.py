@@ -22,11 +22,10 @@ def photos(tmp_path):
     return tmp_path / "photos"
 
 
-@pytest.mark.parametrize("remote", [False, True])
-def test_photos_without_instances_are_done(micro_run, photos, tmp_path, seamseg_main, capsys, remote):
+def test_photos_without_instances_are_done(micro_run, photos, tmp_path, seamseg_main, capsys):
     """The lists of their instances are empty files; another empty file is a lost one."""
     out = tmp_path / "out"
-    words = ("predict", micro_run, photos, f"file://{out}" if remote else out, "--device", "cpu", "--workers", "0")
+    words = ("predict", micro_run, photos, out, "--device", "cpu", "--workers", "0")
     options = ("--format", "vistas", "--set", "roi.score_threshold=1")
     assert seamseg_main(*words, *options) == 0
     assert (out / "vistas" / "instances" / "a.txt").read_bytes() == b""
@@ -76,12 +75,11 @@ def test_content_of_a_manifest_line(micro_run, photos, tmp_path, seamseg_main):
 
 @pytest.mark.slow
 @pytest.mark.distributed
-@pytest.mark.parametrize("out", ["folder", "shards", "url"])
-def test_killed_and_resumed(tmp_path, out):
+def test_killed_and_resumed(tmp_path):
     """A small version of benchmarks/soak_predict.py, in two processes."""
     root = Path(__file__).parents[2]
     words = [sys.executable, root / "benchmarks" / "soak_predict.py", "--images", 60, "--kills", 2]
-    words += ["--seed", "1", "--out", out]
+    words += ["--seed", "1"]
     environment = {**os.environ, "PYTHONPATH": str(root), "TMPDIR": str(tmp_path)}
     done = subprocess.run(list(map(str, words)), env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr

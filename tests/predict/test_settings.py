@@ -15,10 +15,9 @@ from seamseg.cli import predict
 from seamseg.cli.main import build_parser
 from seamseg.inference.images import network_input
 from seamseg.inference.options import Augmentation, InferenceOptions, Thresholds
+from seamseg.predict.find import find_sources
 from seamseg.predict.job import RunSummary, predict_all
 from seamseg.predict.settings import PredictSettings
-from seamseg.predict.sinks import OutputTarget
-from seamseg.predict.sources.find import find_sources
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
 
@@ -71,7 +70,7 @@ def of_command(*words: str) -> dict:
 def test_a_header_has_all_that_changes_the_outputs(model: Path) -> None:
     words = (str(model), "in", "out")
     assert of_command(*words) == DEFAULTS
-    assert of_command(*words, "--batch-size", "3", "--limit", "1", "--compile", "--quiet", "--part", "1/2") == DEFAULTS
+    assert of_command(*words, "--batch-size", "3", "--limit", "1", "--compile", "--quiet") == DEFAULTS
     changed = {"set": ["roi.nms_threshold=.3"], "tiles": "512", "min_area": 10, "pad_to": 64, "tta": "flip,0.75"}
     flags = ("--set", "roi.nms_threshold=.3", "--tiles", "512", "--min-area", "10", "--pad-to", "64")
     assert of_command(*words, *flags, "--tta", "flip,0.75") == DEFAULTS | changed
@@ -84,14 +83,13 @@ def test_python_has_the_header_of_the_command(model: Path) -> None:
     settings = PredictSettings(str(model), ["coco", "labels", "coco"], inference=inference, hide=["car", "bus"])
     assert settings.header(predictor())["settings"] == of_command(str(model), "in", "out", *flags)
     assert PredictSettings("model", " coco,labels ,coco,").format_names == ["coco", "labels"]
-    assert settings.header(predictor(), "part-*.tar")["settings"]["shards"] == "part-*.tar"
 
 
 def test_classes_that_only_the_whole_map_contains_are_hidden_too(model: Path) -> None:
     settings = PredictSettings(str(model), inference=InferenceOptions(classes=[]), hide="car", least_score=0.3)
     metadata = SimpleNamespace(categories=["car"], num_stuff=0)
     for classes, score in ((None, 0.3), ([], 0.1)):
-        (writer,) = settings.open_sink(OutputTarget(str(model / "out")), predictor(metadata, classes), []).writers
+        (writer,) = settings.open_folder(model / "out", predictor(metadata, classes), []).writers
         assert writer.least_score == score
 
 
@@ -123,8 +121,8 @@ def test_python_resumes_a_run_of_the_command(micro_run: Path, tmp_path: Path, se
     assert seamseg_main("predict", micro_run, photo, out, "--device", "cpu", "--format", "coco") == 0
     settings, sources = PredictSettings(micro_run, ["coco"]), find_sources([str(photo)])
     model = settings.load("cpu")
-    sink = settings.open_sink(OutputTarget(str(out)), model, sources)
-    assert predict_all(model, sources, sink, World()) == RunSummary(done=0, unreadable=0, earlier=1)
+    folder = settings.open_folder(out, model, sources)
+    assert predict_all(model, sources, folder, World()) == RunSummary(done=0, unreadable=0, earlier=1)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from seamseg.predict import job
-from seamseg.predict.sources.base import Source
-from seamseg.predict.sources.find import find_sources, refuse_overwriting
+from seamseg.predict.find import find_sources, refuse_overwriting
+from seamseg.predict.source import Source
 from seamseg.utils.errors import InputError, UnreadableImage
 
 

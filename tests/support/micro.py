@@ -159,12 +159,3 @@ def seamseg_main() -> Callable[..., int]:
     from seamseg.cli.main import main
 
     return lambda *words: main([str(word) for word in words])
-
-
-@pytest.fixture
-def memory():
-    """fsspec's file system of `memory://`, empty."""
-    system = pytest.importorskip("fsspec").filesystem("memory")
-    yield system
-    system.store.clear()
-    system.pseudo_dirs[:] = [""]

@@ -125,13 +125,6 @@ def test_backend_of_collectives(monkeypatch, group, device, variable, backend):
         pass
 
 
-def test_every_item_goes_to_exactly_one_process():
-    items = list(range(7))
-    shards = [World(rank, 3).shard(items) for rank in range(3)]
-    assert sorted(item for shard in shards for item in shard) == items
-    assert [len(s) for s in shards] == [3, 2, 2]
-
-
 def _ranks(argument):
     with distributed("cpu") as world:
         if argument == world.rank:

@@ -21,7 +21,6 @@ class Example(ImageFormat):
 
     kinds = ("panoptic",)
     needs_photo = False
-    member = "example.png"  # ending of its files in shards
     ending = "_example.png"  # and in folders
 
     def image(self, rgb, prediction, result):

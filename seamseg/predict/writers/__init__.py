@@ -11,7 +11,7 @@ from typing import Any
 from seamseg.config import components
 from seamseg.config.loader import keys_of
 from seamseg.formats.metadata import Metadata
-from seamseg.predict.sources.base import Source
+from seamseg.predict.source import Source
 from seamseg.predict.writers.base import DetectionChoice, OutputFormat
 from seamseg.predict.writers.images import AnonymizeWriter
 from seamseg.predict.writers.maps import MapWriter

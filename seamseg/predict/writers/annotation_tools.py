@@ -16,7 +16,7 @@ from seamseg.formats.id_png import write_id_png
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.result import Panoptic
 from seamseg.panoptic_map import class_infos
-from seamseg.predict.sources.base import Source
+from seamseg.predict.source import Source
 from seamseg.predict.writers.base import OutputFormat, Record, Records
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.errors import InputError
@@ -93,11 +93,10 @@ class CvatWriter(_ToolWriter):
 class LabelStudioWriter(_ToolWriter):
     """Tasks of Label Studio in `OUT/labelstudio/tasks/<name>.json`.
 
-    See :mod:`seamseg.formats.label_studio`. An image of a URL keeps its address; others have that of Label Studio's
-    local file serving, relative to the input.
+    See :mod:`seamseg.formats.label_studio`. The addresses of images are those of Label Studio's local file serving,
+    relative to the input.
     """
 
-    member = "labelstudio.json"
     map_only = True
 
     def __init__(self, out: Path, metadata: Metadata, keys: Any = None) -> None:
@@ -109,7 +108,7 @@ class LabelStudioWriter(_ToolWriter):
 
     def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: Panoptic) -> None:
         """Write the task."""
-        address = source.address if "://" in source.address else f"{LOCAL_FILES}{quote(os.fsencode(source.relative))}"
+        address = f"{LOCAL_FILES}{quote(os.fsencode(source.relative))}"
         content = [label_studio.task(result, self.metadata, address)]
         write_atomically(self.paths(source)[0], json.dumps(content, separators=(",", ":"), allow_nan=False).encode())
 

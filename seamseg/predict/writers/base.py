@@ -12,7 +12,7 @@ import numpy as np
 
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.photo_result import PhotoResult
-from seamseg.predict.sources.base import Source
+from seamseg.predict.source import Source
 from seamseg.predictions import ArrayPrediction
 
 Record = dict[str, Any]
@@ -54,8 +54,6 @@ class OutputFormat(ABC, Generic[R]):
     ----------
     kinds : kinds of networks whose results it holds
     needs_photo : whether :meth:`write` needs the pixels of the image
-    member : ending of its file in a tar shard, after the key of the image; None for formats with several folders, ""
-        for those without a file of each image
     all_classes : whether it contains all classes whatever the user chooses, so that a choice is an error
     probabilities : whether it needs the probabilities of a semantic network
     map_only : whether it reads no detections of a panoptic network; if so for all formats, `prediction` may lack those
@@ -65,7 +63,6 @@ class OutputFormat(ABC, Generic[R]):
 
     kinds: tuple[str, ...] = ()
     needs_photo: bool = False
-    member: str | None = None
     all_classes: bool = False
     probabilities: bool = False
     map_only: bool = False

@@ -10,7 +10,7 @@ from PIL import Image
 
 from seamseg.config.components import register
 from seamseg.inference.detections import Detections
-from seamseg.predict.sources.base import Source
+from seamseg.predict.source import Source
 from seamseg.predict.writers.base import OutputFormat, Record, Records
 from seamseg.predict.writers.images import ImageFormat
 from seamseg.predictions import ArrayPrediction
@@ -25,7 +25,6 @@ class LegacyOverlayWriter(ImageFormat[Detections]):
     """The image as the original's `test_instance_seg.py` draws it: masks at 75 % opacity and boxes, without text."""
 
     kinds = ("instance_seg", "detection")
-    member = "overlay.jpg"
 
     def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: Detections) -> Image.Image:
         """See :class:`seamseg.predict.writers.images.ImageFormat`."""
@@ -42,7 +41,6 @@ class CocoResultsWriter(OutputFormat[Detections]):
     """
 
     kinds = ("instance_seg", "detection")
-    member = ""
 
     def paths(self, source: Source) -> list[Path]:
         """Return no files: all detections are in one file."""

@@ -20,7 +20,7 @@ from seamseg.inference.anonymize import LEAST_SCORE, Style, hide_classes
 from seamseg.inference.class_names import choose_classes
 from seamseg.inference.photo_result import PhotoResult
 from seamseg.panoptic_map import PanopticResult
-from seamseg.predict.sources.base import Source
+from seamseg.predict.source import Source
 from seamseg.predict.writers.base import OutputFormat, Records
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.errors import InputError
@@ -93,7 +93,6 @@ class OverlayWriter(ImageFormat[PhotoResult]):
     """
 
     kinds = ("panoptic", "instance_seg", "detection", "classification", "semantic")
-    member = "overlay.jpg"
     map_only = True
 
     def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: PhotoResult) -> Image.Image:
@@ -131,7 +130,6 @@ class AnonymizeWriter(ImageFormat[PhotoResult]):
         if a class is unknown, or the score out of range
     """
 
-    member = "jpg"
     encoding: ClassVar[dict[str, Any]] = {"quality": ANONYMIZED_QUALITY, "subsampling": 0}
 
     def __init__(

@@ -8,7 +8,7 @@ import numpy as np
 
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.photo_result import PhotoResult
-from seamseg.predict.sources.base import Source
+from seamseg.predict.source import Source
 from seamseg.predict.writers.base import OutputFormat
 from seamseg.predictions import ArrayPrediction, MapFormat
 from seamseg.utils.files import write_atomically
@@ -29,7 +29,6 @@ class MapWriter(OutputFormat[PhotoResult]):
     def __init__(self, out: Path, metadata: Metadata, name: str, spec: MapFormat) -> None:
         super().__init__(out, metadata)
         self.name, self.spec = name, spec
-        self.member = f"{name}{spec.ending}"
 
     def paths(self, source: Source) -> list[Path]:
         """Return `OUT/<name>_<map>.png`, or `.npy`."""

@@ -19,7 +19,7 @@ from seamseg.formats.metadata import Metadata
 from seamseg.formats.vistas import INSTANCES_PER_LABEL, photo_stem, vistas_labels, void_label, with_panoptic_ids
 from seamseg.fusion import paste_detections
 from seamseg.inference.result import Panoptic
-from seamseg.predict.sources.base import Source
+from seamseg.predict.source import Source
 from seamseg.predict.writers.base import OutputFormat, Record, Records
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.files import write_atomically
@@ -50,7 +50,6 @@ class PanopticWriter(OutputFormat[Panoptic]):
 class CocoWriter(PanopticWriter):
     """The COCO panoptic format: `panoptic/<name>.png` and `panoptic.json`."""
 
-    member = "panoptic.png"
     map_only = True
 
     def paths(self, source: Source) -> list[Path]:

@@ -11,7 +11,7 @@ import numpy as np
 from seamseg.config.components import register
 from seamseg.inference.photo_result import PhotoResult
 from seamseg.panoptic_map import PanopticResult
-from seamseg.predict.sources.base import Source
+from seamseg.predict.source import Source
 from seamseg.predict.writers.base import OutputFormat
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.files import write_atomically
@@ -28,7 +28,6 @@ class RawWriter(OutputFormat[PhotoResult]):
     """
 
     kinds = ("panoptic", "instance_seg", "detection")
-    member = "raw.pth"
     all_classes = True
 
     def paths(self, source: Source) -> list[Path]:

@@ -18,7 +18,6 @@ class LabelsWriter(ImageFormat[SemanticMap]):
 
     kinds = ("semantic",)
     needs_photo = False
-    member = "labels.png"
     ending = ".png"
 
     def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: SemanticMap) -> Image.Image:
@@ -35,7 +34,6 @@ class IdsWriter(ImageFormat[SemanticMap]):
 
     kinds = ("semantic",)
     needs_photo = False
-    member = "ids.png"
     ending = ".png"
 
     def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: SemanticMap) -> Image.Image:
@@ -49,7 +47,6 @@ class ProbabilitiesWriter(ImageFormat[SemanticMap]):
 
     kinds = ("semantic",)
     needs_photo = False
-    member = "prob.png"
     ending = "_prob.png"
     probabilities = True
 

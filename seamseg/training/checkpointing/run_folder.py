@@ -26,9 +26,8 @@ from seamseg.config import Config, config_to_string
 from seamseg.formats.metadata import Metadata, write_metadata
 from seamseg.training.options import KeyNames
 from seamseg.utils.errors import InputError, SeamsegError
-from seamseg.utils.files import PARTIAL, make_folder, replacing, write_atomically, write_json
+from seamseg.utils.files import PARTIAL, lock_file, make_folder, replacing, write_atomically, write_json
 from seamseg.utils.limits import parse_json, read_limited, whole_number
-from seamseg.utils.locks import lock_file
 
 LAST_NAME = "model_last.pth.tar"
 BEST_NAME = "model_best.pth.tar"

@@ -3,40 +3,38 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import count
 from pathlib import Path, PurePosixPath
 
 from seamseg.data.images import PHOTO_ENDINGS, image_files
-from seamseg.predict.sources.base import Container, Source, name_problem, stand_in
-from seamseg.predict.sources.shards import Shard, is_shard
-from seamseg.predict.sources.video import Video, is_video, require_decoder
+from seamseg.predict.source import Source
+from seamseg.predict.video import Video, is_video, require_decoder
 from seamseg.utils.errors import InputError, harmless
-from seamseg.utils.files import listed_names, nearest_path, read_bytes
+from seamseg.utils.files import listed_names, nearest_path, read_bytes, refuse_url
 from seamseg.utils.launcher import is_main_process
-from seamseg.utils.urls import expand_numbers, find_urls, is_url, relative_names
+from seamseg.utils.limits import PHOTO_NAME_BYTES
 
 LIST_ENDING = ".txt"
+TAR_ENDINGS = (".tar", ".tar.gz", ".tgz")
 _MADE = ("predictions.jsonl", "predictions.rank0.jsonl", "metadata.bin")
 """Files of a folder that `predict`, `prepare` or `train` has written."""
 
 
-def find_sources(
-    inputs: str | Path | Sequence[str | Path],
-    out: Path | None = None,
-    is_output: Callable[[str], bool] = lambda address: False,
-) -> list[Source | Container]:
-    """Find the images of a file, folder (with sub-folders), glob (`**` for any depth), URL, list, video or tar shards.
+def find_sources(inputs: str | Path | Sequence[str | Path], out: Path | None = None) -> list[Source | Video]:
+    """Find the images of a file, folder (with sub-folders), glob (`**` for any depth), list or video.
 
     A folder is searched for the endings of :data:`PHOTO_ENDINGS`, without hidden files; files that are named, or match
     a glob, are used whatever their ending. `LIST.txt`, or `@LIST`, has one local path a line, relative to the folder
     of the list or else to the working folder; a line that starts with `#` is a comment. Below a folder or `**`, folders
-    that `predict`, `prepare` or `train` has written are left out, with a line on stderr. Shards may be numbered as
-    `part-{000..010}.tar`. Images of a folder or glob are sorted by path, others keep the given order.
+    that `predict`, `prepare` or `train` has written are left out, with a line on stderr. Images of a folder or glob are
+    sorted by path, others keep the given order.
 
     The name of an output is the path relative to the folder (of a list: to the common parent folder), without its
     ending. Where two images would have the same name (`a.jpg`, `a.png`), both keep their ending in it; names that
@@ -49,54 +47,54 @@ def find_sources(
     ----------
     inputs : one or several
     out : folder of the outputs, which is not searched if it is below the images
-    is_output : returns whether a path or URL is an output, which is ignored
 
     Raises
     ------
     InputError
-        if an input does not exist, there are no images, the folder is `out`, or the list cannot be read
+        if an input does not exist or is a URL, there are no images, the folder is `out`, or the list cannot be read
     """
     if isinstance(inputs, (str, Path)):
-        return _named(*_expand(str(inputs), out, is_output))
+        return _named(*_expand(str(inputs), out))
     if len(inputs) == 1:
-        return find_sources(inputs[0], out, is_output)
-    return _named(*_in_common([address for one in inputs for address in _expand(str(one), out, is_output)[0]]))
+        return find_sources(inputs[0], out)
+    return _named(*_in_common([address for one in inputs for address in _expand(str(one), out)[0]]))
+
+
+def limited(sources: Sequence[Source | Video], limit: int | None) -> list[Source | Video]:
+    """Return the first `limit` images, and each video with its first `limit` frames; None for no limit."""
+    if limit is None:
+        return list(sources)
+    photos = [source for source in sources if isinstance(source, Source)]
+    left_out = set(map(id, photos[limit:]))
+    chosen = [source for source in sources if id(source) not in left_out]
+    return [replace(source, limit=limit) if isinstance(source, Video) else source for source in chosen]
 
 
 Found = tuple[list[str], list[PurePosixPath]]
-"""Paths and URLs, and their paths relative to the input"""
+"""Paths, and their paths relative to the input"""
 
 
-def _expand(text: str, out: Path | None, is_output: Callable[[str], bool]) -> Found:
-    """Return the paths and URLs that one input names."""
+def _expand(text: str, out: Path | None) -> Found:
+    """Return the paths that one input names."""
     path = Path(text)
     if not text.strip():
         raise InputError("IN is empty, is a variable not set? `.` is the working folder")
-    if is_url(text):
-        return _of_url(text, is_output)
     if text.startswith("@") and not os.path.exists(text):
         return _of_list(Path(text[1:]))
     if os.path.isdir(text):
         return _of_folder(text, out)
+    refuse_url(text)
+    if text.lower().endswith(TAR_ENDINGS):
+        raise InputError(f"{text}: `python -m seamseg.integrations.ray --input webdataset` predicts the images of tars")
     if os.path.exists(text):
         return _of_list(path) if path.suffix.lower() == LIST_ENDING else _relative_to(path.parent, [path])
-    if len(numbered := expand_numbers(text)) > 1:
-        return _of_numbers(text, [Path(one) for one in numbered])
     if glob.has_magic(text):
-        return _of_glob(text, out, is_output)
+        return _of_glob(text, out)
     raise InputError(f"{text}: no such image, video, folder or list{nearest_path(text)}")
 
 
 def _relative_to(root: Path, found: Sequence[Path]) -> Found:
     return [str(p) for p in found], [PurePosixPath(p.relative_to(root).as_posix()) for p in found]
-
-
-def _of_url(url: str, is_output: Callable[[str], bool]) -> Found:
-    root, found = find_urls(url, PHOTO_ENDINGS)
-    addresses = [address for address in found if not is_output(address)]
-    if not addresses:
-        raise InputError(f"{url}: contains only outputs of `predict`; choose another place for them")
-    return addresses, [PurePosixPath(p) for p in relative_names(addresses, root)]
 
 
 def _of_folder(text: str, out: Path | None) -> Found:
@@ -106,50 +104,53 @@ def _of_folder(text: str, out: Path | None) -> Found:
     found = image_files(folder, _left_out(folder, out))
     if not found:
         raise InputError(
-            f"{text}: 0 images found in this folder; looked for {', '.join(PHOTO_ENDINGS)} (for videos or shards use a "
+            f"{text}: 0 images found in this folder; looked for {', '.join(PHOTO_ENDINGS)} (for videos use a "
             "glob, as '*.mp4')"
         )
     return _relative_to(folder, found)
 
 
-def _of_numbers(text: str, found: Sequence[Path]) -> Found:
-    missing = next((one for one in found if not os.path.exists(one)), None)
-    if missing is not None:
-        raise InputError(f"{missing}: no such file ({text} names {len(found)})")
-    return _relative_to(Path(os.path.commonpath([one.parent for one in found])), found)
-
-
-def _of_glob(pattern: str, out: Path | None, is_output: Callable[[str], bool]) -> Found:
+def _of_glob(pattern: str, out: Path | None) -> Found:
     root = _fixed_part(Path(pattern))
     # a pattern of given depth names the folders
     left_out = _left_out(root, out) if "**" in pattern else lambda folder: False
     matches = map(Path, glob.iglob(pattern, recursive=True))
     found = sorted(
-        p
-        for p in matches
-        if p.is_file() and not (is_output(str(p)) or any(left_out(root / f) for f in p.relative_to(root).parents))
+        p for p in matches if p.is_file() and not any(left_out(root / f) for f in p.relative_to(root).parents)
     )
     if not found:
         raise InputError(f"{pattern}: 0 images match this pattern")
     return _relative_to(root, found)
 
 
-def _named(addresses: Sequence[str], relative: Sequence[PurePosixPath]) -> list[Source | Container]:
-    problems = [name_problem(str(path), address) for address, path in zip(addresses, relative)]
-    usable = [PurePosixPath(stand_in(str(path))) if problem else path for path, problem in zip(relative, problems)]
+def _named(addresses: Sequence[str], relative: Sequence[PurePosixPath]) -> list[Source | Video]:
+    problems = [_name_problem(path, address) for address, path in zip(addresses, relative)]
+    usable = [_stand_in(path) if problem else path for path, problem in zip(relative, problems)]
     return [_source(*one) for one in zip(addresses, _unique_names(usable), map(str, usable), problems)]
 
 
-def _source(address: str, name: str, relative: str, problem: str) -> Source | Container:
+def _name_problem(relative: PurePosixPath, address: str) -> str:
+    """Return why an image cannot be read, or its outputs have no name; empty if nothing is."""
+    if "\0" in address:
+        return "its name has a NUL character"
+    if not relative.name:
+        return "a folder, not an image"
+    if len(str(relative).encode("utf-8", "surrogatepass")) > PHOTO_NAME_BYTES:
+        return f"its name is longer than {PHOTO_NAME_BYTES} bytes"
+    return ""
+
+
+def _stand_in(path: PurePosixPath) -> PurePosixPath:
+    """Return a name for an image whose own cannot be used, the same in each run."""
+    return PurePosixPath(f"{hashlib.sha256(str(path).encode('utf-8', 'surrogatepass')).hexdigest()[:16]}.name")
+
+
+def _source(address: str, name: str, relative: str, problem: str) -> Source | Video:
     if problem:
         return Source(Path(name), name, relative, harmless(address), problem)
     if is_video(address):
         require_decoder(address)
         return Video(address, name, relative)
-    if is_shard(address):
-        return Shard(address, name.removesuffix(".tar"), relative)
-    if is_url(address):
-        return Source(Path(relative_names([address], "")[0]), name, relative, address)
     if not address.lower().endswith(PHOTO_ENDINGS) and os.path.isdir(address):
         # a folder that cannot be listed, or that a list names
         return Source(Path(address), f"{name}/", f"{relative}/", problem=_why_not_listed(address))
@@ -160,15 +161,13 @@ def _of_list(path: Path) -> Found:
     if not os.path.exists(path):
         raise InputError(f"{path}: no such list of images{nearest_path(path)}")
     addresses = []
-    # a list may be of others: its lines reach no network
     for line in dict.fromkeys(listed_names(read_bytes(path, what := "list of images"), path, what)):
         # Windows writes back slashes, which are a part of the name elsewhere
         spellings = [path.parent / line, line, path.parent / line.replace("\\", "/"), line.replace("\\", "/")]
         # unlike those of `Path`, this is no error for a name that no file can have
         found = next(filter(os.path.exists, map(str, spellings)), None)
-        if is_url(line) and not line.startswith("#"):
-            raise InputError(f"{path}: {line!r:.200} is a URL; lists hold local paths, give URLs on the command line")
         if found is not None or not line.startswith("#"):
+            refuse_url(line, f"{path}: ")
             addresses.append(found or str(spellings[2]))
     if not addresses:
         raise InputError(f"{path}: this list names 0 images; it needs one path a line")
@@ -180,9 +179,9 @@ def _in_common(addresses: Sequence[str]) -> Found:
     # one file may have several spellings
     once: dict[str, str] = {}
     for address in addresses:
-        once.setdefault(address if is_url(address) else os.path.abspath(address), address)
+        once.setdefault(os.path.abspath(address), address)
     # absolute, so that names contain neither `..` nor the working folder
-    full = [relative_names([p], "")[0] if is_url(p) else p.lstrip(os.sep) for p in once]
+    full = [p.lstrip(os.sep) or "." for p in once]
     common = os.path.commonpath([os.path.dirname(p) for p in full])
     return list(once.values()), [PurePosixPath(os.path.relpath(p, common or ".")) for p in full]
 

@@ -18,14 +18,14 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from seamseg.data.workers import begin_worker, describe_exit, failed_workers, recording_context, starting_workers
 from seamseg.idmaps.histogram import as_array
 from seamseg.inference.images import PreparedImage
-from seamseg.predict.sources.base import Source
-from seamseg.predict.sources.share import (
+from seamseg.predict.share import (
     READ_AHEAD_BYTES,
     DecodedImage,
     DecoderShare,
     WorkerFailure,
     retry_on_worker_death,
 )
+from seamseg.predict.source import Source
 from seamseg.utils.errors import SeamsegError
 
 _NOTE_BYTES = 4096
@@ -119,7 +119,7 @@ class ProcessDecoders:
 
     def __init__(self, share: DecoderShare, workers: int) -> None:
         self.share = share
-        self.workers = workers if share.containers else min(workers, len(share.mine))
+        self.workers = workers if share.videos else min(workers, len(share.mine))
         self._deaths: Counter[str] = Counter()
         self._idle_deaths = 0
         self._iterator: object = None
@@ -133,7 +133,7 @@ class ProcessDecoders:
         self.share.skip = skip
         self._started.clear()
         self._notes.zero_()
-        if not self.share.mine and not self.share.containers:
+        if not self.share.mine and not self.share.videos:
             return
         budget = self._budget = ReadAheadBudget(self.workers)
         loader: DataLoader[Any] = DataLoader(

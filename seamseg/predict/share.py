@@ -9,12 +9,11 @@ from PIL import Image
 
 from seamseg.inference.images import PreparedImage
 from seamseg.predict.manifest import Done
-from seamseg.predict.part import Part
-from seamseg.predict.sources.base import Container, Source, SourceItem, of_part
-from seamseg.utils.errors import InputError, UnreadableImage
+from seamseg.predict.source import Source
+from seamseg.predict.video import Video, VideoFrame
+from seamseg.utils.errors import InputError, UnreadableImage, describe_error
 from seamseg.utils.parallel import threaded_map
 from seamseg.utils.process_settings import return_memory
-from seamseg.utils.urls import describe_error
 
 READ_AHEAD_BYTES = 512 << 20
 """Limit of decoded images that wait, over all decoders of a process; each may hold one image more than its part."""
@@ -38,9 +37,8 @@ class WorkerFailure(NamedTuple):
 class DecoderShare:
     """The images of one process; its decoders divide them further.
 
-    Single images are assigned in turn. If there are enough containers for all decoders, each reads whole ones;
-    otherwise each decoder goes through every container and decodes its part of the images. The run of a part has the
-    images and containers of :func:`seamseg.predict.sources.base.of_part`.
+    Single images are assigned in turn. If there are enough videos for all decoders, each reads whole ones; otherwise
+    each decoder goes through every video and decodes its part of the frames.
 
     Parameters
     ----------
@@ -48,53 +46,44 @@ class DecoderShare:
     prepare : makes network inputs of decoded images
     done : images that earlier runs have done, the same in every process
     rank, size : rank of this process, and number of processes
-    part : the images of this run; None for all
     """
 
     def __init__(
         self,
-        sources: Sequence[Source | Container],
+        sources: Sequence[Source | Video],
         prepare: Callable[[Image.Image], PreparedImage],
         done: Mapping[str, Done],
         rank: int = 0,
         size: int = 1,
-        part: Part | None = None,
     ) -> None:
-        mine = of_part(sources, part)
-        self.photos = [s for s in mine if isinstance(s, Source) and not _is_done(s, s.stamp, done)]
-        self.containers = [s for s in mine if not isinstance(s, Source)]
-        self.divided_by = part if len(self.containers) == sum(not isinstance(s, Source) for s in sources) else None
-        self.mine = self.photos[rank::size]
+        photos = [s for s in sources if isinstance(s, Source) and not _is_done(s, s.stamp, done)]
+        self.videos = [s for s in sources if isinstance(s, Video)]
+        self.mine = photos[rank::size]
         self.prepare = prepare
         self.done = done
         self.rank = rank
         self.size = size
         self.skip: Collection[str] = ()
 
-    def items(self, worker: int = 0, workers: int = 1) -> Iterator[tuple[str, SourceItem]]:
+    def items(self, worker: int = 0, workers: int = 1) -> Iterator[tuple[str, Source | VideoFrame]]:
         """Iterate over the images of a decoder, each with its stamp; decode each before the next is requested."""
         for source in self.mine[worker::workers]:
             if source.name not in self.skip:
                 yield source.stamp(), source
         readers, me = self.size * workers, self.rank + self.size * worker
-        whole = len(self.containers) >= readers
-        for number, container in enumerate(self.containers):
+        whole = len(self.videos) >= readers
+        for number, video in enumerate(self.videos):
             if whole and number % readers != me:
                 continue
-            stamp = container.stamp()
-            for position, item in enumerate(self._missing(container, stamp), 1):
+            stamp = video.stamp()
+            for position, item in enumerate(self._missing(video, stamp), 1):
                 if (whole or position % readers == me) and item.source.name not in self.skip:
                     yield stamp, item
 
-    def _missing(self, container: Container, stamp: str) -> Iterator[SourceItem]:
-        """Iterate over the images of a container that are not done."""
-        for count, item in enumerate(container.items()):
-            if self.divided_by is not None and not self.divided_by.has(count):
-                continue
-            if not _is_done(item.source, lambda: stamp, self.done):
-                yield item
+    def _missing(self, video: Video, stamp: str) -> Iterator[Source | VideoFrame]:
+        return (item for item in video.items() if not _is_done(item.source, lambda: stamp, self.done))
 
-    def decode(self, stamp: str, item: SourceItem) -> DecodedImage:
+    def decode(self, stamp: str, item: Source | VideoFrame) -> DecodedImage:
         """Decode and prepare an image."""
         source = item.source
         try:
@@ -135,7 +124,7 @@ class ThreadDecoders:
         self.workers = workers
 
     def read(self, skip: Collection[str]) -> Iterator[DecodedImage]:
-        """Decode the images except those named, in order; those of videos and shards in this thread."""
+        """Decode the images except those named, in order; frames of videos in this thread."""
         self.share.skip = skip
         yield from threaded_map(
             lambda one: one if isinstance(one, DecodedImage) else self.share.decode(*one),
@@ -145,7 +134,7 @@ class ThreadDecoders:
             READ_AHEAD_BYTES,
         )
 
-    def _photos(self) -> Iterator[DecodedImage | tuple[str, SourceItem]]:
+    def _photos(self) -> Iterator[DecodedImage | tuple[str, Source | VideoFrame]]:
         for stamp, item in self.share.items():
             yield (stamp, item) if isinstance(item, Source) else self.share.decode(stamp, item)
 

@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,8 @@ import numpy as np
 from PIL import Image
 
 from seamseg.data.images import MAX_PIXELS
-from seamseg.predict.sources.base import ContainerFile, Source, SourceItem
+from seamseg.predict.source import Source, file_stamp
 from seamseg.utils.errors import InputError
-from seamseg.utils.urls import is_url, open_url
 
 VIDEO_ENDINGS = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".flv", ".mts", ".m2ts")
 
@@ -26,7 +26,7 @@ _ALLOWED = {"format_whitelist": _FORMATS, "protocol_whitelist": "file"}
 
 
 def is_video(address: str) -> bool:
-    """Return whether a path or URL is that of a video, by its ending."""
+    """Return whether a path is that of a video, by its ending."""
     return address.lower().endswith(VIDEO_ENDINGS)
 
 
@@ -72,21 +72,42 @@ class VideoFrame:
 
 
 @dataclass(frozen=True)
-class Video(ContainerFile):
-    """A video, local or at a URL. Frames are named `<video>/frame_000000` and so on, in display order."""
+class Video:
+    """A video. Its frames are named `<video>/frame_000000` and so on, in display order.
 
-    def items(self) -> Iterator[SourceItem]:
-        """Iterate over the frames; where the video is truncated, over one that cannot be opened."""
+    Attributes
+    ----------
+    address : path
+    name : first part of the names of its frames
+    relative : path relative to the input folder
+    limit : most frames; None for all
+    """
+
+    address: str
+    name: str
+    relative: str
+    limit: int | None = None
+
+    def stamp(self) -> str:
+        """See :meth:`Source.stamp`."""
+        return file_stamp(Path(self.address))
+
+    def items(self) -> Iterator[Source | VideoFrame]:
+        """Iterate over the frames, always in the same order; open each before the next is requested.
+
+        Where the video breaks off, the last is an image that cannot be opened.
+        """
+        return islice(self._frames(), self.limit)
+
+    def _frames(self) -> Iterator[Source | VideoFrame]:
         av = require_decoder(self.address)
         count = 0
         try:
-            local = not is_url(self.address)
-            if local and not stat.S_ISREG(os.stat(self.address).st_mode):
+            if not stat.S_ISREG(os.stat(self.address).st_mode):
                 yield self._source(count, "is not a file")
                 return
-            file = self.address if local else open_url(self.address)
             # metadata are not used; PyAV crashes in MPEG files if each stream is given the options, too
-            with av.open(file, container_options=_ALLOWED, metadata_errors="replace") as container:
+            with av.open(self.address, container_options=_ALLOWED, metadata_errors="replace") as container:
                 if not container.streams.video:
                     yield self._source(count, "contains no video")
                     return

@@ -1,1 +1,0 @@
-"""Where the images of a prediction run come from."""
