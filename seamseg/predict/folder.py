@@ -14,7 +14,7 @@ from seamseg.predict.manifest import MANIFEST, Done, Line, ManifestFolder
 from seamseg.predict.source import Source
 from seamseg.predict.video import Video
 from seamseg.predict.writers import OutputFormat, errors_of
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, SeamsegError, describe_error
 from seamseg.utils.files import cannot_write, lock_file, make_folder, refuse_url
 
 LOCK_NAME = ".predictions.lock"
@@ -117,3 +117,10 @@ class OutputFolder:
                     writer.finish(self.manifest.records(position))
             except OSError as error:
                 raise cannot_write(error.filename or "output", error) from error
+            except SeamsegError:
+                raise
+            except Exception as error:  # lines of another hand
+                raise InputError(
+                    f"{self.manifest.path}: has a line that no file about all images can be made of "
+                    f"({describe_error(error)}); `restart=True` starts over"
+                ) from error

@@ -21,7 +21,7 @@ from typing import Any
 
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.files import cannot_write, replacing
-from seamseg.utils.limits import parse_json
+from seamseg.utils.limits import LINE_BYTES, parse_json
 
 MANIFEST = "predictions.jsonl"
 _NAME = re.compile(r"predictions(?:\.rank\d+)?\.jsonl")
@@ -54,7 +54,8 @@ def differences(old: Line, new: Line) -> list[str]:
         same = " before it changed" if old.get("model") == new["model"] else f" (now {new['model']})"
         found.append(f"the model {old.get('model')}{same}")
     # through JSON, which makes lists of tuples
-    before, now = old.get("settings") or {}, json.loads(json.dumps(new["settings"]))
+    before = old["settings"] if isinstance(old.get("settings"), dict) else {}
+    now = json.loads(json.dumps(new["settings"]))
     for key in sorted(before.keys() | now.keys()):
         if before.get(key) != now.get(key):
             found.append(f"{key} {before.get(key)} (now {now.get(key)})")
@@ -236,12 +237,15 @@ class ManifestFolder:
     def _found(self) -> list[Path]:
         """Return existing files in the order in which their lines replace each other: the merged file first."""
         paths = [path for path in self.out.glob("predictions.*") if _NAME.fullmatch(path.name)]
+        other = next((path for path in paths if not path.is_file()), None)
+        if other is not None:
+            raise InputError(f"{other}: not a file; remove it, or choose another folder")
         return sorted(paths, key=lambda path: (path != self.path, path.name))
 
     def _belongs(self, path: Path) -> bool:
         """Return whether a file has lines to keep; InputError if it is of another run."""
         with open(path, "rb") as file:
-            first = file.readline()
+            first = file.readline(LINE_BYTES)
         head = _parsed(first)
         if head is None:
             if path.name == MANIFEST and first:
@@ -259,7 +263,7 @@ class ManifestFolder:
     def _is_complete(self, line: Line) -> bool:
         try:
             sizes = {output: os.stat(self.out / output).st_size for output in line["outputs"]}
-        except OSError:
+        except (OSError, ValueError):  # no file can have some names of another hand
             return False
         # a power failure can leave an empty file
         return all(size > 0 or output in line.get("empty", ()) for output, size in sizes.items())
@@ -267,15 +271,27 @@ class ManifestFolder:
 
 def _read(path: Path, file: Any) -> Iterator[tuple[int, Line]]:
     """Iterate over offset and content of each line after the first, without a torn last one."""
-    offset = len(file.readline())
-    while data := file.readline():
+    offset = len(file.readline(LINE_BYTES))
+    while data := file.readline(LINE_BYTES):
         line = _parsed(data)
-        if line is None or "name" not in line:
-            if not data.endswith(b"\n"):
+        if line is None or not _is_whole(line):
+            if not data.endswith(b"\n") and len(data) < LINE_BYTES:
                 return
             raise InputError(f"{path}: damaged at byte {offset}; `restart=True` starts over")
         yield offset, line
         offset += len(data)
+
+
+def _is_whole(line: Line) -> bool:
+    """Return whether a line, which may be of another hand, has all that a run reads of it, of the right types."""
+    done = line.get("status") == "ok"
+    outputs, empty = line.get("outputs", []), line.get("empty", [])
+    return (
+        (done or line.get("status") == "unreadable")
+        and all(isinstance(line.get(key), str) for key in ("name", "relative", *(["stamp"] if done else [])))
+        and all(isinstance(files, list) and all(isinstance(f, str) for f in files) for files in (outputs, empty))
+        and (not done or ("outputs" in line and isinstance(line.get("records"), list)))
+    )
 
 
 def _parsed(data: bytes) -> Line | None:

@@ -7,9 +7,15 @@ import os
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
+from support.micro import narrow_body
 
 from seamseg.predict import manifest
+from seamseg.predict.find import find_sources
+from seamseg.predict.job import predict_all
 from seamseg.predict.manifest import MANIFEST, ManifestFolder, ManifestWriter, differences, header
+from seamseg.predict.settings import PredictSettings
+from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError, SeamsegError
 
 HEAD = header("model.zip", "ab12", {"format": "coco"})
@@ -134,3 +140,82 @@ def test_a_full_disk_is_one_clear_error_and_leaves_no_half_line(tmp_path, monkey
     writer.add(line(1))
     writer.close()
     assert [json.loads(x)["status"] for x in folder.rank_path(0).read_bytes().splitlines()[1:]] == ["ok", "ok"]
+
+
+WRONG = [
+    None,
+    True,
+    "",
+    "x",
+    "\0",
+    "\ud800",
+    "../../x",
+    "/etc",
+    0,
+    -1,
+    1.5,
+    10**30,
+    float("nan"),
+    [],
+    {},
+    [{}],
+    {"a": 1},
+]
+WRONG += [json.loads("[" * 400 + "]" * 400), "n" * 5000, [None] * 3]
+
+
+@pytest.fixture(scope="module")
+def predicted(tmp_path_factory, micro_run):
+    """A folder of two images in all formats with files about all images, and its writers."""
+    folder = tmp_path_factory.mktemp("predicted")
+    for name in "ab":
+        Image.new("RGB", (48, 32), (90, 150, 220)).save(folder / f"{name}.png")
+    with narrow_body():
+        chosen = PredictSettings(micro_run, "coco,vistas,cvat,labelstudio,overlay")
+        predictor, sources = chosen.load("cpu"), find_sources(folder)
+        predict_all(predictor, sources, chosen.open_folder(folder / "out", predictor, sources), World())
+        return chosen.open_folder(folder / "out", predictor, sources), sources
+
+
+def places(value, path=()):
+    """Iterate over the places in a JSON value."""
+    yield path
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, one in inner:
+        yield from places(one, (*path, key))
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_a_manifest_of_another_hand_is_used_or_refused(predicted, data):
+    """A mutated line ends in no other error; those of the network and of the disk are far from here."""
+    folder, sources = predicted
+    path = folder.manifest.path
+    before = path.read_bytes()
+    lines = [json.loads(one) for one in before.splitlines()]
+    at = data.draw(st.integers(0, len(lines) - 1))
+    place = data.draw(st.sampled_from(list(places(lines[at]))))
+    value = data.draw(st.sampled_from(WRONG))
+    if place:
+        inside = lines[at]
+        for key in place[:-1]:
+            inside = inside[key]
+        if data.draw(st.booleans()):
+            inside[place[-1]] = value
+        else:
+            del inside[place[-1]]
+    else:
+        lines[at] = value
+    refused = f"{folder.out} restart=True"
+    try:
+        path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+        for _ in range(2):
+            done = folder.begin(sources, restart=False)
+            assert done.keys() <= {one["name"] for one in lines[1:] if isinstance(one, dict) and "name" in one}
+            folder.finish([])
+    except InputError as error:
+        refused = str(error)
+    finally:
+        path.write_bytes(before)
+    assert str(folder.out) in refused
+    assert "restart=True" in refused
