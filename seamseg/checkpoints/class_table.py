@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +12,9 @@ from torch import Tensor, nn
 
 from seamseg.config.experiments import CLASS_TABLES, experiments
 from seamseg.formats.metadata import Metadata
-from seamseg.utils.errors import InputError, did_you_mean, one_line
+from seamseg.utils.errors import InputError, did_you_mean
 from seamseg.utils.files import decode_text, read_bytes
-from seamseg.utils.limits import CONFIG_BYTES, ini_parser
+from seamseg.utils.limits import CONFIG_BYTES, read_ini
 
 NAMES = "names"
 """The table by which classes of equal names correspond."""
@@ -100,15 +99,11 @@ class ClassTable:
             meant = did_you_mean(self.table, known) or f"; packaged are {', '.join(known)}"
             raise InputError(f"{self.given}: no such table of classes{meant}")
         data = read_bytes(path, "table of classes", CONFIG_BYTES)
-        parser = ini_parser("=")
-        parser.optionxform = _key  # type: ignore[assignment,method-assign]
-        try:
-            parser.read_string(decode_text(data, path, "table of classes"), str(path))
-        except configparser.Error as error:
-            raise InputError(f"{path}: not a table of classes: {one_line(error)}") from None
-        if parser.sections() != ["classes"]:
-            raise InputError(f"{path}: not a table of classes: it must have one section, [classes]")
-        entries = dict(parser["classes"])
+        where = f"{path}: not a table of classes"
+        sections = read_ini(decode_text(data, path, "table of classes"), where, "=", _key)
+        if list(sections) != ["classes"]:
+            raise InputError(f"{where}: it must have one section, [classes]")
+        entries = sections["classes"]
         own = {_key(category) for category in self.classes.categories}
         unknown = next((entry for entry in entries if entry not in own), None)
         if unknown is not None:

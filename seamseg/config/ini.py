@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +9,7 @@ from typing import NamedTuple
 from seamseg.config.experiments import near_files, packaged
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import decode_text, read_bytes
-from seamseg.utils.limits import CONFIG_BYTES, ini_parser
+from seamseg.utils.limits import CONFIG_BYTES, read_ini
 
 Texts = dict[str, dict[str, str]]
 """Values by section and key."""
@@ -31,27 +30,6 @@ def read_text(path: Path, named_by: str = "") -> str:
     if not os.path.exists(path):
         raise InputError(f"{named_by}{path}: no such config file{near_files(path)}")
     return decode_text(read_bytes(path, "config file", CONFIG_BYTES), path, "config file")
-
-
-def read_ini(text: str, source: str) -> Texts:
-    """Return the sections of INI text; InputError, with its name `source`, if it is none."""
-    parser = ini_parser()
-    try:
-        parser.read_string(text, source)
-    except configparser.MissingSectionHeaderError as error:
-        raise InputError(f"{source}: line {error.lineno}: a [section] must come before the first key") from None
-    except configparser.DuplicateOptionError as error:
-        raise InputError(
-            f"{source}: line {error.lineno}: duplicate key {error.option!r:.80} in [{error.section:.80}]"
-        ) from None
-    except configparser.DuplicateSectionError as error:
-        raise InputError(f"{source}: line {error.lineno}: duplicate section [{error.section:.80}]") from None
-    except configparser.ParsingError as error:
-        line = error.errors[0][0]
-        # the error has the words quoted before Python 3.13 only
-        words = repr(text.split("\n")[line - 1].strip())
-        raise InputError(f"{source}: line {line}: not `key = value`: {words:.80}") from None
-    return {section: dict(parser[section]) for section in parser.sections()}
 
 
 def layers_of(layer: Layer, above: tuple[str, ...] = ()) -> list[Layer]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,12 +16,12 @@ from seamseg.config.bodies import layout_of
 from seamseg.config.checks import check, raise_first
 from seamseg.config.components import NotLoaded
 from seamseg.config.experiments import packaged
-from seamseg.config.ini import Layer, Texts, layers_of, read_ini, read_text
+from seamseg.config.ini import Layer, Texts, layers_of, read_text
 from seamseg.config.kinds import KINDS, PANOPTIC, SEAMLESS, kind_of_network
 from seamseg.config.sections import SECTIONS, Config
 from seamseg.config.values import ValueProblem, format_value, hints_of, parse_value
 from seamseg.utils.errors import InputError, did_you_mean
-from seamseg.utils.limits import ini_parser
+from seamseg.utils.limits import read_ini
 
 _OF_BODY = (("body", "body_params"), ("body", "out_channels"), ("body", "out_strides"), ("fpn", "inputs"))
 """Keys whose values belong to one body."""
@@ -194,10 +193,10 @@ def config_to_string(config: Config) -> str:
     """
     defaults = _defaults(config.kind)
     defaults = {**defaults, "general": {**defaults["general"], "kind": PANOPTIC}}
-    parser = ini_parser()
+    texts: Texts = {}
     for section, cls in SECTIONS.items():
         hints = hints_of(cls)
-        parser[section] = {}
+        texts[section] = {}
         for spec in fields(cls):
             value = getattr(getattr(config, section), spec.name)
             if spec.metadata["ours"] and value == parse_value(defaults[section][spec.name], hints[spec.name], {}):
@@ -205,12 +204,13 @@ def config_to_string(config: Config) -> str:
             # as it was written, unless the value was replaced since
             text = config.texts[section][spec.name]
             same = value == parse_value(text, hints[spec.name], {})
-            parser[section][spec.name] = text if same else format_value(value)
+            texts[section][spec.name] = text if same else format_value(value)
     for section, keys in config.parts.items():
-        parser[section] = keys.texts if isinstance(keys, NotLoaded) else _formatted(keys)
-    out = io.StringIO()
-    parser.write(out)
-    return out.getvalue()
+        texts[section] = dict(keys.texts) if isinstance(keys, NotLoaded) else _formatted(keys)
+    lines = []
+    for section, values in texts.items():
+        lines += [f"[{section}]", *(f"{name} = {text}".replace("\n", "\n\t") for name, text in values.items()), ""]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _formatted(keys: Any) -> dict[str, str]:

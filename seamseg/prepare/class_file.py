@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,9 +12,9 @@ from typing import Any
 from seamseg.formats.metadata import Metadata
 from seamseg.panoptic_map import VOID
 from seamseg.prepare.convert import BACKGROUND, ConversionOptions, bare_name, ordered_classes
-from seamseg.utils.errors import InputError, one_line
+from seamseg.utils.errors import InputError
 from seamseg.utils.files import decode_text, read_bytes
-from seamseg.utils.limits import CONFIG_BYTES, ini_parser, parse_json, whole_number
+from seamseg.utils.limits import CONFIG_BYTES, parse_json, read_ini, whole_number
 
 
 @dataclass(frozen=True)
@@ -82,8 +81,9 @@ def build_class_list(entries: list[dict[str, Any]], void: Sequence[int | str], s
         twice = next((v for k, v in enumerate(values) if v in values[:k]), None)
         if twice is not None:
             raise InputError(f"{source}: two classes have the {key} {twice!r}")
+    of_void = frozenset(void)
     for key in ("id", "name"):
-        both = next((e for e in entries if e[key] in void), None)
+        both = next((e for e in entries if e[key] in of_void), None)
         if both is not None:
             raise InputError(f"{source}: {both[key]} is both the {key} of {both['name']!r} and void")
     classes, class_of = ordered_classes(entries)
@@ -146,15 +146,9 @@ def _from_json(text: str, path: str, kinds: bool) -> tuple[list[dict[str, Any]],
 
 
 def _from_ini(text: str, path: str) -> tuple[list[dict[str, Any]], list[int | str]]:
-    parser = ini_parser()
-    try:
-        parser.read_string(text)
-    except configparser.Error as error:
-        raise InputError(f"{path}: not an INI file: {one_line(error)}") from None
     entries: list[dict[str, Any]] = []
     void: list[int | str] = []
-    for name in parser.sections():
-        section = dict(parser[name])
+    for name, section in read_ini(text, f"{path}: not an INI file").items():
         if name == "void":
             _check_keys(section, ("ids", "names"), f"{path}: [void]")
             words = section.get("names", "").replace("\n", ",").split(",")

@@ -6,7 +6,6 @@ header states. Each error message is one line.
 
 from __future__ import annotations
 
-import configparser
 import json
 import re
 import tarfile
@@ -15,6 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, TYPE_CHECKING, Any
 
 from seamseg.utils.errors import InputError, one_line
@@ -58,6 +58,7 @@ RATIO = 50
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "AVIF")
 """Names in Pillow. AVIF is last since not every Pillow has it."""
 _TAR_HEADER_BYTES = 64 * KIB
+_MOST_PAX_HEADERS, _LONGEST_DIGITS = 100, 256
 _BLOCK_BYTES = 4 * MIB
 _EOF_HEADER, _HEADER_ERROR = tarfile.EOFHeaderError, tarfile.HeaderError  # type: ignore[attr-defined]
 _COMPRESSIONS = {b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
@@ -65,6 +66,7 @@ _BYTES_OF_CONTAINER = 16
 _LONG_NUMBER = b"0" * 19
 _HASH_MODULUS = (1 << 61) - 1
 """Integers below have a hash of their own, times of files in nanoseconds among them."""
+_SECTION = re.compile(r"\[(.+)\]")
 _DIGITS = bytes(48 if 48 <= code < 58 else 32 for code in range(256))
 _FREE_CONTAINERS = 1 << 18
 
@@ -221,14 +223,56 @@ def reading_image(path: str | Path, missing: str, unreadable: str) -> Iterator[N
         raise InputError(f"{path}: {unreadable}: {one_line(error) or type(error).__name__}") from error
 
 
-def ini_parser(delimiters: str = "=:") -> configparser.ConfigParser:
-    """Return a parser of INI text that replaces nothing in values, and takes linear time for any line."""
+def read_ini(
+    text: str, source: str, delimiters: str = "=:", key: Callable[[str], str] = str.lower
+) -> dict[str, dict[str, str]]:
+    """Return the values of INI text by section and key, as `configparser` reads them, in linear time.
 
-    class Parser(configparser.ConfigParser):
-        # the pattern of the library takes quadratic time for a line of blanks without a delimiter
-        OPTCRE = re.compile(rf"(?P<option>[^{delimiters}]*)(?P<vi>[{delimiters}])\s*(?P<value>.*)$")
+    `configparser` takes quadratic time for a line of blanks, for lines that are no keys, and for many sections. Nothing
+    is replaced in values.
 
-    return Parser(interpolation=None, default_section="\0")
+    Parameters
+    ----------
+    text, source : the text, and its name in errors
+    delimiters : characters of which the first ends a key
+    key : makes the key of its text
+
+    Raises
+    ------
+    InputError
+        naming the line, if it is not INI text, or a section or key occurs twice
+    """
+    found: dict[str, dict[str, list[str]]] = {}
+    section: dict[str, list[str]] = {}
+    header, lines, indent = "", [""], 0
+    no_key, split_key = True, re.compile(f"[{delimiters}]")
+    for number, raw in enumerate(text.split("\n"), 1):
+        line, where = raw.strip(), f"{source}: line {number}"
+        depth = len(raw) - len(raw.lstrip())
+        if line.startswith(("#", ";")):
+            continue
+        if not line or (depth > indent and not no_key):
+            lines.append(line)  # of a value of several lines
+            continue
+        indent, title = depth, _SECTION.match(line)
+        if title is not None:
+            header, no_key, lines = title[1], True, []
+            if header in found:
+                raise InputError(f"{where}: duplicate section [{header:.80}]")
+            section = found[header] = {}
+            continue
+        if not found:
+            raise InputError(f"{where}: a [section] must come before the first key")
+        name, *values = split_key.split(line, maxsplit=1)
+        if not name or not values:
+            raise InputError(f"{where}: not `key = value`: {line!r:.80}")
+        name, no_key, lines = key(name.rstrip()), False, [values[0].strip()]
+        if name in section:
+            raise InputError(f"{where}: duplicate key {name!r:.80} in [{header:.80}]")
+        section[name] = lines
+    return {
+        title: {name: "\n".join(lines).rstrip() for name, lines in values.items()} for title, values in found.items()
+    }
 
 
 def parse_json(data: bytes | str, constant: Callable[[str], Any] | None = None) -> Any:
@@ -336,6 +380,19 @@ class LimitedTarInfo(tarfile.TarInfo):
         except RecursionError:  # each extended header is read within that before it
             raise tarfile.ReadError("too many extended headers of one file") from None
 
+    def _proc_pax(self, archive: Any) -> Any:
+        file = archive.fileobj
+        data = file.read(self._block(self.size))
+        if not _is_pax(data[: self.size]) or len(archive.pax_headers) > _MOST_PAX_HEADERS:
+            raise tarfile.ReadError("an extended header that is damaged, or too many for all files")
+
+        def read(count: int) -> bytes:
+            archive.fileobj = file
+            return data  # type: ignore[no-any-return]
+
+        archive.fileobj = SimpleNamespace(read=read)
+        return super()._proc_pax(archive)  # type: ignore[misc]
+
     def _block(self, count: int) -> int:
         if count < 0:  # from an extended header; `tarfile` would seek backwards and read the same header again
             raise tarfile.ReadError(f"a file with a size of {count} bytes")
@@ -352,3 +409,15 @@ class LimitedTarInfo(tarfile.TarInfo):
 
     def _proc_gnusparse_10(self, next: Any, *_: Any) -> None:
         next.sparse = []
+
+
+def _is_pax(data: bytes) -> bool:
+    """Return whether an extended header is a series of `LENGTH KEY=VALUE`; `tarfile` may take long for others."""
+    at = 0
+    while at < len(data):
+        number, blank, _ = data[at : at + 8].partition(b" ")
+        end = at + int(number) if blank and number.isdigit() else 0
+        if not at < end <= len(data) or data[end - 1 : end] != b"\n" or data.find(b"=", at, end) < 0:
+            return False
+        at = end
+    return max(map(len, data.translate(_DIGITS).split()), default=0) < _LONGEST_DIGITS
