@@ -37,6 +37,7 @@ SCHEDULES = {
 MAX_SIDE = 16_384
 """Largest side of an image or crop in pixels."""
 
+_MOST_WARNINGS = 20
 _OLD_NAMES = {"leaky_relu_slope": "activation_param"}
 _OLD_ACTIVATIONS = {"none": "identity"}
 
@@ -254,10 +255,12 @@ def _section(
         raise InputError(f"{origin}: {name} must be an object with keys, not {_shown(content)}")
     hints = typing.get_type_hints(cls)
     known = [spec.name for spec in fields(cls) if spec.name not in values]
-    for key in content:
-        if key not in known:
-            meant = did_you_mean(str(key), known)
-            warnings.warn(f"{origin}: unknown key {_joined(name, key)} is ignored{meant}", stacklevel=2)
+    unknown = [key for key in content if key not in known]
+    for key in unknown[:_MOST_WARNINGS]:
+        meant = did_you_mean(str(key), known)
+        warnings.warn(f"{origin}: unknown key {_joined(name, key)} is ignored{meant}", stacklevel=2)
+    if len(unknown) > _MOST_WARNINGS:
+        warnings.warn(f"{origin}: {len(unknown) - _MOST_WARNINGS} more unknown keys are ignored", stacklevel=2)
     for spec in fields(cls):
         if spec.name not in known:
             continue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import errno
 import importlib
 import io
@@ -18,7 +17,7 @@ from types import ModuleType
 from typing import Any, NoReturn, TextIO
 
 from seamseg.utils import process_settings
-from seamseg.utils.errors import InputError, SeamsegError, Terminated, missing_packages, one_line
+from seamseg.utils.errors import InputError, SeamsegError, Terminated, missing_packages, near_names, one_line
 from seamseg.utils.launcher import is_main_process, process_count
 from seamseg.utils.signals import end_at_interrupt, graceful_termination
 from seamseg.version import __version__
@@ -345,7 +344,7 @@ def _as_key(prog: str, given: str, words: Sequence[str]) -> str:
 
 
 def _nearest(word: str, known: Any) -> str:
-    match = difflib.get_close_matches(word, list(known), 1)
+    match = near_names(word, known)
     return f"; did you mean {match[0]}?" if match else ""
 
 

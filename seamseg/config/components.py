@@ -7,7 +7,6 @@ never because they are installed or a model names them.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -27,7 +26,7 @@ from seamseg.config.component_kinds import parse_section as parse_section
 from seamseg.config.values import declaration_problem
 from seamseg.utils.component_errors import described, file_of
 from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.errors import InputError, SeamsegError, did_you_mean
+from seamseg.utils.errors import InputError, SeamsegError, did_you_mean, near_names
 
 API = 1
 """Version of the interface; one that breaks components gets another number."""
@@ -83,7 +82,7 @@ class Component:
         called = {name for value in own.values() if hasattr(value, "__code__") for name in value.__code__.co_names}
         meant = [name for name, value in vars(base).items() if callable(value) and name not in own]
         for name in (name for name in own if not (name.startswith("_") or name in called or hasattr(base, name))):
-            if found := difflib.get_close_matches(name, meant, 1, 0.8):
+            if found := near_names(name, meant, 1, 0.8):
                 return f"it has a method {name}, which nothing calls: is it meant to be {found[0]}?"
         return ""
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from pathlib import Path
 
-from seamseg.utils.errors import InputError, did_you_mean
+from seamseg.utils.errors import InputError, did_you_mean, near_names
 
 _PACKAGE = Path(__file__).parents[1]
 _FOLDERS = (_PACKAGE / "configs", _PACKAGE.parent / "configs")
@@ -58,10 +57,10 @@ def near_files(path: Path, pattern: str = "*.ini") -> str:
     """Return a suggestion for the error about a missing config file, or an empty string; see :func:`experiments`."""
     suffix = Path(pattern).name
     names = {p.name: p for p in path.parent.glob(suffix)} if os.path.isdir(path.parent) else {}
-    match = difflib.get_close_matches(path.name, names, 1)
+    match = near_names(path.name, names)
     if match:
         return f"; did you mean {names[match[0]]}?"
-    match = difflib.get_close_matches(path.stem, experiments(pattern), 1)
+    match = near_names(path.stem, experiments(pattern))
     return f"; did you mean the packaged experiment {match[0]}?" if match else ""
 
 

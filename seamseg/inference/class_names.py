@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 
 from seamseg.formats.metadata import Metadata
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, near_names
 
 
 def choose_classes(names: str | Sequence[str], metadata: Metadata, parameter: str = "classes") -> list[int]:
@@ -53,7 +52,7 @@ def _holds(name: tuple[str, ...], part: tuple[str, ...]) -> bool:
 def _suggestion(word: str, categories: Sequence[str]) -> str:
     parts = {part: " ".join(_key(part)) for name in categories for part in (name, *name.split("--"))}
     key = " ".join(_key(word))
-    near = difflib.get_close_matches(key, parts.values(), n=3, cutoff=0.6)
+    near = near_names(key, parts.values(), 3)
     meant = list(dict.fromkeys(part for wanted in near for part, text in parts.items() if text == wanted))[:3]
     listed = f"its classes are {', '.join(categories)}"
     return f"did you mean {' or '.join(meant)}? {listed}" if meant else listed

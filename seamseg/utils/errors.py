@@ -13,9 +13,11 @@ from collections.abc import Iterable
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_LONG_WORD = re.compile(r"\S{301,}")
+_LONG_WORD = re.compile(r"(?<!\S)\S{301,}")
 _LONGEST_WORD, _LONGEST = 300, 2000
 """Characters of a word and of a message: texts of files, and names in them, are part of some."""
+_LONGEST_NAME, _MOST_NAMES = 128, 10_000
+"""Characters of a name, and known names, for which a similar one is searched: half a second."""
 
 
 class SeamsegError(Exception):
@@ -89,8 +91,16 @@ class HungUp(Terminated):
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return the end of a message on an unknown name, "; did you mean 'car'?"; empty if no known name is similar."""
-    match = difflib.get_close_matches(name, list(known), 1)
+    match = near_names(name, known)
     return f"; did you mean {match[0]!r}?" if match else ""
+
+
+def near_names(name: str, known: Iterable[str], count: int = 1, cutoff: float = 0.6) -> list[str]:
+    """Return the most similar known names, see `difflib.get_close_matches`; none if the search would take long."""
+    names = list(known)
+    if len(name) > _LONGEST_NAME or len(names) > _MOST_NAMES:
+        return []
+    return difflib.get_close_matches(name, names, count, cutoff)
 
 
 EXTRAS = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import hashlib
 import json
@@ -16,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from seamseg.utils.errors import InputError, SeamsegError, one_line
+from seamseg.utils.errors import InputError, SeamsegError, near_names, one_line
 from seamseg.utils.limits import TEXT_BYTES, read_limited
 
 PARTIAL = ".partial"
@@ -138,10 +137,6 @@ def write_json(path: str | Path, content: Any, indent: int | None = None) -> Non
     write_atomically(Path(path), (json.dumps(content, indent=indent, allow_nan=False) + "\n").encode())
 
 
-_MOST_NAMES = 10_000
-"""Entries of a folder among which a similar name is searched: half a second."""
-
-
 def nearest_path(path: str | Path) -> str:
     """Return the end of a message on a missing path, "; did you mean runs/demo?".
 
@@ -155,7 +150,7 @@ def nearest_path(path: str | Path) -> str:
                 names = os.listdir(found)
             except OSError:
                 return ""
-            match = difflib.get_close_matches(part, names, 1) if len(names) <= _MOST_NAMES else []
+            match = near_names(part, names)
             if not match:
                 return ""
             here = found / match[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
@@ -22,7 +21,7 @@ from seamseg.formats.vistas import published_classes
 from seamseg.panoptic_map import VOID
 from seamseg.prepare.class_file import read_class_list
 from seamseg.prepare.convert import ordered_classes
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, near_names
 from seamseg.utils.limits import MODEL_METADATA_BYTES
 
 _UNUSED = re.compile(r"(LABEL_\d+|N/?A|)", re.IGNORECASE)
@@ -95,9 +94,9 @@ class ClassNames:
         """Return the class of each name, None for a name of no class; a class has at most one name."""
         pairs = []
         for column, name in enumerate(names):
-            keys = _keys((name, *name.split(",")))
+            rank_of = {key: rank for rank, key in enumerate(_keys((name, *name.split(","))))}
             for index, known in enumerate(self.keys):
-                ranks = [keys.index(key) + known.index(key) for key in keys if key in known]
+                ranks = [rank_of[key] + rank for rank, key in enumerate(known) if key in rank_of]
                 if ranks:
                     pairs.append((min(ranks), column, index))
         found: dict[int, int] = {}
@@ -255,7 +254,7 @@ def _from_file(names: Sequence[str], used: Sequence[int], source: str, file: str
     foreign, lacking = _unmatched(named, known, found)
     if foreign or lacking:
         if foreign and lacking:
-            near = ((name, close[0]) for name in foreign if (close := get_close_matches(name, lacking, 1)))
+            near = ((name, close[0]) for name in foreign if (close := near_names(name, lacking)))
             problem = "{!r} in the network, {!r} in the list".format(*next(near, (foreign[0], lacking[0])))
         elif foreign:
             problem = f"{foreign[0]!r} is in the network, but not in the list"

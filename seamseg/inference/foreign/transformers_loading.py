@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
+import itertools
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from seamseg.checkpoints.foreign import TRANSFORMERS_CONFIG_NAME, read_json, tra
 from seamseg.checkpoints.snapshot import load_tensors
 from seamseg.checkpoints.weights_file import read_weights
 from seamseg.inference.foreign.families import Family
-from seamseg.utils.errors import InputError, one_line
+from seamseg.utils.errors import InputError, near_names, one_line
 from seamseg.utils.launcher import is_main_process
 from seamseg.utils.quiet_logs import without_message
 
@@ -32,6 +32,8 @@ _BUFFER_COPIES = 4
 """Memory of the computation of a buffer, relative to its size."""
 _OF_LAYERS = re.compile(r"(_layers|depths|_blocks)$")
 _SIMILAR = 0.85
+_MOST_KEYS = 1000
+"""Keys of a configuration that are searched for misspelt ones: the longest has some hundred."""
 """Similarity from which an unknown key is a misspelt one: keys of earlier versions are unknown, too."""
 
 
@@ -179,12 +181,8 @@ def _misspelt(content: Mapping[str, Any], config: Any) -> Iterator[tuple[str, st
     """Yield the keys of a configuration that are unknown and similar to a known one, with that one."""
     names = [field.name for field in fields(type(config))] if is_dataclass(type(config)) else []
     known = [*names, *getattr(type(config), "attribute_map", {}), *_GENERAL_KEYS]
-    for key, value in content.items():
-        if (
-            key not in known
-            and not hasattr(type(config), key)
-            and (meant := difflib.get_close_matches(key, known, 1, _SIMILAR))
-        ):
+    for key, value in itertools.islice(content.items(), _MOST_KEYS):
+        if key not in known and not hasattr(type(config), key) and (meant := near_names(key, known, 1, _SIMILAR)):
             yield key, meant[0]
         part = getattr(config, key, None)
         if isinstance(value, Mapping) and hasattr(part, "model_type"):
