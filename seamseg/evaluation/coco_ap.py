@@ -18,7 +18,7 @@ import numpy as np
 from seamseg.evaluation.scores import AP_NUMBERS, APScores, ClassAP, InstanceScores
 from seamseg.fusion import paste_detections
 from seamseg.idmaps.histogram import ArrayLike, as_array
-from seamseg.idmaps.segments import areas_and_boxes
+from seamseg.idmaps.id_runs import Runs, box_of_runs, runs_by_id, union_of_runs
 from seamseg.panoptic_map import ClassInfo
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.errors import InputError
@@ -101,28 +101,19 @@ def instances_of_map(
     """Extract the things of an id map, in the order of their ids; arguments as :meth:`InstanceEvaluator.add`."""
     layers = as_array(mask).reshape(-1, *mask.shape[-2:])
     height, width = layers.shape[1:]
+    runs: dict[int, list[Runs]] = {}
+    for layer in layers:
+        for i, of_layer in runs_by_id(layer.T).items():
+            runs.setdefault(i, []).append(of_layer)
     instances = []
-    for i, box in enumerate(_boxes(layers, len(cat))):
-        if i == 0 or box is None or not num_stuff <= int(cat[i]) < num_classes:
+    for i in sorted(runs):
+        if i >= len(cat) or not num_stuff <= int(cat[i]) < num_classes:
             continue
-        y0, x0, y1, x1 = box
-        crop = (layers[:, y0:y1, x0:x1] == i).any(axis=0)
-        counts = encode_crop(crop, (y0, x0), (height, width))
-        instances.append(Instance(int(cat[i]) - num_stuff, (x0, y0, x1 - x0, y1 - y0), counts, None, bool(iscrowd[i])))
+        start, length = union_of_runs(runs[i])
+        x0, y0, w, h = box_of_runs(start, length, height)
+        counts = _encode(np.stack((start, start + length), axis=1).ravel(), (height, width))
+        instances.append(Instance(int(cat[i]) - num_stuff, (x0, y0, w, h), counts, None, bool(iscrowd[i])))
     return instances
-
-
-def _boxes(layers: np.ndarray, count: int) -> list[tuple[int, int, int, int] | None]:
-    """Return the box of each id below `count` over all layers of ids; None for ids that are absent."""
-    # ids that int32 cannot hold are not below `count`
-    narrow = np.where((layers >= 0) & (layers < count), layers, -1).astype(np.int32)
-    found = np.stack([areas_and_boxes(layer, count)[1] for layer in narrow])
-    low = np.where(found[:, :, :2] < 0, np.inf, found[:, :, :2]).min(axis=0)
-    high = found[:, :, 2:].max(axis=0)
-    return [
-        None if ends[0] < 0 else (int(start[0]), int(start[1]), int(ends[0]), int(ends[1]))
-        for start, ends in zip(low, high)
-    ]
 
 
 def instances_of_prediction(
@@ -145,12 +136,17 @@ def encode_crop(crop: np.ndarray, corner: tuple[int, int], size: tuple[int, int]
 
     COCO's runs go down the columns, so only the columns of the crop are read.
     """
-    (y, x), (height, width) = corner, size
-    rows, columns = crop.shape
+    (y, x), (rows, columns) = corner, crop.shape
+    height = size[0]
     strip = np.zeros((columns, height), bool)
     strip[:, y : y + rows] = crop.T
     flat = strip.ravel()
-    edges = np.flatnonzero(np.diff(flat, prepend=False, append=False)) + height * x
+    return _encode(np.flatnonzero(np.diff(flat, prepend=False, append=False)) + height * x, size)
+
+
+def _encode(edges: np.ndarray, size: tuple[int, int]) -> bytes:
+    """Encode starts and ends of runs down the columns, in turns."""
+    height, width = size
     ends = edges if edges.size and edges[-1] == height * width else np.append(edges, height * width)
     counts = np.diff(ends, prepend=0).tolist()
     encoded: bytes = _pycocotools("mask").frPyObjects({"counts": counts, "size": size}, height, width)["counts"]

@@ -8,12 +8,14 @@ with a bit 0, as many values as the length. The last byte is padded with zeros.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 from xml.sax.saxutils import quoteattr
 
 import numpy as np
 
 from seamseg.formats.metadata import Metadata
+from seamseg.idmaps.id_runs import runs_by_id
 from seamseg.panoptic_map import PanopticResult
 
 CONFIG = "label_config.xml"
@@ -29,16 +31,21 @@ _LONGEST = 1 << _LENGTH_BITS[-1]
 def encode_brush(mask: np.ndarray) -> list[int]:
     """Encode a mask, `H x W` bool, as the bytes of a brush region."""
     flat = np.asarray(mask, bool).ravel()
-    start = np.concatenate(([0], np.flatnonzero(flat[1:] != flat[:-1]) + 1)) if flat.size else np.zeros(0, int)
-    bits = [f"{_CHANNELS * flat.size:032b}", f"{7:05b}", *(f"{size - 1:04b}" for size in _LENGTH_BITS)]
-    for first, length in zip(start.tolist(), np.diff(start, append=flat.size).tolist()):
-        value = "11111111" if flat[first] else "00000000"
-        left = _CHANNELS * length
+    edges = np.flatnonzero(np.diff(flat, prepend=False, append=False))
+    return _encode_runs(edges[::2], edges[1::2], flat.size)
+
+
+def _encode_runs(start: np.ndarray, end: np.ndarray, pixels: int) -> list[int]:
+    """Encode the runs of a mask, row by row; none ends where the next starts."""
+    bits = [f"{_CHANNELS * pixels:032b}", f"{7:05b}", *(f"{size - 1:04b}" for size in _LENGTH_BITS)]
+    edges = [0, *np.stack((start, end), 1).ravel().tolist(), pixels]
+    for number, (first, last) in enumerate(pairwise(edges)):
+        left = _CHANNELS * (last - first)
         while left:
             part = min(left, _LONGEST)
             left -= part
             kind = next(k for k, size in enumerate(_LENGTH_BITS) if part <= 1 << size)
-            bits.append(f"1{kind:02b}{part - 1:0{_LENGTH_BITS[kind]}b}{value}")
+            bits.append(f"1{kind:02b}{part - 1:0{_LENGTH_BITS[kind]}b}{'11111111' if number % 2 else '00000000'}")
     text = "".join(bits)
     return list(int(text + "0" * (-len(text) % 8), 2).to_bytes((len(text) + 7) // 8, "big"))
 
@@ -88,7 +95,9 @@ def task(result: PanopticResult, metadata: Metadata, image: str) -> dict[str, An
     height, width = result.size
     shown = [s for s in result.segments if not s.iscrowd]
     regions = []
+    runs = runs_by_id(result.id_map)
     for segment in shown:
+        start, length = runs.get(segment.id, (np.zeros(0, int),) * 2)
         region: dict[str, Any] = {
             "id": str(segment.id),
             "type": "brushlabels",
@@ -99,7 +108,7 @@ def task(result: PanopticResult, metadata: Metadata, image: str) -> dict[str, An
             "image_rotation": 0,
             "value": {
                 "format": "rle",
-                "rle": encode_brush(result.id_map == segment.id),
+                "rle": _encode_runs(start, start + length, height * width),
                 "brushlabels": [metadata.categories[segment.category]],
             },
         }

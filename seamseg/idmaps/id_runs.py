@@ -5,6 +5,7 @@ An id map of 2 million pixels has about ten thousand runs. A run ends at the end
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,6 +80,45 @@ def id_runs_of(ids: np.ndarray) -> IdRuns:
     np.not_equal(ids[:, 1:], ids[:, :-1], out=first[:, 1:])
     starts = np.flatnonzero(first)
     return IdRuns(height, width, starts.astype(np.int32), ids.reshape(-1)[starts].astype(np.int32))
+
+
+Runs = tuple[np.ndarray, np.ndarray]
+"""Start and length of runs of pixels of a map that is counted as one row, or down its columns."""
+
+
+def runs_by_id(ids: np.ndarray) -> dict[int, Runs]:
+    """Return the runs of each id (except 0) of a map, pixels counted along its rows; transpose it for its columns."""
+    flat = np.ascontiguousarray(ids).ravel()
+    start = np.concatenate(([0], np.flatnonzero(flat[1:] != flat[:-1]) + 1))
+    length = np.diff(start, append=flat.size)
+    value = flat[start]
+    order = np.argsort(value, kind="stable")
+    order = order[np.searchsorted(value[order], 1) :]
+    instances, first = np.unique(value[order], return_index=True)
+    groups = np.split(order, first[1:]) if len(instances) else []
+    return {int(instance): (start[group], length[group]) for instance, group in zip(instances, groups)}
+
+
+def union_of_runs(parts: Sequence[Runs]) -> Runs:
+    """Return the pixels that are in any of some runs."""
+    start = np.concatenate([start for start, _ in parts])
+    order = np.argsort(start, kind="stable")
+    end = np.maximum.accumulate(np.concatenate([start + length for start, length in parts])[order])
+    start = start[order]
+    first = np.flatnonzero(np.append([True], start[1:] > end[:-1])[: len(start)])
+    last = np.append(first[1:] - 1, len(end) - 1)[: len(first)]
+    return start[first], end[last] - start[first]
+
+
+def box_of_runs(start: np.ndarray, length: np.ndarray, height: int) -> list[int]:
+    """Return the box, x, y, width and height, of runs down the columns of a map of some height."""
+    last = start + length - 1
+    x0, x1 = start[0] // height, last[-1] // height
+    # a run that continues in the next column touches the bottom and the top row
+    wraps = bool((last // height > start // height).any())
+    y0 = 0 if wraps else (start % height).min()
+    y1 = height - 1 if wraps else (last % height).max()
+    return [int(x0), int(y0), int(x1 - x0 + 1), int(y1 - y0 + 1)]
 
 
 def joint_histogram_of_runs(a: IdRuns, b: IdRuns) -> tuple[np.ndarray, np.ndarray]:

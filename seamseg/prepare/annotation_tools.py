@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from seamseg.formats import cvat, label_studio
+from seamseg.idmaps.id_runs import Runs
 from seamseg.panoptic_map import VOID
-from seamseg.prepare.annotations import Runs, mask_runs
+from seamseg.prepare.annotations import mask_runs
 from seamseg.prepare.archives import File, photo_size, read_file
 from seamseg.prepare.class_file import ClassList, parse_class_list, read_class_list, with_background
 from seamseg.prepare.coco_instances import decode_segmentation, stack_regions

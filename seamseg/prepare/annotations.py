@@ -11,10 +11,8 @@ import numpy as np
 from pycocotools import mask as coco_mask
 
 from seamseg.formats.metadata import Metadata
+from seamseg.idmaps.id_runs import Runs, box_of_runs, runs_by_id
 from seamseg.utils.files import replacing
-
-Runs = tuple[np.ndarray, np.ndarray]
-"""Start and length of runs of pixels, counted along the columns"""
 
 
 def thing_annotations(
@@ -38,7 +36,7 @@ def thing_annotations(
     height, width = ids.shape[-2:]
     found: dict[int, dict[str, Any]] = {}
     for layer in ids:
-        for instance, (start, length) in column_runs(layer).items():
+        for instance, (start, length) in runs_by_id(layer.T).items():
             category = cat[instance]
             if not classes.is_thing(category):
                 continue
@@ -46,7 +44,7 @@ def thing_annotations(
                 "category_id": category,
                 "iscrowd": int(iscrowd[instance]),
                 "area": int(length.sum()),
-                "bbox": _box(start, length, height),
+                "bbox": [float(side) for side in box_of_runs(start, length, height)],
                 "segmentation": _rle(start, length, height, width),
                 "width": width,
                 "height": height,
@@ -54,22 +52,9 @@ def thing_annotations(
     return [found[instance] for instance in sorted(found)]
 
 
-def column_runs(ids: np.ndarray) -> dict[int, Runs]:
-    """Return the runs of each id (except 0) of an `H x W` map."""
-    flat = np.ascontiguousarray(ids.T).ravel()
-    start = np.concatenate(([0], np.flatnonzero(flat[1:] != flat[:-1]) + 1))
-    length = np.diff(start, append=flat.size)
-    value = flat[start]
-    order = np.argsort(value, kind="stable")
-    order = order[np.searchsorted(value[order], 1) :]
-    instances, first = np.unique(value[order], return_index=True)
-    groups = np.split(order, first[1:]) if len(instances) else []
-    return {int(instance): (start[group], length[group]) for instance, group in zip(instances, groups)}
-
-
 def mask_runs(mask: np.ndarray) -> Runs:
     """Return the runs of the pixels of a mask, bool `H x W`."""
-    return column_runs(mask.view(np.uint8)).get(1, (np.zeros(0, np.int64), np.zeros(0, np.int64)))
+    return runs_by_id(mask.view(np.uint8).T).get(1, (np.zeros(0, np.int64), np.zeros(0, np.int64)))
 
 
 def decode_rle(counts: bytes | str | Sequence[int], pixels: int) -> Runs:
@@ -107,16 +92,6 @@ def decode_rle(counts: bytes | str | Sequence[int], pixels: int) -> Runs:
     end = np.cumsum(values)[1::2]
     length = values[1::2]
     return (end - length)[length > 0], length[length > 0]
-
-
-def _box(start: np.ndarray, length: np.ndarray, height: int) -> list[float]:
-    last = start + length - 1
-    x0, x1 = start[0] // height, last[-1] // height
-    # a run that continues in the next column touches the bottom and the top row
-    wraps = bool((last // height > start // height).any())
-    y0 = 0 if wraps else (start % height).min()
-    y1 = height - 1 if wraps else (last % height).max()
-    return [float(x0), float(y0), float(x1 - x0 + 1), float(y1 - y0 + 1)]
 
 
 def _rle(start: np.ndarray, length: np.ndarray, height: int, width: int) -> dict[str, Any]:

@@ -12,8 +12,9 @@ import numpy as np
 from pycocotools import mask as coco_mask
 
 from seamseg.formats.metadata import Metadata
+from seamseg.idmaps.id_runs import Runs
 from seamseg.panoptic_map import VOID
-from seamseg.prepare.annotations import Runs, decode_rle
+from seamseg.prepare.annotations import decode_rle
 from seamseg.prepare.archives import photo_size, read_map
 from seamseg.prepare.class_file import (
     ClassList,

@@ -16,11 +16,12 @@ import numpy as np
 
 from seamseg.data.images import PHOTO_ENDINGS, image_size, open_mask, open_object_mask
 from seamseg.formats import cvat
+from seamseg.idmaps.id_runs import Runs, union_of_runs
 from seamseg.panoptic_map import VOID
-from seamseg.prepare.annotations import Runs, mask_runs
+from seamseg.prepare.annotations import mask_runs
 from seamseg.prepare.archives import File, photo_size, read_file, read_map
 from seamseg.prepare.class_file import ClassList, read_class_list, with_background
-from seamseg.prepare.coco_instances import decode_segmentation, pixels_of, stack_regions
+from seamseg.prepare.coco_instances import decode_segmentation, stack_regions
 from seamseg.prepare.convert import (
     DEFAULTS,
     ConversionOptions,
@@ -412,12 +413,7 @@ def _labelme_object(shapes: Sequence[tuple[str, Any]], size: tuple[int, int], fr
             polygons.append(_labelme_corners(kind, points, where).ravel().tolist())
     if polygons:
         parts.append(decode_segmentation(polygons, size, frame, shapes[0][0]))
-    if len(parts) == 1:
-        return parts[0]
-    inside = np.zeros(size[0] * size[1], bool)  # column by column
-    for part in parts:
-        inside[pixels_of(*part)] = True
-    return mask_runs(inside.reshape(size[::-1]).T)
+    return parts[0] if len(parts) == 1 else union_of_runs(parts)
 
 
 def _labelme_corners(kind: str, points: np.ndarray, where: str) -> np.ndarray:

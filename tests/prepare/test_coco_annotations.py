@@ -14,7 +14,8 @@ from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 from support.tiny_dataset import classes
 
-from seamseg.prepare.annotations import column_runs, decode_rle, thing_annotations, write_coco_json
+from seamseg.idmaps.id_runs import runs_by_id
+from seamseg.prepare.annotations import decode_rle, thing_annotations, write_coco_json
 from seamseg.prepare.coco_instances import decode_segmentation, stack_things
 from seamseg.prepare.writer import SourceFrame
 
@@ -84,7 +85,7 @@ def test_broken_rle(counts):
 
 @given(st.lists(st.tuples(masks.map(lambda m: np.pad(m, ((0, 40), (0, 40)))[:9, :8]), st.integers(0, 1)), max_size=9))
 def test_objects_go_to_the_first_layer_that_is_free(objects):
-    things = [(column_runs(m.view(np.uint8)).get(1, ([], [])), k, crowd) for k, (m, crowd) in enumerate(objects)]
+    things = [(runs_by_id(m.view(np.uint8).T).get(1, ([], [])), k, crowd) for k, (m, crowd) in enumerate(objects)]
     things = [((np.array(runs[0], int), np.array(runs[1], int)), k, crowd) for runs, k, crowd in things]
     found = stack_things(things, (9, 8), FRAME)
     layers = []
