@@ -6,6 +6,7 @@ Custom heads may read further folders (docs/how-to/extend.md).
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from seamseg.utils.errors import InputError, UnreadableImage
 from seamseg.utils.files import listed_names, nearest_path, read_bytes
 
 IMAGE_EXTENSIONS = (".png", ".jpg", ".jpeg")
+_OTHER_CASES = sorted(
+    {"".join(letters) for end in IMAGE_EXTENSIONS for letters in product(*zip(end, end.upper()))} - {*IMAGE_EXTENSIONS}
+)
 MAP_ENDINGS = (".png", ".npy")
 
 
@@ -115,15 +119,10 @@ class DatasetFolder:
             if there is none
         """
         stem = self.root / "img" / image_id
-        for extension in IMAGE_EXTENSIONS:
+        for extension in (*IMAGE_EXTENSIONS, *_OTHER_CASES):  # a search of the folder for each image would take long
             path = stem.with_name(stem.name + extension)
             if path.is_file():
                 return path
-        if stem.parent.is_dir():
-            wanted = {stem.name + extension for extension in IMAGE_EXTENSIONS}
-            for path in sorted(stem.parent.iterdir()):
-                if path.stem == stem.name and stem.name + path.suffix.lower() in wanted:
-                    return path
         raise InputError(f"{stem}: no image file of {image_id!r}; expected one of {', '.join(IMAGE_EXTENSIONS)}")
 
     def mask_paths(self, image_id: str) -> list[Path]:

@@ -28,6 +28,8 @@ from seamseg.utils.errors import InputError
 from seamseg.utils.parallel import threaded_map
 from seamseg.utils.progress import ProgressCallback
 
+_MOST_CATEGORIES = 4096
+
 
 def evaluate_panoptic_json(
     gt: str | Path | MapFiles,
@@ -75,7 +77,7 @@ def evaluate_panoptic_json(
         return evaluator.scores()
     folder = Path(out)
     begin_evaluation(folder, own_maps=False)
-    write_images(folder, (files.record(image, *files.evaluate(image, evaluator)) for image in compared))
+    write_images(folder, (files.record(image, evaluator) for image in compared))
     scores = evaluator.scores()
     write_summary(files.summary(folder, scores, evaluator, None if photos is None else Path(photos)))
     return scores
@@ -104,6 +106,8 @@ class _FilePair:
     def __init__(self, gt: CocoPanoptic, pred: CocoPanoptic) -> None:
         if not gt.categories:
             raise InputError(f"{gt.path}: the ground truth has no `categories`")
+        if len(gt.categories) > _MOST_CATEGORIES:  # each pair of them is counted
+            raise InputError(f"{gt.path}: {len(gt.categories)} categories, at most {_MOST_CATEGORIES} are supported")
         if not gt.annotations:
             raise InputError(f"{gt.path}: the ground truth has no annotated image")
         _warn_of_category_names(gt, pred)
@@ -121,17 +125,17 @@ class _FilePair:
         check_sizes(size, (pred_ids.height, pred_ids.width), pred_path)
         return _ComparedImage(annotation, prediction, size, *joint_histogram_of_runs(gt_ids, pred_ids))
 
-    def evaluate(self, image: _ComparedImage, evaluator: PanopticEvaluator) -> tuple[Comparison, PanopticEvaluator]:
-        """Add an image to an evaluator; return its comparison and an evaluator of this image only."""
+    def evaluate(self, image: _ComparedImage, evaluator: PanopticEvaluator) -> Comparison:
+        """Add an image to an evaluator; return its comparison."""
         gt_segments = segments_of(image.gt, self._class_of, self.gt.path)
         pred_segments = segments_of(image.pred, self._class_of, self.pred.path)
-        single = PanopticEvaluator(evaluator.classes, evaluator.legacy)
-        comparison = single.add_pairs(image.pairs, image.counts, gt_segments, pred_segments, str(image.gt.image_id))
-        evaluator.merge(single)
-        return comparison, single
+        return evaluator.add_pairs(image.pairs, image.counts, gt_segments, pred_segments, str(image.gt.image_id))
 
-    def record(self, image: _ComparedImage, comparison: Comparison, single: PanopticEvaluator) -> ImageRecord:
-        """Build the record of an image."""
+    def record(self, image: _ComparedImage, evaluator: PanopticEvaluator) -> ImageRecord:
+        """Add an image to an evaluator; return its record."""
+        single = PanopticEvaluator(evaluator.classes)
+        comparison = self.evaluate(image, single)
+        evaluator.merge(single)
         image_id = image.gt.image_id
         photo, names = self.gt.photo_names.get(image_id), (image.gt.file_name, image.pred.file_name)
         return image_record(comparison, single.scores(), image.size, image_id, photo, *names)

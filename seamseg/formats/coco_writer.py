@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -118,7 +119,7 @@ class CocoPanopticWriter:
         """
         ids = [i["id"] for i in self.images]
         if len(set(ids)) != len(ids):
-            raise _duplicate_id(self.json_path, next(i for i in ids if ids.count(i) > 1))
+            raise _duplicate_id(self.json_path, Counter(ids).most_common(1)[0][0])
         content = {
             "images": sorted(self.images, key=lambda i: str(i["id"])),
             "annotations": sorted(self.annotations, key=lambda a: str(a["image_id"])),
@@ -209,8 +210,10 @@ def _entry(segment: Segment, new_id: int, category_id: int) -> dict[str, Any]:
 def _assign_ids(segments: Sequence[Segment], palette: Sequence[tuple[int, ...]]) -> list[int]:
     used = {0}
     out = []
+    # one search for each class: the ids before its position are used
+    near = {category: _ids_near(tuple(palette[category])) for category in {s.category for s in segments}}
     for s in segments:
-        identity = next(i for i in _ids_near(tuple(palette[s.category])) if i not in used)
+        identity = next(i for i in near[s.category] if i not in used)
         used.add(identity)
         out.append(identity)
     return out
@@ -220,7 +223,7 @@ def _duplicate_id(json_path: Path, identity: int | str) -> InputError:
     return InputError(f"{json_path}: two images have the id {identity}; ids must be unique")
 
 
-def _ids_near(colour: tuple[int, ...]) -> Iterable[int]:
+def _ids_near(colour: tuple[int, ...]) -> Iterator[int]:
     """Generate the id of a colour, then ids of similar colours, then all others."""
     # prime steps through windows of different widths have a long period
     windows = [

@@ -76,6 +76,7 @@ def parse_labelmap(text: str, source: str) -> dict[str, Color]:
         naming `source` and the line, if it is invalid, or two labels have one name or colour
     """
     found: dict[str, Color] = {}
+    colors: set[Color] = set()
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
@@ -84,9 +85,10 @@ def parse_labelmap(text: str, source: str) -> dict[str, Color]:
         if len(channels) != 3 or not all(re.fullmatch("[0-9]{1,3}", word) and int(word) < 256 for word in channels):
             raise InputError(f"{source}: line {number}: expected label:red,green,blue::, not {line.strip()!r}")
         color = (int(channels[0]), int(channels[1]), int(channels[2]))
-        if name in found or color in found.values():
+        if name in found or color in colors:
             raise InputError(f"{source}: line {number}: the label {name!r} or its colour occurs twice")
         found[name] = color
+        colors.add(color)
     if not found:
         raise InputError(f"{source}: no labels")
     return found

@@ -206,9 +206,10 @@ def check_png(data: bytes, complete: bool) -> None:
     )
     decoder, found = inflate.zlib.decompressobj(), 0
     try:
-        for part in parts:
-            rest: bytes | memoryview = part
-            while rest:
+        # in pieces, because what remains of one is copied each time
+        for piece in (part[at : at + _PIECE_BYTES] for part in parts for at in range(0, len(part), _PIECE_BYTES)):
+            rest: bytes | memoryview = piece
+            while rest and not decoder.eof:
                 found += len(decoder.decompress(rest, _PIECE_BYTES))
                 rest = decoder.unconsumed_tail
         found += len(decoder.flush())

@@ -6,8 +6,8 @@ import glob
 import hashlib
 import os
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import count
@@ -239,10 +239,10 @@ def _unique_names(paths: Sequence[PurePosixPath]) -> list[str]:
             break
         names = renamed
     taken: set[str] = set()
+    numbers: defaultdict[str, Iterator[int]] = defaultdict(lambda: count(2))
     for at, name in enumerate(names):
-        numbers = count(2)
         while names[at].casefold() in taken:  # IMG_1.jpg and img_1.jpg
-            names[at] = f"{name}.{next(numbers)}"
+            names[at] = f"{name}.{next(numbers[name.casefold()])}"
         taken.add(names[at].casefold())
     return names
 

@@ -96,8 +96,8 @@ def find_frames(tree: SourceTree, split: str, options: ConversionOptions) -> lis
     if lost:
         lacking = f"{len(lost)} of {len(lost) + len(frames)} annotations of {split} lack their image"
         raise InputError(f"{lost[0]}: no such image; {lacking}{tree.hint}")
-    for files in photos.values():
-        options.skip_unused(files, (frame.photo for frame in frames), f"file without {ending} in {kind}/")
+    files = {f"{city}/{name}": file for city, of_city in photos.items() for name, file in of_city.items()}
+    options.skip_unused(files, (frame.photo for frame in frames), f"file without {ending} in {kind}/")
     return sorted(frames, key=lambda frame: frame.id)
 
 

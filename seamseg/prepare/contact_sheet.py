@@ -48,7 +48,8 @@ def write_contact_sheet(path: Path, report: Report, count: int = 24, workers: in
         for i, tile in zip(chosen, parallel_map(read, [folder.info(i) for i in chosen], workers))
         if tile is not None
     ]
-    shown = {category for check in report.images if check.id in chosen for category in check.segments}
+    wanted = set(chosen)
+    shown = {category for check in report.images if check.id in wanted for category in check.segments}
     sheet = _compose(tiles, columns, width, folder.metadata, shown)
     with replacing(path) as temporary:
         sheet.save(temporary, format="PNG" if path.suffix.lower() == ".png" else "JPEG", quality=88)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, unquote_plus, urlsplit
@@ -19,12 +21,15 @@ from seamseg.utils.errors import InputError
 from seamseg.utils.files import is_hidden, nearest_path
 
 _LABEL_SHIFT = 32
+_Paths = dict[str, list[str]]
 
 LABEL_ENDINGS = (".png", ".tif", ".tiff", ".bmp")
 """Lossless formats of label images and masks."""
 _MADE = ("metadata.bin", ".prepare", "predictions.jsonl")
 """Files of a folder that `prepare`, `train` or `predict` has written."""
-_UPLOADED = re.compile(r"(?:.*/)?upload/\d+/")
+_FEW = 8
+"""Files of one name that are compared one by one."""
+_UPLOADED = re.compile(r"(?<![^/])upload/\d+/")
 """Folders of Label Studio, which images have nowhere else."""
 
 
@@ -109,9 +114,11 @@ class FilesByName:
         self._wanted = frozenset(wanted)
         self._tops = _tops_of_archives(files, self._wanted) if same_tree else {}
         self._paths: dict[str, list[str]] = {}
+        self._by_folder: dict[str, tuple[_Paths, _Paths]] = {}  # by any folder, and by the rarest
         self._used: dict[str, str] = {}
         for path in files:
-            self._paths.setdefault(PurePosixPath(path).name, []).append(path)
+            if path not in self._wanted:
+                self._paths.setdefault(PurePosixPath(path).name, []).append(path)
 
     def __len__(self) -> int:
         return len(self._files)
@@ -132,7 +139,9 @@ class FilesByName:
         for spelling in [name] if name in self._files else spellings(name):
             if spelling in self._files:
                 return [spelling]
-            found = [path for path in self._paths.get(PurePosixPath(spelling).name, ()) if self._fits(spelling, path)]
+            *folders, own = PurePosixPath(spelling).parts or ("",)
+            fitting = (path for path in self._candidates(folders, own) if self._fits(folders, path))
+            found = list(islice(fitting, 2))
             if len(found) == 1:
                 break
         return found
@@ -155,11 +164,33 @@ class FilesByName:
             raise InputError(f"{self._files[path]}: is the only file for both {before!r} and {name!r}; one is missing")
         return self._files[path]
 
-    def _fits(self, wanted: str, path: str) -> bool:
-        folders, own = PurePosixPath(wanted).parts[:-1], PurePosixPath(path).parts[:-1]
-        if own and own[0] == self._tops.get(getattr(self._files[path], "archive", None)):
-            own = own[1:]
-        return path not in self._wanted and (_is_within(own, folders) or _is_within(folders, own))
+    def _candidates(self, folders: Sequence[str], name: str) -> Iterable[str]:
+        """Return the files of a name that may fit: of one name there may be as many as images, `FRAME/rgb.png`."""
+        paths = self._paths.get(name, [])
+        if len(paths) <= _FEW or not folders:
+            return paths
+        if name not in self._by_folder:
+            every: _Paths = defaultdict(list)
+            rarest: _Paths = defaultdict(list)
+            for path in paths:
+                for folder in dict.fromkeys(self._folders(path)):
+                    every[folder].append(path)
+            for path in paths:
+                rarest[min(self._folders(path), key=lambda folder: len(every[folder]), default="")].append(path)
+            self._by_folder[name] = every, rarest
+        every, rarest = self._by_folder[name]
+        # all folders of the file are among these, or these among those of the file
+        within = (rarest.get(folder, []) for folder in dict.fromkeys(["", *folders]))
+        fewest = min(folders, key=lambda folder: len(every.get(folder, [])))
+        return dict.fromkeys(chain(*within, every.get(fewest, [])))
+
+    def _fits(self, folders: Sequence[str], path: str) -> bool:
+        own = self._folders(path)
+        return _is_within(own, folders) or _is_within(folders, own)
+
+    def _folders(self, path: str) -> Sequence[str]:
+        own = PurePosixPath(path).parts[:-1]
+        return own[1:] if own and own[0] == self._tops.get(getattr(self._files[path], "archive", None)) else own
 
 
 def _tops_of_archives(files: Mapping[str, File], names: Iterable[str]) -> dict[Path | None, str]:
@@ -188,7 +219,7 @@ def spellings(name: str) -> list[str]:
     address = query if has_query else urlsplit(name).path if "://" in name else name
     found = [] if has_query else [name]
     for text in (address, unquote(address), unquote_plus(address.partition("&")[0])):
-        path = _UPLOADED.sub("", text.replace("\\", "/"), count=1)
+        path = _UPLOADED.split(text.replace("\\", "/"))[-1]
         parts = [
             part for part in path.split("/") if part not in ("", ".", "..") and not re.fullmatch("[A-Za-z]:", part)
         ]

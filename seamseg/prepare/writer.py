@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
@@ -337,9 +337,15 @@ def _stamp(frame: SourceFrame, read: Reader) -> str:
     # a JSON file of many images has been read: `info` is its part on this one
     annotations = [f for f in frame.annotations if frame.info is None or f.suffix.lower() != ".json"]
     files = [(os.path.abspath(str(file)), *fingerprint(file)) for file in (frame.photo, *annotations)]
+    text = f"({files!r}, {frame.info!r}, {_text_of(read)})"
+    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+@lru_cache(1)
+def _text_of(read: Reader) -> str:
+    """Return module, name and arguments of a reader, which may hold a long class list, for all of its images."""
     call = read if isinstance(read, partial) else partial(read)
-    content = (files, frame.info, call.func.__module__, call.func.__qualname__, call.args, call.keywords)
-    return sha256(repr(content).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return repr((call.func.__module__, call.func.__qualname__, call.args, call.keywords))[1:-1]
 
 
 def _convert(frame: SourceFrame, root: Path, read: Reader, classes: Metadata, link: Link) -> dict[str, Any]:

@@ -105,9 +105,9 @@ def _start_workers(
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     others = multiprocessing.active_children()
     try:
-        pool = ProcessPoolExecutor(count, mp_context=context, initializer=begin_worker_process)
+        pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin_worker, initargs=(function,))
         with block_stop_signals():
-            return pool, pool.map(function, items)
+            return pool, pool.map(_call, items)
     except (OSError, RuntimeError) as error:
         # RuntimeError: of a thread
         for worker in multiprocessing.active_children():
@@ -118,6 +118,20 @@ def _start_workers(
             f"cannot start {count} worker processes: {getattr(error, 'strerror', None) or error} (limits of processes, "
             f"open files and /dev/shm); `workers=1` starts none"
         ) from error
+
+
+_function: Any = None
+"""Of a worker process: what it calls, sent once and not with each item."""
+
+
+def _call(item: Any) -> Any:
+    return _function(item)
+
+
+def _begin_worker(function: Callable[[Any], Any]) -> None:
+    global _function
+    _function = function
+    begin_worker_process()
 
 
 def call_in_thread(function: Callable[[], B]) -> B:
