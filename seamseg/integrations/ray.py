@@ -4,9 +4,9 @@
     python -m seamseg.integrations.ray city.zip s3://bucket/photos s3://bucket/maps --actors 8 --gpus 1 --batch-size 8
     python -m seamseg.integrations.ray city.zip shards/ maps/ --input webdataset --output parquet
 
-IN is a folder of images (searched with its sub-folders), of WebDataset tars, or of Parquet files with a column `path`
-and a column `bytes` or `image`; IN and OUT are local or at an object store (s3://, gs://). An image that cannot be read
-is a row with its error. Run the same command again to predict what is missing in OUT.
+IN is a folder of images (searched with its sub-folders), of tars of images, or of Parquet files with a column `path`
+and a column `bytes` or `image`; IN and OUT are local or at an object store (s3://, gs://, abfs://). An image or a tar
+that cannot be read is a row with its error. Run the same command again to predict what is missing in OUT.
 
 WebDataset: `KEY.png` (id image of COCO: R + 256 G + 65536 B) and `KEY.json`: name, height, width, segments_info, error.
 Parquet: columns name, panoptic_png, segments_info, height, width, error.
@@ -17,11 +17,12 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import sys
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -35,10 +36,13 @@ from seamseg.formats.coco_writer import encode_result
 from seamseg.inference.result import Panoptic
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, SeamsegError, describe_error, one_line, require_packages
+from seamseg.utils.limits import PHOTO_BYTES, LimitedTarInfo, read_limited
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
     from ray.data import Dataset
+
+    Read = Callable[[FileSystem, str, str], Iterator[tuple[str, bytes, str]]]
 
 COLUMNS = ("bytes", "image")
 """Columns of images, of which the first present is taken: encoded files, or arrays `H x W x 3` uint8."""
@@ -157,6 +161,8 @@ def _row(result: Panoptic | str) -> tuple[bytes, str, int, int, str]:
     return png, json.dumps(entries), *result.size, ""
 
 
+SCHEMES = ("s3", "gs", "abfs", "abfss", "file")
+"""Schemes of URLs. IN and OUT alone are opened; names in data are not."""
 INPUTS = ("images", "webdataset", "parquet")
 OUTPUTS = {"webdataset": ".tar", "parquet": ".parquet"}
 _RESULTS = ("panoptic_png", "segments_info", "height", "width", "error")
@@ -270,29 +276,27 @@ def _start(options: RayOptions) -> None:
 
 
 class _NamedActor(PanopticActor):
-    """Keeps the name of each image beside its result."""
+    """Keeps the name of each image beside its result, and why its file could not be read."""
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         made = super().__call__(batch)
+        if "problem" in made:
+            made["error"] = np.array([p or e for p, e in zip(made["problem"], made["error"])], object)
         return {name: made[name] for name in ("name", *_RESULTS)}
 
 
-def _rows(inputs: str, form: str, done: Any) -> Dataset | None:
-    """Return the images that are not done, as columns `name` and `bytes` or `image`; None if all are."""
+_ENDINGS = {"images": PHOTO_ENDINGS, "webdataset": (".tar", ".tar.gz", ".tgz"), "parquet": (".parquet",)}
+
+
+def _rows(inputs: str, form: str, done: Collection[str]) -> Dataset | None:
+    """Return the images that are not done, with `name` and `bytes` or `image`; None if there are no new files."""
     import ray
 
     filesystem, folder = _filesystem(inputs)
-    endings = {"images": PHOTO_ENDINGS, "webdataset": (".tar",), "parquet": (".parquet",)}[form]
-    files = sorted(path for path in _files(filesystem, folder) if path.lower().endswith(endings))
+    root = f"{folder.rstrip('/')}/"
+    files = sorted(path for path in _files(filesystem, folder) if path.lower().endswith(_ENDINGS[form]))
     if not files:
-        raise InputError(f"{inputs}: no files that end in {', '.join(endings)}")
-    if form == "images":
-        cut = len(folder.rstrip("/")) + 1
-        files = [path for path in files if path[cut:] not in done]
-        if not files:
-            return None
-        found = ray.data.read_binary_files(files, filesystem=filesystem, include_paths=True)
-        return found.map(lambda row: {"name": row["path"][cut:], "bytes": row["bytes"]})
+        raise InputError(f"{inputs}: no files that end in {', '.join(_ENDINGS[form])}")
     if form == "parquet":
         found = ray.data.read_parquet(files, filesystem=filesystem)
         known = set(found.columns() or ())
@@ -300,15 +304,53 @@ def _rows(inputs: str, form: str, done: Any) -> Dataset | None:
             raise InputError(f"{inputs}: has the columns {', '.join(sorted(known))}: expected path, and bytes or image")
         kept = [name for name in COLUMNS if name in known][:1]
         found = found.select_columns(["path", *kept]).rename_columns({"path": "name"})
-    else:
-        found = ray.data.read_webdataset(files, filesystem=filesystem, decoder=None).map(_of_sample)
-    return found.filter(lambda row: row["name"] not in done)
+        return found.filter(lambda row: row["name"] not in done)
+    read = _read_image if form == "images" else _read_tar
+    names = [path.removeprefix(root) for path in files]
+    left = [{"file": name} for name in names if form != "images" or name not in done]
+    # not by the readers of Ray: they parse names as URLs, and a file that cannot be read ends the job
+    given = {"read": read, "filesystem": filesystem, "root": root, "done": frozenset(done)}
+    return ray.data.from_items(left).map_batches(_read, batch_size=1, fn_kwargs=given) if left else None
 
 
-def _of_sample(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """Return name and bytes of the image of a WebDataset sample."""
-    ending = next((name for name in sample if f".{name.rpartition('.')[2].lower()}" in PHOTO_ENDINGS), "")
-    return {"name": f"{sample['__key__']}.{ending}", "bytes": sample.get(ending)}
+def _read(
+    batch: Mapping[str, Any], read: Read, filesystem: FileSystem, root: str, done: Collection[str]
+) -> Iterator[dict[str, Any]]:
+    """Yield the images of a file that are not done, or why it cannot be read, as batches of one."""
+    file = str(batch["file"][0])
+    images = read(filesystem, root, file)
+    while True:
+        try:
+            name, data, problem = next(images, ("", b"", ""))
+        except Exception as error:  # of damaged files and of object stores: nearly anything
+            name, data, problem = file, b"", describe_error(error)
+        if not name:
+            return
+        name = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")  # those of tars may be bytes
+        if name not in done:
+            yield {"name": [name], "bytes": np.array([data], object), "problem": [problem]}
+
+
+def _read_image(filesystem: FileSystem, root: str, file: str) -> Iterator[tuple[str, bytes, str]]:
+    with filesystem.open_input_stream(root + file, compression=None) as stream:
+        yield file, read_limited(stream, PHOTO_BYTES, file, "image"), ""
+
+
+def _read_tar(filesystem: FileSystem, root: str, file: str) -> Iterator[tuple[str, bytes, str]]:
+    """Yield name, content and problem of each image of a tar; it is read as a stream."""
+    folder = next(file[: -len(ending)] for ending in _ENDINGS["webdataset"] if file.lower().endswith(ending))
+    with (
+        filesystem.open_input_stream(root + file, compression=None) as stream,
+        tarfile.open(fileobj=stream, mode="r|*", tarinfo=LimitedTarInfo) as archive,
+    ):
+        for member in archive:
+            parts = [part for part in PurePosixPath(member.name).parts if part not in ("/", "..", ".")]
+            if not member.isfile() or not parts or parts[-1].startswith("."):
+                continue
+            if parts[-1].lower().endswith(PHOTO_ENDINGS):
+                problem = "a sparse file" if member.issparse() else "too large" if member.size > PHOTO_BYTES else ""
+                content = None if problem else archive.extractfile(member)
+                yield "/".join((folder, *parts)), content.read() if content else b"", problem
 
 
 def _sample(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -354,9 +396,12 @@ def _of_tar(filesystem: FileSystem, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _filesystem(place: str) -> tuple[FileSystem, str]:
+    scheme, mark, _ = place.partition("://")
+    if mark and scheme not in SCHEMES:
+        raise InputError(f"{place}: supported are local folders, and URLs of {', '.join(SCHEMES)}")
     from pyarrow.fs import FileSystem, LocalFileSystem
 
-    if "://" not in place:
+    if not mark:
         return LocalFileSystem(), str(Path(place).absolute())
     try:
         filesystem, folder = FileSystem.from_uri(place)
@@ -370,7 +415,10 @@ def _files(filesystem: FileSystem, folder: str) -> list[str]:
     from pyarrow.fs import FileSelector
 
     found = filesystem.get_file_info(FileSelector(folder, allow_not_found=True, recursive=True))
-    return [file.path for file in found if file.is_file and "/." not in file.path[len(folder) :]]
+    try:
+        return [file.path for file in found if file.is_file and "/." not in file.path[len(folder) :]]
+    except UnicodeDecodeError as error:
+        raise InputError(f"{os.fsdecode(error.object)}: has a name that is not UTF-8; rename it") from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -67,6 +67,7 @@ SMALLEST: dict[str, tuple[str, str]] = {
     "panoptic_quality": ("--pairs 2 --rounds 1 --workers 1", r"seamseg +\d(.|\n)*the same scores"),
     "pooling": ("pool --rounds 1 --json OUT", CASE),
     "prepare": ("cityscapes --rounds 1 --json OUT", CASE),
+    "ray_data": ("--help", r"Compare the throughput"),
     "roi": ("ids --rounds 1 --json OUT", CASE),
     "scaling": ("--rounds 1 --side 64 --config toy_city_r18", r"scaling efficiency \d"),
     "semantic": ("19 --rounds 1 --json OUT", CASE),

@@ -5,6 +5,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -15,8 +16,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import seamseg
 from seamseg.formats.coco_panoptic import read_id_png
-from seamseg.integrations.ray import PanopticActor, _written
+from seamseg.integrations.ray import PanopticActor, _filesystem, _written
 from seamseg.utils.errors import InputError, SeamsegError
 
 pytestmark = pytest.mark.usefixtures("narrow")
@@ -123,17 +125,18 @@ def narrow():
 
 if __name__ == "__main__":
     ray.init(num_cpus=4, include_dashboard=False, runtime_env={"worker_process_setup_hook": narrow})
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(max([main(words.split("|")) for words in sys.argv[1:]]))
 """
 COUNT, BROKEN = 500, 7
 
 
-def job(tmp_path, *words):
-    """A process that predicts with a local Ray of four processors, whatever the machine has."""
+def job(tmp_path, *runs):
+    """A process that predicts once or several times with a local Ray of four processors, whatever the machine has."""
     tests = Path(__file__).parents[1]
     path = f"{tests.parent}:{tests}:{os.environ.get('PYTHONPATH', '')}"
     (tmp_path / "job.py").write_text(JOB)
-    command = [sys.executable, tmp_path / "job.py", *map(str, words), "--actors", "2", "--device", "cpu"]
+    command = [sys.executable, tmp_path / "job.py"]
+    command += ["|".join(map(str, (*words, "--actors", "2", "--device", "cpu"))) for words in runs]
     environment = {**os.environ, "PYTHONPATH": path, "RAY_TMPDIR": "/tmp", "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -142,7 +145,9 @@ def outcome(process):
     out, err = process.communicate(timeout=280)
     assert process.returncode in (0, 1), err[-3000:]
     # Ray writes about workers into the same stream
-    return process.returncode, next(line for line in out.splitlines() if "images predicted" in line).partition(": ")[2]
+    told = [line.partition(": ")[2] for line in out.splitlines() if "images predicted" in line]
+    assert told, err[-3000:]
+    return process.returncode, *told
 
 
 def kill_after(process, out, files, name):
@@ -166,10 +171,100 @@ def kill_after(process, out, files, name):
                 child.kill()
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
+with_ray = pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("ray", "psutil"))), reason="`pip install 'ray[data]' psutil` for this test"
 )
+
+
+@pytest.mark.parametrize(
+    "place", ["reference://a::file:///r.json", "http://169.254.169.254/a", "github://a/b", "ftp://h"]
+)
+def test_urls_of_other_schemes_are_refused(place):
+    with pytest.raises(InputError, match="supported are local folders, and URLs of s3, gs"):
+        _filesystem(place)
+
+
+def test_nothing_else_opens_urls():
+    package = Path(seamseg.__file__).parent
+    opening = re.compile(r"fsspec|urlopen|url_to_fs|from_uri")
+    found = [path for path in package.rglob("*.py") if opening.search(path.read_text(encoding="utf-8"))]
+    assert found == [package / "integrations" / "ray.py"]
+
+
+ODD = [
+    "a#b.png",
+    "a?b.png",
+    "100%.png",
+    "local:x.png",
+    "sub/1.left.png",
+    "http:/h/a.png",
+    "s3:/b::c.png",
+    "new\nline.png",
+]
+"""Names that a library could take for URLs."""
+
+
+def tar_of(path, images):
+    with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w") as archive:
+        for name, data in images.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+
+
+@with_ray
+@pytest.mark.slow
+def test_bad_and_odd_files_of_each_kind_of_input(micro_run, photos, tmp_path):
+    """Each is a row, with an error if it is bad; names in data reach no library that opens URLs."""
+    import pyarrow
+    from pyarrow import parquet
+
+    data = [photo.read_bytes() for photo in photos]
+    images = {name: data[k % 3] for k, name in enumerate(ODD)} | {"bad.png": b"no", "empty.png": b""}
+    folders = {kind: tmp_path / f"{kind}_in" for kind in ("images", "webdataset", "parquet")}
+    for name, content in images.items():
+        (folders["images"] / name).parent.mkdir(parents=True, exist_ok=True)
+        (folders["images"] / name).write_bytes(content)
+    for kind in ("webdataset", "parquet"):
+        folders[kind].mkdir()
+    tar_of(
+        folders["webdataset"] / "a.tar",
+        images | {"notes.txt": b"x", "._a.png": b"x", "../up.png": data[0], "\udcff.png": data[0]},
+    )
+    tar_of(folders["webdataset"] / "b.tar.gz", {f"{k}.png": data[k] for k in range(3)})
+    packed = (folders["webdataset"] / "a.tar").read_bytes()
+    (folders["webdataset"] / "cut.tar").write_bytes(packed[: len(packed) // 2])
+    (folders["webdataset"] / "no.tar").write_bytes(b"no tar")
+    table = pyarrow.table({"path": [*images, "none.png"], "bytes": [*images.values(), None]})
+    parquet.write_table(table, folders["parquet"] / "a.parquet")
+    bad = {"bad.png", "empty.png"}
+    expected = {
+        "images": (images.keys(), bad),
+        "parquet": (images.keys() | {"none.png"}, bad | {"none.png"}),
+    }
+    runs = [
+        (micro_run, folders[kind], tmp_path / kind, "--input", kind, "--output", "parquet")
+        for kind in ("images", "parquet", "webdataset", "webdataset")
+    ]
+    code, *told = outcome(job(tmp_path, *runs))
+    assert code == 1
+    rows = {kind: dict(_written(str(tmp_path / kind), "parquet")) for kind in folders}
+    for kind in ("images", "parquet"):
+        assert rows[kind].keys() == expected[kind][0]
+        assert {name for name, error in rows[kind].items() if error} == expected[kind][1]
+    found = rows["webdataset"]
+    whole = {f"a/{name}" for name in images} | {"a/up.png", "a/\\xff.png", *(f"b/{k}.png" for k in range(3))}
+    assert whole <= found.keys()
+    cut = {name for name in found.keys() - whole if name.startswith("cut/")}
+    assert {name.replace("cut/", "a/") for name in cut} < whole
+    assert found.keys() == whole | cut | {"cut.tar", "no.tar"}
+    failed = {name for name, error in found.items() if error}
+    assert failed - cut == {"a/bad.png", "a/empty.png", "cut.tar", "no.tar"}
+    assert told[-1] == f"0 images predicted, 0 failed, {len(found)} were there"
+
+
+@with_ray
+@pytest.mark.slow
 def test_a_worker_and_a_driver_are_killed(micro_run, photos, tmp_path, seamseg_main):
     """Each image once, with the map of a prediction into a folder; a broken one is a row with its error."""
     folder = tmp_path / "photos"
@@ -190,12 +285,12 @@ def test_a_worker_and_a_driver_are_killed(micro_run, photos, tmp_path, seamseg_m
     for kind, victim in (("parquet", "MapWorker"), ("webdataset", None)):
         out = tmp_path / kind
         words = (micro_run, folder, out, "--output", kind, "--rows-per-file", "20", "--batch-size", "4")
-        process = job(tmp_path, *words)
+        process = job(tmp_path, words)
         kill_after(process, out, 3, victim)
         if victim is None:
             first = dict(_written(str(out), kind, repair=True))
             assert 0 < len(first) < COUNT
-            code, text = outcome(job(tmp_path, *words))
+            code, text = outcome(job(tmp_path, words))
             assert f"{len(first)} were there" in text
         else:
             code, text = outcome(process)
