@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from seamseg.models.custom_network import CustomNetwork as Network
     from seamseg.models.custom_network import NetworkContext
     from seamseg.models.heads.custom import Head, HeadContext, Map
-    from seamseg.models.heads.roi import RegionHead
     from seamseg.models.heads.semantic import SemanticImage
     from seamseg.predict.writers.base import OutputFormat
     from seamseg.predict.writers.images import ImageFormat
@@ -56,7 +55,6 @@ __all__ = [
     "OutputFormat",
     "ReadMap",
     "Reader",
-    "RegionHead",
     "Run",
     "SemanticImage",
     "augmentation",
@@ -75,10 +73,7 @@ __all__ = [
     "parse_metadata",
     "reader",
     "resize_map",
-    "roi_head",
-    "rpn_head",
     "scheduler",
-    "semantic_head",
 ]
 
 _MODULES = {
@@ -94,7 +89,6 @@ _MODULES = {
     **dict.fromkeys(("ImageInfo", "Metadata", "parse_metadata"), "seamseg.formats.metadata"),
     "Metric": "seamseg.evaluation.metric",
     **dict.fromkeys(("Head", "HeadContext", "Map"), "seamseg.models.heads.custom"),
-    "RegionHead": "seamseg.models.heads.roi",
     "SemanticImage": "seamseg.models.heads.semantic",
     "resize_map": "seamseg.visualize.maps",
 }
@@ -183,23 +177,6 @@ def reader(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
     return register("reader", name, keys)
 
 
-def roi_head(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
-    """Register a class derived from :class:`RegionHead`, class, box and mask of regions: `[roi] head = NAME`.
-
-    It is made as `Class(keys, context)`, with a :class:`HeadContext`.
-    """
-    return register("roi_head", name, keys)
-
-
-def rpn_head(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
-    """Register a :class:`torch.nn.Module` that scores anchors: `[rpn] head = NAME`.
-
-    It is made as `Class(keys, context)`, with a :class:`HeadContext`, and maps levels `N x C x h x w` to objectness
-    logits `N x A`, box codes `N x A x 4` and the `(height, width)` of the cells of each level.
-    """
-    return register("rpn_head", name, keys)
-
-
 def scheduler(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
     """Register a function that returns the factor of the base learning rates: `[scheduler] type = NAME`.
 
@@ -209,15 +186,6 @@ def scheduler(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
     and not called during the burn-in of `[scheduler] burn_in_steps`.
     """
     return register("scheduler", name, keys)
-
-
-def semantic_head(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
-    """Register a :class:`torch.nn.Module` that classifies all cells: `[sem] head = NAME`.
-
-    It is made as `Class(keys, context)`, with a :class:`HeadContext`, and maps all levels to logits
-    `N x classes x h x w`.
-    """
-    return register("semantic_head", name, keys)
 
 
 def __getattr__(name: str) -> Any:

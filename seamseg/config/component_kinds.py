@@ -57,14 +57,7 @@ KINDS: dict[str, ComponentKind] = {
     ),
     "optimizer": ComponentKind("updates the weights", "optimizer.type", ("seamseg.training.optim.optimizer",)),
     "reader": ComponentKind("reads a data set", "dataloader.reader", ("seamseg.data.folder",)),
-    "roi_head": ComponentKind("class, box and mask of regions", "roi.head", ("seamseg.models.heads.roi",), needed=True),
-    "rpn_head": ComponentKind(
-        "objectness and box codes of anchors", "rpn.head", ("seamseg.models.heads.rpn",), needed=True
-    ),
     "scheduler": ComponentKind("learning rate over time", "scheduler.type", ("seamseg.training.optim.schedule",)),
-    "semantic_head": ComponentKind(
-        "class logits of the pyramid", "sem.head", ("seamseg.models.heads.semantic",), needed=True
-    ),
 }
 """The kinds of components by name."""
 

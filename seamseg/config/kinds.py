@@ -44,7 +44,7 @@ _DETECTION = ("obj_loss", "bbx_loss", "roi_cls_loss", "roi_bbx_loss")
 _ALWAYS = frozenset({"body.out_strides"})
 _FUSION = frozenset(f"general.{key}" for key in ("overlap_threshold", "min_stuff_area", "eval_mode", "eval_coco"))
 _MASKS = frozenset(f"roi.{key}" for key in ("void_is_background", "mask_positives_only"))
-_PYRAMID = frozenset({"fpn", "rpn", "roi", "body.out_channels", "sem.fpn_min_level", "sem.fpn_levels", "sem.head"})
+_PYRAMID = frozenset({"fpn", "rpn", "roi", "body.out_channels", "sem.fpn_min_level", "sem.fpn_levels"})
 
 KINDS = {
     "panoptic": Kind(

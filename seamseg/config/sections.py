@@ -193,7 +193,6 @@ class Rpn:
     fpn_min_level: int = key("first pyramid level", minimum=0, maximum=16)
     fpn_levels: int = key("number of pyramid levels", minimum=1, maximum=16)
     sigma: float = key("sigma of the smooth L1 loss: it is quadratic up to 1 / sigma²", above=0)
-    head: str = our_key("layers that score the anchors", choices=("fpn",), component="rpn_head")
 
 
 @dataclass(frozen=True)
@@ -219,7 +218,6 @@ class Roi:
     fpn_canonical_level: int = key("pyramid level of such a box")
     sigma: float = key("sigma of the smooth L1 loss: it is quadratic up to 1 / sigma²", above=0)
     bbx_reg_weights: tuple[float, float, float, float] = key("factors of the box codes", above=0)
-    head: str = our_key("layers that score and mask regions", choices=("mask_rcnn",), component="roi_head")
     fc_channels: int = our_key("channels of the fully connected layers", minimum=1, maximum=65_536)
     conv_channels: int = our_key("channels of the convolutions of the mask branch", minimum=1, maximum=CHANNELS)
     sample_empty_images: bool = our_key("sample negatives from images without things; the original skips these images")
@@ -248,7 +246,6 @@ class Sem:
         above=0,
         maximum=1,
     )
-    head: str = our_key("layers of the semantic head", choices=("mini_deeplab",), component="semantic_head")
     hidden_channels: int = our_key("channels of each branch", minimum=1, maximum=CHANNELS)
     out_channels: int = our_key("channels before the classifier", minimum=1, maximum=CHANNELS)
     dilations: tuple[int, ...] = our_key("dilations of the 3x3 convolutions", minimum=1, maximum=1024, most=16)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from seamseg.models.backbones.fpn import FPN, FPNBody
     from seamseg.models.criterion import Criterion
     from seamseg.models.folding import fold_abn
-    from seamseg.models.heads.roi import RegionHead, ROIHead
+    from seamseg.models.heads.roi import ROIHead
     from seamseg.models.heads.rpn import RPNHead
     from seamseg.models.heads.semantic import SemanticHead
     from seamseg.models.panoptic import PanopticNet
@@ -20,7 +20,7 @@ _MODULES = {
     **dict.fromkeys(("FPN", "FPNBody"), "backbones.fpn"),
     "Criterion": "criterion",
     "fold_abn": "folding",
-    **dict.fromkeys(("RegionHead", "ROIHead"), "heads.roi"),
+    "ROIHead": "heads.roi",
     "RPNHead": "heads.rpn",
     "SemanticHead": "heads.semantic",
     "PanopticNet": "panoptic",
@@ -35,7 +35,6 @@ __all__ = [
     "PanopticNet",
     "ROIHead",
     "RPNHead",
-    "RegionHead",
     "SemanticHead",
     "build_backbone",
     "fold_abn",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -12,27 +13,29 @@ import torch
 from torch import nn
 
 from seamseg.config import KINDS, Config
-from seamseg.config.components import register
+from seamseg.config.components import Component, register
 from seamseg.config.kinds import SEAMLESS
 from seamseg.config.sections import Body as BodyKeys
 from seamseg.config.sections import General
-from seamseg.models.backbones.base import Backbone, BodyContext, NormFactory
+from seamseg.models.backbones.base import Backbone, Body, BodyContext, NormFactory
 from seamseg.models.backbones.fpn import FPN, FPNBody
 from seamseg.models.criterion import Criterion, SemanticCriterion, TrainingModule
 from seamseg.models.custom_network import CustomNetwork, NetworkContext, WholeNetwork, own_losses
-from seamseg.models.custom_parts import check_body, check_part
 from seamseg.models.folding import fold_layers
 from seamseg.models.heads.custom import Head, HeadContext, loss_weight
 from seamseg.models.heads.deeplab import DeeplabV3
-from seamseg.models.heads.roi import RegionHead
+from seamseg.models.heads.roi import ROIHead
+from seamseg.models.heads.rpn import RPNHead
+from seamseg.models.heads.semantic import SemanticHead
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.panoptic_inference import NetworkOptions
 from seamseg.models.quantised import quantised
 from seamseg.models.semantic import SemanticNet, SemanticOptions
 from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
 from seamseg.predictions import name_problem
-from seamseg.utils.component_errors import instance_of
-from seamseg.utils.errors import InputError
+from seamseg.utils.component_errors import described, instance_of
+from seamseg.utils.device_memory import lacks_memory
+from seamseg.utils.errors import InputError, SeamsegError
 
 SegmentationNet: TypeAlias = PanopticNet | SemanticNet
 """A network of body and heads."""
@@ -97,8 +100,7 @@ def build_seamless(keys: General, context: NetworkContext) -> SegmentationNet:
 
 def custom_heads(config: Config) -> list[str]:
     """Return the sections of the custom heads of a configuration."""
-    chosen = [config.component(kind)[0] for kind in ("rpn_head", "roi_head", "semantic_head")]
-    return [c.section for c, _ in config.components("head")] + [c.section for c in chosen if not c.built_in]
+    return [component.section for component, _ in config.components("head")]
 
 
 def without_quantisation(config: Config) -> Config:
@@ -123,37 +125,20 @@ def _build_panoptic_net(config: Config, num_stuff: int, num_thing: int) -> Panop
     if num_thing < 1:
         raise InputError(f"the data set has {num_thing} thing classes, the network needs at least one")
     body_norm, head_norm = norm_factories(config.body)
-    strides = tuple(config.fpn.out_strides)
-    context = HeadContext(config.fpn.out_channels, strides, num_stuff, num_thing, body_norm, config)
-    of_boxes = replace(context, norm=head_norm)
+    width, strides = config.fpn.out_channels, tuple(config.fpn.out_strides)
     net = PanopticNet(
         _build_body(config, body_norm),
-        _build_head(config, "rpn_head", of_boxes),
-        _build_head(config, "roi_head", of_boxes, RegionHead),
-        _build_head(config, "semantic_head", context) if config.kind == "panoptic" else None,
+        RPNHead(config.rpn, width, head_norm),
+        ROIHead(config.roi, width, num_thing, head_norm, config.parts_of_kind.has_masks),
+        SemanticHead(config.sem, width, num_stuff + num_thing, body_norm) if config.kind == "panoptic" else None,
         None,
         NetworkOptions.of(config, num_stuff),
     )
-    parts = {"rpn_head": net.rpn_head, "roi_head": net.roi_head, "semantic_head": net.sem_head}
-    own = [part for kind, part in parts.items() if part is not None and not config.component(kind)[0].built_in]
-    initialise(net, config.body, own)
+    initialise(net, config.body)
     net.body.backbone.freeze(config.body.num_frozen)
     # last: the initial weights of the others do not depend on them, and they have initial weights of their own
-    heads = build_heads(config, context)
+    heads = build_heads(config, HeadContext(width, strides, num_stuff, num_thing, body_norm, config))
     return PanopticNet(net.body, net.rpn_head, net.roi_head, net.sem_head, heads, net.options) if heads else net
-
-
-def _build_head(config: Config, kind: str, context: HeadContext, base: type[nn.Module] = nn.Module) -> Any:
-    """Build the part that a key of the configuration chooses."""
-    component, keys = config.component(kind)
-    if component.built_in:
-        return component.make(keys, context)
-    head = component.build(keys, context)
-    if not isinstance(head, base):
-        name = "torch.nn.Module" if base is nn.Module else f"seamseg.components.{base.__name__}"
-        raise InputError(f"{component.section} ({component.file}): must be a {name}")
-    check_part(kind, head, context, component)
-    return head
 
 
 def _check_weights(losses: Mapping[str, str | float], keys: object, where: str) -> None:
@@ -246,11 +231,60 @@ def build_configured_backbone(config: Config, norm: NormFactory, keep_outputs: b
         name = f"{body.body}: " if body.body != component.name else ""
         raise InputError(f"[body] body_params: {name}{error}") from error
     if not component.built_in:
-        check_body(backbone, config, component)
+        _check_body(backbone, config, component)
     if body.num_frozen > backbone.num_modules:
         raise InputError(f"[body] num_frozen: {body.body} has {backbone.num_modules} modules, not {body.num_frozen}")
     assert isinstance(backbone, Backbone)
     return backbone
+
+
+def _check_body(backbone: object, config: Config, component: Component) -> None:
+    """Raise InputError if a body is none, or its maps are others than it declares."""
+    where = f"{component.section} ({component.file})"
+    backbone = instance_of(Body, backbone, where)
+    if config.body.body_params:
+        raise InputError(f"[body] body_params has no effect on {component.name}: set keys of [{component.section}]")
+    if config.general.checkpoint_body:
+        raise InputError(f"[general] checkpoint_body: {component.name} does not support it")
+    strides, channels = dict(backbone.strides), backbone.out_channels
+    if list(strides.values()) != sorted(strides.values()):
+        raise InputError(f"{where}: strides must be in the order of the maps, finest first, got {strides}")
+    if channels.keys() != strides.keys():
+        raise InputError(f"{where}: out_channels names {[*channels]}, strides names {[*strides]}")
+    largest = max(64, *strides.values())
+    # images have any size: the sides are a multiple of the strides, less, and more
+    for height, width in ((3 * largest, 4 * largest), (3 * largest - 1, 4 * largest + 1)):
+        with _trial(backbone, component) as device:
+            found = backbone(torch.zeros(1, 3, height, width, device=device))
+            if not isinstance(found, dict):
+                raise TypeError(f"forward() must return a dict of maps, returned {type(found).__name__}")
+            shapes = {name: tuple(found[name].shape) for name in strides}
+        for name, stride in strides.items():
+            shape = (1, channels[name], -(-height // stride), -(-width // stride))
+            if shapes[name] != shape:
+                raise InputError(
+                    f"{where}: {name} of an image of 3 x {height} x {width} is {_text(shapes[name][1:])}, its channels "
+                    f"and stride, rounded up, declare {_text(shape[1:])}"
+                )
+
+
+@contextmanager
+def _trial(part: nn.Module, component: Component) -> Iterator[torch.device]:
+    """Run a part in evaluation mode, without gradients and without a trace in the random numbers; yield its device."""
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            part.eval()
+            yield next((p.device for p in part.parameters()), torch.device("cpu"))
+    except Exception as error:
+        if isinstance(error, SeamsegError) or lacks_memory(error):
+            raise
+        raise InputError(f"{component.section}{described(error, str(component.file))}") from error
+    finally:
+        part.train()
+
+
+def _text(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape))
 
 
 def norm_factories(config: BodyKeys) -> tuple[NormFactory, NormFactory]:
@@ -303,7 +337,7 @@ _OUTPUT_STD = {
 
 
 @torch.no_grad()
-def initialise(net: nn.Module, config: BodyKeys, keep: Sequence[nn.Module] = ()) -> None:
+def initialise(net: nn.Module, config: BodyKeys) -> None:
     """Initialise the convolutions and linear layers of a network; norms keep weight 1 and bias 0.
 
     Hidden layers keep the variance of the signal (He et al. 2015); biases are 0; outputs start small.
@@ -312,14 +346,12 @@ def initialise(net: nn.Module, config: BodyKeys, keep: Sequence[nn.Module] = ())
     ----------
     net : changed in place
     config : the section `[body]`, whose activation decides the gain
-    keep : parts with initial weights of their own
     """
     gain_slope = config.activation_slope if config.activation == "leaky_relu" else 0.0
     outputs = {"roi_head.roi_msk", "sem_head.conv_sem", "cls", *_OUTPUT_STD}
     body = "body.backbone." if isinstance(net, PanopticNet) else "body."
     backbones = [module for module in net.modules() if isinstance(module, Backbone) and module.initialised]
-    parts = [*(backbone.pretrained_part for backbone in backbones), *keep]
-    initialised = {module for part in parts for module in part.modules()}
+    initialised = {module for backbone in backbones for module in backbone.pretrained_part.modules()}
     for name, module in net.named_modules():
         if module in initialised or not isinstance(module, (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)):
             continue

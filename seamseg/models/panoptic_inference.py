@@ -13,7 +13,7 @@ from seamseg.config import Config
 from seamseg.models.backbones.fpn import FPNBody
 from seamseg.models.heads.custom import Head, declared_outputs, predicted_maps
 from seamseg.models.heads.detections import DetectionSelector
-from seamseg.models.heads.roi import RegionHead, ROIExtractor
+from seamseg.models.heads.roi import ROIExtractor, ROIHead
 from seamseg.models.heads.roi_targets import ProposalMatcher
 from seamseg.models.heads.rpn import AnchorGenerator, ProposalGenerator
 from seamseg.models.network import BatchOptions, Network, mark_sizes_dynamic
@@ -172,7 +172,7 @@ class PanopticInference(Network):
     compiled_parts = ("body", "sem_head")
     body: FPNBody
     rpn_head: nn.Module
-    roi_head: RegionHead
+    roi_head: ROIHead
     sem_head: nn.Module | None
     heads: nn.ModuleDict | None
     options: NetworkOptions
@@ -181,7 +181,7 @@ class PanopticInference(Network):
         self,
         body: FPNBody,
         rpn_head: nn.Module,
-        roi_head: RegionHead,
+        roi_head: ROIHead,
         sem_head: nn.Module | None,
         heads: nn.ModuleDict | None,
         options: NetworkOptions,

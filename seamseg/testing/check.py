@@ -72,7 +72,7 @@ val_set = val
 _SECONDS = 900
 """Longest time of a process, on a busy machine."""
 
-_EXPORTED = ("head", "body", "roi_head", "rpn_head", "semantic_head")
+_EXPORTED = ("head", "body")
 """Kinds whose components are part of an exported network."""
 
 _NO_DETECTIONS = "roi.score_threshold=1"

@@ -25,8 +25,8 @@ from seamseg.training.run import TrainingOptions, run_training
 from seamseg.training.task import SegmentationTask
 
 CHOOSING = {
-    *("general.kind", "general.base", "general.components", "general.network", "optimizer.type", "rpn.head"),
-    *("roi.head", "sem.head", "sem.loss", "dataloader.reader"),
+    *("general.kind", "general.base", "general.components", "general.network", "optimizer.type"),
+    *("sem.loss", "dataloader.reader"),
     "optimizer.beta2",  # of Adam, which is not chosen here
 }
 """Keys that choose kinds or components by name, read by the configuration itself."""

@@ -51,11 +51,6 @@ class HeadContext:
     norm: NormFactory
     config: Config
 
-    @property
-    def has_masks(self) -> bool:
-        """Whether detections have masks."""
-        return self.config.parts_of_kind.has_masks
-
 
 class Head(nn.Module):
     """A head; derive from it, and register the class with :data:`seamseg.components.head`.

@@ -11,11 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seamseg.config.components import register
 from seamseg.config.sections import Roi
 from seamseg.models.backbones.base import NormFactory
 from seamseg.models.folded import FoldedUpsampling
-from seamseg.models.heads.custom import HeadContext
 from seamseg.models.heads.roi_targets import IGNORED_PIXEL
 from seamseg.ops.boxes import box_area
 from seamseg.ops.norm import NormSequential, is_inplace, is_pointwise, is_tiling, run_layers
@@ -59,55 +57,7 @@ class ROIExtractor:
         return roi_features(used, boxes, index, self.level_of(boxes) - first, padded_size, self.config.roi_size)
 
 
-class RegionHead(nn.Module):
-    """Class, box and mask of regions; derive from it for a head of `[roi] head`.
-
-    Parameters
-    ----------
-    num_things : thing classes
-    with_masks : whether it has masks; detection has none
-    roi_size : `(height, width)` of the features of a region, `[roi] roi_size`
-
-    Attributes
-    ----------
-    unused_layers : beginnings of the names of weights that a snapshot may have and this head does not use
-    """
-
-    def __init__(self, num_things: int, with_masks: bool, roi_size: tuple[int, int]) -> None:
-        super().__init__()
-        self.num_things = num_things
-        self.with_masks = with_masks
-        self.roi_size = roi_size
-        self.unused_layers: tuple[str, ...] = ()
-
-    def boxes(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Map features `K x C x roi_size` to logits `K x (things + 1)` (0: background), codes `K x things x 4`."""
-        raise NotImplementedError
-
-    def masks(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Map features `K x C x roi_size` to mask logits `K x things x 2 roi_size`, of the regions `rows` if given."""
-        raise NotImplementedError
-
-    def masks_of(self, x: Tensor, classes: Tensor) -> Tensor:
-        """Return mask logits `K x 2 roi_size` of features `K x C x roi_size`, for the thing class of each region."""
-        masks = self.masks(x)
-        # not by two indices, a GatherND in ONNX, which some engines do not check
-        return masks.gather(1, classes[:, None, None, None].expand(-1, 1, *masks.shape[2:]))[:, 0]
-
-    def forward(
-        self, x: Tensor, rows: Tensor | None = None, rows_only: bool = False
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Run all branches: class logits, box codes and (of `rows` only, if given) mask logits or None.
-
-        With `rows_only` the mask branch runs on `rows` alone, see `[roi] mask_positives_only`.
-        """
-        cls_logits, bbx_logits = self.boxes(x)
-        if not self.with_masks:
-            return cls_logits, bbx_logits, None
-        return cls_logits, bbx_logits, self.masks(x[rows]) if rows_only else self.masks(x, rows)
-
-
-class ROIHead(RegionHead):
+class ROIHead(nn.Module):
     """The head of Mask R-CNN, with or without masks (docs/contract.md, section 3 "ROI head").
 
     Parameters
@@ -117,12 +67,19 @@ class ROIHead(RegionHead):
     num_things : thing classes
     norm : factory of norm + activation layers
     with_masks : False leaves the mask branch out (detection)
+
+    Attributes
+    ----------
+    unused_layers : beginnings of the names of weights that a snapshot may have and this head does not use
     """
 
     def __init__(
         self, config: Roi, in_channels: int, num_things: int, norm: NormFactory, with_masks: bool = True
     ) -> None:
-        super().__init__(num_things, with_masks, config.roi_size)
+        super().__init__()
+        self.num_things = num_things
+        self.with_masks = with_masks
+        self.roi_size = config.roi_size
         fc_channels, conv_channels = config.fc_channels, config.conv_channels
         # snapshots of networks with masks have them, too
         self.unused_layers = () if with_masks else ("conv.", "roi_msk.")
@@ -172,7 +129,9 @@ class ROIHead(RegionHead):
     def masks_of(self, x: Tensor, classes: Tensor) -> Tensor:
         """Return mask logits `K x 28 x 28` of features `K x C x 14 x 14`, for the thing class of each region (`K`)."""
         if getattr(self.masks, "__func__", None) is not ROIHead.masks or not is_pointwise(self.roi_msk):
-            return super().masks_of(x, classes)
+            masks = self.masks(x)
+            # not by two indices, a GatherND in ONNX, which some engines do not check
+            return masks.gather(1, classes[:, None, None, None].expand(-1, 1, *masks.shape[2:]))[:, 0]
         # without the logits of the other classes
         weight, bias = self.roi_msk.weight.flatten(1)[classes], self.roi_msk.bias
         *layers, enlarge, norm = self.conv
@@ -183,11 +142,17 @@ class ROIHead(RegionHead):
             logits = torch.einsum("kchw,kc->khw", run_layers((enlarge, norm), x), weight)
         return logits if bias is None else logits + bias[classes, None, None]
 
+    def forward(
+        self, x: Tensor, rows: Tensor | None = None, rows_only: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Run all branches: class logits, box codes and (of `rows` only, if given) mask logits or None.
 
-@register("roi_head", "mask_rcnn")
-def mask_rcnn(keys: Roi, context: HeadContext) -> ROIHead:
-    """Class and box from two fully connected layers, masks from four convolutions."""
-    return ROIHead(keys, context.width, context.num_thing, context.norm, context.has_masks)
+        With `rows_only` the mask branch runs on `rows` alone, see `[roi] mask_positives_only`.
+        """
+        cls_logits, bbx_logits = self.boxes(x)
+        if not self.with_masks:
+            return cls_logits, bbx_logits, None
+        return cls_logits, bbx_logits, self.masks(x[rows]) if rows_only else self.masks(x, rows)
 
 
 def _doubles(layer: nn.Module) -> TypeGuard[nn.ConvTranspose2d]:

@@ -12,10 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seamseg.config.components import register
 from seamseg.config.sections import Rpn
 from seamseg.models.backbones.base import NormFactory
-from seamseg.models.heads.custom import HeadContext
 from seamseg.models.heads.roi_targets import BACKGROUND, box_targets
 from seamseg.models.heads.select import best_scores, first_true, nth_true, rank_samples, rows_of_groups, upload
 from seamseg.ops.boxes import clip_boxes, crowd_fraction, decode_boxes, match_boxes, smooth_l1
@@ -136,12 +134,6 @@ class RPNHead(nn.Module):
             bbx_logits.append(self.conv_bbx(hidden).permute(0, 2, 3, 1).reshape(n, -1, 4))
             shapes.append((h, w))
         return torch.cat(obj_logits, dim=1), torch.cat(bbx_logits, dim=1), shapes
-
-
-@register("rpn_head", "fpn")
-def rpn_head(keys: Rpn, context: HeadContext) -> RPNHead:
-    """Objectness and box codes of a 3x3 convolution, with the same weights on all levels."""
-    return RPNHead(keys, context.width, context.norm)
 
 
 IGNORED = -2

@@ -12,7 +12,6 @@ from torch.nn import functional
 from seamseg.config.components import register
 from seamseg.config.sections import Sem
 from seamseg.models.backbones.base import NormFactory
-from seamseg.models.heads.custom import HeadContext
 from seamseg.ops.norm import convolve_each, is_pointwise, run_layers
 from seamseg.ops.pooling import box_filter_pool
 from seamseg.ops.upsample import upsample_cross_entropy, upsample_ohem_loss
@@ -84,12 +83,6 @@ class SemanticHead(nn.Module):
             part = functional.conv2d(module(x), weight)
             logits = logits + functional.interpolate(part, size=size, mode="bilinear", align_corners=False)
         return logits
-
-
-@register("semantic_head", "mini_deeplab")
-def mini_deeplab(keys: Sem, context: HeadContext) -> SemanticHead:
-    """Local, wide and nearly global context of each level, and a classifier of all levels together."""
-    return SemanticHead(keys, context.width, context.num_stuff + context.num_thing, context.norm)
 
 
 def semantic_target(masks: Tensor, categories: Tensor) -> Tensor:

@@ -9,13 +9,11 @@ from support.sections import sem
 from torch.nn import functional
 from torch.testing import assert_close
 
-from seamseg.models.heads.custom import HeadContext
 from seamseg.models.heads.semantic import (
     MiniDeepLab,
     SemanticHead,
     SemanticImage,
     cross_entropy,
-    mini_deeplab,
     semantic_loss,
     semantic_target,
 )
@@ -76,10 +74,9 @@ def test_head_uses_its_levels_only():
     assert head.eval()(levels).shape == (2, 5, 12, 16)
 
 
-def test_parts_of_the_registered_head():
-    """Classes are stuff and things; the classifier alone has a bias, the other convolutions have a norm."""
-    head = mini_deeplab(sem(hidden_channels=4), HeadContext(6, (4, 8, 16, 32), 5, 3, ABN, None))
-    assert head.conv_sem.out_channels == 8
+def test_only_the_classifier_has_a_bias():
+    """The other convolutions have a norm."""
+    head, _ = make()
     assert [key for key in head.state_dict() if "conv" in key and key.endswith("bias")] == ["conv_sem.bias"]
 
 
