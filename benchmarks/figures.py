@@ -421,13 +421,13 @@ def _ablation() -> Iterator[Figure]:
     means = {name: {key: sum(v) / len(v) for key, v in row.items()} for name, row in table["rows"].items()}
     names = {
         "scratch": ("scratch", None),
-        "box_convs": ("box_convs = 4, group norm", "scratch"),
-        "mask_points": ("mask_refinement = points", "scratch"),
-        "copy_paste": ("copy_paste, probability 0.5", "pretrained"),
+        "box_convs": ("four convolutions in the box branch, group norm", "scratch"),
+        "mask_points": ("masks refined at points (PointRend)", "scratch"),
+        "copy_paste": ("copy-paste, probability 0.5", "pretrained"),
         "crop": ("crop_size = (128, 192)", "pretrained"),
-        "cabb": ("crop, box_loss = cabb", "crop"),
+        "cabb": ("crop, crop-aware box loss", "crop"),
         "large_scale_jitter": ("crop, large-scale jitter (0.5, 2)", "crop"),
-        "instance_scale_uniform": ("crop, the same and crop = instance_scale", "crop"),
+        "instance_scale_uniform": ("crop, the same around instances", "crop"),
     }
     for name, (words, against) in names.items():
         row, scores = means[name], table["rows"][name]["PQ"]
