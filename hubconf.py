@@ -11,7 +11,7 @@ import typing  # a class would be listed as an entry point
 
 import seamseg
 
-dependencies = ["torch", "torchvision", "numpy", "PIL", "pycocotools", "umsgpack", "tqdm", "zlib_ng"]
+dependencies = ["torch", "torchvision", "numpy", "PIL", "pycocotools", "umsgpack", "tqdm", "zlib_ng", "filelock"]
 
 
 def _load(kind: str, model: typing.Any, overrides: typing.Any = (), **options: typing.Any) -> typing.Any:
