@@ -19,7 +19,6 @@ $(READY): pyproject.toml setup.py constraints.txt $(wildcard csrc/*.h csrc/*/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo "seamseg needs Python >= 3.10; set PYTHON: make $(MAKECMDGOALS) PYTHON=python3.11" >&2; exit 2; }
 	@echo "setting up $(VENV): downloading PyTorch (3 GB) and compiling the kernels takes minutes"
-	@test -z "$$SEAMSEG_KERNELS" && command -v nvcc >/dev/null && echo "found nvcc: compiling CUDA kernels takes up to ten more minutes; SEAMSEG_KERNELS=cpu skips them" || true
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@# uv is much faster than pip; fall back to pip without it
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv || true

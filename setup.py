@@ -5,7 +5,9 @@ also the headers of torch, `seamseg._C_cuda` also an nvcc of torch's CUDA major 
 stable ABI, so that one binary works with every torch from 2.11 on. A library that cannot be built is left out, with the
 reason in `seamseg/kernels.json`; the installation does not fail. Only `setup.py build_ext` fails where a compiler does.
 
-    SEAMSEG_KERNELS=off|maps|cpu|all  what to build (default: all that can be built); maps needs no torch
+    SEAMSEG_KERNELS=off|maps|cpu|all  what to build; maps needs no torch (default: all that can be built, but CUDA
+                                  kernels only if the machine has a GPU or one of the next two is set)
+    FORCE_CUDA=1                  build the CUDA kernels without a GPU
     TORCH_CUDA_ARCH_LIST          GPU architectures (default: "8.0;9.0+PTX" and those of the GPUs in this machine);
                                   they are recorded in kernels.json
     CUDA_HOME                     CUDA toolkit (default: that of nvcc on the path)
@@ -31,7 +33,7 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "csrc"))
-from toolchain import architecture_flags, architectures, compiler, cuda_home, cuda_version_of, torch_folder  # noqa: E402
+from toolchain import architecture_flags, architectures, cards, compiler, cuda_home, cuda_version_of, torch_folder  # noqa: E402
 
 # the package itself may need what is not installed yet
 spec = importlib.util.spec_from_file_location("native", ROOT / "seamseg/utils/native.py")
@@ -62,7 +64,7 @@ class Kernels(build_ext):
     def run(self) -> None:
         """Build each library, or record why it cannot be built."""
         self.torch = torch_folder()
-        wanted = os.environ.get("SEAMSEG_KERNELS", "all")
+        wanted = os.environ.get("SEAMSEG_KERNELS")
         report, built, failed = {}, [], []
         for extension in self.extensions:
             name = extension.name.rpartition(".")[2]
@@ -100,7 +102,7 @@ class Kernels(build_ext):
             if "build_ext" in self.distribution.commands:
                 sys.exit(1)
 
-    def _obstacle(self, name: str, wanted: str) -> str | None:
+    def _obstacle(self, name: str, wanted: str | None) -> str | None:
         if compiler() is None:
             return "no C++ compiler was found"
         if name == "_maps":
@@ -116,6 +118,9 @@ class Kernels(build_ext):
         version = cuda_version_of(self.torch)
         if version is None:
             return "torch is a build for the CPU"
+        asked = wanted == "all" or os.environ.get("FORCE_CUDA", "0") != "0" or "TORCH_CUDA_ARCH_LIST" in os.environ
+        if not asked and not cards():
+            return "no GPU was found where seamseg was built; FORCE_CUDA=1 builds them nevertheless"
         home = cuda_home()
         if home is None:
             return "no nvcc was found; set CUDA_HOME"

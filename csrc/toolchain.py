@@ -38,19 +38,19 @@ def cuda_home() -> Path | None:
 
 
 def cards() -> list[str]:
-    """List the architectures of the GPUs in this machine that the default does not cover, as "7.5"."""
+    """List the architectures of the GPUs in this machine, as "7.5"."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
     query = [program, "--query-gpu=compute_cap", "--format=csv,noheader"]
     lines = subprocess.run(query, capture_output=True, text=True).stdout.split()
-    return sorted({card for card in lines if re.fullmatch(r"\d+\.\d", card)} - {"8.0", "9.0"})
+    return sorted({card for card in lines if re.fullmatch(r"\d+\.\d", card)})
 
 
 def architectures() -> list[str]:
     """Return the targets of TORCH_CUDA_ARCH_LIST: machine code as "sm_80", PTX as "compute_90"."""
     found = []
-    wanted = os.environ.get("TORCH_CUDA_ARCH_LIST") or ";".join([DEFAULT_ARCHITECTURES, *cards()])
+    wanted = os.environ.get("TORCH_CUDA_ARCH_LIST") or ";".join([DEFAULT_ARCHITECTURES, *({*cards()} - {"8.0", "9.0"})])
     for entry in re.findall(r"[^;, ]+", wanted):
         number = entry.removesuffix("+PTX").replace(".", "")
         found.append(f"sm_{number}")
