@@ -113,12 +113,13 @@ class Kernels(build_ext):
             return "torch was not installed where seamseg was built"
         if name == "_C":
             return None
-        if wanted == "cpu":
-            return "switched off by SEAMSEG_KERNELS"
+        return "switched off by SEAMSEG_KERNELS" if wanted == "cpu" else self._cuda_obstacle(wanted == "all")
+
+    def _cuda_obstacle(self, asked: bool) -> str | None:
         version = cuda_version_of(self.torch)
         if version is None:
             return "torch is a build for the CPU"
-        asked = wanted == "all" or os.environ.get("FORCE_CUDA", "0") != "0" or "TORCH_CUDA_ARCH_LIST" in os.environ
+        asked = asked or os.environ.get("FORCE_CUDA", "0") != "0" or "TORCH_CUDA_ARCH_LIST" in os.environ
         if not asked and not cards():
             return "no GPU was found where seamseg was built; FORCE_CUDA=1 builds them nevertheless"
         home = cuda_home()
