@@ -27,6 +27,7 @@ from seamseg.training.run import TrainingOptions, run_training
 from seamseg.utils.distributed import World, choose_device, run_in_processes
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import write_json
+from seamseg.utils.output import echo
 from seamseg.utils.parallel import available_cores
 from seamseg.utils.progress import counter, progress
 
@@ -55,7 +56,7 @@ class DemoOptions:
     device: str = "auto"
 
 
-def run_demo(options: DemoOptions, print_line: Callable[[str], None] = print) -> PanopticScores:
+def run_demo(options: DemoOptions, print_line: Callable[[str], None] = echo) -> PanopticScores:
     """Run all stages, except those that are complete.
 
     The run folder gets `toy_city/raw` (as Cityscapes is distributed), `toy_city/data` (dataset folder), the snapshots,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import json
 import typing
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from seamseg.config.values import ValueProblem, expected, format_value, parse_va
 from seamseg.utils.errors import InputError, did_you_mean
 from seamseg.utils.files import decode_text, read_bytes
 from seamseg.utils.limits import CONFIG_BYTES, parse_json
+from seamseg.utils.output import warn
 
 BN_MODES = ("standard", "inplace", "sync")
 ACTIVATIONS = ("relu", "leaky_relu", "elu", "identity")
@@ -258,9 +258,9 @@ def _section(
     unknown = [key for key in content if key not in known]
     for key in unknown[:_MOST_WARNINGS]:
         meant = did_you_mean(str(key), known)
-        warnings.warn(f"{origin}: unknown key {_joined(name, key)} is ignored{meant}", stacklevel=2)
+        warn(f"{origin}: unknown key {_joined(name, key)} is ignored{meant}", stacklevel=2)
     if len(unknown) > _MOST_WARNINGS:
-        warnings.warn(f"{origin}: {len(unknown) - _MOST_WARNINGS} more unknown keys are ignored", stacklevel=2)
+        warn(f"{origin}: {len(unknown) - _MOST_WARNINGS} more unknown keys are ignored", stacklevel=2)
     for spec in fields(cls):
         if spec.name not in known:
             continue

@@ -21,6 +21,7 @@ from seamseg.cli.main import add_action
 from seamseg.cli.train import add_restart, add_set_and_device, check_start, run_trainer
 from seamseg.utils.errors import InputError
 from seamseg.utils.launcher import is_main_process
+from seamseg.utils.output import echo
 
 TRAIN = """Train a classifier.
 
@@ -112,7 +113,7 @@ def _validate(args: argparse.Namespace) -> int:
     if not is_main_process():
         return 0
     # the table first: the scores must not be lost if the file cannot be written
-    print(scores.table(), flush=True)
+    echo(scores.table(), flush=True)
     if args.json is not None:
         write_json(args.json, scores.to_json(), indent=2)
     return 0

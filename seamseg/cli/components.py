@@ -18,6 +18,7 @@ from seamseg.config import components
 from seamseg.config.loader import load_components
 from seamseg.config.reference import by_make, chosen_by, summary
 from seamseg.config.values import format_value
+from seamseg.utils.output import echo
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,18 +32,18 @@ def run(args: argparse.Namespace) -> int:
     """Print the components by kind."""
     load_components(args.set)
     if args.set and all(component.built_in for component in components.registered()):
-        print("no file registers a component", file=sys.stderr)
+        echo("no file registers a component", file=sys.stderr)
     for kind, what in components.KINDS.items():
         found = components.registered(kind)
         if args.set and args.kind is None:
             found = [component for component in found if not component.built_in]
         if args.kind not in (None, kind) or (args.set and not found):
             continue
-        print(f"{kind}: {what.what}; {chosen_by(kind, what).replace('`', '')}")
+        echo(f"{kind}: {what.what}; {chosen_by(kind, what).replace('`', '')}")
         for group in by_make(found):
             first = group[0]
             where = "built in" if first.built_in else str(first.file)
-            print(f"  {', '.join(component.name for component in group)} ({where}): {summary(first)}")
+            echo(f"  {', '.join(component.name for component in group)} ({where}): {summary(first)}")
             for spec in fields(first.keys):
-                print(f"    {spec.name} = {format_value(spec.default)}    {spec.metadata['doc']}")
+                echo(f"    {spec.name} = {format_value(spec.default)}    {spec.metadata['doc']}")
     return 0

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 
 from seamseg.checkpoints.torchvision_weights import ARCHITECTURES, convert_backbone
+from seamseg.utils.output import echo
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,10 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Convert the weights and print a summary."""
     report = convert_backbone(args.net, args.out, args.weights, args.force)
-    print(f"{args.out}: {report.converted} tensors of {args.net}")
+    echo(f"{args.out}: {report.converted} tensors of {args.net}")
     if report.missing:
         shown = ", ".join(report.missing[:6]) + (", ..." if len(report.missing) > 6 else "")
-        print(f"the weights lack {len(report.missing)} tensors of this network: {shown}")
+        echo(f"the weights lack {len(report.missing)} tensors of this network: {shown}")
     if report.negative:
-        print(f"{report.negative} norm weights are negative: the sign is moved to the kernels before them")
+        echo(f"{report.negative} norm weights are negative: the sign is moved to the kernels before them")
     return 0

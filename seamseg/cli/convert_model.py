@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from seamseg.cli.model_options import add_foreign_model_options, check_model
 from seamseg.utils.errors import require_packages
+from seamseg.utils.output import echo
 
 if TYPE_CHECKING:
     from seamseg.deploy.model_folder import ConversionOptions
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
     made = convert_model(args.model, args.out, conversion_options(args, args.force))
     for file in sorted(Path(args.out).iterdir()):
-        print(f"{file}  {format_bytes(file.stat().st_size)}")
+        echo(f"{file}  {format_bytes(file.stat().st_size)}")
     counts = f"{made.metadata.num_classes} classes, {made.num_parameters} parameters"
-    print(f"{made.kind}, {counts}, licence: {made.licence or 'not stated (--licence)'}")
+    echo(f"{made.kind}, {counts}, licence: {made.licence or 'not stated (--licence)'}")
     return 0

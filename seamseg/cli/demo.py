@@ -17,6 +17,7 @@ from pathlib import Path
 from seamseg.cli.train import add_set_and_device
 from seamseg.config.loader import check_overrides
 from seamseg.utils.errors import InputError
+from seamseg.utils.output import echo
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,9 +42,9 @@ def run(args: argparse.Namespace) -> int:
     from seamseg.evaluation.scores import format_table
 
     options = DemoOptions(args.out, args.train, args.val, args.seed, tuple(args.set), args.device)
-    scores = run_demo(options, lambda line: print(line, flush=True))
-    print()
-    print(format_table(scores))
-    print()
-    print(f"open {args.out / 'report.html'}; all scores are in {args.out / 'metrics.json'}")
+    scores = run_demo(options, lambda line: echo(line, flush=True))
+    echo()
+    echo(format_table(scores))
+    echo()
+    echo(f"open {args.out / 'report.html'}; all scores are in {args.out / 'metrics.json'}")
     return 0

@@ -22,6 +22,7 @@ from seamseg.config import experiments
 from seamseg.utils import process_settings
 from seamseg.utils.errors import one_line
 from seamseg.utils.native import REBUILD, failed_builds
+from seamseg.utils.output import echo
 from seamseg.utils.parallel import available_cores
 from seamseg.version import __version__
 
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     _print("experiments", ", ".join(experiments()) or "none found: the installation is incomplete")
     _kernels(torch, problems)
     for problem in problems:
-        print(f"to fix: {problem}", file=sys.stderr)
+        echo(f"to fix: {problem}", file=sys.stderr)
     return 1 if problems else 0
 
 
@@ -89,7 +90,7 @@ def _replay(path: str, device: str) -> int:
 
 
 def _print(label: str, text: str) -> None:
-    print(f"{label:<18}{text}")
+    echo(f"{label:<18}{text}")
 
 
 def _packages(problems: list[str]) -> None:
@@ -169,6 +170,6 @@ def _kernels(torch: ModuleType | None, problems: list[str]) -> None:
         return
     for device, state in ops.kernels().items():
         _print(f"kernels, {device}", state)
-    print("operators")
+    echo("operators")
     for name, implementation in ops.implementations().items():
-        print(f"  {name:<28}{implementation}")
+        echo(f"  {name:<28}{implementation}")

@@ -39,6 +39,7 @@ from seamseg.cli.model_options import add_model_options, check_model, inference_
 from seamseg.inference.options import InferenceOptions
 from seamseg.utils.errors import InputError
 from seamseg.utils.launcher import is_main_process
+from seamseg.utils.output import echo
 from seamseg.utils.parallel import available_cores, check_workers
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ def _show(table: str, scores: Any, path: str | None) -> None:
     from seamseg.utils.files import write_json
 
     try:
-        print(table, flush=True)
+        echo(table, flush=True)
     finally:
         if path is not None:
             write_json(path, scores.to_json(), indent=2)

@@ -23,6 +23,7 @@ from dataclasses import fields
 
 from seamseg.cli.model_options import add_foreign_model_options, check_model
 from seamseg.utils.errors import InputError, require_packages
+from seamseg.utils.output import echo
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     rows = report.rows()
     if args.data is not None:
         rows += _scores(args, report.metadata.size)
-    print(format_rows(rows), flush=True)
+    echo(format_rows(rows), flush=True)
     return 0
 
 

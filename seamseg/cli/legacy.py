@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from seamseg.cli.main import main
 from seamseg.utils import process_settings
 from seamseg.utils.launcher import is_main_process
+from seamseg.utils.output import echo
 
 
 def run_script(translate: Callable[[Sequence[str]], list[str]]) -> int:
@@ -22,7 +23,7 @@ def run_script(translate: Callable[[Sequence[str]], list[str]]) -> int:
     process_settings.apply()
     argv = translate(sys.argv[1:])
     if is_main_process():
-        print(f"this is now: seamseg {shlex.join(argv)}", file=sys.stderr)
+        echo(f"this is now: seamseg {shlex.join(argv)}", file=sys.stderr)
     return main(argv)
 
 

@@ -17,8 +17,9 @@ from types import ModuleType
 from typing import Any, NoReturn, TextIO
 
 from seamseg.utils import process_settings
-from seamseg.utils.errors import InputError, SeamsegError, Terminated, missing_packages, near_names, one_line
+from seamseg.utils.errors import InputError, SeamsegError, Terminated, missing_packages, near_names, one_line, printable
 from seamseg.utils.launcher import is_main_process, process_count
+from seamseg.utils.output import echo
 from seamseg.utils.signals import end_at_interrupt, graceful_termination
 from seamseg.version import __version__
 
@@ -95,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return EXIT_FAILED
         except Exception as error:
             if debug:
-                traceback.print_exc()
+                echo(traceback.format_exc(), file=sys.stderr)
             error = _missing_package(error) or _full_disk(error) or _long_name(error) or error
             if not (isinstance(error, SeamsegError) and error.reported):
                 _print_error(f"{_name(argv)}: {_one_line(error)}")
@@ -138,7 +139,7 @@ def _full_disk(error: Exception) -> SeamsegError | None:
 def _print_error(line: str) -> None:
     # stderr may be gone, as that of a closed terminal: the exit code must not change
     try:
-        print(line, file=sys.stderr, flush=True)
+        echo(line, file=sys.stderr, flush=True)
     except OSError:
         _discard(sys.stderr)
 
@@ -181,8 +182,9 @@ def _flags_in_messages(parser: argparse.ArgumentParser, args: argparse.Namespace
 
     def record(*values: Any, **more: Any) -> logging.LogRecord:
         made = make_record(*values, **more)
-        if made.name == "seamseg":
-            made.msg = _show_flags(made.msg, parser, args)
+        text = made.getMessage()
+        # loggers of other libraries, too, name tensors and files
+        made.msg, made.args = printable(_show_flags(text, parser, args) if made.name == "seamseg" else text), ()
         return made
 
     warnings.showwarning = lambda text, *rest: show_warning(_show_flags(str(text), parser, args), *rest)
@@ -349,7 +351,7 @@ def _nearest(word: str, known: Any) -> str:
 
 
 def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:
-    print(f"seamseg: warning: {one_line(message)}", file=sys.stderr)
+    echo(f"seamseg: warning: {one_line(message)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from pathlib import Path
 from seamseg.config.components import KINDS, register
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import make_folder, write_atomically
+from seamseg.utils.output import echo
 
 TEMPLATES = {path.stem: path for path in sorted(Path(__file__).with_name("templates").glob("[a-z]*.py"))}
 """The template of each kind, in which the component is named `example`."""
@@ -41,9 +42,9 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"{path}: another module has this name, or it is not one; choose another file with --out")
     make_folder(path.parent)
     write_atomically(path, text.encode())
-    print(f"{path}: {kind} {name}; next:")
-    print(f"  {use(kind, name, path)}")
-    print(f"  python -m seamseg.testing {path}")
+    echo(f"{path}: {kind} {name}; next:")
+    echo(f"  {use(kind, name, path)}")
+    echo(f"  python -m seamseg.testing {path}")
     return 0
 
 

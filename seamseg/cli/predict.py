@@ -57,6 +57,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from seamseg.cli.model_options import add_model_options, check_model, inference_options
+from seamseg.utils.output import echo
 
 if TYPE_CHECKING:
     from seamseg.predict.job import RunSummary
@@ -141,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
             _print(args.out, summary, predictor.network.averaged)
             # a semantic network has no threshold; with --anonymize, detections below it are hidden, too
             if summary.empty and args.anonymize is None and predictor.kind != "semantic":
-                print(_nothing_found(summary.done, predictor.thresholds.score_threshold), file=sys.stderr)
+                echo(_nothing_found(summary.done, predictor.thresholds.score_threshold), file=sys.stderr)
     return 1 if summary.unreadable else 0
 
 
@@ -149,10 +150,10 @@ def _print(out: str, summary: RunSummary, averaged: bool) -> None:
     weights = ", with the moving average of the weights" if averaged else ""
     earlier = f", {summary.earlier} were there already" if summary.earlier else ""
     skipped = f", {summary.unreadable} could not be read" if summary.unreadable else ""
-    print(f"{_photos(summary.done)} in {out}{weights}{earlier}{skipped}", file=sys.stderr)
+    echo(f"{_photos(summary.done)} in {out}{weights}{earlier}{skipped}", file=sys.stderr)
     if summary.several_frames:
         files = f"{summary.several_frames} file{'' if summary.several_frames == 1 else 's'}"
-        print(f"{files} with several frames or pages: only the first was used", file=sys.stderr)
+        echo(f"{files} with several frames or pages: only the first was used", file=sys.stderr)
 
 
 def _nothing_found(done: int, score_threshold: float) -> str:

@@ -34,6 +34,7 @@ from seamseg.cli import prepare_texts as texts
 from seamseg.cli.main import add_action
 from seamseg.cli.prepare_check import add_check_arguments, run_check
 from seamseg.utils.errors import InputError
+from seamseg.utils.output import echo
 from seamseg.utils.parallel import check_workers
 from seamseg.utils.progress import counter, is_quiet, progress
 
@@ -316,7 +317,7 @@ def _export(args: argparse.Namespace) -> int:
     formats = _words(args.format)
     counts = export_dataset(args.data, args.out, _words(args.split or ""), formats, _options(args), args.force)
     images = ", ".join(f"{count} {'image' if count == 1 else 'images'} of {name}" for name, count in counts.items())
-    print(f"{args.out}: {images} in {', '.join(dict.fromkeys(formats))}")
+    echo(f"{args.out}: {images} in {', '.join(dict.fromkeys(formats))}")
     return 0
 
 
@@ -326,7 +327,7 @@ def _toy_city(args: argparse.Namespace) -> int:
     shown = counter("toy city")
     workers = getattr(args, "workers", None)
     scenes = generate_toy_city(args.root, args.train, args.val, args.seed, args.size, workers, shown)
-    print(f"{args.root}: {len(scenes)} scenes; next: seamseg prepare cityscapes {args.root} OUT")
+    echo(f"{args.root}: {len(scenes)} scenes; next: seamseg prepare cityscapes {args.root} OUT")
     return 0
 
 
@@ -337,7 +338,7 @@ def _toy_things(args: argparse.Namespace) -> int:
     workers = getattr(args, "workers", None)
     counts = generate_toy_things(args.out, args.train, args.val, args.seed, workers, shown)
     for split, classes in counts.items():
-        print(f"{args.out}/{split}: {', '.join(f'{count} {name}' for name, count in classes.items())}")
+        echo(f"{args.out}/{split}: {', '.join(f'{count} {name}' for name, count in classes.items())}")
     return 0
 
 
@@ -372,9 +373,9 @@ def _report(args: argparse.Namespace, result: ConversionResult) -> int:
         f"{count} {'image' if count == 1 else 'images'} in {name}" for name, count in result.splits.items()
     )
     classes = result.metadata
-    print(f"{args.out}: {counts}; {classes.num_stuff} stuff and {classes.num_thing} thing classes")
+    echo(f"{args.out}: {counts}; {classes.num_stuff} stuff and {classes.num_thing} thing classes")
     for split, account in result.accounts.items():
-        print(*account.lines(split), sep="\n")
+        echo(*account.lines(split), sep="\n")
         if (problem := void_warning(account.void)) is not None:
             _print_message(f"{split}: {problem}")
         if classes.num_thing and not account.objects:
@@ -383,19 +384,19 @@ def _report(args: argparse.Namespace, result: ConversionResult) -> int:
         _print_message(f"{text}; --no-crowds reads them as single objects")
     own_data = hasattr(args, "hold_out") and classes.num_thing > 0 and "train" in result.splits
     if own_data and not Path(args.out, "lst", "val.txt").is_file():
-        print(
+        echo(
             "next: prepare a split val for the scores, or repeat the command with --hold-out 0.2; then train small_r18"
         )
     elif own_data:
-        print("next: seamseg convert-backbone resnet18 resnet18.pth")
+        echo("next: seamseg convert-backbone resnet18 resnet18.pth")
         words = f"{shlex.quote(str(args.out))} --log-dir runs/my --pre-train body:resnet18.pth"
-        print(f"      seamseg train small_r18 {words}")
+        echo(f"      seamseg train small_r18 {words}")
     return 0
 
 
 def _print_message(message: str) -> None:
     if not is_quiet():
-        print(f"seamseg prepare: {message}", file=sys.stderr)
+        echo(f"seamseg prepare: {message}", file=sys.stderr)
 
 
 def _size(text: str) -> tuple[int, int]:

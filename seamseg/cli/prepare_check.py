@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import InputError, SeamsegError, one_line
 from seamseg.utils.files import write_json
+from seamseg.utils.output import echo
 from seamseg.utils.progress import progress
 
 if TYPE_CHECKING:
@@ -72,41 +73,41 @@ def _write_sheet(report: Report, path: Path, samples: int, workers: int | None, 
         if wanted:
             raise
         # the data set may be read-only
-        print(f"no sheet: {failure} (--sheet FILE writes it elsewhere)")
+        echo(f"no sheet: {failure} (--sheet FILE writes it elsewhere)")
         return
-    print(f"{path}: contact sheet of {shown} {'image' if shown == 1 else 'images'}")
+    echo(f"{path}: contact sheet of {shown} {'image' if shown == 1 else 'images'}")
 
 
 def _print_report(report: Report) -> None:
     splits = ", ".join(f"{count} in {name}" for name, count in report.splits.items()) or "in no list"
-    print(f"{report.root}: {len(report.images)} images ({splits})")
+    echo(f"{report.root}: {len(report.images)} images ({splits})")
     sizes = [f"{w} x {h} ({n})" for (h, w), n in report.sizes]
     more = f" and {len(sizes) - 5} other sizes" if len(sizes) > 5 else ""
-    print(f"width x height: {', '.join(sizes[:5])}{more}; {report.void:.1%} of the pixels are void")
+    echo(f"width x height: {', '.join(sizes[:5])}{more}; {report.void:.1%} of the pixels are void")
     for split, account in report.accounts.items():
-        print(*account.lines(split), sep="\n")
-    print()
+        echo(*account.lines(split), sep="\n")
+    echo()
     _print_classes(report)
     _print_problems("error", report.errors)
     _print_problems("warning", report.warnings)
-    print(f"errors: {len(report.errors)}, warnings: {len(report.warnings)}")
+    echo(f"errors: {len(report.errors)}, warnings: {len(report.warnings)}")
 
 
 def _print_classes(report: Report) -> None:
-    width = max([len(row["name"]) for row in report.classes] + [5])
-    print(f"{'class':{width}}  kind   images  segments  crowds  pixels")
+    width = max([len(one_line(row["name"])) for row in report.classes] + [5])
+    echo(f"{'class':{width}}  kind   images  segments  crowds  pixels")
     for row in report.classes:
         counts = f"{row['images']:7}  {row['segments']:8}  {row['crowds']:6}  {row['share']:6.2%}"
-        print(f"{row['name']:{width}}  {row['kind']}  {counts}")
-    print()
+        echo(f"{one_line(row['name']):{width}}  {row['kind']}  {counts}")
+    echo()
 
 
 def _print_problems(kind: str, problems: Sequence[Problem]) -> None:
     for problem in problems[:_MAX_PRINTED]:
-        print(f"{kind}: {problem}")
+        echo(f"{kind}: {problem}")
     if len(problems) > _MAX_PRINTED:
         left: defaultdict[str, int] = defaultdict(int)
         for problem in problems[_MAX_PRINTED:]:
             left[Path(problem.file).parent.name] += 1
         where = ", ".join(f"{count} in {folder}/" for folder, count in left.items())
-        print(f"{kind}: {len(problems) - _MAX_PRINTED} more ({where}); --json FILE lists them all")
+        echo(f"{kind}: {len(problems) - _MAX_PRINTED} more ({where}); --json FILE lists them all")

@@ -21,6 +21,7 @@ from pathlib import Path
 from seamseg.cli.convert_model import add_conversion, conversion_options
 from seamseg.cli.model_options import check_model
 from seamseg.utils.errors import require_packages
+from seamseg.utils.output import echo
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,8 +58,8 @@ def run(args: argparse.Namespace) -> int:
     card = CardOptions(args.scores, args.datasets)
     uri = push_model(args.model, args.repo, conversion_options(args, args.force), card, args.private, args.dry_run)
     if uri is not None:
-        print(uri)
+        echo(uri)
         return 0
     for file in sorted(Path(args.dry_run).iterdir()):
-        print(file)
+        echo(file)
     return 0

@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 from seamseg.utils.errors import InputError
+from seamseg.utils.output import echo
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,12 +59,12 @@ def run(args: argparse.Namespace) -> int:
     path = _default_page(args.run, args.against) if args.out is None else args.out
     written = write_report(path, evaluation, against, ReportOptions(args.images, args.photos, args.size), progress)
     if written.without_photo and not args.quiet:
-        print(
+        echo(
             f"seamseg report: {written.without_photo} of {written.images} images are missing or unreadable: their "
             "panels are on grey; --photos names the folder",
             file=sys.stderr,
         )
-    print(f"open {path} ({path.stat().st_size / 1e6:.1f} MB, {written.images} images)")
+    echo(f"open {path} ({path.stat().st_size / 1e6:.1f} MB, {written.images} images)")
     return 0
 
 

@@ -30,6 +30,7 @@ from contextlib import suppress
 
 from seamseg.cli.model_options import add_model_options, check_model, inference_options
 from seamseg.utils.errors import require_packages
+from seamseg.utils.output import echo
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     model = (args.model, args.device, args.config, args.meta, inference_options(args))
     end = serve_model(*model, options, args.host, args.port, args.debug)
     if end.cut_off:
-        print(f"{end.cut_off} requests in progress were cut off", file=sys.stderr)
+        echo(f"{end.cut_off} requests in progress were cut off", file=sys.stderr)
     code = 1 if end.cut_off else 0
     if end.is_computing:
         # Python's end would wait for an image, or abort in the middle of an operator

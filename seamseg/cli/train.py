@@ -41,6 +41,7 @@ from seamseg.config.loader import load_config
 from seamseg.utils.errors import InputError, require_packages
 from seamseg.utils.files import nearest_path
 from seamseg.utils.launcher import is_main_process
+from seamseg.utils.output import echo
 
 if TYPE_CHECKING:
     from seamseg.training.result import TrainResult
@@ -176,5 +177,5 @@ def run_trainer(
     )
     scores = train(options).validation
     if scores is not None and is_main_process():
-        print(scores.table(), flush=True)
+        echo(scores.table(), flush=True)
     return 0

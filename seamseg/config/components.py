@@ -13,7 +13,6 @@ import importlib.util
 import os
 import re
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -27,6 +26,7 @@ from seamseg.config.values import declaration_problem
 from seamseg.utils.component_errors import described, file_of
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, SeamsegError, did_you_mean, near_names
+from seamseg.utils.output import warn
 
 API = 1
 """Version of the interface; one that breaks components gets another number."""
@@ -140,7 +140,7 @@ def register(kind: str, name: str, keys: type = NoKeys) -> Callable[[Made], Made
         if not component.built_in:
             component = replace(component, sha256=_checksum(component.file))
             if doubt := component.misspelt:
-                warnings.warn(f"{component.section} ({component.file}): {doubt}", stacklevel=2)
+                warn(f"{component.section} ({component.file}): {doubt}", stacklevel=2)
         other = _REGISTERED.setdefault((kind, name), component)
         if other.module != component.module or other.make.__qualname__ != made.__qualname__:
             raise InputError(f"another {kind} {name} is in {other.file}: rename one")

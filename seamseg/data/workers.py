@@ -22,6 +22,7 @@ from torch.utils.data import get_worker_info
 
 from seamseg.data.reader import Reader
 from seamseg.utils.errors import SeamsegError, one_line
+from seamseg.utils.output import echo
 from seamseg.utils.signals import begin_worker_process, block_stop_signals
 
 _DEAD_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
@@ -77,7 +78,7 @@ def _end_worker(error: Exception, batch: object) -> None:
     if isinstance(error, ConnectionError):
         # the main process has ended, or reads no more
         os._exit(1)
-    print(f"a data loading worker cannot send: {one_line(error)[:300]}", file=sys.stderr, flush=True)
+    echo(f"a data loading worker cannot send: {one_line(error)[:300]}", file=sys.stderr, flush=True)
     # as a write to full shared memory does; Windows lacks SIGBUS
     os.kill(os.getpid(), getattr(signal, "SIGBUS", signal.SIGTERM))
 

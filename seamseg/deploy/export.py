@@ -45,6 +45,7 @@ from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, OutOfMemory, require_packages
 from seamseg.utils.files import refuse_existing
 from seamseg.utils.limits import format_bytes
+from seamseg.utils.output import echo
 from seamseg.utils.progress import counter, elapsed, is_quiet, progress
 from seamseg.utils.synthetic_image import write_synthetic_image
 
@@ -440,4 +441,4 @@ def _times(eager: ExportNet, session: Session, inputs: Mapping[str, np.ndarray])
 
 def _say(text: str) -> None:
     if not is_quiet():
-        print(text, file=sys.stderr, flush=True)
+        echo(text, file=sys.stderr, flush=True)

@@ -29,7 +29,7 @@ from seamseg.ops.upsample import upsample_argmax
 from seamseg.structures import PackedSequence
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import SeamsegError, cause
-from seamseg.utils.quiet_logs import quiet_logs
+from seamseg.utils.output import quiet_logs
 
 
 class ExportNet(nn.Module):

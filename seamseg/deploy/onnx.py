@@ -25,7 +25,7 @@ from seamseg.formats.exported import METADATA_KEY, OPSETS, ExportedMetadata
 from seamseg.ops.activation import ACTIVATIONS
 from seamseg.utils.errors import SeamsegError
 from seamseg.utils.files import replacing
-from seamseg.utils.quiet_logs import quiet_logs
+from seamseg.utils.output import quiet_logs
 
 op: Any = opset20
 _MAX_BYTES = 2 << 30

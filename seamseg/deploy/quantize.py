@@ -256,11 +256,11 @@ def _ancestors(graph: onnx.GraphProto, names: Iterable[str]) -> set[str]:
 
 
 def _settings() -> Any:
-    """Return options for sessions of ONNX Runtime that print no warnings."""
+    """Return options for sessions of ONNX Runtime that print nothing."""
     import onnxruntime
 
     settings = onnxruntime.SessionOptions()
-    settings.log_severity_level = 3
+    settings.log_severity_level = 4
     return settings
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -25,6 +24,7 @@ from seamseg.formats.coco_panoptic import Annotation, CocoPanoptic, read_coco_pa
 from seamseg.formats.id_png import png_size
 from seamseg.idmaps.id_runs import joint_histogram_of_runs
 from seamseg.utils.errors import InputError
+from seamseg.utils.output import warn
 from seamseg.utils.parallel import threaded_map
 from seamseg.utils.progress import ProgressCallback
 
@@ -161,7 +161,7 @@ def _warn_of_category_names(gt: CocoPanoptic, pred: CocoPanoptic) -> None:
     gt_names = {c.id: c.name for c in gt.categories or []}
     for c in pred.categories or []:
         if c.name != gt_names.get(c.id, c.name):
-            warnings.warn(
+            warn(
                 f"{pred.path}: category {c.id} is called {c.name!r}, but {gt_names[c.id]!r} in {gt.path}; "
                 "categories are compared by their ids",
                 stacklevel=4,

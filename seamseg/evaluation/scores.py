@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from seamseg.evaluation.mapped_classes import MappedClasses, ScoresByClass
 from seamseg.evaluation.metric import KindScores, Selection, known, or_none
 from seamseg.panoptic_map import ClassInfo
+from seamseg.utils.errors import one_line
 
 
 class Scores(Protocol):
@@ -388,7 +389,7 @@ def format_table(scores: PanopticScores, per_class: bool = True) -> str:
         lines += ["", *_instance_lines(scores.instances, per_class)]
     occurring_classes = [c for c in scores.per_class if c.TP + c.FP + c.FN > 0 or not math.isnan(c.IoU)]
     if per_class:
-        width = max([len("class"), *(len(c.info.name) for c in occurring_classes)])
+        width = max([len("class"), *(len(one_line(c.info.name)) for c in occurring_classes)])
         lines += [
             "",
             f"{'class':<{width}}  {'kind':<5}{'PQ':>7}{'SQ':>7}{'RQ':>7}{'IoU':>7}{'TP':>8}{'FP':>8}{'FN':>8}",
@@ -396,7 +397,7 @@ def format_table(scores: PanopticScores, per_class: bool = True) -> str:
         for c in occurring_classes:
             cells = "".join(percent(v) for v in (c.PQ, c.SQ, c.RQ, c.IoU))
             kind = "thing" if c.info.isthing else "stuff"
-            lines.append(f"{c.info.name:<{width}}  {kind:<5}{cells}{c.TP:>8}{c.FP:>8}{c.FN:>8}")
+            lines.append(f"{one_line(c.info.name):<{width}}  {kind:<5}{cells}{c.TP:>8}{c.FP:>8}{c.FN:>8}")
     lines += ["", _image_count(scores.n_images)]
     return "\n".join(lines if scores.mapped is None else [*lines, scores.mapped.line(scores.by_class())])
 
@@ -422,11 +423,11 @@ def _instance_lines(scores: InstanceScores, per_class: bool) -> list[str]:
         for kind, ap in scores.kinds.items()
     ]
     if per_class:
-        width = max([len("thing"), *(len(c.info.name) for c in scores.box.per_class)])
+        width = max([len("thing"), *(len(one_line(c.info.name)) for c in scores.box.per_class)])
         lines += ["", f"{'thing':<{width}}" + "".join(f"{kind + ' AP':>9}" for kind in scores.kinds)]
         for row in zip(*(ap.per_class for ap in scores.kinds.values())):
             if not all(math.isnan(c.AP) for c in row):
-                lines.append(f"{row[0].info.name:<{width}}" + "".join(f"{percent(c.AP):>9}" for c in row))
+                lines.append(f"{one_line(row[0].info.name):<{width}}" + "".join(f"{percent(c.AP):>9}" for c in row))
     return lines
 
 

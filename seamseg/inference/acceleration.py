@@ -16,6 +16,7 @@ from seamseg.models.network import Network, mark_sizes_dynamic
 from seamseg.utils.compiler import compiler_problem, first_line
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.output import echo
 from seamseg.utils.progress import is_quiet
 
 
@@ -124,7 +125,7 @@ class CompiledDense:
     def _compile(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
         """Run the backend of torch.compile after a message, since it takes minutes."""
         if not is_quiet():
-            print(
+            echo(
                 f"{self.device}: compiling the network, first used with {self._size} pixels; this takes minutes",
                 file=sys.stderr,
                 flush=True,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -30,6 +29,7 @@ from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.distributed import choose_device
 from seamseg.utils.errors import InputError
 from seamseg.utils.launcher import is_main_process
+from seamseg.utils.output import echo, warn
 from seamseg.utils.progress import is_quiet
 
 _REENTRANT = ("seamseg", "torch")
@@ -202,7 +202,7 @@ class TrainedModel:
             return network
         trained = kind_of(opened.snapshot, opened.name)
         if trained != net.kind and is_main_process() and not is_quiet():
-            print(
+            echo(
                 f"{opened.name}: a model for {trained} is used for {net.kind}, without its other parts", file=sys.stderr
             )
         self._state_components()
@@ -224,4 +224,4 @@ class TrainedModel:
                 plain = f"{section} is not imported: name its file with `components=FILE`"
                 lines.append(records[section].missing if section in records else plain)
         for line in filter(None, lines):
-            warnings.warn(f"{self.name}: {line}", stacklevel=2)
+            warn(f"{self.name}: {line}", stacklevel=2)

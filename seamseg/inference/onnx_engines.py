@@ -111,7 +111,7 @@ def onnxruntime_settings() -> Any:
     import onnxruntime
 
     settings = onnxruntime.SessionOptions()
-    settings.log_severity_level = 3
+    settings.log_severity_level = 4  # it prints names of nodes as they are; failures are raised, too
     settings.intra_op_num_threads = _threads()
     if not _adds_int8_exactly():
         settings.add_session_config_entry("session.x64quantprecision", "1")

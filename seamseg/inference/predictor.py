@@ -27,6 +27,7 @@ from seamseg.inference.tiling.tiles import LEAST_SIDE, Tiling
 from seamseg.predictions import ArrayPrediction, ExtendedNetwork, MapFormat
 from seamseg.utils.device_memory import free_memory, lacks_memory
 from seamseg.utils.errors import InputError, OutOfMemory
+from seamseg.utils.output import echo
 
 if TYPE_CHECKING:
     import torch
@@ -385,7 +386,7 @@ class Predictor(Generic[R]):
             raise self._out_of_memory(image, f", not even in tiles of {LEAST_SIDE} pixels")
         prediction, used = found
         if used != wanted and not self._warned:
-            print(
+            echo(
                 f"{self.network.device}: not enough memory for a network input of {size[1]} x {size[0]} pixels at "
                 f"once: it is processed in tiles of {used} pixels, and so are others, without another message",
                 file=sys.stderr,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import operator
-import warnings
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from seamseg.inplace_abn._tracing import (
 from seamseg.ops.abn import apply_norm
 from seamseg.ops.activation import activate, check_activation
 from seamseg.ops.norm import InPlaceABN, InPlaceABNSync, has_hooks
+from seamseg.utils.output import warn
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -136,7 +136,7 @@ def convert(
         message = f"convert: {len(reasons)} norms cannot be converted: {_listed(reasons)}"
         if otherwise == "refuse":
             raise ValueError(f"{message} (otherwise='keep' leaves them as they are)")
-        warnings.warn(message, stacklevel=2)
+        warn(message, stacklevel=2)
     conversion.apply()
     if reference is not None:
         for name in conversion.clamped:

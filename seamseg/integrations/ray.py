@@ -37,6 +37,7 @@ from seamseg.inference.result import Panoptic
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, SeamsegError, describe_error, one_line, require_packages
 from seamseg.utils.limits import PHOTO_BYTES, LimitedTarInfo, read_limited
+from seamseg.utils.output import echo
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -369,7 +370,7 @@ def _written(out: str, form: str, repair: bool = False) -> Iterator[tuple[str, s
         except (OSError, ValueError, KeyError, tarfile.TarError) as error:
             if not repair:
                 raise SeamsegError(f"{path}: cannot be read: {one_line(error)}") from error
-            print(f"{path}: incomplete, removed", file=sys.stderr)
+            echo(f"{path}: incomplete, removed", file=sys.stderr)
             filesystem.delete_file(path)
             continue
         yield from found
@@ -453,13 +454,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         counts = predict(model, inputs, out, RayOptions(**args), device=device, precision=precision)
     except SeamsegError as error:
-        print(one_line(error), file=sys.stderr)
+        echo(one_line(error), file=sys.stderr)
         return 2 if isinstance(error, InputError) else 1
     except Exception as error:  # Ray shows the traceback of a worker in its message, the error last
-        print(f"{out}: ended early, run the command again: {str(error).strip().splitlines()[-1]}", file=sys.stderr)
+        echo(f"{out}: ended early, run the command again: {str(error).strip().splitlines()[-1]}", file=sys.stderr)
         return 1
     there = f", {counts.before} were there" if counts.before else ""
-    print(f"{out}: {counts.predicted} images predicted, {counts.failed} failed{there}")
+    echo(f"{out}: {counts.predicted} images predicted, {counts.failed} failed{there}")
     return 1 if counts.failed else 0
 
 

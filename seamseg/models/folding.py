@@ -11,7 +11,6 @@ happens in float64.
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard, TypeVar
 
@@ -58,6 +57,7 @@ from seamseg.ops.winograd import WinogradConv2d, is_suitable
 from seamseg.structures import PackedSequence
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, one_line
+from seamseg.utils.output import warn
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Compute dtypes of a network at inference by name; `auto` chooses one of them."""
@@ -86,7 +86,7 @@ def fold_abn(net: Net) -> Net:
     differs = folded_difference(net, folded)
     if differs is None:
         return folded
-    warnings.warn(f"norms of the network's own parts are not folded for inference: {differs}", stacklevel=3)
+    warn(f"norms of the network's own parts are not folded for inference: {differs}", stacklevel=3)
     return fold_layers(net, foreign=False).with_options(channels_last=True).eval()
 
 

@@ -7,7 +7,6 @@ or fail, the public functions compute the same.
 from __future__ import annotations
 
 import platform
-import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from seamseg.utils.device_memory import lacks_memory
+from seamseg.utils.output import warn
 
 from .activation import activate_, check_activation
 
@@ -236,5 +236,5 @@ def _attempt(kind: str, call: Callable[[], Tensor]) -> Tensor | None:
             raise
         _FAILED.add(kind)
         reason = " ".join(str(error).split())[:120]
-        warnings.warn(f"PyTorch's fused {kind} fails ({reason}); using unfused operators", stacklevel=4)
+        warn(f"PyTorch's fused {kind} fails ({reason}); using unfused operators", stacklevel=4)
         return None

@@ -20,6 +20,7 @@ from seamseg.utils.errors import InputError, harmless
 from seamseg.utils.files import listed_names, nearest_path, read_bytes, refuse_url
 from seamseg.utils.launcher import is_main_process
 from seamseg.utils.limits import PHOTO_NAME_BYTES
+from seamseg.utils.output import echo
 
 LIST_ENDING = ".txt"
 TAR_ENDINGS = (".tar", ".tar.gz", ".tgz")
@@ -216,7 +217,7 @@ def _left_out(root: Path, out: Path | None) -> Callable[[Path], bool]:
             return False
         made = any(os.path.exists(folder / name) for name in _MADE)
         if made and not _inside(folder, skipped) and is_main_process():
-            print(f"{folder}: left out, it holds results of seamseg; name it to use its images", file=sys.stderr)
+            echo(f"{folder}: left out, it holds results of seamseg; name it to use its images", file=sys.stderr)
         return made or _inside(folder, skipped)
 
     return left_out

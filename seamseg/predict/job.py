@@ -24,6 +24,7 @@ from seamseg.predict.writers import OutputFormat, errors_of
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.distributed import World, broadcast_object, gather_objects, long_timeout_group
 from seamseg.utils.errors import InputError, SeamsegError, UnreadableImage, describe_error, one_line
+from seamseg.utils.output import echo
 from seamseg.utils.parallel import BackgroundWriter, check_workers, share_cores
 from seamseg.utils.process_settings import LARGE_PIXELS, return_memory
 from seamseg.utils.progress import progress
@@ -242,7 +243,7 @@ class _PredictionLoop:
                 raise
             # an output that failed meanwhile ends the run: the loop would go on without it
             background.check()
-            print(failure.message, file=sys.stderr, flush=True)
+            echo(failure.message, file=sys.stderr, flush=True)
             for source, reason in failure.skipped:
                 self._skip(source, reason)
             return False
@@ -263,7 +264,7 @@ class _PredictionLoop:
 
     def _skip(self, source: Source, reason: str) -> None:
         reason = one_line(reason)
-        print(f"skipped {reason}", file=sys.stderr, flush=True)
+        echo(f"skipped {reason}", file=sys.stderr, flush=True)
         self.lines.add({**_identity(source), "status": "unreadable", "reason": reason})
 
     def _run_network(self, batch: Sequence[_Photo]) -> tuple[list[ArrayPrediction], float]:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
+from seamseg.utils.errors import printable
+
 SHARED = "seamseg.report"
 """Package of the assets that pages share."""
 
@@ -45,7 +47,7 @@ def page_frame(title: str, page: Page, **texts: str) -> tuple[str, str]:
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data: blob:; "
         f"{'connect-src ' + repr('self') + '; ' if page.connects else ''}base-uri 'none'; form-action 'none'"
     )
-    fields = {name: html.escape(text) for name, text in {"policy": policy, "title": title, **texts}.items()}
+    fields = {name: html.escape(printable(text)) for name, text in {"policy": policy, "title": title, **texts}.items()}
     fields |= {"style": style, "script": script}
     before, _, after = (_asset(page, "head.html") + _asset(page, "page.html")).partition("{{data}}")
     # in one pass: fields in a title are text

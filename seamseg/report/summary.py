@@ -10,7 +10,7 @@ from typing import Any
 from seamseg.evaluation.record import SUMMARY, Evaluation, ImageRecord
 from seamseg.evaluation.scores import pixel_iou_titles
 from seamseg.report.training import training_of
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, printable
 from seamseg.visualize.palette import distinct_colors
 
 BINS = 20
@@ -163,7 +163,7 @@ def summary_block(runs: Sequence[ReportRun], chosen: Sequence[tuple[ImageEntry, 
         "total": (sum(len(run.statistics.images) for run in runs) - unpaired) // len(runs),
         "images": [
             {
-                "name": str(entries[0].image_id),
+                "name": printable(str(entries[0].image_id)),
                 "size": [entries[0].width, entries[0].height],
                 "pq": [e.pq for e in entries],
                 "missed": [e.missed for e in entries],
@@ -178,10 +178,10 @@ def summary_block(runs: Sequence[ReportRun], chosen: Sequence[tuple[ImageEntry, 
 def run_titles(evaluations: Sequence[Evaluation]) -> list[str]:
     """Return the titles of the runs, or their folder names if the titles are not unique."""
     titles = [e.title for e in evaluations]
-    if len(set(titles)) == len(titles):
-        return titles
-    folders = [e.folder.resolve() for e in evaluations]
-    return [f.parent.name if f.name == "evaluation" and f.parent.name else f.name for f in folders]
+    if len(set(titles)) < len(titles):
+        folders = [e.folder.resolve() for e in evaluations]
+        titles = [f.parent.name if f.name == "evaluation" and f.parent.name else f.name for f in folders]
+    return list(map(printable, titles))
 
 
 def _headline(scores: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -208,7 +208,7 @@ def _classes(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     for k, info in enumerate(first.classes):
         colour = first.colours[k]
         row: dict[str, Any] = {
-            "name": info.name,
+            "name": printable(info.name),
             "thing": info.isthing,
             "color": default_colors[k] if colour is None else list(colour),
         }

@@ -34,6 +34,7 @@ from seamseg.serving.encoding import Content, ResultEncoder
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, one_line
 from seamseg.utils.limits import MIB, format_bytes
+from seamseg.utils.output import echo
 from seamseg.utils.parallel import share_cores
 from seamseg.version import __version__
 
@@ -293,8 +294,8 @@ class Service:
 
     def _log(self, error: Exception) -> None:
         if self._debug:
-            traceback.print_exception(error)
-        print(f"POST /predict: {type(error).__name__}: {one_line(error)[:300]}", file=sys.stderr, flush=True)
+            echo("".join(traceback.format_exception(error)), file=sys.stderr)
+        echo(f"POST /predict: {type(error).__name__}: {one_line(error)[:300]}", file=sys.stderr, flush=True)
 
 
 def build_app(service: Service, hosts: Sequence[str] = ("*",)) -> Starlette:

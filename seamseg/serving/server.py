@@ -28,6 +28,7 @@ from seamseg.inference.options import InferenceOptions
 from seamseg.inference.predictor import Predictor, load_predictor
 from seamseg.serving.app import ServeOptions, Service, build_app
 from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.output import echo
 from seamseg.utils.parallel import call_in_thread
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1", "[::1]")
@@ -77,7 +78,7 @@ def serve_model(
         service = Service(predictor, Path(model).name, options, debug)
         line = f"serving {service.name} ({predictor.kind}, {predictor.network.device}) at {address_of(bound)}"
         app = build_app(service, accepted_hosts(bound))
-        server = AppServer(app, lambda: print(line, flush=True), options.timeout)
+        server = AppServer(app, lambda: echo(line, flush=True), options.timeout)
         try:
             server.run_on(bound)
         finally:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from seamseg.config.components import KINDS
 from seamseg.testing.check import check_component
 from seamseg.utils.errors import SeamsegError, one_line
+from seamseg.utils.output import echo
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,9 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         for source in args.sources:
             deterministic = not args.not_deterministic
             lines = check_component(source, args.kind, args.name, keys, deterministic=deterministic, data=args.data)
-            print("\n".join(lines), flush=True)
+            echo("\n".join(lines), flush=True)
     except (AssertionError, SeamsegError) as error:
-        print(f"seamseg.testing: {one_line(error)}", file=sys.stderr)
+        echo(f"seamseg.testing: {one_line(error)}", file=sys.stderr)
         return error.exit_code if isinstance(error, SeamsegError) else 1
     return 0
 

@@ -17,6 +17,7 @@ from seamseg.data.loader import BatchLoader, UnreadableImages, translate_worker_
 from seamseg.data.transforms import Normalise, finish_image, flip_boxes
 from seamseg.structures import Batch, PackedSequence
 from seamseg.utils.distributed import World
+from seamseg.utils.output import echo
 
 
 class TrainingBatch(Protocol):
@@ -138,7 +139,7 @@ def count_unreadable(loader: BatchLoader, world: World, limit: float, warn: Call
 
 
 def _print_warning(rank: int, message: str) -> None:
-    print(f"process {rank}: {message}", file=sys.stderr, flush=True)
+    echo(f"process {rank}: {message}", file=sys.stderr, flush=True)
 
 
 def prepare_batch(batch: Batch, options: Dataloader) -> Batch:

@@ -46,7 +46,7 @@ from seamseg.training.trainer import Trainer, steps_per_epoch
 from seamseg.utils.component_errors import named_errors
 from seamseg.utils.distributed import World, barrier, distributed, gather_objects, reported_by_main
 from seamseg.utils.errors import InputError, SeamsegError, one_line
-from seamseg.utils.quiet_logs import without_message
+from seamseg.utils.output import without_message
 
 
 @dataclass(frozen=True)

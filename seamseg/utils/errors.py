@@ -11,7 +11,12 @@ import importlib.util
 import re
 from collections.abc import Iterable
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_UNPRINTABLE = re.compile(
+    "[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e007f]"
+)
+"""Controls of terminals and of the direction of text, letters without width, and halves of characters. The joiners
+U+200C and U+200D stay: Persian and emoji need them."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _LONG_WORD = re.compile(r"(?<!\S)\S{301,}")
 _LONGEST_WORD, _LONGEST = 300, 2000
@@ -36,11 +41,17 @@ class SeamsegError(Exception):
 def harmless(text: str) -> str:
     """Return a message whose parts, such as names of files and texts in them, may be anything.
 
-    Control characters, on which a terminal would act, and bytes that are no UTF-8 are shown as escapes; the middle of
-    long words, and of a long message, is left out.
+    It is :func:`printable`, without the middle of long words, and of a long message.
     """
-    text = _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
-    return _shortened(_LONG_WORD.sub(lambda word: _shortened(word[0], _LONGEST_WORD), text), _LONGEST)
+    return _shortened(_LONG_WORD.sub(lambda word: _shortened(word[0], _LONGEST_WORD), printable(text)), _LONGEST)
+
+
+def printable(text: str) -> str:
+    """Return a text with escapes for what a terminal would act on, what reorders or hides text, and bytes of no UTF-8.
+
+    Line breaks and tabs stay; :func:`one_line` makes blanks of them.
+    """
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def cause(error: BaseException) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 from seamseg.utils.errors import InputError, SeamsegError, near_names, one_line
 from seamseg.utils.limits import TEXT_BYTES, read_limited
+from seamseg.utils.output import echo
 
 PARTIAL = ".partial"
 """Suffix of files being written; one left by a killed process may be deleted."""
@@ -74,7 +75,7 @@ def lock_file(path: Path, advice: str) -> Iterator[None]:
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise cannot_write(path, error) from error
-        print(f"{path.parent}: cannot be locked ({error.strerror}); do not start a second run", file=sys.stderr)
+        echo(f"{path.parent}: cannot be locked ({error.strerror}); do not start a second run", file=sys.stderr)
     try:
         with suppress(OSError):
             path.write_text(f"process {os.getpid()} on {socket.gethostname()}")

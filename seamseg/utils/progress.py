@@ -11,6 +11,9 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
+from seamseg.utils.errors import one_line
+from seamseg.utils.output import echo
+
 T = TypeVar("T")
 
 LINE_SECONDS = 15.0
@@ -69,7 +72,8 @@ def elapsed(desc: str) -> Iterator[None]:
 
     def show() -> None:
         while not ended.wait(LINE_SECONDS):
-            tqdm.write(f"{desc}: {time.monotonic() - start:.0f} s ...", file=sys.stderr)
+            with tqdm.external_write_mode(sys.stderr):
+                echo(f"{desc}: {time.monotonic() - start:.0f} s ...", file=sys.stderr)
 
     thread = Thread(target=show, daemon=True)
     if not _quiet:
@@ -95,7 +99,7 @@ class _Lines(tqdm):
         is_partial = bool(self.total) and self.n < self.total
         left = f", {(self.total - self.n) / rate:.0f} s left" if is_partial else ""
         label, total = f"{self.desc}: " if self.desc else "", f"/{self.total}" if self.total else ""
-        print(f"{label}{self.n}{total} ({rate:.1f}/s{left})", file=self.fp, flush=True)
+        echo(f"{label}{self.n}{total} ({rate:.1f}/s{left})", file=self.fp, flush=True)
         return True
 
     def close(self) -> None:
@@ -111,7 +115,7 @@ _Lines.set_lock(RLock())  # the default is a semaphore shared between processes
 
 
 def _bar(iterable: Iterable[Any] | None, total: int | None, desc: str, initial: int = 0) -> tqdm:
-    options: dict[str, Any] = {"total": total, "desc": desc, "initial": initial, "file": sys.stderr}
+    options: dict[str, Any] = {"total": total, "desc": one_line(desc), "initial": initial, "file": sys.stderr}
     if sys.stderr.isatty():
         return tqdm(iterable, dynamic_ncols=True, **options)
     return _Lines(iterable, mininterval=LINE_SECONDS, miniters=1, delay=LINE_SECONDS, **options)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from seamseg.inference.options import InferenceOptions
 from seamseg.inference.predictor import OpenedModel, build_predictor, open_for_inference
 from seamseg.utils.distributed import distributed
 from seamseg.utils.errors import InputError
+from seamseg.utils.output import echo, warn
 from seamseg.validation.class_mapping import ClassMapping
 from seamseg.validation.folder import EvaluationWriter
 from seamseg.validation.validator import SCORERS, InstanceScorer, Validator
@@ -113,7 +113,7 @@ def evaluate_model(
         if mapped is not None and mapped.missing and world.is_main:
             missing = f"{len(mapped.missing)} of {len(mapped.sources)} classes: {', '.join(mapped.missing)}"
             text = f"{data}: {opened.name} has no class for {missing}; they count as missed where they occur"
-            warnings.warn(text, stacklevel=2)
+            warn(text, stacklevel=2)
         validator = replace(validator, mapping=mapping)
         inference = options.inference
         if options.legacy and inference.tiles == "auto":
@@ -123,7 +123,7 @@ def evaluate_model(
         # the writer below reads no detections
         predictor.map_only = validator.map_only
         if predictor.network.averaged and world.is_main and not options.quiet:
-            print(f"{opened.name}: scoring the moving average of its weights", file=sys.stderr)
+            echo(f"{opened.name}: scoring the moving average of its weights", file=sys.stderr)
         writer = (
             None
             if options.out is None
@@ -183,4 +183,4 @@ def check_same_classes(of_model: Metadata, model: str, of_data: Metadata, data: 
     where = f"class {other[0]} is {other[1]!r} in {model} and {other[2]!r} in {data}"
     if other[1] in of_data.categories or other[2] in of_model.categories:
         raise InputError(f"{where}: the classes are in another order; map them by name with `class_table=names`")
-    warnings.warn(f"{where}; they are treated as the same class", stacklevel=2)
+    warn(f"{where}; they are treated as the same class", stacklevel=2)

@@ -14,6 +14,7 @@ from seamseg.idmaps.images import BAND_BYTES, overlay
 from seamseg.idmaps.reference import outlines
 from seamseg.idmaps.resize import IdMap, ResizedIds, nearest_index
 from seamseg.panoptic_map import VOID, PanopticResult
+from seamseg.utils.errors import one_line
 
 from .palette import distinct_colors, padded_palette, text_color
 
@@ -272,12 +273,12 @@ def figure_html(
         '<span style="display:inline-block;margin:0 1em .3em 0;white-space:nowrap">'
         '<span style="display:inline-block;width:.9em;height:.9em;vertical-align:-.1em;border-radius:2px;'
         f'background:rgb({",".join(str(int(c)) for c in palette[category])})"></span> '
-        f"{html.escape(name)}{f' &times; {count}' if count else ''} "
+        f"{html.escape(one_line(name))}{f' &times; {count}' if count else ''} "
         f'<span style="opacity:.6">{100 * total:.1f} %</span></span>'
         for category, (name, count, total) in sorted(rows.items(), key=lambda item: -item[1][2])
     )
     data = base64.b64encode(encode_thumbnail(image, "JPEG")).decode()
     return (
-        f'<figure style="margin:0"><img style="max-width:100%" alt="{html.escape(caption, quote=True)}" '
+        f'<figure style="margin:0"><img style="max-width:100%" alt="{html.escape(one_line(caption), quote=True)}" '
         f'src="data:image/jpeg;base64,{data}"><figcaption style="font-size:90%">{legend}</figcaption></figure>'
     )

@@ -37,7 +37,7 @@ from seamseg.inference.queries import prediction_of_queries
 from seamseg.inference.result import Panoptic
 from seamseg.inference.semantic import SemanticMap
 from seamseg.predictions import Prediction
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import InputError, SeamsegError, printable
 
 SIZE = (90, 140)
 
@@ -228,6 +228,24 @@ def test_wrong_files(tmp_path, seamseg_main, capfd, spoil, words):
         assert path.name in said
         assert "\n" not in said
         assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("device", ["cpu", "openvino"])
+def test_engines_print_no_names(tmp_path, capfd, device):
+    path = write_network(tmp_path / "net.onnx", record("detection"))
+    model = onnx.load(path)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(1), "\x1b[31munused\u202e"))
+    shape = onnx.numpy_helper.from_array(np.array([7, 7, 7]), "shape")
+    model.graph.initializer.append(shape)
+    for node in model.graph.node:
+        node.output[:] = ["replaced" if output == "scores" else output for output in node.output]
+    model.graph.node.append(onnx.helper.make_node("Reshape", ["replaced", "shape"], ["scores"], "\x1b[31mEVIL\u202e"))
+    onnx.save(model, path)
+    with pytest.raises(SeamsegError) as raised:
+        seamseg.load(path, device=device).predict(scene(SIZE))
+    assert str(raised.value) == printable(str(raised.value))
+    assert device == "openvino" or "EVIL" in str(raised.value)
+    assert capfd.readouterr() == ("", "")
 
 
 WRONG = [

@@ -24,7 +24,7 @@ from seamseg.idmaps.resize import resize_nearest
 from seamseg.report import find_evaluation, write_report
 from seamseg.report.build import select_extremes
 from seamseg.report.images import encode_index_map
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, printable
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_headline_classes_and_confusion_are_those_of_the_evaluation(page: Path) 
     for row, info, colour, expected in zip(
         found["classes"], evaluation.classes, evaluation.colours, scores["per_class"].values()
     ):
-        assert (row["name"], row["thing"], tuple(row["color"])) == (info.name, info.isthing, colour)
+        assert (row["name"], row["thing"], tuple(row["color"])) == (printable(info.name), info.isthing, colour)
         assert all(row[key] == [expected[key]] for key in ("PQ", "SQ", "RQ", "IoU", "TP", "FP", "FN"))
 
 

@@ -22,7 +22,7 @@ from seamseg.checkpoints.weights_file import read_weights
 from seamseg.inference.foreign.families import Family
 from seamseg.utils.errors import InputError, near_names, one_line
 from seamseg.utils.launcher import is_main_process
-from seamseg.utils.quiet_logs import without_message
+from seamseg.utils.output import echo, without_message
 
 _OF_LOSSES = ("criterion.",)
 """Tensors that only the training uses."""
@@ -52,7 +52,7 @@ def load_network(folder: Path, family: Family) -> nn.Module:
         for key, meant in _misspelt(content, config):
             if is_main_process():
                 where = f"seamseg: warning: {folder / TRANSFORMERS_CONFIG_NAME}"
-                print(f"{where}: unknown key {key!r}, which has no effect: is it {meant!r}?", file=sys.stderr)
+                echo(f"{where}: unknown key {key!r}, which has no effect: is it {meant!r}?", file=sys.stderr)
         make_plain(config)
         state = _read_state(folder)
         check_layers(content, len(state), str(folder))

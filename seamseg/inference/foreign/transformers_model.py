@@ -31,6 +31,7 @@ from seamseg.predictions import ArrayPrediction
 from seamseg.utils.distributed import choose_device
 from seamseg.utils.errors import InputError, SeamsegError, did_you_mean
 from seamseg.utils.launcher import is_main_process
+from seamseg.utils.output import echo
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _NMS_THRESHOLD = 0.5
@@ -284,7 +285,7 @@ def _warn_of_other_tasks(content: Mapping[str, Any], folder: Path) -> None:
     for name in names:
         if is_main_process() and (found := _OTHER_TASK.search(name)):
             task = f"is for {found[1]} segmentation by the name {name!r:.80}"
-            print(f"seamseg: warning: {folder}: {task}: its panoptic maps will be poor", file=sys.stderr)
+            echo(f"seamseg: warning: {folder}: {task}: its panoptic maps will be poor", file=sys.stderr)
             break
 
 

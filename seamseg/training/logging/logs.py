@@ -9,6 +9,7 @@ from pathlib import Path
 
 from seamseg.training.checkpointing.run_folder import LOG_NAME
 from seamseg.utils.errors import SeamsegError
+from seamseg.utils.output import make_printable
 
 _logger = logging.getLogger("seamseg")
 
@@ -37,15 +38,13 @@ class TextLog:
         if console:
             stream = logging.StreamHandler(sys.stderr)
             stream.setLevel(logging.WARNING if quiet else logging.INFO)
-            stream.setFormatter(logging.Formatter("%(message)s"))
-            self._handlers.append(stream)
+            self._handlers.append(make_printable(stream))
         if folder is not None:
             try:
                 file = logging.FileHandler(folder / name, encoding="utf-8")
             except OSError as error:
                 raise SeamsegError(f"{folder / name}: cannot write: {error.strerror}") from error
-            file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
-            self._handlers.append(file)
+            self._handlers.append(make_printable(file, "%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
         _logger.setLevel(logging.INFO)
         _logger.propagate = False
         for handler in self._handlers:

@@ -1,0 +1,70 @@
+"""What the package prints and warns, with control characters as escapes; and what other libraries log.
+
+Names of classes, files, tensors and nodes come from files of strangers. Nothing else in the package prints or warns,
+which `tests/utils/test_output.py` checks.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TextIO
+
+from seamseg.utils.errors import one_line, printable
+
+if TYPE_CHECKING:
+    import logging  # when needed: `--help` does without it
+
+
+def echo(*values: object, sep: str = " ", file: TextIO | None = None, flush: bool = False) -> None:
+    """Print like `print`, :func:`seamseg.utils.errors.printable`; a text may have several lines."""
+    print(printable(sep.join(map(str, values))), file=file, flush=flush)
+
+
+def warn(message: str, stacklevel: int = 1) -> None:
+    """Warn like `warnings.warn`, in one printable line."""
+    warnings.warn(one_line(message), stacklevel=stacklevel + 1)
+
+
+def make_printable(handler: logging.Handler, form: str | None = None, dates: str | None = None) -> logging.Handler:
+    """Have a handler write printable text; `form` and `dates` as of `logging.Formatter`."""
+    import logging
+
+    class Printable(logging.Formatter):
+        def format(self, record: logging.LogRecord) -> str:
+            return printable(super().format(record))
+
+    handler.setFormatter(Printable(form, dates))
+    return handler
+
+
+@contextmanager
+def quiet_logs(*names: str) -> Iterator[None]:
+    """Have loggers, and those below them, report errors only."""
+    import logging
+
+    levels = {name: logging.getLogger(name).level for name in names}
+    try:
+        for name in names:
+            logging.getLogger(name).setLevel(logging.ERROR)
+        yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+
+
+@contextmanager
+def without_message(name: str, text: str) -> Iterator[None]:
+    """Drop the messages of one logger that contain a text."""
+    import logging
+
+    def keep(record: logging.LogRecord) -> bool:
+        return text not in str(record.msg)
+
+    logger = logging.getLogger(name)
+    logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)

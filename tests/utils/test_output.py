@@ -1,0 +1,100 @@
+"""Texts of others reach a terminal only with control characters as escapes; warnings of libraries are dropped."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import seamseg
+from seamseg.cli.main import main
+from seamseg.formats.metadata import read_metadata, write_metadata
+from seamseg.training.logging.logs import TextLog
+from seamseg.utils.errors import printable
+from seamseg.utils.output import echo, quiet_logs, warn, without_message
+from seamseg.utils.progress import progress
+
+PACKAGE = Path(seamseg.__file__).parent
+ALONE = ("utils/output.py", "utils/native.py", "utils/progress.py", "training/logging/logs.py")
+"""The functions themselves, the bar and the log, which are tested below, and a file that setup.py runs alone."""
+RAW = ("warnings.warn", "warnings.warn_explicit", "traceback.print_", "sys.stdout.write", "sys.stderr.write")
+HOSTILE = "a\x1b]0;x\x07\x9b2J\u202egpj\u2066\u200b\U000e0041"
+SHOWN = r"a\x1b]0;x\x07\x9b2J\u202egpj\u2066\u200b\U000e0041"
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_nothing_else_prints(path: Path) -> None:
+    if path.relative_to(PACKAGE).as_posix() in ALONE:
+        return
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            name = ast.unparse(node)
+            if name in ("print", "tqdm", "pprint") or name.startswith(RAW) or name.endswith("StreamHandler"):
+                found.append(f"{path}:{node.lineno}: {name}: use `echo` or `warn` of seamseg.utils.output")
+    assert not found
+
+
+def test_escapes() -> None:
+    assert printable(HOSTILE) == SHOWN
+    kept = "straße\t\u732b\n\u05d0 \u0645\u06cc\u200c\u062e\u0648 \U0001f468\u200d\U0001f469 \u2602\ufe0f"
+    assert printable(kept) == kept
+
+
+def test_every_way_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    echo(HOSTILE, 1, sep=HOSTILE)
+    list(progress([1], desc=f"{HOSTILE}\n{HOSTILE}"))
+    log = TextLog(tmp_path, name="log.txt")
+    log.info(HOSTILE)
+    log.progress(HOSTILE)
+    log.close()
+    with pytest.warns(UserWarning, match="b") as caught:
+        warn(f"{HOSTILE}\nb")
+    assert (str(caught[0].message), caught[0].filename) == (f"{SHOWN} b", __file__)
+    printed = capsys.readouterr()
+    assert printed.out == f"{SHOWN}{SHOWN}1\n"
+    assert printed.err.splitlines()[-2:] == [SHOWN, SHOWN]
+    assert (tmp_path / "log.txt").read_text().endswith(f" {SHOWN}\n")
+    assert printable(printed.err) == printed.err
+
+
+def test_logs_of_libraries(monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(args) -> None:
+        handler = logging.StreamHandler(sys.stderr)
+        logging.getLogger("other").addHandler(handler)
+        logging.getLogger("other").warning("%s %d", HOSTILE, 1)
+        logging.getLogger("other").removeHandler(handler)
+
+    monkeypatch.setattr("seamseg.cli.components.run", run)
+    assert main(["components"]) == 0
+    assert capsys.readouterr().err == f"{SHOWN} 1\n"
+
+
+def test_tables_have_a_line_a_class(micro: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = Path(shutil.copytree(micro, tmp_path / "data"))
+    classes = read_metadata(data / "metadata.bin")
+    write_metadata(data / "metadata.bin", replace(classes, categories=[f"{HOSTILE}\n{k}" for k in range(3)]))
+    assert main(["prepare", "check", str(data), "--quiet"]) == 0
+    assert main(["prepare", "export", str(data), str(tmp_path / "out"), "--split", "val", "--quiet"]) == 0
+    truth = str(next((tmp_path / "out").rglob("panoptic_val.json")))
+    assert main(["evaluate", "--gt", truth, "--pred", truth, "--quiet"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count(f"\n{SHOWN} 2  thing") == 2
+    assert printable(printed) == printed
+
+
+def test_loggers_are_as_before(caplog: pytest.LogCaptureFixture) -> None:
+    log = logging.getLogger("seamseg_test")
+    with quiet_logs("seamseg_test"):
+        log.warning("dropped")
+        log.error("an error")
+    with without_message("seamseg_test", "is an Enum subclass"):
+        log.warning("%s is an Enum subclass and so on", int)
+        log.warning("kept")
+    log.warning("%s is an Enum subclass and so on", int)
+    assert [message[:4] for message in caplog.messages] == ["an e", "kept", "<cla"]
