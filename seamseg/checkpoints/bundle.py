@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 import io
-import itertools
+import threading
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from seamseg.checkpoints.foreign import TRANSFORMERS_CONFIG_NAME, is_transformers
 from seamseg.checkpoints.model_path import local_model, snapshot_in
 from seamseg.checkpoints.names import CLASSES_NAME, CONFIG_NAME, METADATA_NAME, WEIGHTS_ENDING, WEIGHTS_NAME
-from seamseg.checkpoints.snapshot import NETWORK_MODULES, LoadReport, Snapshot, load_into, load_snapshot
+from seamseg.checkpoints.snapshot import NETWORK_MODULES, LoadReport, Snapshot, fitting, load_into, load_snapshot
 from seamseg.config import KINDS, Config, config_from_string, find_experiment, load_config
-from seamseg.config.checks import head_parameters
 from seamseg.config.kinds import PANOPTIC, SEAMLESS, WHOLE
 from seamseg.data.input_size import InputSize, reference_size
 from seamseg.formats.metadata import Metadata, metadata_of, parse_metadata, read_metadata
 from seamseg.formats.vistas import published_classes
 from seamseg.models.build import SegmentationNet, build_network
 from seamseg.models.custom_network import WholeNetwork
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, one_line
 from seamseg.utils.files import read_bytes
 from seamseg.utils.limits import CONFIG_BYTES, MODEL_METADATA_BYTES, SNAPSHOT_BYTES, parse_json, read_member
-
-SPARE_PARAMETERS = 100_000_000
-"""Parameters that a configuration may need beyond twice those of its weights."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,6 @@ def open_model(
         stated = f"{CLASSES_NAME} states kind {found.kind!s:.40}"
         raise InputError(f"{model.name}: {stated}, its {CONFIG_NAME} {chosen.kind}: copy the model again")
     check_classes(model.snapshot, model.metadata, model.name)
-    _check_size(model)
     return model
 
 
@@ -160,31 +158,70 @@ class _Parts:
 
 def load_network(model: ModelFile) -> tuple[SegmentationNet | WholeNetwork, LoadReport]:
     """Build the network of a model and load its weights; InputError if they do not fit."""
-    net = build_network(model.config, model.metadata.num_stuff, model.metadata.num_thing)
-    return net, load_into(net, model.snapshot, strict=True, name=model.name)
+    build = partial(build_network, model.config, model.metadata.num_stuff, model.metadata.num_thing)
+    return load_built(build, model.snapshot, model.name)
 
 
-def _check_size(model: ModelFile) -> None:
-    """Raise InputError, before the network is built, if its configuration makes it far larger than the snapshot."""
-    counts = _parameters(model)
-    parts = (model.snapshot.state_dict.get(part, {}) for part in NETWORK_MODULES)
-    held = sum(tensor.numel() for part in parts for tensor in part.values() if isinstance(tensor, Tensor))
-    if (wanted := sum(counts.values())) > 2 * held + SPARE_PARAMETERS:
-        most = max(counts, key=counts.__getitem__)
-        raise InputError(
-            f"{model.name}: its configuration needs {wanted} parameters (most of them for [{most}]), the snapshot "
-            f"has {held}: is it the configuration of another model?"
-        )
+Net = TypeVar("Net", bound=nn.Module)
 
 
-def _parameters(model: ModelFile) -> dict[str, int]:
-    """Return the number of parameters of the network, as far as they are known, by section."""
-    if model.config.general.network == SEAMLESS:
-        return head_parameters(model.config)
-    with torch.device("meta"):
-        net = build_network(model.config, model.metadata.num_stuff, model.metadata.num_thing)
-    tensors = itertools.chain(net.parameters(), net.buffers())
-    return {f"network {model.config.general.network}": sum(tensor.numel() for tensor in tensors)}
+def load_built(build: Callable[[], Net], snapshot: Snapshot, name: str) -> tuple[Net, LoadReport]:
+    """Build a network and load a snapshot, the configuration of which may be a stranger's.
+
+    The network is first built on the meta device, and gets memory when names and shapes of its tensors are those of the
+    snapshot.
+
+    Parameters
+    ----------
+    build : builds the network
+    snapshot, name : see :func:`seamseg.checkpoints.snapshot.load_into`
+
+    Raises
+    ------
+    InputError
+        if the snapshot does not fit the network, or the network cannot be built
+    """
+    with _at_most(sum(len(snapshot.state_dict.get(part, ())) for part in NETWORK_MODULES), name):
+        try:
+            with torch.device("meta"):
+                net = build()
+        except RuntimeError as error:
+            raise InputError(f"{name}: the network of its configuration cannot be built: {one_line(error)}") from error
+        if any(map(_is_foreign_on_meta, net.modules())):
+            fitting(net, snapshot.weights(), True, name)
+            net = build()
+    return net, load_into(net, snapshot, strict=True, name=name)
+
+
+def _is_foreign_on_meta(module: nn.Module) -> bool:
+    """Return whether a module is that of a library, which may keep tensors that no file holds, on the meta device."""
+    if type(module).__module__.partition(".")[0] in ("seamseg", "torch"):
+        return False
+    return any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers()))
+
+
+@contextmanager
+def _at_most(tensors: int, name: str) -> Iterator[None]:
+    """Raise InputError as soon as this thread builds a network of far more parameters than a file has tensors.
+
+    Each takes time and memory, without its values, too. Some are built several times, such as those that are folded.
+    """
+    thread, made = threading.get_ident(), 0
+
+    def count(module: nn.Module, key: str, parameter: nn.Parameter | None) -> None:
+        nonlocal made
+        made += threading.get_ident() == thread
+        if made > 4 * tensors + 1000:
+            raise InputError(
+                f"{name}: its configuration needs far more layers than the {tensors} tensors that it holds: is it the "
+                "configuration of another model?"
+            )
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _beside(found: Path) -> _Parts:

@@ -359,7 +359,8 @@ def load_into(
 
     Parameters
     ----------
-    net : network with the parts of :data:`NETWORK_MODULES` as attributes (None where the task has none)
+    net : network with the parts of :data:`NETWORK_MODULES` as attributes (None where the task has none). Tensors on the
+        meta device get their memory, on the CPU, once the snapshot fits
     snapshot : result of :func:`load_snapshot`
     strict : raise an error for missing and unexpected parts or tensors and other shapes; otherwise skip and report them
     name : name of the snapshot, for errors
@@ -371,26 +372,37 @@ def load_into(
     InputError
         if `strict` and the snapshot does not fit the network; if a tensor holds values that are not finite
     """
+    accepted, skipped = fitting(net, snapshot.weights(averaged), strict, name)
+    for module in net.modules():
+        if any(tensor.is_meta for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
+            module.to_empty(device="cpu", recurse=False)
+    for part, tensors in accepted.items():
+        network_parts(net)[part].load_state_dict(tensors, strict=False)
+    if check_values:
+        check_finite(net, name)
+    return LoadReport(skipped, sum(map(len, accepted.values())), averaged and snapshot.has_average)
+
+
+def fitting(
+    net: nn.Module, state: Mapping[str, Any], strict: bool, name: str
+) -> tuple[dict[str, dict[str, Tensor]], list[str]]:
+    """Return the tensors by part that fit a network, and what is skipped; arguments and errors as :func:`load_into`."""
+    accepted: dict[str, dict[str, Tensor]] = {}
     skipped: list[str] = []
-    loaded = 0
-    state = snapshot.weights(averaged)
     for part, module in network_parts(net).items():
-        if part not in state:
-            if strict:
-                raise InputError(f"{name}: has no {part!r}: it is a snapshot of another kind of network")
+        if part in state:
+            accepted[part], others = _fitting(module, state[part], part)
+            skipped += others
+        elif strict:
+            raise InputError(f"{name}: has no {part!r}: it is a snapshot of another kind of network")
+        else:
             skipped.append(f"{part} (not in the file)")
-            continue
-        report = load_module(module, state[part], part)
-        loaded += report.loaded
-        skipped += report.skipped
     if strict and skipped:
         raise InputError(
             f"{name}: does not fit this network: {len(skipped)} tensors differ, first {skipped[0]}; "
             "is it another architecture, configuration or number of classes?"
         )
-    if check_values:
-        check_finite(net, name)
-    return LoadReport(skipped, loaded, averaged and snapshot.has_average)
+    return accepted, skipped
 
 
 def check_finite(net: nn.Module, name: str) -> None:
@@ -412,10 +424,17 @@ def load_module(module: nn.Module, state: Mapping[str, Tensor], name: str) -> Lo
     other kinds only: those whose names start with one of its `unused_layers`. Keys of a bare body (`mod1...`) also fit
     a body with a pyramid (`backbone.mod1...`).
     """
+    accepted, skipped = _fitting(module, state, name)
+    module.load_state_dict(accepted, strict=False)
+    return LoadReport(skipped, len(accepted))
+
+
+def _fitting(module: nn.Module, state: Mapping[str, Tensor], name: str) -> tuple[dict[str, Tensor], list[str]]:
     own = module.state_dict()
     if not any(key in own for key in state) and any(f"backbone.{key}" in own for key in state):
         state = {f"backbone.{key}": value for key, value in state.items()}
-    skipped, accepted = [], {}
+    skipped: list[str] = []
+    accepted: dict[str, Tensor] = {}
     for key, value in own.items():
         if key not in state:
             if not is_optional(key):
@@ -429,8 +448,7 @@ def load_module(module: nn.Module, state: Mapping[str, Tensor], name: str) -> Lo
     unused = tuple(getattr(module, "unused_layers", ()))
     unknown = [key for key in state if key not in own and not is_optional(key) and not str(key).startswith(unused)]
     skipped += [f"{name}.{key} (not in the network)" for key in unknown]
-    module.load_state_dict(accepted, strict=False)
-    return LoadReport(skipped, len(accepted))
+    return accepted, skipped
 
 
 def is_optional(key: object) -> bool:

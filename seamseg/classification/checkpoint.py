@@ -15,12 +15,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from seamseg.checkpoints.bundle import read_statement
+from seamseg.checkpoints.bundle import load_built, read_statement
 from seamseg.checkpoints.hub import is_hub_uri
 from seamseg.checkpoints.imagenet import check_network, published_name, without_prefix
 from seamseg.checkpoints.model_path import local_model, weights_at
 from seamseg.checkpoints.names import CLASSES_NAME, CLASSIFIER_CLASSES_NAME, CLASSIFIER_CONFIG_NAME, WEIGHTS_ENDING
-from seamseg.checkpoints.snapshot import Snapshot, load_into, load_tensors
+from seamseg.checkpoints.snapshot import Snapshot, load_tensors
 from seamseg.classification.config import ClassifierConfig, load_classifier_config
 from seamseg.classification.network import Classifier, build_classifier
 from seamseg.config.experiments import packaged_classifier
@@ -142,12 +142,20 @@ def _progress(content: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {"epoch": done - 1, "global_step": None, "last_score": best, "best_score": best}
 
 
-def load_checkpoint(net: Classifier, path: str | Path, config: ClassifierConfig) -> list[str]:
-    """Load the weights of a checkpoint, or its moving average if it has one; `path` also as `hf://user/repo`.
+def load_checkpoint(
+    path: str | Path, config: ClassifierConfig, channels_last: bool = False
+) -> tuple[Classifier, list[str]]:
+    """Build the network of a configuration and load a checkpoint, or its moving average if it has one.
+
+    Parameters
+    ----------
+    path : path of the checkpoint, also as `hf://user/repo`
+    config : configuration of the network
+    channels_last : see :class:`seamseg.classification.network.Classifier`
 
     Returns
     -------
-    names of its classes; empty if the file does not state them, as those of the original
+    the network, and the names of its classes; none if the file does not state them, as those of the original
 
     Raises
     ------
@@ -158,11 +166,16 @@ def load_checkpoint(net: Classifier, path: str | Path, config: ClassifierConfig)
     snapshot = parse_checkpoint(load_tensors(path, str(path)), str(path), config)
     if snapshot.resume is None:
         published_name(path)  # refuses files that no network can use
-    if "blocks" not in config.network.params:
-        check_network(snapshot.state_dict[_BODY], config.network.arch, net.body.state_dict(), str(path))
-    load_into(net, snapshot, strict=True, name=str(path))
+
+    def build() -> Classifier:
+        net = Classifier(build_classifier(config), channels_last)
+        if "blocks" not in config.network.params:
+            check_network(snapshot.state_dict[_BODY], config.network.arch, net.body.state_dict(), str(path))
+        return net
+
+    net, _ = load_built(build, snapshot, str(path))
     names = (snapshot.metadata or {}).get("categories")
-    return list(names) if isinstance(names, list) else []
+    return net, list(names) if isinstance(names, list) else []
 
 
 def classifier_config(path: Path, config: str | Path | None = None) -> Path | str | None:
@@ -211,7 +224,5 @@ def load_classifier(config: str | Path, checkpoint: str | Path | None = None, de
         folder = local_model(config)
         config, checkpoint = folder / CLASSIFIER_CONFIG_NAME, folder if checkpoint is None else checkpoint
     options = load_classifier_config(config)
-    net = Classifier(build_classifier(options))
-    if checkpoint is not None:
-        load_checkpoint(net, checkpoint, options)
-    return net.body.to(chosen).eval()
+    body = build_classifier(options) if checkpoint is None else load_checkpoint(checkpoint, options)[0].body
+    return body.to(chosen).eval()

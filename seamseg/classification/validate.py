@@ -17,7 +17,7 @@ from torch.nn import functional
 from seamseg.classification.checkpoint import load_checkpoint
 from seamseg.classification.config import MAX_SIDE, ClassifierConfig, load_classifier_config
 from seamseg.classification.data import VAL, ClassFolders, ImageBatch, open_val_loader
-from seamseg.classification.network import TOP, Classifier, build_classifier, correct
+from seamseg.classification.network import TOP, correct
 from seamseg.classification.transforms import TEN_CROPS, test_transform
 from seamseg.evaluation.metric import Selection, known, or_none
 from seamseg.formats.metadata import Metadata
@@ -182,8 +182,7 @@ def validate_classifier(options: ValidationOptions) -> ClassifierScores:
     transform = test_transform(config.input, options.scale, options.crop, options.ten_crops)
     dataset = ClassFolders(options.data, VAL, transform, config.training.seed, config.training.upright)
     dataset.check_classes(config)
-    net = Classifier(build_classifier(config), config.training.channels_last)
-    names = load_checkpoint(net, options.checkpoint, config)
+    net, names = load_checkpoint(options.checkpoint, config, config.training.channels_last)
     if names and names != dataset.classes:
         mine, theirs = next((a, b) for a, b in zip_longest(dataset.classes, names) if a != b)
         raise InputError(

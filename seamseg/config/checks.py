@@ -35,7 +35,7 @@ def raise_first(source: str, problems: Iterable[str | None]) -> None:
             raise InputError(f"{source}: {problem}")
 
 
-def head_parameters(config: Config) -> dict[str, int]:
+def _head_parameters(config: Config) -> dict[str, int]:
     """Estimate the number of parameters of the pyramid and each head, by section, without classes and norms."""
     if config.general.network != SEAMLESS:
         return {}
@@ -80,7 +80,7 @@ def _numbers(value: object) -> Iterator[object]:
 
 
 def _parameters(config: Config) -> str | None:
-    counts = head_parameters(config)
+    counts = _head_parameters(config)
     if (total := sum(counts.values())) <= MAX_PARAMETERS:
         return None
     most = max(counts, key=counts.__getitem__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -67,7 +67,8 @@ def build_network(config: Config, num_stuff: int, num_thing: int) -> Segmentatio
     if heads := [head.section for head, _ in config.components("head")]:
         raise InputError(f"[{heads[0]}]: the network {component.name} has no pyramid for further heads")
     where = f"{component.section} ({component.file})"
-    network = instance_of(CustomNetwork, component.build(keys, context), where, "Network")
+    with _device_of(component):
+        network = instance_of(CustomNetwork, component.build(keys, context), where, "Network")
     if network.kind != config.kind:
         raise InputError(f"[general] kind = {config.kind}: the network {component.name} is of kind {network.kind}")
     _check_weights(network.losses, keys, where)
@@ -160,7 +161,8 @@ def build_heads(config: Config, context: HeadContext) -> nn.ModuleDict:
     taken = set(KINDS[config.kind].losses)
     for component, keys in config.components("head"):
         where = f"head {component.name} ({component.file})"
-        head = instance_of(Head, component.build(keys, context), where)
+        with _device_of(component):
+            head = instance_of(Head, component.build(keys, context), where)
         _check_weights(head.losses, keys, where)
         if problem := next(filter(None, map(name_problem, head.outputs)), None):
             raise InputError(f"{where}: output {problem}")
@@ -224,18 +226,24 @@ def build_configured_backbone(config: Config, norm: NormFactory, keep_outputs: b
     checkpoint = config.general.checkpoint_body
     context = BodyContext(norm, body.body, body.body_params, checkpoint, keep_outputs, synchronise)
     component, keys = config.component("body")
-    try:
-        backbone = component.make(keys, context) if component.built_in else component.build(keys, context)
-    except (TypeError, ValueError) as error:
-        # timm errors do not name the network
-        name = f"{body.body}: " if body.body != component.name else ""
-        raise InputError(f"[body] body_params: {name}{error}") from error
-    if not component.built_in:
-        _check_body(backbone, config, component)
+    with _device_of(component):
+        try:
+            backbone = component.make(keys, context) if component.built_in else component.build(keys, context)
+        except (TypeError, ValueError) as error:
+            # timm errors do not name the network
+            name = f"{body.body}: " if body.body != component.name else ""
+            raise InputError(f"[body] body_params: {name}{error}") from error
+        if not component.built_in:
+            _check_body(backbone, config, component)
     if body.num_frozen > backbone.num_modules:
         raise InputError(f"[body] num_frozen: {body.body} has {backbone.num_modules} modules, not {body.num_frozen}")
     assert isinstance(backbone, Backbone)
     return backbone
+
+
+def _device_of(component: Component) -> AbstractContextManager[Any]:
+    """Return a context to build a component in: code of users may fail on the meta device, where models are opened."""
+    return nullcontext() if component.built_in else torch.device("cpu")
 
 
 def _check_body(backbone: object, config: Config, component: Component) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import struct
 from collections import Counter, OrderedDict
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import umsgpack
-from support.bombs import MIB, state_sizes, zeros_zip
+from support.bombs import MIB, refusals, state_sizes, zeros_zip
 from support.small_snapshots import refusal, save_snapshot
 
 from seamseg.checkpoints.bundle import open_model
@@ -119,7 +120,6 @@ def test_odd_metadata(data: bytes, expected: str) -> None:
         ('[body]\nbody_params = {"classes": 1000000000}', "body_params: classes 1000000000 is above the limit"),
         ('[body]\nout_channels = {"mod1": 10000000}', 'out_channels = {"mod1": 10000000}: expected at most 16384'),
         ("[roi]\nfc_channels = 65536", "the channels and sizes require"),
-        ("[rpn]\nhidden_channels = 16384\n[roi]\nroi_size = (28, 28)\nfc_channels = 9000", "the snapshot has 56"),
     ],
 )
 def test_absurd_networks(tmp_path: Path, text: str, expected: str) -> None:
@@ -129,3 +129,69 @@ def test_absurd_networks(tmp_path: Path, text: str, expected: str) -> None:
     assert expected in str(error.value)
     assert str(path) in str(error.value)
     assert len(str(error.value)) < 500
+
+
+_HUGE_BODIES = {
+    "more_blocks": (
+        '[body]\nbody = resnet50\nbody_params = {"blocks": [1000000, 1, 1, 1000000000]}',
+        "far more layers than",
+    ),
+    "wider": (
+        "[rpn]\nhidden_channels = 16384\n[roi]\nroi_size = (28, 28)\nfc_channels = 9000",
+        "does not fit this network",
+    ),
+    "channels": (
+        '[body]\nbody = resnext50\nbody_params = {"channels": [3000000000, 3000000000, 64], "groups": 1}\n',
+        "the network of its configuration cannot be built",
+    ),
+    "semantic": ("[general]\nkind = semantic\n[sem]\nhidden_channels = 7000", "does not fit this network"),
+    "timm": (
+        '[body]\nbody = timm:test_convnext\nbody_params = {"dims": [24, 32, 48, 6000]}',
+        "does not fit this network",
+    ),
+    "qat": ("[general]\nqat = yes\n[roi]\nfc_channels = 16384", "does not fit this network"),
+}
+_HUGE_CLASSIFIERS = {
+    "more_blocks": ({"arch": "resnet50", "params": {"blocks": [1, 1, 10**9, 1]}}, "far more layers than"),
+    "wider": ({"arch": "resnet50", "params": {"width": 10**5}}, "does not fit this network"),
+    "channels": ({"arch": "resnext50", "params": {"channels": [2**31, 2**31, 2**31]}}, "cannot be built"),
+    "classes": ({"arch": "resnet50", "classes": 10**6, "params": {"width": 10**4}}, "does not fit this network"),
+    "more_classes": ({"arch": "resnet50", "classes": 10**9}, "network.classes = 1000000000"),
+}
+
+
+@pytest.mark.slow
+def test_huge_networks_take_neither_memory_nor_time(tmp_path: Path) -> None:
+    """They are built without memory for their weights, compared with the file, and end at its number of tensors."""
+    expected, expressions = [], []
+    semantic = {part: {"weight": torch.zeros(3)} for part in ("body", "head", "cls")}
+    for name, (text, message) in _HUGE_BODIES.items():
+        parts = semantic if name == "semantic" else PARTS
+        path = write_snapshot(tmp_path / f"{name}.pth.tar", config=text, state_dict=parts)
+        expressions.append(f"timed(lambda: seamseg.load({str(path)!r}, device='cpu'))")
+        expected.append(message)
+    checkpoint = tmp_path / "weights.pth.tar"
+    torch.save({"state_dict": {"mod1.bn1.weight": torch.zeros(64)}}, checkpoint)
+    for name, (network, message) in _HUGE_CLASSIFIERS.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps({"network": network}))
+        expressions.append(
+            f"timed(lambda: seamseg.classifier({str(tmp_path / name)!r} + '.json', {str(checkpoint)!r}))"
+        )
+        expected.append(message)
+    setup = """
+import time, torch, seamseg, seamseg.inference.predictor
+def timed(call):
+    begin = time.thread_time()
+    try:
+        return call()
+    except InputError as error:
+        raise InputError(f"{time.thread_time() - begin:.0f} s {error}")
+"""
+    found = refusals(setup, expressions[1], expressions)
+    for (message, memory), part in zip(found, expected, strict=True):
+        seconds, _, line = message.partition(" s ")
+        assert part in line, message
+        assert "\n" not in line
+        assert len(line) < 500
+        assert int(seconds) <= 10, message
+        assert memory < 200, message

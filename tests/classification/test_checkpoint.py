@@ -87,28 +87,28 @@ def test_another_network_is_named(tmp_path: Path) -> None:
     torch.save({"state_dict": net.state_dict()}, tmp_path / "f.pth.tar")
     other = parse_classifier_config({"network": {"arch": "resnet34", "classes": 4}})
     with pytest.raises(InputError, match="holds a resnet18, the network is a resnet34"):
-        load_checkpoint(Classifier(build_classifier(other)), tmp_path / "f.pth.tar", other)
+        load_checkpoint(tmp_path / "f.pth.tar", other)
 
 
 def test_other_values_and_releases_are_refused(
     trained: Path, config: ClassifierConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    net, path = Classifier(build_classifier(config)), tmp_path / "f.pth.tar"
+    path = tmp_path / "f.pth.tar"
     as_of_the_original(trained / "run" / "checkpoint.pth.tar", path)
-    load_checkpoint(net, path, config)
+    load_checkpoint(path, config)
     paths = trained / "c.json", trained / "data", tmp_path / "run"
     loads = (load_checkpoint, lambda *_: train(*paths, pretrain=[str(path)]))
     with monkeypatch.context() as patch:
         patch.setattr(imagenet, "_RELEASE_0_0_1", (hashlib.md5(path.read_bytes()).hexdigest()[:8],))
         for load in loads:
             with pytest.raises(InputError, match=r"only compatible with release 0\.0\.1"):
-                load(net, path, config)
+                load(path, config)
     content = torch.load(path, weights_only=True)
     content["state_dict"]["module.mod1.conv1.weight"].fill_(torch.inf)
     torch.save(content, path)
     for load in loads:
         with pytest.raises(InputError, match=r"f.pth.tar: body.mod1.conv1.weight holds values that are not finite"):
-            load(net, path, config)
+            load(path, config)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_files_that_are_refused(
 ) -> None:
     path = as_of_the_original(trained / "run" / "checkpoint.pth.tar", tmp_path / "f.pth.tar", **changes)
     with pytest.raises(InputError, match=message) as caught:
-        load_checkpoint(Classifier(build_classifier(config)), path, config)
+        load_checkpoint(path, config)
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
 

@@ -14,6 +14,17 @@ from seamseg.utils.errors import InputError
 pytestmark = pytest.mark.usefixtures("imported")
 
 TINY = template("body", "tiny").replace("  # name of each map", "; pretrained = True  # name of each map")
+# values of tensors, and a tensor that is no buffer: models are opened on the meta device, which has neither
+for old, new in (
+    ("from torch import nn", "import torch; from torch import nn"),
+    (
+        "width, channels = 3, keys.channels",
+        "width, channels, self.one = 3, int(torch.ones(1)) * keys.channels, torch.ones(1)",
+    ),
+    ("maps = {}", "maps, x = {}, x * self.one"),
+):
+    assert old in TINY
+    TINY = TINY.replace(old, new)
 
 OTHER = ":\n    def __new__(*_):\n        return nn.Identity()\n"
 file, options = component_file("my_tiny.py", TINY, "body.body=tiny")

@@ -213,5 +213,5 @@ def test_a_snapshot_with_a_larger_architecture_is_refused_before_it_is_built(opt
     text = snapshot.config.replace(keys.architecture, json.dumps(content))
     assert text != snapshot.config
     write_tensors(tmp_path / "large.pth.tar", snapshot_content(replace(snapshot, config=text)))
-    with pytest.raises(InputError, match=r"its configuration needs \d+ parameters .*\[network transformers\]"):
+    with pytest.raises(InputError, match="does not fit this network"):
         seamseg.load(tmp_path / "large.pth.tar", device="cpu")

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seamseg.checkpoints.bundle import SPARE_PARAMETERS
 from seamseg.checkpoints.foreign import TRANSFORMERS_CONFIG_NAME, read_json, transformers_weights
 from seamseg.checkpoints.snapshot import load_tensors
 from seamseg.checkpoints.weights_file import read_weights
@@ -28,6 +27,8 @@ _OF_LOSSES = ("criterion.",)
 """Tensors that only the training uses."""
 _GENERAL_KEYS = ("architectures", "dtype", "id2label", "label2id", "model_type", "num_labels", "torch_dtype")
 _FLOAT_BYTES = 4
+_SPARE_PARAMETERS = 100_000_000
+"""Parameters that a configuration may need beyond twice those of its weights."""
 _BUFFER_COPIES = 4
 """Memory of the computation of a buffer, relative to its size."""
 _OF_LAYERS = re.compile(r"(_layers|depths|_blocks)$")
@@ -135,7 +136,7 @@ def _check_size(net: nn.Module, state: Mapping[str, Tensor], name: str) -> None:
     buffers = _BUFFER_COPIES * sum(values.nbytes for values in net.buffers())
     wanted = buffers + sum(values.nbytes for values in net.parameters())
     held = sum(values.numel() for values in state.values())
-    if wanted > _FLOAT_BYTES * (2 * held + SPARE_PARAMETERS):
+    if wanted > _FLOAT_BYTES * (2 * held + _SPARE_PARAMETERS):
         raise InputError(
             f"{name}: its configuration needs up to {wanted / 1e6:.0f} MB, its weights have {held} numbers: is it the "
             "configuration of another network?"

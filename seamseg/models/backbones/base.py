@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -221,7 +221,7 @@ class StageDilation(NamedTuple):
     """The dilation of each block of a stage, and the stride between this stage and the one before."""
 
     stride: int
-    blocks: list[int]
+    blocks: Iterable[int]
 
 
 def dilations_of(
@@ -251,10 +251,11 @@ def dilations_of(
         )
     result = []
     for i, (given, count) in enumerate(zip(stages, blocks), start=2):
-        values = list(given) if isinstance(given, Sequence) else [given] * count
-        if len(values) != count:
+        values = list(given) if isinstance(given, Sequence) else [given]
+        if isinstance(given, Sequence) and len(values) != count:
             raise ValueError(f"{network}: dilation of mod{i} has {len(values)} entries, it has {count} blocks")
         if any(isinstance(d, bool) or not isinstance(d, int) or d < 1 for d in values):
             raise ValueError(f"{network}: dilation of mod{i} must be positive integers, got {given!r}")
-        result.append(StageDilation(1 if keeps_size(given) else 2, values))
+        repeated = values if isinstance(given, Sequence) else itertools.repeat(given, count)
+        result.append(StageDilation(1 if keeps_size(given) else 2, repeated))
     return result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +42,7 @@ class DenseModule(nn.Module):
     out_channels : input channels, and :data:`GROWTH` for each layer
     """
 
-    def __init__(self, in_channels: int, dilations: Sequence[int], norm: NormFactory, recompute: bool = False) -> None:
+    def __init__(self, in_channels: int, dilations: Iterable[int], norm: NormFactory, recompute: bool = False) -> None:
         super().__init__()
         self.recompute = recompute
         self.convs1, self.convs3 = nn.ModuleList(), nn.ModuleList()
