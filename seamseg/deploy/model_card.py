@@ -264,7 +264,9 @@ def _body(made: ConvertedModel, repo: str, scores: Mapping[str, tuple[str, float
         f"# {repo.partition('/')[2]}",
         f"A network for {task.tag.replace('-', ' ')}, trained with seamseg"
         + (f" on {', '.join(datasets)}." if datasets else "."),
-        f"## Use\n\n```bash\npip install 'seamseg[{extras}]'\n{command}\n```",
+        # not by name: readers would install the package of whoever takes the name on an index
+        "## Use\n\nseamseg is on no package index: install it from a clone of its repository.",
+        f"```bash\npip install '.[{extras}]'\n{command}\n```",
         f"```python\nimport seamseg\n\n{use}\n```",
         "The weights are safetensors; loading them executes no code from the files.",
         "## Network\n\n" + _table(("", ""), network.items()),

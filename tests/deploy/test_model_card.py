@@ -126,7 +126,7 @@ def test_the_card(run: Path, tmp_path: Path) -> None:
     assert ious == [("mIoU (class map)", 75.0), ("mIoU (segments)", 50.0)]
     assert "| PQ | 61.23 |" in card.text
     assert '\nmodel = seamseg.load("hf://someone/street")\n' in card.text
-    assert "\nseamseg predict hf://someone/street photos/ out/\n" in card.text
+    assert "\npip install '.[torch,hub]'\nseamseg predict hf://someone/street photos/ out/\n" in card.text
     assert "| 1 | road\\|street | stuff | #804080 |" in card.text
     assert "| 2 | car | thing | #00008e |" in card.text
 
