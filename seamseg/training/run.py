@@ -171,7 +171,8 @@ def _run(options: TrainingOptions, task: Task, world: World, folder: RunFolder, 
     if loader is not None:
         log.info(_describe_steps(task.options, loader, world))
         images = index_sampler(loader).batch_size * task.options.accumulate * world.size
-        if (note := task.step_note(images)) is not None:
+        epoch_length = steps_per_epoch(len(loader), task.options.accumulate)
+        if (note := task.step_note(images, epoch_length)) is not None:
             log.warning(note)
     for note in notes:
         log.info(note)

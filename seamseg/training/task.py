@@ -141,7 +141,7 @@ class Task(ABC):
     def describe(self, metadata: Metadata) -> list[str]:
         """Return lines for the log: first the classes, then what the configuration ignores."""
 
-    def step_note(self, images: int) -> str | None:
+    def step_note(self, images: int, epoch_length: int) -> str | None:
         """Return a warning if the learning rate is for another number of images a step; None if not."""
         return None
 
@@ -283,9 +283,9 @@ class SegmentationTask(Task):
             lines.append("[dataloader] coco_gt is ignored: average precision uses the ground truth of the data set")
         return lines
 
-    def step_note(self, images: int) -> str | None:
+    def step_note(self, images: int, epoch_length: int) -> str | None:
         """Compare with `[optimizer] step_images`."""
-        return step_note(self.config, images)
+        return step_note(self.config, images, epoch_length)
 
     def data_problem(self, loader: BatchLoader) -> str | None:
         """Return a warning if most pixels of some images are void."""

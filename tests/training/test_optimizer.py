@@ -12,7 +12,7 @@ import torch
 from support.golden_files import array
 from torch import nn
 
-from seamseg.config import config_from_string, default_config
+from seamseg.config import config_from_string, default_config, load_config
 from seamseg.config.components import register
 from seamseg.config.sections import Scheduler
 from seamseg.models.backbones import Backbone
@@ -330,6 +330,7 @@ MULTISTEP = """
 [scheduler]
 type = multistep
 update_mode = {mode}
+epochs = 130
 params = {{"gamma": 0.1, "milestones": [36000, 44000]}}
 burn_in_steps = 200
 [optimizer]
@@ -344,8 +345,9 @@ burn_in_steps = 200
             "",
             "batch",
             1,
-            "a step has 1 image, learning rate and schedule are for 8: set optimizer.accumulate=8, or by the linear "
-            "rule optimizer.step_images=1 optimizer.lr=0.00125 scheduler.burn_in_steps=1600 "
+            "a step has 1 image, learning rate and schedule are for 8, the rate would drop after epoch 12 of 130: "
+            "set optimizer.accumulate=8, or by the linear rule optimizer.step_images=1 optimizer.lr=0.00125 "
+            "scheduler.burn_in_steps=1600 "
             """scheduler.params='{"gamma": 0.1, "milestones": [288000, 352000]}'""",
         ),
         ("accumulate = 2", "epoch", 4, "set optimizer.accumulate=4, or by the linear rule optimizer.step_images=4 "),
@@ -356,8 +358,18 @@ burn_in_steps = 200
     ],
 )
 def test_images_a_step_that_the_rate_is_not_for(keys, mode, images, expected):
-    note = step_note(config_from_string(MULTISTEP.format(mode=mode) + keys), images)
+    # the epochs of Cityscapes, 2975 images
+    note = step_note(config_from_string(MULTISTEP.format(mode=mode) + keys), images, 2975 // images)
     assert note == expected or (expected in note and (mode == "epoch") == ("params" not in note))
+
+
+@pytest.mark.parametrize(
+    ("name", "images", "drop"), [("cityscapes_r50", 2975, "12 of 130"), ("vistas_r50", 18000, "8 of 85")]
+)
+def test_the_published_experiments_on_one_gpu(name, images, drop):
+    config = load_config(name)
+    assert f"the rate would drop after epoch {drop}: set optimizer.accumulate=8, or" in step_note(config, 1, images)
+    assert step_note(config, 8, images // 8) is None
 
 
 def test_epochs_count_with_update_mode_epoch_and_burn_in_counts_steps():

@@ -134,8 +134,11 @@ class CurveSchedule(LRSchedule):
         return factor
 
 
-def step_note(config: Config, images: int) -> str | None:
-    """Return what to set for so many images a step; None if learning rate and schedule are for that number."""
+def step_note(config: Config, images: int, epoch_length: int) -> str | None:
+    """Return what to set for so many images a step; None if learning rate and schedule are for that number.
+
+    `epoch_length` is the number of steps an epoch: it tells when the rate would drop.
+    """
     optimizer, scheduler = config.optimizer, config.scheduler
     meant = optimizer.step_images or (_ORIGINAL_IMAGES if optimizer.lr == _ORIGINAL_RATE else images)
     if meant == images:
@@ -144,14 +147,24 @@ def step_note(config: Config, images: int) -> str | None:
     if scheduler.burn_in_steps:
         keys["scheduler.burn_in_steps"] = str(_scaled(scheduler.burn_in_steps, meant, images))
     longer = {name: value for name, value in scheduler.params.items() if name in ("milestones", "step_size")}
+    drop = ""
     if longer and scheduler.update_mode == "batch":
+        drop = _first_drop(next(iter(longer.values())), epoch_length, scheduler.epochs)
         longer = {name: _scaled(value, meant, images) for name, value in longer.items()}
         keys["scheduler.params"] = f"'{json.dumps(scheduler.params | longer)}'"
     batches, rest = divmod(meant * optimizer.accumulate, images)
     accumulate = "" if rest else f"optimizer.accumulate={batches}, or "
     given = " ".join(f"{key}={value}" for key, value in keys.items())
-    has = f"a step has {images} image{'s' * (images > 1)}, learning rate and schedule are for {meant}"
+    has = f"a step has {images} image{'s' * (images > 1)}, learning rate and schedule are for {meant}{drop}"
     return f"{has}: set {accumulate}by the linear rule {given}"
+
+
+def _first_drop(steps: Any, epoch_length: int, epochs: int) -> str:
+    numbers = steps if isinstance(steps, (list, tuple)) else [steps]
+    # a wrong type is reported with the schedule
+    if not numbers or not all(isinstance(number, (int, float)) for number in numbers):
+        return ""
+    return f", the rate would drop after epoch {min(numbers) // max(1, epoch_length):.0f} of {epochs}"
 
 
 def _scaled(steps: Any, meant: int, images: int) -> Any:
