@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from seamseg.cli.main import build_parser
+from seamseg.config.experiments import packaged, packaged_classifier
+from seamseg.config.loader import check_overrides
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -40,6 +46,28 @@ def test_pages_and_lines_are_short(path: Path) -> None:
     assert len(text.splitlines()) < (200 if path == README else 250)
     if path != GENERATED:
         assert [line for line in GPU_TABLE.sub("", text).splitlines() if len(line) > 130] == []
+
+
+def commands(path: Path) -> Iterator[list[str]]:
+    """Yield the words of each command in the code blocks of a page, without `seamseg` and remarks."""
+    text = path.read_text(encoding="utf-8")
+    blocks = [*CODE.findall(text), *re.findall(r"(?:^ {4}.*\n)+", CODE.sub("", text), re.MULTILINE)]
+    for line in re.split(r"\n| && ", re.sub(r"\s*\\\n\s*", " ", "\n".join(blocks))):
+        command = re.match(r"\s*(?:\$ )?(?:[A-Z_]+=\S+ )*(?:torchrun .* -m )?seamseg ([a-z-]+(?: .*|$))", line)
+        # a remark stands behind two spaces; options in brackets are a synopsis
+        if command and not re.search(r" \[-|\.\.\.$", command[1]):
+            yield shlex.split(re.sub(r"  .*", "", command[1]), comments=True)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_id)
+def test_commands_parse(path: Path) -> None:
+    for words in commands(path):
+        args = build_parser(words).parse_args(words)
+        config = getattr(args, "config", None)
+        if config is not None and re.fullmatch(r"[a-z\d_-]+", str(config)):
+            assert packaged(config) or packaged_classifier(config), words
+        if words[0] == "train":
+            check_overrides([override for override in args.set if not re.match(r"\w+ \w+\.", override)])
 
 
 @pytest.mark.parametrize("path", PAGES, ids=page_id)
