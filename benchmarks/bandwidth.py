@@ -14,6 +14,8 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -49,19 +51,14 @@ def operators(x: Tensor) -> Iterator[tuple[str, int, Callable[[], object]]]:
     yield "torch batch_norm backward", 5 * size, lambda: torch.autograd.grad(normed, leaf, dy, retain_graph=True)
 
 
-def seconds(call: Callable[[], object], device: str, repeats: int) -> float:
-    """Return the time of a call; on a GPU the mean of `repeats` in a row, so that launches overlap with the kernels."""
-    if device == "cpu":
-        start = time.perf_counter()
-        call()
-        return time.perf_counter() - start
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
+def seconds(call: Callable[[], object], repeats: int) -> float:
+    """Return the mean of a number of calls in a row, so that launches overlap with the kernels."""
+    synchronize()
+    start = time.perf_counter()
     for _ in range(repeats):
         call()
-    end.record()
     synchronize()
-    return begin.elapsed_time(end) / 1e3 / repeats
+    return (time.perf_counter() - start) / repeats
 
 
 def main() -> None:
@@ -69,37 +66,31 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--small", action="store_true", help="small maps, whose figures mean nothing")
     arguments = parser.parse_args()
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
-    device = arguments.device
-    big = torch.empty(2**20 if arguments.small else 2**30, dtype=torch.uint8, device=device)
+    device, shrink = arguments.device, 16 if arguments.small else 1
+    big = torch.empty(2**30 // shrink**3, dtype=torch.uint8, device=device)
     other = torch.empty_like(big)
     name = torch.cuda.get_device_name() if device == "cuda" else processor()
     found: dict[str, Any] = {"torch": torch.__version__, "device": name, "rounds": arguments.rounds, "rows": []}
     print(f"torch {torch.__version__}, {name}\n\n{'operator':<28}{'maps':<32}{'us':>9}{'GB/s':>8}{'of a copy':>11}")
-    for channels, height, width in SHAPES:
-        if arguments.small:
-            height, width = height // 16, width // 16
-        for dtype in (torch.bfloat16, torch.float32):
-            for layout in (torch.contiguous_format, torch.channels_last):
-                x = torch.randn(1, channels, height, width, device=device).to(dtype).contiguous(memory_format=layout)
-                maps = f"{channels}x{height}x{width} {str(dtype)[6:]} {'NCHW' if x.is_contiguous() else 'NHWC'}"
-                for operator, size, call in operators(x):
-                    if arguments.names and not any(word in f"{operator} {maps}" for word in arguments.names):
-                        continue
-                    call()
-                    times, copies = [], []
-                    for _ in range(arguments.rounds):
-                        times.append(seconds(call, device, 20))
-                        copies.append(seconds(lambda: other.copy_(big), device, 2))
-                    mine, copy = statistics.median(times), statistics.median(copies)
-                    part = size / mine / (2 * big.numel() / copy)
-                    row = {"operator": operator, "maps": maps, "us": mine * 1e6, "gb_s": size / mine / 1e9, "of": part}
-                    found["rows"].append(row)
-                    print(f"{operator:<28}{maps:<32}{mine * 1e6:>9.1f}{row['gb_s']:>8.0f}{part:>11.2f}", flush=True)
-                    if arguments.json:
-                        with open(arguments.json, "w") as file:
-                            json.dump(found, file, indent=1)
+    layouts = torch.contiguous_format, torch.channels_last
+    for (channels, height, width), dtype, layout in product(SHAPES, (torch.bfloat16, torch.float32), layouts):
+        x = torch.randn(1, channels, height // shrink, width // shrink, device=device).to(dtype)
+        x = x.contiguous(memory_format=layout)
+        maps = f"{'x'.join(map(str, x.shape[1:]))} {str(dtype)[6:]} {'NCHW' if x.is_contiguous() else 'NHWC'}"
+        for operator, size, call in operators(x):
+            if arguments.names and not any(word in f"{operator} {maps}" for word in arguments.names):
+                continue
+            call()
+            times, copies = [], []
+            for _ in range(arguments.rounds):
+                times.append(seconds(call, 1 if arguments.small else 20))
+                copies.append(seconds(lambda: other.copy_(big), 2))
+            mine, copy = statistics.median(times), statistics.median(copies)
+            part = size / mine / (2 * big.numel() / copy)
+            found["rows"].append({"operator": operator, "maps": maps, "us": mine * 1e6, "of": part})
+            print(f"{operator:<28}{maps:<32}{mine * 1e6:>9.1f}{size / mine / 1e9:>8.0f}{part:>11.2f}", flush=True)
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Time `seamseg demo` from start to end; with --against REV, the same of another revision, in turns.
+"""Time `seamseg demo` from start to end, in one or several precisions with the same seed; print losses and PQ.
 
-    python benchmarks/demo.py --against REV --rounds 3
+    python benchmarks/demo.py fp32 --json demo.json                                # the demo as it is, 4 to 10 minutes
+    python benchmarks/demo.py fp32 bf16 --device cuda --train 100 --epochs 4
 
-Each round draws the city, trains, predicts and evaluates anew, on the CPU: 4 to 9 minutes a side on two cores. PQ is
-printed beside the time, because a shorter training is worth nothing without it. The code of the other revision is taken
-from git and its kernels are compiled; both sides run in this environment.
+Each run draws the city, trains, predicts and evaluates anew: the same scenes, order and initial weights. PQ on the
+held-out scenes stands beside the time, because a shorter training is worth nothing without it.
 """
 
 from __future__ import annotations
@@ -12,65 +12,56 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
-from startup import ROOT, check_out
 from timing import processor
+
+from seamseg.training.logging.metrics import read_metrics
+
+
+def run(precision: str, out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Run the demo; return its wall and CPU seconds, PQ and losses by step."""
+    settings = [f"general.precision={precision}", *arguments.set]
+    settings += [f"scheduler.epochs={arguments.epochs}"] if arguments.epochs else []
+    command = [sys.executable, "-m", "seamseg", "demo", "--out", str(out), "--device", arguments.device]
+    command += [f"--train={arguments.train}", f"--val={arguments.val}", *(f"--set={setting}" for setting in settings)]
+    start, before = time.monotonic(), os.times()
+    ended = subprocess.run(command, stdout=sys.stderr)
+    if ended.returncode:
+        raise SystemExit(f"demo.py: {' '.join(command)}: exit code {ended.returncode}")
+    wall, after = time.monotonic() - start, os.times()
+    cpu = after.children_user + after.children_system - before.children_user - before.children_system
+    losses = {line["step"]: line["loss"] for line in read_metrics(out) if line["kind"] == "train"}
+    return {"seconds": wall, "cpu": cpu, "PQ": json.loads((out / "metrics.json").read_text())["PQ"], "losses": losses}
 
 
 def main() -> None:
     """Run the demos, then print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--against", metavar="REV", help="git revision to compare with")
-    parser.add_argument(
-        "--rounds", type=int, default=1, choices=range(1, 100), metavar="N", help="default: %(default)s"
-    )
-    parser.add_argument("--options", default="", metavar="'OPTIONS'", help="further options of `seamseg demo`, of both")
+    parser.add_argument("precisions", nargs="*", default=["auto"], help="fp32, bf16, fp16, auto (default: auto)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    parser.add_argument("--train", type=int, default=560, help="scenes (default: %(default)s)")
+    parser.add_argument("--val", type=int, default=40, help="held-out scenes (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, help="default: that of the demo")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="further settings")
     parser.add_argument("--json", type=Path, metavar="OUT", help="also write the numbers to this file")
     arguments = parser.parse_args()
-    load = os.getloadavg()
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        sides = {"now": ROOT}
-        if arguments.against:
-            sides = {arguments.against: check_out(arguments.against, folder / "tree", compiled=True), **sides}
-        records: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
-        for number in range(arguments.rounds):
-            for side, tree in sides.items():
-                out = folder / f"{side.replace('/', '_')}_{number}"
-                records[side].append(run(tree, out, arguments.options.split()))
-                print(f"{side}: {records[side][-1]}", flush=True)
-    medians = {
-        side: {name: statistics.median(record[name] for record in found) for name in found[0]}
-        for side, found in records.items()
-    }
-    first = next(iter(medians.values()))
-    print(f"{'':12s}{'wall s':>10s}{'times as fast':>16s}{'CPU s':>10s}{'PQ':>8s}   medians of {arguments.rounds}")
-    for side, found in medians.items():
-        ratio = first["wall"] / found["wall"]
-        print(f"{side[:12]:12s}{found['wall']:10.0f}{ratio:16.2f}{found['cpu']:10.0f}{100 * found['pq']:8.2f}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"cpu": processor(), "load": load, "sides": records}, indent=1))
-
-
-def run(tree: Path, out: Path, options: list[str]) -> dict[str, float]:
-    """Run the demo of a source tree; return its wall and CPU seconds and its PQ."""
-    start, before = time.monotonic(), os.times()
-    command = [sys.executable, "-m", "seamseg", "demo", "--out", str(out), "--device", "cpu", *options]
-    environment = os.environ | {"PYTHONPATH": str(tree)}
-    ended = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
-    if ended.returncode:
-        sys.exit(f"the demo of {tree} failed\n{ended.stderr}")
-    if "no compiled" in ended.stderr:
-        sys.exit(f"{tree}: its kernels are not compiled; run `make kernels`")
-    wall, after = time.monotonic() - start, os.times()
-    cpu = after.children_user + after.children_system - before.children_user - before.children_system
-    return {"wall": wall, "cpu": cpu, "pq": json.loads((out / "metrics.json").read_text())["PQ"]}
+    facts = {"cpu": processor(), **{key: getattr(arguments, key) for key in ("device", "train", "val", "epochs")}}
+    runs: dict[str, dict[str, Any]] = {}
+    print(f"{'':12}{'wall s':>10}{'CPU s':>10}{'last loss':>12}{'PQ':>8}")
+    with tempfile.TemporaryDirectory(prefix="seamseg-demo-") as folder:
+        for precision in arguments.precisions:
+            found = runs[precision] = run(precision, Path(folder) / precision, arguments)
+            last = list(found["losses"].values())[-1]
+            print(f"{precision:12}{found['seconds']:10.0f}{found['cpu']:10.0f}{last:12.3f}{100 * found['PQ']:8.2f}")
+            # the next one may fail
+            if arguments.json:
+                arguments.json.write_text(json.dumps({**facts, "runs": runs}, indent=1))
 
 
 if __name__ == "__main__":

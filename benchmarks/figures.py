@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import statistics
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -74,27 +73,9 @@ def load(name: str) -> Any:
 def figures() -> list[Figure]:
     """Return all figures."""
     made = []
-    for part in (
-        _original,
-        _plain,
-        _inference,
-        _bodies,
-        _memory,
-        _cases,
-        _queries,
-        _pairs,
-        _huge_photo,
-        _training,
-        _large_runs,
-        _exported,
-        _int8,
-        _waiting,
-        _sharing,
-        _serving,
-        _demo,
-    ):
+    for part in (_original, _plain, _inference, _memory, _kernels, _pairs, _exported, _int8, _demo, _calls, _ray):
         made += list(part())
-    return [*made, *_ablation()]
+    return made
 
 
 def pages(wanted: list[Figure]) -> Iterator[tuple[Path, str, list[str]]]:
@@ -180,17 +161,6 @@ def _inference() -> Iterator[Figure]:
             peer = "torchvision Mask R-CNN (smaller, things only)"
             text = f"| inference, 512x767, fp32 | {{}} s | {peer} {{}} s | {{}}x faster |"
             yield Figure("README.md", text, values)
-    for row, precision in zip(load("semantic_network")["rows"], ("fp32", "bf16"), strict=True):
-        text = f"| semantic network vistas_wrn38, 512x682, {precision} | `semantic_network.py` | {{}} s |"
-        values = (row["ours_ms"] / 1e3, row["peer_ms"] / 1e3, row["ratio"])
-        yield Figure(PERFORMANCE, f"{text} written plainly {{}} s | {{}} |", values)
-
-
-def _bodies() -> Iterator[Figure]:
-    for name, row in load("backbones")["rows"].items():
-        body, plain = row["body in-place MiB"], row["body plain MiB"]
-        step = row["step in-place MiB"] / row["step plain MiB"], row["step in-place s"] / row["step plain s"]
-        yield Figure(INPLACE_ABN, f"| {name} | {{}} | {{}} | {{}} | {{}} | {{}} |", (body, plain, body / plain, *step))
 
 
 def _memory() -> Iterator[Figure]:
@@ -210,64 +180,33 @@ def _memory() -> Iterator[Figure]:
     yield Figure("README.md", text, (*kept, kept[0] / kept[1]))
 
 
-CASES = {
-    "NMS of 1000 boxes, nothing suppressed": ("boxes", "nms 1000, apart", "torchvision", "ms"),
-    "NMS of 6000 boxes": ("boxes", "nms 6000", "torchvision", "ms"),
-    "NMS of 12000 boxes": ("boxes", "nms 12000", "torchvision", "ms"),
-    "NMS of 6500 boxes of 65 classes": ("boxes", "nms 6500 of 65 classes", "torchvision batched_nms", "ms"),
-    "ROI features, 512 boxes, 4 levels, forward": ("roi", "roi_features channels last forward", "torchvision", "ms"),
-    "ROI features, backward": ("roi", "roi_features channels last backward", "torchvision", "ms"),
-    "class map, 65 classes, 1024x2048": ("semantic", "argmax 65 classes, scene, channels last", "interpolate", "ms"),
-    "the same on noise": ("semantic", "argmax 65 classes, noise, channels last", "interpolate", "ms"),
-    "semantic loss with backward, 19 classes": ("semantic", "loss 19 classes, with backward", "interpolate", "ms"),
-    "semantic head, 256x512x256, forward": ("pooling", "semantic head 256 x 256 x 512, contiguous", "as", "s"),
-    "semantic head, channels last": ("pooling", "semantic head 256 x 256 x 512, channels last", "as", "s"),
-    "100 masks pasted at 1024x2048": ("fusion", "paste_masks_into 100 masks", "grid_sample", "ms"),
-    "training step": ("abn", "ResNet-50 body 256x512 NHWC", "BatchNorm", "ms"),
-    "Cityscapes pixel level, 20 frames": ("cityscapes", "pixel level, 1 threads", "cityscapesscripts", "s"),
-    "Cityscapes instance level": ("cityscapes", "instance level, 1 threads", "cityscapesscripts", "s"),
-    "Cityscapes panoptic": ("cityscapes", "panoptic, 1 threads", "cityscapesscripts", "s"),
-    "fusion, at the size of the image": ("exports", "fusion", "numpy", "ms"),
-    "overlay": ("exports", "overlay", "numpy", "ms"),
-    "overlay, to JPEG": ("exports", "overlay to JPEG", "numpy", "ms"),
-    "panoptic PNG": ("exports", "panoptic PNG", "numpy", "ms"),
-    "fusion, formats coco and overlay": ("exports", "fusion, coco and overlay", "numpy", "ms"),
-    "100 masks of 1024x2048 to PNG": ("exports", "masks of 100 detections", "Pillow", "ms"),
-    "converting 3 Cityscapes frames": ("prepare", "cityscapes, 3 frames, 1 worker", "one by one", "ms"),
-    "converting 3 Vistas frames": ("prepare", "vistas, 3 frames, 1 worker", "one by one", "ms"),
+KERNELS = {
+    "NMS of 1000 boxes, nothing suppressed": ("nms 1000, apart", "ms"),
+    "NMS of 6000 boxes": ("nms 6000", "ms"),
+    "NMS of 12000 boxes": ("nms 12000", "ms"),
+    "NMS of 6500 boxes of 65 classes": ("nms 6500 of 65 classes", "ms"),
+    "ROI features, 512 boxes, 4 levels, forward": ("roi_features forward", "ms"),
+    "ROI features, backward": ("roi_features backward", "ms"),
+    "class map, 65 classes, 1024x2048": ("argmax 65 classes, scene", "ms"),
+    "the same on noise": ("argmax 65 classes, noise", "ms"),
+    "semantic loss with backward, 19 classes": ("loss 19 classes, with backward", "ms"),
+    "semantic head, 256x512x256, forward": ("semantic head, contiguous", "s"),
+    "semantic head, channels last": ("semantic head, channels last", "s"),
 }
-"""Rows of tables: the file, the case, the beginning of the name of the peer, the unit."""
+"""Rows of the table: the case and the unit."""
 
 
-def _cases() -> Iterator[Figure]:
-    for words, (name, case, peer, unit) in CASES.items():
-        (row,) = (row for row in load(name)["rows"] if row["case"] == case and row["peer"].startswith(peer))
-        text = f"| {words} | `{name}.py` | {{}} {unit} | {row['peer'].removesuffix('_')} {{}} {unit} | {{}} |"
-        page, factor = INPLACE_ABN if name == "abn" else PERFORMANCE, 1e-3 if unit == "s" else 1.0
-        yield Figure(page, text, (factor * row["ours_ms"], factor * row["peer_ms"], row["ratio"]))
-
-
-def _queries() -> Iterator[Figure]:
-    for size, words in (("1024x2048", "2 megapixels"), ("3000x4000", "12 megapixels")):
-        rows = load("merge_queries")["rows"][size]
-        ours, peer = rows["C library"], rows["transformers"]
-        text = f"| merging 40 masks of queries at {words} | `merge_queries.py` | {{}} s | transformers {{}} s | {{}} |"
-        yield Figure(PERFORMANCE, text, (ours["seconds"], peer["seconds"], peer["seconds"] / ours["seconds"]))
-        text = "| the same, peak memory | `merge_queries.py` | {} MB | transformers {} MB | {} |"
-        if size == "3000x4000":
-            memory = ours["peak_mb"], peer["peak_mb"]
-            yield Figure(PERFORMANCE, text, (*memory, memory[0] / memory[1]))
-            text = "12 megapixels takes {} s and {} MB, that of the processor of transformers {} s and {} MB"
-            both = ours["seconds"], memory[0], peer["seconds"], memory[1]
-            yield Figure("docs/how-to/foreign_networks.md", text, both)
+def _kernels() -> Iterator[Figure]:
+    rows = {row["case"]: row for row in load("kernels")["rows"]}
+    (paste,) = (r for r in load("fusion")["rows"] if r["case"] == "paste_masks_into 100 masks" and "grid" in r["peer"])
+    made = [(words, "kernels", unit, rows[case]) for words, (case, unit) in KERNELS.items()]
+    for words, script, unit, row in [*made, ("100 masks pasted at 1024x2048", "fusion", "ms", paste)]:
+        text = f"| {words} | `{script}.py` | {{}} {unit} | {row['peer']} {{}} {unit} | {{}} |"
+        factor = 1e-3 if unit == "s" else 1.0
+        yield Figure(PERFORMANCE, text, (factor * row["ours_ms"], factor * row["peer_ms"], row["ratio"]))
 
 
 def _pairs() -> Iterator[Figure]:
-    rows = [row for row in load("histogram")["rows"] if row["case"].startswith("panoptic quality")]
-    ours, ratios = ([row[key] for row in rows] for key in ("ours_ms", "ratio"))
-    peer = statistics.median(row["peer_ms"] for row in rows)
-    text = "from memory | `histogram.py` | {} to {} ms | np.unique {} ms | {} to {} |"
-    yield Figure(PERFORMANCE, text, (min(ours), max(ours), peer, min(ratios), max(ratios)))
     sides = load("panoptic_quality")["rows"]
     mine = sides["seamseg"]
     start = "PQ of 500 pairs of 2-megapixel PNG"
@@ -287,48 +226,10 @@ def _pairs() -> Iterator[Figure]:
             yield Figure("README.md", text, (mine["ms a pair"], row["ms a pair"], row["ratio"]))
     ratio = {row["case"]: row["ratio"] for row in load("loading")["rows"]}
     text = "is {} times as fast as plain Pillow + float32 by default, {} times with a crop, and {} times with crop,"
-    yield Figure(PERFORMANCE, text, tuple(ratio[f"item, {name}"] for name in LOADING))
-
-
-def _huge_photo() -> Iterator[Figure]:
-    rows = load("huge_photo")["rows"]
-    for before, now in zip(rows[::2], rows[1::2]):
-        text = f"| {now['formats']} | `huge_photo.py` | {{}} GiB | before {{}} GiB | {{}} |"
-        yield Figure(PERFORMANCE, text, (now["peak"], before["peak"], now["peak"] / before["peak"]))
-    text = "Both formats together take {} s of CPU time, before {} s."
-    yield Figure(PERFORMANCE, text, (rows[-1]["cpu"], rows[-2]["cpu"]))
+    yield Figure(PERFORMANCE, text, tuple(ratio[name] for name in LOADING))
 
 
 LOADING = ("default", "crop 512 x 1024", "crop, device, fast_decode")
-
-
-def _training() -> Iterator[Figure]:
-    rows = load("checkpointing")["rows"]
-    all_kept, checkpointed = (rows[name]["kept MiB"] for name in ("everything kept", "body + pyramid"))
-    text = "with `checkpoint_body`, fp32 | `checkpointing.py` | {} -> {} MiB ({}) |"
-    kept = all_kept, checkpointed, checkpointed / all_kept
-    yield Figure(PERFORMANCE, text, kept)
-    text = "on one 512 x 1024 image in fp32 keeps {} MiB, with the key **{} MiB** ({})"
-    yield Figure("docs/how-to/train.md", text, kept)
-    table = load("scaling")
-    text = "one, gloo | `scaling.py --rounds 3 --side 256` | {} / {} s: efficiency {} |"
-    efficiency = table["alone"] / table["together"]
-    yield Figure(PERFORMANCE, text, (table["together"], table["alone"], efficiency))
-    yield Figure("docs/how-to/train_distributed.md", "with an efficiency of {} (", (efficiency,))
-    table = load("malloc")
-    text = "at 512x1024 {} times as fast on two cores (`malloc.py`: {} s with the defaults, {} s with these settings)"
-    yield Figure(PERFORMANCE, text, (table["ratio"], table["default"], table["kept"]))
-
-
-def _large_runs() -> Iterator[Figure]:
-    table, page = load("original")["inference vistas_r50"], "docs/how-to/predict_at_scale.md"
-    seconds = hours = 0.0
-    for size, row in table.items():
-        for precision in ("fp32", "bf16"):
-            seconds = row[precision]
-            hours = 1e6 * seconds / 3600
-            text = f"| {size.replace('x', ' x ')} | {precision} | {{}} | {{}} |{' {} h |' * 3}"
-            yield Figure(page, text, (seconds, 3600 / seconds, hours, hours / 100, hours / 1000))
 
 
 def _exported() -> Iterator[Figure]:
@@ -351,95 +252,21 @@ def _int8() -> Iterator[Figure]:
         yield Figure(page, f"| {words} |{' {} |' * 6}", (*values, table[side]["speedup"]))
 
 
-def _waiting() -> Iterator[Figure]:
-    rows = load("waiting_threads")["rows"]
-    cell = {(row["work"], row["neighbours"], row["setting"]): (row["seconds"], row["ratio"]) for row in rows}
-    # both kinds of small input are compared with one thread that runs it
-    one = cell["thread", "none", "GOMP_SPINCOUNT=300000"][0]
-    cell |= {key: (seconds, seconds / one) for key, (seconds, _) in cell.items() if key[0] == "threads"}
-    settings = ("GOMP_SPINCOUNT=3000", "OMP_WAIT_POLICY=active,GOMP_SPINCOUNT=3000", "OMP_WAIT_POLICY=passive")
-    works = {"training": "training", "predict": "prediction", "thread": "small input"}
-    for work, words in {**works, "threads": "small input, two threads"}.items():
-        for neighbours, beside in {
-            "none": "alone",
-            "niced": "beside one niced loop",
-            "all": "beside two loops",
-        }.items():
-            first, ratio = cell[work, neighbours, "GOMP_SPINCOUNT=300000"]
-            plain = (first,) if neighbours == "none" and work != "threads" else (first, ratio)
-            rest = [cell[work, neighbours, setting] for setting in (*settings, "OMP_NUM_THREADS=1")]
-            text = f"| {words}, {beside} | {{}}{' ({})' if len(plain) == 2 else ''} |{' {} ({}) |' * 4}"
-            yield Figure(PERFORMANCE, text, (*plain, *(number for pair in rest for number in pair)))
-
-
-def _sharing() -> Iterator[Figure]:
-    found = load("throughput")
-    names = {
-        "network alone": "the network alone, two threads",
-        "defaults": "`predict`, by default",
-        "one at a time, two decoders": "one image at a time, two decoders",
-        "one at a time, no decoder": "one image at a time, `--workers 0`",
-    }
-    for side, words in names.items():
-        row = found["folder"][side]
-        values = (row["cpu ms"], row["of the network, cpu"], row["of the network, wall"])
-        yield Figure(PERFORMANCE, f"| {words} | {{}} ms | {{}} | {{}} |", values)
-    two, eight = found["writers"]["2"], found["estimate of 8 writers"]
-    text = "take {} ms of CPU time, and two threads wrote {} images/s, {} times as many as one"
-    text += "; eight, on 16 cores, would write {}."
-    yield Figure(PERFORMANCE, text, (two["cpu ms"], two["images/s"], 2 * two["efficiency"], eight))
-
-
 def _demo() -> Iterator[Figure]:
-    before, now = (
-        {key: statistics.median(run[key] for run in runs) for key in ("wall", "pq")}
-        for runs in load("demo")["sides"].values()
-    )
-    text = "| `demo.py` | {} s, PQ {} -> **{} s**, PQ {} ({} times as fast) |"
-    values = (before["wall"], 100 * before["pq"], now["wall"], 100 * now["pq"], before["wall"] / now["wall"])
-    yield Figure(PERFORMANCE, text, values)
+    run = load("demo")["runs"]["fp32"]
+    yield Figure(PERFORMANCE, "| `seamseg demo` | `demo.py fp32` | {} s, PQ {} |", (run["seconds"], 100 * run["PQ"]))
 
 
-def _serving() -> Iterator[Figure]:
-    page = "docs/how-to/serve.md"
-    cases = {
-        "serving_demo": ("network input 128x256: {} calls/s", "ms", 1.0),
-        "serving": ("vistas_r50, 512x767: {} calls/s", "s", 1e-3),
-    }
-    for name, (words, unit, factor) in cases.items():
-        rows = {(row["form"], row["clients"]): row for row in load(name)}
-        for batch, start in ((1, f"{words} | 1"), (4, "| 4")):
-            found = [rows[f"batch {batch}", clients] for clients in (1, 4, 16)]
-            values = tuple(n for row in found for n in (row["ratio"], row["p99 ms"] * factor))
-            calls = (rows["calls", 1]["requests/s"],) if batch == 1 else ()
-            # the rows of larger batches begin alike but for the unit
-            yield Figure(page, start + f" | {{}} ({{}} {unit})" * 3 + " |", (*calls, *values))
+def _calls() -> Iterator[Figure]:
+    text = "runs {} functions in {} files, {} of them before the image is opened"
+    yield Figure("docs/design/rooms.md", text, tuple(load("calls").values()))
 
 
-def _ablation() -> Iterator[Figure]:
-    page, table = "docs/how-to/recipes.md", load("ablation")
-    means = {name: {key: sum(v) / len(v) for key, v in row.items()} for name, row in table["rows"].items()}
-    names = {
-        "scratch": ("scratch", None),
-        "box_convs": ("four convolutions in the box branch, group norm", "scratch"),
-        "mask_points": ("masks refined at points (PointRend)", "scratch"),
-        "copy_paste": ("copy-paste, probability 0.5", "pretrained"),
-        "crop": ("crop_size = (128, 192)", "pretrained"),
-        "cabb": ("crop, crop-aware box loss", "crop"),
-        "large_scale_jitter": ("crop, large-scale jitter (0.5, 2)", "crop"),
-        "instance_scale_uniform": ("crop, the same around instances", "crop"),
-    }
-    for name, (words, against) in names.items():
-        row, scores = means[name], table["rows"][name]["PQ"]
-        values = [row["PQ"], min(scores), max(scores), row["PQ_things"], row["PQ_stuff"]]
-        text = f"| {words} | {{}} | {{}} - {{}} | {{}} | {{}} |"
-        if against is not None:
-            text += f" {against} | {{}} | {{}} |"
-            values += [row["PQ"] - means[against]["PQ"], row["CPU seconds"] / means[against]["CPU seconds"]]
-        yield Figure(page, text, tuple(values))
-    row, scores, model = means["pretrained"], table["rows"]["pretrained"]["PQ"], table["model"]["PQ"]
-    values = [row["PQ"], min(scores), max(scores), row["PQ_things"], row["PQ_stuff"], model, row["PQ"] - model]
-    yield Figure(page, "| pretrained | {} | {} - {} | {} | {} | the model, {} | {} |", tuple(values))
+def _ray() -> Iterator[Figure]:
+    table = load("ray_data")
+    text = "on two cores Ray made {} times its images per second, after {} s of start instead of {}"
+    starts = (table[side]["start s"] for side in ("Ray Data", "predict"))
+    yield Figure("docs/how-to/batch_engines.md", text, (table["ratio"], *starts))
 
 
 def main() -> int:

@@ -145,18 +145,24 @@ class Machine:
         return lines
 
     def script(self, name: str, *words: object, seconds: float, **variables: str) -> dict[str, Any]:
-        """Run a script of this folder with `--json` and environment variables; return what it wrote.
+        """Run a script with `--json` and environment variables; return what it wrote.
 
         A `Failed` carries what a script wrote that fails.
         """
         path = self.folder / f"{name}-{time.monotonic_ns()}.json"
-        command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), *map(str, words), "--json", str(path)]
+        command = [sys.executable, str(script_path(name)), *map(str, words), "--json", str(path)]
         try:
             self.call(command, seconds, **variables)
         except Failed as failure:
             failure.results = read(path)
             raise
         return json.loads(path.read_text())
+
+
+def script_path(name: str) -> Path:
+    """Return the file of a script: a measurement of this folder or a check of tests/gpu_checks."""
+    path = ROOT / "benchmarks" / f"{name}.py"
+    return path if path.exists() else ROOT / "tests" / "gpu_checks" / f"{name}.py"
 
 
 def stop(reason: str) -> NoReturn:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu_machine import ROOT, Failed, Machine, Skipped
+from gpu_machine import ROOT, Failed, Machine, Skipped, script_path
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Step:
     minutes : its time limit; it gets what earlier steps have not used, too
     needs : modules to import
     run : function of the machine and the seconds that the step has; returns its results
-    scripts : names of the scripts of this folder that it runs; what they import from it counts, too
+    scripts : names of the scripts that it runs; what they import from their folder and from this one counts, too
     files : patterns of the other files on which its results depend
     """
 
@@ -47,10 +47,10 @@ class Step:
 
     def digest(self) -> str:
         """Return a checksum of what the results depend on; not the commit, because results are committed, too."""
-        paths = [ROOT / "benchmarks" / f"{name}.py" for name in self.scripts]
+        paths = [script_path(name) for name in self.scripts]
         for path in paths:
             imported = re.findall(r"^ *(?:from|import) (\w+)", path.read_text(), re.MULTILINE)
-            others = (path.with_name(f"{name}.py") for name in imported)
+            others = map(script_path, imported)
             paths += [other for other in others if other.exists() and other not in paths]
         paths += [path for pattern in self.files for path in ROOT.glob(pattern)]
         total = hashlib.sha256(inspect.getsource(self.run).encode())
@@ -135,7 +135,7 @@ def sanitizer(machine: Machine, seconds: float) -> dict[str, Any]:
     for check in ("memcheck", "racecheck"):
         # the other kernels and the calls of the CUDA interface are torch's
         words = [str(tool), "--tool", check, "--kernel-name", "kns=seamseg", "--report-api-errors", "no"]
-        words += ["--error-exitcode", "99", sys.executable, "benchmarks/operators.py", "--device", "cuda"]
+        words += ["--error-exitcode", "99", sys.executable, str(script_path("operators")), "--device", "cuda"]
         words += ["--in-process", "--no-cases", "--seed", "0", "--seconds", "30"]
         try:
             # every tensor is an allocation of its own: reads past its end are found
@@ -204,7 +204,7 @@ def parity(machine: Machine, seconds: float) -> dict[str, Any]:
 
 
 def train_step(machine: Machine, seconds: float) -> dict[str, Any]:
-    """Measure the training step: plain, fast and that of the peer."""
+    """Measure the training step, plain and fast."""
     words = ["--size", "64x128", "--rounds", 1, "--config", "toy_city_r18"] if machine.small else []
     # compiling takes minutes on a CPU
     variables = {"TORCHDYNAMO_DISABLE": "1"} if machine.small else {}
@@ -212,10 +212,10 @@ def train_step(machine: Machine, seconds: float) -> dict[str, Any]:
 
 
 def throughput(machine: Machine, seconds: float) -> dict[str, Any]:
-    """Measure the throughput of prediction, and that of the peer."""
+    """Measure the throughput of prediction."""
     words: list[object] = ["--device", machine.device]
     if machine.small:
-        words += ["plain", "torchvision", "--size", "64x96", "--config", "toy_city_r18"]
+        words += ["plain", "--size", "64x96", "--config", "toy_city_r18"]
         words += ["--rounds", 1, "--photos", 2, "--workers", 0]
     return machine.script("throughput", *words, seconds=seconds)
 
@@ -228,17 +228,21 @@ def fusion(machine: Machine, seconds: float) -> dict[str, Any]:
 
 def memory(machine: Machine, seconds: float) -> dict[str, Any]:
     """Measure the memory of training and of a huge image."""
-    size = (64, 128) if machine.small else (512, 1024)
-    photo = (
-        ["96x64", "--network", "small", "--tiles", "off"]
-        if machine.small
-        else ["12000x8400", "--tiles", "auto", "2048"]
-    )
-    photo += [] if machine.small else ["--shortest-size", "8400"]
-    device = "--device", machine.device
-    calls = {"training": lambda left: machine.script("memory", "--size", *size, *device, seconds=left / 3)}
-    calls["huge_photo"] = lambda left: machine.script("huge_photo", *photo, *device, seconds=left)
-    return parts(calls, seconds)
+    words: list[object] = [
+        "--size",
+        512,
+        1024,
+        "--image",
+        "12000x8400",
+        "--tiles",
+        "auto",
+        2048,
+        "--shortest-size",
+        8400,
+    ]
+    if machine.small:
+        words = ["--size", 64, 128, "--image", "96x64", "--tiles", "off", "--config", "toy_city_r18"]
+    return machine.script("memory", *words, "--device", machine.device, seconds=seconds)
 
 
 def distributed(machine: Machine, seconds: float) -> dict[str, Any]:
@@ -249,10 +253,11 @@ def distributed(machine: Machine, seconds: float) -> dict[str, Any]:
 
 def toy_city(machine: Machine, seconds: float) -> dict[str, Any]:
     """Train the demo in two precisions."""
-    words: list[object] = ["--workers", 4, "--train", 100, "--epochs", 4]
+    words: list[object] = ["--train", 100, "--epochs", 4, "--set", "dataloader.num_workers=4"]
     if machine.small:
-        words = ["--train", 2, "--val", 1, "--epochs", 1, "--log-interval", 1]
-    return machine.script("toy_city", *words, "--device", machine.device, seconds=seconds)
+        words = ["--train", 2, "--val", 1, "--epochs", 1, "--set", "dataloader.train_batch_size=2"]
+        words += ["--set", "general.log_interval=1"]
+    return machine.script("demo", "fp32", "bf16", *words, "--device", machine.device, seconds=seconds)
 
 
 _TRAINING = ("numpy", "PIL", "umsgpack", "zlib_ng")
@@ -268,14 +273,14 @@ _ALL = (
     Step("parity", "the golden network", 0.75, ("pytest", "numpy", "PIL"), parity, ("golden",), _SUPPORT),
     Step("tests", "pytest -m gpu", 3, ("pytest", "hypothesis", *_TRAINING), tests, files=(*_PACKAGE, "tests/**/*.py")),
     # the others need two or three more runs
-    Step("train_step", "training step, also torchvision", 5, _TRAINING, train_step, ("train_step",), _PACKAGE),
+    Step("train_step", "training step", 5, _TRAINING, train_step, ("train_step",), _PACKAGE),
     Step("throughput", "images a second of prediction", 2.5, _TRAINING, throughput, ("throughput",), _PACKAGE),
-    Step("memory", "of training and of a huge image", 2, _TRAINING, memory, ("memory", "huge_photo"), _PACKAGE),
+    Step("memory", "of training and of a huge image", 2, _TRAINING, memory, ("memory",), _PACKAGE),
     Step("sanitizer", "memcheck, racecheck", 3, ("numpy",), sanitizer, ("operators",), _ARGUMENTS),
     Step("distributed", "two processes on one card", 2, ("pytest", *_TRAINING), distributed, ("one_card",), _SUPPORT),
     Step(
         *("toy_city", "the toy city in fp32 and bf16", 5, (*_TRAINING, "pycocotools", "tensorboard")),
-        *(toy_city, ("toy_city",), _PACKAGE),
+        *(toy_city, ("demo",), _PACKAGE),
     ),
 )
 STEPS = {step.name: step for step in _ALL}

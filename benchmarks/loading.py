@@ -1,21 +1,16 @@
 """Compare loading of training images, by option, with plain loading: Pillow, then floats.
 
     python benchmarks/loading.py --threads 1
-    python benchmarks/loading.py item --data CITYSCAPES --split train
 
-`item` cases make items in this process, on one core: decode image and mask, scale, flip, normalise, targets. `loader`
-cases draw batches of two from one worker process, so that the way between the processes counts too. Without `--data`
-images of 2048 x 1024 pixels and masks of 60 ids are made in a temporary folder; images of twice that size (`large`) are
-halved on their way. The peer does what the original does: the whole image and its mask through Pillow, `numpy.unique`
-to drop vanished ids, normalisation in float32; its boxes come from our operator. Figures are for all images together,
-`images/s` below the table for one image.
+Items are made in this process, on one core: decode image and mask, scale, flip, normalise, targets. The images are made
+in a temporary folder: JPEGs of 2048 x 1024 pixels and masks of 60 ids. The peer does what the original does: the whole
+image and its mask through Pillow, `numpy.unique` to drop vanished ids, normalisation in float32; its boxes come from
+our operator. Figures are for all images together, `images/s` below the table for one image.
 """
 
 from __future__ import annotations
 
-import argparse
 import tempfile
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -25,12 +20,11 @@ import numpy as np
 import torch
 from PIL import Image
 from timing import Case, options, report
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.folder import FolderReader
 from seamseg.data.input_size import scaled_size
-from seamseg.data.loader import LoaderOptions, set_epoch, train_loader
 from seamseg.data.transforms import AugmentationOptions, TrainTransform
 from seamseg.formats.metadata import ImageInfo, Metadata, write_metadata
 from seamseg.ops.labels import extract_boxes
@@ -41,10 +35,7 @@ SCALE = (0.8, 1.0)
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 OPTIONS: dict[str, dict[str, Any]] = {
     "default": {},
-    "device_transforms": {"on_device": True},
     "crop 512 x 1024": {"crop_size": (512, 1024)},
-    "fast_decode": {"fast_decode": True},
-    "color_jitter": {"color_jitter": (0.3, 0.3, 0.3, 0.1)},
     "crop, device, fast_decode": {"crop_size": (512, 1024), "on_device": True, "fast_decode": True},
 }
 
@@ -90,9 +81,6 @@ class PlainDataset(Dataset):
         self.transform = transform
         self.mean, self.std = (torch.tensor(v)[:, None, None] for v in (MEAN, STD))
 
-    def __len__(self) -> int:
-        return len(self.data)
-
     def __getitem__(self, index: int) -> dict[str, Any]:
         info, folder = self.data.images[index], self.folder
         rng = Random(f"0/0/{index}")
@@ -120,91 +108,33 @@ class PlainDataset(Dataset):
         }
 
 
-def dataset(root: Path, split: str, shortest: int, option: dict[str, Any]) -> PanopticDataset:
-    """Return a data set of seamseg with an option."""
-    given = dict(option)
-    fast = given.pop("fast_decode", False)
-    on_device = given.pop("on_device", False)
-    transform = TrainTransform(
-        shortest, 2048, MEAN, STD, AugmentationOptions(True, SCALE, **given), on_device=on_device
-    )
-    return PanopticDataset(root, split, transform, fast_decode=fast)
-
-
-def item_case(name: str, root: Path, split: str, shortest: int, option: dict[str, Any]) -> Case:
-    """Compare the loading of items in this process; results only where both sides make the same."""
-    ours = dataset(root, split, shortest, option)
-    plain = PlainDataset(ours, ours.transform)  # type: ignore[arg-type]
-    count = range(min(IMAGES, len(ours)))
+def item_case(name: str, root: Path) -> Case:
+    """Compare the loading of items with an option; results only where both sides make the same."""
+    option = OPTIONS[name]
+    given = {key: value for key, value in option.items() if key == "crop_size"}
+    augmentation = AugmentationOptions(True, SCALE, **given)
+    transform = TrainTransform(1024, 2048, MEAN, STD, augmentation, on_device=option.get("on_device", False))
+    ours = PanopticDataset(root, "train", transform, fast_decode=option.get("fast_decode", False))
+    plain = PlainDataset(ours, transform)
 
     def run(data: Dataset) -> object:
-        items = [data[i] for i in count]
-        return items[0]["img"] if set(option) <= {"fast_decode"} else None
+        items = [data[i] for i in range(IMAGES)]
+        return items[0]["img"] if not option else None
 
     return Case(name, "Pillow, then float32", lambda: run(ours), lambda: run(plain))
-
-
-class InOrder:
-    """Pairs of neighbours, as a sampler."""
-
-    def __init__(self, length: int) -> None:
-        self.pairs = [[i, i + 1] for i in range(0, min(IMAGES, length) - 1, 2)] * 2
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self.pairs)
-
-
-def loader_case(name: str, root: Path, split: str, shortest: int, option: dict[str, Any]) -> Case:
-    """Compare batches from one persistent worker."""
-    ours = dataset(root, split, shortest, option)
-    plain = PlainDataset(ours, ours.transform)  # type: ignore[arg-type]
-    pairs: Any = InOrder(len(ours))
-    mine = train_loader(ours, pairs, LoaderOptions(1, persistent_workers=True))
-    peer: DataLoader = DataLoader(plain, batch_sampler=pairs, num_workers=1, persistent_workers=True, collate_fn=list)
-    set_epoch(mine, 0)
-
-    def drain(loader: DataLoader) -> None:
-        for _ in loader:
-            pass
-
-    return Case(name, "Pillow, float32, from a worker", lambda: drain(mine), lambda: drain(peer))
-
-
-def cases(root: Path, split: str, large: Path | None) -> Iterator[tuple[str, Callable[[], Case]]]:
-    """Return the cases by name."""
-    for name, option in OPTIONS.items():
-        yield f"item, {name}", partial(item_case, f"item, {name}", root, split, 1024, option)
-    for name in ("default", "fast_decode"):
-        if large is not None:
-            yield f"item, large, {name}", partial(item_case, f"item, large, {name}", large, split, 1024, OPTIONS[name])
-    for name in ("default", "device_transforms", "crop, device, fast_decode"):
-        yield f"loader, {name}", partial(loader_case, f"loader, {name}", root, split, 1024, OPTIONS[name])
 
 
 def main() -> None:
     """Run the command line."""
     parser = options(__doc__)
-    parser.add_argument("--data", type=Path, help="dataset folder (default: one made for the occasion)")
-    parser.add_argument("--split", default="train", help="split of --data (default: %(default)s)")
-    parser.add_argument(
-        "--size", type=int, default=1024, help="height of the images that are made (default: %(default)s)"
-    )
-    arguments: argparse.Namespace = parser.parse_args()
+    parser.add_argument("--size", type=int, default=1024, help="height of the images (default: %(default)s)")
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        if arguments.data is None:
-            root, large = (make_folder(Path(folder) / str(h), (h, 2 * h)) for h in (arguments.size, 2 * arguments.size))
-            count = IMAGES
-        else:
-            root, large = arguments.data, None
-            count = min(IMAGES, len(PanopticDataset(root, arguments.split, TrainTransform(1024, 2048))))
-        rows = report(cases(root, arguments.split, large), arguments)
+        root = make_folder(Path(folder) / "data", (arguments.size, 2 * arguments.size))
+        rows = report(((name, partial(item_case, name, root)) for name in OPTIONS), arguments)
     print()
     for row in rows:
-        images = count if row.case.startswith("item") else 2 * (count // 2 * 2)
-        print(f"{row.case:<50}{images / row.ours_ms * 1e3:>8.1f} images/s, peer {images / row.peer_ms * 1e3:.1f}")
+        print(f"{row.case:<50}{IMAGES / row.ours_ms * 1e3:>8.1f} images/s, peer {IMAGES / row.peer_ms * 1e3:.1f}")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,14 @@
 """Time a training step of a whole network on the CPU, and measure the memory that it keeps for the backward pass.
 
     python benchmarks/network.py [--rounds 3] [--side 512] [--config cityscapes_r50]
-                                 [fp32 bf16 plain separated positives positives_fixed]
+                                 [fp32 bf16 plain separated]
 
 One image of `side` by twice as many pixels, an enlarged toy street with 20 things. Weights are random with a fixed
 seed. A step is the forward and the backward pass with the losses, without an optimizer. `plain`: the algorithm of the
 original, written plainly, in fp32 (benchmarks/plain.py), with batch norm and LeakyReLU; `separated`: the same, but for
-its large average pool, which goes along one axis after the other. `positives`: fp32 with `[roi] mask_positives_only`;
-`positives_fixed`: also with `fixed_samples`, so that the mask branch has as many rows as there may be positives, which
-random weights do not find. The last column is the number of samples that have masks. The sides have the same weights
-and the same settings of malloc and OpenMP, and take turns. Kept tensors are counted by saved-tensor hooks, each storage
-once, without the parameters.
+its large average pool, which goes along one axis after the other. The sides have the same weights and the same
+settings of malloc and OpenMP, and take turns. Kept tensors are counted by saved-tensor hooks, each storage once,
+without the parameters.
 """
 
 from __future__ import annotations
@@ -21,17 +19,14 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 CONFIGS = Path(__file__).parents[1] / "configs"
-SIDES = ("fp32", "bf16", "plain", "separated", "positives", "positives_fixed")
-
-Stages = dict[str, float]
+SIDES = ("fp32", "bf16", "plain", "separated")
 
 
-def make(name: str, module: Any, side: int) -> Callable[[], Stages]:
+def make(name: str, module: Any, side: int) -> Callable[[], dict[str, float]]:
     """Return a function that runs a step of one side, and returns seconds and MiB.
 
     Parameters
@@ -44,23 +39,14 @@ def make(name: str, module: Any, side: int) -> Callable[[], Stages]:
     from plain import PlainTrainingModule
     from street import CITYSCAPES, smooth, street
 
-    from seamseg.models.criterion import TrainingModule
-
     if name in ("plain", "separated"):
         module = PlainTrainingModule(module, name == "separated")
-    elif name.startswith("positives"):
-        matcher = module.net.options.matcher
-        keys = replace(matcher.config, mask_positives_only=True, fixed_samples=name == "positives_fixed")
-        net = module.net.with_options(matcher=replace(matcher, config=keys))
-        module = TrainingModule(net, module.criterion)
     torch.manual_seed(0)
     batch = street([smooth(side, 2 * side, (16, 32))], CITYSCAPES)
     parameters = [p for p in module.parameters() if p.requires_grad]
-    rows: list[int] = []
-    module.net.roi_head.register_forward_hook(lambda head, given, outputs: rows.append(outputs[2].shape[0]))
     own = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers())}
 
-    def run() -> Stages:
+    def run() -> dict[str, float]:
         kept: dict[int, int] = {}
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -76,16 +62,11 @@ def make(name: str, module: Any, side: int) -> Callable[[], Stages]:
         with hooks, torch.autocast("cpu", torch.bfloat16, enabled=name == "bf16"):
             losses = module(batch).means
             total = torch.stack(list(losses.values())).sum()
-        middle = time.perf_counter()
         torch.autograd.grad(total, parameters, allow_unused=True)
-        end = time.perf_counter()
         return {
-            "forward": middle - start,
-            "backward": end - middle,
-            "step": end - start,
+            "step": time.perf_counter() - start,
             "cpu": time.process_time() - busy,
             "kept MiB": sum(kept.values()) / 2**20,
-            "positives": rows[-1],
         }
 
     return run
@@ -119,7 +100,7 @@ def main() -> None:
     config = load_config(CONFIGS / f"{arguments.config}.ini")
     module = build_training_module(config, CITYSCAPES.num_stuff, CITYSCAPES.num_thing).train()
     runs = {name: make(name, module, arguments.side) for name in arguments.sides}
-    found: dict[str, list[Stages]] = {name: [] for name in runs}
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in runs}
     for number in range(arguments.rounds + 1):
         for name, run in runs.items():
             step = run()
@@ -128,14 +109,12 @@ def main() -> None:
     facts = {"torch": torch.__version__, "threads": arguments.threads, "cpu": processor(), "load": os.getloadavg()[0]}
     facts |= {"config": arguments.config, "side": arguments.side, "rounds": arguments.rounds}
     print(", ".join(f"{name} {value}" for name, value in facts.items()))
-    heads = ("forward", "backward", "step", "ratio", "CPU", "kept MiB", "positives")
-    print(f"\n{'seconds':<16}" + "".join(f"{head:>10}" for head in heads))
-    rows: dict[str, Stages] = {}
+    print(f"\n{'seconds':<16}{'step':>10}{'ratio':>10}{'CPU':>10}{'kept MiB':>10}")
+    rows: dict[str, dict[str, float]] = {}
     for name, steps in found.items():
         row = rows[name] = {key: statistics.median(step[key] for step in steps) for key in steps[0]}
         ratio = row["step"] / rows[next(iter(rows))]["step"]
-        times = f"{row['forward']:>10.3f}{row['backward']:>10.3f}{row['step']:>10.3f}{ratio:>10.2f}{row['cpu']:>10.3f}"
-        print(f"{name:<16}{times}{row['kept MiB']:>10.1f}{row['positives']:>10.0f}")
+        print(f"{name:<16}{row['step']:>10.3f}{ratio:>10.2f}{row['cpu']:>10.3f}{row['kept MiB']:>10.1f}")
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(facts | {"rows": rows}, indent=1))
 

@@ -7,12 +7,8 @@ The maps are drawn scenes of the toy city, shifted and mirrored so that no two a
 borders, lost and torn segments. Half of the files are written by us, half by Pillow with its defaults. Each side is a
 process of its own that evaluates all pairs with `--workers` workers (panopticapi takes as many processes as it may use
 cores, so all sides are bound to that many); the sides take turns, medians are printed. Times are those of the
-evaluation from file names to scores, without the start of Python and imports; those of the command line, below the
-table, include them.
-
-Memory is the kernel's own high-water mark (VmHWM) of the largest process, with all that it has imported, and the sum
-over processes, each shared page counted in parts (Pss, sampled every 20 ms). Ours is that of
-`python -m seamseg evaluate`, the peers', who have no command line or a slower one, that of the process that is timed.
+evaluation from file names to scores, without the start of Python and imports. Memory is the kernel's high-water mark
+of the largest process, with all that it has imported.
 """
 
 from __future__ import annotations
@@ -25,9 +21,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -59,12 +53,15 @@ def evaluate(gt, pred, workers):
     return {int(k): [v["pq"], v["sq"], v["rq"]] for k, v in found.items()}
 """
 RUN = """
-import contextlib, json, sys, threading, time
+import contextlib, json, os, resource, sys, time
 gt, pred, workers = sys.argv[1], sys.argv[2], int(sys.argv[3])
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:workers])
 start = time.perf_counter()
 with contextlib.redirect_stdout(sys.stderr):
     result = evaluate(gt, pred, workers)
-print(json.dumps([time.perf_counter() - start, result]))
+seconds = time.perf_counter() - start
+own = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(json.dumps([seconds, max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) / 1024, result]))
 """
 
 
@@ -99,18 +96,11 @@ def coloured(ids: np.ndarray, classes: np.ndarray, rng: np.random.Generator) -> 
     colours = rng.choice(np.arange(1, 1 << 24), len(classes), replace=False)
     colours[0] = 0
     areas = np.bincount(ids.ravel(), minlength=len(classes))
-    segments = [
-        {
-            "id": int(colours[k]),
-            "category_id": int(classes[k]),
-            "iscrowd": 0,
-            "area": int(areas[k]),
-            "bbox": [0, 0, 1, 1],
-        }
-        for k in np.flatnonzero(areas)
-        if k > 0
+    here = [int(k) for k in np.flatnonzero(areas) if k > 0]
+    common = {"iscrowd": 0, "bbox": [0, 0, 1, 1]}
+    return colours[ids], [
+        {"id": int(colours[k]), "category_id": int(classes[k]), "area": int(areas[k]), **common} for k in here
     ]
-    return colours[ids], segments
 
 
 def make_pairs(folder: Path, pairs: int) -> None:
@@ -146,91 +136,15 @@ def make_pairs(folder: Path, pairs: int) -> None:
         (folder / f"{side}.json").write_text(json.dumps(content))
 
 
-class Run(NamedTuple):
-    """Seconds from start to end of a process, its peak and the peak of all its processes in MB, what it printed."""
-
-    seconds: float
-    largest: float
-    together: float
-    out: bytes
-
-
-def watched(command: list[str], workers: int) -> Run:
-    """Run a command on `workers` cores and record its memory."""
-    cores = sorted(os.sched_getaffinity(0))[:workers]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
-        start = time.perf_counter()
-        child = subprocess.Popen(
-            command, stdout=out, stderr=errors, env=environment, preexec_fn=lambda: os.sched_setaffinity(0, cores)
-        )
-        largest = together = 0.0
-        while child.poll() is None:
-            tree = processes(child.pid)
-            largest = max([largest, *(field(pid, "status", "VmHWM:") for pid in tree)])
-            together = max(together, sum(field(pid, "smaps_rollup", "Pss:") for pid in tree))
-            time.sleep(0.02)
-        seconds = time.perf_counter() - start
-        errors.seek(0)
-        if child.returncode:
-            sys.exit(f"{command[0]} failed:\n{errors.read().decode()[-2000:]}")
-        out.seek(0)
-        return Run(seconds, largest, together, out.read())
-
-
-def processes(pid: int) -> list[int]:
-    """List a process and its descendants."""
-    found = [pid]
-    try:
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            found += [one for child in (task / "children").read_text().split() for one in processes(int(child))]
-    except (OSError, ValueError):
-        pass  # it has ended
-    return found
-
-
-def field(pid: int, file: str, name: str) -> float:
-    """Return a value of /proc/PID/FILE in MB; 0 if the process has ended."""
-    try:
-        lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
-    except OSError:
-        return 0.0
-    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(name)), 0.0)
-
-
-def evaluate(python: str, code: str, folder: Path, workers: int) -> tuple[float, dict, Run]:
-    """Return seconds and scores of one evaluation, and its process."""
-    files = [str(folder / f"{side}.json") for side in ("gt", "pred")]
-    done = watched([python, "-c", code + RUN, *files, str(workers)], workers)
-    seconds, scores = json.loads(done.out)
-    return seconds, scores, done
-
-
-def command_line(folder: Path, workers: int) -> tuple[dict, Run]:
-    """Run the evaluation with `python -m seamseg evaluate`."""
-    metrics, files = folder / "metrics.json", ["--gt", str(folder / "gt.json"), "--pred", str(folder / "pred.json")]
-    command = [sys.executable, "-m", "seamseg", "evaluate", *files, "--workers", str(workers), "--quiet"]
-    done = watched([*command, "--json", str(metrics)], workers)
-    classes = json.loads(metrics.read_text())["per_class"].values()
-    return {str(c["id"]): [c[name] for name in NAMES] for c in classes}, done
-
-
-def in_memory(folder: Path, rounds: int) -> float:
-    """Return milliseconds per pair, from two dense maps in memory to counts, one thread."""
-    from seamseg.evaluation.panoptic_quality import PanopticQuality
-    from seamseg.formats.coco_panoptic import read_coco_panoptic, segments_of
-
-    gt, pred = (read_coco_panoptic(folder / f"{side}.json") for side in ("gt", "pred"))
-    class_of = {k: k - 1 for k in range(1, CLASSES + 1)}
-    times = []
-    for a, b in list(zip(gt.annotations, pred.annotations))[: 10 * rounds]:
-        maps = gt.read_ids(a), pred.read_ids(b)
-        segments = segments_of(a, class_of, gt.path), segments_of(b, class_of, pred.path)
-        quality = PanopticQuality(CLASSES)
-        start = time.perf_counter()
-        quality.add(maps[0], segments[0], maps[1], segments[1])
-        times.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(times)
+def evaluate(python: str, code: str, folder: Path, workers: int) -> tuple[float, float, dict]:
+    """Return seconds, the peak of the largest process in MB and the scores of one evaluation, on `workers` cores."""
+    files = (str(folder / f"{side}.json") for side in ("gt", "pred"))
+    command = [python, "-c", code + RUN, *files, str(workers)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    if done.returncode:
+        sys.exit(f"{python} failed:\n{done.stderr[-2000:]}")
+    seconds, largest, scores = json.loads(done.stdout)
+    return seconds, largest, scores
 
 
 def largest_difference(a: dict, b: dict) -> list[float]:
@@ -267,35 +181,27 @@ def main() -> None:
         maker.join()
         if maker.exitcode:
             sys.exit("the files could not be made")
-        results: dict[str, list[tuple[float, dict, Run]]] = {side: [] for side in sides}
-        whole = []
+        results: dict[str, list[tuple[float, float, dict]]] = {side: [] for side in sides}
         for _ in range(arguments.rounds):
             for side, (python, code) in sides.items():
                 results[side].append(evaluate(python, code, folder, arguments.workers))
-            whole.append(command_line(folder, arguments.workers))
-        memory_ms = in_memory(folder, arguments.rounds)
     print(f"{arguments.pairs} pairs of {HEIGHT} x {WIDTH}, {arguments.workers} workers, {arguments.rounds} rounds\n")
     gaps = f"largest difference of {', '.join(NAMES)}"
-    print(f"{'':<14}{'ms a pair':>10}{'times ours':>12}{'peak MB':>9}{'together':>9}   {gaps}")
+    print(f"{'':<14}{'ms a pair':>10}{'times ours':>12}{'peak MB':>9}   {gaps}")
     ours, rows = results["seamseg"], {}
     for side, found in results.items():
         ms = statistics.median(1e3 * seconds / arguments.pairs for seconds, _, _ in found)
         ratio = statistics.median(r[0] / o[0] for r, o in zip(found, ours))
-        gaps = "" if side == "seamseg" else "".join(f"{g:>10.1e}" for g in largest_difference(found[0][1], ours[0][1]))
-        runs = [run for _, run in whole] if side == "seamseg" else [run for _, _, run in found]
-        largest, together = max(run.largest for run in runs), max(run.together for run in runs)
-        rows[side] = {"ms a pair": ms, "ratio": ratio, "largest MB": largest, "together MB": together}
-        print(f"{side:<14}{ms:>10.2f}{ratio:>12.2f}{largest:>9.0f}{together:>9.0f}   {gaps}")
-    same = all(scores == ours[0][1] for scores, _ in whole)
-    seconds = statistics.median(run.seconds for _, run in whole)
-    print(f"\npython -m seamseg evaluate: {seconds:.2f} s from start to end, {'the same' if same else 'OTHER'} scores")
-    print(f"from maps in memory, one thread: {memory_ms:.2f} ms a pair")
+        gaps = "" if side == "seamseg" else "".join(f"{g:>10.1e}" for g in largest_difference(found[0][2], ours[0][2]))
+        largest = max(run[1] for run in found)
+        rows[side] = {"ms a pair": ms, "ratio": ratio, "largest MB": largest}
+        print(f"{side:<14}{ms:>10.2f}{ratio:>12.2f}{largest:>9.0f}   {gaps}")
     if arguments.json:
         # not earlier: it imports torch, and processes begin as copies of this one
         from timing import processor
 
         facts = {"pairs": arguments.pairs, "workers": arguments.workers, "rounds": arguments.rounds, "cpu": processor()}
-        facts |= {"load": os.getloadavg()[0], "rows": rows, "evaluate s": seconds, "memory ms": memory_ms}
+        facts |= {"load": os.getloadavg()[0], "rows": rows}
         Path(arguments.json).write_text(json.dumps(facts, indent=1))
 
 

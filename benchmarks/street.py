@@ -62,10 +62,9 @@ def street(images: list[Tensor], scene: Scene) -> Batch:
     )
 
 
-def noise(height: int, width: int, images: int = 1) -> list[Tensor]:
-    """Make images of noise, always the same."""
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(3, height, width, generator=generator) for _ in range(images)]
+def noise(height: int, width: int) -> list[Tensor]:
+    """Make an image of noise, always the same."""
+    return [torch.randn(3, height, width, generator=torch.Generator().manual_seed(0))]
 
 
 def smooth(height: int, width: int, cells: tuple[int, int]) -> Tensor:

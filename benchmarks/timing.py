@@ -7,7 +7,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -37,19 +37,32 @@ class Row:
     difference: float | None
 
 
-def measure(case: Case, rounds: int, clock: Callable[[], float] = time.perf_counter) -> Row:
-    """Run both sides in turns after a warm-up round; a clock of CPU time suits sides of one thread."""
+def measure(case: Case, rounds: int) -> Row:
+    """Run both sides in turns after a warm-up round."""
     gap = difference(case.ours(), case.theirs())
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(rounds):
         for function, record in zip((case.ours, case.theirs), times):
             synchronize()
-            start = clock()
+            start = time.perf_counter()
             function()
             synchronize()
-            record.append((clock() - start) * 1e3)
+            record.append((time.perf_counter() - start) * 1e3)
     mine, peers = (statistics.median(t) for t in times)
     return Row(case.name, case.peer, mine, peers, peers / mine, gap)
+
+
+def in_turns(runs: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, dict[str, list[float]]]:
+    """Return the seconds of the wall and of the CPU (all threads) of each run, in turns, after one to warm up."""
+    found: dict[str, dict[str, list[float]]] = {name: {"wall": [], "cpu": []} for name in runs}
+    for number in range(rounds + 1):
+        for name, run in runs.items():
+            wall, cpu = time.perf_counter(), time.process_time()
+            run()
+            if number:
+                found[name]["wall"].append(time.perf_counter() - wall)
+                found[name]["cpu"].append(time.process_time() - cpu)
+    return found
 
 
 def processor() -> str:
@@ -97,11 +110,7 @@ def options(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def report(
-    cases: Iterable[tuple[str, Callable[[], Case]]],
-    arguments: argparse.Namespace,
-    clock: Callable[[], float] = time.perf_counter,
-) -> list[Row]:
+def report(cases: Iterable[tuple[str, Callable[[], Case]]], arguments: argparse.Namespace) -> list[Row]:
     """Make, measure and print the requested cases, one after the other."""
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
@@ -111,7 +120,7 @@ def report(
     for name, make in cases:
         if arguments.names and not any(word in name for word in arguments.names):
             continue
-        row = measure(make(), arguments.rounds, clock)
+        row = measure(make(), arguments.rounds)
         gap = "" if row.difference is None else f"{row.difference:.1e}"
         print(
             f"{row.case:<50}{row.ours_ms:>10.2f}  {row.peer:<34}{row.peer_ms:>10.2f}{row.ratio:>8.2f}{gap:>12}",

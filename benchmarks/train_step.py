@@ -5,25 +5,21 @@
 
 plain: fp32 (convolutions in TF32, torch's default on a GPU), contiguous, eager. fast: bf16, channels last, compiled,
 a fixed number of samples. eager: fast without the compiler. checkpointed: fast, and body and pyramid computed a
-second time instead of kept. torchvision: the peer of peer.py in fp32; torchvision_bf16: in autocast, channels last;
-they are left out where torchvision is not installed. Each side takes turns with plain; medians are printed, and how
-many times as fast as the faster peer each side of ours is. A side that fails does not stop the others; the exit code
-is then 1.
+second time instead of kept. Each side takes turns with plain; medians are printed. A side that fails does not stop the
+others; the exit code is then 1.
 
 A step is the upload of its batch, forward, backward and an update by SGD with momentum. All sides get the batch in
-page-locked memory, as a loader gives it; plain and the peers upload it when the step begins, the others as the trainer
-does, on a stream of its own during the step before. The ground truth of the peers, whose masks are large, is on the
-device all the time. The peak is that of the allocator in one more step, above what stands before it: weights, momenta
-and the batches that wait (benchmarks/memory.py). FLOPs are those of matrix products and convolutions of the plain step
-(for a peer its own), counted by torch, so that work done twice does not make a side look faster; the ceiling is a large
-product of bf16 (on the CPU: float32) matrices in the same run. Weights are random, the image is noise with rectangles
-on it.
+page-locked memory, as a loader gives it; plain uploads it when the step begins, the others as the trainer does, on a
+stream of its own during the step before. The peak is that of the allocator in one more step, above what stands before
+it: weights, momenta and the batches that wait (benchmarks/memory.py). FLOPs are those of matrix products and
+convolutions of the plain step, counted by torch, so that work done twice does not make a side look faster; the ceiling
+is a large product of bf16 (on the CPU: float32) matrices in the same run. Weights are random, the image is noise with
+rectangles on it.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import itertools
 import json
 import statistics
@@ -59,7 +55,6 @@ SIDES = {
 }
 SIDES["eager"] = tuple(option for option in SIDES["fast"] if option != "compile=yes")
 SIDES["checkpointed"] = (*SIDES["fast"], "checkpoint_body=yes")
-PEERS = ("torchvision", "torchvision_bf16")
 
 
 @dataclass
@@ -70,7 +65,6 @@ class Side:
     step: Callable[[], None]
     seconds: list[float] = field(default_factory=list)
     peak: int = 0
-    flops: float = 0
     compiler: dict[str, int] = field(default_factory=dict)
 
 
@@ -93,32 +87,6 @@ def make(name: str, batch: Batch, world: World, experiment: str) -> Side:
     def step() -> None:
         stepper([next(coming)], rates)
         # the sides share the memory: none keeps more than weights and momenta while another runs
-        optimizer.zero_grad(set_to_none=True)
-
-    return Side(name, step)
-
-
-def make_peer(name: str, batch: Batch, world: World, experiment: str) -> Side:
-    """Make a side with the network of torchvision."""
-    from peer import PanopticPeer, peer_config, targets_of
-
-    device, bf16 = world.device, name == "torchvision_bf16"
-    (image,) = (x for x in batch.images if x is not None)
-    config, size = peer_config(experiment), (int(image.shape[-2]), int(image.shape[-1]))
-    net = PanopticPeer(config, VISTAS.num_stuff, VISTAS.num_thing, size).to(device).train()
-    if bf16:
-        net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    trained = [p for p in net.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(trained, 1e-4, momentum=config.optimizer.momentum)
-    things, classes = targets_of(batch, VISTAS.num_stuff)
-    targets, maps = [{k: v.to(device) for k, v in one.items()} for one in things], [c.to(device) for c in classes]
-    image = image.pin_memory() if device.type == "cuda" else image
-
-    def step() -> None:
-        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            loss = net.loss([image.to(device, non_blocking=True)], targets, maps)
-        loss.backward()
-        optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
     return Side(name, step)
@@ -176,41 +144,25 @@ def compare(side: Side, plain: Side, device: torch.device, rounds: int) -> None:
     side.peak = peak_bytes(side.step, device.type)
 
 
-def row_of(side: Side, plain: Side, top: float) -> dict[str, Any]:
+def row_of(side: Side, plain: Side, flops: float, top: float) -> dict[str, Any]:
     """Return the figures of a side that has been compared, and print them."""
-    flops = side.flops
     seconds, compiled = statistics.median(side.seconds), side.compiler["graphs"] > 0
-    wanted = "compile=yes" in SIDES.get(side.name, ())
+    wanted = "compile=yes" in SIDES[side.name]
     row = {
         "side": side.name if compiled or not wanted else f"{side.name}, not compiled",
         "seconds": seconds,
-        "images_per_second": 1 / seconds,
         "speed_ratio": statistics.median(plain.seconds) / seconds,
         "peak_mib": side.peak / 2**20,
         "peak_ratio": side.peak / plain.peak,
-        "tflops": flops / seconds / 1e12,
         "of_ceiling": flops / seconds / top,
         **side.compiler,
     }
     print(
-        f"{row['side']:<28}{seconds:>9.3f}{1 / seconds:>10.3f}{row['speed_ratio']:>8.2f}{row['peak_mib']:>10.0f}"
-        f"{row['peak_ratio']:>8.2f}{row['tflops']:>9.3f}{row['of_ceiling']:>8.2f}{side.compiler['graph_breaks']:>8}",
+        f"{row['side']:<28}{seconds:>9.3f}{row['speed_ratio']:>8.2f}{row['peak_mib']:>10.0f}"
+        f"{row['peak_ratio']:>8.2f}{row['of_ceiling']:>8.2f}{side.compiler['graph_breaks']:>8}",
         flush=True,
     )
     return row
-
-
-def against_peer(rows: list[dict[str, Any]]) -> None:
-    """Add to each row of ours how many times as fast as the faster peer it is, by way of plain, and print it."""
-    peers = [row for row in rows if row["side"] in PEERS]
-    if peers:
-        best = max(peers, key=lambda row: row["speed_ratio"])
-        print(f"\ncompared with {best['side']}:", end="")
-        for row in rows:
-            if row not in peers:
-                row["peer_ratio"] = row["speed_ratio"] / best["speed_ratio"]
-                print(f" {row['side']} {row['peer_ratio']:.2f} times as fast;", end="")
-        print(flush=True)
 
 
 def main() -> int:
@@ -220,9 +172,8 @@ def main() -> int:
     parser.add_argument("--size", default="1920x2304", help="HEIGHTxWIDTH of the image (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=10, help="steps of each side (default: %(default)s)")
     parser.add_argument("--config", default="vistas_r50", help="an experiment of configs/ (default: %(default)s)")
-    peers = PEERS if importlib.util.find_spec("torchvision") else ()
     # compiled sides last: compiling takes minutes
-    everything = [*peers, *sorted(list(SIDES)[1:], key=lambda name: "compile=yes" in SIDES[name])]
+    everything = sorted(list(SIDES)[1:], key=lambda name: "compile=yes" in SIDES[name])
     parser.add_argument(
         "--sides", nargs="+", choices=everything, default=everything, help="beside plain (default: all)"
     )
@@ -232,31 +183,25 @@ def main() -> int:
     height, width = (int(n) for n in arguments.size.split("x"))
     batch, world = street(noise(height, width), VISTAS).with_target_info(), World(device=device)
     plain = make("plain", batch, world, arguments.config)
-    plain.flops, top = flops_of(plain), ceiling(device)
+    flops, top = flops_of(plain), ceiling(device)
     found: dict[str, Any] = {"torch": torch.__version__, "device": str(device), "config": arguments.config}
-    found |= {"size": [height, width], "flops": plain.flops, "ceiling": top, "rounds": arguments.rounds}
+    found |= {"size": [height, width], "flops": flops, "ceiling": top, "rounds": arguments.rounds}
     found |= {"rows": [], "failed": {}}
     if device.type == "cuda":
         found["card"] = torch.cuda.get_device_name(device)
-    print(f"torch {torch.__version__}, {device}, {height}x{width}, {plain.flops / 1e12:.2f} TFLOP a step, ", end="")
+    print(f"torch {torch.__version__}, {device}, {height}x{width}, {flops / 1e12:.2f} TFLOP a step, ", end="")
     print(f"ceiling {top / 1e12:.2f} TFLOP/s\n")
-    print(f"{'side':<28}{'s':>9}{'images/s':>10}{'ratio':>8}{'peak MiB':>10}{'ratio':>8}{'TFLOP/s':>9}", end="")
-    print(f"{'of top':>8}{'breaks':>8}", flush=True)
+    print(f"{'side':<28}{'s':>9}{'ratio':>8}{'peak MiB':>10}{'ratio':>8}{'of top':>8}{'breaks':>8}", flush=True)
     for name in ("plain", *arguments.sides):
         try:
-            making = make_peer if name in PEERS else make
-            side = plain if name == "plain" else making(name, batch, world, arguments.config)
-            side.flops = flops_of(side) if name in PEERS else plain.flops
+            side = plain if name == "plain" else make(name, batch, world, arguments.config)
             compare(side, plain, device, arguments.rounds)
-            found["rows"].append(row_of(side, plain, top))
+            found["rows"].append(row_of(side, plain, flops, top))
         except Exception:
             found["failed"][name] = traceback.format_exc()
             print(f"{name}: failed\n{found['failed'][name]}", flush=True)
         if arguments.json:
             Path(arguments.json).write_text(json.dumps(found, indent=1))
-    against_peer(found["rows"])
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(found, indent=1))
     return int(bool(found["failed"]))
 
 

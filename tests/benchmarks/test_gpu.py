@@ -86,14 +86,15 @@ def test_an_edit_repeats_only_the_steps_it_concerns(tmp_path, monkeypatch):
     ignored = shutil.ignore_patterns("golden", "*.so", "__pycache__")
     for folder in ("benchmarks", "csrc", "seamseg", "configs", "tests"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
-    monkeypatch.setattr(gpu_steps, "ROOT", tmp_path)
+    for module in (gpu_machine, gpu_steps):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
 
     kernels, everything = {"build", "ops", "sanitizer"}, set(gpu_steps.STEPS)
     before = {name: step.digest() for name, step in gpu_steps.STEPS.items()}
     for path, concerned in {
         "benchmarks/fusion.py": {"fusion"},
-        "benchmarks/operator_cases.py": {"ops", "sanitizer"},  # imported by operators.py
-        "benchmarks/abn.py": {"memory", "train_step"},  # and by what is imported
+        "tests/gpu_checks/operator_cases.py": {"ops", "sanitizer", "tests"},  # imported by operators.py
+        "benchmarks/timing.py": {"ops", "sanitizer", "fusion", "throughput", "toy_city"},  # and by what is imported
         "benchmarks/gpu_machine.py": set(),
         "csrc/cuda/abn.cu": everything,
         "seamseg/ops/schemas.inc": everything,

@@ -26,9 +26,6 @@ def some_results():
         {"side": "plain", "seconds": 1.0, "speed_ratio": 1.0, "peak_mib": 9000.0, "peak_ratio": 1.0, "of_ceiling": 0.1},
         {"side": "fast", "seconds": 0.25, "speed_ratio": 4.0, "peak_mib": 4500.0, "peak_ratio": 0.5, "of_ceiling": 0.4},
     ]
-    # a peer meets no goal of ours
-    rows.append({**rows[1], "side": "torchvision_bf16", "speed_ratio": 5.0, "peak_ratio": 0.1})
-    rows[1]["peer_ratio"] = 0.8
     fused = {"case": "fuse + to_result", "ours_ms": 2.5, "peer": "p", "peer_ms": 9.0}
     return {
         "train_step": record("train_step", {"rows": rows}),

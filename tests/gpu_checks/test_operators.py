@@ -1,4 +1,4 @@
-"""benchmarks/operators.py finds what differs, and goes on without an operator that ends its process."""
+"""tests/gpu_checks/operators.py finds what differs, and goes on without an operator that ends its process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.append(str(Path(__file__).parent))
 
 import operators
 

@@ -1,6 +1,6 @@
 """Cases that random arguments rarely cover: many boxes, repeated sums, vectors, more than 2^31 elements.
 
-`python benchmarks/operators.py` runs them. On a CPU the large ones are small.
+`python tests/gpu_checks/operators.py` runs them. On a CPU the large ones are small.
 """
 
 from __future__ import annotations

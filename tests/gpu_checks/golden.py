@@ -1,7 +1,7 @@
 """Compare the golden network on a device with the stored numbers of the original, in fp32, bf16 and fp16.
 
-    python benchmarks/golden.py --device cuda --json golden.json
-    python benchmarks/golden.py --device cpu flower
+    python tests/gpu_checks/golden.py --device cuda --json golden.json
+    python tests/gpu_checks/golden.py --device cpu flower
 
 The seeded weights and images of the tests (`tests/golden`), on the folded network that predicts. For each precision:
 the largest error of the pyramid relative to its range, the part of the original's detections that are found (same
@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 
 from support.golden_files import tensor
 from support.networks import CITYSCAPES, NUM_STUFF, NUM_THING, golden_image, load_golden

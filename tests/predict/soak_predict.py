@@ -1,6 +1,6 @@
 """Kill processes of `predict` repeatedly, and check that every image is in the results exactly once.
 
-    python benchmarks/soak_predict.py --images 10000 --kills 40 --seed 0
+    python tests/predict/soak_predict.py --images 10000 --kills 40 --seed 0
 
 Tiny images are predicted in two processes. A random one gets SIGKILL at a random moment (while it starts, works or
 merges), the others are ended as a launcher does, and the same command is started again, now and then with one process
@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 

@@ -1,7 +1,7 @@
 """Train in two processes on one GPU: synchronised ABN and the exchange of gradients, through gloo.
 
-    python benchmarks/one_card.py --device cuda --json one_card.json
-    python benchmarks/one_card.py --device cpu --steps 2
+    python tests/gpu_checks/one_card.py --device cuda --json one_card.json
+    python tests/gpu_checks/one_card.py --device cpu --steps 2
 
 NCCL lets one process use a GPU; gloo (`SEAMSEG_CUDA_BACKEND=gloo`) copies CUDA tensors through the host, so the logic
 runs on one card, though not NCCL's. The network of the tests takes steps on images of which some have no thing, with
@@ -27,8 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 
 from support.micro import CONFIG, narrow_body
 from support.processes import launch

@@ -1,8 +1,8 @@
 """Compare every operator on a device with the CPU: rare cases, then random arguments for a given time.
 
-    python benchmarks/operators.py --device cuda --seconds 240 --json operators.json
-    python benchmarks/operators.py --device cpu --seconds 5                # the CPU's kernels against plain torch
-    python benchmarks/operators.py --seed 1795000000 --seconds 0 nms       # one round from a seed, of one operator
+    python tests/gpu_checks/operators.py --device cuda --seconds 240 --json operators.json
+    python tests/gpu_checks/operators.py --device cpu --seconds 5               # the CPU's kernels against plain torch
+    python tests/gpu_checks/operators.py --seed 1795000000 --seconds 0 nms      # one round from a seed, of one operator
 
 Arguments come from `tests/support/op_arguments.py`: all dtypes, layouts and small sizes, empty ones too.
 Every other call has its tensors one element off a 16-byte boundary. A reference and the device get the same values;
@@ -32,8 +32,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(2, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import operator_cases
 from support.cuda_emulation.worker import tensors_of

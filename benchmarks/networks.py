@@ -1,0 +1,85 @@
+"""Networks of random weights for the scripts of this folder: ours, busy as a trained one, and Mask R-CNN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from seamseg.config import load_config
+from seamseg.data.transforms import Normalise
+from seamseg.formats.metadata import Metadata
+from seamseg.inference.images import input_size
+from seamseg.inference.network import TorchNetwork
+from seamseg.inference.options import Thresholds
+from seamseg.inference.predictor import Predictor
+from seamseg.inference.result import Panoptic
+from seamseg.models.build import build_network
+from seamseg.models.folding import for_inference
+from seamseg.models.heads.rpn import ProposalGenerator
+from seamseg.models.panoptic import PanopticNet
+from seamseg.visualize.palette import distinct_colors
+
+DETECTIONS = 100
+"""Things that a busy network finds on every image."""
+
+
+def random_predictor(
+    device: torch.device,
+    shortest_size: int | None = None,
+    precision: str = "fp32",
+    config: str = "vistas_r50",
+    folded: bool = True,
+) -> Predictor[Panoptic]:
+    """Return a predictor with weights of a fixed seed and as many classes as Mapillary Vistas."""
+    torch.manual_seed(0)
+    options = load_config(config)
+    metadata = Metadata(
+        28, 37, [f"class {i}" for i in range(65)], [tuple(row) for row in distinct_colors(65).tolist()], list(range(65))
+    )
+    net = build_network(options, metadata.num_stuff, metadata.num_thing).eval()
+    net = for_inference(net, device, precision) if folded else net
+    loading = options.dataloader
+    longest = None if shortest_size is None else max(4 * shortest_size, loading.longest_max_size)
+    network = TorchNetwork(net, Normalise(loading.rgb_mean, loading.rgb_std), device)
+    return Predictor(network, metadata, input_size(options, shortest_size, longest), Thresholds.of(options))
+
+
+def busy(net: PanopticNet) -> PanopticNet:
+    """Return the network, which finds :data:`DETECTIONS` things of made-up scores on every image.
+
+    They are the first of its 1000 proposals, near their anchors; those that it would select itself are computed, too.
+    """
+    options = net.options
+    chosen, select = options.proposals, options.selector
+
+    class Proposals(type(chosen)):  # type: ignore[misc]
+        def __call__(self, obj_logits: Any, bbx_logits: Any, *rest: Any, **given: Any) -> Any:
+            return super().__call__(obj_logits, bbx_logits * 0.1, *rest, **given)
+
+    class Selector:
+        config = select.config
+
+        def __call__(self, boxes: Any, scores: Any) -> Any:
+            select(boxes, scores)
+            rows = boxes[:DETECTIONS, 0]
+            classes = torch.arange(rows.shape[0], device=rows.device) % (scores.shape[1] - 1)
+            return rows, classes, torch.linspace(0.99, 0.6, rows.shape[0], device=rows.device)
+
+    assert isinstance(chosen, ProposalGenerator)
+    return net.with_options(proposals=Proposals(chosen.config), selector=Selector())
+
+
+def maskrcnn(shortest_size: int) -> nn.Module:
+    """Return maskrcnn_resnet50_fpn of torchvision, with a bias for one class so that it finds 100 things."""
+    from torchvision.models.detection import maskrcnn_resnet50_fpn
+
+    torch.manual_seed(0)
+    sides = {"min_size": shortest_size, "max_size": 4 * shortest_size}
+    model: Any = maskrcnn_resnet50_fpn(weights=None, weights_backbone=None, rpn_pre_nms_top_n_test=6000, **sides).eval()
+    with torch.no_grad():
+        model.roi_heads.box_predictor.cls_score.weight.mul_(0.01)
+        model.roi_heads.box_predictor.cls_score.bias[1] = 8.0
+        model.roi_heads.box_predictor.bbox_pred.weight.mul_(0.01)
+    return model
