@@ -38,6 +38,7 @@ _OPTIONAL = {
     "starlette": "extra serve",
     "av": "extra video",
     "supervision": "extra supervision",
+    "cityscapesscripts": "extra cityscapes",
     "inplace-abn": "optional",
 }
 

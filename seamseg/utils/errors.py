@@ -124,6 +124,7 @@ EXTRAS = {
     "timm": "timm",
     "transformers": "transformers",
     "av": "video",
+    "cityscapesscripts": "cityscapes",
     "ray": "ray",
     "supervision": "supervision",
 }

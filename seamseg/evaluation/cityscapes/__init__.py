@@ -1,8 +1,6 @@
 """The protocol of the Cityscapes benchmark: pixel level, instance level and panoptic, equal to the official tools."""
 
 from seamseg.evaluation.cityscapes.evaluate import evaluate_cityscapes
-from seamseg.evaluation.cityscapes.instance_level import InstanceLevel, overlaps_of_frame
-from seamseg.evaluation.cityscapes.pixel_level import PixelLevel
 from seamseg.evaluation.cityscapes.results import CLASSES, segments_from_pairs
 from seamseg.evaluation.cityscapes.scores import (
     CityscapesScores,
@@ -19,14 +17,11 @@ __all__ = [
     "CityscapesFrame",
     "CityscapesScores",
     "InstanceClassScores",
-    "InstanceLevel",
     "InstanceLevelScores",
     "LabelScores",
-    "PixelLevel",
     "PixelScores",
     "evaluate_cityscapes",
     "find_frames",
     "format_cityscapes",
-    "overlaps_of_frame",
     "segments_from_pairs",
 ]

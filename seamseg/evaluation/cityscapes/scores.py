@@ -42,8 +42,8 @@ class PixelScores:
         }
 
 
-AP_KEYS = ("AP", "AP50", "AP100m", "AP50m", "AP50_50m")
-"""Average precisions: all IoU thresholds, .5 only, objects up to 100 m, up to 50 m, up to 50 m at .5 only."""
+AP_KEYS = ("AP", "AP50")
+"""Average precisions: all IoU thresholds, .5 only."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,6 @@ class InstanceClassScores:
     name: str
     AP: float
     AP50: float
-    AP100m: float
-    AP50m: float
-    AP50_50m: float
 
 
 @dataclass(frozen=True)
@@ -66,15 +63,10 @@ class InstanceLevelScores:
     ----------
     AP : mean over the IoU thresholds .5, .55 ... .95
     AP50 : AP at the threshold .5
-    AP100m, AP50m : AP of objects up to 100 m and 50 m away, NaN without distances
-    AP50_50m : AP50 of objects up to 50 m away
     """
 
     AP: float
     AP50: float
-    AP100m: float
-    AP50m: float
-    AP50_50m: float
     n_images: int
     classes: list[InstanceClassScores]
 
@@ -141,13 +133,10 @@ def _pixel_lines(scores: PixelScores, per_class: bool) -> list[str]:
 
 
 def _instance_lines(scores: InstanceLevelScores, per_class: bool) -> list[str]:
-    # the columns for distances would be empty without distances
-    keys = [k for k in AP_KEYS if k in AP_KEYS[:2] or any(not math.isnan(getattr(c, k)) for c in scores.classes)]
-    lines = _rows(keys, [("all", [getattr(scores, k) for k in keys])])
+    lines = _rows(AP_KEYS, [("all", [getattr(scores, key) for key in AP_KEYS])])
     if per_class:
-        lines += ["", *_rows(keys, _values(scores.classes, keys))]
-    note = "" if "AP50m" in keys else "; AP100m and AP50m need the distances of the true instances"
-    return [*lines, "", _footer(scores.n_images) + note]
+        lines += ["", *_rows(AP_KEYS, _values(scores.classes, AP_KEYS))]
+    return [*lines, "", _footer(scores.n_images)]
 
 
 def _values(entries: Sequence[Any], keys: Sequence[str]) -> Iterable[tuple[str, Sequence[float]]]:

@@ -15,7 +15,7 @@ import numpy as np
 from seamseg.formats.cityscapes.labels import LABEL_OF
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import decode_text, read_bytes
-from seamseg.utils.limits import MIB, open_pillow, reading_image
+from seamseg.utils.limits import MIB
 
 LIST_BYTES = 64 * MIB
 """Maximum size of the text file of a frame."""
@@ -28,23 +28,6 @@ class PredictedInstance:
     mask: Path
     label: int
     score: float
-
-
-@dataclass(frozen=True)
-class Patch:
-    """A mask, cropped to its bounding box.
-
-    Attributes
-    ----------
-    shape : height and width of the full mask
-    top, left : position of the box
-    inside : `h x w` bool; `0 x 0` for an empty mask
-    """
-
-    shape: tuple[int, int]
-    top: int
-    left: int
-    inside: np.ndarray
 
 
 def read_instance_list(path: Path, root: Path) -> list[PredictedInstance]:
@@ -79,21 +62,6 @@ def read_instance_list(path: Path, root: Path) -> list[PredictedInstance]:
             raise InputError(f"{where}: {parts[1]} is not a Cityscapes label id (24 person, 26 car ...)")
         found[Path(mask)] = PredictedInstance(Path(mask), int(label), score)
     return list(found.values())
-
-
-def read_mask(path: Path) -> Patch:
-    """Read a predicted mask; non-black pixels are inside.
-
-    Raises
-    ------
-    InputError
-        if the file is missing or broken
-    """
-    with reading_image(path, "no such mask", "not a readable mask"), open_pillow(path) as image:
-        grey = image if image.mode in ("L", "1") else image.convert("L")
-        box = grey.getbbox()
-        inside = np.array(grey.crop(box)) != 0 if box else np.zeros((0, 0), bool)
-        return Patch((image.height, image.width), box[1] if box else 0, box[0] if box else 0, inside)
 
 
 def _number(text: str, where: str, what: str) -> float:

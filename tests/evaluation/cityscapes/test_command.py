@@ -35,7 +35,6 @@ def test_tables_and_json(tree, tmp_path, capsys):
     scores = evaluate_cityscapes(tree.gt, tree.results)
     assert content == scores.to_json()
     assert content["pixel"]["IoU"] == scores.pixel.IoU
-    assert content["instance"]["AP100m"] is None
     assert f"{100 * scores.pixel.IoU:.2f}" in shown.out
     assert f"{100 * scores.instance.AP:.2f}" in shown.out
     assert f"{100 * scores.panoptic.PQ:.2f}" in shown.out
@@ -149,6 +148,31 @@ def test_errors_are_one_line(tree, capsys, name):
     error = capsys.readouterr().err.strip()
     assert words in error
     assert "\n" not in error
+
+
+def test_without_the_official_tools(tree, capsys, monkeypatch):
+    """The panoptic level needs none of them."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert evaluate(tree) == 2
+    said = "the pixel and instance level of Cityscapes: needs cityscapesscripts, which is not installed; "
+    assert capsys.readouterr().err == f"seamseg evaluate: {said}pip install 'seamseg[cityscapes]'\n"
+    shutil.rmtree(tree.results / "pixel")
+    shutil.rmtree(tree.results / "instance")
+    assert evaluate(tree) == 0
+
+
+def test_predictions_that_are_all_ignored(tree):
+    """On which cityscapesscripts itself fails: AP is 0."""
+    for ids in tree.gt.glob("*/*_gtFine_instanceIds.png"):
+        values = np.zeros((96, 128), np.uint16)
+        values[:20, :20] = 26001
+        save(ids, values)
+    for number, path in enumerate(sorted((tree.results / "instance").glob("*.txt"))):
+        mask = np.zeros((96, 128), np.uint8)
+        mask[60:, 60:] = 255
+        save(tree.results / "instance" / f"mask{number}.png", mask)
+        path.write_text(f"mask{number}.png 26 0.5\n")
+    assert evaluate_cityscapes(tree.gt, tree.results).instance.AP == 0
 
 
 def test_the_split_must_be_named(tree, capsys):
