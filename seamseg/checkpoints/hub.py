@@ -94,7 +94,7 @@ def upload(folder: Path, repo: str, private: bool = False) -> str:
 
     Parameters
     ----------
-    folder : folder without sub-folders
+    folder : folder of the model and its card
     repo : `user/repo`
     private : create a private repository
 
@@ -116,9 +116,8 @@ def upload(folder: Path, repo: str, private: bool = False) -> str:
         api.create_repo(repo, private=private or None, exist_ok=True)
         if private and not api.repo_info(repo).private:
             raise InputError(f"{_SCHEME}{repo}: exists and is public, nothing was uploaded; make it private there")
-        files = sorted(path for path in folder.iterdir() if path.is_file())
-        operations = [hub.CommitOperationAdd(path.name, str(path)) for path in files]
-        done = api.create_commit(repo, operations, commit_message=f"Upload with seamseg {__version__}")
+        words = f"Upload with seamseg {__version__}"
+        done = api.upload_folder(repo_id=repo, folder_path=folder, commit_message=words)
     return f"{_SCHEME}{repo}@{done.oid}"
 
 
