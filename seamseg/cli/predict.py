@@ -121,7 +121,7 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Predict; return 0, or 1 if some images could not be read."""
+    """Predict; return 0, or 1 if some images failed."""
     # before the libraries are loaded, which takes seconds
     settings = _settings(args)
     from seamseg.checkpoints.model_path import is_exported
@@ -143,14 +143,14 @@ def run(args: argparse.Namespace) -> int:
             # a semantic network has no threshold; with --anonymize, detections below it are hidden, too
             if summary.empty and args.anonymize is None and predictor.kind != "semantic":
                 echo(_nothing_found(summary.done, predictor.thresholds.score_threshold), file=sys.stderr)
-    return 1 if summary.unreadable else 0
+    return 1 if summary.failed else 0
 
 
 def _print(out: str, summary: RunSummary, averaged: bool) -> None:
     weights = ", with the moving average of the weights" if averaged else ""
     earlier = f", {summary.earlier} were there already" if summary.earlier else ""
-    skipped = f", {summary.unreadable} could not be read" if summary.unreadable else ""
-    echo(f"{_photos(summary.done)} in {out}{weights}{earlier}{skipped}", file=sys.stderr)
+    failed = f", {summary.failed} failed" if summary.failed else ""
+    echo(f"{_photos(summary.done)} in {out}{weights}{earlier}{failed}", file=sys.stderr)
     if summary.several_frames:
         files = f"{summary.several_frames} file{'' if summary.several_frames == 1 else 's'}"
         echo(f"{files} with several frames or pages: only the first was used", file=sys.stderr)

@@ -24,7 +24,14 @@ from seamseg.panoptic_map import PanopticResult
 from seamseg.predictions import RESERVED_NAMES, ArrayPrediction, name_problem
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing, write_atomically, write_json
-from seamseg.utils.limits import MODEL_METADATA_BYTES, check_member, check_method, packed_size, parse_json
+from seamseg.utils.limits import (
+    MODEL_METADATA_BYTES,
+    check_member,
+    check_method,
+    check_sides,
+    packed_size,
+    parse_json,
+)
 from seamseg.visualize.overlay import encode_thumbnail, figure_html
 
 if TYPE_CHECKING:
@@ -189,6 +196,7 @@ class PhotoResult(ABC):
         ending = path.suffix.lower()
         if ending in OVERLAY_FORMATS:
             image = self.draw(**options)
+            check_sides(image.size, OVERLAY_FORMATS[ending])
             more = {"quality": 92} if ending != ".png" else {}
             with replacing(path) as temporary:
                 image.save(temporary, OVERLAY_FORMATS[ending], **more)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +22,7 @@ from seamseg.predict.video import Video
 from seamseg.predict.writers import OutputFormat, errors_of
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.distributed import World, broadcast_object, gather_objects, long_timeout_group
-from seamseg.utils.errors import InputError, SeamsegError, UnreadableImage, describe_error, one_line
+from seamseg.utils.errors import InputError, SeamsegError, describe_error, is_of_item, one_line
 from seamseg.utils.output import echo
 from seamseg.utils.parallel import BackgroundWriter, check_workers, share_cores
 from seamseg.utils.process_settings import LARGE_PIXELS, return_memory
@@ -32,8 +31,6 @@ from seamseg.utils.signals import graceful_termination
 
 _FUSED_BYTES = 8
 """Memory of the map of an image, and of an output that a format draws, for each of its pixels."""
-
-_NAME_ERRORS = (errno.ENAMETOOLONG, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.EILSEQ)
 
 RESUME = "re-run the same command to resume"
 
@@ -45,14 +42,14 @@ class RunSummary:
     Attributes
     ----------
     done : number of images done in this run
-    unreadable : skipped in this run
+    failed : in this run; each is reported and skipped
     earlier : done by earlier runs
     empty : whether images were done in this run, and nothing was found in any of them
     several_frames : files of this run with several frames or pages, of which the first was used
     """
 
     done: int
-    unreadable: int
+    failed: int
     earlier: int = 0
     empty: bool = False
     several_frames: int = 0
@@ -69,7 +66,7 @@ def default_workers(sources: Sequence[Source | Video], world: World) -> int:
     large = []
     for source in sources[:: max(len(sources) // 8, 1)]:
         if isinstance(source, Source) and not source.address and not source.problem:
-            with suppress(UnreadableImage):  # reported when its turn comes
+            with suppress(InputError):  # reported when its turn comes
                 height, width = image_size(source.path)
                 large.append(height * width >= LARGE_PIXELS)
     return 0 if 2 * sum(large) > len(large) else share_cores().decoders
@@ -87,7 +84,7 @@ def predict_all(
     """Write the outputs of all images that are not done according to the manifest.
 
     Memory hardly grows with their number. Images are divided among the processes, which must all call this function.
-    An image that cannot be read is reported on stderr and skipped; the next run tries it again.
+    An image that cannot be read, computed or written is reported on stderr and skipped; the next run tries it again.
 
     Parameters
     ----------
@@ -105,7 +102,7 @@ def predict_all(
     InputError
         if an output would overwrite an image or belong to two images, or the manifest is of another run
     SeamsegError
-        if an output cannot be written
+        if the disk is full, or a device is lost
     """
     if batch_size < 1:
         raise InputError(f"`batch_size={batch_size}`: must be at least 1")
@@ -131,8 +128,8 @@ def predict_all(
         lines = gather_objects(world, line, group)
         if world.is_main:
             folder.finish([good + bad for good, bad, *_ in lines])
-    done, unreadable, found, several_frames = map(sum, zip(*lines))
-    return RunSummary(done, unreadable, len(earlier), done > 0 and not found, several_frames)
+    done, failed, found, several_frames = map(sum, zip(*lines))
+    return RunSummary(done, failed, len(earlier), done > 0 and not found, several_frames)
 
 
 def _begin(
@@ -201,7 +198,6 @@ class _PredictionLoop:
         self.lines = lines
         self.found = False
         self.several_frames: set[str] = set()
-        self._in_network = ""
 
     def run(
         self,
@@ -228,17 +224,15 @@ class _PredictionLoop:
                 if threads > 1:
                     background.submit(self._run_and_write, batch, size=sum(map(_memory, batch)))
                     continue
-                self._in_network = _names(batch)
-                predictions, seconds = self._run_network(batch)
-                self._in_network = ""
-                for photo, prediction in zip(batch, predictions):
+                for photo, prediction, seconds in self._run_network(batch):
                     background.submit(self._write, photo, prediction, seconds, size=_memory(photo))
         except BaseException as error:
             retry_on_worker_death(background.abandon)
-            recoverable = isinstance(error, (RuntimeError, OSError, EOFError))
-            failure = decoders.handle_worker_failure(error) if recoverable else None
-            if failure is None and self._in_network and isinstance(error, Exception):
-                raise _error_of(error, f"{self._in_network}: the network fails") from error
+            root = error
+            while root.__cause__ is not None:  # of a worker that died while other code ran
+                root = root.__cause__
+            recoverable = isinstance(root, (RuntimeError, OSError, EOFError))
+            failure = decoders.handle_worker_failure(root) if recoverable else None
             if failure is None:
                 raise
             # an output that failed meanwhile ends the run: the loop would go on without it
@@ -267,32 +261,43 @@ class _PredictionLoop:
         echo(f"skipped {reason}", file=sys.stderr, flush=True)
         self.lines.add({**_identity(source), "status": "unreadable", "reason": reason})
 
-    def _run_network(self, batch: Sequence[_Photo]) -> tuple[list[ArrayPrediction], float]:
-        """Return the predictions, and the seconds for each."""
+    def _run_network(self, batch: Sequence[_Photo]) -> list[tuple[_Photo, ArrayPrediction, float]]:
+        """Return the images with their predictions and the seconds for each; without those for which it fails."""
         start = time.perf_counter()
-        predictions = self.predictor.raw([photo.image.pixels for photo in batch])
-        return predictions, (time.perf_counter() - start) / len(batch)
+        try:
+            predictions = self.predictor.raw([photo.image.pixels for photo in batch])
+        except Exception as error:
+            if len(batch) == 1 or not is_of_item(error):
+                self._fail(batch, "the network fails", error)
+                return []
+        else:
+            seconds = (time.perf_counter() - start) / len(batch)
+            return [(photo, prediction, seconds) for photo, prediction in zip(batch, predictions)]
+        # after the handler: the error keeps tensors of the network alive
+        return [one for photo in batch for one in self._run_network([photo])]
 
     def _run_and_write(self, batch: Sequence[_Photo]) -> None:
-        # in a thread, which the death of a decoder does not interrupt: an error is one of the network
-        try:
-            predictions, seconds = self._run_network(batch)
-        except Exception as error:
-            raise _error_of(error, f"{_names(batch)}: the network fails") from error
-        for photo, prediction in zip(batch, predictions):
+        for photo, prediction, seconds in self._run_network(batch):
             self._write(photo, prediction, seconds)
 
     def _write(self, photo: _Photo, prediction: ArrayPrediction, seconds: float) -> None:
         try:
             self._write_outputs(photo, prediction, seconds)
-        except (SeamsegError, OSError) as error:
-            if not _is_of_photo(error):
-                raise  # its text names the file
-            self._skip(photo.source, f"{photo.source}: {error}")
         except Exception as error:
-            raise _error_of(error, f"{photo.source}: its outputs cannot be made") from error
+            for path in (path for writer in self.folder.writers for path in writer.paths(photo.source)):
+                with suppress(OSError):
+                    path.unlink()
+            self._fail([photo], "its outputs cannot be made", error)
         finally:
             return_memory(photo.image.size[0] * photo.image.size[1])
+
+    def _fail(self, batch: Sequence[_Photo], what: str, error: Exception) -> None:
+        """Skip the image of a batch whose error is its own; raise others."""
+        names = ", ".join(str(photo.source) for photo in batch)
+        reason = str(error) if isinstance(error, (SeamsegError, OSError)) else f"{what} ({describe_error(error)})"
+        if not is_of_item(error):
+            raise SeamsegError(f"{names}: {reason}") from error
+        self._skip(batch[0].source, f"{names}: {reason}")
 
     def _write_outputs(self, photo: _Photo, prediction: ArrayPrediction, seconds: float) -> None:
         start = time.perf_counter()
@@ -300,18 +305,10 @@ class _PredictionLoop:
         prediction = self.predictor.in_units(prediction, image.size)
         result = self.predictor.result(prediction, image.size)
         prediction = prediction.on_cpu()  # formats may keep it
-        try:
-            records = []
-            for writer in self.folder.writers:
-                with errors_of(writer, f"{source}: "):
-                    records.append(writer.write(source, image.rgb, prediction, result))
-        except Exception as error:
-            for path in (path for writer in self.folder.writers for path in writer.paths(source)):
-                with suppress(OSError):
-                    path.unlink()
-            if isinstance(error, InputError):  # the format cannot hold this image, or its name
-                raise UnreadableImage(str(error)) from error
-            raise
+        records = []
+        for writer in self.folder.writers:
+            with errors_of(writer):
+                records.append(writer.write(source, image.rgb, prediction, result))
         line: Line = {
             **_identity(source),
             "status": "ok",
@@ -328,30 +325,10 @@ class _PredictionLoop:
             self.found = True
 
 
-def _names(batch: Sequence[_Photo]) -> str:
-    return ", ".join(str(photo.source) for photo in batch)
-
-
 def _memory(photo: _Photo) -> int:
     """Return the bytes of an image until its outputs are written."""
     height, width = photo.image.size
     return photo.image.nbytes + height * width * _FUSED_BYTES
-
-
-def _is_of_photo(error: SeamsegError | OSError) -> bool:
-    """Return whether outputs cannot be made because of the image or its name, so that those of others can.
-
-    A name may be too long for some outputs; one image may have the name of a file that another needs as a folder.
-    """
-    cause = error if isinstance(error, OSError) else error.__cause__
-    return isinstance(error, UnreadableImage) or (isinstance(cause, OSError) and cause.errno in _NAME_ERRORS)
-
-
-def _error_of(error: Exception, what: str) -> SeamsegError:
-    """Return an error that names the image; InputError if the model is broken."""
-    if not isinstance(error, SeamsegError):
-        return SeamsegError(f"{what} ({describe_error(error)})")
-    return (InputError if isinstance(error, InputError) else SeamsegError)(f"{what}: {error}")
 
 
 def _identity(source: Source) -> Line:

@@ -280,7 +280,7 @@ class Service:
         loop = asyncio.get_running_loop()
         image = await loop.run_in_executor(self._threads, self._decode, data)
         prediction = await asyncio.wrap_future(self._batcher.submit(image.pixels))
-        encode = partial(self._encoder.encode, name, prediction, image.size, partial(self._open, data))
+        encode = partial(self._encode, name, prediction, image.size, partial(self._open, data))
         return await loop.run_in_executor(self._threads, encode)
 
     def _open(self, data: bytes) -> Image.Image:
@@ -291,6 +291,12 @@ class Service:
             return self._prepare(self._open(data))
         except InputError as error:
             raise HTTPException(400, str(error)) from None
+
+    def _encode(self, *args: Any) -> Content:
+        try:
+            return self._encoder.encode(*args)
+        except InputError as error:  # the format does not take the image
+            raise HTTPException(400, f"{UPLOAD}: {error}") from None
 
     def _log(self, error: Exception) -> None:
         if self._debug:

@@ -7,6 +7,7 @@ command line shows its flags in their place.
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib.util
 import re
 from collections.abc import Iterable
@@ -21,6 +22,9 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _LONG_WORD = re.compile(r"(?<!\S)\S{301,}")
 _LONGEST_WORD, _LONGEST = 300, 2000
 """Characters of a word and of a message: texts of files, and names in them, are part of some."""
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_LOST = re.compile(r"AcceleratorError: |RuntimeError: DataLoader worker \(pid")
+"""Errors of a device that is lost, and of a worker process, which torch reports by an error at any place."""
 _LONGEST_NAME, _MOST_NAMES = 128, 10_000
 """Characters of a name, and known names, for which a similar one is searched: half a second."""
 
@@ -60,6 +64,21 @@ def cause(error: BaseException) -> str:
         error = error.__cause__
     text = _COLOUR.sub("", str(error))
     return one_line(f"{type(error).__name__}: {text}").rstrip(": ")
+
+
+def is_of_item(error: BaseException) -> bool:
+    """Return whether an error concerns the one of many images or files that was processed, so that the others go on.
+
+    All do, except those of a disk that is full or read-only, of a lost device and of a lost worker process.
+    """
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, OSError) and found.errno in _DISK:
+            return False
+        if _LOST.match(f"{type(found).__name__}: {found}"):
+            return False
+        found = found.__cause__ or found.__context__
+    return True
 
 
 def describe_error(error: BaseException) -> str:

@@ -57,6 +57,7 @@ RATIO = 50
 """Largest compression ratio of larger members: trained weights reach 1.1, annotations 10, indented ones 25."""
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "AVIF")
 """Names in Pillow. AVIF is last since not every Pillow has it."""
+_LONGEST_SIDES = {"JPEG": 65_500, "WEBP": 16_383}
 _TAR_HEADER_BYTES = 64 * KIB
 _MOST_PAX_HEADERS, _LONGEST_DIGITS = 100, 256
 _BLOCK_BYTES = 4 * MIB
@@ -202,6 +203,15 @@ def open_pillow(source: Path | IO[bytes]) -> Image.Image:
         return Image.open(source, formats=IMAGE_FORMATS)
     except KeyError as error:  # Pillow lacks this format, and no other reader took the file
         raise UnidentifiedImageError(f"cannot identify it; Pillow {Image.__version__} reads no {error}") from None
+
+
+def check_sides(size: tuple[int, int], format: str) -> None:
+    """Raise InputError if an image of `(width, height)` is too long for a format of Pillow."""
+    if max(size) > (most := _LONGEST_SIDES.get(format, max(size))):
+        raise InputError(
+            f"{size[0]} x {size[1]} pixels do not fit into a {format}, whose sides have at most {most}; choose another "
+            "format"
+        )
 
 
 @contextmanager

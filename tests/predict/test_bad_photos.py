@@ -1,7 +1,8 @@
-"""Bad images of every kind between good ones: each is one line and exit code 1, and all others are done."""
+"""Images that fail between others, at any step: each is one line and exit code 1, and all others are done."""
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -9,9 +10,12 @@ import zlib
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
-from seamseg.utils.errors import one_line
+from seamseg.inference.predictor import Predictor
+from seamseg.predict.writers.predictions import CocoWriter
+from seamseg.utils.errors import SeamsegError, one_line
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
@@ -54,6 +58,7 @@ def write_folder(root: Path) -> tuple[Path, set[str], list[str]]:
         (folder / name).write_bytes(photo())
     for name in (b"\xff\xfe.png", b"caf\xe9.png"):
         Path(os.fsdecode(os.path.join(os.fsencode(folder), name))).write_bytes(photo())
+    (folder / "wide.png").write_bytes(photo(size=(65_501, 1)))  # too long for a JPEG
     good = {"a", "zz", "new\nline", "esc\x1b[2J", "dir.jpg/inner", "zz.jpg/b", "\udcff\udcfe", "caf\udce9"}
     (folder / f"{LONG}.jpg").write_bytes(photo())  # fits, but not its output
     (folder / "ba\x1b[2Jd\n.png").write_bytes(b"bad")
@@ -68,6 +73,10 @@ def test_each_bad_photo_is_a_line(
     formats: str, workers: int, micro_run: Path, tmp_path: Path, seamseg_main, capsys
 ) -> None:
     inputs, good, bad = write_folder(tmp_path)
+    if "overlay" in formats:
+        bad.append("wide.png: 65501 x 1 pixels do not fit into a JPEG, whose sides have at most 65500")
+    else:
+        good.add("wide")
     if "cvat" in formats:  # its list has a name a line, in UTF-8
         unlisted = {name for name in good if not name.isascii() or "\n" in name}
         good, bad = good - unlisted, [*bad, *(one_line(Path(name).name) for name in unlisted)]
@@ -90,3 +99,69 @@ def test_each_bad_photo_is_a_line(
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert not [path for path in files if path.name.startswith(".")]
     assert {folder / name for line in manifest for name in line.get("outputs", ())} <= set(files)
+
+
+def run_with_error(main, model, tmp_path, where, error, *words):
+    """Predict seven images, of which the red one raises an error in the network or in the format; return exit code."""
+    for name in "abcdefg":
+        (tmp_path / "photos").mkdir(exist_ok=True)
+        Image.new("RGB", (48, 32), "red" if name == "d" else "green").save(tmp_path / "photos" / f"{name}.png")
+    raw, write = Predictor.raw, CocoWriter.write
+
+    def raw_or_error(self, images, tiling=None):
+        if where == "network" and any(image[0, 0, 0] == 255 for image in images):
+            raise error
+        return raw(self, images, tiling)
+
+    def write_or_error(self, source, *rest):
+        if where == "format" and source.name == "d":
+            raise error
+        return write(self, source, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Predictor, "raw", raw_or_error)
+        patch.setattr(CocoWriter, "write", write_or_error)
+        words = ("--device", "cpu", "--quiet", "--format", "coco", *words)
+        return main("predict", model, tmp_path / "photos", tmp_path / "out", *words)
+
+
+def listed(tmp_path):
+    lines = [json.loads(line) for line in (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()[1:]]
+    return "".join(line["name"] for line in lines if line["status"] == "ok")
+
+
+@pytest.mark.parametrize(
+    ("where", "error", "words", "message"),
+    [
+        ("network", RuntimeError("it\nburns"), ("--batch-size", "3"), "the network fails (RuntimeError: it burns)"),
+        ("network", SeamsegError("head edge, e.py line 5: TypeError"), ("--workers", "0"), "head edge, e.py line 5"),
+        ("format", MemoryError("full"), (), "its outputs cannot be made (MemoryError: full)"),
+        ("format", PermissionError(errno.EACCES, "Permission denied"), ("--workers", "0"), "[Errno 13] Permission"),
+    ],
+)
+def test_an_image_that_fails_is_a_line(micro_run, tmp_path, seamseg_main, capsys, where, error, words, message) -> None:
+    for _ in range(2):
+        assert run_with_error(seamseg_main, micro_run, tmp_path, where, error, *words) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"skipped {tmp_path}/photos/d.png: {message}")
+        assert listed(tmp_path) == "abcefg"
+    assert run_with_error(seamseg_main, micro_run, tmp_path, "", None, *words) == 0
+    assert listed(tmp_path) == "abcdefg"
+
+
+@pytest.mark.parametrize(
+    ("where", "error", "message"),
+    [
+        ("network", torch.AcceleratorError("CUDA error: device-side assert triggered"), "device-side assert"),
+        ("format", OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+    ],
+)
+def test_what_concerns_all_images_ends_the_run(
+    micro_run, tmp_path, seamseg_main, capsys, where, error, message
+) -> None:
+    assert run_with_error(seamseg_main, micro_run, tmp_path, where, error, "--workers", "0") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"seamseg predict: {tmp_path}/photos/d.png: ")
+    assert message in line
+    assert run_with_error(seamseg_main, micro_run, tmp_path, "", None) == 0
+    assert listed(tmp_path) == "abcdefg"

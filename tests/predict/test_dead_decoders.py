@@ -12,7 +12,6 @@ from PIL import Image
 from torch.utils.data import get_worker_info
 
 from seamseg.predict.source import Source
-from seamseg.utils.errors import SeamsegError
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
@@ -102,25 +101,6 @@ def test_a_photo_that_cannot_be_decoded_is_skipped(micro_run, photos, tmp_path, 
     assert run(seamseg_main, micro_run, photos, tmp_path, "--workers", "0") == 1
     assert "d.png: cannot be decoded: MemoryError: too large" in capsys.readouterr().err
     assert done(tmp_path) == list("abcefg")
-
-
-@pytest.mark.parametrize(
-    ("where", "error", "workers", "message"),
-    [
-        ("raw", SeamsegError("not enough memory"), "0", "a.png: the network fails: not enough memory"),
-        ("raw", RuntimeError("it\nburns"), "2", "a.png: the network fails (RuntimeError: it burns)"),
-        ("result", MemoryError("full"), "0", "a.png: its outputs cannot be made (MemoryError: full)"),
-    ],
-)
-def test_errors_name_the_photo(
-    micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys, where, error, workers, message
-):
-    def fail(*_):
-        raise error
-
-    monkeypatch.setattr(f"seamseg.inference.predictor.Predictor.{where}", fail)
-    assert run(seamseg_main, micro_run, photos, tmp_path, "--workers", workers) == 1
-    assert message in capsys.readouterr().err
 
 
 def kill(main, words, seconds):

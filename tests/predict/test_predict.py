@@ -78,7 +78,7 @@ def test_all_formats(micro_run, photos, tmp_path, seamseg_main, capsys):
     errors = capsys.readouterr().err
     assert "readme.txt" not in errors
     assert "5 images in" in errors
-    assert "2 could not be read" in errors
+    assert "2 failed" in errors
     expected = [f"{n}.jpg" for n in GOOD] + [f"{n}.pth.tar" for n in GOOD] + [f"panoptic/{n}.png" for n in GOOD]
     assert written(out) == sorted([*expected, "panoptic.json", "predictions.jsonl"])
 

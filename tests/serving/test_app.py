@@ -107,6 +107,14 @@ def test_bad_uploads_are_a_line_of_json(client, data, query, headers, status, me
     assert client.predict(png(photo())).status == 200, "the server goes on"
 
 
+def test_an_image_that_a_format_does_not_take():
+    with serving(red_predictor(ready_network())) as client:
+        data = png(photo(size=(1, 65_501)))
+        answer = client.predict(data, "?format=overlay")
+        assert (answer.status, client.predict(data).status) == (400, 200)
+        assert answer.json["error"].startswith("image: 65501 x 1 pixels do not fit into a JPEG")
+
+
 @pytest.mark.parametrize(
     ("method", "path", "headers", "status"),
     [

@@ -87,10 +87,7 @@ def make_writers(
     return made
 
 
-def errors_of(writer: OutputFormat[Any], where: str = "") -> AbstractContextManager[None]:
-    """Return a context that names a custom format, and the line of its file, in errors of its code.
-
-    `where` is the beginning of the message, such as the name of an image; those of built-in formats remain as they are.
-    """
+def errors_of(writer: OutputFormat[Any]) -> AbstractContextManager[None]:
+    """Return a context that names a custom format, and the line of its file, in errors of its code."""
     own = components.custom_of(writer)
-    return nullcontext() if own is None else named_errors(f"{where}{own.section}", own.module)
+    return nullcontext() if own is None else named_errors(own.section, own.module)

@@ -25,6 +25,7 @@ from seamseg.predict.writers.base import OutputFormat, Records
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing
+from seamseg.utils.limits import check_sides
 from seamseg.visualize.legend import draw_legend
 
 R = TypeVar("R", bound=PhotoResult, contravariant=True)
@@ -68,6 +69,7 @@ class ImageFormat(OutputFormat[R]):
 
     def _save(self, image: Image.Image, target: Path | BytesIO) -> None:
         if self.ending.endswith(".jpg"):
+            check_sides(image.size, "JPEG")
             image.save(target, "JPEG", **self.encoding)
         else:
             image.save(target, "PNG", compress_type=zlib.Z_RLE)
