@@ -24,6 +24,7 @@ import numpy as np
 from seamseg.evaluation.evaluator import Comparison
 from seamseg.evaluation.metric import or_none
 from seamseg.evaluation.scores import PanopticScores
+from seamseg.formats.metadata import parse_colour
 from seamseg.panoptic_map import ClassInfo
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import read_bytes, replacing, write_json
@@ -114,7 +115,8 @@ class ImageRecord:
         _expect_numbers(image, (int, float, NoneType), "PQ", "SQ", "RQ", "mIoU")
         if not isinstance(image.maps, dict):
             raise ValueError(f"invalid maps: {image.maps!r:.80}")
-        names = image.ground_truth_png, image.prediction_png, image.photo or "", *image.maps, *image.maps.values()
+        photo = () if image.photo is None else (image.photo,)
+        names = image.ground_truth_png, image.prediction_png, *photo, *image.maps, *image.maps.values()
         if not isinstance(image.image_id, (int, str)) or not all(isinstance(name, str) for name in names):
             raise ValueError(f"invalid image_id or file names: {image.image_id!r}, {names}")
         if min(image.width, image.height) <= 0:
@@ -317,6 +319,7 @@ def read_evaluation(folder: str | Path) -> Evaluation:
         def files(of: Mapping[str, str]) -> MapFiles:
             return MapFiles(folder / of["json"], folder / of["folder"])
 
+        json.dumps(content["scores"], allow_nan=False)  # 1e400 is infinite
         classes = [ClassInfo(str(c["name"]), int(c["id"]), bool(c["isthing"])) for c in content["classes"]]
         confusion = np.array(content["confusion"], np.int64).reshape(len(classes), len(classes) + 1)
         return Evaluation(
@@ -324,7 +327,7 @@ def read_evaluation(folder: str | Path) -> Evaluation:
             str(content["title"]),
             dict(content["scores"]),
             classes,
-            [_colour(c.get("color")) for c in content["classes"]],
+            [None if (rgb := c.get("color")) is None else parse_colour(rgb) for c in content["classes"]],
             confusion,
             files(content["ground_truth"]),
             files(content["prediction"]),
@@ -337,13 +340,6 @@ def read_evaluation(folder: str | Path) -> Evaluation:
 
 def _reject_constant(text: str) -> float:
     raise ValueError(f"{text} is not a number")
-
-
-def _colour(value: Any) -> tuple[int, int, int] | None:
-    if value is None:
-        return None
-    red, green, blue = (int(v) for v in value)
-    return red, green, blue
 
 
 def _portable(path: Path, folder: Path) -> str:

@@ -120,7 +120,7 @@ def metadata_of(meta: Any, source: str, images: Sequence[ImageInfo] = ()) -> Met
             num_stuff=num_stuff,
             num_thing=num_thing,
             categories=[_text(name) for name in names],
-            palette=[_colour(rgb) for rgb in palette[: max(num_stuff + num_thing, 0)]],
+            palette=[parse_colour(rgb) for rgb in palette[: max(num_stuff + num_thing, 0)]],
             original_ids=[whole_number(int(i)) for i in ids],
             images=list(images),
         )
@@ -227,8 +227,11 @@ def _text(name: Any) -> str:
     return str(name)
 
 
-def _colour(rgb: Sequence[Any]) -> tuple[int, int, int]:
+def parse_colour(rgb: Sequence[Any]) -> tuple[int, int, int]:
+    """Return the colour of a class; TypeError or ValueError if it is not three numbers from 0 to 255."""
     red, green, blue = (whole_number(int(channel)) for channel in rgb)
+    if not 0 <= min(red, green, blue) <= max(red, green, blue) <= 255:
+        raise ValueError(f"a colour is ({red}, {green}, {blue}), each number must be from 0 to 255")
     return red, green, blue
 
 

@@ -115,8 +115,9 @@ class Classification(PhotoResult):
 
     @classmethod
     def _read(cls, file: ResultFile, source: SourceImage) -> Classification:
-        probabilities, metadata = file.array("probabilities", 4 * _MAX_CLASSES + 1024), file.metadata
-        height, width = (int(v) for v in file.content["size"])
+        probabilities = file.array("probabilities", 4 * _MAX_CLASSES + 1024)
+        names = [str(name) for name in file.content["classes"]["categories"]]
+        metadata = Metadata(0, len(names), names, [], [])
         if probabilities.shape != (metadata.num_classes,) or probabilities.dtype != np.float32:
             raise ValueError(f"its probabilities are {probabilities.shape} {probabilities.dtype}")
-        return Classification(probabilities, (height, width), metadata, None, source)
+        return Classification(probabilities, file.size, metadata, None, source)

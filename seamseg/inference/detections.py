@@ -17,6 +17,7 @@ from seamseg.inference.class_names import choose_classes
 from seamseg.inference.fiftyone_labels import LabelledObject, cropped, detections_label
 from seamseg.inference.photo_result import Photo, PhotoResult, ResultFile, SourceImage, import_supervision
 from seamseg.predictions import ArrayPrediction
+from seamseg.utils.limits import bounded_number
 from seamseg.visualize.detections import draw_detections
 
 if TYPE_CHECKING:
@@ -297,14 +298,13 @@ class Detections(PhotoResult, Sequence[Detection]):
     def _read(cls, file: ResultFile, source: SourceImage) -> Detections:
         metadata, facts = file.metadata, file.content
         bits = file.array("masks", _MASK_BYTES)
-        height, width = (int(v) for v in facts["size"])
-        found, start = [], 0
+        size, found, start = file.size, [], 0
         for entry in facts["detections"]:
-            pasted, start = _restored(entry, bits, start, (height, width))
+            pasted, start = _restored(entry, bits, start, size)
             if not 0 <= pasted.category < metadata.num_classes:
                 raise ValueError(f"it has no class {pasted.category}")
-            found.append(_named(pasted, metadata, (height, width), 0))
-        return Detections(found, (height, width), bool(facts["has_masks"]), metadata, None, source)
+            found.append(_named(pasted, metadata, size, 0))
+        return Detections(found, size, bool(facts["has_masks"]), metadata, None, source)
 
     def shares(self) -> list[tuple[str, int, bool, float]]:
         """See :meth:`seamseg.inference.photo_result.PhotoResult.shares`."""
@@ -358,5 +358,6 @@ def _restored(
             raise ValueError(f"a mask of {rows} x {columns} pixels at {corner} is not in the image, or incomplete")
         crop = np.unpackbits(bits[start:stop], count=rows * columns).astype(bool).reshape(rows, columns)
         start = stop
-    y0, x0, y1, x1 = (float(v) for v in entry["box"])
-    return PastedDetection(int(entry["category"]), float(entry["score"]), (y0, x0, y1, x1), crop, corner), start
+    y0, x0, y1, x1 = map(bounded_number, entry["box"])
+    score = bounded_number(entry["score"])
+    return PastedDetection(int(entry["category"]), score, (y0, x0, y1, x1), crop, corner), start

@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from seamseg.data.images import MAX_PIXELS, open_image, pixels_of
-from seamseg.formats.metadata import Metadata
+from seamseg.formats.metadata import Metadata, metadata_of
 from seamseg.inference.anonymize import LEAST_SCORE, Style, hide_classes
 from seamseg.inference.class_names import choose_classes
 from seamseg.panoptic_map import PanopticResult
@@ -31,6 +31,7 @@ from seamseg.utils.limits import (
     check_sides,
     packed_size,
     parse_json,
+    whole_number,
 )
 from seamseg.visualize.overlay import encode_thumbnail, figure_html
 
@@ -306,9 +307,15 @@ class ResultFile:
     @property
     def metadata(self) -> Metadata:
         """The classes."""
-        classes = dict(self.content["classes"])
-        classes["palette"] = [tuple(rgb) for rgb in classes["palette"]]
-        return Metadata(**classes)
+        return metadata_of(self.content["classes"], f"{self._archive.filename}: classes")
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """`(height, width)` of the image; for results without a map."""
+        height, width = map(whole_number, self.content["size"])
+        if min(height, width) < 1 or height * width > MAX_PIXELS:
+            raise ValueError(f"its image has {width} x {height} pixels")
+        return height, width
 
     def maps(self) -> dict[str, np.ndarray]:
         """Read the maps of custom heads."""

@@ -13,7 +13,7 @@ from PIL import Image
 
 from seamseg.data.images import MAX_PIXELS
 from seamseg.formats.coco_writer import CocoPanopticWriter, encode_panoptic
-from seamseg.formats.id_png import id_image
+from seamseg.formats.id_png import MAX_ID, id_image
 from seamseg.formats.label_png import look_up
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.class_names import choose_classes
@@ -21,6 +21,7 @@ from seamseg.inference.fiftyone_labels import LabelledObject, cropped, detection
 from seamseg.inference.photo_result import Photo, PhotoResult, ResultFile, SourceImage, import_supervision
 from seamseg.panoptic_map import VOID, PanopticResult, Segment, class_infos
 from seamseg.predictions import ArrayPrediction
+from seamseg.utils.limits import bounded_number, whole_number
 from seamseg.visualize.overlay import overlay_image
 
 if TYPE_CHECKING:
@@ -222,10 +223,10 @@ class Panoptic(PanopticResult, PhotoResult):
     @classmethod
     def _read(cls, file: ResultFile, source: SourceImage) -> Panoptic:
         id_map = file.array("id_map", 4 * MAX_PIXELS + 1024)
-        segments = [NamedSegment(**{**s, "box": tuple(s["box"])}) for s in file.content["segments"]]
         if id_map.ndim != 2 or id_map.dtype != np.int32:
             raise ValueError(f"its map is {id_map.shape} {id_map.dtype}")
-        return Panoptic(id_map, segments, file.metadata, None, source)
+        metadata = file.metadata
+        return Panoptic(id_map, [_segment(s, metadata) for s in file.content["segments"]], metadata, None, source)
 
     def shares(self) -> list[tuple[str, int, bool, float]]:
         """See :meth:`seamseg.inference.photo_result.PhotoResult.shares`."""
@@ -241,3 +242,14 @@ def only_classes(result: PanopticResult, classes: Sequence[int]) -> PanopticResu
 def _named(segment: Segment, metadata: Metadata) -> NamedSegment:
     values = {f.name: getattr(segment, f.name) for f in fields(Segment)}
     return NamedSegment(**values, name=metadata.categories[segment.category])
+
+
+def _segment(entry: dict[str, Any], metadata: Metadata) -> NamedSegment:
+    """Return a segment of a `.npz` file."""
+    identity, category, area = (whole_number(entry[key]) for key in ("id", "category", "area"))
+    if not 0 < identity <= MAX_ID or not 0 <= category < metadata.num_classes:
+        raise ValueError(f"its segment {identity} is of class {category}")
+    y0, x0, y1, x1 = map(bounded_number, entry["box"])
+    score = None if entry["score"] is None else bounded_number(entry["score"])
+    segment = Segment(identity, category, bool(entry["isthing"]), score, area, (y0, x0, y1, x1), bool(entry["iscrowd"]))
+    return _named(segment, metadata)

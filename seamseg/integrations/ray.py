@@ -367,7 +367,7 @@ def _written(out: str, form: str, repair: bool = False) -> Iterator[tuple[str, s
     for path in sorted(path for path in _files(filesystem, folder) if path.endswith(OUTPUTS[form])):
         try:
             found = list((_of_parquet if form == "parquet" else _of_tar)(filesystem, path))
-        except (OSError, ValueError, KeyError, tarfile.TarError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, tarfile.TarError) as error:
             if not repair:
                 raise SeamsegError(f"{path}: cannot be read: {one_line(error)}") from error
             echo(f"{path}: incomplete, removed", file=sys.stderr)

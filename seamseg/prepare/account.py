@@ -83,7 +83,7 @@ def read_accounts(root: Path) -> dict[str, SplitAccount]:
     try:
         splits = parse_json(read_bytes(path, "account of the conversion", ANNOTATION_BYTES))["splits"]
         return {str(name): _account(split) for name, split in splits.items()}
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
         raise InputError(
             f"{path}: not the account of a conversion ({type(error).__name__}: {error}); delete the file"
         ) from None

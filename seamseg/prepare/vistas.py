@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from seamseg.data.images import open_mask
-from seamseg.formats.metadata import Metadata
+from seamseg.formats.metadata import Metadata, parse_colour
 from seamseg.formats.vistas import GROUP_SUFFIX, INSTANCES_PER_LABEL, is_group
 from seamseg.panoptic_map import VOID
 from seamseg.prepare.archives import File, SourceTree, read_file
@@ -138,13 +138,12 @@ def _class_of_group(name: str, things: dict[str, int]) -> int:
 
 
 def _entry(number: int, label: dict[str, Any]) -> dict[str, Any]:
-    red, green, blue = (int(channel) for channel in label["color"])
     return {
         "id": number,
         "name": str(label["name"]),
         "thing": bool(label["instances"]),
         "evaluate": bool(label["evaluate"]),
-        "color": (red, green, blue),
+        "color": parse_colour(label["color"]),
     }
 
 

@@ -311,7 +311,7 @@ class _Journal:
                 break
         if not values or values[0] != self._header:
             return {}
-        return {record["id"]: record for record in values[1:]}
+        return {record["id"]: record for record in values[1:] if _is_record(record)}
 
     @contextmanager
     def appending(self, keep: list[dict[str, Any]]) -> Iterator[Callable[[dict[str, Any]], None]]:
@@ -330,6 +330,17 @@ class _Journal:
                     raise cannot_write(self._path, error) from error
 
             yield append
+
+
+def _is_record(record: Any) -> bool:
+    """Return whether a line of a journal, which may be of another hand, is what :func:`_convert` returns."""
+    kinds = {"id": str, "file_name": str, "stamp": str, "void": int}
+    kinds |= dict.fromkeys(("size", "cat", "iscrowd", "annotations", "skipped", "files"), list)
+    return (
+        isinstance(record, dict)
+        and all(isinstance(record.get(key), kind) for key, kind in kinds.items())
+        and all(isinstance(name, str) for name in record["files"])
+    )
 
 
 def _stamp(frame: SourceFrame, read: Reader) -> str:

@@ -40,7 +40,7 @@ def test_errors_name_the_format_and_the_image(file, micro_run, micro, tmp_path, 
     words = (*WORDS, file, "--format", "borders")
     assert seamseg_main("predict", micro_run, photo, tmp_path / "out", *words) == 1
     lines = capsys.readouterr().err.strip().splitlines()
-    assert lines[-1] == f"seamseg predict: {photo}: format borders, {file} line 28: KeyError: 'none'"
+    assert lines[-1] == f"skipped {photo}: format borders, {file} line 28: KeyError: 'none'"
     file.write_text(BORDERS.replace("self.keys.value", "self.key.value"))
     forget("my_borders")
     del sys.modules["my_borders"]

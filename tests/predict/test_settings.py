@@ -122,7 +122,7 @@ def test_python_resumes_a_run_of_the_command(micro_run: Path, tmp_path: Path, se
     settings, sources = PredictSettings(micro_run, ["coco"]), find_sources([str(photo)])
     model = settings.load("cpu")
     folder = settings.open_folder(out, model, sources)
-    assert predict_all(model, sources, folder, World()) == RunSummary(done=0, unreadable=0, earlier=1)
+    assert predict_all(model, sources, folder, World()) == RunSummary(done=0, failed=0, earlier=1)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,271 @@
+"""JSON and metadata of another hand: a field of any type ends in a line, whatever reads it."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import umsgpack
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from fuzz.targets import TARGETS, corpus, refusing, write_files
+from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
+from seamseg.formats.coco_writer import encode_panoptic
+from seamseg.formats.metadata import Metadata, metadata_header, pack_metadata, parse_metadata
+from seamseg.fusion import PastedDetection
+from seamseg.inference.classification import Classification
+from seamseg.inference.detections import Detections, _named
+from seamseg.inference.photo_result import PhotoResult
+from seamseg.inference.result import Panoptic
+from seamseg.inference.semantic import SemanticMap
+from seamseg.panoptic_map import class_infos, class_map_result
+from seamseg.predict.folder import OutputFolder
+from seamseg.predict.manifest import header
+from seamseg.predict.source import Source
+from seamseg.predict.writers import make_writers
+from seamseg.prepare.check import check_dataset
+from seamseg.prepare.convert import ConversionOptions
+from seamseg.prepare.label_folders import prepare_folders
+from seamseg.prepare.merge import read_rules
+from seamseg.prepare.vistas import read_labels
+from seamseg.report.build import find_evaluation, write_report
+from seamseg.utils.errors import InputError
+
+CLASSES = Metadata(1, 1, ["a", "b"], [(1, 2, 3), (4, 5, 6)], [7, 8])
+SIZE = (6, 8)
+RESULT = class_map_result(np.zeros(SIZE, np.uint8))
+ODD = [[], {}, None, True, -1, 1.5, 2**53, 2**63, float("inf"), "", "\ud800", "../x", "a\0b", [[[[]]]], {"a": {}}]
+
+Read = Callable[[bytes], Any]
+
+
+def places(value: Any, at: tuple = ()) -> Iterator[tuple]:
+    """The paths of all fields of a document."""
+    yield at
+    for key in value if isinstance(value, dict) else range(len(value) if isinstance(value, list) else 0):
+        yield from places(value[key], (*at, key))
+
+
+def changed(value: Any, at: tuple, new: Any) -> Any:
+    """A copy of a document with another field."""
+    if not at:
+        return new
+    value = copy.copy(value)
+    value[at[0]] = changed(value[at[0]], at[1:], new)
+    return value
+
+
+def as_json(value: Any) -> bytes:
+    return json.dumps(value).replace("Infinity", "1e400").encode()
+
+
+def written(path: Path, read: Callable[[Path], Any]) -> Read:
+    def write_and_read(data: bytes) -> None:
+        path.write_bytes(data)
+        read(path)
+
+    return write_and_read
+
+
+def with_facts(result: PhotoResult, root: Path) -> tuple[Any, Read]:
+    """A result as `.npz`, whose facts are read and all of which is used."""
+    with zipfile.ZipFile(result.save(root / "a.npz")) as file:
+        arrays = {name: file.read(name) for name in file.namelist()}
+    facts = json.loads(str(np.lib.format.read_array(io.BytesIO(arrays["facts.npy"]))))
+
+    def read(data: bytes) -> None:
+        buffer = io.BytesIO()
+        np.lib.format.write_array(buffer, np.array(data.decode()))
+        with zipfile.ZipFile(root / "b.npz", "w") as file:
+            for name, content in {**arrays, "facts.npy": buffer.getvalue()}.items():
+                file.writestr(name, content)
+        found = type(result).load(root / "b.npz")
+        found.draw(np.zeros((*found.size, 3), np.uint8)), found.to_coco(), found.shares(), repr(found)
+
+    return facts, read
+
+
+def evaluation(root: Path) -> dict[str, tuple[Any, Read]]:
+    """An evaluation folder and its report."""
+    truth = json.loads((root / "good.json").read_text())
+    truth["images"] = truth["images"][:1]
+    truth["annotations"] = truth["annotations"][:1]
+    (root / "maps.json").write_text(json.dumps(truth))
+    evaluate_panoptic_json(root / "maps.json", root / "maps.json", out=root / "evaluation", photos=root / "photos")
+    found = {}
+    for name in ("evaluation.json", "images.jsonl"):
+        path = root / "evaluation" / name
+        good = path.read_bytes()
+
+        def read(data: bytes, path: Path = path, good: bytes = good) -> None:
+            path.write_bytes(data + b"\n")
+            try:
+                write_report(root / "report.html", find_evaluation(root / "evaluation"))
+            finally:
+                path.write_bytes(good)
+
+        found[name] = json.loads(good), read
+    return found
+
+
+def manifest(root: Path) -> dict[str, tuple[Any, Read]]:
+    """A manifest of a run that goes on."""
+    out, source = root / "out", Source(root / "photos" / "1.png", "1", "1.png")
+    writers = make_writers(["coco", "cvat", "labelstudio"], out, CLASSES)
+    head = header("m", "0", {"format": "coco"})
+    result = Panoptic.of(RESULT, CLASSES)
+    records = [writer.write(source, None, None, result) for writer in writers]
+    line = {"name": "1", "source": "1.png", "relative": "1.png", "status": "ok", "stamp": source.stamp()}
+    line |= {"height": 6, "width": 8, "segments": {"a": 1}, "seconds": 0.1, "records": records, "empty": []}
+    line |= OutputFolder(out, writers, head).outputs_of(source)
+
+    def go_on(first: bytes, second: bytes) -> None:
+        (out / "predictions.jsonl").write_bytes(first + b"\n" + second + b"\n")
+        folder = OutputFolder(out, writers, head)
+        folder.begin([source], restart=False)
+        folder.finish([0])
+
+    return {
+        "line": (line, lambda data: go_on(as_json(head), data)),
+        "head": (head, lambda data: go_on(data, as_json(line))),
+    }
+
+
+def prepared(root: Path) -> dict[str, tuple[Any, Read]]:
+    """The files of a data set that is checked and prepared again, and the journal of one that was interrupted."""
+    (root / "labels").mkdir()
+    label, out = root / "labels" / "1.png", root / "data"
+    Image.fromarray(np.eye(*SIZE, dtype=np.uint8)).save(label)
+    (root / "classes.ini").write_text("[a]\nid = 0\nkind = stuff\n[b]\nid = 1\nkind = thing\n")
+    (root / "one").mkdir()
+    (root / "one" / "1.png").write_bytes((root / "photos" / "1.png").read_bytes())
+    split = {"val": (str(root / "one"), str(root / "labels"))}
+
+    def prepare() -> None:
+        prepare_folders(out, split, root / "classes.ini", options=ConversionOptions(workers=1))
+
+    prepare()
+    good = {name: (out / name).read_bytes() for name in ("prepared.json", "coco/val.json", "lst/val.txt")}
+    classes = parse_metadata((out / "metadata.bin").read_bytes()).without_images()
+    record = {"id": "1", "file_name": "1.png", "size": list(SIZE), "cat": [255, 0, 1], "iscrowd": [0, 0, 0], "void": 0}
+    record |= {"annotations": [{"category_id": 1, "area": 1}], "skipped": [["a", "b"]], "files": ["img/1.png"]}
+    record["stamp"] = "x"
+
+    def again(name: str, data: bytes) -> None:
+        for other, content in good.items():
+            (out / other).write_bytes(content)
+        (out / name).write_bytes(data)
+        with refusing():
+            check_dataset(out, workers=1)
+        Image.fromarray(np.eye(*SIZE, k=len(data) % 4, dtype=np.uint8)).save(label)
+        prepare()
+
+    def resume(data: bytes) -> None:
+        for name in ("prepared.json", "lst/val.txt"):
+            (out / name).unlink(missing_ok=True)
+        (out / ".prepare").mkdir(exist_ok=True)
+        head = as_json({"journal": 2, "classes": pack_metadata(classes).hex()})
+        (out / ".prepare" / "val.jsonl").write_bytes(head + b"\n" + data + b"\n")
+        prepare()
+
+    files = {name: (json.loads(good[name]), lambda data, name=name: again(name, data)) for name in list(good)[:2]}
+    return {**files, "journal": (record, resume)}
+
+
+def sources(root: Path) -> dict[str, tuple[Any, Read]]:
+    """Annotations and lists of classes."""
+    found = {
+        "labelme": json.loads(corpus("labelme")["shapes"]),
+        "label_studio": json.loads(corpus("label_studio")["good"])[:1],
+        "coco_panoptic": json.loads((root / "good.json").read_text()),
+        "coco_objects": {
+            "images": [{"id": 1, "file_name": "1.png", "height": 6, "width": 8}],
+            "categories": [{"id": 3, "name": "car"}, {"id": 4, "name": "x", "isthing": 1, "color": [1, 2, 3]}],
+            "annotations": [
+                {"id": 0, "image_id": 1, "category_id": 3, "iscrowd": 0, "segmentation": [[1, 1, 6, 1, 6, 4]]},
+                {"id": 1, "image_id": 1, "category_id": 4, "segmentation": {"size": [6, 8], "counts": [7, 4, 37]}},
+            ],
+        },
+    }
+    labels = [{"name": name, "evaluate": True, "instances": name == "b", "color": [1, 2, 3]} for name in "ab"]
+    rules = {"classes": {"a": "b", "c": None}, "stuff": ["b"], "things": ["q"], "splits": {"val": "train"}}
+    image = {"id": "x", "cat": [255, 0, 1], "size": list(SIZE), "iscrowd": [0, 0, 0]}
+    return {
+        **{name: (content, lambda data, name=name: TARGETS[name](data, root)) for name, content in found.items()},
+        "vistas": ({"labels": labels}, written(root / "config.json", read_labels)),
+        "rules": (rules, written(root / "rules.json", read_rules)),
+        "metadata": ({"meta": metadata_header(CLASSES), "images": [image]}, lambda data: _metadata(json.loads(data))),
+    }
+
+
+def _metadata(content: Any) -> None:
+    try:
+        data = umsgpack.packb(content)
+    except (umsgpack.PackException, UnicodeEncodeError):
+        return
+    encode_panoptic(0, RESULT.segments, class_infos(CLASSES), parse_metadata(data).palette)
+
+
+def results(root: Path) -> dict[str, tuple[Any, Read]]:
+    """Results of each kind."""
+    objects = [_named(PastedDetection(1, 0.5, (1, 2, 5, 6), np.ones((4, 4), bool), (1, 2)), CLASSES, SIZE, 0)]
+    return {
+        "panoptic": with_facts(Panoptic.of(RESULT, CLASSES), root),
+        "detections": with_facts(Detections(objects, SIZE, True, CLASSES), root),
+        "classification": with_facts(Classification(np.array([0.5, 0.5], np.float32), SIZE, CLASSES), root),
+        "semantic": with_facts(SemanticMap(np.zeros(SIZE, np.uint8), None, CLASSES), root),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", [evaluation, manifest, prepared, sources, results])
+def test_fields_of_any_type(group, tmp_path_factory):
+    root = tmp_path_factory.mktemp("fields")
+    write_files(root)
+    readers = group(root)
+
+    @settings(max_examples=3)
+    @given(st.randoms(use_true_random=False))
+    def each_field_once(rng: Random) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for name, (content, read) in readers.items():
+                for at in places(content):
+                    value = rng.choice(ODD)
+                    try:
+                        with refusing():
+                            read(as_json(changed(content, at, value)))
+                    except Exception as error:
+                        pytest.fail(f"{name}: {at} is {value!r}: {type(error).__name__}: {error}")
+
+    each_field_once()
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "at", "value", "message"),
+    [
+        (evaluation, "images.jsonl", ("photo",), [], "invalid image_id or file names"),
+        (evaluation, "evaluation.json", ("scores", "PQ"), float("inf"), "not an evaluation summary"),
+        (sources, "metadata", ("meta", "palette", 0, 1), 2**53, "each number must be from 0 to 255"),
+        (sources, "vistas", ("labels", 0, "color", 0), 2**53, "each number must be from 0 to 255"),
+        (prepared, "prepared.json", ("splits", "val", "images"), float("inf"), "not the account of a conversion"),
+        (results, "panoptic", ("segments", 0, "id"), 2**53, "not a result saved as .npz"),
+        (results, "detections", ("size", 0), 2**53, "not a result saved as .npz"),
+    ],
+)
+def test_refusals(group, name, at, value, message, tmp_path):
+    write_files(tmp_path)
+    content, read = group(tmp_path)[name]
+    with pytest.raises(InputError, match=message):
+        read(as_json(changed(content, at, value)))
