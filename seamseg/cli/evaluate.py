@@ -13,7 +13,7 @@ things, stuff, and each class. There are two mIoUs: of the class map, in which t
 class, and of the segments, where they are void as in files. The table is in percent, --json writes fractions 0-1
 ("mIoU" and "mIoU_segments"). Files are in the COCO panoptic format; by default the PNGs are in the folder named like
 the JSON without .json. --protocol cityscapes scores a results folder like the benchmark's own tools: those of
-panoptic.json, pixel/*.png and instance/*.txt that it holds.
+panoptic.json, pixel/*.png and instance/*.txt that it holds; the last two need the extra `cityscapes`.
 
 --out writes an evaluation folder: predictions and ground truth as COCO panoptic files, which the official tools can
 score again, the confusion matrix, the scores of each image and the match of each segment. `seamseg report` makes an

@@ -13,6 +13,8 @@ from support.cityscapes_scenes import make_tree, save
 from seamseg.cli.main import main
 from seamseg.evaluation.cityscapes import evaluate_cityscapes
 
+pytest.importorskip("cityscapesscripts")
+
 
 @pytest.fixture
 def tree(tmp_path):

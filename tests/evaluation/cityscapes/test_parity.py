@@ -12,6 +12,8 @@ from seamseg.evaluation import evaluate_panoptic_json
 from seamseg.evaluation.cityscapes import evaluate_cityscapes
 from seamseg.evaluation.record import MapFiles
 
+pytest.importorskip("cityscapesscripts")
+
 CASES = {
     "four frames": (0, 4, False),
     "other": (1, 5, False),
