@@ -30,7 +30,7 @@ from seamseg.models.build import SegmentationNet, build_network
 from seamseg.models.custom_network import WholeNetwork
 from seamseg.utils.errors import InputError, one_line
 from seamseg.utils.files import read_bytes
-from seamseg.utils.limits import CONFIG_BYTES, MODEL_METADATA_BYTES, SNAPSHOT_BYTES, parse_json, read_member
+from seamseg.utils.limits import CONFIG_BYTES, MODEL_METADATA_BYTES, SNAPSHOT_BYTES, open_file, parse_json, read_member
 
 
 @dataclass(frozen=True)
@@ -270,18 +270,19 @@ def read_statement(path: Path) -> dict[str, Any]:
 
 def _is_published(path: Path) -> bool:
     try:
-        if not zipfile.is_zipfile(path):
-            return False
-        # torch also writes snapshots as zip files, with a pickle named data.pkl
-        with zipfile.ZipFile(path) as archive:
-            return not any(Path(name).name == "data.pkl" for name in archive.namelist())
+        with open_file(path) as file:
+            if not zipfile.is_zipfile(file):
+                return False
+            # torch also writes snapshots as zip files, with a pickle named data.pkl
+            with zipfile.ZipFile(file) as archive:
+                return not any(Path(name).name == "data.pkl" for name in archive.namelist())
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
         return False
 
 
 def _from_zip(path: Path) -> _Parts:
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_file(path) as file, zipfile.ZipFile(file) as archive:
             names = [n for n in archive.namelist() if not Path(n).name.startswith(".") and "__MACOSX" not in n]
             snapshot, config, metadata = (_member(names, p, path) for p in ("*.tar", CONFIG_NAME, METADATA_NAME))
             if snapshot is None:

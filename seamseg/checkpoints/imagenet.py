@@ -17,6 +17,7 @@ from torch import Tensor
 
 from seamseg.models.backbones import DENSENETS, RESNETS, RESNEXTS, WIDER_RESNETS
 from seamseg.utils.errors import InputError
+from seamseg.utils.limits import open_file
 
 PUBLISHED = {
     "448438885986d14db5e870b95f814f91": "ResNeXt101 Std-BN",
@@ -53,7 +54,7 @@ def published_name(path: str | Path) -> str | None:
     """
     digest = hashlib.md5(usedforsecurity=False)
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             while block := file.read(1 << 20):
                 digest.update(block)
     except FileNotFoundError:

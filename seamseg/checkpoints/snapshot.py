@@ -28,6 +28,7 @@ from seamseg.config.components import Record, parse_records
 from seamseg.config.kinds import KINDS, WHOLE
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import nearest_path, replacing
+from seamseg.utils.limits import open_file
 
 NETWORK_MODULES = (*dict.fromkeys(module for kind in KINDS.values() for module in kind.modules), "heads", WHOLE)
 """The parts of all networks, each with its own state dict in a snapshot; `heads` are custom ones."""
@@ -192,7 +193,7 @@ def verify_snapshot(path: str | Path, parse: Callable[[Any, str], Any] | None = 
         if it is truncated or damaged, or not a snapshot
     """
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             zipped = file.read(2) == b"PK"
             if zipped and not _records_are_whole(file):
                 raise InputError(f"{path}: {_damage(b'PK')}")
@@ -298,7 +299,7 @@ def load_tensors(file: str | Path | IO[bytes], name: str, mmap: bool = False) ->
         if Path(file).is_dir():
             raise InputError(f"{name}: is a folder, not a snapshot file")
         try:
-            with open(file, "rb") as opened:
+            with open_file(file) as opened:
                 return _load(opened, name, file if mmap else opened)
         except FileNotFoundError:
             raise InputError(f"{name}: no such file{nearest_path(file)}") from None

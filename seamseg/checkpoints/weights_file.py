@@ -13,7 +13,7 @@ from torch import Tensor
 
 from seamseg.utils.errors import InputError, one_line
 from seamseg.utils.files import nearest_path, replacing
-from seamseg.utils.limits import SAFETENSORS_HEADER_BYTES, format_bytes
+from seamseg.utils.limits import SAFETENSORS_HEADER_BYTES, format_bytes, open_file
 
 _LFS_POINTER = b"version https://git-lfs"
 
@@ -33,7 +33,7 @@ def read_weights(path: str | Path, name: str) -> dict[str, Tensor]:
     """
     load_file = weights_library(name).load_file
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             start = file.read(8)
             if start + file.read(len(_LFS_POINTER) - len(start)) == _LFS_POINTER:
                 raise InputError(f"{name}: is a Git LFS pointer: run `git lfs pull`")
@@ -46,7 +46,7 @@ def read_weights(path: str | Path, name: str) -> dict[str, Tensor]:
         raise InputError(f"{name}: no such file{nearest_path(path)}") from None
     except IsADirectoryError:
         raise InputError(f"{name}: is a folder, not a file of weights") from None
-    except PermissionError as error:
+    except OSError as error:
         raise InputError(f"{name}: cannot be read: {error.strerror or error}") from None
     except InputError:
         raise

@@ -18,7 +18,7 @@ from seamseg.formats.id_png import check_png
 from seamseg.idmaps.images import BAND_BYTES
 from seamseg.utils.errors import InputError, UnreadableImage, one_line
 from seamseg.utils.files import is_hidden, read_bytes
-from seamseg.utils.limits import PHOTO_BYTES, open_pillow
+from seamseg.utils.limits import PHOTO_BYTES, file_status, open_pillow
 
 MAX_PIXELS = 201_326_592
 """Largest image that is decoded, 192 Mi pixels: a few kilobytes of a hostile file can declare terabytes."""
@@ -235,7 +235,7 @@ def image_size(path: str | Path, data: bytes | None = None) -> tuple[int, int]:
 
 def _decode(path: Path, read: Callable[[Image.Image], T], data: bytes | None = None, max_pixels: int = MAX_PIXELS) -> T:
     try:
-        if (path.stat().st_size if data is None else len(data)) == 0:
+        if (file_status(path).st_size if data is None else len(data)) == 0:
             raise UnreadableImage(f"{path}: the file is empty (0 bytes)")
         with _no_pillow_limit():
             image = open_pillow(path if data is None else BytesIO(data))

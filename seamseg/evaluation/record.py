@@ -28,7 +28,7 @@ from seamseg.formats.metadata import parse_colour
 from seamseg.panoptic_map import ClassInfo
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import read_bytes, replacing, write_json
-from seamseg.utils.limits import EVALUATION_BYTES, LINE_BYTES, format_bytes, parse_json
+from seamseg.utils.limits import EVALUATION_BYTES, LINE_BYTES, format_bytes, open_file, parse_json
 
 FORMAT = "seamseg evaluation 1"
 _UNFINISHED = "seamseg evaluation, not finished"
@@ -229,7 +229,7 @@ class Evaluation:
         """
         path = self.folder / IMAGES
         try:
-            with open(path, "rb") as lines:
+            with open_file(path) as lines:
                 for number, line in enumerate(iter(partial(lines.readline, LINE_BYTES + 1), b""), start=1):
                     if len(line) > LINE_BYTES:
                         raise InputError(f"{path}, line {number}: is longer than {format_bytes(LINE_BYTES)}")

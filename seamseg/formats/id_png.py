@@ -23,7 +23,7 @@ from seamseg.idmaps.images import png_rows
 from seamseg.idmaps.resize import IdMap, ResizedIds
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing
-from seamseg.utils.limits import open_pillow, reading_image
+from seamseg.utils.limits import open_file, open_pillow, reading_image
 
 MAX_ID = (1 << 24) - 1
 """Largest id of three 8-bit channels."""
@@ -59,7 +59,7 @@ def read_id_runs(path: str | Path) -> IdRuns:
 def png_size(path: str | Path) -> tuple[int, int] | None:
     """Return `(height, width)` by the header of a PNG, None if it has none: reading it then raises the error."""
     try:
-        with Path(path).open("rb") as file:
+        with open_file(path) as file:
             signature, width, height = struct.unpack(">8s8xII", file.read(24))
     except (OSError, ValueError, struct.error):  # a name with a zero byte is a ValueError
         return None
@@ -144,7 +144,8 @@ def _check_range(ids: np.ndarray) -> None:
 
 def _read(path: str | Path) -> IdRuns | np.ndarray:
     with reading_image(path, "no such panoptic PNG", "not a readable PNG"):
-        data = Path(path).read_bytes()
+        with open_file(path) as file:
+            data = file.read()
         fast = _fast_stream(data, path) if data.startswith(_SIGNATURE) else None
         if fast is not None:
             if has_kernel():

@@ -19,6 +19,7 @@ import numpy as np
 
 from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.utils.errors import InputError, one_line
+from seamseg.utils.limits import open_file
 from seamseg.utils.parallel import available_cores
 
 OPENVINO = "openvino"
@@ -92,7 +93,8 @@ def _open_onnxruntime(path: Path) -> OnnxSession:
 
 def _read(path: Path) -> bytes:
     try:
-        content = path.read_bytes()
+        with open_file(path) as file:
+            content = file.read()
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
     if _EXTERNAL in content:

@@ -26,7 +26,7 @@ from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.utils.errors import InputError, one_line
 from seamseg.utils.files import cannot_write
 from seamseg.utils.launcher import local_rank
-from seamseg.utils.limits import MIB, SNAPSHOT_BYTES, check_member
+from seamseg.utils.limits import MIB, SNAPSHOT_BYTES, check_member, open_file
 
 _METADATA_BYTES = 8 * MIB
 _MEMBERS = re.compile(
@@ -45,7 +45,7 @@ _CAPABILITIES = ("DEFAULT", "AVX2", "AVX512")
 def _stated(path: Path) -> dict[str, str]:
     """Return the metadata of a package, all texts by their keys."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_file(path) as file, zipfile.ZipFile(file) as archive:
             members = archive.infolist()
             foreign = [
                 member.filename

@@ -29,6 +29,7 @@ from seamseg.utils.limits import (
     check_member,
     check_method,
     check_sides,
+    open_file,
     packed_size,
     parse_json,
     whole_number,
@@ -231,7 +232,7 @@ class PhotoResult(ABC):
             if the file is missing, broken or of another kind
         """
         try:
-            with zipfile.ZipFile(path) as archive:
+            with open_file(path) as opened, zipfile.ZipFile(opened) as archive:
                 file = ResultFile(archive)
                 result = cls._read(file, None if photo is None else Path(photo))
                 maps = file.maps()

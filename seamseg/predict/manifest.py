@@ -21,7 +21,7 @@ from typing import Any
 
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.files import cannot_write, replacing
-from seamseg.utils.limits import LINE_BYTES, parse_json
+from seamseg.utils.limits import LINE_BYTES, open_file, parse_json
 
 MANIFEST = "predictions.jsonl"
 _NAME = re.compile(r"predictions(?:\.rank\d+)?\.jsonl")
@@ -194,7 +194,7 @@ class ManifestFolder:
         with ExitStack() as stack:
             files = []
             for number, path in enumerate(paths):
-                files.append(stack.enter_context(open(path, "rb")))
+                files.append(stack.enter_context(open_file(path)))
                 count = 0
                 for offset, line in _read(path, files[-1]):
                     count += 1
@@ -220,7 +220,7 @@ class ManifestFolder:
     def lines(self) -> Iterator[Line]:
         """Iterate over the lines of the merged file."""
         if self.path.exists():
-            with open(self.path, "rb") as file:
+            with open_file(self.path) as file:
                 for _, line in _read(self.path, file):
                     yield line
 
@@ -244,7 +244,7 @@ class ManifestFolder:
 
     def _belongs(self, path: Path) -> bool:
         """Return whether a file has lines to keep; InputError if it is of another run."""
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             first = file.readline(LINE_BYTES)
         head = _parsed(first)
         if head is None:

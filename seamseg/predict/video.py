@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -16,6 +14,7 @@ from PIL import Image
 from seamseg.data.images import MAX_PIXELS
 from seamseg.predict.source import Source, file_stamp
 from seamseg.utils.errors import InputError
+from seamseg.utils.limits import file_status
 
 VIDEO_ENDINGS = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".flv", ".mts", ".m2ts")
 
@@ -103,9 +102,7 @@ class Video:
         av = require_decoder(self.address)
         count = 0
         try:
-            if not stat.S_ISREG(os.stat(self.address).st_mode):
-                yield self._source(count, "is not a file")
-                return
+            file_status(self.address)
             # metadata are not used; PyAV crashes in MPEG files if each stream is given the options, too
             with av.open(self.address, container_options=_ALLOWED, metadata_errors="replace") as container:
                 if not container.streams.video:

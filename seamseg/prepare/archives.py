@@ -27,6 +27,7 @@ from seamseg.utils.limits import (
     check_path,
     detect_compression,
     inflate,
+    open_file,
     packed_size,
 )
 
@@ -108,7 +109,7 @@ class ArchiveMember:
     def _content(self, limit: int = ANNOTATION_BYTES, what: str = "file") -> bytes:
         check_member(str(self), self.packed, self.size, limit, what)
         try:
-            with self.archive.open("rb") as file:
+            with open_file(self.archive) as file:
                 file.seek(self.offset)
                 if self.method != _TAR:
                     signature, name, extra = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
@@ -224,7 +225,7 @@ class SourceTree:
 
 def _zip_members(archive: Path) -> list[ArchiveMember]:
     try:
-        with zipfile.ZipFile(archive) as file:
+        with open_file(archive) as raw, zipfile.ZipFile(raw) as file:
             entries = [info for info in file.infolist() if info.filename and not info.is_dir()]
             end = 0
             for info in sorted(entries, key=lambda info: info.header_offset):
@@ -255,7 +256,7 @@ def _path_in_zip(info: zipfile.ZipInfo) -> str:
 
 def _tar_members(archive: Path) -> list[ArchiveMember]:
     try:
-        with open(archive, "rb") as raw:
+        with open_file(archive) as raw:
             head = raw.read(6)
         if kind := "gzip" if head.startswith(b"\x1f\x8b") else detect_compression(head):
             raise InputError(f"{archive}: is compressed by {kind} and cannot be read in place; unpack it")

@@ -289,7 +289,7 @@ def check_image(image: ImageInfo, root: Path) -> ImageCheck:
     try:
         photo = folder.image_path(image.id)
         width, height = open_image(photo).size
-        digest = hashlib.blake2b(photo.read_bytes(), digest_size=16).hexdigest()
+        digest = hashlib.blake2b(read_bytes(photo, "image"), digest_size=16).hexdigest()
         if (height, width) != image.size:
             problems.append(
                 error(photo, f"{width} x {height} pixels (width x height), but metadata.bin has {_size(image.size)}")

@@ -33,7 +33,7 @@ from seamseg.prepare.annotations import thing_annotations, write_coco_json
 from seamseg.prepare.archives import File, fingerprint, has_frames, photo_size, read_file, read_photo
 from seamseg.prepare.pairs import is_photo
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import PARTIAL, cannot_write, join_inside, read_bytes, replacing, write_atomically
+from seamseg.utils.files import PARTIAL, cannot_write, decode_text, join_inside, read_bytes, replacing, write_atomically
 from seamseg.utils.limits import ANNOTATION_BYTES, parse_json
 from seamseg.utils.parallel import parallel_map
 from seamseg.utils.progress import ProgressCallback
@@ -156,7 +156,7 @@ class DatasetWriter:
             return False
         if not (self.root / "metadata.bin").is_file():
             return False
-        listed = (self.root / "lst" / f"{split}.txt").read_text(encoding="utf-8").splitlines()
+        listed = self._listed(split)
         if set(listed) != {f.id for f in frames} or not all(i in self._images and self._files(i) for i in listed):
             return False
         known = self.accounts.get(split)
@@ -167,7 +167,7 @@ class DatasetWriter:
     def check_photos(self, frames: Iterable[SourceFrame], lists: Iterable[str]) -> None:
         """Raise InputError if one of these lists has another image under the name of a frame."""
         for name in lists:
-            listed = set((self.root / "lst" / f"{name}.txt").read_text(encoding="utf-8").splitlines())
+            listed = set(self._listed(name))
             for frame in frames:
                 if frame.id in listed and (files := self._files(frame.id)) and not self._is_stored(frame, files[0]):
                     raise InputError(
@@ -181,11 +181,11 @@ class DatasetWriter:
             return True
         if photo.suffix.lower() not in IMAGE_EXTENSIONS:
             return np.array_equal(np.asarray(read_photo(photo)), np.asarray(open_image(path)))
-        return read_file(photo) == path.read_bytes()
+        return read_file(photo) == read_file(path)
 
     def shared_images(self, split: str) -> dict[str, tuple[int, int]]:
         """Return how many images a list shares with each other list, and how many of them have new labels there."""
-        lists = {path.stem: set(path.read_text(encoding="utf-8").splitlines()) for path in self.root.glob("lst/*.txt")}
+        lists = {path.stem: set(self._listed(path.stem)) for path in self.root.glob("lst/*.txt")}
         mine, found = lists.pop(split), {}
         for name, other in sorted(lists.items()):
             known = self.accounts[name].frames if name in self.accounts else other
@@ -264,6 +264,10 @@ class DatasetWriter:
         images = [f"img/{image_id}{e}" for e in IMAGE_EXTENSIONS if (self.root / "img" / f"{image_id}{e}").is_file()]
         mask = f"msk/{image_id}.png"
         return [images[0], mask] if images and (self.root / mask).is_file() else []
+
+    def _listed(self, split: str) -> list[str]:
+        path = self.root / "lst" / f"{split}.txt"
+        return decode_text(read_bytes(path, "list of images"), path, "list of images").splitlines()
 
     def _finished(self, split: str) -> dict[str, dict[str, Any]]:
         """Return the records of the images of a finished split, as the journal has them."""

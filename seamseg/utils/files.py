@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from seamseg.utils.errors import InputError, SeamsegError, near_names, one_line
-from seamseg.utils.limits import TEXT_BYTES, read_limited
+from seamseg.utils.limits import TEXT_BYTES, open_file, read_limited
 from seamseg.utils.output import echo
 
 PARTIAL = ".partial"
@@ -69,8 +69,8 @@ def lock_file(path: Path, advice: str) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         holder = ""
-        with suppress(OSError):
-            holder = one_line(path.read_text(errors="replace")[:_LONGEST])
+        with suppress(OSError), open_file(path) as file:
+            holder = one_line(file.read(_LONGEST).decode(errors="replace"))
         raise InputError(f"{path.parent}: in use by {holder or 'another process'}; {advice}") from None
     except OSError as error:
         if error.errno not in _NO_LOCKS:
@@ -162,7 +162,7 @@ def nearest_path(path: str | Path) -> str:
 def read_bytes(path: Path, what: str, limit: int = TEXT_BYTES) -> bytes:
     """Read `path`; raise InputError, which names the file `what`, if it is unreadable or exceeds `limit` bytes."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             return read_limited(file, limit, str(path), what, expected=os.fstat(file.fileno()).st_size)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file ({what}){nearest_path(path)}") from None

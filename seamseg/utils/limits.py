@@ -6,8 +6,11 @@ header states. Each error message is one line.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
+import stat
 import tarfile
 import zipfile
 import zlib
@@ -15,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, BinaryIO
 
 from seamseg.utils.errors import InputError, one_line
 
@@ -70,6 +73,30 @@ _HASH_MODULUS = (1 << 61) - 1
 _SECTION = re.compile(r"\[(.+)\]")
 _DIGITS = bytes(48 if 48 <= code < 58 else 32 for code in range(256))
 _FREE_CONTAINERS = 1 << 18
+
+
+_NO_FILES = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+
+
+def file_status(path: str | Path) -> os.stat_result:
+    """Return `os.stat` of a file that can be read to an end: a pipe waits for a writer, a device may have no end.
+
+    Raises
+    ------
+    OSError
+        if it does not exist, or is a pipe (also that of `<(...)`), socket or device
+    """
+    status = os.stat(path)
+    if (kind := _NO_FILES.get(stat.S_IFMT(status.st_mode))) is not None:
+        raise OSError(errno.EINVAL, f"{kind}, where a file is needed", str(path))
+    return status
+
+
+def open_file(path: str | Path) -> BinaryIO:
+    """Open a file for reading; OSError as of :func:`file_status` and `open`."""
+    file_status(path)
+    # a pipe that has come meanwhile does not wait either
+    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))
 
 
 def format_bytes(size: int) -> str:
@@ -199,6 +226,8 @@ def open_pillow(source: Path | IO[bytes]) -> Image.Image:
     """
     from PIL import Image, UnidentifiedImageError
 
+    if isinstance(source, (str, Path)):
+        file_status(source)
     try:
         return Image.open(source, formats=IMAGE_FORMATS)
     except KeyError as error:  # Pillow lacks this format, and no other reader took the file

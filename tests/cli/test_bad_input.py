@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -163,3 +165,102 @@ def test_numbers_that_no_option_can_have(
         assert printed.out == ""
         assert option in line or (option in INPUT_SIZE and "network size: " in line), line
         assert sorted(path.name for path in tmp_path.rglob("*")) == ["gt.json", "list.json"]
+
+
+# --- pipes, which wait for a writer
+
+PIPES = """
+predict P.zip IMG OUT; predict P.pth.tar IMG OUT; predict P.safetensors IMG OUT; predict P.onnx IMG OUT
+predict P.pt2 IMG OUT --device cpu; predict P IMG OUT; predict RUN P.txt OUT; predict RUN @P OUT; predict RUN P.jpg OUT
+predict RUN P.gif OUT; predict RUN P.mp4 OUT; predict RUN IMG OUT --config P.ini; predict RUN IMG OUT --meta P.bin
+predict RUN IMG OUT --meta P.json; predict RUN IMG OUT --components P.py; train P.ini DATA --log-dir OUT
+train INI DATA --log-dir OUT --pre-train P.pth; train INI DATA --log-dir OUT --pre-train P.safetensors
+train INI DATA --log-dir OUT --resume P.tar; train INI DATA --log-dir OUT --pre-train-classes P.json --pre-train RUN
+evaluate P.zip DATA; evaluate RUN DATA --class-table P.json; evaluate --gt P.json --pred GT
+evaluate --gt GT --pred P.json --gt-folder IMG
+export P.tar OUT/m.onnx; convert-model P.tar OUT; convert-backbone resnet18 OUT/b.pth --weights P.pth; report P
+classify train P.json DATA --log-dir OUT; classify validate P.ini none DATA; serve P.onnx --port 0; doctor --replay P.pt
+push RUN me/it --dry-run OUT --scores P.json
+prepare coco P.zip OUT; prepare vistas P.zip OUT; prepare cityscapes P OUT; prepare check P; prepare merge DATA P OUT
+prepare merge DATA DATA2 OUT --classes P.json; prepare folders OUT --classes P.ini --split a IMG MSK
+prepare folders OUT --classes P.json --split a IMG MSK; prepare cvat OUT --split a IMG P.zip
+prepare labelstudio OUT --split a IMG P.json --classes LIST; prepare instances OUT --split a IMG P.json
+prepare panoptic OUT --split a IMG P.json MSK; prepare folders OUT --classes LIST --split a P.zip MSK
+"""
+"""Commands with a pipe P for a file."""
+FILES = """
+DATA/metadata.bin: train INI DATA --log-dir OUT; DATA/metadata.bin: prepare check DATA
+DATA/metadata.bin: evaluate RUN DATA; DATA/lst/val.txt: evaluate RUN DATA
+DATA/lst/val.txt: prepare check DATA; DATA/msk/val0.png: evaluate RUN DATA; DATA/img/val0.png: predict RUN DATA/img OUT
+OUT/predictions.jsonl: predict RUN IMG OUT; OUT/predictions.rank0.jsonl: predict RUN IMG OUT
+EV/evaluation.json: report EV --out OUT/r.html; EV/images.jsonl: report EV --out OUT/r.html
+OUT/lst/other.txt: prepare merge DATA DATA2 OUT
+"""
+"""Commands, with a pipe in the place of one of their files."""
+
+
+def _cases(text: str) -> list[str]:
+    return [case.strip() for line in text.strip().splitlines() for case in line.split(";")]
+
+
+@pytest.fixture
+def soon() -> Iterator[None]:
+    """Fail instead of waiting for ever."""
+
+    def late(*_: object) -> None:
+        raise AssertionError("it waits")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def places(micro, micro_run, micro_config, tmp_path, monkeypatch) -> dict[str, Path]:
+    monkeypatch.chdir(tmp_path)
+    names = {name: tmp_path / name.lower() for name in ("DATA", "DATA2", "RUN", "OUT", "EV")}
+    for name, source in (("DATA", micro), ("DATA2", micro), ("RUN", micro_run)):
+        shutil.copytree(source, names[name])
+    write_json("gt.json", {"images": [], "annotations": [], "categories": []})
+    write_json("list.json", [{"id": 0, "name": "sky", "isthing": 0}])
+    data = names["DATA"]
+    return names | {"INI": micro_config, "IMG": data / "img", "MSK": data / "msk"} | {
+        "GT": tmp_path / "gt.json", "LIST": tmp_path / "list.json"
+    }  # fmt: skip
+
+
+def _refused_with_a_line(words: list[str], name: str, seamseg_main, capsys) -> None:
+    # of images, the work failed
+    assert seamseg_main(*words, "--quiet") in (1, 2)
+    printed = capsys.readouterr()
+    assert name in printed.err + printed.out
+    assert "unexpected" not in printed.err
+
+
+@pytest.mark.parametrize("case", _cases(PIPES))
+def test_a_pipe_for_a_file(case, places, tmp_path, seamseg_main, capsys, soon) -> None:
+    words = [str(places.get(word, word)) for word in case.split()]
+    name = next(word.lstrip("@") for word in words if word.lstrip("@").startswith("P") and word != "P/")
+    words = [str(tmp_path / word) if word == name else word for word in words]
+    os.mkfifo(tmp_path / name)
+    _refused_with_a_line(words, name, seamseg_main, capsys)
+
+
+@pytest.mark.parametrize("case", _cases(FILES))
+def test_a_pipe_in_a_folder(case, places, tmp_path, seamseg_main, capsys, soon) -> None:
+    place, _, command = case.partition(": ")
+    folder, _, name = place.partition("/")
+    pipe = places[folder] / name
+    if folder == "EV":
+        assert seamseg_main("evaluate", places["RUN"], places["DATA"], "--out", places["EV"], "--quiet") == 0
+        capsys.readouterr()
+    pipe.parent.mkdir(parents=True, exist_ok=True)
+    pipe.unlink(missing_ok=True)
+    os.mkfifo(pipe)
+    words = []
+    for word in command.split():
+        head, slash, rest = word.partition("/")
+        words.append(f"{places[head]}{slash}{rest}" if head in places else word)
+    _refused_with_a_line(words, pipe.name, seamseg_main, capsys)

@@ -193,7 +193,10 @@ def test_files_that_are_no_video(video):
     video.with_name("list.mp4").write_text("ffconcat version 1.0\nfile drive.mp4\n")
     os.mkfifo(video.with_name("pipe.mp4"))
     reasons = dict.fromkeys(("text", "list", "none"), "cannot be read as a video")
-    reasons |= {"half": "cannot be read as a video: the description of its frames", "pipe": "is not a file"}
+    reasons |= {
+        "half": "cannot be read as a video: the description of its frames",
+        "pipe": "cannot be read as a video: a pipe",
+    }
     for name, reason in reasons.items():
         (item,) = Video(str(video.with_name(f"{name}.mp4")), name, f"{name}.mp4").items()
         with pytest.raises(UnreadableImage, match=rf"{name}\.mp4 \(frame 0\): {reason}"):

@@ -31,6 +31,7 @@ from seamseg.predictions import ArrayPrediction
 from seamseg.utils.distributed import choose_device
 from seamseg.utils.errors import InputError, SeamsegError, did_you_mean
 from seamseg.utils.launcher import is_main_process
+from seamseg.utils.limits import open_file
 from seamseg.utils.output import echo
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -345,8 +346,8 @@ def _stored_size(processor: Mapping[str, Any]) -> tuple[int, int]:
 def _licence(folder: Path) -> str:
     """Return the licence in the header of the model card."""
     try:
-        with open(folder / CARD_NAME, encoding="utf-8", errors="replace") as file:
-            lines = file.read(1 << 16).splitlines()
+        with open_file(folder / CARD_NAME) as file:
+            lines = file.read(1 << 16).decode(errors="replace").splitlines()
     except OSError:
         return ""
     if lines[:1] != ["---"] or "---" not in lines[1:]:

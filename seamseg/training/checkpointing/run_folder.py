@@ -27,7 +27,7 @@ from seamseg.formats.metadata import Metadata, write_metadata
 from seamseg.training.options import KeyNames
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.files import PARTIAL, lock_file, make_folder, replacing, write_atomically, write_json
-from seamseg.utils.limits import parse_json, read_limited, whole_number
+from seamseg.utils.limits import open_file, parse_json, read_limited, whole_number
 
 LAST_NAME = "model_last.pth.tar"
 BEST_NAME = "model_best.pth.tar"
@@ -227,7 +227,7 @@ class RunFolder:
         """
         path = self.path / FAILURE_NAME
         try:
-            with open(path, "rb") as file:
+            with open_file(path) as file:
                 content = parse_json(read_limited(file, _FAILURE_BYTES, str(path), "note of a failure"))
             return Failure(whole_number(content["step"]), whole_number(content["last_update"]), str(content["problem"]))
         except FileNotFoundError:

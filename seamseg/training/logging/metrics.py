@@ -16,7 +16,7 @@ from typing import IO, Any
 from seamseg.checkpoints.names import METRICS_NAME
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import cannot_write, write_atomically
-from seamseg.utils.limits import parse_json
+from seamseg.utils.limits import open_file, parse_json
 
 
 class MetricsFile:
@@ -77,7 +77,8 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     path = Path(path)
     path = path / METRICS_NAME if path.is_dir() else path
     try:
-        lines = path.read_bytes().split(b"\n")
+        with open_file(path) as file:
+            lines = file.read().split(b"\n")
     except FileNotFoundError:
         raise InputError(f"{path}: no such file (metrics of a training)") from None
     except OSError as error:
