@@ -31,6 +31,7 @@ from seamseg.prepare.convert import (
     distinct_ids,
 )
 from seamseg.prepare.pairs import (
+    COCO_JSON,
     LABEL_ENDINGS,
     FilesByName,
     by_stem,
@@ -150,6 +151,7 @@ def find_frames(
         raise InputError(
             f"{folders[1]}: 0 of {len(photos)} images have labels with the same name{_named(suffixes[1])}; the first "
             f"image is {next(iter(photos))}, the first label file {next(chain(*forms), 'missing')}"
+            f"{COCO_JSON if not forms[0] and len(forms[1]) == 1 else ''}"
         )
     used = [file for frame in frames for file in (frame.photo, *frame.annotations)]
     options.skip_unused(photos, used, "image without labels")

@@ -25,6 +25,8 @@ _Paths = dict[str, list[str]]
 
 LABEL_ENDINGS = (".png", ".tif", ".tiff", ".bmp")
 """Lossless formats of label images and masks."""
+COCO_JSON = "; one JSON file of all images, as of COCO, is for `seamseg prepare instances` or `panoptic`"
+"""Hint for a JSON file in the place of labels."""
 _MADE = ("metadata.bin", ".prepare", "predictions.jsonl")
 """Files of a folder that `prepare`, `train` or `predict` has written."""
 _FEW = 8
@@ -73,7 +75,8 @@ def tree_files(folder: str | Path, what: str) -> dict[str, File]:
             if not is_hidden(name):
                 (links if (path / below / name).is_symlink() else waiting).append(prefix + name)
     if not found and path.is_file():
-        raise InputError(f"{path}: neither a folder nor a .zip or .tar archive with files ({what}){tree.hint}")
+        hint = COCO_JSON if path.suffix.lower() == ".json" else tree.hint
+        raise InputError(f"{path}: neither a folder nor a .zip or .tar archive with files ({what}){hint}")
     return {name: found[name] for name in sorted(found)}
 
 

@@ -76,6 +76,11 @@ def test_inconsistent_folders(raw):
     (raw / "empty").mkdir()
     assert_folders_fail(raw, "empty: 0 images found for train", (str(raw / "empty"), labels))
     assert_folders_fail(raw, r"0 of 1 images have labels .*the first image is sub/a", (photos, str(raw / "empty")))
+    coco = raw / "json" / "instances.json"
+    coco.parent.mkdir()
+    coco.write_text('{"images": []}')
+    for given in (coco, coco.parent):
+        assert_folders_fail(raw, "json.*; one JSON file .* `seamseg prepare instances`", (photos, str(given)))
     assert_folders_fail(raw, "`divisor=1`: must be 2 or more", divisor=1)
     assert_folders_fail(raw, "omit the folder of instances", divisor=9)
     assert_folders_fail(raw, r"photos: 0 instance images \(\.png\) found for train", (photos, labels, photos))
