@@ -61,7 +61,11 @@ def near_files(path: Path, pattern: str = "*.ini") -> str:
     if match:
         return f"; did you mean {names[match[0]]}?"
     match = near_names(path.stem, experiments(pattern))
-    return f"; did you mean the packaged experiment {match[0]}?" if match else ""
+    if match:
+        return f"; did you mean the packaged experiment {match[0]}?"
+    # not the path of a file
+    known = experiments(pattern) if path.name == str(path) and not path.suffix else {}
+    return f"; packaged are {', '.join(known)}" if known else ""
 
 
 TINY_NETWORK = """

@@ -82,6 +82,7 @@ def test_files_and_their_report(city: Path) -> None:
 
 MISTAKES = [
     ("train my.in data", "my.in: no such config file; did you mean my.ini?"),
+    ("train fastest data", "fastest: no such config file; packaged are cityscapes_convnext_tiny, cityscapes_r50,"),
     ("train my.ini data --set body.weights=r50.pth", "[body] weights = r50.pth: no such file or run folder"),
     ("predict runs/dmo images out", "runs/dmo: no such model; did you mean runs/demo?"),
     ("predict runs/demo phots out", "phots: no such image, video, folder or list; did you mean photos?"),
