@@ -94,7 +94,8 @@ class DatasetFolder:
         path = self.root / "lst" / f"{name}.txt"
         if not path.is_file():
             known = f"it has: {', '.join(self.splits)}" if self.splits else "its lst/ has no list"
-            raise InputError(f"{path}: the data set has no split {name!r}; {known}")
+            keys = "[dataloader] train_set and val_set name the splits of a configuration"
+            raise InputError(f"{path}: the data set has no split {name!r}; {known}; {keys}")
         ids = listed_names(read_bytes(path, what := "list of images"), path, what)
         if not ids:
             raise InputError(f"0 images found in {path}: the list is empty")

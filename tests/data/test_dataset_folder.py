@@ -143,7 +143,7 @@ def test_lists_of_windows(make_folder, encoding):
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        (None, "no split 'val'; it has: train"),
+        (None, r"no split 'val'; it has: train; \[dataloader\] train_set and val_set name the splits"),
         ("\n \n", r"0 images found in .*val\.txt"),
         ("im0\nother\n", r"1 of 2 images are not in metadata\.bin, the first is 'other'"),
         ("im0\nim1\nim0\n", "'im0' is listed twice"),
