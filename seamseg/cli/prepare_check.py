@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seamseg.utils.errors import InputError, SeamsegError, one_line
+from seamseg.utils.errors import InputError, SeamsegError, counted, one_line
 from seamseg.utils.files import write_json
 from seamseg.utils.output import echo
 from seamseg.utils.progress import progress
@@ -75,12 +75,12 @@ def _write_sheet(report: Report, path: Path, samples: int, workers: int | None, 
         # the data set may be read-only
         echo(f"no sheet: {failure} (--sheet FILE writes it elsewhere)")
         return
-    echo(f"{path}: contact sheet of {shown} {'image' if shown == 1 else 'images'}")
+    echo(f"{path}: contact sheet of {counted(shown, 'image')}")
 
 
 def _print_report(report: Report) -> None:
     splits = ", ".join(f"{count} in {name}" for name, count in report.splits.items()) or "in no list"
-    echo(f"{report.root}: {len(report.images)} images ({splits})")
+    echo(f"{report.root}: {counted(len(report.images), 'image')} ({splits})")
     sizes = [f"{w} x {h} ({n})" for (h, w), n in report.sizes]
     more = f" and {len(sizes) - 5} other sizes" if len(sizes) > 5 else ""
     echo(f"width x height: {', '.join(sizes[:5])}{more}; {report.void:.1%} of the pixels are void")

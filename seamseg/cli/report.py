@@ -16,7 +16,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, counted
 from seamseg.utils.output import echo
 
 
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
             "panels are on grey; --photos names the folder",
             file=sys.stderr,
         )
-    echo(f"open {path} ({path.stat().st_size / 1e6:.1f} MB, {written.images} images)")
+    echo(f"open {path} ({path.stat().st_size / 1e6:.1f} MB, {counted(written.images, 'image')})")
     return 0
 
 

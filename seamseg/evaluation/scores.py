@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from seamseg.evaluation.mapped_classes import MappedClasses, ScoresByClass
 from seamseg.evaluation.metric import KindScores, Selection, known, or_none
 from seamseg.panoptic_map import ClassInfo
-from seamseg.utils.errors import one_line
+from seamseg.utils.errors import counted, one_line
 
 
 class Scores(Protocol):
@@ -410,7 +410,7 @@ def _which_iou(scores: PanopticScores) -> str:
 
 
 def _image_count(count: int) -> str:
-    return f"{count} image{'' if count == 1 else 's'}; in percent; means are over the classes that occur"
+    return f"{counted(count, 'image')}; in percent; means are over the classes that occur"
 
 
 _PLURALS = {"box": "boxes", "mask": "masks"}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from seamseg.panoptic_map import VOID
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, counted
 from seamseg.utils.files import read_bytes, write_json
 from seamseg.utils.limits import ANNOTATION_BYTES, parse_json
 
@@ -54,19 +54,15 @@ class SplitAccount:
 
     def lines(self, split: str) -> list[str]:
         """Return the account as lines of text."""
-        used = f"{split}: used {_count(self.images, 'image')}, {_count(self.segments, 'segment')}"
+        used = f"{split}: used {counted(self.images, 'image')}, {counted(self.segments, 'segment')}"
         skipped = [
             f"{split}: skipped {count}: {reason} ({'the first is ' if count > 1 else ''}{first})"
             for reason, (count, first) in self.skipped.items()
         ]
-        return [f"{used}, of which {_count(self.objects, 'object')}", *skipped]
+        return [f"{used}, of which {counted(self.objects, 'object')}", *skipped]
 
 
 AccountOf = Callable[[list[dict[str, Any]]], SplitAccount]
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def read_accounts(root: Path) -> dict[str, SplitAccount]:

@@ -18,7 +18,7 @@ from seamseg.formats.metadata import ImageInfo, Metadata
 from seamseg.panoptic_map import VOID
 from seamseg.prepare.account import SplitAccount, read_accounts
 from seamseg.prepare.writer import no_progress
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, counted
 from seamseg.utils.files import PARTIAL, is_hidden, listed_names, read_bytes
 from seamseg.utils.limits import ANNOTATION_BYTES, parse_json
 from seamseg.utils.parallel import parallel_map
@@ -74,12 +74,12 @@ def check_lists(folder: DatasetFolder) -> tuple[dict[str, list[str]], list[Probl
     for split, ids in listed.items():
         shared = [i for i in ids if owners.setdefault(i, split) != split]
         if shared:
-            text = f"{len(shared)} images are also in {owners[shared[0]]}, the first is {shared[0]!r}"
+            text = f"has {counted(len(shared), 'image')} of {owners[shared[0]]}, the first is {shared[0]!r}"
             problems.append(warning(folder.root / "lst" / f"{split}.txt", text))
     unlisted = sorted(known - set(owners))
     if unlisted and listed:
         problems.append(
-            warning(folder.root / "lst", f"{len(unlisted)} images are in no list, the first is {unlisted[0]!r}")
+            warning(folder.root / "lst", f"no list has {counted(len(unlisted), 'image')}, the first is {unlisted[0]!r}")
         )
     return listed, problems
 
@@ -110,10 +110,11 @@ def _check_coco(content: dict[str, Any], folder: DatasetFolder, ids: set[str]) -
     for what, lost in (("lacks", sorted(ids - set(images))), ("has", sorted(set(images) - ids, key=str))):
         if lost:
             tail = "" if what == "lacks" else ", which the list lacks"
-            found.append((f"{what} {len(lost)} images{tail}, the first is {lost[0]!r}", True))
+            found.append((f"{what} {counted(len(lost), 'image')}{tail}, the first is {lost[0]!r}", True))
     wrong = [i for i in ids & set(images) if images[i] != sizes[i]]
     if wrong:
-        found.append((f"{len(wrong)} images have another size than in metadata.bin, the first is {min(wrong)!r}", True))
+        text = f"has another size than metadata.bin for {counted(len(wrong), 'image')}, the first is {min(wrong)!r}"
+        found.append((text, True))
     categories = {c["id"]: c["name"] for c in content["categories"]}
     things = {k: m.categories[k] for k in range(m.num_stuff, m.num_classes)}
     if categories != things:

@@ -45,7 +45,7 @@ from seamseg.training.task import SegmentationTask, Task, Validate
 from seamseg.training.trainer import Trainer, steps_per_epoch
 from seamseg.utils.component_errors import named_errors
 from seamseg.utils.distributed import World, barrier, distributed, gather_objects, reported_by_main
-from seamseg.utils.errors import InputError, SeamsegError, one_line
+from seamseg.utils.errors import InputError, SeamsegError, counted, one_line
 from seamseg.utils.output import without_message
 
 
@@ -486,9 +486,9 @@ def _describe_steps(options: TrainerOptions, loader: BatchLoader, world: World) 
     parts += [f"{accumulate} batches"] if accumulate > 1 else []
     parts += [f"{world.size} processes"] if world.is_distributed else []
     count = torch.get_num_threads()
-    threads = f", {count} thread{'s' * (count > 1)} a process" if world.device.type == "cpu" else ""
+    threads = f", {counted(count, 'thread')} a process" if world.device.type == "cpu" else ""
     dtype = str(compute_dtype(options.precision, world.device)).removeprefix("torch.")
-    return f"{images} training images, {' x '.join(parts)} a step, {dtype}{threads}"
+    return f"{counted(images, 'training image')}, {' x '.join(parts)} a step, {dtype}{threads}"
 
 
 def _describe_device(world: World) -> str:

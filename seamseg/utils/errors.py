@@ -88,6 +88,11 @@ def describe_error(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
+def counted(number: int, what: str) -> str:
+    """Return a number of things, `1 image` or `2 images`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def one_line(text: object) -> str:
     """Return the :func:`harmless` text of a message or error on one line."""
     return " ".join(harmless(str(text)).split())

@@ -122,8 +122,8 @@ def test_lists(data):
     assert "lst/train.txt: image 'im9' is not in metadata.bin" in messages
     assert "lst/more.txt: the list is empty" in messages
     warnings = found(data, False)
-    assert "lst: 2 images are in no list, the first is 'im1'" in warnings
-    assert "lst/val.txt: 1 images are also in train, the first is 'im3'" in warnings
+    assert "lst: no list has 2 images, the first is 'im1'" in warnings
+    assert "lst/val.txt: has 1 image of train, the first is 'im3'" in warnings
     shutil.rmtree(data / "lst")
     damage_metadata(data, lambda images: [*images, images[0]])
     messages = found(data)
@@ -172,12 +172,12 @@ def test_detection_files(data):
         return found(data, is_error)
 
     assert messages(lambda c: c["images"].pop()) == [
-        "coco/train.json: lacks 1 images, the first is 'im2'",
+        "coco/train.json: lacks 1 image, the first is 'im2'",
         "coco/train.json: 0 annotations of unknown categories and 2 of unknown images",
     ]
     assert "another size" in messages(lambda c: c["images"][0].update(width=3))[0]
     assert "not the thing classes" in messages(lambda c: c["categories"].append({"id": 7, "name": "x"}))[0]
-    assert "images, which the list lacks" in messages(lambda c: c["images"].append({**c["images"][0], "id": "q"}))[0]
+    assert "1 image, which the list lacks" in messages(lambda c: c["images"].append({**c["images"][0], "id": "q"}))[0]
     assert "ids occur twice" in messages(lambda c: c["annotations"][0].update(id=2))[0]
     assert "has id 0" in messages(lambda c: c["annotations"][0].update(id=0), False)[0]
     assert "not COCO annotations" in messages(lambda c: c.pop("images"))[0]

@@ -9,6 +9,7 @@ from typing import Any
 
 from seamseg.evaluation.metric import or_none
 from seamseg.evaluation.scores import PanopticScores, format_table, percent
+from seamseg.utils.errors import counted
 
 
 @dataclass(frozen=True)
@@ -152,4 +153,4 @@ def _rows(keys: Sequence[str], rows: Iterable[tuple[str, Sequence[float]]]) -> l
 
 
 def _footer(count: int) -> str:
-    return f"{count} frame{'' if count == 1 else 's'}; in percent; means over the classes that occur"
+    return f"{counted(count, 'frame')}; in percent; means over the classes that occur"

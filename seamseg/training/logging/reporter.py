@@ -19,6 +19,7 @@ from seamseg.training.losses import AverageMeter, Averages, LossMeans
 from seamseg.training.options import TrainerOptions
 from seamseg.training.prefetch import TrainingBatch
 from seamseg.utils.distributed import World, max_over_processes, mean_over_processes
+from seamseg.utils.errors import counted
 from seamseg.utils.progress import LINE_SECONDS
 
 
@@ -163,7 +164,7 @@ class Reporter:
     def validated(self, epoch: int, step: int, scores: Scores, seconds: float) -> None:
         """Report the scores of a validation that took `seconds`."""
         self._validations.update(seconds)
-        line = f"{scores.line()} ({scores.n_images} images, {duration(seconds)})"
+        line = f"{scores.line()} ({counted(scores.n_images, 'image')}, {duration(seconds)})"
         self.log.info(f"validation after epoch {epoch + 1}: {line}")
         self.callbacks.scalars(step, scores.scalars())
         content = scores.to_json()

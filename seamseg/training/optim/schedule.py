@@ -13,7 +13,7 @@ from seamseg.config import Config
 from seamseg.config.components import register
 from seamseg.config.sections import Scheduler
 from seamseg.utils.component_errors import named_errors
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, counted
 
 _ORIGINAL_IMAGES, _ORIGINAL_RATE = 8, 0.01
 """Images of a step of the original, and their learning rate."""
@@ -155,7 +155,7 @@ def step_note(config: Config, images: int, epoch_length: int) -> str | None:
     batches, rest = divmod(meant * optimizer.accumulate, images)
     accumulate = "" if rest else f"optimizer.accumulate={batches}, or "
     given = " ".join(f"{key}={value}" for key, value in keys.items())
-    has = f"a step has {images} image{'s' * (images > 1)}, learning rate and schedule are for {meant}{drop}"
+    has = f"a step has {counted(images, 'image')}, learning rate and schedule are for {meant}{drop}"
     return f"{has}: set {accumulate}by the linear rule {given}"
 
 
