@@ -116,12 +116,12 @@ def runner(model: Any, precision: str, data: str) -> Callable[[], object]:
 def score(model: Any, precision: str, data: str) -> str:
     """Return the line of the scores of a model."""
     from seamseg.checkpoints.model_path import is_exported
-    from seamseg.inference.options import InferenceOptions
-    from seamseg.validation.evaluate import EvaluationOptions, evaluate_model
+    from seamseg.validation.evaluate import evaluate_model
+    from seamseg.validation.options import EvaluationOptions
 
-    inference = InferenceOptions() if is_exported(model) else InferenceOptions(overrides=OVERRIDES, precision=precision)
-    options = EvaluationOptions("val", device="cpu", quiet=True, inference=inference)
-    return evaluate_model(model, data, options).scores.line()
+    inference: dict[str, Any] = {} if is_exported(model) else {"overrides": OVERRIDES, "precision": precision}
+    options = EvaluationOptions(model, data, "cpu", split="val", quiet=True, **inference)
+    return evaluate_model(options).scores.line()
 
 
 if __name__ == "__main__":

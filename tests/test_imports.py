@@ -18,7 +18,7 @@ SCRIPTS = PACKAGE.parent / "scripts"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 ROOMS = (
-    "__main__", "cli", "demo", "testing", "recipes", "components", "integrations", "serving", "deploy",
+    "__main__", "verbs", "cli", "demo", "testing", "recipes", "components", "integrations", "serving", "deploy",
     "classification", "report", "training", "predict", "validation", "inference", "checkpoints", "prepare", "toy_city",
     "evaluation", "data", "models", "fusion", "formats", "visualize", "config", "panoptic_map", "inplace_abn", "ops",
     "idmaps", "structures", "predictions", "utils", "version",
@@ -110,7 +110,9 @@ def test_imports_inside_a_room_have_one_direction(room: str) -> None:
             "",
             "torchvision transformers tensorboard pycocotools starlette uvicorn prometheus_client",
         ),
-        ("cli", "predict", "torch numpy inspect logging"),  # `seamseg predict --help` must not wait for these
+        # `--help` must not wait for these
+        ("cli", "predict", "torch numpy PIL logging configparser"),
+        ("cli", "evaluate", "torch numpy PIL logging configparser"),
     ],
 )
 def test_importing_the_package_stays_light(imports: str, command: str, heavy: str) -> None:

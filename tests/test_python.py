@@ -19,19 +19,21 @@ from support.micro import write_config
 import seamseg
 from seamseg.components import Callback
 from seamseg.deploy.source import ExportOptions
-from seamseg.inference.options import InferenceOptions
-from seamseg.serving.app import ServeOptions
+from seamseg.inference.options import InferenceOptions, LoadOptions
+from seamseg.predict.options import PredictOptions
+from seamseg.serving.options import ServeOptions
 from seamseg.toy_city import generate_toy_city
 from seamseg.training.run import TrainingOptions
 from seamseg.utils.errors import InputError
-from seamseg.validation.evaluate import EvaluationOptions
+from seamseg.validation.options import EvaluationOptions
 
 OPTIONS = {
-    "load": [(InferenceOptions, ())],
-    "evaluate": [(InferenceOptions, ("classes", "probabilities")), (EvaluationOptions, ("inference",))],
+    "load": [(LoadOptions, ())],
+    "predict_files": [(PredictOptions, ())],
+    "evaluate": [(EvaluationOptions, ())],
     "train": [(TrainingOptions, ("evaluate", "legacy"))],
     "export": [(ExportOptions, ())],
-    "serve": [(InferenceOptions, ("probabilities",)), (ServeOptions, ())],
+    "serve": [(ServeOptions, ())],
 }
 
 
@@ -45,7 +47,40 @@ def test_keywords_are_those_of_the_options(name):
                 continue
             found = parameters.pop(field.name)
             assert found.default == (inspect.Parameter.empty if field.default is MISSING else field.default), field.name
-    assert set(parameters) <= {"model", "data", "out", "device", "config", "meta", "host", "port", "components"}
+    assert set(parameters) <= {"model", "out", "components"}
+
+
+@pytest.mark.parametrize("name", ["load", "predict_files", "evaluate", "serve"])
+def test_models_are_run_with_the_same_options(name):
+    function = getattr(seamseg, name)
+    assert {field.name for field in fields(InferenceOptions)} < set(inspect.signature(function).parameters)
+    for field in fields(InferenceOptions):
+        assert f"\n{field.name} : {field.metadata['text']}" in function.__doc__
+    with pytest.raises(TypeError, match="unexpected keyword argument 'tiels'"):
+        function("none.zip", tiels="off")
+
+
+@pytest.mark.usefixtures("narrow")
+def test_predict_files(micro, micro_run, tmp_path, seamseg_main, capsys):
+    out, given = tmp_path / "out", {"score_threshold": 0.3, "limit": 2}
+    done = seamseg.predict_files(micro_run, [micro / "img"], out, ["coco"], "cpu", workers=0, **given)
+    assert (done.done, done.earlier) == (2, 0)
+    assert len(json.loads((out / "panoptic.json").read_text())["annotations"]) == 2
+    words = ["predict", micro_run, micro / "img", out, "--device", "cpu", "--format", "coco", "--score-threshold", 0.3]
+    assert seamseg_main(*words) == 0
+    assert "5 images in" in (text := capsys.readouterr().err)
+    assert "2 were there already" in text
+    with pytest.raises(InputError, match=r"^`batch_size=0`: must be at least 1$"):
+        seamseg.predict_files(micro_run, micro / "img", out, batch_size=0)
+
+
+def test_options_without_an_effect():
+    with pytest.raises(InputError, match=r"^`classes` has no effect: all classes of the data set are scored$"):
+        seamseg.evaluate("none.zip", "data", classes="car")
+    with pytest.raises(InputError, match=r"^`probabilities` has no effect: scores are of classes$"):
+        seamseg.evaluate("none.zip", "data", probabilities=True)
+    with pytest.raises(InputError, match=r"^`probabilities` has no effect: no response contains them$"):
+        seamseg.serve("none.zip", probabilities=True)
 
 
 @pytest.mark.usefixtures("narrow")

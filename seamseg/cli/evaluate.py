@@ -35,12 +35,12 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seamseg.cli.model_options import add_model_options, check_model, inference_options
-from seamseg.inference.options import InferenceOptions
+from seamseg.cli.model_options import add_model_options, check_model, options_of
+from seamseg.inference.options import MODEL, InferenceOptions
 from seamseg.utils.errors import InputError
 from seamseg.utils.launcher import is_main_process
 from seamseg.utils.output import echo
-from seamseg.utils.parallel import available_cores, check_workers
+from seamseg.validation.options import EvaluationOptions
 
 if TYPE_CHECKING:
     from seamseg.evaluation.scores import PanopticScores, Scores
@@ -52,22 +52,11 @@ _CITYSCAPES_OPTIONS = ("gt", "pred", "protocol", "workers")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     model = parser.add_argument_group("a model on a data set")
-    model.add_argument(
-        "model",
-        nargs="?",
-        metavar="MODEL",
-        help="zip, folder, snapshot, torchvision:NAME, hf://user/repo, or a program you trust: .onnx, .pt2",
-    )
+    model.add_argument("model", nargs="?", metavar="MODEL", help=MODEL)
     model.add_argument("data", nargs="?", metavar="DATA", help="data set folder, as `seamseg prepare` writes it")
-    model.add_argument("--split", help="split of the data set (default: val_set of the configuration)")
     model.add_argument("--ap", action="store_const", const=True, help="also compute COCO box and mask AP")
-    model.add_argument(
-        "--class-table",
-        metavar="TABLE",
-        help="the data set has other classes than the model: map them by the names of a table: names (equal names), "
-        "vistas_cityscapes, coco_cityscapes, or an INI file",
-    )
-    add_model_options(parser, model, classes=False)
+    groups = {"opening": model}
+    add_model_options(parser, EvaluationOptions, groups, ("model", "data", "quiet"), unused=("classes",))
 
     files = parser.add_argument_group("files in the COCO panoptic format")
     files.add_argument("--gt", metavar="JSON", help="ground truth (cityscapes: folder of a split, as gtFine/val)")
@@ -81,19 +70,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     files.add_argument("--workers", type=int, metavar="N", help="threads (default: one per processor, up to 8)")
 
     parser.add_argument("--json", metavar="OUT", help="write the scores to this file")
-    parser.add_argument("--out", metavar="DIR", help="write an evaluation folder for `seamseg report`")
-    parser.add_argument(
-        "--legacy-metrics",
-        action="store_true",
-        help="count like the original: crowds are void for all classes, absent classes score 0; models at network size",
-    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate, print the table, write the JSON."""
     if args.protocol == "cityscapes":
         return _run_cityscapes(args)
-    if args.out is not None and args.legacy_metrics:
+    if args.out is not None and args.legacy:
         raise InputError("--out and --legacy-metrics are mutually exclusive: the folder holds the official metrics")
     if args.out is not None and Path(args.out).exists() and not Path(args.out).is_dir():
         raise InputError(f"{args.out}: --out must be a folder, this is a file")
@@ -116,7 +99,7 @@ def _score_files(args: argparse.Namespace) -> PanopticScores:
         args.gt if args.gt_folder is None else MapFiles(args.gt, args.gt_folder),
         args.pred if args.pred_folder is None else MapFiles(args.pred, args.pred_folder),
         _worker_count(args),
-        args.legacy_metrics,
+        args.legacy,
         progress,
         args.out,
         args.photos,
@@ -125,6 +108,8 @@ def _score_files(args: argparse.Namespace) -> PanopticScores:
 
 def _worker_count(args: argparse.Namespace) -> int:
     """Return the number of threads that read and compare files."""
+    from seamseg.utils.parallel import available_cores, check_workers  # not for --help
+
     return min(available_cores(), 8) if args.workers is None else check_workers(args.workers, least=1)
 
 
@@ -138,23 +123,12 @@ def _score_model(args: argparse.Namespace) -> Scores:
 
         find_metadata(args.data)
     check_model(args.model, args.config, args.meta, args.set, args.device)
-    inference = inference_options(args)
+    options = options_of(args, EvaluationOptions)
     if args.ap:
-        inference = replace(inference, overrides=(*args.set, "general.eval_coco=yes"))
-    from seamseg.validation.evaluate import EvaluationOptions, evaluate_model
+        options = replace(options, overrides=(*args.set, "general.eval_coco=yes"))
+    from seamseg.validation.evaluate import evaluate_model
 
-    options = EvaluationOptions(
-        split=args.split,
-        config=args.config,
-        meta=args.meta,
-        device=args.device,
-        inference=inference,
-        legacy=args.legacy_metrics,
-        quiet=args.quiet,
-        out=args.out,
-        class_table=args.class_table,
-    )
-    return evaluate_model(args.model, args.data, options).scores
+    return evaluate_model(options).scores
 
 
 def _run_cityscapes(args: argparse.Namespace) -> int:
@@ -163,8 +137,8 @@ def _run_cityscapes(args: argparse.Namespace) -> int:
     from seamseg.evaluation.cityscapes import evaluate_cityscapes, format_cityscapes
     from seamseg.utils.progress import progress
 
-    others = [name for name in (*_FILE_OPTIONS, "out", "legacy_metrics") if name not in _CITYSCAPES_OPTIONS]
-    if extra := _model_option(args) or next((_flag(name) for name in others if getattr(args, name)), None):
+    others = [name for name in (*_FILE_OPTIONS, "out", "legacy") if name not in _CITYSCAPES_OPTIONS]
+    if extra := _model_option(args) or next((f"`{name}`" for name in others if getattr(args, name)), None):
         raise InputError(
             f"{extra} cannot be used with --protocol cityscapes, which takes --gt, --pred, --workers, --json"
         )
@@ -193,7 +167,7 @@ def _model_option(args: argparse.Namespace) -> str | None:
             return name.upper()
     if args.device != "auto":
         return "--device"
-    options, defaults = inference_options(args), InferenceOptions()
+    options, defaults = options_of(args, InferenceOptions), InferenceOptions()
     changed = [f.name for f in fields(options) if getattr(options, f.name) != getattr(defaults, f.name)]
     given = _first_given(args, ("split", "config", "meta", "ap", "class_table"))
     return given or next((f"`{name}`" for name in changed), None)

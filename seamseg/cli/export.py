@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import re
 from dataclasses import fields
+from typing import Any
 
 from seamseg.cli.model_options import add_foreign_model_options, check_model
 from seamseg.utils.errors import InputError, require_packages
@@ -98,14 +99,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _scores(args: argparse.Namespace, max_size: tuple[int, int] | None) -> list[tuple[str, str]]:
     """Score the network and the file on a data set, at the size of the file."""
-    from seamseg.inference.options import InferenceOptions
-    from seamseg.validation.evaluate import EvaluationOptions, evaluate_model
+    from seamseg.validation.evaluate import evaluate_model
+    from seamseg.validation.options import EvaluationOptions
 
-    options = {"split": args.split, "device": "cpu", "quiet": args.quiet}
-    inference = InferenceOptions(overrides=args.overrides)
-    given = {"config": args.config, "meta": args.meta, "inference": inference}
-    network = evaluate_model(args.model, args.data, EvaluationOptions(**options, **given), max_size).scores
-    file = evaluate_model(args.out, args.data, EvaluationOptions(**options)).scores
+    given: dict[str, Any] = {"data": args.data, "split": args.split, "device": "cpu", "quiet": args.quiet}
+    own = {"config": args.config, "meta": args.meta, "overrides": args.overrides}
+    network = evaluate_model(EvaluationOptions(args.model, **given, **own), max_size).scores
+    file = evaluate_model(EvaluationOptions(args.out, **given)).scores
     return [("scores, network", network.line()), ("scores, file", file.line())]
 
 

@@ -47,14 +47,9 @@ PARAMETER_FLAGS = {
     "datasets": "--dataset",
     "evaluate": "--eval",
     "formats": "--format",
-    "hide": "--anonymize",
-    "least_score": "--anonymize-score",
-    "legacy": "--legacy-metrics",
-    "min_stuff_area": "--min-area",
     "overrides": "--set",
     "pretrain": "--pre-train",
     "pretrain_classes": "--pre-train-classes",
-    "style": "--anonymize-style",
 }
 """Flags of parameters that have another name than their flag."""
 

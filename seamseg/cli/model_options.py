@@ -3,56 +3,88 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, TypeVar
 
 from seamseg.utils.errors import InputError, require_packages
 
-if TYPE_CHECKING:
-    from seamseg.inference.options import InferenceOptions
+Options = TypeVar("Options")
 
 
 def add_model_options(
-    parser: argparse.ArgumentParser, group: argparse._ArgumentGroup | None = None, classes: bool = True
+    parser: argparse.ArgumentParser,
+    options: type,
+    groups: Mapping[str, argparse._ActionsContainer] | None = None,
+    without: Sequence[str] = (),
+    unused: Sequence[str] = (),
 ) -> None:
-    """Add the options of opening a model and running it: those of :func:`inference_options`, and the device.
+    """Add the flags of a dataclass of options for running a model, and `--set` and `--components`.
 
     Parameters
     ----------
-    parser : parser of the command
-    group : group for the options of opening the model; None for the parser
-    classes : offer a choice of classes
+    parser, options, groups, unused : see :func:`add_options`
+    without : positional arguments, and options without a flag
     """
-    opening = parser if group is None else group
-    opening.add_argument("--config", metavar="F", help="INI file, if the model does not contain one")
-    opening.add_argument(
-        "--meta",
-        "--classes-file",
-        metavar="F",
-        help="metadata.bin, if the model does not contain one; for a network of transformers also a class list or the "
-        "JSON of COCO categories",
-    )
-    opening.add_argument(
-        "--device", default="auto", help="auto, cpu, cuda or cuda:N; for .onnx cpu or openvino (default: auto)"
-    )
-    opening.add_argument(
-        "--precision",
-        default="fp32",
-        metavar="P",
-        help="fp32, bf16, fp16 (GPU only), or auto: bf16 where it is fast (default: fp32)",
-    )
+    known = {"": parser, "opening": parser, **(groups or {})}
+    # formats of `predict` need probabilities, or do not
+    add_options(parser, options, known, ("overrides", "probabilities", *without), unused)
+    opening = known["opening"]
     opening.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="any configuration key"
     )
     add_components(opening)
-    _add_fusion(parser.add_argument_group("fusion to a panoptic map (defaults: the model's configuration)"))
-    _add_input_size(parser.add_argument_group("size of the network's input"))
-    _add_views(parser.add_argument_group("views and classes" if classes else "views"), classes)
-    _add_acceleration(parser.add_argument_group("acceleration for many images of few sizes, after a slow start"))
 
 
-def add_components(parser: argparse.ArgumentParser | argparse._ArgumentGroup, dest: str = "set") -> None:
+def add_options(
+    parser: argparse.ArgumentParser,
+    options: type,
+    groups: Mapping[str, argparse._ActionsContainer],
+    without: Sequence[str] = (),
+    unused: Sequence[str] = (),
+) -> None:
+    """Add the flags of a dataclass of options.
+
+    Parameters
+    ----------
+    parser : parser of the command, which gets the groups
+    options : the dataclass
+    groups : groups that exist, by title
+    without, unused : names of options without a flag, and with one that help does not show
+    """
+    made = dict(groups)
+    flags = {field.name: _flags(field) for field in fields(options)}
+    for field in fields(options):
+        if field.name in without:
+            continue
+        told = field.metadata
+        if told["group"] not in made:
+            made[told["group"]] = parser.add_argument_group(told["group"])
+        text = re.sub(r"`(\w+)`", lambda found: flags[found[1]][0], told["text"])
+        value: dict[str, Any] = {"action": "store_true"}
+        if field.type != "bool":
+            value = {"type": _TYPES.get(field.type.removesuffix(" | None")), "metavar": told["metavar"]}
+            value["choices"] = told["choices"]
+        text = argparse.SUPPRESS if field.name in unused else text
+        made[told["group"]].add_argument(*flags[field.name], dest=field.name, default=field.default, help=text, **value)
+
+
+def _flags(field: Field[Any]) -> list[str]:
+    """Return the flags of an option."""
+    return field.metadata["flags"].split() or ["--" + field.name.replace("_", "-")]
+
+
+def _number_or_text(text: str) -> str | int:
+    return int(text) if text.isdecimal() and len(text) < 20 else text
+
+
+_TYPES = {"int": int, "float": float, "str | int": _number_or_text}
+"""Types of values by the annotation of a field; text for others."""
+
+
+def add_components(parser: argparse._ActionsContainer, dest: str = "set") -> None:
     """Add `--components`, which is an override in the list `dest`."""
     parser.add_argument(
         "--components",
@@ -81,18 +113,11 @@ def add_foreign_model_options(parser: argparse.ArgumentParser) -> None:
     add_components(parser, "overrides")
 
 
-def inference_options(args: argparse.Namespace) -> InferenceOptions:
-    """Return the options of a predictor."""
-    from dataclasses import fields  # not for --help
-
-    from seamseg.inference.options import InferenceOptions
-
-    names = {field.name for field in fields(InferenceOptions)}
-    given = {name: value for name, value in vars(args).items() if name in names}
-    given |= {"min_stuff_area": args.min_area, "overrides": tuple(args.set)}
-    if args.tiles.isdecimal() and len(args.tiles) < 20:
-        given["tiles"] = int(args.tiles)
-    return InferenceOptions(**given)
+def options_of(args: argparse.Namespace, options: Callable[..., Options]) -> Options:
+    """Return a dataclass of options with those of the arguments."""
+    declared = vars(options)["__dataclass_fields__"]
+    given = {name: value for name, value in vars(args).items() if name in declared}
+    return options(**given, overrides=args.set)
 
 
 def check_model(
@@ -149,83 +174,3 @@ def _check_config(config: str, overrides: Sequence[str]) -> None:
         except InputError as problem:
             problems.append(problem)
     raise problems[0]
-
-
-def _add_fusion(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--score-threshold", type=float, metavar="P", help="minimum score of a detection")
-    group.add_argument(
-        "--overlap-threshold",
-        "--iou-threshold",
-        type=float,
-        metavar="P",
-        help="omit a detection if more than this part of it is hidden",
-    )
-    group.add_argument("--min-area", type=int, metavar="N", help="minimum pixels of stuff, at network size, else void")
-
-
-def _add_input_size(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--shortest-size", type=int, metavar="N", help="shortest side (default: as configured)")
-    group.add_argument(
-        "--size", type=int, metavar="N", help="longest side, exactly, up or down, instead of the other two sizes"
-    )
-    group.add_argument(
-        "--longest-max-size",
-        type=int,
-        metavar="N",
-        help="maximum of the longest side, to which panoramas are shrunk "
-        "(default: 4 times the shortest size, or the configured longest_max_size if that is larger)",
-    )
-    group.add_argument(
-        "--tiles",
-        default="auto",
-        metavar="auto|off|N",
-        help="process large images in overlapping tiles, which bounds the memory: auto, inputs above 16 Mi pixels in "
-        "tiles of side 2048; N, inputs larger than a tile in tiles of side N; off, never (default: auto)",
-    )
-    group.add_argument("--tile-overlap", type=int, metavar="N", help="overlap of tiles in pixels (default: a quarter)")
-    group.add_argument(
-        "--preview", action="store_true", help="half the size: a quarter of the time, small objects are missed"
-    )
-
-
-def _add_views(group: argparse._ArgumentGroup, classes: bool) -> None:
-    group.add_argument(
-        "--tta",
-        metavar="LIST",
-        help="test-time augmentation with several views of each image, such as flip,0.75,1.0,1.25: mirrored, and "
-        "scaled by these factors; multiplies the time by the sum of their squares, twice that with flip",
-    )
-    group.add_argument(
-        "--tta-fusion",
-        default="mean",
-        metavar="M",
-        help="merge the views of a semantic model by mean (of the probabilities), max (the surest view) or voting "
-        "(default: mean)",
-    )
-    if classes:
-        group.add_argument("--classes", metavar="LIST", help="only these classes, such as person,car; others are void")
-    else:
-        group.set_defaults(classes=None)
-
-
-def _add_acceleration(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--compile",
-        action="store_true",
-        help="compile the network with torch.compile: takes minutes at the start, once for all sizes (twice with torch "
-        "2.11); on a CPU, which needs a C++ compiler, it is slower than the default",
-    )
-    group.add_argument(
-        "--cuda-graphs",
-        action="store_true",
-        help="GPU only: record a CUDA graph for each input size that occurs twice (the last 8 sizes); can be combined "
-        "with --compile",
-    )
-    group.add_argument(
-        "--pad-to",
-        type=int,
-        default=1,
-        metavar="N",
-        help="pad the network's input to multiples of N, such as 128, for fewer sizes; results differ slightly near "
-        "the right and lower edge (default: 1, no padding)",
-    )

@@ -54,26 +54,23 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from seamseg.cli.model_options import add_model_options, check_model, inference_options
+from seamseg.cli.model_options import add_model_options, check_model, options_of
+from seamseg.inference.options import MODEL
+from seamseg.predict.options import PredictOptions
 from seamseg.utils.output import echo
 
 if TYPE_CHECKING:
+    from seamseg.inference.predictor import Predictor
     from seamseg.predict.job import RunSummary
-    from seamseg.predict.settings import PredictSettings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        help="zip, folder, snapshot, torchvision:NAME, hf://user/repo, or a program you trust: .onnx, .pt2",
-    )
+    parser.add_argument("model", metavar="MODEL", help=MODEL)
     parser.add_argument("inputs", metavar="IN", nargs="+", help="image, folder, glob, list or video; one or several")
     parser.add_argument("out", metavar="OUT", help="folder for the outputs (created)")
-    parser.add_argument("--format", metavar="LIST", help="see above (default: overlay; with --anonymize none)")
     parser.add_argument(
         "--labels",
         dest="set",
@@ -82,67 +79,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const="format overlay.labels=yes",
         help="write class and score on the segments of overlays, and the colours of the classes to OUT/legend.png",
     )
-    add_model_options(parser)
-    _add_anonymisation(parser.add_argument_group("anonymisation"))
-    _add_run(parser.add_argument_group("run"))
-
-
-def _add_anonymisation(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--anonymize", metavar="LIST", help="classes to hide, such as person,rider,car")
-    group.add_argument("--anonymize-style", choices=("blur", "pixels"), help="default: blur")
-    group.add_argument(
-        "--anonymize-score",
-        type=float,
-        metavar="P",
-        help="minimum score of hidden detections (default: 0.2, lower than for the panoptic map, to be safe)",
-    )
-
-
-def _add_run(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--batch-size",
-        type=int,
-        default=1,
-        metavar="N",
-        help="maximum number of images of equal network size computed together (default: 1)",
-    )
-    group.add_argument(
-        "--workers",
-        type=int,
-        metavar="N",
-        help="processes that decode, threads for .onnx; with 0 this process decodes, and an image that crashes the "
-        "decoder ends it (default: one per core up to 4, or a quarter of the cores; 0 for a single image, or if "
-        "most have 33 megapixels or more)",
-    )
-    group.add_argument(
-        "--limit", type=int, metavar="N", help="only the first N images, and the first N frames of each video"
-    )
-    group.add_argument("--restart", action="store_true", help="process all images again, and replace earlier outputs")
+    add_model_options(parser, PredictOptions, without=("model", "inputs", "out"))
 
 
 def run(args: argparse.Namespace) -> int:
     """Predict; return 0, or 1 if some images failed."""
+    options = options_of(args, PredictOptions)
     # before the libraries are loaded, which takes seconds
-    settings = _settings(args)
-    from seamseg.checkpoints.model_path import is_exported
-    from seamseg.predict.find import find_sources, limited
-    from seamseg.predict.folder import output_path
-    from seamseg.predict.job import default_workers, predict_all
-    from seamseg.utils.distributed import distributed
+    check_model(args.model, args.config, args.meta, args.set, args.device)
+    from seamseg.predict.run import predict_files
 
-    exported = is_exported(settings.path)
-    out = output_path(args.out)
-    sources = limited(find_sources(args.inputs, out), args.limit)
-    with distributed(None if exported else args.device) as world:
-        predictor = settings.load(world.device or args.device)
-        folder = settings.open_folder(out, predictor, sources)
-        workers = default_workers(sources, world) if args.workers is None else args.workers
-        summary = predict_all(predictor, sources, folder, world, args.batch_size, workers, args.restart)
-        if world.is_main and not args.quiet:
-            _print(args.out, summary, predictor.network.averaged)
-            # a semantic network has no threshold; with --anonymize, detections below it are hidden, too
-            if summary.empty and args.anonymize is None and predictor.kind != "semantic":
-                echo(_nothing_found(summary.done, predictor.thresholds.score_threshold), file=sys.stderr)
+    def report(predictor: Predictor[Any], summary: RunSummary) -> None:
+        _print(args.out, summary, predictor.network.averaged)
+        # a semantic network has no threshold; with --anonymize, detections below it are hidden, too
+        if summary.empty and options.hide is None and predictor.kind != "semantic":
+            echo(_nothing_found(summary.done, predictor.thresholds.score_threshold), file=sys.stderr)
+
+    summary = predict_files(options, *([] if args.quiet else [report]))
     return 1 if summary.failed else 0
 
 
@@ -162,30 +115,3 @@ def _nothing_found(done: int, score_threshold: float) -> str:
 
 def _photos(count: int) -> str:
     return f"{count} image{'' if count == 1 else 's'}"
-
-
-def _settings(args: argparse.Namespace) -> PredictSettings:
-    """Return the settings; raise InputError if an argument is wrong, as far as can be checked without the model."""
-    from seamseg.utils.errors import InputError
-    from seamseg.utils.parallel import check_workers
-
-    for name in ("limit", "batch_size"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise InputError(f"--{name.replace('_', '-')} {value}: must be at least 1")
-    if args.workers is not None:
-        check_workers(args.workers)
-    from seamseg.predict.settings import PredictSettings
-
-    settings = PredictSettings(
-        args.model,
-        args.format,
-        args.config,
-        args.meta,
-        inference_options(args),
-        args.anonymize,
-        args.anonymize_style,
-        args.anonymize_score,
-    )
-    check_model(args.model, args.config, args.meta, args.set, args.device)
-    return settings

@@ -28,65 +28,17 @@ import os
 import sys
 from contextlib import suppress
 
-from seamseg.cli.model_options import add_model_options, check_model, inference_options
+from seamseg.cli.model_options import add_model_options, check_model, options_of
+from seamseg.inference.options import MODEL
+from seamseg.serving.options import ServeOptions
 from seamseg.utils.errors import require_packages
 from seamseg.utils.output import echo
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        help="zip, folder, snapshot, torchvision:NAME, hf://user/repo, or a program you trust: .onnx, .pt2",
-    )
-    add_model_options(parser)
-    server = parser.add_argument_group("server")
-    server.add_argument("--host", default="127.0.0.1", metavar="H", help="address to listen on (default: 127.0.0.1)")
-    server.add_argument("--port", type=int, default=8000, metavar="N", help="0 for any free one (default: 8000)")
-    server.add_argument(
-        "--batch-size",
-        type=int,
-        metavar="N",
-        help="maximum number of images of equal network size computed together (default: 4 on a GPU, 1 elsewhere); "
-        "each core of a CPU computes small images of its own, unless this is set to 1",
-    )
-    server.add_argument(
-        "--batch-wait",
-        type=float,
-        default=0.0,
-        metavar="MS",
-        help="milliseconds that an incomplete batch waits for more images while the network is idle (default: 0)",
-    )
-    limits = parser.add_argument_group("limits")
-    limits.add_argument(
-        "--queue",
-        type=int,
-        default=32,
-        metavar="N",
-        help="maximum number of requests in progress, others get 503 (default: 32)",
-    )
-    limits.add_argument(
-        "--max-upload",
-        type=float,
-        default=32.0,
-        metavar="MIB",
-        help="maximum size of an uploaded image in MiB (default: 32)",
-    )
-    limits.add_argument(
-        "--max-megapixels",
-        type=float,
-        default=50.0,
-        metavar="N",
-        help="maximum size of an image in megapixels (default: 50)",
-    )
-    limits.add_argument(
-        "--timeout",
-        type=float,
-        default=60.0,
-        metavar="S",
-        help="maximum duration of a request in seconds, then 504 (default: 60)",
-    )
+    parser.add_argument("model", metavar="MODEL", help=MODEL)
+    add_model_options(parser, ServeOptions, without=("model",))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -94,14 +46,9 @@ def run(args: argparse.Namespace) -> int:
     # starlette needs python_multipart for the first form only
     require_packages("starlette", "uvicorn", "python_multipart", "prometheus_client", extra="serve")
     check_model(args.model, args.config, args.meta, args.set, args.device)
-    from seamseg.serving.app import ServeOptions
     from seamseg.serving.server import serve_model
 
-    options = ServeOptions(
-        args.batch_size, args.batch_wait, args.queue, args.max_upload, args.max_megapixels, args.timeout
-    )
-    model = (args.model, args.device, args.config, args.meta, inference_options(args))
-    end = serve_model(*model, options, args.host, args.port, args.debug)
+    end = serve_model(options_of(args, ServeOptions), args.debug)
     if end.cut_off:
         echo(f"{end.cut_off} requests in progress were cut off", file=sys.stderr)
     code = 1 if end.cut_off else 0

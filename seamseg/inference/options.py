@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
-from typing import TYPE_CHECKING
+from dataclasses import InitVar, dataclass, fields, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
-from seamseg.config import KINDS, Config
-from seamseg.config.components import parse_section
-from seamseg.config.loader import split_override
-from seamseg.data.input_size import MAX_MULTIPLE, InputSize
-from seamseg.inference.images import input_size
-from seamseg.inference.tiling.tiles import Tiling
 from seamseg.utils.errors import InputError
+from seamseg.utils.options import option, override_texts
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
+    from seamseg.config import Config
+    from seamseg.data.input_size import InputSize
     from seamseg.inference.acceleration import Acceleration
+    from seamseg.inference.tiling.tiles import Tiling
+
+# `seamseg predict --help` shows these options: methods import what else they need
 
 MIN_SCALE, MAX_SCALE = 0.1, 4.0
 """Range of scales."""
@@ -99,6 +101,8 @@ class Thresholds:
     @staticmethod
     def of(config: Config) -> Thresholds:
         """Return those of a configuration, as far as its kind of network uses them."""
+        from seamseg.config import KINDS
+
         used = [spec.name for spec in fields(Thresholds) if KINDS[config.kind].uses("general", spec.name)]
         return Thresholds(**{name: getattr(config.general, name) for name in used})
 
@@ -107,27 +111,16 @@ OF_PARTS = ("tta", "tta_fusion", "compile", "cuda_graphs", "pad_to")
 """Options that need the parts of our own networks."""
 
 
-@dataclass(frozen=True)
-class InferenceOptions:
-    """Options of :func:`seamseg.load`; None for the value of the configuration.
+_opening = partial(option, group="opening")
+_fusion = partial(option, group="fusion to a panoptic map (defaults: the model's configuration)")
+_size = partial(option, group="size of the network's input")
+_views = partial(option, group="views and classes")
+_acceleration = partial(option, group="acceleration for many images of few sizes, after a slow start")
 
-    Attributes
-    ----------
-    score_threshold, overlap_threshold, min_stuff_area : thresholds of the fusion, see `[general]`
-    shortest_size, longest_max_size : size of the network's input in pixels; by default the longest side is at most 4
-        times the shortest, or the configured maximum if that is larger
-    tiles, tile_overlap : how large images are divided: "auto", "off" or the side of the tiles, and the minimum overlap,
-        in pixels of the network's input; see :class:`seamseg.inference.tiling.tiles.Tiling`
-    size : length of the longest side of the network's input instead of these, see `dataloader.longest_size`
-    tta : test-time augmentation, as `"flip,0.75,1.0,1.25"`: see :class:`Augmentation`
-    tta_fusion : how the views of a semantic network are combined: "mean" (of the probabilities), "max" (the surest
-        view) or "voting"
-    probabilities : predict the probability of the class of each pixel, too (semantic networks only)
-    classes : names of the classes in results, all others are void; None for all
-    preview : half the input size: a quarter of the time, small objects are missed
-    overrides : configuration keys as `section.key=value`
-    precision : fp32, bf16, fp16 (GPU only) or auto (bf16 where it is fast); below fp32 results differ slightly
-    compile, cuda_graphs, pad_to : see :class:`seamseg.inference.acceleration.Acceleration`
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceOptions:
+    """Options of running a model; None for the value of the configuration.
 
     Raises
     ------
@@ -135,28 +128,84 @@ class InferenceOptions:
         if an option is out of range
     """
 
-    score_threshold: float | None = None
-    overlap_threshold: float | None = None
-    min_stuff_area: int | None = None
-    shortest_size: int | None = None
-    longest_max_size: int | None = None
-    tiles: str | int = "auto"
-    tile_overlap: int | None = None
-    size: int | None = None
-    tta: str | Augmentation | None = None
-    tta_fusion: str = "mean"
-    probabilities: bool = False
-    classes: str | Sequence[str] | None = None
-    preview: bool = False
-    overrides: Sequence[str] = ()
-    precision: str = "fp32"
-    compile: bool = False
-    cuda_graphs: bool = False
-    pad_to: int = 1
+    score_threshold: float | None = _fusion("minimum score of a detection", None, "P")
+    overlap_threshold: float | None = _fusion(
+        "omit a detection if more than this part of it is hidden",
+        None,
+        "P",
+        flags="--overlap-threshold --iou-threshold",
+    )
+    min_stuff_area: int | None = _fusion(
+        "minimum pixels of stuff, at network size, else void", None, "N", flags="--min-area"
+    )
+    shortest_size: int | None = _size("shortest side (default: as configured)", None, "N")
+    size: int | None = _size(
+        "resize the longest side to N, up or down; replaces `shortest_size` and `longest_max_size`", None, "N"
+    )
+    longest_max_size: int | None = _size(
+        "maximum of the longest side, to which panoramas are shrunk (default: 4 times the shortest size, or the "
+        "configured longest_max_size if that is larger)",
+        None,
+        "N",
+    )
+    tiles: str | int = _size(
+        "process large images in overlapping tiles, which bounds the memory: auto, inputs above 16 Mi pixels in tiles "
+        "of side 2048; N, inputs larger than a tile in tiles of side N; off, never (default: auto)",
+        "auto",
+        "auto|off|N",
+    )
+    tile_overlap: int | None = _size("overlap of tiles in pixels (default: a quarter)", None, "N")
+    preview: bool = _size("half the size: a quarter of the time, small objects are missed", False)
+    tta: str | Augmentation | None = _views(
+        "test-time augmentation with several views of each image, such as flip,0.75,1.0,1.25: mirrored, and scaled by "
+        "these factors; multiplies the time by the sum of their squares, twice that with flip",
+        None,
+        "LIST",
+    )
+    tta_fusion: str = _views(
+        "merge the views of a semantic model by mean (of the probabilities), max (the surest view) or voting "
+        "(default: mean)",
+        "mean",
+        "M",
+    )
+    classes: str | Sequence[str] | None = _views(
+        "only these classes, such as person,car; others are void", None, "LIST"
+    )
+    probabilities: bool = option(
+        "predict the probability of the class of each pixel, too (semantic models only)", False
+    )
+    precision: str = _opening(
+        "fp32, bf16, fp16 (GPU only), or auto: bf16 where it is fast (default: fp32)", "fp32", "P"
+    )
+    compile: bool = _acceleration(
+        "compile the network with torch.compile: takes minutes at the start, once for all sizes (twice with torch "
+        "2.11); on a CPU, which needs a C++ compiler, it is slower than the default",
+        False,
+    )
+    cuda_graphs: bool = _acceleration(
+        "GPU only: record a CUDA graph for each input size that occurs twice (the last 8 sizes); can be combined with "
+        "`compile`",
+        False,
+    )
+    pad_to: int = _acceleration(
+        "pad the network's input to multiples of N, such as 128, for fewer sizes; results differ slightly near the "
+        "right and lower edge (default: 1, no padding)",
+        1,
+        "N",
+    )
+    overrides: Sequence[str] | Any = option(
+        'configuration keys: "section.key=value", several of these, or {"section.key": value}', ()
+    )
+    components: InitVar[str | Path | Sequence[str | Path]] = option(
+        "files or modules of components that the model uses, see docs/how-to/extend.md", ()
+    )
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, components: str | Path | Sequence[str | Path]) -> None:
+        object.__setattr__(self, "overrides", override_texts(self.overrides, components))
         # each checks its values
         _ = self.tiling, self.augmentation
+        from seamseg.data.input_size import MAX_MULTIPLE
+
         if not 1 <= self.pad_to <= MAX_MULTIPLE:
             raise InputError(f"`pad_to={self.pad_to}`: must be between 1 (no padding) and {MAX_MULTIPLE}")
         if self.tta_fusion not in TTA_FUSIONS:
@@ -168,6 +217,8 @@ class InferenceOptions:
     @cached_property
     def tiling(self) -> Tiling:
         """How large images are divided."""
+        from seamseg.inference.tiling.tiles import Tiling
+
         return Tiling(self.tiles, self.tile_overlap)
 
     @cached_property
@@ -178,13 +229,13 @@ class InferenceOptions:
     @cached_property
     def acceleration(self) -> Acceleration:
         """How the network is executed."""
-        from seamseg.inference.acceleration import Acceleration  # needs torch
+        from seamseg.inference.acceleration import Acceleration
 
         return Acceleration(self.compile, self.cuda_graphs, self.pad_to)
 
     def check(self, device: torch.device) -> None:
         """Raise InputError if a device does not support these options."""
-        from seamseg.models.folding import choose_precision  # needs torch
+        from seamseg.models.folding import choose_precision
 
         choose_precision(self.precision, device)
         self.acceleration.check(device, self.augmentation is not None)
@@ -197,6 +248,9 @@ class InferenceOptions:
 
     def check_overrides(self, sections: Sequence[str], problem: str) -> None:
         """Raise InputError, with a text, for an override of the kind or outside of some sections and components."""
+        from seamseg.config.components import parse_section
+        from seamseg.config.loader import split_override
+
         for override in self.overrides:
             section, key, _ = split_override(override)
             of_components = parse_section(section) is not None or (section, key) == ("general", "components")
@@ -213,6 +267,8 @@ class InferenceOptions:
 
     def input_size(self, config: Config) -> InputSize:
         """Return the size of the network's input for a model with a configuration."""
+        from seamseg.inference.images import input_size
+
         size = input_size(config, self.shortest_size, self.longest_max_size, self.size)
         return size.halved() if self.preview else size
 
@@ -223,3 +279,28 @@ class InferenceOptions:
             # the limit of our own networks is larger
             longest = loading.longest_max_size
         return replace(self, longest_max_size=longest).input_size(config)
+
+
+MODEL = "zip, folder, snapshot, torchvision:NAME, hf://user/repo, or a program you trust: .onnx, .pt2"
+device_option = partial(
+    _opening, "auto (a GPU if there is one), cpu, cuda or cuda:N; for .onnx cpu or openvino (default: auto)", "auto"
+)
+config_option = partial(_opening, "INI file, if the model does not contain one", None, "F")
+meta_option = partial(
+    _opening,
+    "metadata.bin, if the model does not contain one; for a network of transformers also a class list or the JSON of "
+    "COCO categories",
+    None,
+    "F",
+    flags="--meta --classes-file",
+)
+
+
+@dataclass(frozen=True)
+class LoadOptions(InferenceOptions):
+    """Options of :func:`seamseg.load`."""
+
+    model: str | Path = option(MODEL)
+    device: Any = device_option()
+    config: str | Path | None = config_option()
+    meta: str | Path | None = meta_option()

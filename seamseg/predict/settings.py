@@ -18,6 +18,7 @@ from seamseg.inference.options import Augmentation, InferenceOptions
 from seamseg.inference.predictor import Predictor, load_predictor
 from seamseg.predict.folder import OutputFolder
 from seamseg.predict.manifest import Line, header
+from seamseg.predict.options import PredictOptions
 from seamseg.predict.source import Source
 from seamseg.predict.video import Video
 from seamseg.predict.writers import AnonymizeWriter, DetectionChoice, OutputFormat, formats_of, make_writers
@@ -65,6 +66,12 @@ class PredictSettings:
     hide: str | Sequence[str] | None = None
     style: Style | None = None
     least_score: float | None = None
+
+    @staticmethod
+    def of(options: PredictOptions) -> PredictSettings:
+        """Return the settings of a run with these options."""
+        hidden = (options.hide, options.style, options.least_score)
+        return PredictSettings(options.model, options.formats, options.config, options.meta, options, *hidden)
 
     def __post_init__(self) -> None:
         load_components(self.inference.overrides)
@@ -181,7 +188,7 @@ class PredictSettings:
         settings |= {"config": self._content("config"), "meta": self._content("meta")}
         settings |= {
             _HEADER_NAMES.get(f.name, f.name): getattr(options, f.name)
-            for f in fields(options)
+            for f in fields(InferenceOptions)
             if f.name not in _SAME_OUTPUTS
         }
         settings["set"] = list(options.overrides)

@@ -9,7 +9,6 @@ import traceback
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +24,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from seamseg.data.images import MAX_PIXELS, open_image
+from seamseg.data.images import open_image
 from seamseg.inference.images import ImagePreparation, PreparedImage
 from seamseg.inference.predictor import Predictor
 from seamseg.report.page import Page, page_frame
 from seamseg.serving.batching import Batcher
 from seamseg.serving.encoding import Content, ResultEncoder
+from seamseg.serving.options import ServeLimits
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, one_line
 from seamseg.utils.limits import MIB, format_bytes
@@ -54,46 +54,6 @@ DISCONNECTED = 499
 
 _DISCARD_SECONDS = 5
 """Seconds that the rest of a refused upload is read, so that the client reads the answer."""
-
-
-@dataclass(frozen=True)
-class ServeOptions:
-    """Limits of the server.
-
-    Attributes
-    ----------
-    batch_size : maximum number of images of equal network size computed together, see
-        :class:`seamseg.serving.batching.Batcher`; None: 4 on a GPU, 1 elsewhere
-    batch_wait : milliseconds that an incomplete batch waits for more images
-    queue : maximum number of requests in progress; others are refused
-    max_upload : maximum size of an uploaded image in MiB
-    max_megapixels : maximum size of an image in megapixels
-    timeout : maximum duration of a request in seconds, from its start to its result
-
-    Raises
-    ------
-    InputError
-        if a value is out of range
-    """
-
-    batch_size: int | None = None
-    batch_wait: float = 0.0
-    queue: int = 32
-    max_upload: float = 32.0
-    max_megapixels: float = 50.0
-    timeout: float = 60.0
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value is None:
-                continue
-            # false for NaN
-            if not (0 <= value < float("inf")) or (value == 0 and field.name != "batch_wait"):
-                raise InputError(f"`{field.name}={value}`: must be positive and finite")
-        if self.max_megapixels * 1e6 > MAX_PIXELS:
-            given = f"`max_megapixels={self.max_megapixels}`"
-            raise InputError(f"{given}: images above {MAX_PIXELS / 1e6:.0f} megapixels are never decoded")
 
 
 class Metrics:
@@ -126,7 +86,7 @@ class Service:
     ----------
     predictor : predictor that only this service uses
     name : name of the model
-    options : see :class:`ServeOptions`
+    options : see :class:`ServeLimits`
     debug : print tracebacks of unexpected errors
 
     Attributes
@@ -135,7 +95,7 @@ class Service:
     cut_off : number of requests that the end of the server has cut off
     """
 
-    def __init__(self, predictor: Predictor[Any], name: str, options: ServeOptions, debug: bool = False) -> None:
+    def __init__(self, predictor: Predictor[Any], name: str, options: ServeLimits, debug: bool = False) -> None:
         self.options = options
         self.cut_off = 0
         # names of files need not be Unicode

@@ -24,9 +24,9 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from seamseg.checkpoints.model_path import local_model
-from seamseg.inference.options import InferenceOptions
 from seamseg.inference.predictor import Predictor, load_predictor
-from seamseg.serving.app import ServeOptions, Service, build_app
+from seamseg.serving.app import Service, build_app
+from seamseg.serving.options import ServeOptions
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.output import echo
 from seamseg.utils.parallel import call_in_thread
@@ -41,24 +41,12 @@ class ServerEnd(NamedTuple):
     is_computing: bool
 
 
-def serve_model(
-    model: str | Path,
-    device: str = "auto",
-    config: str | Path | None = None,
-    meta: str | Path | None = None,
-    inference: InferenceOptions = InferenceOptions(),  # noqa: B008  # frozen
-    options: ServeOptions = ServeOptions(),  # noqa: B008  # frozen
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    debug: bool = False,
-) -> ServerEnd:
+def serve_model(options: ServeOptions, debug: bool = False) -> ServerEnd:
     """Serve a model until SIGINT or SIGTERM; print its address on stdout when clients can connect.
 
     Parameters
     ----------
-    model, device, config, meta, inference : see :func:`seamseg.inference.predictor.load_predictor`
-    options : limits
-    host, port : see :func:`bind`
+    options : model, address and limits
     debug : print tracebacks of unexpected errors
 
     Raises
@@ -70,12 +58,13 @@ def serve_model(
     """
     # a line for each broken form
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
-    with bind(host, port) as bound:
+    with bind(options.host, options.port) as bound:
         # outside the thread: Ctrl-C ends a download at once
-        path = local_model(model)
+        path = local_model(options.model)
         # in a thread that ends, with its OpenMP threads: one of the service runs the network
-        predictor = call_in_thread(lambda: _warmed_up(load_predictor(path, device, config, meta, inference)))
-        service = Service(predictor, Path(model).name, options, debug)
+        given = (options.device, options.config, options.meta, options)
+        predictor = call_in_thread(lambda: _warmed_up(load_predictor(path, *given)))
+        service = Service(predictor, Path(options.model).name, options, debug)
         line = f"serving {service.name} ({predictor.kind}, {predictor.network.device}) at {address_of(bound)}"
         app = build_app(service, accepted_hosts(bound))
         server = AppServer(app, lambda: echo(line, flush=True), options.timeout)

@@ -45,7 +45,8 @@ from seamseg.utils.distributed import World, local_group
 from seamseg.utils.errors import InputError, SeamsegError, one_line
 from seamseg.utils.progress import is_quiet, set_quiet
 from seamseg.utils.signals import end_with_parent
-from seamseg.validation.evaluate import EvaluationOptions, evaluate_model
+from seamseg.validation.evaluate import evaluate_model
+from seamseg.validation.options import EvaluationOptions
 
 _TINY = f"""{TINY_NETWORK}
 [body]
@@ -375,8 +376,8 @@ class _Check:
             wrong = f"{name} is {value:.6g} on one process, {other:.6g} on two: state() must be a sum over images"
             self.expect(same, wrong)
         # without an error
-        inference = InferenceOptions(overrides=(*self.overrides, _NO_DETECTIONS))
-        evaluate_model(self.model, self.files.data, EvaluationOptions(device="cpu", inference=inference, quiet=True))
+        overrides = (*self.overrides, _NO_DETECTIONS)
+        evaluate_model(EvaluationOptions(self.model, self.files.data, "cpu", overrides=overrides, quiet=True))
         return f"two processes give the same {', '.join(one)} as one"
 
     def _callback(self) -> str:

@@ -12,57 +12,14 @@ from seamseg.config.kinds import PANOPTIC
 from seamseg.data.input_size import InputSize
 from seamseg.evaluation.scores import DetectionScores, PanopticScores, Scores, SemanticScores
 from seamseg.formats.metadata import Metadata
-from seamseg.inference.options import InferenceOptions
 from seamseg.inference.predictor import OpenedModel, build_predictor, open_for_inference
 from seamseg.utils.distributed import distributed
 from seamseg.utils.errors import InputError
 from seamseg.utils.output import echo, warn
 from seamseg.validation.class_mapping import ClassMapping
 from seamseg.validation.folder import EvaluationWriter
+from seamseg.validation.options import EvaluationOptions
 from seamseg.validation.validator import SCORERS, InstanceScorer, Validator
-
-
-@dataclass(frozen=True)
-class EvaluationOptions:
-    """Options of :func:`evaluate_model`.
-
-    Parameters
-    ----------
-    split : name of the list; `dataloader.val_set` of the configuration if None
-    config, meta : instead of the model's own
-    device : auto, cpu, cuda or cuda:N; see :func:`seamseg.inference.onnx_engines.open_onnx` for `.onnx`
-    inference : how the model is run: precision, views, tiles, thresholds, sizes, `overrides` of the configuration
-    quiet : show no progress
-    legacy : see :class:`Validator`
-    out : evaluation folder to write (:mod:`seamseg.validation.folder`), not with `legacy`
-    class_table : how the classes of the model are mapped to those of the data set, not with `legacy`, see
-        :class:`seamseg.checkpoints.class_table.ClassTable`; None if they are the same
-
-    Raises
-    ------
-    InputError
-        if `out` or `class_table` are given with `legacy`, or the classes of the results are restricted
-    """
-
-    split: str | None = None
-    config: str | Path | None = None
-    meta: str | Path | None = None
-    device: str = "auto"
-    inference: InferenceOptions = InferenceOptions()  # frozen
-    quiet: bool = False
-    legacy: bool = False
-    out: str | Path | None = None
-    class_table: str | Path | None = None
-
-    def __post_init__(self) -> None:
-        if self.legacy and self.out is not None:
-            raise InputError(f"`out={self.out}`: an evaluation folder uses the official metrics, not legacy ones")
-        if self.legacy and self.class_table is not None:
-            raise InputError(
-                f"`class_table={self.class_table}` and `legacy` are mutually exclusive: the original mapped no classes"
-            )
-        if self.inference.classes is not None:
-            raise InputError("`classes` has no effect: all classes of the data set are scored")
 
 
 @dataclass(frozen=True)
@@ -75,19 +32,12 @@ class ModelScores:
     metadata: Metadata
 
 
-def evaluate_model(
-    model: str | Path,
-    data: str | Path,
-    options: EvaluationOptions = EvaluationOptions(),
-    max_size: tuple[int, int] | None = None,
-) -> ModelScores:
+def evaluate_model(options: EvaluationOptions, max_size: tuple[int, int] | None = None) -> ModelScores:
     """Score the results that `predict` gives with the same options; joins the processes of torchrun if there are any.
 
     Parameters
     ----------
-    model : see :func:`seamseg.checkpoints.bundle.open_model`, or an exported network (.onnx, .pt2)
-    data : dataset folder
-    options : split, device, and what to write
+    options : model, data set, and what to write
     max_size : `(height, width)` to which larger inputs of the network are shrunk, as for an exported one
 
     Raises
@@ -95,11 +45,12 @@ def evaluate_model(
     InputError
         if something is missing or broken, or the classes of model and data set differ and no table maps them
     """
+    model, data = options.model, options.data
     path = local_model(model)
     # exported networks take arrays, and choose their devices themselves
     with distributed("cpu" if is_exported(path) else options.device) as world:
         device = options.device if is_exported(path) else world.device
-        opened = open_for_inference(path, device, options.config, options.meta, options.inference)
+        opened = open_for_inference(path, device, options.config, options.meta, options)
         split = options.split or opened.config.dataloader.val_set
         _check(opened, str(model), split, options)
         size = _input_size(opened, options)
@@ -107,7 +58,7 @@ def evaluate_model(
         validator = Validator.open(data, split, opened.config, world, options.legacy, options.quiet, size)
         if opened.kind != PANOPTIC:
             # as in the COCO results of `predict`; by default all detections count
-            validator = replace(validator, least_score=options.inference.score_threshold or 0.0)
+            validator = replace(validator, least_score=options.score_threshold or 0.0)
         mapping = _class_mapping(opened, validator.metadata, str(data), options.class_table)
         mapped = None if mapping is None else mapping.mapped_classes(SCORERS[opened.kind] is InstanceScorer)
         if mapped is not None and mapped.missing and world.is_main:
@@ -115,11 +66,10 @@ def evaluate_model(
             text = f"{data}: {opened.name} has no class for {missing}; they count as missed where they occur"
             warn(text, stacklevel=2)
         validator = replace(validator, mapping=mapping)
-        inference = options.inference
-        if options.legacy and inference.tiles == "auto":
+        if options.legacy and options.tiles == "auto":
             # as the original
-            inference = replace(inference, tiles="off")
-        predictor = build_predictor(opened, inference, size)
+            options = replace(options, tiles="off")
+        predictor = build_predictor(opened, options, size)
         # the writer below reads no detections
         predictor.map_only = validator.map_only
         if predictor.network.averaged and world.is_main and not options.quiet:
@@ -152,10 +102,10 @@ def _check(opened: OpenedModel, model: str, split: str, options: EvaluationOptio
 
 
 def _input_size(opened: OpenedModel, options: EvaluationOptions) -> InputSize:
-    size, given = opened.input_size(options.inference), options.inference
-    if options.legacy and given.size is None and given.longest_max_size is None and not given.preview:
+    size = opened.input_size(options)
+    if options.legacy and options.size is None and options.longest_max_size is None and not options.preview:
         # the original knows no other size
-        return InputSize(given.shortest_size or opened.config.dataloader.shortest_size, max_size=size.max_size)
+        return InputSize(options.shortest_size or opened.config.dataloader.shortest_size, max_size=size.max_size)
     return size
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from seamseg.cli.main import main
 from seamseg.formats.id_png import write_id_png
-from seamseg.inference.options import InferenceOptions
+from seamseg.validation.options import EvaluationOptions
 
 CATEGORIES = [{"id": 1, "name": "road", "isthing": 0}, {"id": 2, "name": "car", "isthing": 1}]
 
@@ -85,9 +85,8 @@ def test_model_on_a_data_set(files, tmp_path, capsys, monkeypatch):
     words += ["--precision", "bf16", "--tta", "flip", "--tiles", "512", "--score-threshold", "0.3"]
     assert main(words) == 0
     assert "33.33" in capsys.readouterr().out
-    inference = InferenceOptions(score_threshold=0.3, tiles=512, tta="flip", overrides=changes, precision="bf16")
-    options = evaluate.EvaluationOptions("val", inference=inference, legacy=True)
-    assert asked == {"args": ("run", "data", options)}
+    inference = {"score_threshold": 0.3, "tiles": 512, "tta": "flip", "overrides": changes, "precision": "bf16"}
+    assert asked == {"args": (EvaluationOptions("run", "data", split="val", legacy=True, **inference),)}
     # of several processes only the first one speaks
     monkeypatch.setenv("RANK", "1")
     assert main(["evaluate", "run", "data", "--json", str(tmp_path / "m.json")]) == 0

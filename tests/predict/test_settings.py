@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from seamseg.cli import predict
 from seamseg.cli.main import build_parser
+from seamseg.cli.model_options import options_of
 from seamseg.inference.images import network_input
 from seamseg.inference.options import Augmentation, InferenceOptions, Thresholds
 from seamseg.predict.find import find_sources
 from seamseg.predict.job import RunSummary, predict_all
+from seamseg.predict.options import PredictOptions
 from seamseg.predict.settings import PredictSettings
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
@@ -63,7 +64,8 @@ def predictor(metadata=None, classes=None):
 
 
 def of_command(*words: str) -> dict:
-    settings = predict._settings(build_parser(["predict"]).parse_args(["predict", *words]))
+    args = build_parser(["predict"]).parse_args(["predict", *words])
+    settings = PredictSettings.of(options_of(args, PredictOptions))
     return json.loads(json.dumps(settings.header(predictor())["settings"]))
 
 

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from support.serving import FAILS, RedNetwork, in_thread, photo, png, ready_network, red_predictor, serving
 
-from seamseg.serving.app import ServeOptions
+from seamseg.serving.options import ServeLimits
 from seamseg.serving.server import bind
 from seamseg.utils.errors import InputError
 
@@ -269,7 +269,7 @@ def test_options():
         ({"max_megapixels": 300}, "`max_megapixels=300`: images above 201 megapixels are never decoded"),
     ):
         with pytest.raises(InputError, match=message):
-            ServeOptions(**options)
+            ServeLimits(**options)
 
 
 def test_photos_are_not_written_to_disk(client, monkeypatch):

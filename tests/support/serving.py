@@ -21,7 +21,8 @@ from seamseg.inference.predictor import Predictor
 from seamseg.inference.tiling.tiles import Tiling
 from seamseg.panoptic_map import VOID
 from seamseg.predictions import MapFormat, Prediction
-from seamseg.serving.app import ServeOptions, Service, build_app
+from seamseg.serving.app import Service, build_app
+from seamseg.serving.options import ServeLimits
 from seamseg.serving.server import AppServer, accepted_hosts, bind
 
 CLASSES = Metadata(3, 0, ["road", "sky", "tree"], [(128, 64, 128), (70, 130, 180), (107, 142, 35)], [7, 23, 21])
@@ -123,7 +124,7 @@ class Client:
 def serving(predictor: Predictor[Any], grace: float = 10, name: str = "test.onnx", **options: Any) -> Iterator[Client]:
     """Serve a predictor on a free port."""
     bound = bind("127.0.0.1", 0)
-    service = Service(predictor, name, ServeOptions(**options))
+    service = Service(predictor, name, ServeLimits(**options))
     started = threading.Event()
     server = AppServer(build_app(service, accepted_hosts(bound)), started.set, grace)
     port = bound.getsockname()[1]

@@ -13,14 +13,14 @@ from seamseg.checkpoints.bundle import open_model
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.config import config_from_string, load_config
 from seamseg.formats.metadata import read_metadata, write_metadata
-from seamseg.inference.options import InferenceOptions
 from seamseg.predictions import Prediction
 from seamseg.training.logging.images import SampleRenderer
 from seamseg.training.logging.metrics import read_metrics
 from seamseg.training.run import TrainingOptions, run_training
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
-from seamseg.validation.evaluate import EvaluationOptions, evaluate_model
+from seamseg.validation.evaluate import evaluate_model
+from seamseg.validation.options import EvaluationOptions
 from seamseg.validation.validator import ValidationItem, ValidationResult, Validator
 
 pytestmark = pytest.mark.usefixtures("narrow")
@@ -36,8 +36,7 @@ def train(config, data, run, kind, *overrides, **options):
 
 
 def evaluate(model, data, *overrides, **options):
-    inference = InferenceOptions(overrides=overrides)
-    return evaluate_model(model, data, EvaluationOptions(device="cpu", quiet=True, inference=inference, **options))
+    return evaluate_model(EvaluationOptions(model, data, "cpu", quiet=True, overrides=overrides, **options))
 
 
 def test_mostly_void_labels(micro_config, tmp_path, capsys):

@@ -18,7 +18,6 @@ from support.processes import launch, stderr_to
 
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.config import load_config
-from seamseg.inference.options import InferenceOptions
 from seamseg.predictions import Prediction
 from seamseg.training.debugging.dump import dump_path, read_dump
 from seamseg.training.logging.metrics import read_metrics
@@ -26,7 +25,8 @@ from seamseg.training.run import TrainingOptions, run_training
 from seamseg.training.trainer import Trainer
 from seamseg.utils.distributed import World, distributed
 from seamseg.utils.errors import SeamsegError
-from seamseg.validation.evaluate import EvaluationOptions, evaluate_model
+from seamseg.validation.evaluate import evaluate_model
+from seamseg.validation.options import EvaluationOptions
 from seamseg.validation.validator import Validator
 
 pytestmark = pytest.mark.distributed
@@ -169,8 +169,9 @@ def test_a_resumed_run_ends_with_the_same_bits(folder):
 def test_scores_are_the_same_in_one_and_two_processes(folder):
     """Exactly equal, average precision included: each image counts once, at native size."""
     with narrow_body():
-        options = EvaluationOptions(device="cpu", quiet=True, inference=InferenceOptions(overrides=AP))
-        of_model = evaluate_model(folder / "mixed" / "model_last.pth.tar", folder / "data", options).scores.to_json()
+        model = folder / "mixed" / "model_last.pth.tar"
+        options = EvaluationOptions(model, folder / "data", "cpu", quiet=True, overrides=AP)
+        of_model = evaluate_model(options).scores.to_json()
     of_eye = seen(folder, World())
     assert of_model == json.loads((folder / "evaluated.0.json").read_text())
     # as while training

@@ -25,7 +25,7 @@ from seamseg.panoptic_map import VOID, PanopticResult, Segment
 from seamseg.predictions import Prediction
 from seamseg.utils.errors import InputError
 from seamseg.validation.class_mapping import ClassMapping
-from seamseg.validation.evaluate import EvaluationOptions
+from seamseg.validation.options import EvaluationOptions
 
 
 def classes_of(stuff, things):
@@ -197,7 +197,7 @@ def test_wrong_tables(swapped, micro, seamseg_main, tmp_path, capsys, text, mess
 
 def test_tables_that_have_no_effect(micro, micro_run, seamseg_main, capsys):
     with pytest.raises(InputError, match="`class_table=names` and `legacy` are mutually exclusive"):
-        EvaluationOptions(legacy=True, class_table="names")
+        EvaluationOptions("model", "data", legacy=True, class_table="names")
     assert seamseg_main("evaluate", micro_run, micro, "--class-table", "names", "--legacy-metrics") == 2
     assert "--class-table names and --legacy-metrics are mutually exclusive" in capsys.readouterr().err
     assert seamseg_main("evaluate", "--gt", "a.json", "--pred", "b.json", "--class-table", "names") == 2

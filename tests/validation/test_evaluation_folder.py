@@ -11,14 +11,15 @@ from support.processes import launch
 from seamseg.evaluation import evaluate_panoptic_json
 from seamseg.evaluation.record import read_evaluation
 from seamseg.formats.coco_panoptic import read_coco_panoptic
-from seamseg.validation.evaluate import EvaluationOptions, evaluate_model
+from seamseg.validation.evaluate import evaluate_model
+from seamseg.validation.options import EvaluationOptions
 
 
 @pytest.fixture(scope="module")
 def evaluated(micro, micro_run, tmp_path_factory):
     out = tmp_path_factory.mktemp("evaluated") / "evaluation"
     with narrow_body():
-        found = evaluate_model(micro_run, micro, EvaluationOptions("train", device="cpu", quiet=True, out=out))
+        found = evaluate_model(EvaluationOptions(micro_run, micro, "cpu", split="train", quiet=True, out=out))
     return out, found.scores
 
 
@@ -68,14 +69,14 @@ def test_its_records_belong_to_its_maps(evaluated, micro):
 def test_maps_of_an_earlier_evaluation_are_removed(micro, micro_run, tmp_path):
     out = tmp_path / "evaluation"
     for split in ("train", "val"):
-        evaluate_model(micro_run, micro, EvaluationOptions(split, device="cpu", quiet=True, out=out))
+        evaluate_model(EvaluationOptions(micro_run, micro, "cpu", split=split, quiet=True, out=out))
     names = [image.image_id for image in read_evaluation(out).images()]
     assert names == ["val0", "val1", "val2"]
     for folder in ("prediction", "ground_truth"):
         assert sorted(path.stem for path in (out / folder).iterdir()) == names
     # files that were scored in place do not belong to the evaluation, whatever the name of their folder
     evaluate_panoptic_json(out / "ground_truth.json", out / "prediction.json", out=out)
-    evaluate_model(micro_run, micro, EvaluationOptions("train", device="cpu", quiet=True, out=out))
+    evaluate_model(EvaluationOptions(micro_run, micro, "cpu", split="train", quiet=True, out=out))
     assert len(list((out / "prediction").iterdir())) == 3 + 4
 
 
@@ -93,4 +94,4 @@ def test_two_processes_write_the_same(evaluated, micro, micro_run, tmp_path):
 def _evaluate(rank, join, model, data, out):
     join()
     with narrow_body():
-        evaluate_model(model, data, EvaluationOptions("train", device="cpu", quiet=True, out=out))
+        evaluate_model(EvaluationOptions(model, data, "cpu", split="train", quiet=True, out=out))

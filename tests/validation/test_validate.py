@@ -17,7 +17,6 @@ from seamseg.checkpoints.bundle import open_model
 from seamseg.config import config_from_string, load_config
 from seamseg.data.input_size import InputSize
 from seamseg.formats.metadata import ImageInfo, read_metadata, write_metadata
-from seamseg.inference.options import InferenceOptions
 from seamseg.inference.predictor import build_predictor
 from seamseg.panoptic_map import VOID
 from seamseg.predictions import Prediction
@@ -25,7 +24,8 @@ from seamseg.training.logging.metrics import read_metrics
 from seamseg.training.run import TrainingOptions, run_training
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
-from seamseg.validation.evaluate import EvaluationOptions, evaluate_model
+from seamseg.validation.evaluate import evaluate_model
+from seamseg.validation.options import EvaluationOptions
 from seamseg.validation.validator import Validator
 
 pytestmark = pytest.mark.usefixtures("narrow")
@@ -127,9 +127,9 @@ def test_legacy_scores_use_the_size_of_the_original_and_no_tiles(
         return build_predictor(opened, options, size)
 
     monkeypatch.setattr("seamseg.validation.evaluate.build_predictor", build)
-    inference = InferenceOptions(overrides=("dataloader.longest_size=90",), **given)
-    options = EvaluationOptions(device="cpu", quiet=True, legacy=legacy, inference=inference)
-    assert evaluate_model(micro_run, micro, options).scores.n_images == 3
+    given = {"overrides": "dataloader.longest_size=90", "legacy": legacy, **given}
+    options = EvaluationOptions(micro_run, micro, "cpu", quiet=True, **given)
+    assert evaluate_model(options).scores.n_images == 3
     assert built == [(size, tiles)]
 
 
@@ -139,24 +139,23 @@ def test_models_and_data_that_do_not_fit(micro, micro_run, tmp_path):
     lists = {"palette": [(1, 1, 1), *metadata.palette], "original_ids": [1, *metadata.original_ids]}
     more = replace(metadata, num_stuff=3, categories=["a", *metadata.categories], **lists)
     swapped = replace(metadata, categories=["road", "sky", "car"])
-    fits = InferenceOptions(overrides=["dataloader.val_set="])
     for data, classes, options, message in (
         (other, more, {}, r"3 stuff and 1 thing classes, but .*was trained on 2 and 1.*`class_table=TABLE`"),
         (other, more, {"meta": other / "metadata.bin"}, "was trained on 3 classes, the metadata lists 4"),
         (other, swapped, {}, r"class 0 is 'sky' in .* and 'road' in .* another order; .*`class_table=names`"),
         (micro, metadata, {"split": "test"}, "no split 'test'"),
-        (micro, metadata, {"inference": fits}, "name a split with `split=NAME`"),
+        (micro, metadata, {"overrides": "dataloader.val_set="}, "name a split with `split=NAME`"),
     ):
         write_metadata(other / "metadata.bin", classes)
         with pytest.raises(InputError, match=message):
-            evaluate_model(micro_run, data, EvaluationOptions(device="cpu", quiet=True, **options))
+            evaluate_model(EvaluationOptions(micro_run, data, "cpu", quiet=True, **options))
     write_metadata(other / "metadata.bin", replace(metadata, categories=["sky", "strada", "car"]))
     with pytest.warns(UserWarning, match="class 1 is 'road' in .* and 'strada' in"):
-        evaluate_model(micro_run, other, EvaluationOptions(device="cpu", quiet=True))
+        evaluate_model(EvaluationOptions(micro_run, other, "cpu", quiet=True))
     Image.new("L", (10, 10)).save(other / "msk" / "val0.png")
     write_metadata(other / "metadata.bin", metadata)
     with pytest.raises(InputError, match=r"val0\.png: the mask is 10 x 10 pixels"):
-        evaluate_model(micro_run, other, EvaluationOptions(device="cpu", quiet=True))
+        evaluate_model(EvaluationOptions(micro_run, other, "cpu", quiet=True))
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -265,7 +264,7 @@ def test_run_folder_of_a_semantic_network(semantic_run, micro, seamseg_main, tmp
     assert model.config.kind == "semantic"
     assert {"body", "head", "cls", "sem_loss_meter"} <= set(model.snapshot.state_dict)
     assert model.metadata == read_metadata(micro / "metadata.bin").without_images()
-    scores = evaluate_model(semantic_run, micro, EvaluationOptions(device="cpu", quiet=True)).scores
+    scores = evaluate_model(EvaluationOptions(semantic_run, micro, "cpu", quiet=True)).scores
     assert seamseg_main("evaluate", semantic_run, micro, "--device", "cpu", "--json", tmp_path / "s.json") == 0
     assert json.loads((tmp_path / "s.json").read_text())["mIoU"] == scores.mIoU
     validations = [line for line in read_metrics(semantic_run / "metrics.jsonl") if line["kind"] == "validation"]
@@ -275,8 +274,8 @@ def test_run_folder_of_a_semantic_network(semantic_run, micro, seamseg_main, tmp
 
 def test_what_a_semantic_network_refuses(semantic_run, micro, tmp_path):
     with pytest.raises(InputError, match="evaluation folder holds panoptic maps"):
-        evaluate_model(semantic_run, micro, EvaluationOptions(device="cpu", quiet=True, out=tmp_path / "out"))
+        evaluate_model(EvaluationOptions(semantic_run, micro, "cpu", quiet=True, out=tmp_path / "out"))
     with pytest.raises(InputError, match="legacy"):
-        evaluate_model(semantic_run, micro, EvaluationOptions(device="cpu", quiet=True, legacy=True))
+        evaluate_model(EvaluationOptions(semantic_run, micro, "cpu", quiet=True, legacy=True))
     with pytest.raises(InputError, match="is a model for semantic, not for panoptic"):
         open_model(semantic_run, overrides=["general.kind=panoptic", "optimizer.loss_weights=(1,1,1,1,1,1)"])

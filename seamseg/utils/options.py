@@ -1,0 +1,75 @@
+"""Options, each declared once as a field of a frozen dataclass: an argument in Python and a flag of a command."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, field
+from functools import wraps
+from os import PathLike
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+Options = TypeVar("Options")
+Result = TypeVar("Result")
+
+
+def option(
+    text: str,
+    default: Any = MISSING,
+    metavar: str | None = None,
+    *,
+    group: str = "",
+    flags: str = "",
+    choices: Sequence[str] | None = None,
+) -> Any:
+    """Declare an option of a dataclass.
+
+    Parameters
+    ----------
+    text : for the documentation and, with flags in place of the names of other options in backticks, for `--help`
+    default : default of the field
+    metavar : name of the value in `--help`
+    group : title of its group in `--help`
+    flags : flags, separated by spaces, if not that of its name
+    choices : values that the command takes; None for any
+    """
+    told = {"text": text, "metavar": metavar, "group": group, "flags": flags, "choices": choices}
+    return field(default=default, metadata=told)
+
+
+def takes(options: Callable[P, Options]) -> Callable[[Callable[[Options], Result]], Callable[P, Result]]:
+    """Decorate a function of a dataclass of options: it takes the fields as arguments, and documents them."""
+
+    def decorate(function: Callable[[Options], Result]) -> Callable[P, Result]:
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> Result:
+            return function(options(*args, **kwargs))
+
+        declared = vars(options)["__dataclass_fields__"]
+        arguments = [_plain(argument) for argument in inspect.signature(options).parameters.values()]
+        lines = [f"{argument.name} : {declared[argument.name].metadata['text']}" for argument in arguments]
+        vars(call)["__signature__"] = inspect.signature(function).replace(parameters=arguments)
+        call.__doc__ = "\n".join([inspect.getdoc(function) or "", "", "Parameters", "----------", *lines])
+        # pages and pickles name functions by where they are public
+        call.__module__ = "seamseg"
+        return call
+
+    return decorate
+
+
+def _plain(argument: inspect.Parameter) -> inspect.Parameter:
+    """Return an argument of a dataclass with the type that callers give."""
+    kind = str(argument.annotation)
+    return argument.replace(annotation=kind[len("InitVar[") : -1] if kind.startswith("InitVar[") else kind)
+
+
+def override_texts(overrides: Mapping[str, object] | str | Sequence[str], components: Any = ()) -> tuple[str, ...]:
+    """Return overrides, with those that import one or several components, as texts `section.key=value`."""
+    given = overrides if not isinstance(overrides, Mapping) else [f"{key}={value}" for key, value in overrides.items()]
+    return (*several(given), *(f"general.components={name}" for name in several(components)))
+
+
+def several(values: Any) -> tuple[Any, ...]:
+    """Return one or several texts or paths as several."""
+    return (values,) if isinstance(values, (str, PathLike)) else tuple(values)
