@@ -238,9 +238,9 @@ def figures(results: Results) -> str:
 
 
 PLACES: list[tuple[str, str, Callable[[Results], str]]] = [
-    ("README.md", "gpu goals", goals),
     ("docs/reference/performance.md", "gpu figures", figures),
     ("benchmarks/results/README.md", "gpu state", state),
+    ("benchmarks/results/README.md", "gpu goals", goals),
 ]
 """File, marker, table."""
 

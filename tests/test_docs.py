@@ -17,6 +17,7 @@ from seamseg.config.loader import check_overrides
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 GENERATED = ROOT / "docs" / "config.md"
+STRUCTURE = ROOT / "docs" / "design" / "rooms.md"
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")),
     ROOT / "benchmarks" / "results" / "README.md",
@@ -117,6 +118,6 @@ def test_the_table_of_operators_is_complete() -> None:
         assert (f'impl("{name}"' not in cuda) == ("CPU only" in rows[name]), name
 
 
-@pytest.mark.parametrize("row", re.findall(r"^  ([\w.]+/?)\s{2,}", README.read_text(encoding="utf-8"), re.MULTILINE))
-def test_rooms_in_the_readme_exist(row: str) -> None:
+@pytest.mark.parametrize("row", re.findall(r"^  ([\w.]+/?)\s{2,}", STRUCTURE.read_text(encoding="utf-8"), re.MULTILINE))
+def test_packages_of_the_map_exist(row: str) -> None:
     assert (ROOT / "seamseg" / row).exists()

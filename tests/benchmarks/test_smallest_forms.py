@@ -43,6 +43,7 @@ SMALLEST: dict[str, tuple[str, str]] = {
         "--size 64 128 --image 300x200 --tiles 128 --config toy_city_r18 --json OUT",
         r"tiles 128: \d.* host GiB",
     ),
+    "models": ("toy_city_r18 --json OUT", r"toy_city_r18 +peak \d\.\d\d GB"),
     "network": ("--rounds 1 --side 64 --config toy_city_r18 --json OUT", r"separated( +\d+\.\d+){4}"),
     "panoptic_quality": ("--pairs 2 --rounds 1 --workers 1 --json OUT", r"seamseg +\d"),
     "ray_data": ("--help", r"Compare the throughput"),

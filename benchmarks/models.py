@@ -1,0 +1,135 @@
+"""Peak memory of the networks of README's table on one image of 1024x2048, without a GPU.
+
+    python benchmarks/models.py [NETWORK ...] [--json FILE]
+
+Each network has random weights and its default size of the input, and runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+SIZE = (1024, 2048)
+
+
+def seamless(folder: Path) -> Any:
+    """Build the network of the published Vistas model, at the size of the image."""
+    from networks import random_predictor
+
+    return random_predictor(torch.device("cpu"), SIZE[0])
+
+
+def demo(folder: Path) -> Any:
+    """Build the network of the demo, at its own size."""
+    from networks import random_predictor
+
+    from seamseg.config import load_config
+
+    name = "toy_city_r18"
+    side = load_config(name).dataloader.shortest_size
+    assert side is not None
+    return random_predictor(torch.device("cpu"), side, config=name)
+
+
+def detector(folder: Path) -> Any:
+    """Build the detector of torchvision."""
+    from torchvision.models.detection import maskrcnn_resnet50_fpn_v2
+
+    import seamseg
+
+    net = maskrcnn_resnet50_fpn_v2(weights=None, weights_backbone=None, num_classes=91)
+    torch.save(net.state_dict(), folder / "maskrcnn.pth")
+    return seamseg.load(f"torchvision:maskrcnn_resnet50_fpn_v2?weights={folder / 'maskrcnn.pth'}", device="cpu")
+
+
+def mask2former(folder: Path) -> Any:
+    """Build Mask2Former with Swin-L for Cityscapes."""
+    import transformers
+
+    # the shape of facebook/mask2former-swin-large-cityscapes-panoptic
+    stages = ["stage1", "stage2", "stage3", "stage4"]
+    swin: Any = {
+        "embed_dim": 192, "depths": [2, 2, 18, 2], "num_heads": [6, 12, 24, 48], "window_size": 12, "image_size": 384,
+        "out_features": stages,
+    }  # fmt: skip
+    config: Any = transformers.Mask2FormerConfig
+    network = transformers.Mask2FormerForUniversalSegmentation
+    return of_transformers(network, folder, config(backbone_config=transformers.SwinConfig(**swin), num_queries=200))
+
+
+def eomt(folder: Path) -> Any:
+    """Build the large EoMT for crops of 640 x 640."""
+    from transformers import EomtConfig, EomtForUniversalSegmentation
+
+    # the defaults are those of tue-mps/coco_panoptic_eomt_large_640
+    return of_transformers(EomtForUniversalSegmentation, folder, EomtConfig())
+
+
+def of_transformers(network: Any, folder: Path, config: Any) -> Any:
+    """Write a network with the classes of Cityscapes, and load it."""
+    import seamseg
+    from seamseg.formats.cityscapes.labels import cityscapes_classes
+
+    config.id2label = dict(enumerate(cityscapes_classes().categories))
+    network(config).eval().save_pretrained(folder)
+    return seamseg.load(str(folder), device="cpu")
+
+
+SIDES: dict[str, Callable[[Path], Any]] = {
+    "toy_city_r18": demo,
+    "vistas_r50": seamless,
+    "maskrcnn_resnet50_fpn_v2": detector,
+    "mask2former-swin-large": mask2former,
+    "eomt-large-640": eomt,
+}
+
+
+def measure(side: str, folder: Path) -> float:
+    """Predict with one network; return the peak memory of the process since it was loaded, in GB."""
+    model = SIDES[side](folder)
+    # what building it took does not count
+    Path("/proc/self/clear_refs").write_text("5")
+    model.predict(np.random.default_rng(0).integers(0, 256, (*SIZE, 3), dtype=np.uint8))
+    peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert peak is not None
+    return int(peak[1]) / 1e6
+
+
+def main() -> None:
+    """Measure networks, each in a process of its own."""
+    from timing import processor
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sides", nargs="*", choices=[*SIDES, []], help="networks (default: all)")
+    parser.add_argument("--side", choices=SIDES, help="measure one in this process, and print it as JSON")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        if arguments.side is not None:
+            print(json.dumps({"peak GB": measure(arguments.side, Path(folder))}))
+            return
+    rows = {}
+    for side in arguments.sides or SIDES:
+        command = [sys.executable, __file__, "--side", side]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        rows[side] = json.loads(done.stdout.splitlines()[-1])
+        print(f"{side:<26} peak {rows[side]['peak GB']:.2f} GB", flush=True)
+    if arguments.json is not None:
+        about = {"torch": torch.__version__, "threads": torch.get_num_threads(), "cores": os.cpu_count()}
+        arguments.json.write_text(json.dumps({**about, "cpu": processor(), "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
