@@ -103,7 +103,12 @@ def snapshot_in(folder: Path) -> Path:
         others = [p for end in ("*.tar", "*.pth") for p in sorted(folder.glob(end)) if not is_hidden(p.name)]
         if len(others) != 1:
             known = " nor ".join((*SNAPSHOT_NAMES, WEIGHTS_NAME))
-            raise InputError(f"{folder}: not a run folder: it holds neither {known}")
+            from seamseg.data.images import PHOTO_ENDINGS  # Pillow, which a start does without
+
+            names = [name.lower() for name in os.listdir(folder)]
+            images = "lst" in names or any(name.endswith(PHOTO_ENDINGS) for name in names)
+            swapped = "; it holds images: the model comes before them" if images else ""
+            raise InputError(f"{folder}: not a run folder: it holds neither {known}{swapped}")
         found = others[0]
     return found
 

@@ -154,6 +154,8 @@ def test_missing(tmp_path: Path) -> None:
 
 def test_folder_that_is_not_a_run_folder(tmp_path: Path) -> None:
     assert "not a run folder: it holds neither model_best.pth.tar nor model_last.pth.tar" in refusal(tmp_path)
+    (tmp_path / "a.JPG").touch()
+    assert refusal(tmp_path).endswith("; it holds images: the model comes before them")
 
 
 @pytest.mark.parametrize(
