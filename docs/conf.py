@@ -120,8 +120,8 @@ def _page(title: str, modules: list[str]) -> str:
     parts = [f"# {title}"]
     for module in modules:
         heading = [] if module == title else [f"## {module}"]
-        # what seamseg.components exports is defined in other modules, some of them private
-        own = ":imported-members:" if module == "seamseg.components" else ":ignore-module-all:"
+        # what these export is defined in other modules, some of them private
+        own = ":imported-members:" if module in ("seamseg", "seamseg.components") else ":ignore-module-all:"
         options = "\n   ".join((f".. automodule:: {module}", ":members:", own, ":show-inheritance:"))
         parts += [*heading, f"```{{eval-rst}}\n{options}\n```"]
     return "\n\n".join(parts) + "\n"

@@ -51,8 +51,6 @@ def takes(options: Callable[P, Options]) -> Callable[[Callable[[Options], Result
         lines = [f"{argument.name} : {declared[argument.name].metadata['text']}" for argument in arguments]
         vars(call)["__signature__"] = inspect.signature(function).replace(parameters=arguments)
         call.__doc__ = "\n".join([inspect.getdoc(function) or "", "", "Parameters", "----------", *lines])
-        # pages and pickles name functions by where they are public
-        call.__module__ = "seamseg"
         return call
 
     return decorate
