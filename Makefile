@@ -69,7 +69,7 @@ format: setup  ## fix style and formatting
 
 reference: setup  ## write docs/config.md and docs/reference/components.md
 	$(BIN)/python -m seamseg.config.reference > docs/config.md
-	$(BIN)/python -m seamseg.config.reference components > docs/reference/components.md
+	$(BIN)/python -m seamseg.cli.components > docs/reference/components.md
 
 # without .venv and torch, which docs/conf.py replaces by mocks
 DOCS_BIN = build/docs_venv/bin

@@ -10,13 +10,15 @@ A component is a part that is chosen by its name: docs/how-to/extend.md shows ho
 from __future__ import annotations
 
 import argparse
+import importlib
+import pkgutil
 import sys
 from dataclasses import fields
 
 from seamseg.cli.model_options import add_components
 from seamseg.config import components
 from seamseg.config.loader import load_components
-from seamseg.config.reference import by_make, chosen_by, summary
+from seamseg.config.reference import by_make, chosen_by, components_reference, summary
 from seamseg.config.values import format_value
 from seamseg.utils.output import echo
 
@@ -30,20 +32,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the components by kind."""
+    if not args.set or args.kind is not None:
+        import_all()
     load_components(args.set)
-    if args.set and all(component.built_in for component in components.registered()):
+    named = [c for c in components.registered() if not c.built_in or c.module.startswith(components.RECIPES)]
+    if args.set and not named:
         echo("no file registers a component", file=sys.stderr)
     for kind, what in components.KINDS.items():
         found = components.registered(kind)
         if args.set and args.kind is None:
-            found = [component for component in found if not component.built_in]
+            found = [component for component in found if component in named]
         if args.kind not in (None, kind) or (args.set and not found):
             continue
         echo(f"{kind}: {what.what}; {chosen_by(kind, what).replace('`', '')}")
         for group in by_make(found):
             first = group[0]
-            where = "built in" if first.built_in else str(first.file)
+            where = first.module if first.module.startswith(components.RECIPES) else "built in"
+            where = where if first.built_in else str(first.file)
             echo(f"  {', '.join(component.name for component in group)} ({where}): {summary(first)}")
             for spec in fields(first.keys):
                 echo(f"    {spec.name} = {format_value(spec.default)}    {spec.metadata['doc']}")
     return 0
+
+
+def import_all() -> None:
+    """Import all components of the package: the defaults, and those that a configuration has to name."""
+    import seamseg.data.folder
+    import seamseg.models.build
+    import seamseg.predict.writers
+    import seamseg.training.run  # noqa: F401
+    from seamseg import recipes
+
+    for module in pkgutil.iter_modules(recipes.__path__, components.RECIPES):
+        importlib.import_module(module.name)
+
+
+if __name__ == "__main__":
+    import_all()
+    sys.stdout.buffer.write(components_reference().encode("utf-8"))

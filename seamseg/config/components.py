@@ -2,7 +2,7 @@
 
 A component is a class or function that a decorator of :mod:`seamseg.components` registers under a kind and a name, with
 a frozen dataclass of its keys (docs/how-to/extend.md). Modules and files are imported only if the user names them,
-never because they are installed or a model names them.
+never because they are installed or a model names them. The parts of the package that use a kind register its defaults.
 """
 
 from __future__ import annotations
@@ -20,16 +20,62 @@ from pathlib import Path
 from traceback import walk_tb
 from typing import Any, TypeVar
 
-from seamseg.config.component_kinds import KINDS as KINDS
-from seamseg.config.component_kinds import parse_section as parse_section
 from seamseg.config.values import declaration_problem
-from seamseg.utils.component_errors import described, file_of
+from seamseg.utils.component_errors import described, file_of, misspelt
 from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.errors import InputError, SeamsegError, did_you_mean, near_names
+from seamseg.utils.errors import InputError, SeamsegError, did_you_mean
 from seamseg.utils.output import warn
 
 API = 1
 """Version of the interface; one that breaks components gets another number."""
+
+RECIPES = "seamseg.recipes."
+"""Beginning of the names of modules of this package that a configuration names to use their components."""
+
+
+@dataclass(frozen=True)
+class ComponentKind:
+    """What a component may be.
+
+    Attributes
+    ----------
+    what : a line for `seamseg components`
+    key : `section.key` of the configuration that chooses one by its name; empty if any number may be used, one for each
+        section `[KIND NAME]` of the configuration
+    evaluated : whether an evaluation uses it although the configuration of the model does not name it
+    chosen : whether it is used where an option names it, not because of its section
+    needed : a model that has one does not open without it
+    defaults : whether the package registers some that no key chooses, where it uses them; elsewhere they stay text
+    """
+
+    what: str
+    key: str = ""
+    evaluated: bool = False
+    chosen: bool = False
+    needed: bool = False
+    defaults: bool = False
+
+
+KINDS: dict[str, ComponentKind] = {
+    "augmentation": ComponentKind("changes the colours of a training image"),
+    "body": ComponentKind("backbone of the network", "body.body", needed=True),
+    "callback": ComponentKind("follows a training, such as a logger, and may end it", defaults=True),
+    "head": ComponentKind("head of the network, with losses and output maps"),
+    "format": ComponentKind("output format of predict, which its option names", chosen=True, defaults=True),
+    "loss": ComponentKind("loss of the semantic head", "sem.loss"),
+    "metric": ComponentKind("metric of a validation, which may select the best snapshot", evaluated=True),
+    "network": ComponentKind("network as a whole, with its losses", "general.network", needed=True),
+    "optimizer": ComponentKind("updates the weights", "optimizer.type"),
+    "reader": ComponentKind("reads a data set", "dataloader.reader"),
+    "scheduler": ComponentKind("learning rate over time", "scheduler.type"),
+}
+"""The kinds of components by name."""
+
+
+def parse_section(section: str) -> tuple[str, str] | None:
+    """Return kind and name of the component that a section of a configuration is for; None for other sections."""
+    kind, space, name = section.partition(" ")
+    return (kind, name.strip()) if space and kind in KINDS else None
 
 
 @dataclass(frozen=True)
@@ -46,8 +92,8 @@ class Component:
     kind, name : its kind and its name in a configuration
     make : the class or function
     keys : frozen dataclass of its keys, those of the section `[KIND NAME]`
-    module : name of the module that registers it
-    sha256 : SHA-256 of its file when that was imported; empty for built-in ones
+    module, file : name and file of the module that registers it
+    sha256 : SHA-256 of the file when that was imported; empty for those of this package
     """
 
     kind: str
@@ -55,6 +101,7 @@ class Component:
     make: Callable[..., Any]
     keys: type
     module: str
+    file: Path
     sha256: str = ""
 
     @property
@@ -63,28 +110,9 @@ class Component:
         return f"{self.kind} {self.name}"
 
     @property
-    def file(self) -> Path:
-        """File of the module."""
-        return Path(str(file_of(self.module)))
-
-    @property
     def built_in(self) -> bool:
         """Whether it is part of this package."""
         return self.module.partition(".")[0] == "seamseg"
-
-    @property
-    def misspelt(self) -> str:
-        """A line about a method that nothing calls and whose name is almost that of one of the base class, or empty."""
-        base = next((c for c in getattr(self.make, "__mro__", ()) if c.__module__.startswith("seamseg.")), None)
-        if base is None:
-            return ""
-        own = {name: value for name, value in vars(self.make).items() if callable(value)}
-        called = {name for value in own.values() if hasattr(value, "__code__") for name in value.__code__.co_names}
-        meant = [name for name, value in vars(base).items() if callable(value) and name not in own]
-        for name in (name for name in own if not (name.startswith("_") or name in called or hasattr(base, name))):
-            if found := near_names(name, meant, 1, 0.8):
-                return f"it has a method {name}, which nothing calls: is it meant to be {found[0]}?"
-        return ""
 
     def build(self, *arguments: Any) -> Any:
         """Call :attr:`make`; its exceptions become an InputError with the component, its file and the line."""
@@ -98,12 +126,7 @@ class Component:
 
 @dataclass(frozen=True)
 class NotLoaded:
-    """The section of a component that is not imported: a model names it, the user does not.
-
-    Attributes
-    ----------
-    texts : its values as written
-    """
+    """The section of a component that is not imported: its values `texts` as written."""
 
     texts: dict[str, str]
 
@@ -136,10 +159,10 @@ def register(kind: str, name: str, keys: type = NoKeys) -> Callable[[Made], Made
             raise InputError(f"{kind} {name}: {spec.name} of {keys.__name__}: {problem}")
 
     def decorate(made: Made) -> Made:
-        component = Component(kind, name, made, keys, made.__module__)
+        component = Component(kind, name, made, keys, made.__module__, Path(str(file_of(made.__module__))))
         if not component.built_in:
             component = replace(component, sha256=_checksum(component.file))
-            if doubt := component.misspelt:
+            if doubt := misspelt(made):
                 warn(f"{component.section} ({component.file}): {doubt}", stacklevel=2)
         other = _REGISTERED.setdefault((kind, name), component)
         if other.module != component.module or other.make.__qualname__ != made.__qualname__:
@@ -186,11 +209,6 @@ def load(names: Iterable[str], folder: Path | None = None) -> list[str]:
     return loaded
 
 
-_Sources = dict[str, tuple[Path, str]]
-_SOURCES: dict[str, _Sources] = {}
-"""File and SHA-256 of each imported file of components, and of the modules beside it that it imports, by module."""
-
-
 def _checksum(file: Path) -> str:
     """Return the SHA-256 of a file; empty if there is none, as of a cell of a notebook."""
     with suppress(OSError):
@@ -198,25 +216,31 @@ def _checksum(file: Path) -> str:
     return ""
 
 
+_FOLDERS: dict[Path, dict[str, tuple[Path, str]]] = {}
+"""File and SHA-256 of each file of components, and of each module beside it that it imports: by folder and module."""
+
+
 def _import_file(path: Path) -> None:
     """Import a file as the module of its name, which worker processes find, too: its folder comes last on the path.
 
-    It is imported again if it, or a module beside it that it imports, has changed.
+    If a file of its folder has changed, each of them is imported again when it is named or imported the next time.
     """
-    name, sources = path.stem, _SOURCES.get(path.stem, {})
-    other = file_of(name)
-    gone = name in sources and not os.path.exists(str(other))
-    if name in sys.modules and os.path.realpath(str(other)) != str(path) and not gone:
-        raise InputError(f"another module is named {name}: rename the file{f' ({other})' if other else ''}")
-    changed = [module for module, (file, checksum) in sources.items() if _checksum(file) != checksum]
-    if name in sys.modules and not changed:
-        _SOURCES.setdefault(name, {name: (path, _checksum(path))})
+    name, known = path.stem, _FOLDERS.setdefault(path.parent, {})
+    other = str(file_of(name))
+    gone = any(name in modules for modules in _FOLDERS.values()) and not os.path.exists(other)
+    if name in sys.modules and os.path.realpath(other) != str(path) and not gone:
+        raise InputError(f"another module is named {name}: rename the file{f' ({other})' if file_of(name) else ''}")
+    changed = [module for module, (file, checksum) in known.items() if _checksum(file) != checksum]
+    if name in sys.modules and not changed and not gone:
+        known.setdefault(name, (path, _checksum(path)))
         return
-    for module in {name, *changed}:
-        if module in _SOURCES and module != name:
-            _import_file(sources[module][0])
-        else:
-            _forget(module)
+    forgotten = {name, *known} if changed else {name}
+    for modules in _FOLDERS.values():
+        modules.pop(name, None)
+    former = {key: component for key, component in _REGISTERED.items() if component.module in forgotten}
+    for module in forgotten:
+        _forget(module)
+        known.pop(module, None)
     before = set(sys.modules)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -226,22 +250,18 @@ def _import_file(path: Path) -> None:
     importlib.invalidate_caches()
     try:
         # compiled here: bytecode on the disk may be of other content of the same second
-        text = path.read_bytes()
-        exec(compile(text, str(path), "exec", dont_inherit=True), sys.modules[name].__dict__)
+        exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), sys.modules[name].__dict__)
     except BaseException:
         _forget(name)
         raise
-    # those that another file has imported before as well, and other files of components that it may build on
-    others = {*sys.modules} - before | {m for known in _SOURCES.values() for m in known if m not in _SOURCES}
-    others |= {module for module in _SOURCES if re.search(rf"\b{module}\b".encode(), text)}
-    files = {module: Path(os.path.realpath(str(file_of(module)))) for module in (name, *others)}
-    beside = {module: file for module, file in files.items() if _is_beside(path, module, file)}
-    _SOURCES[name] = {module: (file, _checksum(file)) for module, file in beside.items()}
-
-
-def _is_beside(path: Path, module: str, file: Path) -> bool:
-    base = path.parent.joinpath(*module.split("."))
-    return file in (Path(f"{base}.py"), base / "__init__.py")
+    finally:
+        # a configuration in use may have components of files that are not imported again here
+        kept = (item for item in former.items() if item[1].module != name and item[1].module not in sys.modules)
+        _REGISTERED.update(kept)
+        for module in {name, *sys.modules} - before:
+            base, file = path.parent.joinpath(*module.split(".")), Path(os.path.realpath(str(file_of(module))))
+            if file in (Path(f"{base}.py"), base / "__init__.py") and module.partition(".")[0] != "seamseg":
+                known[module] = (file, _checksum(file))
 
 
 def _forget(module: str) -> None:
@@ -254,39 +274,36 @@ def _forget(module: str) -> None:
         del _REGISTERED[key]
 
 
-def registered(kind: str | None = None, built_in: bool = True) -> list[Component]:
-    """Return the imported and, with `built_in`, the built-in components, of a kind or of all, by name."""
-    for module in (m for one in ([kind] if kind is not None else KINDS) for m in KINDS[one].modules if built_in):
-        importlib.import_module(module)
+def registered(kind: str | None = None) -> list[Component]:
+    """Return the components that are imported, of a kind or of all, by name."""
     return sorted((c for c in _REGISTERED.values() if kind in (None, c.kind)), key=lambda c: (c.kind, c.name))
 
 
-def is_registered(kind: str, name: str, exported: bool = False) -> bool:
-    """Return whether a component is built in or imported; the name may have an argument, `NAME:ARGUMENT`.
-
-    For an `exported` network, kinds that it does not use are not imported: they need torch.
-    """
-    name = name.partition(":")[0]
-    known = KINDS.get(kind)
-    if known is not None and (not exported or known.evaluated or known.chosen):
-        for module in known.modules:
-            if (kind, name) in _REGISTERED:
-                break
-            importlib.import_module(module)
-    return (kind, name) in _REGISTERED
+def is_registered(kind: str, name: str) -> bool:
+    """Return whether a component is imported; the name may have an argument, `NAME:ARGUMENT`."""
+    return (kind, name.partition(":")[0]) in _REGISTERED
 
 
-def find(kind: str, name: str) -> Component:
+def stays_text(kind: str) -> bool:
+    """Return whether nothing in this process uses a kind whose defaults only its users import."""
+    return KINDS[kind].defaults and not any(component.built_in for component in registered(kind))
+
+
+def find(kind: str, name: str, others: Iterable[str] = ()) -> Component:
     """Return a component.
 
     Raises
     ------
     InputError
-        if there is none of this kind and name
+        if there is none of this kind and name; it lists `others`, too, as known ones
     """
-    if is_registered(kind, name):
-        return _REGISTERED[kind, name.partition(":")[0]]
-    names = [component.name for component in registered(kind)]
+    plain = name.partition(":")[0]
+    if (kind, plain) in _REGISTERED:
+        return _REGISTERED[kind, plain]
+    module = RECIPES + plain
+    if plain.isidentifier() and module not in sys.modules and importlib.util.find_spec(module) is not None:
+        raise InputError(f"no {kind} {name!r:.80}: it is part of this package, add `components={module}`")
+    names = sorted({*(component.name for component in registered(kind)), *others})
     meant = did_you_mean(name, names) or f"; known are {', '.join(names) or 'none'}"
     raise InputError(f"no {kind} {name!r:.80}{meant}; name the file of another with `components=FILE`")
 
@@ -344,7 +361,7 @@ class Record:
     @staticmethod
     def of(component: Component) -> Record:
         """Describe a component."""
-        version = str(getattr(sys.modules[component.module], "__version__", ""))
+        version = str(getattr(sys.modules.get(component.module), "__version__", ""))
         return Record(component.kind, component.name, component.module, version, component.sha256)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, fields
@@ -22,6 +23,9 @@ from seamseg.config.sections import SECTIONS, Config
 from seamseg.config.values import ValueProblem, format_value, hints_of, parse_value
 from seamseg.utils.errors import InputError, did_you_mean
 from seamseg.utils.limits import read_ini
+
+_RECIPE = re.escape(components.RECIPES) + "(?!py$)[a-z_]+"
+"""Modules of components of this package; a name with `.py` would be that of a file."""
 
 _OF_BODY = (("body", "body_params"), ("body", "out_channels"), ("body", "out_strides"), ("fpn", "inputs"))
 """Keys whose values belong to one body."""
@@ -69,7 +73,7 @@ def config_from_string(
     layers = layers_of(Layer(read_ini(text, source), source, trusted))
     given, sources = _adapt_bases(layers, kind or PANOPTIC)
     changes = [(override, *split_override(override)) for override in overrides]
-    loaded = _load_components(layers, changes)
+    loaded = _load_components(layers, changes, exported)
     strict = trusted is not None
     own = given.get("general", {}).get("kind", kind or PANOPTIC)
     asked = [value for _, section, key, value in changes if (section, key) == ("general", "kind")]
@@ -80,7 +84,7 @@ def config_from_string(
         texts[section][key] = value
     for layer in layers:
         for section, values in layer.given.items():
-            _merge(texts, section, values, layer.source, strict, exported)
+            _merge(texts, section, values, layer.source, strict)
     texts["general"]["kind"] = own
     if asked:
         _convert_weights(texts, own, asked[-1])
@@ -94,7 +98,7 @@ def config_from_string(
     for component in components.added_by(loaded):
         if strict or components.KINDS[component.kind].evaluated:
             texts.setdefault(component.section, {})
-    if loaded:
+    if loaded and (strict or ("general", "components") in origins):
         texts["general"]["components"] = ", ".join(loaded)
     _describe_body(texts, given, origins)
     _reset_ignored(texts, layers[-1].given, origins, source)
@@ -150,12 +154,16 @@ def _drop_replaced(texts: Texts, layers: Sequence[Layer], changed: Iterable[tupl
             del texts[section]
 
 
-def _load_components(layers: Sequence[Layer], changes: Sequence[tuple[str, str, str, str]]) -> list[str]:
-    """Import the components that the user names; return their modules and files."""
+def _load_components(
+    layers: Sequence[Layer], changes: Sequence[tuple[str, str, str, str]], exported: bool = False
+) -> list[str]:
+    """Import the components that the user names, and those of this package that a model names; return their names."""
     loaded = []
     for given, _, folder in layers:
-        if folder is not None:
-            loaded += components.load(given.get("general", {}).get("components", "").split(","), folder)
+        names = given.get("general", {}).get("components", "").split(",")
+        if folder is None:
+            names = [] if exported else [name for name in names if re.fullmatch(_RECIPE, name.strip())]
+        loaded += components.load(names, folder)
     asked = [value for _, section, key, value in changes if (section, key) == ("general", "components")]
     return list(dict.fromkeys([*loaded, *components.load(",".join(asked).split(","))]))
 
@@ -234,14 +242,12 @@ def _read_defaults(kind: str) -> Texts:
     return texts
 
 
-def _merge(
-    texts: Texts, section: str, values: Mapping[str, str], source: str, strict: bool = True, exported: bool = False
-) -> None:
+def _merge(texts: Texts, section: str, values: Mapping[str, str], source: str, strict: bool = True) -> None:
     part = components.parse_section(section)
     if part is not None:
         section = " ".join(part)
         texts.setdefault(section, {})
-        if not strict and not components.is_registered(*part, exported):
+        if not components.is_registered(*part) and (not strict or components.stays_text(part[0])):
             texts[section] |= values
             return
     elif section not in SECTIONS:
@@ -345,15 +351,15 @@ def _typed(
             text = texts[name][spec.name]
             if (kind := spec.metadata["component"]) is not None and text not in spec.metadata["choices"]:
                 needed = strict or (components.KINDS[kind].needed and not exported)
-                values[spec.name] = _component_name(kind, name, spec.name, text, origin, needed)
-                if components.is_registered(kind, text, exported):
+                values[spec.name] = _component_name(kind, name, spec, text, origin, needed)
+                if components.is_registered(kind, text):
                     texts.setdefault(components.find(kind, text).section, {})
             else:
                 values[spec.name] = _parsed(name, spec, text, origin)
         sections[name] = cls(**values)
     for name in [section for section in texts if section not in SECTIONS]:
         kind, part = components.parse_section(name) or ("", "")
-        if not components.is_registered(kind, part, exported):
+        if not components.is_registered(kind, part):
             parts[name] = NotLoaded(texts[name])
             continue
         cls = components.find(kind, part).keys
@@ -371,20 +377,20 @@ def _typed(
     return config
 
 
-def _component_name(kind: str, section: str, key: str, text: str, origin: str, strict: bool) -> str:
+def _component_name(kind: str, section: str, spec: Field[typing.Any], text: str, origin: str, strict: bool) -> str:
     if strict:
         try:
-            components.find(kind, text)
+            components.find(kind, text, spec.metadata["choices"])
         except InputError as error:
-            raise InputError(f"{origin}: [{section}] {key} = {text:.80}: {error}") from None
+            raise InputError(f"{origin}: [{section}] {spec.name} = {text:.80}: {error}") from None
     return text
 
 
 def _unused_parts(config: Config) -> str | None:
     for section in config.parts:
         kind, name = components.parse_section(section) or ("", "")
-        if (key := components.KINDS[kind].key) and name != config.component(kind)[0].name:
-            return f"[{section}] has no effect: [{key.replace('.', '] ')} is {config.component(kind)[0].name}"
+        if (key := components.KINDS[kind].key) and name != (chosen := config.chosen(kind)):
+            return f"[{section}] has no effect: [{key.replace('.', '] ')} is {chosen}"
     return None
 
 

@@ -1,7 +1,7 @@
 """The pages of all configuration keys and of all components.
 
 python -m seamseg.config.reference > docs/config.md
-python -m seamseg.config.reference components > docs/reference/components.md
+python -m seamseg.cli.components > docs/reference/components.md
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from dataclasses import Field, fields
 
 from seamseg.config import components
-from seamseg.config.component_kinds import ComponentKind
 from seamseg.config.kinds import KINDS, PANOPTIC
 from seamseg.config.loader import default_config
 from seamseg.config.sections import SECTIONS
@@ -117,13 +116,14 @@ _COMPONENTS = """# Components
 <!-- made by `make reference` from the components of the package; change it there -->
 
 Parts that a configuration can choose by name. [Extend](../how-to/extend.md) shows how to write one, `seamseg new KIND
-NAME` writes a template, and `seamseg components --components FILE` lists those of a file. Kinds without a list are for
-parts of your own only.
+NAME` writes an example, and `seamseg components --components FILE` lists those of a file. Kinds without a list are for
+parts of your own only. Those of a module `seamseg.recipes.NAME` are available with `[general] components =
+seamseg.recipes.NAME` or `--components seamseg.recipes.NAME`, like parts of your own.
 """
 
 
 def components_reference() -> str:
-    """Return the page of components in Markdown."""
+    """Return the page of the components that are imported, in Markdown."""
     lines = [_COMPONENTS]
     for kind, spec in components.KINDS.items():
         lines += [f"## {kind}", "", f"{spec.what[0].upper()}{spec.what[1:]}; {chosen_by(kind, spec)}.", ""]
@@ -148,7 +148,7 @@ def summary(component: components.Component) -> str:
     return re.sub(r":\w+:`(?:[^`]*\.)?([^`.]+)`", r"`\1`", line)
 
 
-def chosen_by(kind: str, spec: ComponentKind) -> str:
+def chosen_by(kind: str, spec: components.ComponentKind) -> str:
     """Return how a component of a kind is chosen."""
     if spec.chosen:
         return "chosen by `format=NAME` of predict"
@@ -174,5 +174,4 @@ def _wrapped(item: str) -> str:
 
 
 if __name__ == "__main__":
-    page = components_reference if sys.argv[1:] == ["components"] else reference
-    sys.stdout.buffer.write(page().encode("utf-8"))
+    sys.stdout.buffer.write(reference().encode("utf-8"))

@@ -120,8 +120,8 @@ class Body:
     """The backbone and its normalization."""
 
     body: str = key(
-        "architecture of the backbone; those with `resnext`, `wider` and `dense` end with a norm, bn_out; `timm:NAME` "
-        "is a timm network, with or without a tag of weights",
+        "architecture of the backbone; those with `resnext`, `wider` and `dense` end with a norm, bn_out; with "
+        "`components = seamseg.recipes.timm`, `timm:NAME` is a timm network, with or without a tag of weights",
         choices=tuple(BODIES),
         component="body",
     )
@@ -250,9 +250,10 @@ class Sem:
     out_channels: int = our_key("channels before the classifier", minimum=1, maximum=CHANNELS)
     dilations: tuple[int, ...] = our_key("dilations of the 3x3 convolutions", minimum=1, maximum=1024, most=16)
     loss: str = our_key(
-        "loss of an image: the mean cross-entropy of the pixels that ohem selects (cross_entropy), or max_pooling, "
-        "loss max-pooling of arXiv 1704.02966, which weights pixels by their loss",
-        choices=("cross_entropy", "max_pooling"),
+        "loss of an image: the mean cross-entropy of the pixels that ohem selects; with `components = "
+        "seamseg.recipes.max_pooling`, max_pooling is loss max-pooling of arXiv 1704.02966, which weights pixels by "
+        "their loss",
+        choices=("cross_entropy",),
         component="loss",
     )
 
@@ -436,10 +437,14 @@ class Config:
         InputError
             if it is not loaded
         """
-        section, name = components.KINDS[kind].key.split(".")
-        options = getattr(self, section)
-        found = components.find(kind, getattr(options, name))
+        options = getattr(self, components.KINDS[kind].key.split(".")[0])
+        found = components.find(kind, self.chosen(kind))
         return found, options if found.keys is NoKeys else self.parts.get(found.section, found.keys())
+
+    def chosen(self, kind: str) -> str:
+        """Return the name of the component that a key of the configuration chooses, without an argument."""
+        section, name = components.KINDS[kind].key.split(".")
+        return str(getattr(getattr(self, section), name)).partition(":")[0]
 
     def records(self) -> tuple[Record, ...]:
         """Return what a snapshot states about custom components."""

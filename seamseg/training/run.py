@@ -13,7 +13,7 @@ from torch import nn
 from seamseg.checkpoints.class_table import ClassTable
 from seamseg.config import Config, load_config
 from seamseg.config.checks import check_training
-from seamseg.config.components import NoKeys, find
+from seamseg.config.components import NoKeys
 from seamseg.data.loader import BatchLoader, index_sampler
 from seamseg.evaluation.scores import Scores
 from seamseg.formats.metadata import Metadata
@@ -35,6 +35,7 @@ from seamseg.training.debugging.dump import StepRecorder
 from seamseg.training.logging.logs import TextLog
 from seamseg.training.logging.metrics import MetricsFile, read_metrics
 from seamseg.training.logging.reporter import Reporter
+from seamseg.training.logging.tensorboard import TensorBoard
 from seamseg.training.optim.schedule import LRSchedule
 from seamseg.training.options import TrainerOptions
 from seamseg.training.preemption import Preempted
@@ -324,8 +325,7 @@ def _check_callbacks(callbacks: object) -> None:
 
 def _named(task: Task, callbacks: Sequence[Callback]) -> dict[str, Callback]:
     """Return TensorBoard, the callbacks of a task, and further ones by the name of their class, by unique names."""
-    board = find("callback", "tensorboard")
-    named: dict[str, Callback] = {board.name: board.make(board.keys()), **task.build_callbacks()}
+    named: dict[str, Callback] = {"tensorboard": TensorBoard(), **task.build_callbacks()}
     for callback in callbacks:
         name = type(callback).__name__
         while name in named:

@@ -9,7 +9,7 @@ from traceback import walk_tb
 from typing import Any, TypeVar
 
 from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.errors import InputError, SeamsegError, one_line
+from seamseg.utils.errors import InputError, SeamsegError, near_names, one_line
 
 Base = TypeVar("Base")
 
@@ -70,3 +70,17 @@ def instance_of(base: type[Base], made: Any, where: str, name: str = "") -> Base
     if not isinstance(made, base):
         raise InputError(f"{where}: must be a class derived from seamseg.components.{name or base.__name__}")
     return made
+
+
+def misspelt(made: object) -> str:
+    """Return a line about a method that nothing calls and whose name is almost that of one of the base class, or ""."""
+    base = next((c for c in getattr(made, "__mro__", ()) if c.__module__.startswith("seamseg.")), None)
+    if base is None:
+        return ""
+    own = {name: value for name, value in vars(made).items() if callable(value)}
+    called = {name for value in own.values() if hasattr(value, "__code__") for name in value.__code__.co_names}
+    meant = [name for name, value in vars(base).items() if callable(value) and name not in own]
+    for name in (name for name in own if not (name.startswith("_") or name in called or hasattr(base, name))):
+        if found := near_names(name, meant, 1, 0.8):
+            return f"it has a method {name}, which nothing calls: is it meant to be {found[0]}?"
+    return ""

@@ -29,6 +29,7 @@ NAMES = ["car", "sky", "dog"]
 FAMILIES = ["mask2former", "maskformer", "eomt", "eomt_dinov3"]
 CONFIG = """
 [general]
+components = seamseg.recipes.transformers
 network = transformers
 log_interval = 1
 [network transformers]

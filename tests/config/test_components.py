@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
+import subprocess
+import sys
 from dataclasses import asdict
 
 import pytest
@@ -146,6 +148,49 @@ def test_a_text_that_is_not_the_users_imports_nothing(tmp_path, imported, monkey
         config.component("optimizer")
 
 
+@pytest.fixture
+def no_recipes(imported, monkeypatch):
+    """As in a process that has not imported those of the package."""
+    for name in [name for name in sys.modules if name.startswith(components.RECIPES)]:
+        monkeypatch.delitem(sys.modules, name)
+    for key in [key for key, found in components._REGISTERED.items() if found.module.startswith(components.RECIPES)]:
+        del components._REGISTERED[key]
+
+
+def test_a_model_names_parts_of_the_package(no_recipes, tmp_path, monkeypatch):
+    """They are imported, unlike files; one that does not name them ends in a line that says what to add."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("evil.py", "seamseg.recipes.py"):
+        (tmp_path / name).write_text("raise ValueError")
+    chosen = "[body]\nbody = timm:resnet18\n[sem]\nloss = max_pooling\n[loss max_pooling]\npower = 2\n"
+    message = re.escape("no body 'timm:resnet18': it is part of this package, add `components=seamseg.recipes.timm`")
+    with pytest.raises(InputError, match=message):
+        config_from_string(chosen)
+    assert config_from_string(chosen.replace("timm:", "")).not_loaded == ["loss max_pooling"]
+    names = "seamseg.recipes.timm, evil.py, seamseg.recipes.max_pooling, seamseg.recipes.py"
+    config = config_from_string(f"[general]\ncomponents = {names}\n{chosen}")
+    assert config.general.components == names
+    assert config.component("loss")[1].power == 2
+    assert config.component("body")[0].module == "seamseg.recipes.timm"
+    assert config.records() == ()
+
+
+def test_sections_without_use_in_a_process_stay_text(tmp_path):
+    """Those of formats and callbacks of the package, for which nothing is imported."""
+    text = "[format overlay]\nopacity = .3\n[callback tensorboard]\nenabled = no\n"
+    (tmp_path / "my.ini").write_text(text)
+    program = f"""
+import sys
+from seamseg.config import load_config
+print(load_config({str(tmp_path / "my.ini")!r}).not_loaded, "torch" in sys.modules)
+import seamseg.predict.writers, seamseg.training.run
+config = load_config({str(tmp_path / "my.ini")!r})
+print(config.not_loaded, config.parts["format overlay"].opacity, config.parts["callback tensorboard"].enabled)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["['format overlay', 'callback tensorboard'] False", "[] 0.3 False"]
+
+
 @pytest.mark.parametrize(
     "change", [{"kind": "a\nb"}, {"name": "\x1b[31m"}, {"module": "../evil"}, {"module": "a" * 99}]
 )
@@ -201,6 +246,19 @@ def test_changed_files_are_read_again(lion, tmp_path):
     assert "SyntaxError" in refusal(tmp_path, chosen, lion)
     lion.write_text(LION.replace('"lion"', '"panther"'))
     assert "no optimizer 'lion'" in refusal(tmp_path, chosen, lion)
+
+
+def test_a_configuration_in_use_keeps_its_components(lion, tmp_path):
+    """Although a file beside them has changed."""
+    other = tmp_path / "my_tiger.py"
+    other.write_text(LION[: LION.index("@scheduler")].replace('"lion"', '"tiger"'))
+    config = load(tmp_path, "[optimizer]\ntype = tiger\n", lion, other)
+    before = config.component("optimizer")[0]
+    lion.write_text(LION + "\n")
+    load(tmp_path, "", lion)
+    assert config.component("optimizer")[0] is before
+    assert Record.of(before).sha256 == hashlib.sha256(other.read_bytes()).hexdigest()
+    assert load(tmp_path, "[optimizer]\ntype = tiger\n", other).component("optimizer")[0] is not before
 
 
 def test_files_of_one_name(lion, tmp_path):

@@ -15,7 +15,7 @@ def test_the_page_is_up_to_date() -> None:
 
 def test_the_page_of_components_is_up_to_date() -> None:
     """In a process of its own: other tests import components."""
-    program = "from seamseg.config.reference import components_reference as page; print(page(), end='')"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    program = [sys.executable, "-m", "seamseg.cli.components"]
+    done = subprocess.run(program, capture_output=True, text=True, check=True)
     page = PAGE.parent / "reference" / "components.md"
     assert page.read_text(encoding="utf-8") == done.stdout, "run `make reference` and commit components.md"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from seamseg.cli.components import import_all
 from seamseg.config import components
 from seamseg.utils.errors import SeamsegError
 
@@ -174,7 +175,7 @@ def imported_for_a_module(*files: Path) -> Iterator[tuple[str, ...]]:
 @pytest.fixture
 def imported(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Undo what a test imports from files that it has written."""
-    components.registered()  # built-in ones register once only
+    import_all()  # built-in ones register once only
     monkeypatch.setattr(components, "_REGISTERED", dict(components._REGISTERED))
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield

@@ -16,7 +16,7 @@ from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.cli.main import main
 from seamseg.components import BodyContext
 from seamseg.ops.norm import InPlaceABN
-from seamseg.recipes.timm_body.network import TimmBackbone, TimmKeys
+from seamseg.recipes.timm.network import TimmBackbone, TimmKeys
 from seamseg.utils.distributed import distributed
 
 KEYS = (
@@ -33,7 +33,8 @@ SEMANTIC = ("general.kind=semantic", "sem.pooling_size=(2, 2)")
 def timm_config(folder: Path, body: str) -> Path:
     path = write_config(folder / "timm.ini")
     lines = [line for line in path.read_text().splitlines() if not line.startswith("out_channels = {")]
-    path.write_text("\n".join(lines).replace("body = resnet18", f"body = timm:{body}"))
+    text = "\n".join(lines).replace("body = resnet18", f"body = timm:{body}")
+    path.write_text(text.replace("[general]", "[general]\ncomponents = seamseg.recipes.timm"))
     return path
 
 

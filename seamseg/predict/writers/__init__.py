@@ -12,6 +12,7 @@ from seamseg.config import components
 from seamseg.config.loader import keys_of
 from seamseg.formats.metadata import Metadata
 from seamseg.predict.source import Source
+from seamseg.predict.writers import annotation_tools, detections, predictions, raw, semantic  # noqa: F401  # they register
 from seamseg.predict.writers.base import DetectionChoice, OutputFormat
 from seamseg.predict.writers.images import AnonymizeWriter
 from seamseg.predict.writers.maps import MapWriter
@@ -28,8 +29,7 @@ def formats_of(kind: str) -> list[str]:
     """Return the names of the formats of a kind of network, built in, of imported files, and of heads and networks."""
     of_heads = [name for head in components.registered("head") for name in head.make.outputs]  # type: ignore[attr-defined]
     formats = [c.name for c in components.registered("format") if kind in c.make.kinds]  # type: ignore[attr-defined]
-    # those of the package have no maps of their own, and need torch
-    networks = [c.make for c in components.registered("network", built_in=False)]
+    networks = [c.make for c in components.registered("network")]
     of_networks = [n for make in networks if getattr(make, "kind", None) == kind for n in getattr(make, "outputs", {})]
     return [*formats, *(of_heads if kind in _WITH_HEADS else []), *of_networks]
 

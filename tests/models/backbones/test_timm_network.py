@@ -22,7 +22,7 @@ from seamseg.components import BodyContext
 from seamseg.config import Config, config_from_string
 from seamseg.models.build import build_network
 from seamseg.ops.norm import InPlaceABN
-from seamseg.recipes.timm_body.network import TimmBackbone, TimmKeys
+from seamseg.recipes.timm.network import TimmBackbone, TimmKeys
 from seamseg.training.optim.optimizer import build_optimizer, load_optimizer_state
 from seamseg.utils.errors import InputError, SeamsegError
 
@@ -40,7 +40,8 @@ PLAIN = "test_vit"
 def config(body: str, *overrides: str) -> Config:
     """The configuration of the micro network with another body."""
     text = "\n".join(line for line in CONFIG.format(norm="bn").splitlines() if not line.startswith("out_channels = {"))
-    return config_from_string(text.replace("resnet18", body), overrides=overrides)
+    text = text.replace("resnet18", body).replace("[general]", "[general]\ncomponents = seamseg.recipes.timm")
+    return config_from_string(text, overrides=overrides)
 
 
 def problem(body: str, *overrides: str) -> str:

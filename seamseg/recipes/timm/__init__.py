@@ -26,12 +26,12 @@ class TimmKeys:
 
 @body("timm", keys=TimmKeys)
 class TimmBody:
-    """Makes a :class:`seamseg.recipes.timm_body.network.TimmBackbone`."""
+    """Makes a :class:`seamseg.recipes.timm.network.TimmBackbone`."""
 
     strides: ClassVar[dict[str, int]] = STRIDES
 
     def __new__(cls, keys: TimmKeys, context: Any) -> Any:
         """Build the network."""
-        from seamseg.recipes.timm_body.network import TimmBackbone
+        from seamseg.recipes.timm.network import TimmBackbone
 
         return TimmBackbone(keys, context)

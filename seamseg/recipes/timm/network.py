@@ -23,8 +23,8 @@ from seamseg.models.backbones.base import Backbone
 from seamseg.ops.abn import apply_norm
 from seamseg.ops.abn_channels import Norm
 from seamseg.ops.norm import synchronised_over
-from seamseg.recipes.timm_body import STRIDES, TimmKeys
-from seamseg.recipes.timm_body.model import create_model, import_timm
+from seamseg.recipes.timm import STRIDES, TimmKeys
+from seamseg.recipes.timm.model import create_model, import_timm
 from seamseg.utils.errors import InputError
 
 _STRIDES = tuple(STRIDES.values())
