@@ -186,9 +186,10 @@ def sources(folder: str, suffix: str) -> list[str]:
 STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 setup(
-    # `configs/` is installed as `seamseg/configs/`, which pyproject.toml cannot express
-    packages=[*find_packages(include=["seamseg", "seamseg.*"]), "seamseg.configs"],
-    package_dir={"seamseg.configs": "configs"},
+    # `configs/` is installed as `seamseg/configs/`, the templates of `seamseg new` as `seamseg/examples/`, which
+    # pyproject.toml cannot express
+    packages=[*find_packages(include=["seamseg", "seamseg.*"]), "seamseg.configs", "seamseg.examples"],
+    package_dir={"seamseg.configs": "configs", "seamseg.examples": "examples/components"},
     package_data={
         "seamseg": [
             "py.typed",

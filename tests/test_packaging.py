@@ -17,7 +17,9 @@ from PIL import Image
 from support.onnx_scenes import record, scene, write_network
 
 ROOT = Path(__file__).parents[1]
-SOURCES = ("seamseg", "configs", "csrc", "setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
+SOURCES = (
+    "seamseg", "configs", "examples", "csrc", "setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE",
+)  # fmt: skip
 SDIST = "import sys; sys.path.insert(0, 'csrc'); import backend; backend.build_sdist('out')"
 
 
@@ -61,12 +63,14 @@ def test_a_wheel_holds_code_defaults_experiments_and_types(wheel: Path) -> None:
     patterns = ("*.ini", "imagenet/*.json", "classes/*.ini")
     packaged = [path for pattern in patterns for path in ROOT.glob(f"configs/{pattern}")]
     configs = {f"seamseg/{path.relative_to(ROOT).as_posix()}" for path in packaged}
+    examples = {f"seamseg/examples/{path.name}" for path in ROOT.glob("examples/components/*.py")}
     assert len(defaults) == 5
+    assert len(examples) == 11
     assert len(configs) >= 4 + 9
     page = {str(path.relative_to(ROOT)) for path in ROOT.glob("seamseg/*/assets/*")}
     assert {Path(name).suffix for name in page} == {".html", ".css", ".js"}
     classes = {f"seamseg/inference/foreign/classes/{name}.txt" for name in ("ade20k", "coco_panoptic", "vistas_v2")}
-    assert held == code | defaults | configs | page | classes | {
+    assert held == code | defaults | configs | examples | page | classes | {
         "seamseg/py.typed",
         "seamseg/kernels.json",
         "seamseg/ops/schemas.inc",

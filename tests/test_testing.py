@@ -1,4 +1,4 @@
-"""The check of components: it passes for the templates, and names what is wrong with others."""
+"""The check of components: it passes for the examples, and names what is wrong with others."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from support.components import DEPTH
 
-from seamseg.cli.new import TEMPLATES, template
+from seamseg.cli.new import template
 from seamseg.config import config_from_string, config_to_string, load_config
+from seamseg.config.components import KINDS
 from seamseg.testing import check, check_component
 from seamseg.testing.__main__ import main
 from seamseg.training.run import completed
@@ -67,7 +68,7 @@ def test_the_network_of_the_page_of_parts(parts):
 
 @pytest.fixture
 def file(tmp_path, request):
-    """A file with a template, and another one for each replacement."""
+    """A file with an example, and another one for each replacement."""
 
     def write(kind, **replaced):
         path = tmp_path / f"check_{kind}_{request.node.name[:4]}{len(list(tmp_path.iterdir()))}.py"
@@ -82,8 +83,8 @@ def file(tmp_path, request):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", TEMPLATES)
-def test_the_templates_pass(kind, file):
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_examples_pass(kind, file):
     lines = check_component(file(kind))
     dtypes = [f"trains two steps on two processes ({dtype})" for dtype in ("bfloat16", "float32")]
     found = [line.removeprefix(f"{kind} mine: ") for line in lines]
@@ -115,8 +116,8 @@ def test_errors_name_component_and_file(file):
         ),
         (
             "optimizer",
-            'self.state[p].setdefault("average", torch.zeros_like(p))',
-            'vars(self).setdefault("averages", {}).setdefault(p, torch.zeros_like(p))',
+            'self.state[p].setdefault("momentum", torch.zeros_like(p))',
+            'vars(self).setdefault("momenta", {}).setdefault(p, torch.zeros_like(p))',
             r"optimizer mine \(.*\.py\): a resumed training has other weights, first ",
         ),
         ("augmentation", "rng.uniform(-keys.strength, keys.strength)", "np.random.uniform(-0.9, 0)", "first body.*RNG"),

@@ -36,7 +36,7 @@ COMMANDS = {
     "push": "Upload a trained model to the Hugging Face Hub.",
     "classify": "Train and validate ImageNet classifiers.",
     "convert-backbone": "Convert a torchvision ResNet to pre-trained backbone weights.",
-    "new": "Write the template of a component: a head, a loss, a metric, ...",
+    "new": "Write an example of a component under another name: a head, a loss, ...",
     "components": "List the parts that a configuration can choose, yours included.",
     "doctor": "Check the installation; benchmark a prediction; repeat a failed training step.",
 }

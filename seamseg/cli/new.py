@@ -1,4 +1,4 @@
-"""Write the template of a component: a complete, working file to start from.
+"""Write an example of a component under another name: a complete, working file to start from.
 
     seamseg new head edge
     seamseg new metric cars --out parts/cars.py
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import keyword
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,13 +19,14 @@ from seamseg.utils.errors import InputError
 from seamseg.utils.files import make_folder, write_atomically
 from seamseg.utils.output import echo
 
-TEMPLATES = {path.stem: path for path in sorted(Path(__file__).with_name("templates").glob("[a-z]*.py"))}
-"""The template of each kind, in which the component is named `example`."""
+_PACKAGE = Path(__file__).parents[1]
+_FOLDERS = (_PACKAGE / "examples", _PACKAGE.parent / "examples" / "components")
+"""Folders of the examples of an installed package, and of a clone."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument("kind", metavar="KIND", choices=list(TEMPLATES), help=", ".join(TEMPLATES))
+    parser.add_argument("kind", metavar="KIND", choices=list(KINDS), help=", ".join(KINDS))
     parser.add_argument("name", metavar="NAME", help="lower-case letters, digits and underscores")
     parser.add_argument("--out", metavar="FILE", help="Python file to write (default: NAME.py)")
 
@@ -48,13 +50,24 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def example(kind: str) -> tuple[str, str]:
+    """Return the name of the example of a kind, and its text."""
+    found = re.compile(rf'^@{"output_format" if kind == "format" else kind}\("(\w+)"', re.MULTILINE)
+    texts = (file.read_text(encoding="utf-8") for folder in _FOLDERS for file in sorted(folder.glob("*.py")))
+    return next((name[1], text) for text in texts if (name := found.search(text)))
+
+
 def template(kind: str, name: str) -> str:
-    """Return the template of a kind with another name in it; InputError for a text that cannot be one."""
+    """Return the example of a kind with another name in it; InputError for a text that cannot be one."""
     register(kind, name)
     if keyword.iskeyword(name):
         raise InputError(f"{kind} {name}: is a keyword of Python; choose another name")
-    camel = "".join(word.capitalize() for word in name.replace("-", "_").split("_")) or "Example"
-    return TEMPLATES[kind].read_text(encoding="utf-8").replace("example", name).replace("Example", camel)
+    old, text = example(kind)
+    return text.replace(old, name).replace(_camel(old), _camel(name))
+
+
+def _camel(name: str) -> str:
+    return "".join(word.capitalize() for word in name.replace("-", "_").split("_")) or "Own"
 
 
 def use(kind: str, name: str, path: Path) -> str:

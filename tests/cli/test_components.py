@@ -13,7 +13,7 @@ def test_lists_built_in_components_and_those_of_files(seamseg_main, tmp_path, ca
     lines = (own + capsys.readouterr().out).splitlines()
     assert "optimizer: updates the weights; chosen by [optimizer] type = NAME" in lines
     assert any(line.startswith("  sgd (built in): Return SGD") for line in lines)
-    assert f"  lion ({file}): Lion (arXiv 2302.06675)." in lines
+    assert f"  lion ({file}): The sign of an average of the gradients (arXiv 2302.06675)." in lines
     assert "    beta1 = 0.9    weight of the momentum in an update" in lines
     assert (
         "head: head of the network, with losses and output maps; added by a section [head NAME], or by its file"

@@ -14,41 +14,10 @@ from seamseg.cli.components import import_all
 from seamseg.config import components
 from seamseg.utils.errors import SeamsegError
 
-LION = '''
-from dataclasses import dataclass
-
-import torch
-
-from seamseg.components import key, optimizer, scheduler
-
-
-@dataclass(frozen=True)
-class LionKeys:
-    """Keys of Lion."""
-
-    beta1: float = key("weight of the momentum in an update", 0.9, minimum=0, maximum=1)
-    beta2: float = key("decay of the momentum", 0.99, minimum=0, maximum=1)
-
-
-@optimizer("lion", keys=LionKeys)
-class Lion(torch.optim.Optimizer):
-    """Lion (arXiv 2302.06675)."""
-
-    def __init__(self, groups, keys):
-        super().__init__(groups, {})
-        self.keys = keys
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        """Update the parameters."""
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    momentum = self.state[p].setdefault("momentum", torch.zeros_like(p))
-                    update = torch.lerp(p.grad, momentum, self.keys.beta1).sign_()
-                    p.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-group["lr"])
-                    momentum.lerp_(p.grad, 1 - self.keys.beta2)
-
+EXAMPLES = Path(__file__).parents[2] / "examples" / "components"
+EDGES = (EXAMPLES / "edge.py").read_text(encoding="utf-8")
+LION = (EXAMPLES / "lion.py").read_text(encoding="utf-8").replace("optimizer\n\n\n", "optimizer, scheduler\n\n\n")
+LION += '''
 
 @scheduler("halving")
 def halving(t, total, keys):
@@ -63,8 +32,6 @@ def code_of_page(page: str, part: str) -> str:
     (code,) = [code for block in text.split("```python\n")[1:] if part in (code := block.split("```")[0])]
     return code
 
-
-EDGES = code_of_page("extend.md", '@head("edge"')
 
 VECTORS = '''
 import torch
@@ -174,14 +141,14 @@ def imported_for_a_module(*files: Path) -> Iterator[tuple[str, ...]]:
 
 @pytest.fixture
 def imported(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Undo what a test imports from files that it has written."""
+    """Undo what a test imports from files that it has written, and from examples."""
     import_all()  # built-in ones register once only
     monkeypatch.setattr(components, "_REGISTERED", dict(components._REGISTERED))
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield
-    root = str(tmp_path_factory.getbasetemp())
+    roots = (str(tmp_path_factory.getbasetemp()), str(EXAMPLES))
     for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", "")).startswith(root):
+        if str(getattr(module, "__file__", "")).startswith(roots):
             del sys.modules[name]
 
 

@@ -6,14 +6,14 @@ from seamseg.components import Callback, callback, key
 
 
 @dataclass(frozen=True)
-class ExampleKeys:
-    """Keys of the section [callback example]."""
+class EarlyStopKeys:
+    """Keys of the section [callback early_stop]."""
 
     patience: int = key("number of validations without a better PQ that end the training", 5, minimum=1)
 
 
-@callback("example", keys=ExampleKeys)
-class Example(Callback):
+@callback("early_stop", keys=EarlyStopKeys)
+class EarlyStop(Callback):
     """End a training whose PQ does not improve any more."""
 
     best, waited = -1.0, 0

@@ -1,4 +1,4 @@
-"""A network as a whole, `[general] network = example`, instead of body, pyramid and heads."""
+"""A network as a whole, `[general] network = pixelwise`, instead of body, pyramid and heads."""
 
 from dataclasses import dataclass
 
@@ -11,19 +11,19 @@ from seamseg.predictions import Prediction
 
 
 @dataclass(frozen=True)
-class ExampleKeys:
-    """Keys of the section [network example]."""
+class PixelwiseKeys:
+    """Keys of the section [network pixelwise]."""
 
-    weight: float = key("weight of example_loss in the total", 1.0, minimum=0)
+    weight: float = key("weight of pixelwise_loss in the total", 1.0, minimum=0)
     channels: int = key("channels of the hidden layers", 32, minimum=1)
 
 
-@network("example", keys=ExampleKeys)
-class Example(Network):
+@network("pixelwise", keys=PixelwiseKeys)
+class Pixelwise(Network):
     """Classifies each pixel by its neighbourhood; it finds no things."""
 
     kind = "panoptic"
-    losses = {"example_loss": "weight"}  # name of the loss: key of its weight
+    losses = {"pixelwise_loss": "weight"}  # name of the loss: key of its weight
 
     def __init__(self, keys, context):
         super().__init__(keys, context)
@@ -44,7 +44,7 @@ class Example(Network):
             losses.append(functional.cross_entropy(logits, target[None], ignore_index=255, reduction="sum"))
             counts.append((target != 255).sum())
         count = torch.stack(counts).sum()
-        return {"example_loss": (torch.stack(losses).sum() / count.clamp(min=1), count)}
+        return {"pixelwise_loss": (torch.stack(losses).sum() / count.clamp(min=1), count)}
 
     def predict(self, images):
         """Return a class map for each image 3 x H x W; the boxes, classes, scores and masks of things are empty."""

@@ -1,4 +1,4 @@
-"""An output format: `predict --format example` writes `NAME_example.png` for each image."""
+"""An output format: `predict --format things_mask` writes `NAME_things_mask.png` for each image."""
 
 from dataclasses import dataclass
 
@@ -9,19 +9,19 @@ from seamseg.components import ImageFormat, key, output_format
 
 
 @dataclass(frozen=True)
-class ExampleKeys:
-    """Keys of the section [format example]."""
+class ThingsMaskKeys:
+    """Keys of the section [format things_mask]."""
 
     value: int = key("grey value of things", 255, minimum=1, maximum=255)
 
 
-@output_format("example", keys=ExampleKeys)
-class Example(ImageFormat):
+@output_format("things_mask", keys=ThingsMaskKeys)
+class ThingsMask(ImageFormat):
     """A mask of all things."""
 
     kinds = ("panoptic",)
     needs_photo = False
-    ending = "_example.png"  # and in folders
+    ending = "_things_mask.png"  # and in folders
 
     def image(self, rgb, prediction, result):
         """Return the image of a result, at the size of the image."""

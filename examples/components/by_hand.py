@@ -1,4 +1,4 @@
-"""A reader of data sets, `[dataloader] reader = example`: this one reads dataset folders by hand."""
+"""A reader of data sets, `[dataloader] reader = by_hand`: this one reads dataset folders by hand."""
 
 from dataclasses import dataclass
 
@@ -6,15 +6,15 @@ from seamseg.components import Reader, key, open_image, open_mask, parse_metadat
 
 
 @dataclass(frozen=True)
-class ExampleKeys:
-    """Keys of the section [reader example]."""
+class ByHandKeys:
+    """Keys of the section [reader by_hand]."""
 
     images: str = key("folder of the images", "img")
     masks: str = key("folder of the masks, PNG files of instance ids", "msk")
 
 
-@reader("example", keys=ExampleKeys)
-class Example(Reader):
+@reader("by_hand", keys=ByHandKeys)
+class ByHand(Reader):
     """A split of a data set; `self.root` is the path of the command line."""
 
     def __init__(self, root, split, keys):

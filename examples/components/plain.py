@@ -1,4 +1,4 @@
-"""A backbone, `[body] body = example`: maps of images at several strides, which the pyramid takes."""
+"""A backbone, `[body] body = plain`: maps of images at several strides, which the pyramid takes."""
 
 from dataclasses import dataclass
 
@@ -8,14 +8,14 @@ from seamseg.components import Body, body, key
 
 
 @dataclass(frozen=True)
-class ExampleKeys:
-    """Keys of the section [body example]."""
+class PlainKeys:
+    """Keys of the section [body plain]."""
 
     channels: int = key("channels of the finest map; each other has twice those of the one before", 32, minimum=1)
 
 
-@body("example", keys=ExampleKeys)
-class Example(Body):
+@body("plain", keys=PlainKeys)
+class Plain(Body):
     """Two convolutions a stage."""
 
     strides = {"c2": 4, "c3": 8, "c4": 16, "c5": 32}  # name of each map: its stride, finest first

@@ -1,4 +1,4 @@
-"""A metric of validations and of `evaluate`; `[general] eval_mode = example` selects the best snapshot by it."""
+"""A metric of validations and of `evaluate`; `[general] eval_mode = miscount` selects the best snapshot by it."""
 
 from dataclasses import dataclass
 
@@ -8,14 +8,14 @@ from seamseg.components import Metric, key, metric
 
 
 @dataclass(frozen=True)
-class ExampleKeys:
-    """Keys of the section [metric example]."""
+class MiscountKeys:
+    """Keys of the section [metric miscount]."""
 
     score: float = key("minimum score of a detection", 0.5, minimum=0, maximum=1)
 
 
-@metric("example", keys=ExampleKeys)
-class Example(Metric):
+@metric("miscount", keys=MiscountKeys)
+class Miscount(Metric):
     """Mean difference between the numbers of detected and of true things."""
 
     higher_is_better = False  # of the first of its scores
@@ -36,4 +36,4 @@ class Example(Metric):
 
     def scores(self, state):
         """Return numbers by name from the sum."""
-        return {"example_error": state[0] / state[1]}
+        return {"miscount_error": state[0] / state[1]}
