@@ -26,7 +26,7 @@ ROOMS = (
 """The parts of `seamseg` from the top down: each imports only from itself and from parts below it."""
 
 TRAINING = (
-    "run", "trainer", "checkpointer", "task", "logging", "losses", "debugging", "checkpointing", "preemption", "step",
+    "run", "trainer", "checkpointer", "task", "logging", "losses", "checkpointing", "preemption", "step",
     "ddp", "averaging", "prefetch", "optim", "callbacks", "result", "options",
 )  # fmt: skip
 """The parts of `seamseg.training` from the top down, under the same rule."""

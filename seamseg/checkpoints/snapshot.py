@@ -354,7 +354,6 @@ def load_into(
     strict: bool = True,
     name: str = "snapshot",
     averaged: bool = True,
-    check_values: bool = True,
 ) -> LoadReport:
     """Load the weights of a snapshot into a network.
 
@@ -366,7 +365,6 @@ def load_into(
     strict : raise an error for missing and unexpected parts or tensors and other shapes; otherwise skip and report them
     name : name of the snapshot, for errors
     averaged : load the moving average of the weights if the snapshot has one
-    check_values : refuse NaN and infinities
 
     Raises
     ------
@@ -379,8 +377,7 @@ def load_into(
             module.to_empty(device="cpu", recurse=False)
     for part, tensors in accepted.items():
         network_parts(net)[part].load_state_dict(tensors, strict=False)
-    if check_values:
-        check_finite(net, name)
+    check_finite(net, name)
     return LoadReport(skipped, sum(map(len, accepted.values())), averaged and snapshot.has_average)
 
 

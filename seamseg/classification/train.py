@@ -72,7 +72,6 @@ class ClassifierTask(Task):
 
     parts = ("body",)
     quantised = False
-    replayable = False
 
     @cached_property
     def options(self) -> TrainerOptions:

@@ -1,10 +1,8 @@
-"""Check the installation, the GPU and the compiled operators. Paste the output into a bug report.
+"""Check the installation, the GPU and the compiled operators.
 
-    seamseg doctor
-    seamseg doctor --replay runs/my/dump-step-00000123.pth.tar
+    seamseg doctor          # paste the output into a bug report
 
-A training that stops because of a loss leaves a dump of the step in its run folder; --replay repeats that step and
-prints the first loss and the first module with a wrong value. It exits with 0 if the step fails again, with 1 if not.
+It exits with 1 if a required part does not work.
 """
 
 from __future__ import annotations
@@ -45,14 +43,10 @@ _OPTIONAL = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("--replay", metavar="DUMP", help="repeat the training step of this dump")
-    parser.add_argument("--device", default="cpu", help="device of --replay: auto, cpu, cuda or cuda:N (default: cpu)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report; return 1 if a required part does not work, or if a repeated step does not fail again."""
-    if args.replay is not None:
-        return _replay(args.replay, args.device)
+    """Print the report; return 1 if a required part does not work."""
     problems: list[str] = []
     _print("seamseg", f"{__version__} on Python {platform.python_version()}, {platform.platform()}")
     _packages(problems)
@@ -68,26 +62,6 @@ def run(args: argparse.Namespace) -> int:
     for problem in problems:
         echo(f"to fix: {problem}", file=sys.stderr)
     return 1 if problems else 0
-
-
-def _replay(path: str, device: str) -> int:
-    from seamseg.training.debugging.replay import replay
-
-    outcome = replay(path, device)
-    dump = outcome.dump
-    process = f", process {dump.rank} of {dump.world_size}" if dump.world_size > 1 else ""
-    _print("step", f"{dump.step}{process}: {dump.reason}")
-    _print("images", ", ".join(name for batch in dump.batches for name in batch.ids))
-    for name in outcome.losses or dump.losses:
-        now = f"{outcome.losses[name]:.6g}" if outcome.losses else "none"
-        _print(name, f"{now} (was {dump.losses.get(name, float('nan')):.6g})")
-    _print("gradient norm", f"{outcome.grad_norm:.6g}")
-    if outcome.error is not None:
-        _print("error", outcome.error)
-    _print("bad pixels", f"in {', '.join(outcome.bad_inputs)}" if outcome.bad_inputs else "none")
-    _print("first bad module", outcome.first or "none: the outputs of all modules are finite")
-    _print("outcome", "fails again" if outcome.reproduced else "does not fail this time")
-    return 0 if outcome.reproduced else 1
 
 
 def _print(label: str, text: str) -> None:

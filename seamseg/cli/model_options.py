@@ -103,7 +103,6 @@ def add_foreign_model_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--meta",
-        "--classes-file",
         metavar="F",
         help="metadata.bin of a model without its own; for a network of transformers also a class list",
     )

@@ -50,15 +50,14 @@ def write_package(net: ExportNet, target: Path, metadata: ExportedMetadata, size
         raise SeamsegError(f"{target}: a package is compiled, but the compiler does not work here ({problem})")
     needed = requirements(device.type, _used_features(metadata.precision))
     extra = {**metadata.extra, "outputs": list(net.output_names), **needed}
-    stated = replace(metadata, sides=None if metadata.size is not None else metadata.free_sides, extra=extra)
+    stated = replace(metadata, extra=extra)
     target.parent.mkdir(parents=True, exist_ok=True)
     # beside the target, so that renaming is atomic
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
         made = Path(folder, "network.pt2")
-        multiple = None if metadata.size is not None else metadata.multiple
         problem = f"{target}: AOTInductor cannot compile this network"
-        with failures_in_one_line(problem, net, multiple is not None):
-            compile_program(trace(net, size, multiple, metadata.free_sides), made, stated)
+        with failures_in_one_line(problem, net, metadata.size is None):
+            compile_program(trace(net, size, metadata.multiple, metadata.sides), made, stated)
         os.replace(made, target)
 
 
@@ -88,7 +87,7 @@ def package_metadata(metadata: ExportedMetadata) -> dict[str, str]:
     if metadata.kind != "panoptic":
         return entries
     height, width = metadata.size or ("", "")
-    free = ("", "", "") if metadata.size else (*metadata.free_sides, metadata.multiple)
+    free = ("", "", "") if metadata.sides is None else (*metadata.sides, metadata.multiple)
     sizes = config_from_string(metadata.config, exported=True).dataloader
     plain = {
         "part": metadata.part,

@@ -26,7 +26,7 @@ from seamseg.deploy.network import ExportNet, example_inputs
 from seamseg.deploy.quantize import calibration_photos, quantise_file
 from seamseg.deploy.query_network import QuerySource, check_queries, open_queries, query_source
 from seamseg.deploy.source import ExportOptions, ExportSource, default_size, three
-from seamseg.formats.exported import CLASSIFIER_SIDES, DYNAMIC_SIDES, MAX_SIDE, OPSETS, ExportedMetadata
+from seamseg.formats.exported import CLASSIFIER_SIDES, MAX_EXAMPLE_SIDE, MAX_SIDE, OPSETS, ExportedMetadata
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.foreign.transformers_model import TransformersNetwork
 from seamseg.inference.images import as_image, network_input
@@ -95,7 +95,7 @@ def _write_package(
 
 FORMATS = {
     ".onnx": Format("ONNX", ("onnx", "onnxscript", "onnxruntime"), ("fp32",), MAX_SIDE, True, _write_onnx, open_onnx),
-    ".pt2": Format("AOTInductor", (), ("fp32", "bf16"), DYNAMIC_SIDES[1], False, _write_package, PackageSession),
+    ".pt2": Format("AOTInductor", (), ("fp32", "bf16"), MAX_EXAMPLE_SIDE, False, _write_package, PackageSession),
 }
 """By the ending of the file."""
 
@@ -312,7 +312,8 @@ def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOpt
         own = CLASSIFIER_SIDES if source.input_size is None else (least, chosen.largest_side)
         metadata = replace(stated, sides=own)
         # in an example of one cell, its side of 1 would be taken for fixed
-        height, width = (min(max(side, 2 * stated.multiple), _largest_example(metadata)) for side in size)
+        most = _largest_example(metadata)
+        height, width = (min(max(side, 2 * stated.multiple), most) for side in size)
         size = metadata.padded_size((height, width))
     else:
         metadata = replace(stated, size=size, multiple=1)
@@ -407,7 +408,8 @@ def _calibration_photos(source: ExportSource, options: ExportOptions) -> list[Pa
 
 def _largest_example(metadata: ExportedMetadata) -> int:
     """Return the largest side of the images that a file of free size is traced, calibrated and compared with."""
-    return min(DYNAMIC_SIDES[1], metadata.free_sides[1]) // metadata.multiple * metadata.multiple
+    assert metadata.sides is not None
+    return min(MAX_EXAMPLE_SIDE, metadata.sides[1]) // metadata.multiple * metadata.multiple
 
 
 def _images(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seamseg.formats.exported import DYNAMIC_SIDES, OUTPUTS
+from seamseg.formats.exported import OUTPUTS
 from seamseg.models.custom_network import WholeNetwork
 from seamseg.models.heads.custom import predicted_maps
 from seamseg.models.heads.select import best_scores
@@ -372,7 +372,7 @@ def failures_in_one_line(problem: str, net: ExportNet | None = None, free: bool 
 
 
 def trace(
-    net: ExportNet, size: tuple[int, int], multiple: int | None = None, sides: tuple[int, int] = DYNAMIC_SIDES
+    net: ExportNet, size: tuple[int, int], multiple: int = 1, sides: tuple[int, int] | None = None
 ) -> torch.export.ExportedProgram:
     """Trace a module from :func:`export_net`.
 
@@ -380,12 +380,11 @@ def trace(
     ----------
     net : the module
     size : `(height, width)` of the input
-    multiple : height and width are free, but multiples of this; the number of images of a classifier is free, too. None
-        fixes them at `size`
-    sides : smallest and largest free height and width
+    multiple, sides : height and width are free multiples of this, from the first side to the second; the number of
+        images of a classifier is free, too. Without sides they are fixed at `size`
     """
     inputs = example_inputs(net, size)
-    if multiple is not None and isinstance(net, ClassifierExport):
+    if sides is not None and isinstance(net, ClassifierExport):
         # an example of one image would fix their number
         inputs["image"] = inputs["image"].repeat(2, 1, 1, 1)
     # an error has all that is logged about it
@@ -393,11 +392,9 @@ def trace(
         return torch.export.export(net, tuple(inputs.values()), dynamic_shapes=dynamic_shapes(net, multiple, sides))
 
 
-def dynamic_shapes(
-    net: ExportNet, multiple: int | None, sides: tuple[int, int] = DYNAMIC_SIDES
-) -> dict[str, Any] | None:
+def dynamic_shapes(net: ExportNet, multiple: int, sides: tuple[int, int] | None) -> dict[str, Any] | None:
     """Return the free dimensions of the inputs for `torch.export`; arguments as of :func:`trace`."""
-    if multiple is None:
+    if sides is None:
         return None
     least, most = -(-sides[0] // multiple), sides[1] // multiple
     height, width = (multiple * torch.export.Dim(name, min=least, max=most) for name in ("height", "width"))

@@ -65,7 +65,7 @@ def write_onnx(
 
 def _convert(net: ExportNet, size: tuple[int, int], opset: int, metadata: ExportedMetadata) -> onnx.ModelProto:
     """Return a network as an ONNX model, without the metadata."""
-    program = trace(net, size, metadata.multiple if metadata.size is None else None, metadata.free_sides)
+    program = trace(net, size, metadata.multiple, metadata.sides)
     with _quiet():
         made = torch.onnx.export(
             program,

@@ -308,7 +308,7 @@ def pixel_iou_titles(scores: Mapping[str, Any]) -> dict[str, str]:
     """Return the titles of the mean pixel IoUs in the JSON of a panoptic evaluation, by key; without repetitions."""
     segments = scores.get("mIoU_segments")
     if segments is None:
-        # of an earlier version, which did not distinguish them
+        # scores of another program, which does not distinguish them
         return {"mIoU": "mIoU"}
     titles = {"mIoU": "mIoU (class map)", "mIoU_segments": "mIoU (segments)"}
     if scores.get("mIoU") == segments:

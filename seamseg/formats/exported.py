@@ -42,11 +42,10 @@ OPSETS = (20, 21)
 THRESHOLDS = ("score_threshold", "overlap_threshold", "min_stuff_area")
 """Keys of :attr:`ExportedMetadata.thresholds`, those of the same name in `[general]`."""
 
-DYNAMIC_SIDES = (256, 4096)
-"""Smallest and largest side of an input of free size, in ONNX files that state none: those of version 0.1.0. The
-largest one is also that of packages, and of the images that files are made with."""
+MAX_EXAMPLE_SIDE = 4096
+"""Largest side of packages of free size, and of the images that files are made with."""
 CLASSIFIER_SIDES = (64, 4096)
-"""The same of classifiers, in all files."""
+"""Smallest and largest side of a classifier of free size."""
 
 MAX_SIDE = 1 << 14
 """Largest side and multiple that a file may state: an image of these sides has 768 MiB."""
@@ -66,7 +65,7 @@ class ExportedMetadata:
     metadata : the classes, without images; those of a classifier are things and have names only
     size : `(height, width)` of the input; None if both are free
     multiple : free heights and widths must be multiples of this
-    sides : smallest and largest free height and width; None in files of fixed size and in earlier ONNX files
+    sides : smallest and largest free height and width; None for a fixed size
     part : "all", or "dense": pyramid levels, RPN outputs and semantic logits
     precision : compute type, one of :data:`PRECISIONS`
     mean, std : mean and standard deviation of the three channels, for values in 0..1. The graph applies them to `uint8`
@@ -162,21 +161,16 @@ class ExportedMetadata:
 
     @property
     def max_size(self) -> tuple[int, int] | None:
-        """Largest `(height, width)` of an image; None for no limit, as in earlier ONNX files of free size."""
+        """Largest `(height, width)` of an image; None if neither size nor sides are decided yet."""
         if self.size is None and self.sides is not None:
             return (self.sides[1] // self.multiple * self.multiple,) * 2
         return self.size
-
-    @property
-    def free_sides(self) -> tuple[int, int]:
-        """Smallest and largest height and width, of a file whose size is free."""
-        return self.sides or (CLASSIFIER_SIDES if self.kind == "classification" else DYNAMIC_SIDES)
 
     def padded_size(self, size: tuple[int, int]) -> tuple[int, int]:
         """Return the `(height, width)` of the input for an image of at most :attr:`max_size`."""
         if self.size is not None:
             return self.size
-        least, _ = self.free_sides
+        least = 1 if self.sides is None else self.sides[0]
         height, width = (-(-max(side, least) // self.multiple) * self.multiple for side in size)
         return height, width
 
@@ -198,7 +192,7 @@ class ExportedMetadata:
         classes = asdict(self.metadata.without_images())
         del classes["images"]
         content.update(metadata=classes, thresholds=dict(self.thresholds))
-        content["maps"] = {name: _plain(spec) for name, spec in self.maps.items()}
+        content["maps"] = {name: asdict(spec) for name, spec in self.maps.items()}
         for name in ("maps", "reference", "with_ids"):
             if not content[name]:
                 del content[name]
@@ -252,6 +246,8 @@ def _parse(text: str, source: str) -> dict[str, Any]:
             f"format {FORMAT}: update seamseg or export it again"
         )
     missing = [name for name in ("kind", "config", "metadata", "size") if name not in content]
+    if not missing and content["size"] is None and content.get("sides") is None:
+        missing = ["sides"]
     if missing:
         raise InputError(f"{source}: its seamseg metadata has no {', '.join(missing)}: export it again")
     return content
@@ -265,13 +261,6 @@ def _classes(content: Any, kind: Any, source: str) -> Metadata:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise InputError(f"{source}: its seamseg metadata is damaged: categories must be a list of names")
     return Metadata(0, len(names), names, [], [])
-
-
-def _plain(spec: MapFormat) -> dict[str, Any]:
-    content = asdict(spec)
-    if spec.values is None:
-        del content["values"]  # as files without it
-    return content
 
 
 def _map_format(content: dict[str, Any]) -> MapFormat:

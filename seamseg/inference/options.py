@@ -133,7 +133,6 @@ class InferenceOptions:
         "omit a detection if more than this part of it is hidden",
         None,
         "P",
-        flags="--overlap-threshold --iou-threshold",
     )
     min_stuff_area: int | None = _fusion(
         "minimum pixels of stuff, at network size, else void", None, "N", flags="--min-area"
@@ -292,7 +291,6 @@ meta_option = partial(
     "COCO categories",
     None,
     "F",
-    flags="--meta --classes-file",
 )
 
 

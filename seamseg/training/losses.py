@@ -10,9 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from seamseg.training.debugging.dump import StepRecorder
 from seamseg.training.options import TrainerOptions
-from seamseg.training.prefetch import TrainingBatch
 from seamseg.training.step import StepResult
 from seamseg.utils.distributed import World, gather_objects, max_over_processes
 from seamseg.utils.errors import SeamsegError
@@ -106,14 +104,12 @@ class LossReport:
     ----------
     step, ids : the step, and the images of its batch
     problem : what is invalid
-    losses : losses of the step by name
     of_loss : whether a loss of this process is invalid, rather than the gradient, which all processes share
     """
 
     step: int
     ids: list[str]
     problem: str
-    losses: dict[str, float]
     of_loss: bool
 
 
@@ -210,16 +206,16 @@ class LossLog:
         if not problem and 0 < self.limit < values["loss"]:
             problem = f"loss = {values['loss']:g} is above {self.limit_key} = {self.limit:g}"
         if problem:
-            return LossReport(step.step, step.ids, problem, values, True)
+            return LossReport(step.step, step.ids, problem, True)
         if math.isfinite(norm):
             self._in_a_row = 0
             return None
         self._in_a_row += 1
         if not self.overflows:
-            return LossReport(step.step, step.ids, f"gradient norm = {norm}", values, False)
+            return LossReport(step.step, step.ids, f"gradient norm = {norm}", False)
         if self._in_a_row >= MAX_OVERFLOWS:
             problem = f"gradient norm = {norm} for {MAX_OVERFLOWS} steps in a row: fp16 overflows at every loss scale"
-            return LossReport(step.step, step.ids, problem, values, False)
+            return LossReport(step.step, step.ids, problem, False)
         return None
 
     def state_dict(self) -> dict[str, dict[str, dict[str, float]]]:
@@ -254,19 +250,17 @@ class Diverged(SeamsegError):
 
 
 class LossCheck:
-    """Stops the training in all processes when a loss or gradient of one is invalid, and dumps the step.
+    """Stops the training in all processes when a loss or gradient of one is invalid.
 
     Parameters
     ----------
     options : options of the trainer
     world : the processes; all of them must add the same steps
-    recorder : writes a dump of a failed step; None for no dumps
     """
 
-    def __init__(self, options: TrainerOptions, world: World, recorder: StepRecorder | None = None) -> None:
+    def __init__(self, options: TrainerOptions, world: World) -> None:
         self.world = world
         self._keys = options.keys
-        self._recorder = recorder
         # on the CPU reading the losses is free
         read_interval = 1 if world.device.type == "cpu" else options.log_interval
         self._log = LossLog(read_interval, options.loss_limit, options.precision == "fp16", options.keys.loss_limit)
@@ -290,11 +284,6 @@ class LossCheck:
         """Reset the averages."""
         self._log.begin_epoch()
 
-    def begin_step(self, step: int, batches: Sequence[TrainingBatch]) -> None:
-        """Record what a dump of a step needs."""
-        if self._recorder is not None:
-            self._recorder.begin(step, batches)
-
     def add(self, step: int, result: StepResult) -> None:
         """Store the result of a step; the host does not wait for it."""
         self._log.add(step, result)
@@ -310,8 +299,6 @@ class LossCheck:
         report = self._log.flush()
         if self._in_any_process(report):
             self._stop(gather_objects(self.world, report))
-        if self._recorder is not None:
-            self._recorder.clear()
 
     def failed(self) -> None:
         """After an exception in a step of this process, check whether its losses explain it; errors as :meth:`check`.
@@ -344,7 +331,7 @@ class LossCheck:
         return max_over_processes(self.world, {"found": float(report is not None)})["found"] > 0
 
     def _stop(self, reports: Sequence[LossReport | None]) -> None:
-        """Write the dump of this process if it is affected, and raise an error with the reports of all.
+        """Raise an error with the reports of all processes.
 
         Parameters
         ----------
@@ -360,19 +347,5 @@ class LossCheck:
             f"{r.problem} ({f'process {rank}, ' if shared else ''}images {', '.join(r.ids)})"
             for rank, r in first.items()
         )
-        own = first.get(self.world.rank if shared else 0)
-        raise Diverged(
-            f"training stopped at step {step}: {problems}; {self._keys.smaller_rate}, or check "
-            f"these images{'' if own is None else self._dump(own)}",
-            step,
-            problems,
-        )
-
-    def _dump(self, report: LossReport) -> str:
-        if self._recorder is None:
-            return ""
-        try:
-            path = self._recorder.write(report.step, report.losses, report.problem)
-        except SeamsegError as error:
-            return f" (no dump of the step: {error})"
-        return "" if path is None else f"; `seamseg doctor --replay {path}` repeats the step"
+        message = f"training stopped at step {step}: {problems}; {self._keys.smaller_rate}, or check these images"
+        raise Diverged(message, step, problems)

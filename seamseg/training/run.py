@@ -29,9 +29,8 @@ from seamseg.training.checkpointing.checkpoint import (
     resume,
 )
 from seamseg.training.checkpointing.rank_state import seed_everything
-from seamseg.training.checkpointing.run_folder import AUTO, DUMPS, RunFolder
+from seamseg.training.checkpointing.run_folder import AUTO, RunFolder
 from seamseg.training.ddp import compile_network, wrap_distributed
-from seamseg.training.debugging.dump import StepRecorder
 from seamseg.training.logging.logs import TextLog
 from seamseg.training.logging.metrics import MetricsFile, read_metrics
 from seamseg.training.logging.reporter import Reporter
@@ -264,7 +263,6 @@ def _train(
     output = folder.path if world.is_main else None
     done = None if resumed is None else resumed.progress
     metrics = MetricsFile(output, (done.global_step, done.epoch) if done else None)
-    recorder = StepRecorder(state.config, state.metadata, world, net, folder.path) if task.replayable else None
     images = task.sample_images(state.metadata)
     run = Run(folder.path, state.config, settings.epochs)
     if done is not None:
@@ -274,7 +272,7 @@ def _train(
     unreadable = count_unreadable(loader, world, settings.broken_limit, log.warning)
     batches = DevicePrefetcher(loader, world.device, task.prepare, unreadable)
     callback = task.step_callback(net, following)
-    trainer = Trainer(state, batches, validator, folder, reporter, recorder, resumed, callback)
+    trainer = Trainer(state, batches, validator, folder, reporter, resumed, callback)
     if trainer.progress.epoch + 1 >= settings.epochs:
         log.warning(f"all {settings.epochs} epochs are done already; raise {settings.keys.epochs} to train on")
     status = "done"
@@ -469,9 +467,6 @@ def log_earlier_runs(folder: RunFolder, log: TextLog, resumed: bool) -> None:
     """Log which files of earlier runs the folder of a run holds."""
     if not resumed and (folder.last.exists() or folder.best.exists() or folder.saved()):
         log.warning(f"{folder.path} holds snapshots of an earlier run; the first snapshot of this run replaces them")
-    dumps = folder.dumps()
-    if dumps:
-        log.info(f"{folder.path} holds {len(dumps)} {DUMPS} of earlier trainings; they are never deleted automatically")
 
 
 def _describe_position(resumed: ResumePoint) -> str:

@@ -107,11 +107,6 @@ class Task(ABC):
     def quantised(self) -> bool:
         """Whether the network is one for int8, which starts from a trained one of :meth:`build_float`."""
 
-    @property
-    @abstractmethod
-    def replayable(self) -> bool:
-        """Whether a failed step leaves a dump for `seamseg doctor --replay`."""
-
     @abstractmethod
     def changes(self, text: str) -> list[str]:
         """Return the keys whose values differ from those of the configuration in a snapshot."""
@@ -224,7 +219,6 @@ class SegmentationTask(Task):
     source: str | Path = "config"
 
     files = SNAPSHOT_FILES
-    replayable = True
 
     @cached_property
     def options(self) -> TrainerOptions:

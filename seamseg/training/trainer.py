@@ -21,7 +21,6 @@ from seamseg.training.checkpointing.checkpoint import (
 )
 from seamseg.training.checkpointing.rank_state import mean_losses, seed_everything, set_rng_state
 from seamseg.training.checkpointing.run_folder import RunFolder
-from seamseg.training.debugging.dump import StepRecorder
 from seamseg.training.logging.reporter import Reporter, StepPosition
 from seamseg.training.losses import Diverged, LossCheck
 from seamseg.training.preemption import STOP, Preempted, Preemption
@@ -46,7 +45,6 @@ class Trainer:
     validator : scores the network; None for no validation
     run : folder of the snapshots, written by the main process
     reporter : reports the progress
-    recorder : writes a dump of a failed step; None for no dumps
     resumed : where to begin, in an epoch only if the order of its images is the same; weights, momentum and the
         stepper's state must be restored already; None for a new run
     callback : called with the number of each finished step
@@ -57,7 +55,6 @@ class Trainer:
     validator: Validate | None
     run: RunFolder
     reporter: Reporter
-    recorder: StepRecorder | None = None
     resumed: ResumePoint | None = None
     callback: StepCallback | None = None
 
@@ -65,7 +62,7 @@ class Trainer:
         resumed, state = self.resumed, self.state
         self.options, self.world = state.options, state.world
         self.stepper, self.schedule = state.stepper, state.schedule
-        self.losses = LossCheck(self.options, self.world, self.recorder)
+        self.losses = LossCheck(self.options, self.world)
         callbacks = self.reporter.callbacks
         self.checkpointer = Checkpointer(state, self.run, self.losses, self.reporter.log, resumed, callbacks)
         self.progress = TrainingProgress() if resumed is None else replace(resumed.progress)
@@ -184,7 +181,6 @@ class Trainer:
         step = self.progress.global_step
         rates = self.schedule.get_lr(step, epoch)
         self.reporter.begin_step(step, rates)
-        self.losses.begin_step(step, [uploaded.source for uploaded in group])
         batches = [uploaded.batch for uploaded in group]
         try:
             with self.checkpointer.failures(self.progress):

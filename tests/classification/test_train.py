@@ -130,4 +130,3 @@ def test_changes_are_reported_when_a_run_is_resumed(config: Path, data: Path, tm
 def test_errors_name_the_keys_of_the_json(config: Path, data: Path, tmp_path: Path) -> None:
     with pytest.raises(SeamsegError, match=r"above training.loss_limit = 1e-06.*lower optimizer.learning_rate"):
         train(config, data, tmp_path / "run", "training.loss_limit=1e-6")
-    assert not list((tmp_path / "run").glob("dump*"))

@@ -270,7 +270,7 @@ def test_names_with_another_meaning():
 
 
 STATED = ExportedMetadata(
-    "panoptic", "", Metadata(1, 1, ["a", "b"], [(0, 0, 0)] * 2, [0, 1]), None, maps={"flow": MapFormat(2)}
+    "panoptic", "", Metadata(1, 1, ["a", "b"], [(0, 0, 0)] * 2, [0, 1]), (32, 32), maps={"flow": MapFormat(2)}
 )
 
 

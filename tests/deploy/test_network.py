@@ -107,7 +107,7 @@ def test_a_traced_network_of_free_size():
 def test_a_traced_network_with_winograd_convolutions(monkeypatch):
     """They are traced as plain convolutions, whose size is free."""
     net = winograd_net(monkeypatch)
-    program = trace(net, (256, 288), multiple=32)
+    program = trace(net, (256, 288), 32, (256, 4096))
     assert not any("winograd" in str(node.target) for node in program.graph.nodes)
     calls = []
     monkeypatch.setattr(
@@ -127,8 +127,8 @@ def test_free_dimensions():
         2: (64, 96),
         3: (64, 96),
     }
-    assert list(dynamic_shapes(exported_net("semantic"), 32)["image"]) == [2, 3]
-    assert dynamic_shapes(exported_net("semantic"), None) is None
+    assert list(dynamic_shapes(exported_net("semantic"), 32, (256, 4096))["image"]) == [2, 3]
+    assert dynamic_shapes(exported_net("semantic"), 1, None) is None
 
 
 def test_valid_pixels():

@@ -29,25 +29,24 @@ def exported(**changes):
 
 @pytest.mark.parametrize(("size", "classes"), [((512, 1024), None), (None, None), ((512, 1024), (2, 0))])
 def test_a_text_is_read_back(size, classes):
-    written = exported(size=size, query_classes=classes, multiple=32, extra={"quantization": {"scheme": "static"}})
+    sides = None if size else (64, 4096)
+    extra = {"quantization": {"scheme": "static"}}
+    written = exported(size=size, sides=sides, query_classes=classes, multiple=32, extra=extra)
     assert ExportedMetadata.from_json(written.to_json(), "a.onnx") == written
     with_images = replace(written, metadata=replace(CLASSES, images=[ImageInfo("a", [255], (2, 2), [0])]))
     assert ExportedMetadata.from_json(with_images.to_json(), "a.onnx") == written, "the images are not stored"
 
 
 def test_padding():
-    fixed, free = exported(), exported(size=None, multiple=128)
+    fixed, free = exported(), exported(size=None, multiple=128, sides=(64, 1000))
     assert fixed.padded_size((300, 400)) == (512, 1024)
-    # of a file of version 0.1.0, which states no sides
-    assert free.padded_size((300, 100)) == (384, 256)
-    assert exported(size=None, multiple=128, sides=(64, 1000)).padded_size((300, 30)) == (384, 128)
-    assert (fixed.max_size, free.max_size) == ((512, 1024), None)
-    assert exported(size=None, multiple=128, sides=(64, 1000)).max_size == (896, 896)
+    assert free.padded_size((300, 30)) == (384, 128)
+    assert (fixed.max_size, free.max_size) == ((512, 1024), (896, 896))
     image = np.random.default_rng(0).integers(1, 256, (300, 100, 3), dtype=np.uint8)
     inputs = free.inputs(image)
     assert inputs["size"].tolist() == [300, 100]
     assert np.array_equal(inputs["image"][0, :, :300, :100].transpose(1, 2, 0), image)
-    assert inputs["image"].shape == (1, 3, 384, 256)
+    assert inputs["image"].shape == (1, 3, 384, 128)
     assert np.count_nonzero(inputs["image"]) == image.size, "padded with 0"
 
 

@@ -199,7 +199,7 @@ def test_commands(tmp_path, seamseg_main, capsys):
     words = ["predict", folder, tmp_path / "a.png", tmp_path / "out", "--device", "cpu", "--shortest-size", 40]
     assert seamseg_main(*words) == 2
     assert "with --meta FILE" in capsys.readouterr().err
-    assert seamseg_main(*words, "--classes-file", classes) == 0
+    assert seamseg_main(*words, "--meta", classes) == 0
     header = json.loads((tmp_path / "out/predictions.jsonl").read_text().splitlines()[0])
     assert digest(folder) in json.dumps(header)
 

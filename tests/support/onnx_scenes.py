@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from seamseg.config import config_to_string, default_config
-from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
+from seamseg.formats.exported import CLASSIFIER_SIDES, METADATA_KEY, ExportedMetadata
 from seamseg.formats.metadata import Metadata
 
 _COLORS = [(128, 64, 128), (70, 130, 180), (220, 20, 60), (0, 0, 142)]
@@ -54,7 +54,8 @@ def queries() -> tuple[np.ndarray, np.ndarray]:
 def record(kind: str = "panoptic", size: tuple[int, int] | None = None, **changes: Any) -> ExportedMetadata:
     """What the file states."""
     ini = config_to_string(default_config(kind))
-    return ExportedMetadata(kind, ini, CLASSES, size, **{"multiple": 1 if size else 32, **changes})
+    free = {} if size else {"multiple": 32, "sides": (256, 4096)}
+    return ExportedMetadata(kind, ini, CLASSES, size, **{**free, **changes})
 
 
 def write_network(path: Path, exported: ExportedMetadata, text: str | None = None, **metadata: str) -> Path:
@@ -114,7 +115,9 @@ def write_classifier(path: Path, crop: tuple[int, int] = (32, 32), scale: int = 
     classes = Metadata(0, 3, ["red", "green", "blue"], [(255, 0, 0), (0, 255, 0), (0, 0, 255)], [0, 1, 2])
     text = json.dumps({"input": {"scale_val": scale, "crop_val": crop[0]}})
     size = None if free else crop
-    exported = ExportedMetadata("classification", text, classes, size, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
+    sides = CLASSIFIER_SIDES if free else None
+    normalisation = {"mean": (0.4, 0.5, 0.6), "std": (0.2, 0.3, 0.4)}
+    exported = ExportedMetadata("classification", text, classes, size, sides=sides, **normalisation)
     graph = helper.make_graph(
         [helper.make_node("ReduceMean", ["image", "axes"], ["logits"], keepdims=0)],
         "classifier",

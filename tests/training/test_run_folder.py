@@ -11,11 +11,10 @@ import pytest
 from support.interruptions import result, signals_at
 
 from seamseg.training.checkpointing.run_folder import Failure, RunFolder, SnapshotFiles, SnapshotWriter
-from seamseg.training.debugging.dump import dump_path
 from seamseg.training.logging.logs import TextLog
 from seamseg.training.losses import Diverged
 from seamseg.training.preemption import Preempted
-from seamseg.training.run import TrainingOptions, log_earlier_runs, run_training
+from seamseg.training.run import TrainingOptions, run_training
 from seamseg.training.step import Stepper
 from seamseg.utils.errors import InputError, SeamsegError
 
@@ -157,11 +156,8 @@ def test_a_link_that_is_impossible_is_a_copy(tmp_path: Path, monkeypatch: pytest
     assert (tmp_path / "last").read_bytes() == b"weights"
 
 
-def test_dumps_and_a_damaged_note_of_an_earlier_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_note_of_an_earlier_failure(tmp_path: Path) -> None:
     run, log = RunFolder(tmp_path), TextLog(None)
-    dump_path(tmp_path, 7, 3).touch()
-    log_earlier_runs(run, log, resumed=True)
-    assert f"{tmp_path} holds 1 dump-step-*.pth.tar of earlier trainings" in capsys.readouterr().err
     run.fail(Failure(3, 2, "loss = nan"))
     assert run.failure() == Failure(3, 2, "loss = nan")
     for text in ("[]", '{"step": 1e99, "last_update": 2, "problem": ""}', '{"step": 1}', "x" * 70_000):

@@ -19,7 +19,6 @@ from support.processes import launch, stderr_to
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.config import load_config
 from seamseg.predictions import Prediction
-from seamseg.training.debugging.dump import dump_path, read_dump
 from seamseg.training.logging.metrics import read_metrics
 from seamseg.training.run import TrainingOptions, run_training
 from seamseg.training.trainer import Trainer
@@ -196,14 +195,6 @@ def test_torch_warns_of_nothing_and_only_the_first_process_writes(folder):
 
 def test_a_bad_loss_of_one_process_stops_both_with_its_name(folder):
     first, second = ((folder / f"poisoned.{rank}.txt").read_text() for rank in range(2))
-    found = re.match(r"training stopped at step (\d+): .*sem_loss = nan.* \(process (\d), images train4\); ", first)
-    dumps = [p.name for p in (folder / "poisoned").glob("dump-*")]
-    assert dumps == [dump_path(Path(), int(found[1]), int(found[2])).name]
-    own, other = (first, second) if found[2] == "0" else (second, first)
-    assert own.startswith(other)
-    assert "doctor --replay" in own
-    assert "doctor" not in other
+    assert re.fullmatch(r"training stopped at step \d+: .*sem_loss = nan.* \(process \d, images train4\); .*", first)
+    assert second == first
     assert first in (folder / "poisoned" / "training.log").read_text()
-    dump = read_dump(folder / "poisoned" / dumps[0])
-    assert [b.ids for b in dump.batches] == [["train4"]]
-    assert dump.world_size == 2

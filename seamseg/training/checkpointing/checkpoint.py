@@ -81,7 +81,7 @@ class TrainingProgress:
     epoch : index of the last finished epoch, from 0; -1 before the first
     global_step : steps so far
     last_score, best_score : scores of the last and the best validation; 0 before the first
-    best_of : name of the best score; empty before the first, and in snapshots of the original and of early releases
+    best_of : name of the best score; empty before the first, and in snapshots of the original
     """
 
     epoch: int = -1
@@ -97,9 +97,6 @@ class TrainingProgress:
         ----------
         has_best : whether there is a best snapshot to compare with; one that another score has chosen does not count
         """
-        if has_best and not (self.best_of or score.percent or score.higher_is_better):
-            # early releases stored 1 / (1 + x)
-            self.best_score = 1 / self.best_score - 1 if self.best_score > 0 else math.inf
         comparable = has_best and self.best_of in ("", score.name)
         is_best = score.beats(self.best_score) if comparable else not math.isnan(score.value)
         self.last_score = score.value
@@ -170,8 +167,7 @@ class ResumePoint:
     progress : finished epochs and steps
     position : position in the unfinished epoch, the one after `progress.epoch`; None if that begins
     is_best : the snapshot is that of the best epoch so far
-    rank_states : states of the processes that wrote it, by rank; empty in snapshots of the original and of early
-        releases
+    rank_states : states of the processes that wrote it, by rank; empty in snapshots of the original
     stepper_state : state for :meth:`Stepper.load_state_dict`, of the main process
     config : INI text it was trained with
     callbacks : their states by name

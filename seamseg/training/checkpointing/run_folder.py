@@ -36,7 +36,6 @@ LOG_NAMES = "training*.log"
 SNAPSHOTS = "snapshots"
 AUTO = "auto"
 """The value of `resume` that selects the newest snapshot of the run folder."""
-DUMPS = "dump-step-*.pth.tar"
 LOCK_NAME = ".lock"
 FAILURE_NAME = "failure.json"
 
@@ -97,12 +96,11 @@ class Failure:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """`model_last.pth.tar`, `model_best.pth.tar`, `config.ini`, `metadata.bin`, logs and dumps.
+    """`model_last.pth.tar`, `model_best.pth.tar`, `config.ini`, `metadata.bin` and logs.
 
     The newest snapshots are `snapshots/step-N.pth.tar`; `model_last` and `model_best` are links to two of them. Logs
     are `training.log`, `metrics.jsonl` and TensorBoard files; a failed step leaves `failure.json`, until the training
-    has resumed, and `dump-step-N.pth.tar`, which is never deleted automatically: it holds everything needed to analyse
-    the step, independently of the run.
+    has resumed.
     """
 
     path: Path
@@ -131,10 +129,6 @@ class RunFolder:
             return []
         named = ((_STEP_NAME.fullmatch(entry.name), entry) for entry in entries)
         return sorted(((int(match[1]), entry) for match, entry in named if match), reverse=True)
-
-    def dumps(self) -> list[Path]:
-        """Return the paths of the dumps of failed steps."""
-        return list(self.path.glob(DUMPS))
 
     def make(self) -> None:
         """Make the folder; SeamsegError if it cannot be made."""

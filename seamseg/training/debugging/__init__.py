@@ -1,1 +1,0 @@
-"""Dumps of failed training steps and their replay."""
