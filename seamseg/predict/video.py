@@ -94,7 +94,7 @@ class Video:
     def items(self) -> Iterator[Source | VideoFrame]:
         """Iterate over the frames, always in the same order; open each before the next is requested.
 
-        Where the video breaks off, the last is an image that cannot be opened.
+        Where a packet is damaged or the video breaks off, there is an image that cannot be opened.
         """
         return islice(self._frames(), self.limit)
 
@@ -114,9 +114,16 @@ class Video:
                     return
                 stream.thread_type = "AUTO"
                 stream.codec_context.options = {"max_pixels": str(MAX_PIXELS)}
-                for frame in container.decode(stream):
-                    yield VideoFrame(self._source(count), frame)
-                    count += 1
+                for packet in container.demux(stream):
+                    try:
+                        frames = packet.decode()
+                    except av.error.InvalidDataError as error:
+                        yield self._source(count, f"cannot be decoded: {error.strerror}")
+                        count += 1
+                        continue
+                    for frame in frames:
+                        yield VideoFrame(self._source(count), frame)
+                        count += 1
             if not count:
                 yield self._source(count, "contains no frame")
         except Exception as error:  # of damaged files: nearly anything

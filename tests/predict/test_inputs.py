@@ -125,11 +125,11 @@ def video(tmp_path):
     return tmp_path / "drive.mp4"
 
 
-def write_video(av, path, codec="mpeg4"):
+def write_video(av, path, codec="mpeg4", pixels="yuv420p"):
     with av.open(str(path), "w") as container:
         container.metadata["title"] = "TITLE"
         stream = container.add_stream(codec, rate=25)
-        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        stream.width, stream.height, stream.pix_fmt = 64, 48, pixels
         for k in range(10):
             frame = av.VideoFrame.from_ndarray(np.full((48, 64, 3), 20 * k + 20, np.uint8), format="rgb24")
             container.mux(stream.encode(frame))
@@ -143,6 +143,21 @@ def test_frames_of_a_video(video):
     for k, (_, pixels) in enumerate(frames):
         assert pixels.shape == (48, 64, 3)
         assert abs(pixels.mean() - 20 * k - 20) < 4
+
+
+def test_a_damaged_frame_is_one_of_the_frames(tmp_path):
+    av = pytest.importorskip("av")
+    path = tmp_path / "drive.mkv"
+    write_video(av, path, "mjpeg", "yuvj420p")
+    with av.open(str(path)) as container:
+        packet = [bytes(packet) for packet in container.demux() if packet.size][4]
+    path.write_bytes(path.read_bytes().replace(packet, bytes(len(packet))))
+    items = list(Video(str(path), "drive", "drive.mkv").items())
+    assert [item.source.name[-1] for item in items] == list("0123456789")
+    with pytest.raises(UnreadableImage, match=r"drive\.mkv \(frame 4\): cannot be decoded"):
+        items[4].open()
+    for k in (3, 5):
+        assert abs(np.asarray(items[k].open()).mean() - 20 * k - 20) < 4
 
 
 def test_the_colours_of_a_video_are_of_its_own_matrix(tmp_path):
