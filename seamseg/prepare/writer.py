@@ -32,13 +32,14 @@ from seamseg.prepare.account import FURTHER_FRAMES, AccountOf, SplitAccount, acc
 from seamseg.prepare.annotations import thing_annotations, write_coco_json
 from seamseg.prepare.archives import File, fingerprint, has_frames, photo_size, read_file, read_photo
 from seamseg.prepare.pairs import is_photo
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, SeamsegError, item_error
 from seamseg.utils.files import PARTIAL, cannot_write, decode_text, join_inside, read_bytes, replacing, write_atomically
 from seamseg.utils.limits import ANNOTATION_BYTES, parse_json
 from seamseg.utils.parallel import parallel_map
 from seamseg.utils.progress import ProgressCallback
 
 _JOURNALS = ".prepare"
+_MOST_FAILED = 20
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ class DatasetWriter:
     workers : number of processes, None for one per processor
     progress : wraps the finished images
     link : how images are stored; copied where a hard link is not possible
+    log : called with a line for each of several images that fail
 
     Raises
     ------
@@ -120,10 +122,11 @@ class DatasetWriter:
         workers: int | None = None,
         progress: ProgressCallback = no_progress,
         link: Link = "hard",
+        log: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.root = Path(root)
         self.classes = classes.without_images()
-        self._workers, self._progress, self._link = workers, progress, link
+        self._workers, self._progress, self._link, self._log = workers, progress, link, log
         self._images: dict[str, ImageInfo] = {}
         self.accounts: dict[str, SplitAccount] = {}
         if self.root.exists() and not self.root.is_dir():
@@ -208,7 +211,7 @@ class DatasetWriter:
         Raises
         ------
         InputError
-            naming the file, if one is invalid; finished images are kept, so fix the file and run again
+            naming the file, if one is invalid; the others are converted and kept, so fix the file and run again
         """
         ids = [frame.id for frame in frames]
         if len(set(ids)) != len(ids):
@@ -223,13 +226,20 @@ class DatasetWriter:
         todo = [f for f in frames if f.id not in records or records[f.id]["stamp"] != _stamp(f, read)]
         # the masks will no longer fit `metadata.bin`
         (self.root / "lst" / f"{split}.txt").unlink(missing_ok=True)
-        work = partial(_convert, root=self.root, read=read, classes=self.classes, link=self._link)
+        work = partial(_converted, root=self.root, read=read, classes=self.classes, link=self._link)
         results = parallel_map(work, todo, self._workers)
         desc = split if len(todo) == len(frames) else f"{split} (of {len(frames)})"
         with journal.appending(keep=[records[i] for i in ids if i in records]) as append:
+            failed: list[SeamsegError] = []
             for record in self._progress(results, len(todo), desc):
-                append(record)
-                records[record["id"]] = record
+                if isinstance(record, dict):
+                    append(record)
+                    records[record["id"]] = record
+                else:
+                    failed.append(record)
+                if len(failed) == _MOST_FAILED:  # as with a wrong class list
+                    break
+        self._check_none(split, failed)
         ordered = [records[i] for i in ids]
         self.accounts[split] = account(ordered)
         write_coco_json(self.root / "coco" / f"{split}.json", self.classes, ordered)
@@ -242,6 +252,18 @@ class DatasetWriter:
                 if other.frames.get(r["id"], r)["stamp"] != r["stamp"]:
                     del other.frames[r["id"]]
         return len(todo)
+
+    def _check_none(self, split: str, failed: Sequence[SeamsegError]) -> None:
+        """Raise an error if images fail, after a line for each of several."""
+        if not failed:
+            return
+        if len(failed) == 1:
+            raise failed[0]
+        for error in failed:
+            self._log(str(error))
+        more = " or more" if len(failed) == _MOST_FAILED else ""
+        text = f"{split}: {len(failed)}{more} images fail, the first is {failed[0]}"
+        raise (InputError if all(isinstance(error, InputError) for error in failed) else SeamsegError)(text)
 
     def finish(self) -> Metadata:
         """Write `metadata.bin`, which completes the data set; call it after the last split."""
@@ -361,6 +383,14 @@ def _text_of(read: Reader) -> str:
     """Return module, name and arguments of a reader, which may hold a long class list, for all of its images."""
     call = read if isinstance(read, partial) else partial(read)
     return repr((call.func.__module__, call.func.__qualname__, call.args, call.keywords))[1:-1]
+
+
+def _converted(frame: SourceFrame, **options: Any) -> dict[str, Any] | SeamsegError:
+    """Convert an image; return its record, or the error if it fails."""
+    try:
+        return _convert(frame, **options)
+    except Exception as error:
+        return item_error(error, f"{frame.photo}: cannot be converted")
 
 
 def _convert(frame: SourceFrame, root: Path, read: Reader, classes: Metadata, link: Link) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The folder writer: atomic and resumable."""
 
+import errno
 import json
 import os
 import resource
@@ -17,7 +18,7 @@ from seamseg.formats.metadata import Metadata, read_metadata
 from seamseg.prepare.convert import ConversionOptions, convert_splits
 from seamseg.prepare.writer import DatasetWriter, Instances, SourceFrame, _Journal
 from seamseg.utils.errors import InputError, SeamsegError
-from seamseg.utils.files import replacing
+from seamseg.utils.files import cannot_write, replacing
 
 
 def read(frame: SourceFrame, crowd: int = 0) -> Instances:
@@ -66,8 +67,37 @@ def test_resumes_after_an_invalid_file(tmp_path, workers):
     assert not (out / "lst" / "train.txt").exists()
     frames[5].annotation.write_text("fine")
     assert len(run(out, frames, workers).images) == 8
-    assert calls(frames)[:6] == [1, 1, 1, 1, 1, 2]
+    assert calls(frames) == [1, 1, 1, 1, 1, 2, 1, 1]
     assert not (out / ".prepare").exists()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_images_that_fail_are_lines(tmp_path, workers):
+    out, frames = tmp_path / "out", make_frames(tmp_path / "src", 30)
+    lines = []
+    for k in (5, 8):
+        frames[k].annotation.write_text("invalid")
+    with pytest.raises(InputError, match=r"^train: 2 images fail, the first is .*5\.txt: invalid"):
+        run(out, frames, workers, log=lines.append)
+    assert [Path(line.partition(":")[0]).name for line in lines] == ["5.txt", "8.txt"]
+    assert len((out / ".prepare" / "train.jsonl").read_text().splitlines()) == 1 + 28
+    for frame in frames:
+        frame.annotation.write_text("invalid")
+    with pytest.raises(InputError, match=r"^train: 20 or more images fail"):
+        run(out, frames, workers)
+
+
+def test_a_full_disk_ends_the_conversion(tmp_path, monkeypatch):
+    frames = make_frames(tmp_path / "src", 4)
+
+    def fail(*_: object) -> None:
+        raise cannot_write("a.png", error) from error
+
+    error = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr("seamseg.prepare.writer.store_photo", fail)
+    with pytest.raises(SeamsegError, match=r"^a\.png: cannot be written: No space left on device$"):
+        run(tmp_path / "out", frames)
+    assert calls(frames) == [1, 0, 0, 0]
 
 
 def test_what_is_converted_again(tmp_path):
