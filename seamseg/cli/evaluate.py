@@ -31,6 +31,7 @@ the data set that the model has none for count as missed: PQ, IoU and AP 0 where
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,10 +81,13 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--out and --legacy-metrics are mutually exclusive: the folder holds the official metrics")
     if args.out is not None and Path(args.out).exists() and not Path(args.out).is_dir():
         raise InputError(f"{args.out}: --out must be a folder, this is a file")
-    scores: Scores = _score_files(args) if args.gt is not None or args.pred is not None else _score_model(args)
+    of_files = args.gt is not None or args.pred is not None
+    scores, failed = (_score_files(args), 0) if of_files else _score_model(args)
     if is_main_process():
         _show(scores.table(), scores, args.json)
-    return 0
+        if failed:
+            echo(f"seamseg evaluate: {failed} images failed; the scores are those of the others", file=sys.stderr)
+    return 1 if failed else 0
 
 
 def _score_files(args: argparse.Namespace) -> PanopticScores:
@@ -113,7 +117,8 @@ def _worker_count(args: argparse.Namespace) -> int:
     return min(available_cores(), 8) if args.workers is None else check_workers(args.workers, least=1)
 
 
-def _score_model(args: argparse.Namespace) -> Scores:
+def _score_model(args: argparse.Namespace) -> tuple[Scores, int]:
+    """Return the scores of a model, and the number of images that failed."""
     if args.model is None or args.data is None:
         raise InputError("nothing to score: give MODEL DATA, or --gt GT.json --pred PRED.json")
     if extra := _first_given(args, _FILE_OPTIONS):
@@ -128,7 +133,8 @@ def _score_model(args: argparse.Namespace) -> Scores:
         options = replace(options, overrides=(*args.set, "general.eval_coco=yes"))
     from seamseg.validation.evaluate import evaluate_model
 
-    return evaluate_model(options).scores
+    scored = evaluate_model(options)
+    return scored.scores, scored.failed
 
 
 def _run_cityscapes(args: argparse.Namespace) -> int:

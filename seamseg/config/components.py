@@ -327,7 +327,12 @@ def custom_of(made: object) -> Component | None:
 
 
 def at_fault(error: BaseException) -> str | None:
-    """Return a line for an exception of a component's code: its section, file and line; None for other exceptions."""
+    """Return a line for an exception of a component's code: its section, file and line; None for other exceptions.
+
+    A SeamsegError has its own.
+    """
+    if isinstance(error, SeamsegError):
+        return None
     for frame, _ in walk_tb(error.__traceback__):
         if found := [c for c in _REGISTERED.values() if not c.built_in and str(c.file) == frame.f_code.co_filename]:
             owner = frame.f_locals.get("self")

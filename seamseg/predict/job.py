@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from seamseg.config.components import at_fault
 from seamseg.data.images import image_size
 from seamseg.inference.images import ImagePreparation, PreparedImage, equal_size_batches
 from seamseg.inference.predictor import Predictor
@@ -294,7 +295,9 @@ class _PredictionLoop:
     def _fail(self, batch: Sequence[_Photo], what: str, error: Exception) -> None:
         """Skip the image of a batch whose error is its own; raise others."""
         names = ", ".join(str(photo.source) for photo in batch)
-        reason = str(error) if isinstance(error, (SeamsegError, OSError)) else f"{what} ({describe_error(error)})"
+        reason = at_fault(error) or (
+            str(error) if isinstance(error, (SeamsegError, OSError)) else f"{what} ({describe_error(error)})"
+        )
         if not is_of_item(error):
             raise SeamsegError(f"{names}: {reason}") from error
         self._skip(batch[0].source, f"{names}: {reason}")

@@ -24,12 +24,16 @@ from seamseg.validation.validator import SCORERS, InstanceScorer, Validator
 
 @dataclass(frozen=True)
 class ModelScores:
-    """The scores from :func:`evaluate_model`, with the model, split and classes they belong to."""
+    """The scores from :func:`evaluate_model`, with the model, split and classes they belong to.
+
+    `failed` is the number of images that could not be read or computed, of which these are no scores.
+    """
 
     scores: Scores
     model: str
     split: str
     metadata: Metadata
+    failed: int = 0
 
 
 def evaluate_model(options: EvaluationOptions, max_size: tuple[int, int] | None = None) -> ModelScores:
@@ -87,7 +91,7 @@ def evaluate_model(options: EvaluationOptions, max_size: tuple[int, int] | None 
             assert isinstance(scores, PanopticScores)
             by_table = "" if mapped is None else f", classes mapped by {Path(mapped.table).name}"
             writer.finish(world, f"{Path(model).name} on {split} of {Path(data).name}{by_table}", scores)
-        return ModelScores(scores, opened.name, split, validator.metadata)
+        return ModelScores(scores, opened.name, split, validator.metadata, len(validator.dataset) - scores.n_images)
 
 
 def _check(opened: OpenedModel, model: str, split: str, options: EvaluationOptions) -> None:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from random import Random
 from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
-from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 
 from seamseg.config import KINDS, Config
+from seamseg.config.components import at_fault
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.input_size import InputSize, reference_size
 from seamseg.data.loader import BatchLoader
@@ -31,7 +31,7 @@ from seamseg.evaluation.scores import ClassIoU, DetectionScores, PanopticScores,
 from seamseg.formats.metadata import Metadata
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.inference.detections import Detections, choose_detections
-from seamseg.inference.images import equal_size_batches, input_size, network_input
+from seamseg.inference.images import equal_size_batches, input_size
 from seamseg.inference.network import run_by_torch
 from seamseg.inference.options import Thresholds
 from seamseg.inference.photo_result import PhotoResult
@@ -44,50 +44,14 @@ from seamseg.models.custom_network import WholeNetwork
 from seamseg.models.heads.semantic import semantic_target
 from seamseg.panoptic_map import ClassInfo, PanopticResult, class_infos
 from seamseg.predictions import ArrayPrediction
-from seamseg.structures import ReadMap
-from seamseg.utils.distributed import World
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.distributed import World, gather_objects
+from seamseg.utils.errors import InputError, SeamsegError, item_error, one_line
+from seamseg.utils.output import echo
 from seamseg.utils.parallel import available_cores, threaded_map
 from seamseg.utils.progress import progress
 from seamseg.validation.class_mapping import ClassMapping
+from seamseg.validation.items import ItemsOrErrors, ValidationItem, ValidationTransform, item_of, unchanged
 from seamseg.validation.metrics import CustomMetrics, scores_of_all
-
-
-@dataclass(frozen=True)
-class ValidationItem:
-    """An image of a split: network input `H x W x 3` uint8, instance ids `L x h x w` at native size, their classes.
-
-    `maps` has the ground truth of `Metric.reads`, `channels x h x w` float32. `result` is for metrics, see
-    :class:`ValidationResult`; otherwise None.
-    """
-
-    id: str
-    pixels: np.ndarray
-    mask: Tensor
-    cat: Sequence[int]
-    iscrowd: Sequence[int]
-    maps: Mapping[str, np.ndarray] = field(default_factory=dict)
-    result: PhotoResult | None = None
-
-    @property
-    def native_size(self) -> tuple[int, int]:
-        """Native size `(h, w)` of the image."""
-        return int(self.mask.shape[-2]), int(self.mask.shape[-1])
-
-
-@dataclass(frozen=True)
-class _ValidationTransform:
-    """Transforms the image as in prediction and leaves the ground truth unchanged."""
-
-    size: InputSize
-    maps: Mapping[str, ReadMap]
-
-    def __call__(
-        self, image: Image.Image, mask: np.ndarray, cat: Sequence[int], iscrowd: Sequence[int], rng: Random | None
-    ) -> dict[str, Any]:
-        # a tensor, which the processes of a loader share
-        pixels = torch.from_numpy(network_input(image, self.size))
-        return {"img": pixels, "msk": torch.from_numpy(mask), "cat": cat, "iscrowd": iscrowd}
 
 
 @dataclass(frozen=True)
@@ -192,7 +156,7 @@ class Validator:
         if scorer is InstanceScorer or (scorer is PanopticScorer and config.general.eval_coco):
             require_pycocotools()
         size = size or input_size(config)
-        transform = _ValidationTransform(size, declared_maps(config, "metric"))
+        transform = ValidationTransform(size, declared_maps(config, "metric"))
         dataset = PanopticDataset(root, split, transform, open_reader=partial(open_reader, config))
         return Validator(dataset, size, config, world, legacy, quiet)
 
@@ -228,7 +192,7 @@ class Validator:
         """
         alone = replace(self, world=World(device=self.world.device))
         images = self.dataset.images
-        item = _item(self.dataset[max(range(len(images)), key=lambda i: len(images[i].cat))])
+        item = item_of(self.dataset[max(range(len(images)), key=lambda i: len(images[i].cat))])
         with self._predictor(net) as predictor:
             scorer, metrics = alone._run(predictor, [item])
         try:
@@ -240,7 +204,7 @@ class Validator:
         return []
 
     def score(self, predictor: Predictor[Any], observer: Observer | None = None, desc: str = "validate") -> Scores:
-        """Score the results of a predictor.
+        """Score the results of a predictor; an image that fails is reported on stderr and left out.
 
         Parameters
         ----------
@@ -250,21 +214,46 @@ class Validator:
 
         Returns
         -------
-        Scores, those of the kind of network
+        Scores, those of the kind of network, with the number of scored images
+
+        Raises
+        ------
+        SeamsegError
+            if all images fail
         """
-        scorer, metrics = self._run(predictor, self._items(desc), observer)
-        return metrics.added_to(scores_of_all(self.world, scorer))
+        failed: list[SeamsegError] = []
+        scorer, metrics = self._run(predictor, self._readable(desc, failed), observer, failed)
+        failures = [error for part in gather_objects(self.world, failed) for error in part]
+        if len(failures) == len(self.dataset):
+            raise type(failures[0])(f"{self.dataset.split}: all images fail, the first is {failures[0]}")
+        scores: Any = metrics.added_to(scores_of_all(self.world, scorer))
+        found: Scores = replace(scores, n_images=len(self.dataset) - len(failures)) if failures else scores
+        return found
 
     def _run(
-        self, predictor: Predictor[Any], items: Iterable[ValidationItem], observer: Observer | None = None
+        self,
+        predictor: Predictor[Any],
+        items: Iterable[ValidationItem],
+        observer: Observer | None = None,
+        failed: list[SeamsegError] | None = None,
     ) -> tuple[Scorer, CustomMetrics]:
-        """Predict and compare the images of this process."""
+        """Predict and compare the images of this process; report those that fail in `failed`, or raise for None."""
         scorer = SCORERS[self.config.kind](self, predictor)
         metrics = CustomMetrics(self.config, self.metadata, self.world)
         groups = equal_size_batches(items, self._batch_size, lambda item: item.pixels.shape, tiling=predictor.tiling)
 
         def run(group: list[ValidationItem]) -> tuple[list[ValidationItem], list[ArrayPrediction]]:
-            return group, predictor.raw([item.pixels for item in group])
+            try:
+                return group, predictor.raw([item.pixels for item in group])
+            except Exception as error:
+                if failed is None:
+                    raise
+                failure, fault = item_error(error, "the network fails"), at_fault(error)
+            if len(group) == 1:
+                _skip(type(failure)(f"{group[0].id}: {fault or failure}"), failed)
+                return [], []
+            alone = [run([item]) for item in group]
+            return [item for items, _ in alone for item in items], [one for _, made in alone for one in made]
 
         with (
             predictor.photos_at_a_time() as (threads, begin),
@@ -313,13 +302,20 @@ class Validator:
             if observer is not None:
                 observer(validated)
 
+    def _readable(self, desc: str, failed: list[SeamsegError]) -> Iterator[ValidationItem]:
+        for item in self._items(desc):
+            if isinstance(item, SeamsegError):
+                _skip(item, failed)
+            else:
+                yield item
+
     def _items(self, desc: str) -> Any:
         sampler = shard(len(self.dataset), self.world.size, self.world.rank)
         loader = BatchLoader(
-            self.dataset,
+            ItemsOrErrors(self.dataset),
             batch_size=None,
             sampler=sampler,
-            collate_fn=_item,
+            collate_fn=unchanged,
             num_workers=min(self.config.dataloader.num_workers, available_cores(), len(sampler)),
             worker_init_fn=begin_worker,
         )
@@ -466,6 +462,6 @@ SCORERS: dict[str, Callable[[Validator, Predictor[Any]], Scorer]] = {
 """The :class:`Scorer` of each kind of network."""
 
 
-def _item(data: Any) -> ValidationItem:
-    maps = {name: values.numpy() for name, values in data.get("maps", {}).items()}
-    return ValidationItem(data["id"], data["img"].numpy(), data["msk"], data["cat"], data["iscrowd"], maps)
+def _skip(error: SeamsegError, failed: list[SeamsegError]) -> None:
+    echo(f"skipped {one_line(error)}", file=sys.stderr, flush=True)
+    failed.append(error)

@@ -20,7 +20,8 @@ from seamseg.inference.options import Thresholds
 from seamseg.inference.predictor import Predictor
 from seamseg.inference.queries import prediction_of_queries, ranked_by_masks
 from seamseg.panoptic_map import VOID, PanopticResult, class_infos
-from seamseg.validation.validator import InstanceScorer, ValidationItem
+from seamseg.validation.items import ValidationItem
+from seamseg.validation.validator import InstanceScorer
 
 CLASSES = np.array([3, 0, 4, 1, 2])
 """The class of each column: the network has another order."""

@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from seamseg.checkpoints.bundle import open_model
 from seamseg.config import config_from_string, load_config
 from seamseg.data.input_size import InputSize
 from seamseg.formats.metadata import ImageInfo, read_metadata, write_metadata
-from seamseg.inference.predictor import build_predictor
+from seamseg.inference.predictor import Predictor, build_predictor
 from seamseg.panoptic_map import VOID
 from seamseg.predictions import Prediction
 from seamseg.training.logging.metrics import read_metrics
@@ -279,3 +280,37 @@ def test_what_a_semantic_network_refuses(semantic_run, micro, tmp_path):
         evaluate_model(EvaluationOptions(semantic_run, micro, "cpu", quiet=True, legacy=True))
     with pytest.raises(InputError, match="is a model for semantic, not for panoptic"):
         open_model(semantic_run, overrides=["general.kind=panoptic", "optimizer.loss_weights=(1,1,1,1,1,1)"])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_image_that_fails_is_left_out(micro_run, tmp_path, seamseg_main, monkeypatch, capsys, workers):
+    data, few = (make_dataset(tmp_path / name, [1], [1, 2, 0, 3]) for name in ("data", "few"))
+    (few / "lst" / "val.txt").write_text("val0\nval3\n")
+    (data / "img" / "val1.png").write_bytes(b"no image")
+    marked = Image.open(data / "img" / "val2.png")
+    marked.putpixel((0, 0), (1, 2, 3))
+    marked.save(data / "img" / "val2.png")
+    raw = Predictor.raw
+
+    def fail(self, images, tiling=None):
+        if any((image[:4, :4] < 60).all(-1).any() for image in images):
+            raise RuntimeError("an odd image")
+        return raw(self, images, tiling)
+
+    monkeypatch.setattr(Predictor, "raw", fail)
+    words = ("--device", "cpu", "--quiet", "--set", f"dataloader.num_workers={workers}")
+    for name in (few, data):
+        code = seamseg_main("evaluate", micro_run, name, *words, "--json", f"{name}.json", "--out", f"{name}.out")
+        assert code == (name == data)
+    lines = sorted(capsys.readouterr().err.splitlines())
+    assert lines[0] == "seamseg evaluate: 2 images failed; the scores are those of the others"
+    assert lines[1].startswith(f"skipped {data}/img/val1.png: not an image")
+    assert lines[2] == "skipped val2: the network fails (RuntimeError: an odd image)"
+    assert len(lines) == 3
+    found = [json.loads(Path(f"{name}.json").read_text()) for name in (few, data)]
+    assert found[0] == found[1]
+    assert found[0]["n_images"] == 2
+    for name in ("val0", "val3"):
+        (data / "img" / f"{name}.png").write_bytes(b"")
+    assert seamseg_main("evaluate", micro_run, data, *words) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("seamseg evaluate: val: all images fail, the first is ")
