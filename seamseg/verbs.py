@@ -84,7 +84,7 @@ def predict_files(options: PredictOptions) -> RunSummary:
     seamseg.utils.errors.InputError
         if the model, an input or an option is wrong, or the folder holds something else
     seamseg.utils.errors.SeamsegError
-        if an output cannot be written
+        if the disk is full, or a device is lost; any other image that fails is reported on stderr and skipped
     """
     from seamseg.predict import run
 
@@ -96,11 +96,13 @@ def evaluate(options: EvaluationOptions) -> Scores:
     """Score the results that :func:`load` gives with the same options: `seamseg.evaluate("runs/city", "data").PQ`.
 
     The kind of the model decides the type of the scores, for example :class:`seamseg.evaluation.scores.PanopticScores`.
+    An image that fails is reported on stderr and left out: `n_images` is the number of the others.
 
     Raises
     ------
     seamseg.utils.errors.InputError
-        if something is missing or broken, or the classes of model and data set differ and no table maps them
+        if something is missing or broken, all images fail, or the classes of model and data set differ and no table
+        maps them
     """
     from seamseg.validation.evaluate import evaluate_model
 
