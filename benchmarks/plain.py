@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,11 +24,11 @@ from seamseg.inference.network import TorchNetwork
 from seamseg.inference.predictor import Predictor
 from seamseg.inference.result import Panoptic
 from seamseg.inplace_abn import to_batchnorm
-from seamseg.models.criterion import Criterion, Losses, SemanticCriterion, TrainingModule
 from seamseg.models.heads.detections import DetectionSelector
 from seamseg.models.heads.roi import ROIExtractor
 from seamseg.models.heads.rpn import ProposalGenerator
 from seamseg.models.heads.semantic import MiniDeepLab, SemanticHead, semantic_target
+from seamseg.models.network import Losses, TrainingModule
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.panoptic_inference import Features
 from seamseg.ops import pooling
@@ -267,18 +265,14 @@ class PlainTrainingModule(nn.Module):
 
     def __init__(self, module: TrainingModule, separated: bool = False) -> None:
         super().__init__()
-        assert isinstance(module.net, PanopticNet) and isinstance(module.criterion, Criterion)
+        assert isinstance(module.net, PanopticNet)
         self.net = plain_network(module.net, separated)
-        self.criterion = module.criterion
 
     def forward(self, batch: Batch) -> Losses:
         """Compute the losses of a batch, not weighted."""
-        outputs, semantic = self.net(batch.images, batch), self.criterion.semantic
-        assert isinstance(semantic, SemanticCriterion) and isinstance(semantic.image_loss, partial)
-        ohem = semantic.image_loss.keywords["keys"].ohem
-        others = copy(self.criterion)
-        others.semantic, others.names = None, others.names[:-1]
-        losses = others(replace(outputs, semantic_logits=None), batch)
+        outputs = self.net(batch.images, batch)
+        losses = self.net.loss(replace(outputs, semantic_logits=None), batch)
+        ohem = self.net.options.semantic_loss.config.sem.ohem
         parts = []
         for logits, masks, categories in zip(outputs.semantic_logits, batch.masks, batch.categories):
             assert masks is not None and categories is not None

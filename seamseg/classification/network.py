@@ -13,7 +13,7 @@ from torch.nn import functional
 from seamseg.classification.config import ClassifierConfig, NetworkConfig
 from seamseg.classification.data import ImageBatch
 from seamseg.models.backbones import build_backbone, norm_factory
-from seamseg.models.criterion import Losses
+from seamseg.models.network import Losses
 from seamseg.ops.norm import ABN
 from seamseg.utils.errors import InputError
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from seamseg.models.backbones import build_backbone, norm_factory
     from seamseg.models.backbones.fpn import FPN, FPNBody
-    from seamseg.models.criterion import Criterion
     from seamseg.models.folding import fold_abn
     from seamseg.models.heads.roi import ROIHead
     from seamseg.models.heads.rpn import RPNHead
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 _MODULES = {
     **dict.fromkeys(("build_backbone", "norm_factory"), "backbones"),
     **dict.fromkeys(("FPN", "FPNBody"), "backbones.fpn"),
-    "Criterion": "criterion",
     "fold_abn": "folding",
     "ROIHead": "heads.roi",
     "RPNHead": "heads.rpn",
@@ -29,7 +27,6 @@ _MODULES = {
 
 __all__ = [
     "FPN",
-    "Criterion",
     "FPNBody",
     "NetworkOptions",
     "PanopticNet",

@@ -1,4 +1,4 @@
-"""The network, its criterion and the training module of a configuration."""
+"""The network of a configuration, and its training module."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from seamseg.config.sections import Body as BodyKeys
 from seamseg.config.sections import General
 from seamseg.models.backbones.base import Backbone, Body, BodyContext, NormFactory
 from seamseg.models.backbones.fpn import FPN, FPNBody
-from seamseg.models.criterion import Criterion, SemanticCriterion, TrainingModule
-from seamseg.models.custom_network import CustomNetwork, NetworkContext, WholeNetwork, own_losses
+from seamseg.models.custom_network import CustomNetwork, NetworkContext, WholeNetwork
 from seamseg.models.folding import fold_layers
 from seamseg.models.heads.custom import Head, HeadContext, loss_weight
 from seamseg.models.heads.deeplab import DeeplabV3
 from seamseg.models.heads.roi import ROIHead
 from seamseg.models.heads.rpn import RPNHead
-from seamseg.models.heads.semantic import SemanticHead
+from seamseg.models.heads.semantic import SemanticHead, SemanticLoss
+from seamseg.models.network import TrainingModule
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.panoptic_inference import NetworkOptions
 from seamseg.models.quantised import quantised
@@ -111,15 +111,7 @@ def without_quantisation(config: Config) -> Config:
 
 def build_training_module(config: Config, num_stuff: int, num_thing: int) -> TrainingModule:
     """Build network and losses as one module, whose `net` is that of :func:`build_network`."""
-    net = build_network(config, num_stuff, num_thing)
-    if isinstance(net, WholeNetwork):
-        return TrainingModule(net, own_losses)
-    if config.kind == "semantic":
-        return TrainingModule(net, SemanticCriterion.of(config))
-    if num_stuff == 0:
-        # nothing else says where a mask ends
-        config = replace(config, roi=replace(config.roi, void_is_background=True))
-    return TrainingModule(net, Criterion(config))
+    return TrainingModule(build_network(config, num_stuff, num_thing))
 
 
 def _build_panoptic_net(config: Config, num_stuff: int, num_thing: int) -> PanopticNet:
@@ -204,7 +196,12 @@ def _build_semantic_net(config: Config, num_classes: int) -> SemanticNet:
     channels = list(backbone.out_channels.values())[-1]
     head = DeeplabV3(sem, channels, norm)
     cls = nn.Conv2d(sem.out_channels, num_classes, 1)
-    net = SemanticNet(backbone, head, cls, SemanticOptions(channels_last=config.general.channels_last))
+    net = SemanticNet(
+        backbone,
+        head,
+        cls,
+        SemanticOptions(channels_last=config.general.channels_last, semantic_loss=SemanticLoss(config)),
+    )
     initialise(net, body)
     backbone.freeze(body.num_frozen)
     return net

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from seamseg.config import Config
 from seamseg.models.backbones.base import NormFactory
-from seamseg.models.criterion import Losses, as_count
 from seamseg.models.heads.custom import checked_losses, declared_outputs, unchanged
-from seamseg.models.network import BatchOptions, Network
+from seamseg.models.network import BatchOptions, Losses, Network, Terms
 from seamseg.predictions import MapFormat, Prediction
 from seamseg.structures import Batch, PackedSequence, ReadMap
 from seamseg.utils.component_errors import named_errors
@@ -165,6 +164,10 @@ class WholeNetwork(Network):
         with self.errors(), unchanged("the batch", targets.tensors()):
             return checked_losses(self.network.losses, self.network.keys, self.network.loss(targets))
 
+    def loss(self, outputs: Terms, targets: Batch) -> Losses:
+        """Return the losses that :meth:`forward` has computed."""
+        return Losses.of(outputs)
+
     @torch.no_grad()
     def predict(self, images: PackedSequence) -> list[Prediction[Tensor]]:
         """Return the predictions for normalised images `3 x H x W`."""
@@ -200,9 +203,3 @@ class WholeNetwork(Network):
         for (name, x, most), least, largest in zip(filled, ends[::2], ends[1::2], strict=True):
             if x.is_floating_point() or not 0 <= least <= largest <= most:
                 raise ValueError(f"{name} must be integers from 0 to {most}, found {least} to {largest}")
-
-
-def own_losses(terms: Mapping[str, tuple[Tensor, Tensor | int]], targets: Batch) -> Losses:
-    """Return the losses of a :class:`WholeNetwork` as a criterion does."""
-    means = {name: mean for name, (mean, _) in terms.items()}
-    return Losses(means, {name: as_count(count, means[name].device) for name, (_, count) in terms.items()})

@@ -5,13 +5,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar, cast
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from seamseg.predictions import MapFormat
-from seamseg.structures import PackedSequence
+from seamseg.structures import Batch, PackedSequence
+
+Terms: TypeAlias = Mapping[str, tuple[Tensor, "Tensor | int"]]
+"""Losses of a batch by name: each the mean over anchors, samples, mask pixels or images, and their number."""
 
 N = TypeVar("N", bound="Network")
 M = TypeVar("M", bound=nn.Module)
@@ -39,6 +43,35 @@ class BatchOptions:
         """Check the options."""
         if self.pad_to < 1:
             raise ValueError(f"{type(self).__name__}: pad_to must be positive, got {self.pad_to}")
+
+
+class Losses(NamedTuple):
+    """The losses of a batch by name, in the order of `[optimizer] loss_weights`.
+
+    Attributes
+    ----------
+    means : scalars, each a mean over anchors, samples, mask pixels or images
+    counts : their number, float64 scalars on the same device. The loss of several batches, of other processes or
+        steps, is the mean of their means weighted by the counts
+    metrics : scalars that are only reported, such as an accuracy, each a mean over the images
+    """
+
+    means: dict[str, Tensor]
+    counts: dict[str, Tensor]
+    metrics: Mapping[str, Tensor] = MappingProxyType({})
+
+    @staticmethod
+    def of(terms: Terms) -> Losses:
+        """Return means and counts, these on the device of the means."""
+        means = {name: mean for name, (mean, _) in terms.items()}
+        return Losses(means, {name: _as_count(count, means[name].device) for name, (_, count) in terms.items()})
+
+
+def _as_count(count: Tensor | int, device: torch.device) -> Tensor:
+    if isinstance(count, Tensor):
+        return count.double()
+    # filled in on the device, as a copy would block the host
+    return torch.full((), count, dtype=torch.float64, device=device)
 
 
 class Network(nn.Module):
@@ -91,6 +124,10 @@ class Network(nn.Module):
         net.training, net.compiled = self.training, self.compiled and shared
         return net
 
+    def loss(self, outputs: Any, targets: Batch) -> Losses:
+        """Compute the losses, not weighted, of what :meth:`forward` returned for the images of a batch."""
+        raise NotImplementedError
+
     def dense_part(self) -> nn.Module:
         """Return the layers whose operations depend on the size of the images only, as one module."""
         raise NotImplementedError
@@ -115,6 +152,28 @@ class Network(nn.Module):
         if self.compiled:
             mark_sizes_dynamic([padded])
         return padded, sizes
+
+
+class TrainingModule(nn.Module):
+    """A network and its losses as one module, which DistributedDataParallel wraps.
+
+    The parameters of all heads get a gradient in every step, so that DistributedDataParallel needs no
+    `find_unused_parameters`: a rank whose images have nothing for the ROI head runs it on zero rows, with losses and
+    gradients of 0.
+
+    Parameters
+    ----------
+    net : the network
+    """
+
+    def __init__(self, net: Network) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, batch: Batch) -> Losses:
+        """Compute the losses of a batch, not weighted."""
+        outputs = self.net(batch.images, batch)
+        return self.net.loss(outputs, batch)
 
 
 class SemanticLogits(NamedTuple):

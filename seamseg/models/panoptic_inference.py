@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, cast
 
 import torch
@@ -15,7 +15,8 @@ from seamseg.models.heads.custom import Head, declared_outputs, predicted_maps
 from seamseg.models.heads.detections import DetectionSelector
 from seamseg.models.heads.roi import ROIExtractor, ROIHead
 from seamseg.models.heads.roi_targets import ProposalMatcher
-from seamseg.models.heads.rpn import AnchorGenerator, ProposalGenerator
+from seamseg.models.heads.rpn import AnchorGenerator, AnchorMatcher, ProposalGenerator
+from seamseg.models.heads.semantic import SemanticLoss
 from seamseg.models.network import BatchOptions, Network, mark_sizes_dynamic
 from seamseg.ops.boxes import clip_boxes, decode_boxes
 from seamseg.ops.upsample import upsample_argmax
@@ -105,7 +106,8 @@ class NetworkOptions(BatchOptions):
     num_stuff : stuff classes, which come before the things
     anchors, rpn_levels : anchors, and the (first, number) of levels of the pyramid they live on
     proposals : makes proposals from the outputs of the RPN head
-    matcher : samples proposals for training
+    anchor_matcher, matcher : sample anchors and proposals for training
+    semantic_loss : the loss of the semantic head
     rois : extracts the features of regions
     selector : selects detections among the scored boxes
     bbx_reg_weights : factors of the box codes of the ROI head
@@ -123,7 +125,9 @@ class NetworkOptions(BatchOptions):
     anchors: AnchorGenerator
     rpn_levels: tuple[int, int]
     proposals: ProposalGenerator
+    anchor_matcher: AnchorMatcher
     matcher: ProposalMatcher
+    semantic_loss: SemanticLoss
     rois: ROIExtractor
     selector: DetectionSelector
     bbx_reg_weights: tuple[float, ...]
@@ -140,13 +144,18 @@ class NetworkOptions(BatchOptions):
     def of(config: Config, num_stuff: int) -> NetworkOptions:
         """Return the options of a configuration, for a data set with this number of stuff classes."""
         rpn, roi = config.rpn, config.roi
+        if num_stuff == 0:
+            # nothing else says where a mask ends
+            roi = replace(roi, void_is_background=True)
         levels = slice(rpn.fpn_min_level, rpn.fpn_min_level + rpn.fpn_levels)
         return NetworkOptions(
             num_stuff=num_stuff,
             anchors=AnchorGenerator(rpn, config.fpn.out_strides[levels]),
             rpn_levels=(rpn.fpn_min_level, rpn.fpn_levels),
             proposals=ProposalGenerator(rpn),
+            anchor_matcher=AnchorMatcher(rpn, roi.fixed_samples),
             matcher=ProposalMatcher(roi),
+            semantic_loss=SemanticLoss(config),
             rois=ROIExtractor(roi),
             selector=DetectionSelector(roi),
             bbx_reg_weights=roi.bbx_reg_weights,

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from seamseg.models.heads.deeplab import DeeplabV3
-from seamseg.models.network import BatchOptions, Network, SemanticLogits
+from seamseg.models.heads.semantic import SemanticLoss
+from seamseg.models.network import BatchOptions, Losses, Network, SemanticLogits
 from seamseg.ops.upsample import upsample_argmax, upsample_fusion
 from seamseg.predictions import Prediction
 from seamseg.structures import Batch, PackedSequence
@@ -45,10 +46,12 @@ class SemanticOptions(BatchOptions):
     ----------
     channels_last, pad_to : see :class:`seamseg.models.network.BatchOptions`
     probabilities : predict the probability of the class of each pixel, too
+    semantic_loss : the loss in training
     run_dense : runs the :class:`DenseSegmentation` at inference, for example compiled; None runs its modules in turn
     """
 
     probabilities: bool = False
+    semantic_loss: SemanticLoss | None = None
     run_dense: Callable[[Tensor], Tensor] | None = None
 
 
@@ -95,6 +98,11 @@ class SemanticNet(Network):
         run = self.options.run_dense
         logits = self.dense_part()(padded) if self.training or run is None else run(padded)
         return SemanticLogits(logits, (int(padded.shape[-2]), int(padded.shape[-1])), sizes)
+
+    def loss(self, outputs: SemanticLogits, targets: Batch) -> Losses:
+        """Compute `sem_loss`, not weighted."""
+        assert self.options.semantic_loss is not None, "the options have no loss"
+        return Losses.of(self.options.semantic_loss(outputs.logits, outputs.padded_size, targets))
 
     @torch.no_grad()
     def predict(self, images: PackedSequence) -> list[Prediction[Tensor]]:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from seamseg.models.criterion import Losses
+from seamseg.models.network import Losses
 from seamseg.utils.distributed import World
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from seamseg.config.components import at_fault, custom_of, sections_of
-from seamseg.models.criterion import Losses
+from seamseg.models.network import Losses
 from seamseg.ops.fused import bf16_is_fast
 from seamseg.training.averaging import LossAverage, ProcessAverage, StepAverage, preview_losses
 from seamseg.training.ddp import fill_missing_gradients, no_gradient_sync, unwrapped, with_all_parameters
@@ -63,7 +63,7 @@ class Stepper:
     Parameters
     ----------
     options : precision, loss weights, clipping, moving average
-    module : maps a batch to :class:`seamseg.models.criterion.Losses`; its `net` is the network. Also wrapped by
+    module : maps a batch to :class:`seamseg.models.network.Losses`; its `net` is the network. Also wrapped by
         :func:`seamseg.training.ddp.wrap_distributed`
     optimizer : optimizer of the network's parameters, from :func:`seamseg.training.optim.optimizer.build_optimizer`
     world : the processes, which all make the same updates

@@ -31,9 +31,9 @@ from seamseg.evaluation.scores import Scores
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.network import TorchNetwork
 from seamseg.models.build import build_training_module, without_quantisation
-from seamseg.models.criterion import Losses
 from seamseg.models.custom_network import WholeNetwork
 from seamseg.models.folding import fold_layers
+from seamseg.models.network import Losses
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.quantised import choosing_ranges
 from seamseg.models.semantic import SemanticNet
@@ -148,7 +148,7 @@ class Task(ABC):
     def build(self, metadata: Metadata) -> nn.Module:
         """Build the training module for a data set's classes, with random weights, in training mode.
 
-        It maps a batch to :class:`seamseg.models.criterion.Losses` with the names of `options.loss_weights`. Its `net`
+        It maps a batch to :class:`seamseg.models.network.Losses` with the names of `options.loss_weights`. Its `net`
         is the network; the parts of that (:data:`seamseg.checkpoints.snapshot.NETWORK_MODULES`) are attributes, whose
         state snapshots hold.
         """

@@ -11,7 +11,7 @@ from support.networks import ROOT, tiny_config, toy_batch
 from seamseg.config import config_from_string, config_to_string, default_config, load_config
 from seamseg.models.backbones.resnet import RESNETS, ResNet
 from seamseg.models.build import build_network, build_training_module, norm_factories
-from seamseg.models.criterion import Criterion
+from seamseg.models.panoptic_inference import NetworkOptions
 from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
 from seamseg.utils.errors import InputError
 
@@ -115,18 +115,17 @@ def test_the_strides_of_a_dilated_body_are_defaults():
     assert tuple(net.options.anchors.strides) == (2, 4, 4, 4)
 
 
-def test_criterion_follows_the_configuration():
-    criterion = Criterion(tiny_config(overrides=("sem.ohem=0.5", "roi.void_is_background=yes")))
-    assert criterion.semantic.image_loss.keywords["keys"].ohem == 0.5
-    assert criterion.roi.void_is_background
-    assert criterion.mask_size == (16, 16)
+def test_losses_follow_the_configuration():
+    options = NetworkOptions.of(tiny_config(overrides=("sem.ohem=0.5", "roi.void_is_background=yes")), 2)
+    assert options.semantic_loss.image_loss.keywords["keys"].ohem == 0.5
+    assert options.matcher.config.void_is_background
 
 
 @pytest.mark.parametrize("num_stuff", [0, 1])
 def test_void_is_background_without_stuff(num_stuff):
     with torch.device("meta"):
-        criterion = build_training_module(tiny_config(), num_stuff, 2).criterion
-    assert criterion.roi.void_is_background == (num_stuff == 0)
+        net = build_training_module(tiny_config(), num_stuff, 2).net
+    assert net.options.matcher.config.void_is_background == (num_stuff == 0)
 
 
 # Keys, shapes, frozen parameters and sizes are those of the published networks

@@ -78,7 +78,7 @@ class Step:
         np.random.seed(0)
         torch.manual_seed(0)
         self.outputs = net(self.batch.images, self.batch)
-        self.losses = self.module.criterion(self.outputs, self.batch).means
+        self.losses = net.loss(self.outputs, self.batch).means
         if self.has("grad_names"):
             sum(self.losses.values()).backward()
         self.parameters = dict(self.module.net.named_parameters())
@@ -146,7 +146,7 @@ def test_samples(step):
 def test_anchors_that_count(step):
     torch.manual_seed(0)
     (things,) = Things.of(step.batch, NUM_STUFF)
-    matcher, outputs = step.module.criterion.anchor_matcher, step.outputs
+    matcher, outputs = step.module.net.options.anchor_matcher, step.outputs
     (match,) = matcher.batch(outputs.anchors, [things.boxes], outputs.valid_sizes, [things.crowd])
     if step.has("rpn_match_full"):
         np.testing.assert_array_equal(match.numpy(), step.stored("rpn_match_full"))

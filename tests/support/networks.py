@@ -10,7 +10,7 @@ from torch import nn
 
 from seamseg.config import Config, config_from_string, load_config
 from seamseg.models.build import build_network, build_training_module
-from seamseg.models.criterion import TrainingModule
+from seamseg.models.network import TrainingModule
 from seamseg.models.panoptic import PanopticNet
 from seamseg.ops.norm import ABN
 from seamseg.structures import Batch, PackedSequence

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from seamseg.config import config_from_string
 from seamseg.models.build import build_training_module
-from seamseg.models.criterion import TrainingModule
+from seamseg.models.network import TrainingModule
 from seamseg.panoptic_map import VOID
 from seamseg.structures import Batch, PackedSequence
 from seamseg.training.ddp import wrap_distributed

@@ -8,7 +8,7 @@ from torch import nn
 
 from seamseg.config import load_config
 from seamseg.config.kinds import KINDS
-from seamseg.models.criterion import Losses
+from seamseg.models.network import Losses
 from seamseg.training.options import TrainerOptions
 from seamseg.training.step import Stepper, weighted_sum
 from seamseg.utils.distributed import World

@@ -14,10 +14,11 @@ from torch.nn import functional
 from seamseg.config.sections import Roi
 from seamseg.models.backbones.base import NormFactory
 from seamseg.models.folded import FoldedUpsampling
-from seamseg.models.heads.roi_targets import IGNORED_PIXEL
-from seamseg.ops.boxes import box_area
+from seamseg.models.heads.roi_targets import IGNORED_PIXEL, ROISample, Things, box_targets, labels_of, mask_targets
+from seamseg.ops.boxes import box_area, smooth_l1
 from seamseg.ops.norm import NormSequential, is_inplace, is_pointwise, is_tiling, run_layers
 from seamseg.ops.roi_sampling import roi_features
+from seamseg.structures import PackedSequence
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,70 @@ class ROIHead(nn.Module):
 
 def _doubles(layer: nn.Module) -> TypeGuard[nn.ConvTranspose2d]:
     return is_tiling(layer) and layer.stride == (2, 2) and layer.bias is None
+
+
+@dataclass(frozen=True)
+class ROIOutputs:
+    """The ROI head on the sampled proposals.
+
+    samples: samples of each image, None for an image without any; M in all images, P of them leading, 0 if no image has
+    any. cls_logits `M x (things + 1)`, bbx_logits `M x things x 4`, msk_logits `P x things x 28 x 28` of the leading
+    ones, None without a mask branch.
+    """
+
+    samples: list[ROISample | None]
+    cls_logits: Tensor
+    bbx_logits: Tensor
+    msk_logits: Tensor | None
+
+    def losses(
+        self, things: Sequence[Things], masks: PackedSequence, config: Roi
+    ) -> dict[str, tuple[Tensor, Tensor | int]]:
+        """Compute `roi_cls_loss`, `roi_bbx_loss` and `roi_msk_loss`, each with its count (docs/contract.md, section 4).
+
+        They are 0, with a count and gradients of 0, if the head ran on zero rows.
+
+        Parameters
+        ----------
+        things : ground truth of each image
+        masks : id map `L x H x W` of each image; not used without a mask branch
+        config : the section `[roi]`
+        """
+        if all(sample is None for sample in self.samples):
+            # sums of no rows: their backward pass runs the collectives of the head on this rank too
+            logits = {"roi_cls_loss": self.cls_logits, "roi_bbx_loss": self.bbx_logits, "roi_msk_loss": self.msk_logits}
+            return {name: (x.float().sum(), 0) for name, x in logits.items() if x is not None}
+        labels, codes, mask_labels, mask_planes = self._targets(things, masks, config)
+        given = [sample.weight for sample in self.samples if sample is not None and sample.weight is not None]
+        weights = torch.cat(given) if given else None
+        count = labels.shape[0] if weights is None else weights.sum()
+        errors = smooth_l1(of_class(self.bbx_logits, labels), codes, config.sigma)
+        losses: dict[str, tuple[Tensor, Tensor | int]] = {
+            "roi_cls_loss": (class_loss(self.cls_logits, labels, weights), count),
+            "roi_bbx_loss": (box_loss(errors, labels, weights), count),
+        }
+        if self.msk_logits is not None:
+            losses["roi_msk_loss"] = mask_loss(self.msk_logits, mask_labels, mask_planes)
+        return losses
+
+    @torch.no_grad()
+    def _targets(
+        self, things: Sequence[Things], masks: PackedSequence, config: Roi
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return labels `M` and box codes `M x 4` of all samples, labels `P` and masks of the leading ones."""
+        labels, codes, leading, planes = [], [], [], []
+        for sample, truth, ids in zip(self.samples, things, masks, strict=True):
+            if sample is None:
+                continue
+            labels.append(labels_of(sample.match, truth.classes))
+            codes.append(box_targets(sample.boxes, truth.boxes, sample.match, config.bbx_reg_weights))
+            leading.append(labels[-1][: sample.leading])
+            if self.msk_logits is not None:
+                assert ids is not None
+                first = (sample.boxes[: sample.leading], sample.match[: sample.leading], truth.ids, ids)
+                height, width = self.msk_logits.shape[-2:]
+                planes.append(mask_targets(*first, (height, width), config.void_is_background))
+        return torch.cat(labels), torch.cat(codes), torch.cat(leading), torch.cat(planes) if planes else torch.empty(0)
 
 
 def class_loss(cls_logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:

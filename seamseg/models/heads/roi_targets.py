@@ -1,4 +1,4 @@
-"""Sampling of proposals for the ROI head, and its targets."""
+"""The ground truth of things, the sampling of proposals for the ROI head, and its targets."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from seamseg.config.sections import Roi
 from seamseg.models.heads.select import nth_true, rank_samples, upload
 from seamseg.ops.boxes import crowd_fraction, encode_boxes, match_boxes
 from seamseg.ops.roi_sampling import roi_sampling
+from seamseg.panoptic_map import VOID
+from seamseg.structures import Batch, TargetInfo
 
 BACKGROUND = -1
 """Match of an anchor or a proposal that is background."""
@@ -224,3 +226,58 @@ def mask_targets(
     if not void_is_background:
         ignored = ignored | (sampled == 0).all(dim=1)
     return torch.where(ignored, IGNORED_PIXEL, target)
+
+
+@dataclass(frozen=True)
+class Things:
+    """The things of one image that the network is trained on.
+
+    boxes `G x 4`, classes int64 `G` (0 = first thing), ids int64 `G`. Crowds, and ids that do not occur in the mask,
+    are left out. `crowd` is a bool `H x W`, True on pixels of crowds, or for detection the boxes `C x 4` of the crowds
+    of things; None if there is no crowd.
+    """
+
+    boxes: Tensor
+    classes: Tensor
+    ids: Tensor
+    crowd: Tensor | None
+
+    @staticmethod
+    def of(batch: Batch, num_stuff: int, crowd_boxes: bool = False) -> list[Things]:
+        """Return the things of each image of a batch; `num_stuff` is the class of the first thing.
+
+        With `crowd_boxes` crowds are boxes, and the batch needs no masks. With a batch on a GPU that has no
+        `target_info` the host waits for the GPU.
+        """
+        target_info = batch.with_target_info().target_info
+        assert target_info is not None
+        chosen = [_things(info, num_stuff, crowd=False) for info in target_info]
+        device = batch.boxes.device
+        assert device is not None
+        # ids and classes of all images in one copy
+        ids_of_all = [i for ids in chosen for i in ids]
+        classes_of_all = [info.categories[i] for info, ids in zip(target_info, chosen) for i in ids]
+        numbers = upload(torch.tensor([ids_of_all, classes_of_all], dtype=torch.long), device)
+        parts = torch.split(numbers, [len(ids) for ids in chosen], dim=1)
+        things = []
+        images = zip(batch.masks, batch.iscrowd, batch.boxes, target_info, parts)
+        for masks, iscrowd, boxes, info, (ids, classes) in images:
+            assert iscrowd is not None
+            assert boxes is not None
+            crowd = None
+            if crowd_boxes and (crowds := _things(info, num_stuff, crowd=True)):
+                crowd = boxes[upload(torch.tensor(crowds), device)]
+            elif not crowd_boxes and any(info.iscrowd):
+                assert masks is not None
+                crowd = iscrowd.bool()[masks].any(dim=0)
+            things.append(Things(boxes[ids], classes - num_stuff, ids, crowd))
+        return things
+
+
+def _things(info: TargetInfo, num_stuff: int, crowd: bool) -> list[int]:
+    """Return the ids of things that have a box and are a crowd, or are not."""
+    return [
+        i
+        for i, (category, is_crowd, has_box) in enumerate(zip(*info, strict=True))
+        if category >= num_stuff and category != VOID and is_crowd == crowd and has_box
+    ]

@@ -335,8 +335,8 @@ def rpn_losses(
     boxes: Sequence[Tensor | None],
     sigma: float,
     limit: int | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute objectness and box loss (docs/contract.md, section 4 "RPN targets").
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Compute `obj_loss` and `bbx_loss`, each with its count (docs/contract.md, section 4 "RPN targets").
 
     Parameters
     ----------
@@ -349,9 +349,8 @@ def rpn_losses(
 
     Returns
     -------
-    obj_loss : binary cross-entropy summed over the sampled anchors, over their number
+    obj_loss : binary cross-entropy summed over the sampled anchors, over their number, the count (int64)
     bbx_loss : loss of the boxes summed over the positive anchors, over the same number
-    count : that number, int64
 
     Both losses are 0, with a graph, when nothing is sampled: all ranks of a training run the same backward pass.
     """
@@ -368,4 +367,5 @@ def rpn_losses(
     codes = torch.stack([box_targets(*of_image) for of_image in zip(anchors[rows], boxes, match, strict=True)])
     errors = smooth_l1(bbx_logits[image, rows].float(), codes, sigma)
     bbx_loss = torch.where(positive[:, :, None], errors, 0.0).sum()
-    return obj_loss / count.clamp(min=1), bbx_loss / count.clamp(min=1), count
+    samples = count.clamp(min=1)
+    return {"obj_loss": (obj_loss / samples, count), "bbx_loss": (bbx_loss / samples, count)}

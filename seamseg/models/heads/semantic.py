@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, cast
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seamseg.config.components import register
+from seamseg.config import Config
+from seamseg.config.components import Component, register
 from seamseg.config.sections import Sem
 from seamseg.models.backbones.base import NormFactory
 from seamseg.ops.norm import convolve_each, is_pointwise, run_layers
 from seamseg.ops.pooling import box_filter_pool
 from seamseg.ops.upsample import upsample_cross_entropy, upsample_ohem_loss
 from seamseg.panoptic_map import VOID
+from seamseg.structures import Batch
+from seamseg.utils.component_errors import named_errors
+from seamseg.utils.errors import SeamsegError
 
 
 class MiniDeepLab(nn.Module):
@@ -157,3 +163,45 @@ def semantic_loss(
     with torch.autocast(logits.device.type, enabled=False):
         images = zip(logits.float(), targets)
         return torch.stack([loss(SemanticImage(x, padded_size, target)) for x, target in images]).mean()
+
+
+@dataclass(frozen=True)
+class SemanticLoss:
+    """The loss `[sem] loss` of semantic logits, see :func:`semantic_loss`.
+
+    Parameters
+    ----------
+    config : the configuration
+    """
+
+    config: Config
+
+    @cached_property
+    def image_loss(self) -> Callable[[SemanticImage], Tensor]:
+        """The loss of one image."""
+        component, keys = self.config.component("loss")
+        if component.built_in:
+            return partial(component.make, keys=keys)
+        return partial(_custom_image_loss, component, keys)
+
+    def __call__(
+        self, logits: Tensor, padded_size: tuple[int, int], targets: Batch
+    ) -> dict[str, tuple[Tensor, Tensor | int]]:
+        """Return `sem_loss` of logits `N x classes x h x w`, and the number of images with ground truth."""
+        pairs = enumerate(zip(targets.masks, targets.categories))
+        classes = {i: semantic_target(m, c) for i, (m, c) in pairs if m is not None and c is not None}
+        if not classes:
+            return {"sem_loss": (logits[:0].float().sum(), 0)}
+        labelled = logits if len(classes) == logits.shape[0] else logits[list(classes)]
+        loss = semantic_loss(labelled, padded_size, list(classes.values()), self.image_loss)
+        return {"sem_loss": (loss, len(classes))}
+
+
+def _custom_image_loss(component: Component, keys: Any, image: SemanticImage) -> Tensor:
+    """Call the function of a user; SeamsegError if it does not return the loss of an image."""
+    with named_errors(component.section, component.module):
+        loss: Tensor = component.make(image, keys)
+    if not isinstance(loss, Tensor) or loss.ndim:
+        given = f"a tensor of {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise SeamsegError(f"{component.section} ({component.file}): must return a scalar tensor, returned {given}")
+    return loss

@@ -91,7 +91,8 @@ def test_of_two_boxes_that_claim_an_anchor_the_later_one_gets_it():
 def losses(found, with_boxes=True):
     boxes = [ops("rpn/gt0"), ops("rpn/gt1"), None, ops("rpn/gt0")] if with_boxes else [None] * 4
     obj, bbx = ops("rpn/obj_logits").requires_grad_(), ops("rpn/bbx_logits").requires_grad_()
-    return (obj, bbx), rpn_losses(obj, bbx, ops("rpn/anchors"), found, boxes, 3.0)[:2]
+    terms = rpn_losses(obj, bbx, ops("rpn/anchors"), found, boxes, 3.0)
+    return (obj, bbx), (terms["obj_loss"][0], terms["bbx_loss"][0])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The losses of a network: what they count, what they add up, and losses of a user that return something else."""
+"""The loss of the semantic head: what it counts, and losses of a user that return something else."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.networks import tiny_config, toy_batch
 
-from seamseg.models.criterion import SemanticCriterion, _custom_image_loss
+from seamseg.models.heads.semantic import SemanticLoss, _custom_image_loss
 from seamseg.structures import PackedSequence
 from seamseg.utils.errors import SeamsegError
 
@@ -15,17 +15,17 @@ from seamseg.utils.errors import SeamsegError
 def test_the_semantic_loss_is_that_of_the_labelled_images():
     """As many of them as classes, too."""
     logits = torch.randn(3, 2, 4, 4, requires_grad=True)
-    criterion = SemanticCriterion.of(tiny_config())
+    loss_of = SemanticLoss(tiny_config())
     batch = toy_batch((16, 16), (16, 16), (16, 16), empty=(0, 1, 2))
     masks, categories = list(batch.masks), list(batch.categories)
-    alone = [criterion.term(logits[i : i + 1], (16, 16), part(batch, [i]))[0] for i in range(3)]
+    alone = [loss_of(logits[i : i + 1], (16, 16), part(batch, [i]))["sem_loss"][0] for i in range(3)]
     for labelled in ([0, 1, 2], [0, 2], [1]):
         kept = [masks[i] if i in labelled else None for i in range(3)]
         some = replace(batch, masks=PackedSequence(kept), categories=PackedSequence(categories))
-        loss, count = criterion.term(logits, (16, 16), some)
+        loss, count = loss_of(logits, (16, 16), some)["sem_loss"]
         assert count == len(labelled)
         torch.testing.assert_close(loss, torch.stack([alone[i] for i in labelled]).mean())
-    nothing, count = criterion.term(logits, (16, 16), replace(batch, masks=PackedSequence([None] * 3)))
+    nothing, count = loss_of(logits, (16, 16), replace(batch, masks=PackedSequence([None] * 3)))["sem_loss"]
     nothing.backward()
     assert (nothing, count, logits.grad.any()) == (0, 0, False)
 
