@@ -220,8 +220,6 @@ def _kernels() -> Iterator[Figure]:
 def _models() -> Iterator[Figure]:
     """Compare the memory in the table of models."""
     names = {
-        "mask2former-swin-large": "`hf://facebook/mask2former-swin-large-cityscapes-panoptic` | Cityscapes | PQ 66.6",
-        "eomt-large-640": "`hf://tue-mps/coco_panoptic_eomt_large_640` | COCO | PQ 56.0",
         "vistas_r50": "`seamseg_r50_vistas.zip` | Vistas | PQ 37.99",
         "maskrcnn_resnet50_fpn_v2": "`torchvision:maskrcnn_resnet50_fpn_v2` (instances) | COCO | mask AP 41.8",
         "toy_city_r18": "`runs/demo`, made by `seamseg demo` | drawn city | PQ 62, measured",

@@ -2,7 +2,8 @@
 
     python benchmarks/models.py [NETWORK ...] [--json FILE]
 
-Each network has random weights and its default size of the input, and runs in a process of its own.
+Each network has random weights and runs in a process of its own, vistas_r50 at the size of the image and the others
+at their default size.
 """
 
 from __future__ import annotations
@@ -54,45 +55,10 @@ def detector(folder: Path) -> Any:
     return seamseg.load(f"torchvision:maskrcnn_resnet50_fpn_v2?weights={folder / 'maskrcnn.pth'}", device="cpu")
 
 
-def mask2former(folder: Path) -> Any:
-    """Build Mask2Former with Swin-L for Cityscapes."""
-    import transformers
-
-    # the shape of facebook/mask2former-swin-large-cityscapes-panoptic
-    stages = ["stage1", "stage2", "stage3", "stage4"]
-    swin: Any = {
-        "embed_dim": 192, "depths": [2, 2, 18, 2], "num_heads": [6, 12, 24, 48], "window_size": 12, "image_size": 384,
-        "out_features": stages,
-    }  # fmt: skip
-    config: Any = transformers.Mask2FormerConfig
-    network = transformers.Mask2FormerForUniversalSegmentation
-    return of_transformers(network, folder, config(backbone_config=transformers.SwinConfig(**swin), num_queries=200))
-
-
-def eomt(folder: Path) -> Any:
-    """Build the large EoMT for crops of 640 x 640."""
-    from transformers import EomtConfig, EomtForUniversalSegmentation
-
-    # the defaults are those of tue-mps/coco_panoptic_eomt_large_640
-    return of_transformers(EomtForUniversalSegmentation, folder, EomtConfig())
-
-
-def of_transformers(network: Any, folder: Path, config: Any) -> Any:
-    """Write a network with the classes of Cityscapes, and load it."""
-    import seamseg
-    from seamseg.formats.cityscapes.labels import cityscapes_classes
-
-    config.id2label = dict(enumerate(cityscapes_classes().categories))
-    network(config).eval().save_pretrained(folder)
-    return seamseg.load(str(folder), device="cpu")
-
-
 SIDES: dict[str, Callable[[Path], Any]] = {
     "toy_city_r18": demo,
     "vistas_r50": seamless,
     "maskrcnn_resnet50_fpn_v2": detector,
-    "mask2former-swin-large": mask2former,
-    "eomt-large-640": eomt,
 }
 
 
