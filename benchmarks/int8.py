@@ -103,13 +103,12 @@ def train_for_int8(args: argparse.Namespace, run: Path) -> Path:
 
 def runner(model: Any, precision: str, data: str) -> Callable[[], object]:
     """Return a function that predicts the first image of the split."""
+    import seamseg
     from seamseg.data.folder import DatasetFolder
-    from seamseg.inference.options import InferenceOptions
-    from seamseg.inference.predictor import load_predictor
 
     folder = DatasetFolder(data)
     photo = folder.image_path(folder.split("val")[0].id)
-    predictor = load_predictor(model, "cpu", options=InferenceOptions(precision=precision))
+    predictor = seamseg.load(model, "cpu", precision=precision)
     return lambda: predictor.predict(photo)
 
 

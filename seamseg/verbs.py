@@ -63,9 +63,10 @@ def load(options: LoadOptions) -> Predictor[Any]:
     seamseg.utils.errors.InputError
         if the model is missing, broken, or does not match its configuration and metadata
     """
-    from seamseg.inference.predictor import load_predictor
+    from seamseg.inference.predictor import build_predictor, open_for_inference
 
-    return load_predictor(options.model, options.device, options.config, options.meta, options)
+    opened = open_for_inference(options.model, options.device, options.config, options.meta, options)
+    return build_predictor(opened, options)
 
 
 @takes(PredictOptions)

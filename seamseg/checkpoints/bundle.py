@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,15 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from seamseg.checkpoints.foreign import TRANSFORMERS_CONFIG_NAME, is_transformers
 from seamseg.checkpoints.model_path import local_model, snapshot_in
 from seamseg.checkpoints.names import CLASSES_NAME, CONFIG_NAME, METADATA_NAME, WEIGHTS_ENDING, WEIGHTS_NAME
-from seamseg.checkpoints.snapshot import NETWORK_MODULES, LoadReport, Snapshot, fitting, load_into, load_snapshot
+from seamseg.checkpoints.snapshot import (
+    NETWORK_MODULES,
+    LoadReport,
+    Snapshot,
+    fitting,
+    load_into,
+    load_tensors,
+    parse_snapshot,
+)
 from seamseg.config import KINDS, Config, config_from_string, find_experiment, load_config
 from seamseg.config.kinds import PANOPTIC, SEAMLESS, WHOLE
 from seamseg.data.input_size import InputSize, reference_size
@@ -75,12 +83,14 @@ def open_model(
     """
     _refuse_parts(Path(path))
     found = _find(path)
-    own = kind_of(found.snapshot, found.name)
-    chosen = _config(found, config, overrides, own)
+    snapshot = parse_snapshot(load_tensors(found.file, found.source), found.source)
+    found = _with_published_classes(found, snapshot)
+    own = kind_of(snapshot, found.name)
+    chosen = _config(found, snapshot, config, overrides, own)
     other = [text for text in overrides if not text.startswith("dataloader.")]
-    loading = (chosen if len(other) == len(overrides) else _config(found, config, other, own)).dataloader
+    loading = (chosen if len(other) == len(overrides) else _config(found, snapshot, config, other, own)).dataloader
     reference = reference_size(loading.shortest_size, loading.longest_max_size)
-    model = ModelFile(chosen, _metadata(found, meta), found.snapshot, found.name, found.licence, reference)
+    model = ModelFile(chosen, _metadata(found, snapshot, meta), snapshot, found.name, found.licence, reference)
     check_kind(model.snapshot, model.config, model.name)
     given = config is not None or any(text.startswith("general.kind") for text in overrides)
     if not given and found.kind not in (None, chosen.kind):
@@ -105,39 +115,40 @@ def open_weights(path: str | Path) -> tuple[Snapshot, Metadata]:
         if it is missing or broken, or its classes are not known
     """
     found = _find(path)
-    if found.metadata is None and found.snapshot.metadata is None:
+    snapshot = parse_snapshot(load_tensors(found.file, found.source), found.source)
+    found = _with_published_classes(found, snapshot)
+    if found.metadata is None and snapshot.metadata is None:
         raise InputError(
             f"{found.name}: holds no names of classes: name a folder that holds the snapshot and the "
             f"{METADATA_NAME} of its training"
         )
-    metadata = _metadata(found, None)
-    check_classes(found.snapshot, metadata, found.name)
-    return found.snapshot, metadata
+    metadata = _metadata(found, snapshot, None)
+    check_classes(snapshot, metadata, found.name)
+    return snapshot, metadata
 
 
 def _find(path: str | Path) -> _Parts:
+    """Find the parts of a model; read all but the weights."""
     path = local_model(path)
     if path.is_dir():
-        found = _beside(snapshot_in(path))
-    elif path.suffix == WEIGHTS_ENDING:
-        found = _beside(path)
-    elif _is_published(path):
-        found = _from_zip(path)
-    else:
-        found = _Parts(load_snapshot(path), None, None, str(path))
-    return _with_published_classes(found)
+        return _beside(snapshot_in(path))
+    if path.suffix == WEIGHTS_ENDING:
+        return _beside(path)
+    if _is_published(path):
+        return _from_zip(path)
+    return _Parts(path, str(path), None, None, str(path))
 
 
 VISTAS_EXPERIMENT = "vistas_wrn38"
 """Experiment of the published semantic network of Mapillary Vistas, whose file holds no configuration."""
 
 
-def _with_published_classes(found: _Parts) -> _Parts:
+def _with_published_classes(found: _Parts, snapshot: Snapshot) -> _Parts:
     """Add the packaged configuration and classes to the published semantic network, recognised by its layers."""
-    state = found.snapshot.state_dict
+    state = snapshot.state_dict
     classifier, last = (state.get(part, {}).get(key) for part, key in (("cls", "weight"), ("body", _LAST_OF_WRN38)))
     recognised = isinstance(classifier, Tensor) and tuple(classifier.shape) == (65, 256, 1, 1) and last is not None
-    if not recognised or "head" not in state or found.snapshot.config.strip() or found.config_text is not None:
+    if not recognised or "head" not in state or snapshot.config.strip() or found.config_text is not None:
         return found
     text = find_experiment(VISTAS_EXPERIMENT).read_text(encoding="utf-8")
     return replace(found, config_text=text, metadata=found.metadata or published_classes())
@@ -148,7 +159,8 @@ _LAST_OF_WRN38 = "mod7.block1.convs.conv3.weight"
 
 @dataclass(frozen=True)
 class _Parts:
-    snapshot: Snapshot
+    file: Path | IO[bytes]  # of the weights
+    source: str  # its name for errors
     config_text: str | None
     metadata: Metadata | None
     name: str
@@ -235,7 +247,8 @@ def _beside(found: Path) -> _Parts:
         classes = metadata_of(content, str(stated))
     licence = content.get("licence")
     return _Parts(
-        load_snapshot(found),
+        found,
+        str(found),
         _decoded(read_bytes(config, "configuration", CONFIG_BYTES), str(config)) if config.is_file() else None,
         classes,
         str(found),
@@ -295,7 +308,8 @@ def _from_zip(path: Path) -> _Parts:
         # RuntimeError: encrypted, or an unsupported compression; ValueError: a name that is not UTF-8
         raise InputError(f"{path}: damaged or unreadable zip ({error}); download it again") from None
     return _Parts(
-        load_snapshot(io.BytesIO(content[snapshot]), f"{path}:{snapshot}"),
+        io.BytesIO(content[snapshot]),
+        f"{path}:{snapshot}",
         None if config is None else _decoded(content[config], f"{path}:{config}"),
         None if metadata is None else parse_metadata(content[metadata], f"{path}:{metadata}"),
         str(path),
@@ -316,22 +330,24 @@ def _decoded(text: bytes, source: str) -> str:
         raise InputError(f"{source}: not a configuration: it is not UTF-8 text") from None
 
 
-def _config(found: _Parts, config: str | Path | None, overrides: Sequence[str], kind: str) -> Config:
+def _config(
+    found: _Parts, snapshot: Snapshot, config: str | Path | None, overrides: Sequence[str], kind: str
+) -> Config:
     if config is not None:
         return load_config(config, kind, overrides)
-    text = found.config_text if found.config_text is not None else found.snapshot.config
+    text = found.config_text if found.config_text is not None else snapshot.config
     if not text.strip():
         raise InputError(f"{found.name}: holds no configuration; give its INI file with `config=FILE`")
     try:
         return config_from_string(text, kind, f"config of {found.name}", overrides)
     except InputError as error:
-        for record in found.snapshot.components:
+        for record in snapshot.components:
             if record.missing and f"no {record.kind} {record.name!r}" in str(error):
                 raise InputError(f"{found.name}: {record.missing}") from None
         raise
 
 
-def _metadata(found: _Parts, meta: str | Path | None) -> Metadata:
+def _metadata(found: _Parts, snapshot: Snapshot, meta: str | Path | None) -> Metadata:
     if meta is not None:
         path = Path(meta)
         if path.suffix == ".json":
@@ -339,8 +355,8 @@ def _metadata(found: _Parts, meta: str | Path | None) -> Metadata:
         return read_metadata(path / METADATA_NAME if path.is_dir() else path, MODEL_METADATA_BYTES)
     if found.metadata is not None:
         return found.metadata
-    if found.snapshot.metadata is not None:
-        return metadata_of(found.snapshot.metadata, found.name)
+    if snapshot.metadata is not None:
+        return metadata_of(snapshot.metadata, found.name)
     raise InputError(f"{found.name}: holds no classes; give metadata.bin with `meta=FILE`")
 
 

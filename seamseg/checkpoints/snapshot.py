@@ -12,7 +12,7 @@ import zipfile
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -140,7 +140,7 @@ def check_storable(value: Any, where: str) -> None:
         try:
             torch.save(value, file)
             file.seek(0)
-            _load(file, where, file)
+            load_tensors(file, where)
         except Exception:
             kind = type(value).__name__
             raise InputError(
@@ -298,14 +298,28 @@ def load_tensors(file: str | Path | IO[bytes], name: str, mmap: bool = False) ->
             return {"state_dict": _by_part(read_weights(file, name))}
         if Path(file).is_dir():
             raise InputError(f"{name}: is a folder, not a snapshot file")
-        try:
-            with open_file(file) as opened:
-                return _load(opened, name, file if mmap else opened)
-        except FileNotFoundError:
-            raise InputError(f"{name}: no such file{nearest_path(file)}") from None
-        except OSError as error:
+    head: bytes | None = None
+    try:
+        with open_file(file) if isinstance(file, (str, Path)) else nullcontext(file) as opened:
+            head = opened.read(2)
+            opened.seek(0)
+            with torch.serialization.safe_globals(_plain_data()), warnings.catch_warnings():
+                # pickles that torch did not write; they raise an error
+                warnings.filterwarnings("ignore", message="Detected pickle protocol")
+                return torch.load(file if mmap else opened, map_location="cpu", weights_only=True, mmap=mmap)
+    except InputError:
+        raise
+    except Exception as error:  # parsing untrusted bytes can raise any exception
+        if head is None and isinstance(error, FileNotFoundError):
+            raise InputError(f"{name}: no such file{nearest_path(str(file))}") from None
+        if head is None and isinstance(error, OSError):
             raise InputError(f"{name}: cannot be read: {error.strerror or error}") from None
-    return _load(file, name, file)
+        code = re.search(r"GLOBAL ([\w.]+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
+        if code is None:
+            raise InputError(f"{name}: {_damage(head or b'')}") from None
+        raise InputError(
+            f"{name}: refused: it holds pickled code ({code[1]}), which could run any program when loaded"
+        ) from None
 
 
 def _by_part(tensors: dict[str, Tensor]) -> dict[str, Any]:
@@ -317,23 +331,6 @@ def _by_part(tensors: dict[str, Tensor]) -> dict[str, Any]:
             return dict(tensors)
         parts.setdefault(part, {})[key] = tensor
     return parts
-
-
-def _load(opened: IO[bytes], name: str, source: str | Path | IO[bytes]) -> Any:
-    head = opened.read(2)
-    opened.seek(0)
-    try:
-        with torch.serialization.safe_globals(_plain_data()), warnings.catch_warnings():
-            # pickles that torch did not write; they raise an error
-            warnings.filterwarnings("ignore", message="Detected pickle protocol")
-            return torch.load(source, map_location="cpu", weights_only=True, mmap=not hasattr(source, "read"))
-    except Exception as error:  # parsing untrusted bytes can raise any exception
-        code = re.search(r"GLOBAL ([\w.]+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
-        if code is None:
-            raise InputError(f"{name}: {_damage(head)}") from None
-        raise InputError(
-            f"{name}: refused: it holds pickled code ({code[1]}), which could run any program when loaded"
-        ) from None
 
 
 def _damage(head: bytes) -> str:

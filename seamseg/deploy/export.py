@@ -15,6 +15,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from seamseg.checkpoints.bundle import open_model
 from seamseg.checkpoints.foreign import is_foreign
 from seamseg.checkpoints.model_path import is_exported, local_model, snapshot_in
 from seamseg.classification.checkpoint import class_names, classifier_config, load_classifier
@@ -221,7 +222,8 @@ def open_source(model: str | Path, options: ExportOptions) -> ExportSource:
     if classifier is not None:
         return _open_classifier(path, classifier, options)
     inference = InferenceOptions(overrides=options.overrides, precision=options.precision)
-    opened = TrainedModel(path, "cpu", options.config, options.meta, inference)
+    trained = open_model(path, options.config, options.meta, list(options.overrides))
+    opened = TrainedModel(trained, torch.device("cpu"), inference)
     config, size = opened.config, inference.input_size(opened.config)
     thresholds = {} if opened.kind == "semantic" else vars(inference.thresholds(config))
     metadata = ExportedMetadata(

@@ -165,7 +165,7 @@ class ExportedModel:
 
     Parameters
     ----------
-    model, device, config, meta, options : see :func:`seamseg.inference.predictor.load_predictor`
+    model, device, config, meta, options : see :func:`seamseg.inference.predictor.open_for_inference`
 
     Attributes
     ----------

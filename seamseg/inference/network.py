@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
 
-from seamseg.checkpoints.bundle import kind_of, load_network, open_model
+from seamseg.checkpoints.bundle import ModelFile, kind_of, load_network
 from seamseg.config.kinds import SEAMLESS
 from seamseg.data.input_size import InputSize
 from seamseg.data.transforms import Normalise
@@ -26,7 +25,6 @@ from seamseg.models.semantic import SemanticNet
 from seamseg.predictions import ArrayPrediction, ExtendedNetwork, MapFormat
 from seamseg.structures import PackedSequence
 from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.distributed import choose_device
 from seamseg.utils.errors import InputError
 from seamseg.utils.launcher import is_main_process
 from seamseg.utils.output import echo, warn
@@ -163,20 +161,14 @@ class TrainedModel:
 
     Parameters
     ----------
-    model, device, config, meta, options : see :func:`seamseg.inference.predictor.load_predictor`
+    opened : the model
+    device : device to run it on
+    options : see :func:`seamseg.inference.predictor.open_for_inference`
     """
 
-    def __init__(
-        self,
-        model: str | Path,
-        device: str | torch.device,
-        config: str | Path | None,
-        meta: str | Path | None,
-        options: InferenceOptions,
-    ) -> None:
-        self._device = choose_device(device)
-        options.check(self._device)
-        self._opened = open_model(model, config, meta, list(options.overrides))
+    def __init__(self, opened: ModelFile, device: torch.device, options: InferenceOptions) -> None:
+        self._device = device
+        self._opened = opened
         self.name = self._opened.name
         self.config = self._opened.config
         self.kind = self.config.kind

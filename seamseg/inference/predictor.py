@@ -424,14 +424,14 @@ def _size(image: np.ndarray) -> tuple[int, int]:
     return int(image.shape[0]), int(image.shape[1])
 
 
-def load_predictor(
+def open_for_inference(
     model: str | Path,
     device: str | torch.device = "auto",
     config: str | Path | None = None,
     meta: str | Path | None = None,
     options: InferenceOptions = InferenceOptions(),  # noqa: B008  # frozen
-) -> Predictor[Any]:
-    """Load a trained model for inference; available as `seamseg.load`.
+) -> OpenedModel:
+    """Open a model for :func:`build_predictor`, without building its network, which takes seconds.
 
     Parameters
     ----------
@@ -451,17 +451,6 @@ def load_predictor(
     SeamsegError
         if torch.compile is requested and does not work
     """
-    return build_predictor(open_for_inference(model, device, config, meta, options), options)
-
-
-def open_for_inference(
-    model: str | Path,
-    device: str | torch.device = "auto",
-    config: str | Path | None = None,
-    meta: str | Path | None = None,
-    options: InferenceOptions = InferenceOptions(),  # noqa: B008  # frozen
-) -> OpenedModel:
-    """Open a model without building its network, which takes seconds; arguments and errors as of `load_predictor`."""
     model = local_model(model)
     if is_exported(model):
         from seamseg.inference.exported import ExportedModel
@@ -473,12 +462,16 @@ def open_for_inference(
             from seamseg.inference.foreign.opening import open_foreign
 
             return open_foreign(model, device, config, meta, options)
+        from seamseg.checkpoints.bundle import open_model
         from seamseg.inference.network import TrainedModel
+        from seamseg.utils.distributed import choose_device
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         raise InputError(f"{model}: needs torch, which is not installed; pip install 'seamseg[torch]'") from None
-    return TrainedModel(model, device, config, meta, options)
+    chosen = choose_device(device)
+    options.check(chosen)
+    return TrainedModel(open_model(model, config, meta, list(options.overrides)), chosen, options)
 
 
 def build_predictor(

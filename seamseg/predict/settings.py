@@ -15,7 +15,7 @@ from seamseg.config.loader import load_components
 from seamseg.inference.anonymize import LEAST_SCORE, NOT_LOCATED, Style
 from seamseg.inference.kinds import INFERENCE_KINDS
 from seamseg.inference.options import Augmentation, InferenceOptions
-from seamseg.inference.predictor import Predictor, load_predictor
+from seamseg.inference.predictor import Predictor, build_predictor, open_for_inference
 from seamseg.predict.folder import OutputFolder
 from seamseg.predict.manifest import Line, header
 from seamseg.predict.options import PredictOptions
@@ -124,11 +124,11 @@ class PredictSettings:
         return [name for name in known if getattr(components.find("format", name).make, attribute, False)]
 
     def load(self, device: str | torch.device = "auto") -> Predictor[Any]:
-        """Load the model for these formats, see :func:`seamseg.inference.predictor.load_predictor`."""
+        """Load the model for these formats, see :func:`seamseg.inference.predictor.open_for_inference`."""
         options = self.inference
         if self._declaring("probabilities"):
             options = replace(options, probabilities=True)
-        predictor = load_predictor(self.path, device, self.config, self.meta, options)
+        predictor = build_predictor(open_for_inference(self.path, device, self.config, self.meta, options), options)
         drawn = {*self._declaring("map_only"), *predictor.map_formats}
         predictor.map_only = predictor.kind == "panoptic" and self.hide is None and drawn.issuperset(self.format_names)
         return predictor

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from seamseg.checkpoints.model_path import local_model
-from seamseg.inference.predictor import Predictor, load_predictor
+from seamseg.inference.predictor import Predictor, build_predictor, open_for_inference
 from seamseg.serving.app import Service, build_app
 from seamseg.serving.options import ServeOptions
 from seamseg.utils.errors import InputError, SeamsegError
@@ -62,8 +62,8 @@ def serve_model(options: ServeOptions, debug: bool = False) -> ServerEnd:
         # outside the thread: Ctrl-C ends a download at once
         path = local_model(options.model)
         # in a thread that ends, with its OpenMP threads: one of the service runs the network
-        given = (options.device, options.config, options.meta, options)
-        predictor = call_in_thread(lambda: _warmed_up(load_predictor(path, *given)))
+        given = (path, options.device, options.config, options.meta, options)
+        predictor = call_in_thread(lambda: _warmed_up(build_predictor(open_for_inference(*given), options)))
         service = Service(predictor, Path(options.model).name, options, debug)
         line = f"serving {service.name} ({predictor.kind}, {predictor.network.device}) at {address_of(bound)}"
         app = build_app(service, accepted_hosts(bound))

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import seamseg
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.config import load_config
 from seamseg.config.components import KINDS, Component, added_by, load, registered
@@ -30,7 +31,6 @@ from seamseg.data.images import open_image
 from seamseg.deploy.export import export_model
 from seamseg.deploy.source import ExportOptions
 from seamseg.inference.options import InferenceOptions
-from seamseg.inference.predictor import load_predictor
 from seamseg.predict.find import find_sources
 from seamseg.predict.job import predict_all
 from seamseg.predict.settings import PredictSettings
@@ -307,7 +307,7 @@ class _Check:
             views["mirrored"] = {"tiles": "off", "tta": "flip"}
         for options in views.values():
             given: dict[str, Any] = {**options, "overrides": self.overrides}
-            predictor = load_predictor(self.model, "cpu", options=InferenceOptions(**given))
+            predictor = seamseg.load(self.model, "cpu", **given)
             (found,) = predictor.raw([image])
             for name, spec in predictor.map_formats.items():
                 wanted = image.shape[:2] if spec.channels == 1 else (spec.channels, *image.shape[:2])
@@ -329,8 +329,7 @@ class _Check:
 
     def _head(self) -> str:
         """Write the maps, and open the model in a process without the head."""
-        inference = InferenceOptions(overrides=self.overrides)
-        maps = tuple(load_predictor(self.model, "cpu", options=inference).map_formats)
+        maps = tuple(seamseg.load(self.model, "cpu", overrides=self.overrides).map_formats)
         written = f"{self._files(maps)}; " if maps else ""
         out = self.work / "warnings.json"
         self._start("without it", 1, {"model": str(self.model), "photo": str(self.files.photo), "out": str(out)})
@@ -440,7 +439,7 @@ def _work() -> None:
         if "model" in job:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                load_predictor(job["model"], "cpu").predict(job["photo"])
+                seamseg.load(job["model"], "cpu").predict(job["photo"])
             Path(job["out"]).write_text(json.dumps([str(warning.message) for warning in caught]))
             return
         set_quiet(True)

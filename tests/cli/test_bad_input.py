@@ -179,7 +179,7 @@ train INI DATA --log-dir OUT --resume P.tar; train INI DATA --log-dir OUT --pre-
 evaluate P.zip DATA; evaluate RUN DATA --class-table P.json; evaluate --gt P.json --pred GT
 evaluate --gt GT --pred P.json --gt-folder IMG
 export P.tar OUT/m.onnx; convert-model P.tar OUT; convert-backbone resnet18 OUT/b.pth --weights P.pth; report P
-classify train P.json DATA --log-dir OUT; classify validate P.ini none DATA; serve P.onnx --port 0; doctor --replay P.pt
+classify train P.json DATA --log-dir OUT; classify validate P.ini none DATA; serve P.onnx --port 0
 push RUN me/it --dry-run OUT --scores P.json
 prepare coco P.zip OUT; prepare vistas P.zip OUT; prepare cityscapes P OUT; prepare check P; prepare merge DATA P OUT
 prepare merge DATA DATA2 OUT --classes P.json; prepare folders OUT --classes P.ini --split a IMG MSK

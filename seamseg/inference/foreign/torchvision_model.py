@@ -111,7 +111,7 @@ class TorchvisionModel:
 
     Parameters
     ----------
-    model, device, meta, options : see :func:`seamseg.inference.predictor.load_predictor`
+    model, device, meta, options : see :func:`seamseg.inference.predictor.open_for_inference`
 
     Raises
     ------

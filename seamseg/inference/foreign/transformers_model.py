@@ -141,7 +141,7 @@ class TransformersModel:
 
     Parameters
     ----------
-    model, device, meta, options : see :func:`seamseg.inference.predictor.load_predictor`
+    model, device, meta, options : see :func:`seamseg.inference.predictor.open_for_inference`
 
     Attributes
     ----------
