@@ -124,7 +124,7 @@ def _parts(folder: Path, index: Path) -> list[Path]:
     found = []
     for name in sorted(names):
         path = join_inside(folder, name)
-        if path is None or not re.search(r"\.(safetensors|bin)$", name):
+        if not re.search(r"\.(safetensors|bin)$", name):
             raise InputError(f"{index}: {name!r:.80} is not a file of weights beside it")
         if not path.is_file():
             raise InputError(f"{folder}: {name} is missing, which {index.name} lists: copy it again")

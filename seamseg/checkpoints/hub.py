@@ -66,8 +66,11 @@ def fetch(
     if match is None:
         raise InputError(f"{uri}: malformed: write hf://user/repo, hf://user/repo@revision or hf://user/repo/FILE")
     repo, revision, file = match.groups()
-    if file is not None and join_inside(Path(), file) is None:
-        raise InputError(f"{uri}: malformed: {file} is not inside of the repository")
+    if file is not None:
+        try:
+            join_inside(Path(repo), file)
+        except InputError:
+            raise InputError(f"{uri}: malformed: {file} is not inside of the repository") from None
     if file is not None and file.endswith("/"):
         raise InputError(f"{uri}: malformed: {file} is a folder, name a file in it")
     if file is not None and file.lower().endswith(".pt2"):

@@ -18,7 +18,7 @@ from seamseg.data.images import open_image, open_map, open_mask, open_reduced
 from seamseg.data.reader import Reader
 from seamseg.formats.metadata import ImageInfo, Metadata, read_metadata
 from seamseg.utils.errors import InputError, UnreadableImage
-from seamseg.utils.files import listed_names, nearest_path, read_bytes
+from seamseg.utils.files import join_inside, listed_names, nearest_path, read_bytes
 
 IMAGE_EXTENSIONS = (".png", ".jpg", ".jpeg")
 _OTHER_CASES = sorted(
@@ -119,7 +119,7 @@ class DatasetFolder:
         InputError
             if there is none
         """
-        stem = self.root / "img" / image_id
+        stem = join_inside(self.root / "img", image_id)
         for extension in (*IMAGE_EXTENSIONS, *_OTHER_CASES):  # a search of the folder for each image would take long
             path = stem.with_name(stem.name + extension)
             if path.is_file():
@@ -128,7 +128,7 @@ class DatasetFolder:
 
     def mask_paths(self, image_id: str) -> list[Path]:
         """Return the paths of the layers of a mask, the base first; InputError if there is none."""
-        base = self.root / "msk" / f"{image_id}.png"
+        base = join_inside(self.root / "msk", f"{image_id}.png")
         if not base.is_file():
             raise InputError(f"{base}: no mask of image {image_id!r}")
         layers = [base]
@@ -216,7 +216,7 @@ class FolderReader(Reader):
         InputError
             if there is no such folder, or the file cannot be read
         """
-        stem = self.root / folder / self.images[index].id
+        stem = join_inside(self.root / folder, self.images[index].id)
         for ending in MAP_ENDINGS:
             if (path := stem.with_name(stem.name + ending)).is_file():
                 return open_map(path)

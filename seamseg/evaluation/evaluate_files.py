@@ -118,8 +118,8 @@ class _FilePair:
     def compare(self, annotation: Annotation) -> _ComparedImage:
         """Read the two maps of an image and count their pairs of ids."""
         prediction = self._prediction_of[annotation.image_id]
-        pred_path = self.pred.folder / prediction.file_name
-        check_png_size(png_size(self.gt.folder / annotation.file_name), pred_path)
+        pred_path = self.pred.png(prediction)
+        check_png_size(png_size(self.gt.png(annotation)), pred_path)
         gt_ids, pred_ids = self.gt.read_runs(annotation), self.pred.read_runs(prediction)
         size = gt_ids.height, gt_ids.width
         check_sizes(size, (pred_ids.height, pred_ids.width), pred_path)

@@ -14,7 +14,7 @@ from seamseg.formats.id_png import read_id_png, read_id_runs
 from seamseg.idmaps.id_runs import IdRuns
 from seamseg.panoptic_map import ClassInfo, SegmentInfo
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import read_bytes
+from seamseg.utils.files import join_inside, read_bytes
 from seamseg.utils.limits import ANNOTATION_BYTES, parse_json, whole_number
 
 
@@ -47,13 +47,17 @@ class CocoPanoptic:
     photo_names: Mapping[int | str, str]
     colours: Mapping[int, tuple[int, int, int]]
 
+    def png(self, annotation: Annotation) -> Path:
+        """Return the path of the id map of an image."""
+        return join_inside(self.folder, annotation.file_name)
+
     def read_ids(self, annotation: Annotation) -> np.ndarray:
         """Read the id map of an image, `H x W` uint32."""
-        return read_id_png(self.folder / annotation.file_name)
+        return read_id_png(self.png(annotation))
 
     def read_runs(self, annotation: Annotation) -> IdRuns:
         """Read the id map of an image as runs."""
-        return read_id_runs(self.folder / annotation.file_name)
+        return read_id_runs(self.png(annotation))
 
 
 def default_folder(json_path: Path) -> Path:

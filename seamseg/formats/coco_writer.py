@@ -13,7 +13,7 @@ from seamseg.formats.id_png import MAX_ID, encode_id_png, write_id_png
 from seamseg.idmaps.resize import IdMap
 from seamseg.panoptic_map import ClassInfo, ClassTable, PanopticResult, Segment, class_infos
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import join_inside, replacing, write_json
+from seamseg.utils.files import join_inside, refuse_links, replacing, write_json
 
 CocoEntry = dict[str, Any]
 """The entries of an image in the JSON: `image` and `annotation`."""
@@ -97,9 +97,7 @@ class CocoPanopticWriter:
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         annotation, values = encode_panoptic(image_id, segments, self.classes, self.palette)
         path = join_inside(self.folder, f"{image_id}.png")
-        if path is None:
-            raise InputError(f"image id {image_id!r}: its file would be outside {self.folder}")
-        write_id_png(path, id_map, values)
+        write_id_png(refuse_links(self.folder.parent, path), id_map, values)
         height, width = id_map.shape
         image = {"id": image_id, "file_name": photo_name or f"{image_id}", "height": height, "width": width}
         return image, annotation

@@ -15,7 +15,7 @@ from seamseg.predict.source import Source
 from seamseg.predict.video import Video
 from seamseg.predict.writers import OutputFormat, errors_of
 from seamseg.utils.errors import InputError, SeamsegError, describe_error
-from seamseg.utils.files import cannot_write, lock_file, make_folder, refuse_url
+from seamseg.utils.files import cannot_write, lock_file, make_folder, refuse_links, refuse_url
 
 LOCK_NAME = ".predictions.lock"
 
@@ -76,6 +76,9 @@ class OutputFolder:
         """
         # a new folder needs no look-up of a million file names
         used = any(name != LOCK_NAME for name in os.listdir(self.out))
+        if used:
+            for folder in {path.parent for path in self._planned(sources)}:
+                refuse_links(self.out, folder / "file")
         if used and not restart and not self.manifest.exists():
             for path in self._planned(sources):
                 if os.path.exists(path):
@@ -84,6 +87,11 @@ class OutputFolder:
                         "another folder for the outputs, or overwrite it with `restart=True`"
                     )
         return self.manifest.begin(restart)
+
+    def refuse_links(self, source: Source) -> None:
+        """Raise InputError if an output of an image would be written through a link out of the folder."""
+        for folder in {path.parent for writer in self.writers for path in writer.paths(source)}:
+            refuse_links(self.out, folder / "file")
 
     def _planned(self, sources: Sequence[Source | Video]) -> Iterator[Path]:
         """Iterate over the files that will be written, as far as they are known in advance."""

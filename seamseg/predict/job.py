@@ -24,6 +24,7 @@ from seamseg.predict.writers import OutputFormat, errors_of
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.distributed import World, broadcast_object, gather_objects, long_timeout_group
 from seamseg.utils.errors import InputError, SeamsegError, describe_error, is_of_item, one_line
+from seamseg.utils.files import refuse_links
 from seamseg.utils.output import echo
 from seamseg.utils.parallel import BackgroundWriter, check_workers, share_cores
 from seamseg.utils.process_settings import LARGE_PIXELS, return_memory
@@ -286,8 +287,8 @@ class _PredictionLoop:
             self._write_outputs(photo, prediction, seconds)
         except Exception as error:
             for path in (path for writer in self.folder.writers for path in writer.paths(photo.source)):
-                with suppress(OSError):
-                    path.unlink()
+                with suppress(OSError, InputError):
+                    refuse_links(self.folder.out, path).unlink()
             self._fail([photo], "its outputs cannot be made", error)
         finally:
             return_memory(photo.image.size[0] * photo.image.size[1])
@@ -308,6 +309,7 @@ class _PredictionLoop:
         prediction = self.predictor.in_units(prediction, image.size)
         result = self.predictor.result(prediction, image.size)
         prediction = prediction.on_cpu()  # formats may keep it
+        self.folder.refuse_links(source)
         records = []
         for writer in self.folder.writers:
             with errors_of(writer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -32,7 +33,7 @@ from seamseg.prepare.cityscapes import SPLITS
 from seamseg.prepare.convert import DEFAULTS, ConversionOptions
 from seamseg.prepare.writer import no_progress, store_photo
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import write_json
+from seamseg.utils.files import refuse_links, write_json
 from seamseg.utils.parallel import available_cores, threaded_map
 from seamseg.utils.progress import ProgressCallback
 
@@ -84,8 +85,8 @@ class CocoGroundTruth:
 
     def write(self, split: str, options: ConversionOptions) -> None:
         """Write a split."""
-        workers = options.workers or available_cores()
-        dataset_to_coco_panoptic(self.folder, split, self.targets(split)[0], None, workers, options.progress)
+        workers, target = options.workers or available_cores(), refuse_links(self.out.parent, self.targets(split)[0])
+        dataset_to_coco_panoptic(self.folder, split, target, None, workers, options.progress)
 
 
 _SOURCES = {ours: (kind, theirs) for theirs, (kind, ours) in SPLITS.items()}
@@ -117,6 +118,7 @@ class CityscapesGroundTruth:
         """Write a split."""
         annotations, photos = self.targets(split)
         kind, link, labels = annotations.parent.name, options.link, self._classes.original_ids
+        below = partial(refuse_links, self.out.parent)
 
         def export(image: ImageInfo) -> None:
             frame = frame_name(image.id)
@@ -126,9 +128,9 @@ class CityscapesGroundTruth:
             )
             pixels = label_map(truth.ids, truth.segments, labels, VOID_LABEL)
             photo = self.folder.image_path(image.id)
-            store_photo(photo, photos / city / f"{frame}_leftImg8bit{photo.suffix.lower()}", link)
-            write_grey_png(annotations / city / f"{frame}_{kind}_labelIds.png", pixels)
-            write_grey_png(annotations / city / f"{frame}_{kind}_instanceIds.png", instances)
+            store_photo(photo, below(photos / city / f"{frame}_leftImg8bit{photo.suffix.lower()}"), link)
+            write_grey_png(below(annotations / city / f"{frame}_{kind}_labelIds.png"), pixels)
+            write_grey_png(below(annotations / city / f"{frame}_{kind}_instanceIds.png"), instances)
 
         images = self.folder.split(split)
         check_names(images, frame_name)
@@ -165,6 +167,7 @@ class VistasGroundTruth:
         """Write a split."""
         (root,), link, metadata = self.targets(split), options.link, self.folder.metadata
         labels, void = [*self._labels, *self._groups.values()], void_label(self._labels)
+        below = partial(refuse_links, self.out.parent)
         panoptic = CocoPanopticWriter(
             root / "panoptic" / "panoptic_2018.json", with_panoptic_ids(metadata, self._labels), root / "panoptic"
         )
@@ -185,9 +188,9 @@ class VistasGroundTruth:
             pixels = label_map(truth.ids, segments, labels, void)
             photo = self.folder.image_path(image.id)
             target = root / "images" / f"{name}{photo.suffix.lower()}"
-            store_photo(photo, target, link)
-            write_grey_png(root / "labels" / f"{name}.png", pixels)
-            write_grey_png(root / "instances" / f"{name}.png", instances)
+            store_photo(photo, below(target), link)
+            write_grey_png(below(root / "labels" / f"{name}.png"), pixels)
+            write_grey_png(below(root / "instances" / f"{name}.png"), instances)
             panoptic.add_map(name, truth.ids, with_boxes(truth.ids, truth.segments, metadata.num_stuff), target.name)
 
         images = self.folder.split(split)

@@ -15,7 +15,7 @@ import shutil
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from hashlib import sha256
@@ -33,7 +33,16 @@ from seamseg.prepare.annotations import thing_annotations, write_coco_json
 from seamseg.prepare.archives import File, fingerprint, has_frames, photo_size, read_file, read_photo
 from seamseg.prepare.pairs import is_photo
 from seamseg.utils.errors import InputError, SeamsegError, item_error
-from seamseg.utils.files import PARTIAL, cannot_write, decode_text, join_inside, read_bytes, replacing, write_atomically
+from seamseg.utils.files import (
+    PARTIAL,
+    cannot_write,
+    decode_text,
+    join_inside,
+    read_bytes,
+    refuse_links,
+    replacing,
+    write_atomically,
+)
 from seamseg.utils.limits import ANNOTATION_BYTES, parse_json
 from seamseg.utils.parallel import parallel_map
 from seamseg.utils.progress import ProgressCallback
@@ -143,7 +152,7 @@ class DatasetWriter:
             self.accounts = read_accounts(self.root)
         try:
             for name in ("img", "msk", "lst", "coco", _JOURNALS):
-                (self.root / name).mkdir(parents=True, exist_ok=True)
+                refuse_links(self.root, self.root / name / "file").parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise cannot_write(self.root, error) from error
         for name in ("img", "msk"):
@@ -279,7 +288,11 @@ class DatasetWriter:
             lines = name.encode().decode().splitlines()
         except UnicodeEncodeError:
             return False
-        return [line.strip() for line in lines] == [name] and join_inside(self.root, name) is not None
+        if [line.strip() for line in lines] != [name]:
+            return False
+        with suppress(InputError):
+            return bool(join_inside(self.root, name))
+        return False
 
     def _files(self, image_id: str) -> list[str]:
         """Return the files of an image in the folder; empty if one is missing."""
@@ -407,11 +420,11 @@ def _convert(frame: SourceFrame, root: Path, read: Reader, classes: Metadata, li
     _check_size(frame.annotation, layers.shape[1:], frame.photo, size)
     extension = frame.photo.suffix.lower()
     photo = Path("img", frame.id + (extension if extension in IMAGE_EXTENSIONS else ".png"))
-    store_photo(frame.photo, root / photo, link)
+    store_photo(frame.photo, refuse_links(root, root / photo), link)
     masks = [Path("msk", f"{frame.id}.png" + (f".{k}" if k else "")) for k in range(len(layers))]
     depth = np.uint8 if len(instances.cat) <= 256 else np.uint16
     for path, layer in zip(masks, layers):
-        with replacing(root / path) as temporary:
+        with replacing(refuse_links(root, root / path)) as temporary:
             # id maps consist of runs: half the time of the default search of zlib, and smaller files
             Image.fromarray(layer.astype(depth, copy=False)).save(temporary, format="PNG", compress_type=zlib.Z_RLE)
     _remove_older(root, photo, masks)

@@ -100,8 +100,6 @@ def _truth_key(image: ImageRecord) -> list[tuple[int, int, int]]:
 
 def _map(folder: Path, name: str, segments: list[SegmentRecord], image: ImageRecord, shape: tuple[int, int]) -> str:
     path = join_inside(folder, name)
-    if path is None:
-        raise InputError(f"{folder}: the map {name!r} of image {image.image_id} is not below the folder")
     if len(segments) > MAX_SEGMENTS:
         raise InputError(f"{path}: {len(segments)} segments; a report holds at most {MAX_SEGMENTS} per image")
     ids = read_id_png(path)
@@ -134,10 +132,9 @@ def _listed(segments: list[SegmentRecord], others: list[SegmentRecord]) -> list[
 
 def _photo(folder: Path | None, name: str | None, shape: tuple[int, int]) -> str | None:
     """Encode an image as JPEG in base64; None if there is none that can be read."""
-    path = None if folder is None or name is None else join_inside(folder, name)
-    if path is None:
+    if folder is None or name is None:
         return None
     with suppress(InputError):
-        image, _ = open_reduced(path, shape)
+        image, _ = open_reduced(join_inside(folder, name), shape)
         return base64.b64encode(encode_photo(image, shape)).decode("ascii")
     return None

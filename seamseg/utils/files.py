@@ -200,7 +200,26 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".") or name in _SYSTEM_FOLDERS
 
 
-def join_inside(folder: Path, name: str) -> Path | None:
-    """Return `folder / name`, or None if an untrusted name points outside of the folder on any operating system."""
+def join_inside(folder: Path, name: str) -> Path:
+    """Return `folder / name` of a name from data, to read it; links in the folder are followed.
+
+    Raises
+    ------
+    InputError
+        if the name points outside of the folder on any operating system: an absolute path, or one with `..`
+    """
     parts = PurePosixPath(name.replace("\\", "/"))
-    return None if parts.is_absolute() or ".." in parts.parts or re.match("[A-Za-z]:", name) else folder / name
+    if parts.is_absolute() or ".." in parts.parts or re.match("[A-Za-z]:", name):
+        raise InputError(f"{folder}: {name!r} is not a path inside this folder")
+    return folder / name
+
+
+def refuse_links(root: Path, path: Path) -> Path:
+    """Return a path below `root`, to write it; InputError if a link below `root` leads out of it."""
+    outside = os.path.realpath(path.parent)
+    if not Path(outside).is_relative_to(os.path.realpath(root)):
+        raise InputError(
+            f"{path.parent}: is a link to {outside}, outside of {root}, and nothing is written there: remove the link, "
+            f"or let {root} itself be one"
+        )
+    return path

@@ -31,7 +31,7 @@ from seamseg.predictions import MapFormat
 from seamseg.prepare.export import with_boxes
 from seamseg.utils.distributed import World, gather_to_main, sum_over_processes
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import replacing
+from seamseg.utils.files import refuse_links, replacing
 from seamseg.utils.parallel import BackgroundWriter
 from seamseg.validation.validator import PanopticValidation
 from seamseg.visualize.maps import draw_map
@@ -108,7 +108,7 @@ class EvaluationWriter:
         written = {}
         for key, spec in self.maps.items():
             written[key] = f"{key}/{name}"
-            path = self.out / MAPS / written[key]
+            path = refuse_links(self.out, self.out / MAPS / written[key])
             path.parent.mkdir(parents=True, exist_ok=True)
             drawn = draw_map(validated.prediction.maps[key], spec, validated.result.size)
             with replacing(path) as temporary:

@@ -252,7 +252,7 @@ def test_shards(folder):
     assert "model-00002-of-" in refusal(folder)
     index = folder / "model.safetensors.index.json"
     edit(index, weight_map={"a": "../model.safetensors"})
-    assert "is not a file of weights beside it" in refusal(folder)
+    assert "is not a path inside this folder" in refusal(folder)
     edit(index, weight_map={})
     assert "lists no files of weights" in refusal(folder)
 

@@ -226,7 +226,7 @@ def _edit(change: Callable[[dict], object]) -> Callable[[Path], None]:
         (_edit(lambda e: e["ground_truth"][0].update(partner=[1])), "invalid partner: [1]"),
         (_edit(lambda e: e["ground_truth"][0].update(outcome=1)), "invalid outcome: 1"),
         (_edit(lambda e: e.update(prediction_png="none.png")), "none.png: no such panoptic PNG"),
-        (_edit(lambda e: e.update(prediction_png="../secret.png")), "is not below the folder"),
+        (_edit(lambda e: e.update(prediction_png="../secret.png")), "is not a path inside this folder"),
         (_edit(lambda e: e.update(width=e["width"] + 1)), "were evaluated; evaluate again"),
     ],
 )

@@ -110,7 +110,7 @@ def _compare(frame: CityscapesFrame, results: Results, instance: InstanceLevel |
         matches = instance.match(frame, results.instance[frame.stem])
     if results.panoptic is not None:
         annotation = results.annotations[frame.stem]
-        path = results.panoptic.folder / annotation.file_name
+        path = results.panoptic.png(annotation)
         check_png_size(instance_ids.shape, path)
         ids = results.panoptic.read_ids(annotation)
         check_sizes(instance_ids.shape, ids.shape, path)

@@ -30,6 +30,7 @@ from seamseg.models.folding import choose_precision
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.distributed import choose_device
 from seamseg.utils.errors import InputError, SeamsegError, did_you_mean
+from seamseg.utils.files import join_inside
 from seamseg.utils.launcher import is_main_process
 from seamseg.utils.limits import open_file
 from seamseg.utils.output import echo
@@ -309,9 +310,9 @@ def _things(folder: Path, processor: Mapping[str, Any]) -> list[str] | None:
     metadata, file = processor.get("metadata"), processor.get("class_info_file")
     if isinstance(metadata, Mapping) and isinstance(metadata.get("thing_ids"), list):
         return [str(metadata.get(str(number), f"id {number}")) for number in metadata["thing_ids"]]
-    if not isinstance(file, str) or Path(file).name != file or not (folder / file).is_file():
+    if not isinstance(file, str) or not (path := join_inside(folder, file)).is_file():
         return None
-    entries = [entry for entry in read_json(folder / file).values() if isinstance(entry, Mapping)]
+    entries = [entry for entry in read_json(path).values() if isinstance(entry, Mapping)]
     return [str(entry.get("name")) for entry in entries if entry.get("isthing")]
 
 

@@ -22,7 +22,7 @@ from seamseg.inference.result import Panoptic
 from seamseg.predict.source import Source
 from seamseg.predict.writers.base import OutputFormat, Record, Records
 from seamseg.predictions import ArrayPrediction
-from seamseg.utils.files import write_atomically
+from seamseg.utils.files import refuse_links, write_atomically
 
 COCO_JSON = "panoptic.json"
 MASKS = "masks"
@@ -182,7 +182,7 @@ def write_detections(
         if found.crop is None or not found.crop.any():
             continue
         mask = f"{MASKS}/{_without_blanks(name)}_{k}.png"
-        write_atomically(folder / mask, mask_png(found.crop, found.corner, size))
+        write_atomically(refuse_links(folder, folder / mask), mask_png(found.crop, found.corner, size))
         # nine digits restore each float32 exactly
         lines.append(f"{mask} {labels[found.category]} {found.score:.9g}\n")
     path = folder / f"{name}.txt"
