@@ -18,7 +18,9 @@ from seamseg.formats.id_png import check_png
 from seamseg.idmaps.images import BAND_BYTES
 from seamseg.utils.errors import InputError, UnreadableImage, one_line
 from seamseg.utils.files import is_hidden, read_bytes
+from seamseg.utils.image_memory import MASK_BYTES, RGB_BYTES, memory_for, memory_needed
 from seamseg.utils.limits import PHOTO_BYTES, file_status, open_pillow
+from seamseg.utils.process_settings import LARGE_PIXELS, return_memory
 
 MAX_PIXELS = 201_326_592
 """Largest image that is decoded, 192 Mi pixels: a few kilobytes of a hostile file can declare terabytes."""
@@ -43,9 +45,21 @@ PHOTO_ENDINGS = (
 SEVERAL_FRAMES = "several frames"
 """Key of `Image.info`: whether the file is an animation or has several pages."""
 
+_TURNS = {
+    1: (False, False, False),
+    2: (False, False, True),
+    3: (False, True, True),
+    4: (False, True, False),
+    5: (True, False, False),
+    6: (True, True, False),
+    7: (True, True, True),
+    8: (True, False, True),
+}
+"""By EXIF orientation: whether the stored image has its axes swapped, is upside down, and is mirrored."""
 _GREY_16 = ("I;16", "I;16L", "I;16B", "I;16N")
 _MASK_MODES = ("1", "L", "P", "I", *_GREY_16)
 _pillow_limit = threading.Lock()
+_unlimited, _limit_before = 0, Image.MAX_IMAGE_PIXELS
 T = TypeVar("T")
 
 
@@ -112,14 +126,29 @@ def as_rgb(image: Image.Image) -> Image.Image:
 
 def pixels_of(image: Image.Image) -> np.ndarray:
     """Return the pixels of an RGB image, `H x W x 3` uint8, writable."""
-    rows = max(1, BAND_BYTES // (3 * image.width))
+    return _array_of(image)
+
+
+def _array_of(image: Image.Image, dtype: type | None = None) -> np.ndarray:
+    values = None
+    for rows, band in _bands(image):  # at once, numpy and Pillow would make two more copies
+        part = np.asarray(band)
+        if values is None:
+            values = np.empty((image.height, *part.shape[1:]), dtype or part.dtype)
+        values[rows] = part
+    assert values is not None
+    return values
+
+
+def _bands(image: Image.Image) -> Iterator[tuple[slice, Image.Image]]:
+    image.load()  # before its size is asked for, see as_rgb
+    rows = max(1, BAND_BYTES // (4 * image.width))
     if image.height <= rows:
-        return np.array(image)
-    pixels = np.empty((image.height, image.width, 3), np.uint8)
-    for y in range(0, image.height, rows):  # at once, numpy and Pillow would make two more copies
+        yield slice(0, image.height), image
+        return
+    for y in range(0, image.height, rows):
         stop = min(y + rows, image.height)
-        pixels[y:stop] = np.asarray(image.crop((0, y, image.width, stop)))
-    return pixels
+        yield slice(y, stop), image.crop((0, y, image.width, stop))
 
 
 def open_reduced(path: str | Path, at_least: tuple[int, int]) -> tuple[Image.Image, tuple[int, int]]:
@@ -153,7 +182,7 @@ def open_mask(path: str | Path, data: bytes | None = None, count_rows: bool = Tr
     UnreadableImage
         as :func:`open_image`; also if the image has colour channels or negative values
     """
-    return _decode(Path(path), lambda image: _integers(image, Path(path), data, count_rows), data)
+    return _decode(Path(path), lambda image: _integers(image, Path(path), data, count_rows), data, per_pixel=MASK_BYTES)
 
 
 def open_object_mask(path: str | Path, data: bytes | None = None) -> np.ndarray:
@@ -172,26 +201,37 @@ def open_object_mask(path: str | Path, data: bytes | None = None) -> np.ndarray:
             return _integers(image, Path(path), data)
         _check_frames(image, Path(path))
         has_alpha = "transparency" in image.info or image.mode in ("LA", "PA", "RGBA", "La", "RGBa")
-        pixels = np.asarray(_with_alpha(image) if has_alpha else image.convert("RGB")).astype(np.int32)
+        image.load()
+        colors = np.empty((image.height, image.width), np.int32)
+        alpha = np.empty(colors.shape if has_alpha else 0, np.uint8)
+        for rows, band in _bands(image):
+            pixels = np.asarray(_with_alpha(band) if has_alpha else band.convert("RGB")).astype(np.int32)
+            colors[rows] = pixels[..., 0] | pixels[..., 1] << 8 | pixels[..., 2] << 16
+            if has_alpha:
+                alpha[rows] = pixels[..., 3]
         if image.format == "PNG":
-            check_png(_content(Path(path), data), complete=bool(pixels[-1].any()))
-        colors = pixels[..., 0] | pixels[..., 1] << 8 | pixels[..., 2] << 16
-        alpha = pixels[..., -1]
+            check_png(_content(Path(path), data), complete=bool(colors[-1].any() or alpha[-1:].any()))
         if not has_alpha or (alpha.min() == alpha.max() > 0):
             return colors
-        seen = colors[alpha > 0]
-        if seen.size and (seen != seen[0]).any():
+        seen = alpha > 0
+        if colors.min(where=seen, initial=1 << 24) < colors.max(where=seen, initial=-1):
             raise UnreadableImage(
                 f"{path}: both its colours and its alpha channel vary; store the mask of an object as a grey image"
             )
-        return alpha
+        colors[...] = alpha
+        return colors
 
-    return _decode(Path(path), read, data)
+    return _decode(Path(path), read, data, per_pixel=MASK_BYTES)
+
+
+def decoding_memory(path: str | Path, data: bytes | None = None, max_pixels: int = MAX_PIXELS) -> int:
+    """Return the estimated bytes that :func:`open_image` takes, from the header; errors as of :func:`image_size`."""
+    return _decode(Path(path), memory_needed, data, max_pixels, per_pixel=0)
 
 
 def has_frames(path: str | Path, data: bytes | None = None) -> bool:
     """Return whether an image has several frames or pages, as an animated GIF; not the previews in JPEGs of phones."""
-    return _decode(Path(path), _has_frames, data)
+    return _decode(Path(path), _has_frames, data, per_pixel=0)
 
 
 def open_map(path: str | Path, data: bytes | None = None) -> np.ndarray:
@@ -230,22 +270,31 @@ def image_size(path: str | Path, data: bytes | None = None) -> tuple[int, int]:
     UnreadableImage
         as :func:`open_image`, except for a file that is truncated after its header
     """
-    return _decode(Path(path), lambda image: _upright_size(image, Path(path), data), data)
+    return _decode(Path(path), lambda image: _upright_size(image, Path(path), data), data, per_pixel=0)
 
 
-def _decode(path: Path, read: Callable[[Image.Image], T], data: bytes | None = None, max_pixels: int = MAX_PIXELS) -> T:
+def _decode(
+    path: Path,
+    read: Callable[[Image.Image], T],
+    data: bytes | None = None,
+    max_pixels: int = MAX_PIXELS,
+    per_pixel: float = RGB_BYTES,
+) -> T:
+    """Return what `read` makes of an image, with `per_pixel` bytes of memory for each pixel; 0 if it decodes none."""
     try:
         if (file_status(path).st_size if data is None else len(data)) == 0:
             raise UnreadableImage(f"{path}: the file is empty (0 bytes)")
-        with _no_pillow_limit():
-            image = open_pillow(path if data is None else BytesIO(data))
-        with image:
-            if image.width * image.height > max_pixels:
-                raise UnreadableImage(
-                    f"{path}: {image.width} x {image.height} pixels are above the limit of "
-                    f"{max_pixels / 1e6:.3g} megapixels"
-                )
-            return read(image)
+        with _no_pillow_limit(), open_pillow(path if data is None else BytesIO(data)) as image:
+            _check_pixels(image, path, max_pixels)
+            if not per_pixel:
+                return read(image)
+            pixels, needed = image.width * image.height, memory_needed(image, per_pixel) + len(data or b"")
+            with memory_for(path, str(image.format), image.size, needed):
+                result = read(image)
+                if result is not image:
+                    image.close()
+                return_memory(pixels)
+                return result
     except (InputError, MemoryError):
         raise
     except FileNotFoundError:
@@ -262,16 +311,28 @@ def _decode(path: Path, read: Callable[[Image.Image], T], data: bytes | None = N
         raise UnreadableImage(f"{path}: corrupt image: {one_line(error) or type(error).__name__}") from error
 
 
+def _check_pixels(image: Image.Image, path: Path, limit: int) -> None:
+    if image.width * image.height > limit:
+        raise UnreadableImage(
+            f"{path}: {image.width} x {image.height} pixels are above the limit of {limit / 1e6:.3g} megapixels"
+        )
+
+
 @contextmanager
 def _no_pillow_limit() -> Iterator[None]:
     # Pillow warns above 89 megapixels and refuses above 179, limits that only a module variable can change
+    global _unlimited, _limit_before
     with _pillow_limit:
-        before = Image.MAX_IMAGE_PIXELS
-        Image.MAX_IMAGE_PIXELS = None
-        try:
-            yield
-        finally:
-            Image.MAX_IMAGE_PIXELS = before
+        if not _unlimited:
+            _limit_before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+        _unlimited += 1
+    try:
+        yield
+    finally:
+        with _pillow_limit:
+            _unlimited -= 1
+            if not _unlimited:
+                Image.MAX_IMAGE_PIXELS = _limit_before
 
 
 def _may_be_rotated(image: Image.Image, path: Path, data: bytes | None = None) -> bool:
@@ -300,13 +361,36 @@ def _upright_size(image: Image.Image, path: Path, data: bytes | None = None) -> 
 
 
 def _upright_rgb(image: Image.Image) -> Image.Image:
-    rotated = _orientation(image) != 1
     deep = _is_deep(image)
     image.load()
-    rgb = _rgb(ImageOps.exif_transpose(image) if rotated else image, deep)
+    several = False
     with suppress(Exception):  # a GIF is read on for this
-        rgb.info[SEVERAL_FRAMES] = _has_frames(image)
+        several = _has_frames(image)
+    orientation = _orientation(image)
+    if image.width * image.height >= LARGE_PIXELS:
+        rgb = _large_rgb(image, deep, orientation)
+    else:
+        rgb = _rgb(image if orientation == 1 else ImageOps.exif_transpose(image), deep)
+    rgb.info[SEVERAL_FRAMES] = several
     return rgb
+
+
+def _large_rgb(image: Image.Image, deep: bool, orientation: int = 1) -> Image.Image:
+    """Return an upright RGB image; closes `image`, since two large ones would be in memory otherwise."""
+    if image.mode in _GREY_16 or image.mode in ("I", "F"):
+        grey = Image.fromarray(_to_8_bit(image, deep))
+        image.close()
+        image = grey
+    if orientation == 1 and image.mode in ("RGB", "1", "L", "P"):
+        return _rgb(image, deep)
+    swapped, up, left = _TURNS[orientation]
+    size = (image.width, image.height) if swapped else (image.height, image.width)
+    pixels = np.empty((*size, 3), np.uint8)
+    stored = (pixels.swapaxes(0, 1) if swapped else pixels)[:: -1 if up else 1, :: -1 if left else 1]
+    for rows, band in _bands(image):
+        stored[rows] = np.asarray(_rgb(band, deep))
+    image.close()
+    return Image.fromarray(pixels)
 
 
 def _has_frames(image: Image.Image) -> bool:
@@ -315,8 +399,9 @@ def _has_frames(image: Image.Image) -> bool:
 
 
 def _stored_rgb(image: Image.Image) -> Image.Image:
+    deep = _is_deep(image)
     image.load()
-    return as_rgb(image)
+    return _large_rgb(image, deep) if image.width * image.height >= LARGE_PIXELS else as_rgb(image)
 
 
 def _is_deep(image: Image.Image) -> bool:
@@ -326,7 +411,7 @@ def _is_deep(image: Image.Image) -> bool:
 
 def _rgb(image: Image.Image, deep: bool) -> Image.Image:
     if image.mode in _GREY_16 or image.mode in ("I", "F"):
-        image = Image.fromarray(_to_8_bit(np.asarray(image), deep))
+        image = Image.fromarray(_to_8_bit(image, deep))
     elif image.mode in ("La", "RGBa"):
         image = image.convert({"La": "LA", "RGBa": "RGBA"}[image.mode])
     elif image.mode == "P":
@@ -334,18 +419,23 @@ def _rgb(image: Image.Image, deep: bool) -> Image.Image:
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def _to_8_bit(values: np.ndarray, deep: bool) -> np.ndarray:
-    if values.dtype.kind == "f":
-        values = np.nan_to_num(values.astype(np.float32), nan=0.0, posinf=255.0, neginf=0.0)
-        scale = 255.0 if values.size and values.max() <= 1 else 1.0
-        return np.clip(np.rint(values * scale), 0, 255).astype(np.uint8)
-    deep = deep or values.max(initial=0) > 255
+def _to_8_bit(image: Image.Image, deep: bool) -> np.ndarray:
+    narrow = np.empty((image.height, image.width), np.uint8)
+    if image.mode == "F":
+        scale = 255.0 if max(_finite(band).max(initial=0) for _, band in _bands(image)) <= 1 else 1.0
+        for rows, band in _bands(image):
+            narrow[rows] = np.clip(np.rint(_finite(band) * scale), 0, 255)
+        return narrow
+    deep = deep or max(np.asarray(band).max(initial=0) for _, band in _bands(image)) > 255
     table = np.arange(65536)
     table = ((table * 255 + 32767) // 65535 if deep else table).astype(np.uint8)
-    narrow = np.empty(values.shape, np.uint8)
-    for rows, result in zip(values, narrow):  # row by row: indices take eight bytes per pixel
-        result[...] = table[np.clip(rows, 0, 65535)]
+    for rows, band in _bands(image):
+        narrow[rows] = table[np.clip(np.asarray(band), 0, 65535)]
     return narrow
+
+
+def _finite(image: Image.Image) -> np.ndarray:
+    return np.nan_to_num(np.asarray(image, np.float32), nan=0.0, posinf=255.0, neginf=0.0)
 
 
 def _stored_values(image: Image.Image, path: Path) -> np.ndarray:
@@ -356,7 +446,7 @@ def _stored_values(image: Image.Image, path: Path) -> np.ndarray:
             f"{path}: a map must be a grey image of 8 or 16 bits or an RGB image of 8, this one has mode {image.mode}; "
             "store other maps as .npy"
         )
-    values = np.asarray(image)
+    values = _array_of(image)
     return values.transpose(2, 0, 1) if image.mode == "RGB" else values
 
 
@@ -380,7 +470,7 @@ def _integers(image: Image.Image, path: Path, data: bytes | None = None, count_r
         raise UnreadableImage(
             f"{path}: a mask must be a single-channel integer image, this one has mode {image.mode} (colours?)"
         )
-    values = np.asarray(image).astype(np.int32)
+    values = _array_of(image, np.int32)
     if image.mode == "I" and values.size and values.min() < 0:
         raise UnreadableImage(f"{path}: a mask must not have negative values, this one has {values.min()}")
     if image.format == "PNG":

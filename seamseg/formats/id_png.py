@@ -23,6 +23,7 @@ from seamseg.idmaps.images import png_rows
 from seamseg.idmaps.resize import IdMap, ResizedIds
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing
+from seamseg.utils.image_memory import MASK_BYTES, memory_of
 from seamseg.utils.limits import open_file, open_pillow, reading_image
 
 MAX_ID = (1 << 24) - 1
@@ -249,7 +250,7 @@ def _chunks(data: bytes) -> Iterator[tuple[bytes, memoryview]]:
 
 
 def _read_by_pillow(data: bytes, path: str | Path) -> np.ndarray:
-    with open_pillow(io.BytesIO(data)) as image:
+    with open_pillow(io.BytesIO(data)) as image, memory_of(image, path, MASK_BYTES):
         if image.mode not in ("RGB", "RGBA", "P", "L", "1"):
             raise InputError(f"{path}: a panoptic PNG has three channels of 8 bits, this one is of mode {image.mode}")
         rgb = image if image.mode == "RGB" else image.convert("RGB")

@@ -17,6 +17,7 @@ from seamseg.idmaps.histogram import is_tensor
 from seamseg.inference.tiling.tiles import Tiling
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import refuse_url
+from seamseg.utils.image_memory import ALONE_BYTES, RGB_BYTES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -172,7 +173,7 @@ def equal_size_batches(
     """Group items of equal network size, so that no image is padded and no result depends on other images.
 
     At most `2 * batch_size` items, and :data:`WAITING_BYTES`, wait for others of their size. An item that is to be
-    processed in tiles is a batch of its own, at once.
+    processed in tiles, or is large, is a batch of its own, at once.
 
     Parameters
     ----------
@@ -188,6 +189,7 @@ def equal_size_batches(
     for item in items:
         size = size_of(item)
         alone = tiling is not None and tiling.side_for((size[0], size[1])) is not None
+        alone = alone or nbytes_of(item) > ALONE_BYTES * 3 // RGB_BYTES
         if in_order and waiting and (size not in waiting or alone):
             yield from waiting.values()
             waiting, held = {}, 0

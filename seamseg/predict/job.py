@@ -118,10 +118,10 @@ def predict_all(
         prepare = ImagePreparation(predictor.input_size, keep_rgb)
         share = DecoderShare(sources, prepare, earlier, world.rank, world.size)
         decoders = _decoders(predictor, share, workers)
-        loop = _PredictionLoop(predictor, folder, folder.manifest.open_writer(world.rank))
+        loop = _PredictionLoop(predictor, folder, folder.manifest.open_writer(world.rank), decoders)
         with graceful_termination(RESUME), predictor.photos_at_a_time() as (threads, begin):
             try:
-                while not loop.run(decoders, batch_size, world.is_main, threads, begin):
+                while not loop.run(batch_size, world.is_main, threads, begin):
                     pass
             finally:
                 loop.lines.close()
@@ -194,7 +194,10 @@ class _Photo(NamedTuple):
 class _PredictionLoop:
     """Processes the images of one process."""
 
-    def __init__(self, predictor: Predictor[Any], folder: OutputFolder, lines: ManifestWriter) -> None:
+    def __init__(
+        self, predictor: Predictor[Any], folder: OutputFolder, lines: ManifestWriter, decoders: Decoders
+    ) -> None:
+        self._decoders = decoders
         self.predictor = predictor
         self.folder = folder
         self.lines = lines
@@ -203,7 +206,6 @@ class _PredictionLoop:
 
     def run(
         self,
-        decoders: Decoders,
         batch_size: int,
         show_progress: bool,
         threads: int = 1,
@@ -213,9 +215,10 @@ class _PredictionLoop:
 
         `threads` and `begin` are as of :meth:`Predictor.photos_at_a_time`: more than one run the network and write.
         """
+        decoders = self._decoders
         background = BackgroundWriter(threads if threads > 1 else None, begin=begin)
         try:
-            photos = self._readable(decoders, show_progress)
+            photos = self._readable(show_progress)
             for batch in equal_size_batches(
                 photos,
                 batch_size,
@@ -246,8 +249,8 @@ class _PredictionLoop:
         background.finish()
         return True
 
-    def _readable(self, decoders: Decoders, show_progress: bool) -> Iterator[_Photo]:
-        names = self.lines.names
+    def _readable(self, show_progress: bool) -> Iterator[_Photo]:
+        names, decoders = self.lines.names, self._decoders
         total = None if decoders.share.videos else len(decoders.share.mine) - len(names)
         decoded = decoders.read(frozenset(names))
         for source, stamp, image in progress(decoded, total, "predict") if show_progress else decoded:
@@ -292,6 +295,7 @@ class _PredictionLoop:
             self._fail([photo], "its outputs cannot be made", error)
         finally:
             return_memory(photo.image.size[0] * photo.image.size[1])
+            self._decoders.written(photo.source)
 
     def _fail(self, batch: Sequence[_Photo], what: str, error: Exception) -> None:
         """Skip the image of a batch whose error is its own; raise others."""
@@ -302,6 +306,7 @@ class _PredictionLoop:
         if not is_of_item(error):
             raise SeamsegError(f"{names}: {reason}") from error
         self._skip(batch[0].source, f"{names}: {reason}")
+        self._decoders.written(batch[0].source)
 
     def _write_outputs(self, photo: _Photo, prediction: ArrayPrediction, seconds: float) -> None:
         start = time.perf_counter()

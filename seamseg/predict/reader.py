@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from seamseg.predict.share import (
 )
 from seamseg.predict.source import Source
 from seamseg.utils.errors import SeamsegError
+from seamseg.utils.image_memory import ALONE_BYTES, RGB_BYTES
 
 _NOTE_BYTES = 4096
 _PIPE_BYTES = 1 << 20
@@ -58,9 +61,10 @@ class _Decoding(IterableDataset[Any]):
             finally:
                 _write_note(note, None)
             if isinstance(decoded.image, PreparedImage):
-                self.budget.add(worker, decoded.image.nbytes)
+                self.budget.add(worker, self.budget.size_of(decoded.image))
                 decoded = decoded._replace(image=decoded.image.map(_sendable))
             yield worker, decoded
+            del decoded  # a large one would stay in memory until the next
 
 
 def _sendable(array: np.ndarray) -> np.ndarray | torch.Tensor:
@@ -70,7 +74,8 @@ def _sendable(array: np.ndarray) -> np.ndarray | torch.Tensor:
 class ReadAheadBudget:
     """Counts the bytes that decoders have decoded and the reading process has not yet received.
 
-    Each counter has one writer, so no lock is needed, which a killed decoder would keep.
+    Each counter has one process that writes it, so no lock is needed that a killed decoder would keep. A large image
+    counts until its outputs are written, and its decoder does not go on before.
 
     Parameters
     ----------
@@ -80,6 +85,7 @@ class ReadAheadBudget:
     def __init__(self, workers: int) -> None:
         self.parent = os.getpid()
         self._part = READ_AHEAD_BYTES // max(workers, 1)
+        self._removing = threading.Lock()
         with starting_workers("workers"):
             self._decoded, self._received = (torch.zeros(workers, dtype=torch.int64).share_memory_() for _ in range(2))
 
@@ -98,11 +104,21 @@ class ReadAheadBudget:
     def remove(self, worker: int, count: int) -> None:
         """Count bytes that have been received; called by the reading process."""
         if worker < len(self._received):
-            self._received[worker] += count
+            with self._removing:
+                self._received[worker] += count
+
+    def size_of(self, image: PreparedImage) -> int:
+        """Return the bytes that an image counts: a large one, all of the part of its decoder."""
+        return max(image.nbytes, self._part) if is_large(image) else image.nbytes
 
     def release(self) -> None:
         """End all waiting; called by the reading process."""
         self._received.fill_(1 << 60)
+
+
+def is_large(image: PreparedImage) -> bool:
+    """Return whether an image is one of those that are decoded one at a time, and is kept for its outputs."""
+    return image.rgb is not None and RGB_BYTES * image.size[0] * image.size[1] > ALONE_BYTES
 
 
 class ProcessDecoders:
@@ -127,6 +143,7 @@ class ProcessDecoders:
         with starting_workers("workers"):
             self._notes = torch.zeros(self.workers, _NOTE_BYTES, dtype=torch.uint8).share_memory_()
         self._budget = ReadAheadBudget(0)
+        self._unwritten: dict[str, Callable[[], None]] = {}
 
     def read(self, skip: Collection[str]) -> Iterator[DecodedImage]:
         """Decode the images except those named; may be called again after :meth:`handle_worker_failure`."""
@@ -149,12 +166,20 @@ class ProcessDecoders:
         try:
             for worker, decoded in self._iterator:
                 if isinstance(decoded.image, PreparedImage):
-                    budget.remove(worker, decoded.image.nbytes)
+                    received = partial(budget.remove, worker, budget.size_of(decoded.image))
+                    if is_large(decoded.image):
+                        self._unwritten[decoded.source.name] = received
+                    else:
+                        received()
                     decoded = decoded._replace(image=decoded.image.map(as_array))
                 yield decoded
         finally:
             budget.release()
         self._iterator = None
+
+    def written(self, source: Source) -> None:
+        """Let the decoder of a large image go on; called by any thread."""
+        self._unwritten.pop(source.name, lambda: None)()
 
     def handle_worker_failure(self, error: BaseException) -> WorkerFailure | None:
         """Handle an error that was raised while images were read, anywhere in this process.

@@ -12,6 +12,7 @@ from seamseg.predict.manifest import Done
 from seamseg.predict.source import Source
 from seamseg.predict.video import Video, VideoFrame
 from seamseg.utils.errors import InputError, UnreadableImage, describe_error
+from seamseg.utils.image_memory import keep_turn
 from seamseg.utils.parallel import threaded_map
 from seamseg.utils.process_settings import return_memory
 
@@ -87,7 +88,8 @@ class DecoderShare:
         """Decode and prepare an image."""
         source = item.source
         try:
-            image = self.prepare(item.open())
+            with keep_turn():
+                image = self.prepare(item.open())
             return_memory(image.size[0] * image.size[1])
             return DecodedImage(source, stamp, image)
         except UnreadableImage as error:  # its text names the image
@@ -105,6 +107,9 @@ class Decoders(Protocol):
 
     def read(self, skip: Collection[str]) -> Iterator[DecodedImage]:
         """Decode the images except those named; may be called again after :meth:`handle_worker_failure`."""
+
+    def written(self, source: Source) -> None:
+        """Take notice that the outputs of an image are written, or failed; called by any thread."""
 
     def handle_worker_failure(self, error: BaseException) -> WorkerFailure | None:
         """Handle an error that was raised while images were read; None if it is not about a dead decoder."""
@@ -137,6 +142,9 @@ class ThreadDecoders:
     def _photos(self) -> Iterator[DecodedImage | tuple[str, Source | VideoFrame]]:
         for stamp, item in self.share.items():
             yield (stamp, item) if isinstance(item, Source) else self.share.decode(stamp, item)
+
+    def written(self, source: Source) -> None:
+        """Do nothing."""
 
     def handle_worker_failure(self, error: BaseException) -> WorkerFailure | None:
         """Return None: threads do not die."""

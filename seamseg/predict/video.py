@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from seamseg.data.images import MAX_PIXELS
 from seamseg.predict.source import Source, file_stamp
 from seamseg.utils.errors import InputError
+from seamseg.utils.image_memory import VARIABLE, budget
 from seamseg.utils.limits import file_status
 
 VIDEO_ENDINGS = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".flv", ".mts", ".m2ts")
+
+FRAME_BYTES = 40
+"""Memory of a pixel of a frame: up to 17 frames that a decoder keeps, and three copies as RGB."""
 
 _LEAST_PYAV = 17
 _FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,avi,matroska,webm,mpeg,mpegts,mpegvideo,asf,flv"
@@ -113,7 +116,12 @@ class Video:
                     yield self._source(count, "cannot be read as a video: the description of its frames is missing")
                     return
                 stream.thread_type = "AUTO"
-                stream.codec_context.options = {"max_pixels": str(MAX_PIXELS)}
+                width, height, most = stream.codec_context.width, stream.codec_context.height, budget() // FRAME_BYTES
+                if width * height > most:
+                    limit = f"the limit of {most / 1e6:.3g} megapixels for a video; the environment variable {VARIABLE}"
+                    yield self._source(count, f"{width} x {height} pixels are above {limit} sets it")
+                    return
+                stream.codec_context.options = {"max_pixels": str(int(most))}
                 for packet in container.demux(stream):
                     try:
                         frames = packet.decode()

@@ -52,8 +52,9 @@ _FORMS = (LABEL_ENDINGS, (".json",), (".txt",))
 """Extensions of the label images, and of the polygons of labelme and YOLO."""
 _ROTATED = ("rotation", "oriented_rectangle")
 """Names of rotated rectangles, in versions of labelme and programs made of it."""
+_YOLO_BYTES = 16 * MIB  # of the polygons of an image
 _CIRCLE = 64  # corners of a circle
-_FILE_BYTES = 256 * MIB  # of the polygons of an image; labelme may store the image with them
+_FILE_BYTES = 256 * MIB  # labelme may store the image with them
 _MAX_COORDINATE = 1 << 31  # pixels
 _ROUNDING = 0.01  # tools write points at the border slightly outside
 
@@ -315,14 +316,16 @@ def read_instances(frame: SourceFrame, listed: ClassList, divisor: int, numbered
         read = readers.get(frame.annotation.suffix.lower(), _read_object_files)
         found: Iterable[tuple[Runs, int]] = read(frame, size, listed)
         return stack_regions(found, size, frame, listed.classes)
-    labels = read_map(frame.annotation).astype(np.int64)
+    labels = read_map(frame.annotation)
     if numbered and frame.second is None:
         return Instances(*number_segments(labels, lambda value: (_class_of_number(value, listed), 0), listed.classes))
     numbers = np.zeros_like(labels)
     if divisor:
-        labels, numbers = labels // divisor, labels % divisor
+        labels = labels.astype(np.int64)
+        numbers = labels % divisor
+        labels //= divisor
     elif frame.second is not None:
-        numbers = read_map(frame.second).astype(np.int64)
+        numbers = read_map(frame.second)
     if not listed.classes.num_stuff:  # of things only, with a background that is left void
         listed = replace(listed, class_of={0: VOID, **listed.class_of})
     class_of = partial(listed.class_at, source=frame.annotation)
@@ -352,7 +355,7 @@ def _read_object_files(frame: SourceFrame, size: tuple[int, int], listed: ClassL
 
 
 def _read_yolo(frame: SourceFrame, size: tuple[int, int], listed: ClassList) -> Iterator[tuple[Runs, int]]:
-    text = decode_text(read_file(frame.annotation, "labels", _FILE_BYTES), frame.annotation, "label file")
+    text = decode_text(read_file(frame.annotation, "labels", _YOLO_BYTES), frame.annotation, "label file")
     background = background_class(listed.classes)
     for number, line in enumerate(text.splitlines(), 1):
         where, words = f"{frame.annotation}: line {number}", line.split()

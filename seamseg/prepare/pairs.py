@@ -21,6 +21,7 @@ from seamseg.utils.errors import InputError
 from seamseg.utils.files import is_hidden, nearest_path
 
 _LABEL_SHIFT = 32
+_PART = 1 << 20
 _Paths = dict[str, list[str]]
 
 LABEL_ENDINGS = (".png", ".tif", ".tiff", ".bmp")
@@ -249,9 +250,10 @@ def number_segments(
     cat, iscrowd : class and crowd flag by id; entry 0 is void
     """
     flat = values.ravel()
-    # one value per run of equal ones: sorting all pixels would take most of the time
-    start = np.flatnonzero(np.concatenate(([True], flat[1:] != flat[:-1])))
-    present, run_value = np.unique(flat[start], return_inverse=True)
+    # in parts, since indices take more memory than the map; one value per run of equal ones: sorting all pixels would
+    # take most of the time
+    parts = [slice(at, at + _PART) for at in range(0, flat.size, _PART)]
+    present = np.unique(np.concatenate([np.unique(flat[part][_run_starts(flat[part])]) for part in parts]))
     cat, iscrowd = [VOID], [0]
     new_id = np.zeros(len(present), dtype=np.int64)
     stuff: dict[int, int] = {}
@@ -266,8 +268,16 @@ def number_segments(
         cat.append(category)
         iscrowd.append(int(crowd) if classes.is_thing(category) else 0)
     dtype = np.uint8 if len(cat) <= 256 else np.uint16
-    ids = np.repeat(new_id[run_value.ravel()].astype(dtype), np.diff(start, append=flat.size))
+    new_id, ids = new_id.astype(dtype), np.empty(flat.shape, dtype)
+    for part in parts:
+        start = _run_starts(flat[part])
+        run_id = new_id[np.searchsorted(present, flat[part][start])]
+        ids[part] = np.repeat(run_id, np.diff(start, append=ids[part].size))
     return ids.reshape(values.shape), cat, iscrowd
+
+
+def _run_starts(values: np.ndarray) -> np.ndarray:
+    return np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1])))
 
 
 def number_objects(
@@ -277,7 +287,8 @@ def number_objects(
 
     Parameters
     ----------
-    labels, numbers : `H x W` int64: labels, and numbers of the objects of a label below 2^32, 0 for a crowd
+    labels, numbers : `H x W` integers: labels, and numbers of the objects of a label below 2^32, 0 for a crowd; int64
+        labels are overwritten
     class_of : returns the class of a label; 255 for void
     classes : defines which classes are things
     """
@@ -285,4 +296,7 @@ def number_objects(
     def describe(value: int) -> tuple[int, int]:
         return class_of(value >> _LABEL_SHIFT), int(value & (1 << _LABEL_SHIFT) - 1 == 0)
 
-    return number_segments(labels << _LABEL_SHIFT | numbers, describe, classes)
+    values = labels.astype(np.int64, copy=False)
+    values <<= _LABEL_SHIFT
+    values |= numbers
+    return number_segments(values, describe, classes)

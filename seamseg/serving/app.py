@@ -6,7 +6,7 @@ import asyncio
 import sys
 import time
 import traceback
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager, suppress
 from functools import partial
@@ -24,7 +24,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from seamseg.data.images import open_image
+from seamseg.data.images import decoding_memory, open_image
 from seamseg.inference.images import ImagePreparation, PreparedImage
 from seamseg.inference.predictor import Predictor
 from seamseg.report.page import Page, page_frame
@@ -33,9 +33,11 @@ from seamseg.serving.encoding import Content, ResultEncoder
 from seamseg.serving.options import ServeLimits
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, one_line
+from seamseg.utils.image_memory import RGB_BYTES, budget, keep_turn
 from seamseg.utils.limits import MIB, format_bytes
 from seamseg.utils.output import echo
 from seamseg.utils.parallel import share_cores
+from seamseg.utils.process_settings import LARGE_PIXELS
 from seamseg.version import __version__
 
 if TYPE_CHECKING:
@@ -113,7 +115,7 @@ class Service:
         self.metrics.waiting.set_function(lambda: self._batcher.waiting)
         # decode and encode beside the network; their number bounds the memory of whole images
         self._threads = ThreadPoolExecutor(share_cores().decoders, "images")
-        self._in_progress = 0
+        self._in_progress = self._uploaded = self._large_bytes = 0
         self._page = "".join(
             page_frame(
                 f"{self.name} · seamseg",
@@ -156,7 +158,8 @@ class Service:
         start = time.perf_counter()
         body = _Body(request.receive)
         try:
-            content = await self._predict(Request(request.scope, body), start + self.options.timeout)
+            with self.metrics.in_progress.track_inprogress():
+                content = await self._predict(Request(request.scope, body), start + self.options.timeout)
         except ClientDisconnect:
             return Response(status_code=DISCONNECTED)
         except asyncio.CancelledError:
@@ -184,11 +187,14 @@ class Service:
         if name not in self._encoder.formats:
             known = ", ".join(self._encoder.formats)
             raise HTTPException(400, f"format={name[:40]}: a model of kind {self._kind} has {known}")
-        with self._admitted():
-            try:
-                data = await asyncio.wait_for(self._upload(request), deadline - time.perf_counter())
-            except asyncio.TimeoutError:
-                raise HTTPException(408, f"the upload took more than {self.options.timeout:g} seconds") from None
+        self._refuse_if_busy()
+        try:
+            with self._uploading() as count:
+                data = await asyncio.wait_for(self._upload(request, count), deadline - time.perf_counter())
+                needed = await asyncio.get_running_loop().run_in_executor(None, self._memory, data)
+        except asyncio.TimeoutError:
+            raise HTTPException(408, f"the upload took more than {self.options.timeout:g} seconds") from None
+        with self._admitted(needed):
             work = asyncio.ensure_future(self._compute(name, data))
             gone = asyncio.ensure_future(_disconnected(request))
             try:
@@ -205,19 +211,48 @@ class Service:
                 gone.cancel()
                 await asyncio.wait({work})
 
-    @contextmanager
-    def _admitted(self) -> Iterator[None]:
+    def _refuse_if_busy(self, large: int = 0) -> None:
+        """Refuse a request if too many are in progress, or too many large images, which would keep others waiting."""
+        text = ""
         if self._in_progress >= self.options.queue:
-            text = f"busy: {self._in_progress} requests are in progress, try again later"
-            raise HTTPException(503, text, {"Retry-After": str(self._batcher.retry_after)})
+            text = f"{self._in_progress} requests are in progress"
+        elif large and self._large_bytes and self._large_bytes + large > budget():
+            text = "other large images are in progress"
+        elif self._uploaded > self.options.queue * self.options.max_upload * MIB:
+            text = f"uploads of {format_bytes(self._uploaded)} are in progress"
+        if text:
+            headers = {"Retry-After": str(self._batcher.retry_after)}
+            raise HTTPException(503, f"busy: {text}, try again later", headers)
+
+    @contextmanager
+    def _admitted(self, needed: int) -> Iterator[None]:
+        large = needed if needed > RGB_BYTES * LARGE_PIXELS else 0
+        self._refuse_if_busy(large)
         self._in_progress += 1
+        self._large_bytes += large
         try:
-            with self.metrics.in_progress.track_inprogress():
-                yield
+            yield
         finally:
             self._in_progress -= 1
+            self._large_bytes -= large
 
-    async def _upload(self, request: Request) -> bytes:
+    @contextmanager
+    def _uploading(self) -> Iterator[Callable[[int], None]]:
+        """Count the bytes of an upload until it is admitted; the function raises if all take too much memory."""
+        received = 0
+
+        def count(size: int) -> None:
+            nonlocal received
+            received += size
+            self._uploaded += size
+            self._refuse_if_busy()
+
+        try:
+            yield count
+        finally:
+            self._uploaded -= received
+
+    async def _upload(self, request: Request, count: Callable[[int], None]) -> bytes:
         """Read the image: the body, or the file `file` of a form."""
         limit = int(self.options.max_upload * MIB)
         stated = request.headers.get("content-length", "0")
@@ -225,9 +260,9 @@ class Service:
             raise _too_large(limit)
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind == "multipart/form-data":
-            data = await _file_of_form(request, limit)
+            data = await _file_of_form(request, limit, count)
         else:
-            data = b"".join([block async for block in _limited(request, limit)])
+            data = b"".join([block async for block in _limited(request, limit, count)])
         if not data:
             raise HTTPException(400, f"{UPLOAD}: empty: send an image as the body, or as `file` of a form")
         if len(data) > limit:
@@ -246,9 +281,16 @@ class Service:
     def _open(self, data: bytes) -> Image.Image:
         return open_image(UPLOAD, data, max_pixels=int(self.options.max_megapixels * 1e6))
 
+    def _memory(self, data: bytes) -> int:
+        try:
+            return decoding_memory(UPLOAD, data, int(self.options.max_megapixels * 1e6))
+        except InputError as error:
+            raise HTTPException(400, str(error)) from None
+
     def _decode(self, data: bytes) -> PreparedImage:
         try:
-            return self._prepare(self._open(data))
+            with keep_turn():
+                return self._prepare(self._open(data))
         except InputError as error:
             raise HTTPException(400, str(error)) from None
 
@@ -364,9 +406,13 @@ class _InMemory(MultiPartParser):
     spool_max_size = sys.maxsize
 
 
-async def _file_of_form(request: Request, limit: int) -> bytes:
+async def _file_of_form(request: Request, limit: int, count: Callable[[int], None]) -> bytes:
     parser = _InMemory(
-        request.headers, _limited(request, limit + _FORM_BYTES), max_files=1, max_fields=8, max_part_size=_FORM_BYTES
+        request.headers,
+        _limited(request, limit + _FORM_BYTES, count),
+        max_files=1,
+        max_fields=8,
+        max_part_size=_FORM_BYTES,
     )
     try:
         form = await parser.parse()
@@ -382,13 +428,14 @@ async def _file_of_form(request: Request, limit: int) -> bytes:
         await form.close()
 
 
-async def _limited(request: Request, limit: int) -> AsyncGenerator[bytes, None]:
+async def _limited(request: Request, limit: int, count: Callable[[int], None]) -> AsyncGenerator[bytes, None]:
     size = 0
     async with aclosing(request.stream()) as stream:
         async for block in stream:
             size += len(block)
             if size > limit:
                 raise _too_large(limit)
+            count(len(block))
             yield block
 
 

@@ -7,6 +7,7 @@ header states. Each error message is one line.
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import re
@@ -64,6 +65,7 @@ _LONGEST_SIDES = {"JPEG": 65_500, "WEBP": 16_383}
 _TAR_HEADER_BYTES = 64 * KIB
 _MOST_PAX_HEADERS, _LONGEST_DIGITS = 100, 256
 _BLOCK_BYTES = 4 * MIB
+_INFLATED_BYTES = 64 * KIB
 _EOF_HEADER, _HEADER_ERROR = tarfile.EOFHeaderError, tarfile.HeaderError  # type: ignore[attr-defined]
 _COMPRESSIONS = {b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _BYTES_OF_CONTAINER = 16
@@ -207,10 +209,14 @@ def read_member(archive: zipfile.ZipFile, member: str, limit: int, what: str) ->
 def inflate(data: bytes, size: int) -> bytes:
     """Decompress a raw DEFLATE stream of exactly `size` bytes; raise zlib.error if it has another size."""
     inflater = zlib.decompressobj(-15)
-    content = inflater.decompress(data, size + 1)
-    if len(content) != size or not (inflater.eof or not inflater.unconsumed_tail):
+    content = io.BytesIO()  # whose content is not copied at the end, as the blocks of zlib are
+    for at in range(0, len(data), _INFLATED_BYTES):
+        content.write(inflater.decompress(data[at : at + _INFLATED_BYTES], size + 1 - content.tell()))
+        if inflater.eof or content.tell() > size:
+            break
+    if content.tell() != size or not (inflater.eof or not inflater.unconsumed_tail):
         raise zlib.error(f"it does not hold the stated {size} bytes")
-    return content
+    return content.getvalue()
 
 
 def open_pillow(source: Path | IO[bytes]) -> Image.Image:

@@ -200,6 +200,15 @@ def test_rotated_and_mirrored_videos(tmp_path):
             assert found[height // 2 + y * height // 4, width // 2 + x * width // 4] > 150
 
 
+def test_a_video_of_large_frames(video, monkeypatch):
+    monkeypatch.setenv("SEAMSEG_IMAGE_MEMORY", "0.0001")
+    (item,) = Video(str(video), "drive", "drive.mp4").items()
+    with pytest.raises(
+        UnreadableImage, match=r"64 x 48 pixels are above the limit of 0\.0025 megapixels for a video; .*"
+    ):
+        item.open()
+
+
 def test_files_that_are_no_video(video):
     """FFmpeg would open the files that a list names, and wait for a writer of a pipe."""
     data = video.read_bytes()

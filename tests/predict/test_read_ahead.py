@@ -13,7 +13,7 @@ from seamseg.inference.images import ImagePreparation
 from seamseg.predict import reader as reading
 from seamseg.predict import share
 from seamseg.predict.find import find_sources
-from seamseg.predict.reader import ReadAheadBudget
+from seamseg.predict.reader import ProcessDecoders, ReadAheadBudget
 from seamseg.predict.share import DecoderShare, ThreadDecoders
 from seamseg.predict.source import Source
 from seamseg.utils.errors import SeamsegError
@@ -55,6 +55,33 @@ def test_a_decoder_waits_only_for_its_own_photos_and_while_its_parent_lives(monk
     budget.add(0, 99)
     budget.parent = -1
     budget.wait(0)
+
+
+def test_the_decoder_of_a_large_image_waits_until_it_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "ALONE_BYTES", 100)
+    for name in "abcdef":
+        Image.new("RGB", (20, 20)).save(tmp_path / f"{name}.png")
+    share = DecoderShare(find_sources(tmp_path), ImagePreparation(InputSize(), keep_rgb=True), {})
+    decoders = ProcessDecoders(share, 2)
+    unwritten, late = [], []
+
+    def write():
+        time.sleep(0.3)
+        late.extend(unwritten)
+        for source in late[-len(unwritten) :]:
+            decoders.written(source)
+        unwritten.clear()
+
+    names, writer = [], None
+    for source, _, _ in decoders.read(()):
+        names.append(source.name)
+        unwritten.append(source)
+        assert len(unwritten) <= 2
+        if len(unwritten) == 2:
+            writer = threading.Thread(target=write)
+            writer.start()
+    assert sorted(names) == list("abcdef")
+    writer.join()
 
 
 @pytest.mark.parametrize(("limits", "jobs"), [({"waiting": 4, "most_bytes": 100}, 1), ({"waiting": 1}, 2)])

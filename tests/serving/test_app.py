@@ -4,10 +4,12 @@ import os
 import re
 import socket
 import time
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
 from PIL import Image
+from support.bombs import lossless_webp
 from support.serving import FAILS, RedNetwork, in_thread, photo, png, ready_network, red_predictor, serving
 
 from seamseg.serving.options import ServeLimits
@@ -158,7 +160,7 @@ def test_health_and_metrics():
 def test_a_full_queue_refuses_at_once(network):
     with serving(red_predictor(network), queue=2) as client:
         threads = [in_thread(client.predict, png(photo(k))) for k in range(2)]
-        until(lambda: client.metric("seamseg_in_progress") == 2)
+        until(lambda: client.service._in_progress == 2)
         refused = client.predict(png(photo(2)))
         assert refused.status == 503
         assert refused.json["error"].startswith("busy: 2 requests are in progress")
@@ -169,6 +171,42 @@ def test_a_full_queue_refuses_at_once(network):
         assert answers[0].status == 200
     assert client.service.cut_off == 0
     assert 2 not in network.seen
+
+
+def test_neither_uploads_that_stop_nor_large_images_keep_others_waiting(monkeypatch):
+    with serving(red_predictor(ready_network()), queue=2) as client, ExitStack() as stopped:
+        for _ in range(4):
+            connection = stopped.enter_context(socket.create_connection(("127.0.0.1", client.port)))
+            connection.sendall(head(100) + b"abc")
+        until(lambda: client.service._uploaded == 12)
+        assert client.predict(png(photo(1))).status == 200
+    monkeypatch.setenv("SEAMSEG_IMAGE_MEMORY", "1.5")
+    with serving(red_predictor(ready_network())) as client:
+        data = lossless_webp(8191, 6100)  # takes 0.8 GB
+        threads = [in_thread(client.predict, data) for _ in range(8)]
+        start = time.monotonic()
+        assert client.predict(png(photo(1))).status == 200
+        assert time.monotonic() - start < 20
+        found = []
+        for thread, answers in threads:
+            thread.join(60)
+            found.append(answers[0].status)
+        assert sorted(set(found)) == [200, 503]
+        monkeypatch.setenv("SEAMSEG_IMAGE_MEMORY", "0.5")
+        answer = client.predict(data)
+        assert answer.status == 400
+        assert "takes 0.799 GB of memory, above the limit of 0.5 GB" in answer.json["error"]
+
+
+def test_uploads_are_limited_in_all(monkeypatch):
+    with serving(red_predictor(ready_network()), queue=1, max_upload=0.25) as client, ExitStack() as stopped:
+        for _ in range(3):
+            connection = stopped.enter_context(socket.create_connection(("127.0.0.1", client.port)))
+            connection.sendall(head(250_000) + bytes(100_000))
+        until(lambda: client.service._uploaded >= 200_000)
+        answer = client.predict(bytes(200_000))
+        assert answer.status == 503
+        assert answer.json["error"].startswith("busy: uploads of ")
 
 
 def test_the_time_limit(network):

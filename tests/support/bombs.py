@@ -78,3 +78,14 @@ def state_sizes(path: Path, size: int, packed: int | None = None) -> Path:
         at = data.find(b"PK\x01\x02", at + 4)
     path.write_bytes(data)
     return path
+
+
+def lossless_webp(width: int, height: int) -> bytes:
+    """A WebP image of one colour, 34 bytes."""
+    fields = [(width - 1, 14), (height - 1, 14), (0, 7), *[(1, 4)] * 5]  # a code of one symbol for each channel
+    number = at = 0
+    for value, bits in fields:
+        number, at = number | value << at, at + bits
+    content = b"\x2f" + number.to_bytes(13, "little")
+    chunk = b"WEBPVP8L" + len(content).to_bytes(4, "little") + content
+    return b"RIFF" + len(chunk).to_bytes(4, "little") + chunk

@@ -9,6 +9,7 @@ import numpy as np
 
 from seamseg.formats.metadata import Metadata
 from seamseg.utils.errors import InputError
+from seamseg.utils.image_memory import MASK_BYTES, memory_of
 from seamseg.utils.limits import open_pillow, reading_image
 
 IGNORED = 255
@@ -124,7 +125,11 @@ def read_map(path: Path, what: str) -> np.ndarray:
     InputError
         if the file is missing, broken or has several channels
     """
-    with reading_image(path, f"no such file ({what})", f"not a readable image ({what})"), open_pillow(path) as image:
+    with (
+        reading_image(path, f"no such file ({what})", f"not a readable image ({what})"),
+        open_pillow(path) as image,
+        memory_of(image, path, MASK_BYTES),
+    ):
         if image.mode not in _MODES:
             raise InputError(f"{path}: {what} must have one channel, but the mode is {image.mode}")
         values = np.array(image)

@@ -1,0 +1,180 @@
+"""The memory of images: estimated from the header, refused above a budget, large ones decoded one at a time."""
+
+import subprocess
+import sys
+import tracemalloc
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.bombs import lossless_webp, refusals
+
+from seamseg.data import images
+from seamseg.data.images import open_image, open_mask, open_object_mask
+from seamseg.formats.metadata import Metadata
+from seamseg.prepare.pairs import number_segments
+from seamseg.utils.errors import InputError, UnreadableImage
+from seamseg.utils.image_memory import VARIABLE, memory_for, memory_needed
+from seamseg.utils.limits import inflate, open_pillow
+
+MODES = ("RGB", "L", "P", "1", "LA", "RGBA", "CMYK", "I;16", "I", "F")
+ENDINGS = {"CMYK": "tif", "I": "tif", "F": "tif"}
+
+
+def picture(mode: str, width: int = 31, height: int = 40) -> Image.Image:
+    rng = np.random.default_rng(0)
+    if mode in ("I;16", "I", "F"):
+        values = rng.integers(0, 60_000, (height, width))
+        types = {"I;16": np.uint16, "I": np.int32, "F": np.float32}
+        return Image.fromarray((values / (60_000 if mode == "F" else 1)).astype(types[mode]))
+    return Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)).convert(mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("orientation", [1, 2, 3, 4, 5, 6, 7, 8])
+def test_large_images_have_the_pixels_of_others(tmp_path, monkeypatch, mode, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    path = tmp_path / f"a.{ENDINGS.get(mode, 'png')}"
+    picture(mode).save(path, exif=exif)
+    expected = [np.asarray(open_image(path, upright=upright)) for upright in (True, False)]
+    monkeypatch.setattr(images, "LARGE_PIXELS", 1)
+    monkeypatch.setattr(images, "BAND_BYTES", 900)
+    for upright, pixels in zip((True, False), expected):
+        np.testing.assert_array_equal(np.asarray(open_image(path, upright=upright)), pixels)
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "I", "I;16", "1"])
+def test_masks_in_bands(tmp_path, monkeypatch, mode):
+    path = tmp_path / "a.tif"
+    picture(mode).save(path)
+    expected = np.asarray(picture(mode)).astype(np.int32)
+    monkeypatch.setattr(images, "BAND_BYTES", 900)
+    np.testing.assert_array_equal(open_mask(path), expected)
+
+
+def test_object_masks_in_bands(tmp_path, monkeypatch):
+    monkeypatch.setattr(images, "BAND_BYTES", 900)
+    pixels = np.zeros((40, 31, 4), np.uint8)
+    pixels[10:, 5:] = 3, 1, 0, 255
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    np.testing.assert_array_equal(open_object_mask(tmp_path / "a.png"), pixels[..., 3])
+    pixels[30:, 5:, 0] = 4
+    Image.fromarray(pixels).save(tmp_path / "b.png")
+    with pytest.raises(UnreadableImage, match="both its colours and its alpha channel vary"):
+        open_object_mask(tmp_path / "b.png")
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "options", "expected"),
+    [
+        ("a.jpg", "RGB", {}, 4),
+        ("a.jpg", "RGB", {"progressive": True, "subsampling": 0}, 10),
+        ("a.jpg", "RGB", {"progressive": True, "subsampling": 2}, 7),
+        ("a.jpg", "CMYK", {}, 4),
+        ("a.png", "L", {}, 1),
+        ("a.png", "I;16", {}, 2),
+        ("a.tif", "F", {"compression": "tiff_adobe_deflate", "tiffinfo": {278: 400}}, 8),
+        ("a.tif", "F", {"compression": "tiff_adobe_deflate", "tiffinfo": {278: 4}}, 4.04),
+        ("a.webp", "RGB", {}, 16),
+        ("a.ppm", "RGB", {}, 4),
+    ],
+)
+def test_estimates(tmp_path, name, mode, options, expected):
+    picture(mode, 320, 400).save(tmp_path / name, **options)
+    with open_pillow(tmp_path / name) as image:
+        assert memory_needed(image, 0) == pytest.approx(expected * 320 * 400, rel=0.001)
+        assert memory_needed(image, 20) == 20 * 320 * 400
+
+
+def test_above_the_budget(tmp_path, monkeypatch):
+    path = tmp_path / "a.webp"
+    path.write_bytes(lossless_webp(16383, 12288))
+    assert path.stat().st_size == 34
+    with pytest.raises(
+        UnreadableImage, match=r"12288 pixels of WEBP takes 3\.22 GB .* limit of 1\.5 GB; .*_MEMORY sets it"
+    ):
+        open_image(path)
+    picture("RGB", 320, 400).save(tmp_path / "b.png")
+    monkeypatch.setenv(VARIABLE, "0.0005")
+    with pytest.raises(UnreadableImage, match=r"takes 0\.000896 GB"):
+        open_image(tmp_path / "b.png")
+    monkeypatch.setenv(VARIABLE, "many")
+    with pytest.raises(InputError, match="SEAMSEG_IMAGE_MEMORY=many: must be a positive number of GB"):
+        open_image(tmp_path / "b.png")
+
+
+def test_large_images_take_turns(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    program = "from seamseg.utils.image_memory import memory_for\nwith memory_for('b', 'PNG', (1, 1), {}): print('in')"
+    words = [sys.executable, "-c"]
+    with subprocess.Popen([*words, program.format(1e9)], stdout=subprocess.PIPE, text=True) as warm:
+        assert warm.communicate(timeout=60)[0] == "in\n"
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with memory_for("a", "PNG", (1, 1), 1e9):
+        small = subprocess.run([*words, program.format(1e6)], capture_output=True, text=True, timeout=60)
+        assert small.stdout == "in\n"
+        large = subprocess.Popen([*words, program.format(1e9)], stdout=subprocess.PIPE, text=True)
+        with pytest.raises(subprocess.TimeoutExpired):
+            large.communicate(timeout=2)
+    assert large.communicate(timeout=60)[0] == "in\n"
+
+
+def test_indices_of_runs_take_little_memory():
+    values = np.zeros((2048, 4096), np.int32)
+    values[:, ::2] = 1
+    classes = Metadata(1, 1, ["a", "b"], [(0, 0, 0), (1, 1, 1)], [0, 1])
+    tracemalloc.start()
+    ids, cat, _ = number_segments(values, lambda value: (value, 0), classes)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    np.testing.assert_array_equal(ids, values + 1)
+    assert cat == [255, 0, 1]
+    assert peak < 80 << 20
+
+
+def test_inflated_data_are_held_once():
+    size = 96 << 20
+    packer = zlib.compressobj(1, zlib.DEFLATED, -15)
+    data = packer.compress(bytes(size)) + packer.flush()
+    tracemalloc.start()
+    content = inflate(data, size)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert content == bytes(size)
+    assert peak < 1.3 * size
+    for wrong in (size - 1, size + 1):
+        with pytest.raises(zlib.error, match="does not hold the stated"):
+            inflate(data, wrong)
+
+
+SETUP = """
+from seamseg.data.images import open_image, pixels_of
+from seamseg.utils.process_settings import apply
+apply()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="measures by /proc")
+def test_memory_of_the_largest_images(tmp_path: Path) -> None:
+    size, exif = (16384, 12288), Image.Exif()
+    exif[0x0112] = 6
+    rgb = Image.new("RGB", size, (90, 120, 30))
+    rgb.save(tmp_path / "rotated.jpg", exif=exif)
+    rgb.save(tmp_path / "progressive.jpg", progressive=True)
+    rgb.convert("CMYK").save(tmp_path / "cmyk.jpg")
+    rgb.convert("RGBA").save(tmp_path / "rotated.png", exif=exif, compress_level=1)
+    del rgb
+    wide = Image.fromarray(np.full(size[::-1], 0.5, np.float32))
+    wide.save(tmp_path / "float.tif", compression="tiff_adobe_deflate")
+    Image.fromarray(np.full(size[::-1], 777, np.uint16)).save(tmp_path / "16.png")
+    (tmp_path / "a.webp").write_bytes(lossless_webp(12000, 7800))
+    Image.new("RGB", (8, 8)).save(tmp_path / "small.png")
+    calls = {p.name: f"pixels_of(open_image({str(p)!r})).shape" for p in sorted(tmp_path.iterdir())}
+    found = refusals(SETUP, calls["small.png"], list(calls.values()), timeout=300)
+    for name, (message, growth) in zip(calls, found):
+        assert message.startswith("accepted"), (name, message)
+        assert growth * 2**20 < 1.5e9, (name, growth)
