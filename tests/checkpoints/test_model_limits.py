@@ -168,7 +168,8 @@ def test_huge_networks_take_neither_memory_nor_time(tmp_path: Path) -> None:
     for name, (text, message) in _HUGE_BODIES.items():
         parts = semantic if name == "semantic" else PARTS
         path = write_snapshot(tmp_path / f"{name}.pth.tar", config=text, state_dict=parts)
-        expressions.append(f"timed(lambda: seamseg.load({str(path)!r}, device='cpu'))")
+        recipe = "seamseg.recipes.timm" if name == "timm" else ()
+        expressions.append(f"timed(lambda: seamseg.load({str(path)!r}, device='cpu', components={recipe!r}))")
         expected.append(message)
     checkpoint = tmp_path / "weights.pth.tar"
     torch.save({"state_dict": {"mod1.bn1.weight": torch.zeros(64)}}, checkpoint)
