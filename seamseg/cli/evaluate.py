@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 
 from seamseg.cli.model_options import add_model_options, check_model, options_of
 from seamseg.inference.options import MODEL, InferenceOptions
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, counted
 from seamseg.utils.launcher import is_main_process
 from seamseg.utils.output import echo
 from seamseg.validation.options import EvaluationOptions
@@ -86,7 +86,8 @@ def run(args: argparse.Namespace) -> int:
     if is_main_process():
         _show(scores.table(), scores, args.json)
         if failed:
-            echo(f"seamseg evaluate: {failed} images failed; the scores are those of the others", file=sys.stderr)
+            lost = counted(failed, "image")
+            echo(f"seamseg evaluate: {lost} failed; the scores are those of the others", file=sys.stderr)
     return 1 if failed else 0
 
 

@@ -85,7 +85,7 @@ def test_a_padded_palette(tmp_path, length):
     assert found.palette == [GREEN, (1, 2, 3)]
     assert parse_metadata(pack_metadata(found)) == found
     assert metadata_of(padded, "snapshot") == found
-    exported = json.dumps({"format": 1, "kind": "panoptic", "config": "", "size": None, "metadata": padded})
+    exported = json.dumps({"format": 1, "kind": "panoptic", "config": "", "size": [64, 64], "metadata": padded})
     assert ExportedMetadata.from_json(exported, "net.onnx").metadata == found
     assert DatasetFolder(tmp_path).metadata == found
 

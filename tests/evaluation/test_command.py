@@ -73,7 +73,7 @@ def test_model_on_a_data_set(files, tmp_path, capsys, monkeypatch):
 
     def evaluate_model(*args):
         asked["args"] = args
-        return SimpleNamespace(scores=evaluate_panoptic_json(*files))
+        return SimpleNamespace(scores=evaluate_panoptic_json(*files), failed=0)
 
     monkeypatch.setattr(evaluate, "evaluate_model", evaluate_model)
     monkeypatch.chdir(tmp_path)
