@@ -36,8 +36,8 @@ def ours(side: int, photo: Path, out: Path, name: str) -> Run:
 
     from seamseg.data.images import open_image
     from seamseg.inference.images import network_input
-    from seamseg.predict.source import Source
-    from seamseg.predict.writers import make_writers
+    from seamseg.predicting.source import Source
+    from seamseg.predicting.writers import make_writers
 
     plain = name in ("plain", "separated")
     predictor = random_predictor(torch.device("cpu"), side, "fp32" if plain else name, folded=not plain)

@@ -87,11 +87,11 @@ def network(name: str, predictors: dict[str, Predictor], image: np.ndarray, roun
 
 def files(predictor: Predictor, photos: Sequence[Path], out: Path, arguments: argparse.Namespace) -> dict[str, float]:
     """Return images per second from file to file, and the part of the time outside of the network."""
-    from seamseg.predict.folder import OutputFolder
-    from seamseg.predict.job import predict_all
-    from seamseg.predict.manifest import header
-    from seamseg.predict.source import Source
-    from seamseg.predict.writers import make_writers
+    from seamseg.predicting.folder import OutputFolder
+    from seamseg.predicting.job import predict_all
+    from seamseg.predicting.manifest import header
+    from seamseg.predicting.source import Source
+    from seamseg.predicting.writers import make_writers
     from seamseg.utils.distributed import World
 
     sources = [Source(path, path.stem, path.name) for path in photos]

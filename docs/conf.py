@@ -62,8 +62,8 @@ suppress_warnings = ["ref.python"]
 
 PUBLIC = (
     "checkpoints", "components", "config", "data", "deploy", "evaluation", "formats", "fusion", "idmaps", "inference",
-    "inplace_abn", "integrations", "models", "ops", "panoptic_map", "predict", "predictions", "prepare", "structures",
-    "testing", "training", "validation", "visualize",
+    "inplace_abn", "integrations", "models", "ops", "panoptic_map", "predicting", "predictions", "prepare",
+    "structures", "testing", "training", "validation", "visualize",
 )  # fmt: skip
 """The rooms of the API reference."""
 

@@ -8,9 +8,9 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from seamseg import prepare
-    from seamseg.verbs import classifier, evaluate, export, load, predict_files, serve, train
+    from seamseg.verbs import classifier, evaluate, export, load, predict, serve, train
 
-__all__ = ["__version__", "classifier", "evaluate", "export", "load", "predict_files", "prepare", "serve", "train"]
+__all__ = ["__version__", "classifier", "evaluate", "export", "load", "predict", "prepare", "serve", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from seamseg.models.custom_network import NetworkContext
     from seamseg.models.heads.custom import Head, HeadContext, Map
     from seamseg.models.heads.semantic import SemanticImage
-    from seamseg.predict.writers.base import OutputFormat
-    from seamseg.predict.writers.images import ImageFormat
+    from seamseg.predicting.writers.base import OutputFormat
+    from seamseg.predicting.writers.images import ImageFormat
     from seamseg.structures import ReadMap
     from seamseg.training.callbacks import Callback, Run
     from seamseg.visualize.maps import resize_map
@@ -77,8 +77,8 @@ __all__ = [
 ]
 
 _MODULES = {
-    "ImageFormat": "seamseg.predict.writers.images",
-    "OutputFormat": "seamseg.predict.writers.base",
+    "ImageFormat": "seamseg.predicting.writers.images",
+    "OutputFormat": "seamseg.predicting.writers.base",
     "Network": "seamseg.models.custom_network:CustomNetwork",
     "NetworkContext": "seamseg.models.custom_network",
     **dict.fromkeys(("Body", "BodyContext"), "seamseg.models.backbones.base"),

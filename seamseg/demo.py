@@ -13,9 +13,9 @@ from seamseg.data.folder import DatasetFolder
 from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
 from seamseg.evaluation.record import read_evaluation, write_summary
 from seamseg.evaluation.scores import PanopticScores
-from seamseg.predict.job import predict_all
-from seamseg.predict.settings import PredictSettings
-from seamseg.predict.source import Source
+from seamseg.predicting.job import predict_all
+from seamseg.predicting.settings import PredictSettings
+from seamseg.predicting.source import Source
 from seamseg.prepare.cityscapes import prepare_cityscapes
 from seamseg.prepare.convert import ConversionOptions
 from seamseg.prepare.export import dataset_to_coco_panoptic

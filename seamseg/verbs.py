@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seamseg.inference.options import LoadOptions
-from seamseg.predict.options import PredictOptions
+from seamseg.predicting.options import PredictOptions
 from seamseg.serving.options import ServeOptions
 from seamseg.utils.errors import require_packages
 from seamseg.utils.options import override_texts, several, takes
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from seamseg.deploy.export import ExportReport
     from seamseg.evaluation.scores import Scores
     from seamseg.inference.predictor import Predictor
-    from seamseg.predict.job import RunSummary
+    from seamseg.predicting.job import RunSummary
     from seamseg.training.callbacks import Callback
     from seamseg.training.result import TrainResult
 
@@ -70,15 +70,15 @@ def load(options: LoadOptions) -> Predictor[Any]:
 
 
 @takes(PredictOptions)
-def predict_files(options: PredictOptions) -> RunSummary:
-    """Predict images and videos to files: `seamseg.predict_files("runs/city", "photos/", "out/", "coco")`.
+def predict(options: PredictOptions) -> RunSummary:
+    """Predict images and videos to files: `seamseg.predict("runs/city", "photos/", "out/", "coco")`.
 
     Joins the processes of torchrun if there are any. The command `seamseg predict` resumes an interrupted run, and the
     other way round: only images that are not done are predicted.
 
     Returns
     -------
-    :class:`seamseg.predict.job.RunSummary`: the numbers of images
+    :class:`seamseg.predicting.job.RunSummary`: the numbers of images
 
     Raises
     ------
@@ -87,9 +87,9 @@ def predict_files(options: PredictOptions) -> RunSummary:
     seamseg.utils.errors.SeamsegError
         if the disk is full, or a device is lost; any other image that fails is reported on stderr and skipped
     """
-    from seamseg.predict import run
+    from seamseg.predicting.run import predict_files
 
-    return run.predict_files(options)
+    return predict_files(options)
 
 
 @takes(EvaluationOptions)

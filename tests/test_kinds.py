@@ -11,7 +11,7 @@ from seamseg.deploy.model_card import TASKS
 from seamseg.formats.exported import OUTPUTS
 from seamseg.inference.kinds import INFERENCE_KINDS
 from seamseg.models.build import build_network
-from seamseg.predict.writers import formats_of
+from seamseg.predicting.writers import formats_of
 from seamseg.serving.encoding import SERVED_KINDS
 from seamseg.validation.validator import SCORERS
 

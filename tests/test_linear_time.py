@@ -40,8 +40,8 @@ from seamseg.formats.metadata import ImageInfo, Metadata, pack_metadata, parse_m
 from seamseg.idmaps.histogram import joint_histogram
 from seamseg.inference.foreign.class_lists import identify
 from seamseg.panoptic_map import ClassInfo, PanopticResult, Segment, SegmentInfo
-from seamseg.predict.find import find_sources
-from seamseg.predict.manifest import ManifestFolder, header
+from seamseg.predicting.find import find_sources
+from seamseg.predicting.manifest import ManifestFolder, header
 from seamseg.prepare import annotation_tools, coco_instances, label_folders, panoptic
 from seamseg.prepare.account import read_accounts
 from seamseg.prepare.archives import SourceTree

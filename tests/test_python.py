@@ -20,7 +20,7 @@ import seamseg
 from seamseg.components import Callback
 from seamseg.deploy.source import ExportOptions
 from seamseg.inference.options import InferenceOptions, LoadOptions
-from seamseg.predict.options import PredictOptions
+from seamseg.predicting.options import PredictOptions
 from seamseg.serving.options import ServeOptions
 from seamseg.toy_city import generate_toy_city
 from seamseg.training.run import TrainingOptions
@@ -29,7 +29,7 @@ from seamseg.validation.options import EvaluationOptions
 
 OPTIONS = {
     "load": [(LoadOptions, ())],
-    "predict_files": [(PredictOptions, ())],
+    "predict": [(PredictOptions, ())],
     "evaluate": [(EvaluationOptions, ())],
     "train": [(TrainingOptions, ("evaluate", "legacy"))],
     "export": [(ExportOptions, ())],
@@ -50,7 +50,7 @@ def test_keywords_are_those_of_the_options(name):
     assert set(parameters) <= {"model", "out", "components"}
 
 
-@pytest.mark.parametrize("name", ["load", "predict_files", "evaluate", "serve"])
+@pytest.mark.parametrize("name", ["load", "predict", "evaluate", "serve"])
 def test_models_are_run_with_the_same_options(name):
     function = getattr(seamseg, name)
     assert {field.name for field in fields(InferenceOptions)} < set(inspect.signature(function).parameters)
@@ -61,9 +61,9 @@ def test_models_are_run_with_the_same_options(name):
 
 
 @pytest.mark.usefixtures("narrow")
-def test_predict_files(micro, micro_run, tmp_path, seamseg_main, capsys):
+def test_predict(micro, micro_run, tmp_path, seamseg_main, capsys):
     out, given = tmp_path / "out", {"score_threshold": 0.3, "limit": 2}
-    done = seamseg.predict_files(micro_run, [micro / "img"], out, ["coco"], "cpu", workers=0, **given)
+    done = seamseg.predict(micro_run, [micro / "img"], out, ["coco"], "cpu", workers=0, **given)
     assert (done.done, done.earlier) == (2, 0)
     assert len(json.loads((out / "panoptic.json").read_text())["annotations"]) == 2
     words = ["predict", micro_run, micro / "img", out, "--device", "cpu", "--format", "coco", "--score-threshold", 0.3]
@@ -71,7 +71,7 @@ def test_predict_files(micro, micro_run, tmp_path, seamseg_main, capsys):
     assert "5 images in" in (text := capsys.readouterr().err)
     assert "2 were there already" in text
     with pytest.raises(InputError, match=r"^`batch_size=0`: must be at least 1$"):
-        seamseg.predict_files(micro_run, micro / "img", out, batch_size=0)
+        seamseg.predict(micro_run, micro / "img", out, batch_size=0)
 
 
 def test_options_without_an_effect():

@@ -59,7 +59,7 @@ def import_all() -> None:
     """Import all components of the package: the defaults, and those that a configuration has to name."""
     import seamseg.data.folder
     import seamseg.models.build
-    import seamseg.predict.writers
+    import seamseg.predicting.writers
     import seamseg.training.run  # noqa: F401
     from seamseg import recipes
 

@@ -58,12 +58,12 @@ from typing import TYPE_CHECKING, Any
 
 from seamseg.cli.model_options import add_model_options, check_model, options_of
 from seamseg.inference.options import MODEL
-from seamseg.predict.options import PredictOptions
+from seamseg.predicting.options import PredictOptions
 from seamseg.utils.output import echo
 
 if TYPE_CHECKING:
     from seamseg.inference.predictor import Predictor
-    from seamseg.predict.job import RunSummary
+    from seamseg.predicting.job import RunSummary
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     options = options_of(args, PredictOptions)
     # before the libraries are loaded, which takes seconds
     check_model(args.model, args.config, args.meta, args.set, args.device)
-    from seamseg.predict.run import predict_files
+    from seamseg.predicting.run import predict_files
 
     def report(predictor: Predictor[Any], summary: RunSummary) -> None:
         _print(args.out, summary, predictor.network.averaged)

@@ -26,8 +26,8 @@ from seamseg.inference.predictor import Predictor
 from seamseg.inference.result import Panoptic
 from seamseg.inference.semantic import SemanticMap
 from seamseg.panoptic_map import VOID, class_infos
-from seamseg.predict.writers.images import OverlayWriter
-from seamseg.predict.writers.semantic import LabelsWriter
+from seamseg.predicting.writers.images import OverlayWriter
+from seamseg.predicting.writers.semantic import LabelsWriter
 from seamseg.predictions import ArrayPrediction
 from seamseg.report.images import encode_index_map, encode_photo, reduced_shape
 from seamseg.visualize.maps import draw_map, encode_map

@@ -31,9 +31,9 @@ from seamseg.data.images import open_image
 from seamseg.deploy.export import export_model
 from seamseg.deploy.source import ExportOptions
 from seamseg.inference.options import InferenceOptions
-from seamseg.predict.find import find_sources
-from seamseg.predict.job import predict_all
-from seamseg.predict.settings import PredictSettings
+from seamseg.predicting.find import find_sources
+from seamseg.predicting.job import predict_all
+from seamseg.predicting.settings import PredictSettings
 from seamseg.prepare.cityscapes import prepare_cityscapes
 from seamseg.structures import ReadMap
 from seamseg.testing.layers import check_layers

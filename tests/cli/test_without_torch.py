@@ -115,7 +115,7 @@ ALL = """
 import json, os, sys
 sys.modules["torch"] = None
 # what most of the commands import, once
-import seamseg.predict.settings, seamseg.prepare.vistas
+import seamseg.predicting.settings, seamseg.prepare.vistas
 from seamseg.cli.main import main
 answers = []
 for words, missing in json.loads(sys.argv[1]):

@@ -11,7 +11,7 @@ from support.components import component_file, forget
 
 from seamseg.cli.new import template
 from seamseg.inference.options import InferenceOptions
-from seamseg.predict.settings import PredictSettings
+from seamseg.predicting.settings import PredictSettings
 from seamseg.utils.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("narrow", "imported")

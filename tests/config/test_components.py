@@ -183,7 +183,7 @@ def test_sections_without_use_in_a_process_stay_text(tmp_path):
 import sys
 from seamseg.config import load_config
 print(load_config({str(tmp_path / "my.ini")!r}).not_loaded, "torch" in sys.modules)
-import seamseg.predict.writers, seamseg.training.run
+import seamseg.predicting.writers, seamseg.training.run
 config = load_config({str(tmp_path / "my.ini")!r})
 print(config.not_loaded, config.parts["format overlay"].opacity, config.parts["callback tensorboard"].enabled)
 """

@@ -30,10 +30,10 @@ from seamseg.inference.photo_result import PhotoResult
 from seamseg.inference.result import Panoptic
 from seamseg.inference.semantic import SemanticMap
 from seamseg.panoptic_map import class_infos, class_map_result
-from seamseg.predict.folder import OutputFolder
-from seamseg.predict.manifest import header
-from seamseg.predict.source import Source
-from seamseg.predict.writers import make_writers
+from seamseg.predicting.folder import OutputFolder
+from seamseg.predicting.manifest import header
+from seamseg.predicting.source import Source
+from seamseg.predicting.writers import make_writers
 from seamseg.prepare.check import check_dataset
 from seamseg.prepare.convert import ConversionOptions
 from seamseg.prepare.label_folders import prepare_folders

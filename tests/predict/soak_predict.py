@@ -247,7 +247,7 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     # loaded before the processes are forked
-    import seamseg.predict.job
+    import seamseg.predicting.job
     import seamseg.training.run  # noqa: F401
 
     os.environ["SEAMSEG_MALLOC"] = "off"

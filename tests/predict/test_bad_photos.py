@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from seamseg.inference.predictor import Predictor
-from seamseg.predict.writers.predictions import CocoWriter
+from seamseg.predicting.writers.predictions import CocoWriter
 from seamseg.utils.errors import SeamsegError, one_line
 
 pytestmark = pytest.mark.usefixtures("narrow")

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from torch.utils.data import get_worker_info
 
-from seamseg.predict.source import Source
+from seamseg.predicting.source import Source
 
 pytestmark = pytest.mark.usefixtures("narrow")
 

@@ -25,9 +25,9 @@ from seamseg.formats.metadata import Metadata
 from seamseg.fusion import fuse, to_result
 from seamseg.idmaps.histogram import joint_histogram
 from seamseg.panoptic_map import VOID, PanopticResult, Segment, class_infos
-from seamseg.predict.find import refuse_sharing
-from seamseg.predict.source import Source
-from seamseg.predict.writers import make_writers
+from seamseg.predicting.find import refuse_sharing
+from seamseg.predicting.source import Source
+from seamseg.predicting.writers import make_writers
 from seamseg.prepare.export import export_dataset
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from seamseg.inference.images import as_image
-from seamseg.predict.find import find_sources
-from seamseg.predict.video import Video
+from seamseg.predicting.find import find_sources
+from seamseg.predicting.video import Video
 from seamseg.utils.errors import InputError, UnreadableImage
 
 

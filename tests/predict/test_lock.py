@@ -7,7 +7,7 @@ import signal
 import pytest
 from PIL import Image
 
-from seamseg.predict.folder import OutputFolder
+from seamseg.predicting.folder import OutputFolder
 from seamseg.utils.errors import InputError
 
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from PIL import Image
 from support.micro import narrow_body
 
-from seamseg.predict import manifest
-from seamseg.predict.find import find_sources
-from seamseg.predict.job import predict_all
-from seamseg.predict.manifest import MANIFEST, ManifestFolder, ManifestWriter, differences, header
-from seamseg.predict.settings import PredictSettings
+from seamseg.predicting import manifest
+from seamseg.predicting.find import find_sources
+from seamseg.predicting.job import predict_all
+from seamseg.predicting.manifest import MANIFEST, ManifestFolder, ManifestWriter, differences, header
+from seamseg.predicting.settings import PredictSettings
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError, SeamsegError
 

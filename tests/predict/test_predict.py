@@ -14,9 +14,9 @@ import seamseg
 from seamseg.data.folder import DatasetFolder
 from seamseg.data.input_size import InputSize
 from seamseg.formats.coco_panoptic import read_id_png
-from seamseg.predict import job
-from seamseg.predict.source import Source
-from seamseg.predict.writers.images import OVERLAY_QUALITY
+from seamseg.predicting import job
+from seamseg.predicting.source import Source
+from seamseg.predicting.writers.images import OVERLAY_QUALITY
 from seamseg.utils.distributed import World
 from seamseg.utils.parallel import BackgroundWriter
 

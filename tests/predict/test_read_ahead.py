@@ -10,12 +10,12 @@ from PIL import Image
 from seamseg.data.images import open_image
 from seamseg.data.input_size import InputSize
 from seamseg.inference.images import ImagePreparation
-from seamseg.predict import reader as reading
-from seamseg.predict import share
-from seamseg.predict.find import find_sources
-from seamseg.predict.reader import ProcessDecoders, ReadAheadBudget
-from seamseg.predict.share import DecoderShare, ThreadDecoders
-from seamseg.predict.source import Source
+from seamseg.predicting import reader as reading
+from seamseg.predicting import share
+from seamseg.predicting.find import find_sources
+from seamseg.predicting.reader import ProcessDecoders, ReadAheadBudget
+from seamseg.predicting.share import DecoderShare, ThreadDecoders
+from seamseg.predicting.source import Source
 from seamseg.utils.errors import SeamsegError
 from seamseg.utils.parallel import BackgroundWriter
 

@@ -15,10 +15,10 @@ from seamseg.cli.main import build_parser
 from seamseg.cli.model_options import options_of
 from seamseg.inference.images import network_input
 from seamseg.inference.options import Augmentation, InferenceOptions, Thresholds
-from seamseg.predict.find import find_sources
-from seamseg.predict.job import RunSummary, predict_all
-from seamseg.predict.options import PredictOptions
-from seamseg.predict.settings import PredictSettings
+from seamseg.predicting.find import find_sources
+from seamseg.predicting.job import RunSummary, predict_all
+from seamseg.predicting.options import PredictOptions
+from seamseg.predicting.settings import PredictSettings
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
 

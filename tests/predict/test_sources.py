@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from seamseg.predict import job
-from seamseg.predict.find import find_sources, refuse_overwriting
-from seamseg.predict.source import Source
+from seamseg.predicting import job
+from seamseg.predicting.find import find_sources, refuse_overwriting
+from seamseg.predicting.source import Source
 from seamseg.utils.errors import InputError, UnreadableImage
 
 

@@ -14,8 +14,8 @@ from seamseg.formats.cvat import encode_masks, label_colors, labelmap_text, pars
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.result import Panoptic
 from seamseg.panoptic_map import PanopticResult, Segment
-from seamseg.predict.source import Source
-from seamseg.predict.writers import make_writers
+from seamseg.predicting.source import Source
+from seamseg.predicting.writers import make_writers
 from seamseg.prepare.account import SplitAccount
 from seamseg.prepare.annotation_tools import prepare_cvat, prepare_label_studio
 from seamseg.prepare.convert import ConversionOptions

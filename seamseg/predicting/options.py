@@ -20,7 +20,7 @@ _hiding, _run = partial(option, group="anonymisation"), partial(option, group="r
 
 @dataclass(frozen=True)
 class PredictOptions(InferenceOptions):
-    """Options of :func:`seamseg.predict_files`.
+    """Options of :func:`seamseg.predict`.
 
     Raises
     ------

@@ -16,12 +16,12 @@ from seamseg.inference.anonymize import LEAST_SCORE, NOT_LOCATED, Style
 from seamseg.inference.kinds import INFERENCE_KINDS
 from seamseg.inference.options import Augmentation, InferenceOptions
 from seamseg.inference.predictor import Predictor, build_predictor, open_for_inference
-from seamseg.predict.folder import OutputFolder
-from seamseg.predict.manifest import Line, header
-from seamseg.predict.options import PredictOptions
-from seamseg.predict.source import Source
-from seamseg.predict.video import Video
-from seamseg.predict.writers import AnonymizeWriter, DetectionChoice, OutputFormat, formats_of, make_writers
+from seamseg.predicting.folder import OutputFolder
+from seamseg.predicting.manifest import Line, header
+from seamseg.predicting.options import PredictOptions
+from seamseg.predicting.source import Source
+from seamseg.predicting.video import Video
+from seamseg.predicting.writers import AnonymizeWriter, DetectionChoice, OutputFormat, formats_of, make_writers
 from seamseg.utils.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ class PredictSettings:
     Attributes
     ----------
     model : see :func:`seamseg.load`
-    formats : names of :func:`seamseg.predict.writers.formats_of`, as a list or separated by commas; None for overlay,
-        or with `hide` for none
+    formats : names of :func:`seamseg.predicting.writers.formats_of`, as a list or separated by commas; None for
+        overlay, or with `hide` for none
     config, meta : INI file and `metadata.bin`, if the model does not contain them
     inference : options of the predictor
     hide : classes to hide in a copy of each image, names as a list or separated by commas; None for no copy
@@ -136,11 +136,11 @@ class PredictSettings:
     def open_folder(
         self, out: str | Path, predictor: Predictor[Any], sources: Sequence[Source | Video]
     ) -> OutputFolder:
-        """Return the folder for :func:`seamseg.predict.job.predict_all`, with the formats and the manifest header.
+        """Return the folder for :func:`seamseg.predicting.job.predict_all`, with the formats and the manifest header.
 
         Parameters
         ----------
-        out : path of the folder, see :func:`seamseg.predict.folder.output_path`
+        out : path of the folder, see :func:`seamseg.predicting.folder.output_path`
         predictor : result of :meth:`load`
         sources : all images
 

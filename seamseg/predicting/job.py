@@ -14,13 +14,13 @@ from seamseg.config.components import at_fault
 from seamseg.data.images import image_size
 from seamseg.inference.images import ImagePreparation, PreparedImage, equal_size_batches
 from seamseg.inference.predictor import Predictor
-from seamseg.predict.find import refuse_overwriting, refuse_sharing
-from seamseg.predict.folder import OutputFolder
-from seamseg.predict.manifest import Done, Line, ManifestWriter
-from seamseg.predict.share import Decoders, DecoderShare, ThreadDecoders, retry_on_worker_death
-from seamseg.predict.source import Source
-from seamseg.predict.video import Video
-from seamseg.predict.writers import OutputFormat, errors_of
+from seamseg.predicting.find import refuse_overwriting, refuse_sharing
+from seamseg.predicting.folder import OutputFolder
+from seamseg.predicting.manifest import Done, Line, ManifestWriter
+from seamseg.predicting.share import Decoders, DecoderShare, ThreadDecoders, retry_on_worker_death
+from seamseg.predicting.source import Source
+from seamseg.predicting.video import Video
+from seamseg.predicting.writers import OutputFormat, errors_of
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.distributed import World, broadcast_object, gather_objects, long_timeout_group
 from seamseg.utils.errors import InputError, SeamsegError, describe_error, is_of_item, one_line
@@ -93,7 +93,7 @@ def predict_all(
     predictor : predictor on the device of this process
     sources : all images, the same list in every process
     folder : folder of the outputs, with their formats and manifest; see
-        :meth:`seamseg.predict.settings.PredictSettings.open_folder`
+        :meth:`seamseg.predicting.settings.PredictSettings.open_folder`
     world : the processes
     batch_size : images of equal network size that the network processes together
     workers : processes that decode (threads for exported networks); 0 decodes in this one
@@ -180,7 +180,7 @@ def _decoders(predictor: Predictor[Any], share: DecoderShare, workers: int) -> D
     """Return worker processes that decode, or threads for networks without torch, whose processes these are."""
     if not predictor.network.uses_torch:
         return ThreadDecoders(share, workers)
-    from seamseg.predict.reader import ProcessDecoders
+    from seamseg.predicting.reader import ProcessDecoders
 
     return ProcessDecoders(share, workers)
 

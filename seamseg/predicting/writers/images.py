@@ -20,8 +20,8 @@ from seamseg.inference.anonymize import LEAST_SCORE, Style, hide_classes
 from seamseg.inference.class_names import choose_classes
 from seamseg.inference.photo_result import PhotoResult
 from seamseg.panoptic_map import PanopticResult
-from seamseg.predict.source import Source
-from seamseg.predict.writers.base import OutputFormat, Records
+from seamseg.predicting.source import Source
+from seamseg.predicting.writers.base import OutputFormat, Records
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing

@@ -7,7 +7,7 @@ from PIL import Image
 
 from seamseg.config.components import register
 from seamseg.inference.semantic import SemanticMap
-from seamseg.predict.writers.images import ImageFormat
+from seamseg.predicting.writers.images import ImageFormat
 from seamseg.predictions import ArrayPrediction
 from seamseg.visualize import padded_palette
 
@@ -21,7 +21,7 @@ class LabelsWriter(ImageFormat[SemanticMap]):
     ending = ".png"
 
     def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: SemanticMap) -> Image.Image:
-        """See :class:`seamseg.predict.writers.images.ImageFormat`."""
+        """See :class:`seamseg.predicting.writers.images.ImageFormat`."""
         image = Image.fromarray(result.classes)
         # red, green, blue of the first colour, then of the next
         image.putpalette(padded_palette(self.metadata.palette).tobytes(), "RGB")
@@ -37,7 +37,7 @@ class IdsWriter(ImageFormat[SemanticMap]):
     ending = ".png"
 
     def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: SemanticMap) -> Image.Image:
-        """See :class:`seamseg.predict.writers.images.ImageFormat`."""
+        """See :class:`seamseg.predicting.writers.images.ImageFormat`."""
         return Image.fromarray(result.classes)
 
 
@@ -51,6 +51,6 @@ class ProbabilitiesWriter(ImageFormat[SemanticMap]):
     probabilities = True
 
     def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: SemanticMap) -> Image.Image:
-        """See :class:`seamseg.predict.writers.images.ImageFormat`."""
+        """See :class:`seamseg.predicting.writers.images.ImageFormat`."""
         assert result.probability is not None
         return Image.fromarray(result.probability)

@@ -12,7 +12,7 @@ import numpy as np
 
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.photo_result import PhotoResult
-from seamseg.predict.source import Source
+from seamseg.predicting.source import Source
 from seamseg.predictions import ArrayPrediction
 
 Record = dict[str, Any]

@@ -20,14 +20,14 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from seamseg.data.workers import begin_worker, describe_exit, failed_workers, recording_context, starting_workers
 from seamseg.idmaps.histogram import as_array
 from seamseg.inference.images import PreparedImage
-from seamseg.predict.share import (
+from seamseg.predicting.share import (
     READ_AHEAD_BYTES,
     DecodedImage,
     DecoderShare,
     WorkerFailure,
     retry_on_worker_death,
 )
-from seamseg.predict.source import Source
+from seamseg.predicting.source import Source
 from seamseg.utils.errors import SeamsegError
 from seamseg.utils.image_memory import ALONE_BYTES, RGB_BYTES
 

@@ -16,8 +16,8 @@ from seamseg.formats.id_png import write_id_png
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.result import Panoptic
 from seamseg.panoptic_map import class_infos
-from seamseg.predict.source import Source
-from seamseg.predict.writers.base import OutputFormat, Record, Records
+from seamseg.predicting.source import Source
+from seamseg.predicting.writers.base import OutputFormat, Record, Records
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing, write_atomically, write_json

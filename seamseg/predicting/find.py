@@ -14,8 +14,8 @@ from itertools import count
 from pathlib import Path, PurePosixPath
 
 from seamseg.data.images import PHOTO_ENDINGS, image_files
-from seamseg.predict.source import Source
-from seamseg.predict.video import Video, is_video, require_decoder
+from seamseg.predicting.source import Source
+from seamseg.predicting.video import Video, is_video, require_decoder
 from seamseg.utils.errors import InputError, harmless
 from seamseg.utils.files import listed_names, nearest_path, read_bytes, refuse_url
 from seamseg.utils.launcher import is_main_process

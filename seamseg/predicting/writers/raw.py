@@ -11,8 +11,8 @@ import numpy as np
 from seamseg.config.components import register
 from seamseg.inference.photo_result import PhotoResult
 from seamseg.panoptic_map import PanopticResult
-from seamseg.predict.source import Source
-from seamseg.predict.writers.base import OutputFormat
+from seamseg.predicting.source import Source
+from seamseg.predicting.writers.base import OutputFormat
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.files import write_atomically
 

@@ -19,8 +19,8 @@ from seamseg.formats.metadata import Metadata
 from seamseg.formats.vistas import INSTANCES_PER_LABEL, photo_stem, vistas_labels, void_label, with_panoptic_ids
 from seamseg.fusion import paste_detections
 from seamseg.inference.result import Panoptic
-from seamseg.predict.source import Source
-from seamseg.predict.writers.base import OutputFormat, Record, Records
+from seamseg.predicting.source import Source
+from seamseg.predicting.writers.base import OutputFormat, Record, Records
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.files import refuse_links, write_atomically
 

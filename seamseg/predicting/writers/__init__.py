@@ -11,11 +11,11 @@ from typing import Any
 from seamseg.config import components
 from seamseg.config.loader import keys_of
 from seamseg.formats.metadata import Metadata
-from seamseg.predict.source import Source
-from seamseg.predict.writers import annotation_tools, detections, predictions, raw, semantic  # noqa: F401  # they register
-from seamseg.predict.writers.base import DetectionChoice, OutputFormat
-from seamseg.predict.writers.images import AnonymizeWriter
-from seamseg.predict.writers.maps import MapWriter
+from seamseg.predicting.source import Source
+from seamseg.predicting.writers import annotation_tools, detections, predictions, raw, semantic  # noqa: F401  # they register
+from seamseg.predicting.writers.base import DetectionChoice, OutputFormat
+from seamseg.predicting.writers.images import AnonymizeWriter
+from seamseg.predicting.writers.maps import MapWriter
 from seamseg.predictions import MapFormat
 from seamseg.utils.component_errors import named_errors
 from seamseg.utils.errors import InputError

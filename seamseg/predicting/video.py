@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from seamseg.predict.source import Source, file_stamp
+from seamseg.predicting.source import Source, file_stamp
 from seamseg.utils.errors import InputError
 from seamseg.utils.image_memory import VARIABLE, budget
 from seamseg.utils.limits import file_status

@@ -10,9 +10,9 @@ from PIL import Image
 
 from seamseg.config.components import register
 from seamseg.inference.detections import Detections
-from seamseg.predict.source import Source
-from seamseg.predict.writers.base import OutputFormat, Record, Records
-from seamseg.predict.writers.images import ImageFormat
+from seamseg.predicting.source import Source
+from seamseg.predicting.writers.base import OutputFormat, Record, Records
+from seamseg.predicting.writers.images import ImageFormat
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.files import replacing
 from seamseg.visualize.detections import draw_legacy
@@ -27,7 +27,7 @@ class LegacyOverlayWriter(ImageFormat[Detections]):
     kinds = ("instance_seg", "detection")
 
     def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: Detections) -> Image.Image:
-        """See :class:`seamseg.predict.writers.images.ImageFormat`."""
+        """See :class:`seamseg.predicting.writers.images.ImageFormat`."""
         assert rgb is not None
         return Image.fromarray(draw_legacy(rgb, list(result), result.size, self.metadata.palette))
 

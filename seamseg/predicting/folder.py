@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from seamseg.data.images import PHOTO_ENDINGS
-from seamseg.predict.find import TAR_ENDINGS
-from seamseg.predict.manifest import MANIFEST, Done, Line, ManifestFolder
-from seamseg.predict.source import Source
-from seamseg.predict.video import Video
-from seamseg.predict.writers import OutputFormat, errors_of
+from seamseg.predicting.find import TAR_ENDINGS
+from seamseg.predicting.manifest import MANIFEST, Done, Line, ManifestFolder
+from seamseg.predicting.source import Source
+from seamseg.predicting.video import Video
+from seamseg.predicting.writers import OutputFormat, errors_of
 from seamseg.utils.errors import InputError, SeamsegError, describe_error
 from seamseg.utils.files import cannot_write, lock_file, make_folder, refuse_links, refuse_url
 

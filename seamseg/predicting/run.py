@@ -7,11 +7,11 @@ from typing import Any
 
 from seamseg.checkpoints.model_path import is_exported
 from seamseg.inference.predictor import Predictor
-from seamseg.predict.find import find_sources, limited
-from seamseg.predict.folder import output_path
-from seamseg.predict.job import RunSummary, default_workers, predict_all
-from seamseg.predict.options import PredictOptions
-from seamseg.predict.settings import PredictSettings
+from seamseg.predicting.find import find_sources, limited
+from seamseg.predicting.folder import output_path
+from seamseg.predicting.job import RunSummary, default_workers, predict_all
+from seamseg.predicting.options import PredictOptions
+from seamseg.predicting.settings import PredictSettings
 from seamseg.utils.distributed import distributed
 
 

@@ -8,9 +8,9 @@ from typing import NamedTuple, Protocol
 from PIL import Image
 
 from seamseg.inference.images import PreparedImage
-from seamseg.predict.manifest import Done
-from seamseg.predict.source import Source
-from seamseg.predict.video import Video, VideoFrame
+from seamseg.predicting.manifest import Done
+from seamseg.predicting.source import Source
+from seamseg.predicting.video import Video, VideoFrame
 from seamseg.utils.errors import InputError, UnreadableImage, describe_error
 from seamseg.utils.image_memory import keep_turn
 from seamseg.utils.parallel import threaded_map

@@ -8,8 +8,8 @@ import numpy as np
 
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.photo_result import PhotoResult
-from seamseg.predict.source import Source
-from seamseg.predict.writers.base import OutputFormat
+from seamseg.predicting.source import Source
+from seamseg.predicting.writers.base import OutputFormat
 from seamseg.predictions import ArrayPrediction, MapFormat
 from seamseg.utils.files import write_atomically
 from seamseg.visualize.maps import encode_map
@@ -22,7 +22,7 @@ class MapWriter(OutputFormat[PhotoResult]):
 
     Parameters
     ----------
-    out, metadata : see :class:`seamseg.predict.writers.base.OutputFormat`
+    out, metadata : see :class:`seamseg.predicting.writers.base.OutputFormat`
     name, spec : name and format of the map
     """
 
