@@ -299,6 +299,8 @@ class _PredictionLoop:
 
     def _fail(self, batch: Sequence[_Photo], what: str, error: Exception) -> None:
         """Skip the image of a batch whose error is its own; raise others."""
+        for photo in batch:
+            self._decoders.written(photo.source)
         names = ", ".join(str(photo.source) for photo in batch)
         reason = at_fault(error) or (
             str(error) if isinstance(error, (SeamsegError, OSError)) else f"{what} ({describe_error(error)})"
@@ -306,7 +308,6 @@ class _PredictionLoop:
         if not is_of_item(error):
             raise SeamsegError(f"{names}: {reason}") from error
         self._skip(batch[0].source, f"{names}: {reason}")
-        self._decoders.written(batch[0].source)
 
     def _write_outputs(self, photo: _Photo, prediction: ArrayPrediction, seconds: float) -> None:
         start = time.perf_counter()

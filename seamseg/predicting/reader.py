@@ -172,7 +172,11 @@ class ProcessDecoders:
                     else:
                         received()
                     decoded = decoded._replace(image=decoded.image.map(as_array))
+                name = decoded.source.name
                 yield decoded
+                del decoded
+                while not self.workers and name in self._unwritten:
+                    time.sleep(0.005)
         finally:
             budget.release()
         self._iterator = None
