@@ -291,7 +291,7 @@ def _decode(
             pixels, needed = image.width * image.height, memory_needed(image, per_pixel) + len(data or b"")
             with memory_for(path, str(image.format), image.size, needed):
                 result = read(image)
-                if result is not image:
+                if isinstance(result, (Image.Image, np.ndarray)) and result is not image:
                     image.close()
                 return_memory(pixels)
                 return result

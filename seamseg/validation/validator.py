@@ -169,7 +169,7 @@ class Validator:
         observer, desc : see :meth:`score`
         """
         with self._predictor(net) as predictor:
-            return self.score(predictor, observer, desc)
+            return self.score(predictor, observer, desc, strict=True)
 
     @contextmanager
     def _predictor(self, net: nn.Module) -> Iterator[Predictor[Any]]:
@@ -203,7 +203,13 @@ class Validator:
             return [f"validation image {item.id} alone: {error}"]
         return []
 
-    def score(self, predictor: Predictor[Any], observer: Observer | None = None, desc: str = "validate") -> Scores:
+    def score(
+        self,
+        predictor: Predictor[Any],
+        observer: Observer | None = None,
+        desc: str = "validate",
+        strict: bool = False,
+    ) -> Scores:
         """Score the results of a predictor; an image that fails is reported on stderr and left out.
 
         Parameters
@@ -211,6 +217,7 @@ class Validator:
         predictor : predictor of the classes of the data set, or those that `mapping` maps to them
         observer : see :data:`Observer`
         desc : label of the progress bar
+        strict : raise errors of the network, as in training, where its weights may be ruined
 
         Returns
         -------
@@ -222,7 +229,7 @@ class Validator:
             if all images fail
         """
         failed: list[SeamsegError] = []
-        scorer, metrics = self._run(predictor, self._readable(desc, failed), observer, failed)
+        scorer, metrics = self._run(predictor, self._readable(desc, failed), observer, None if strict else failed)
         failures = [error for part in gather_objects(self.world, failed) for error in part]
         if len(failures) == len(self.dataset):
             raise type(failures[0])(f"{self.dataset.split}: all images fail, the first is {failures[0]}")
