@@ -115,14 +115,19 @@ class Video:
                 if stream.codec_context is None:
                     yield self._source(count, "cannot be read as a video: the description of its frames is missing")
                     return
-                stream.thread_type = "AUTO"
+                # threads of frames lag behind the packets: an error in the last ones would drop all that are delayed
+                stream.thread_type = "SLICE"
                 width, height, most = stream.codec_context.width, stream.codec_context.height, budget() // FRAME_BYTES
                 if width * height > most:
                     limit = f"the limit of {most / 1e6:.3g} megapixels for a video; the environment variable {VARIABLE}"
                     yield self._source(count, f"{width} x {height} pixels are above {limit} sets it")
                     return
                 stream.codec_context.options = {"max_pixels": str(int(most))}
+                # an edit list of MP4 leaves out frames that are counted; AVI counts those without data, too
+                stated, next_end = stream.frames if container.format.name == "avi" else stream.duration, 0
                 for packet in container.demux(stream):
+                    start = packet.dts if packet.pts is None else packet.pts
+                    next_end = max(next_end, (start or 0) + 2 * (packet.duration or 0))
                     try:
                         frames = packet.decode()
                     except av.error.InvalidDataError as error:
@@ -132,8 +137,10 @@ class Video:
                     for frame in frames:
                         yield VideoFrame(self._source(count), frame)
                         count += 1
-            if not count:
-                yield self._source(count, "contains no frame")
+                if not count:
+                    yield self._source(count, "contains no frame")
+                elif stream.frames and next_end <= (stated or 0):
+                    yield self._source(count, f"breaks off after {count} of {stream.frames} frames")
         except Exception as error:  # of damaged files: nearly anything
             what = "cannot be read as a video" if not count else f"breaks off after {count} frames"
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -14,7 +14,7 @@ from PIL import Image
 
 from seamseg.inference.images import as_image
 from seamseg.predicting.find import find_sources
-from seamseg.predicting.video import Video
+from seamseg.predicting.video import Video, VideoFrame
 from seamseg.utils.errors import InputError, UnreadableImage
 
 
@@ -125,15 +125,19 @@ def video(tmp_path):
     return tmp_path / "drive.mp4"
 
 
-def write_video(av, path, codec="mpeg4", pixels="yuv420p"):
-    with av.open(str(path), "w") as container:
+def write_video(av, path, codec="mpeg4", pixels="yuv420p", options=None, skipped=0):
+    with av.open(str(path), "w", options=options or {}) as container:
         container.metadata["title"] = "TITLE"
         stream = container.add_stream(codec, rate=25)
         stream.width, stream.height, stream.pix_fmt = 64, 48, pixels
+        packets = []
         for k in range(10):
             frame = av.VideoFrame.from_ndarray(np.full((48, 64, 3), 20 * k + 20, np.uint8), format="rgb24")
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
+            frame.pts = k
+            packets += stream.encode(frame)
+        for packet in packets + stream.encode():
+            packet.pts, packet.dts = packet.pts - skipped, packet.dts - skipped
+            container.mux(packet)
 
 
 def test_frames_of_a_video(video):
@@ -158,6 +162,48 @@ def test_a_damaged_frame_is_one_of_the_frames(tmp_path):
         items[4].open()
     for k in (3, 5):
         assert abs(np.asarray(items[k].open()).mean() - 20 * k - 20) < 4
+
+
+@pytest.mark.parametrize("codec", ["mpeg4", "libx264"])
+def test_damage_at_the_end_of_a_video_loses_no_other_frame(tmp_path, codec):
+    av = pytest.importorskip("av")
+    if codec not in av.codecs_available:
+        pytest.skip(f"this build of PyAV has no {codec}")
+    path = tmp_path / "drive.mp4"
+    write_video(av, path, codec)
+    with av.open(str(path)) as container:
+        packet = [packet for packet in container.demux() if packet.size][-1]
+        start, end = packet.pos, packet.pos + packet.size
+    data = path.read_bytes()
+    path.write_bytes(data[:start] + bytes(end - start) + data[end:])
+    items = list(Video(str(path), "drive", "drive.mp4").items())
+    assert [isinstance(item, VideoFrame) for item in items].count(True) == 9
+    (problem,) = (item.problem for item in items if not isinstance(item, VideoFrame))
+    assert problem.startswith("cannot be decoded")
+
+
+@pytest.mark.parametrize("name", ["drive.avi", "drive.mp4"])
+def test_a_video_that_lacks_its_end(tmp_path, name):
+    av = pytest.importorskip("av")
+    path = tmp_path / name
+    write_video(av, path, "mjpeg", "yuvj420p", {"movflags": "faststart"} if name.endswith("4") else {})
+    with av.open(str(path)) as container:
+        start = [packet.pos for packet in container.demux() if packet.size][6]
+    path.write_bytes(path.read_bytes()[: start - 8])
+    *frames, end = Video(str(path), "drive", name).items()
+    assert [isinstance(frame, VideoFrame) for frame in frames] == [True] * 6
+    assert end.problem == "breaks off after 6 of 10 frames"
+
+
+def test_an_edit_list_is_no_damage(tmp_path):
+    """The first four frames are before the start, as in a video that was trimmed without encoding it again."""
+    av = pytest.importorskip("av")
+    path = tmp_path / "drive.mp4"
+    write_video(av, path, skipped=4)
+    with av.open(str(path)) as container:
+        assert container.streams.video[0].frames == 10
+    items = list(Video(str(path), "drive", "drive.mp4").items())
+    assert [isinstance(item, VideoFrame) for item in items] == [True] * 6
 
 
 def test_the_colours_of_a_video_are_of_its_own_matrix(tmp_path):
