@@ -217,7 +217,7 @@ class Validator:
         predictor : predictor of the classes of the data set, or those that `mapping` maps to them
         observer : see :data:`Observer`
         desc : label of the progress bar
-        strict : raise errors of the network, as in training, where its weights may be ruined
+        strict : raise all errors, as in training: weights may be ruined, scores of fewer images cannot be compared
 
         Returns
         -------
@@ -229,7 +229,8 @@ class Validator:
             if all images fail
         """
         failed: list[SeamsegError] = []
-        scorer, metrics = self._run(predictor, self._readable(desc, failed), observer, None if strict else failed)
+        kept = None if strict else failed
+        scorer, metrics = self._run(predictor, self._readable(desc, kept), observer, kept)
         failures = [error for part in gather_objects(self.world, failed) for error in part]
         if len(failures) == len(self.dataset):
             raise type(failures[0])(f"{self.dataset.split}: all images fail, the first is {failures[0]}")
@@ -309,9 +310,11 @@ class Validator:
             if observer is not None:
                 observer(validated)
 
-    def _readable(self, desc: str, failed: list[SeamsegError]) -> Iterator[ValidationItem]:
+    def _readable(self, desc: str, failed: list[SeamsegError] | None) -> Iterator[ValidationItem]:
         for item in self._items(desc):
             if isinstance(item, SeamsegError):
+                if failed is None:
+                    raise item
                 _skip(item, failed)
             else:
                 yield item

@@ -282,6 +282,15 @@ def test_what_a_semantic_network_refuses(semantic_run, micro, tmp_path):
         open_model(semantic_run, overrides=["general.kind=panoptic", "optimizer.loss_weights=(1,1,1,1,1,1)"])
 
 
+def test_in_training_an_unreadable_image_is_an_error(micro_config, tmp_path):
+    """Scores of fewer images would be compared with those of earlier epochs."""
+    data = make_dataset(tmp_path / "data", [1], [1, 1])
+    (data / "img" / "val1.png").write_bytes(b"no image")
+    validator = Validator.open(data, "val", load_config(micro_config), World(), quiet=True)
+    with pytest.raises(InputError, match=r"val1\.png: not an image"):
+        validator(Mapped("panoptic", sky_or_road))
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_image_that_fails_is_left_out(micro_run, tmp_path, seamseg_main, monkeypatch, capsys, workers):
     data, few = (make_dataset(tmp_path / name, [1], [1, 2, 0, 3]) for name in ("data", "few"))
