@@ -105,10 +105,12 @@ class KindScores(ABC):
     ----------
     metrics : numbers of custom metrics by name
     selected : what selects the best snapshot instead of the score of the kind; None for that
+    failed : number of images that could not be read or computed, which are left out
     """
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     selected: Selection | None = None
+    failed: int = 0
 
     @property
     def selection(self) -> Selection:
@@ -122,7 +124,8 @@ class KindScores(ABC):
 
     def to_json(self) -> dict[str, Any]:
         """Return fractions, None for NaN, and the numbers of custom metrics; see the class."""
-        return {**self._to_json(), **{name: or_none(value) for name, value in self.metrics.items()}}
+        failed = {"failed": self.failed} if self.failed else {}
+        return {**self._to_json(), **failed, **{name: or_none(value) for name, value in self.metrics.items()}}
 
     def scalars(self) -> dict[str, float]:
         """See :meth:`Scores.scalars`."""

@@ -235,7 +235,8 @@ class Validator:
         if len(failures) == len(self.dataset):
             raise type(failures[0])(f"{self.dataset.split}: all images fail, the first is {failures[0]}")
         scores: Any = metrics.added_to(scores_of_all(self.world, scorer))
-        found: Scores = replace(scores, n_images=len(self.dataset) - len(failures)) if failures else scores
+        lost = len(failures)
+        found: Scores = replace(scores, n_images=len(self.dataset) - lost, failed=lost) if lost else scores
         return found
 
     def _run(

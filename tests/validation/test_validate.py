@@ -317,7 +317,8 @@ def test_an_image_that_fails_is_left_out(micro_run, tmp_path, seamseg_main, monk
     assert lines[2] == "skipped val2: the network fails (RuntimeError: an odd image)"
     assert len(lines) == 3
     found = [json.loads(Path(f"{name}.json").read_text()) for name in (few, data)]
-    assert found[0] == found[1]
+    assert found[1] == {**found[0], "failed": 2}
+    assert json.loads((tmp_path / "data.out" / "evaluation.json").read_text())["scores"]["failed"] == 2
     assert found[0]["n_images"] == 2
     for name in ("val0", "val3"):
         (data / "img" / f"{name}.png").write_bytes(b"")

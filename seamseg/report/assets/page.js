@@ -29,8 +29,9 @@ function initHeadline() {
   const things = report.classes.filter((c) => c.thing).length;
   const images = paired && report.n_images[0] !== report.n_images[1] ? report.n_images.map(count).join(" and ") : count(report.n_images[0]);
   const unpaired = report.unpaired ? ` · ${plural(report.unpaired, "image")} in only one of the runs` : "";
+  const failed = report.failed ? ` (${report.failed.map(count).join(" and ")} failed)` : "";
   byId("subtitle").textContent =
-    `${images} image${report.n_images[0] === 1 ? "" : "s"} · ${things} thing classes, ${report.classes.length - things} stuff classes${unpaired}`;
+    `${images} image${report.n_images[0] === 1 ? "" : "s"}${failed} · ${things} thing classes, ${report.classes.length - things} stuff classes${unpaired}`;
   report.headline.forEach(({ name, values }, k) => {
     const box = make(k === 0 ? "div.figure.main" : "div.figure", {}, make("dt", {}, name), make("dd", {}, percent(values[0])));
     if (paired) {
