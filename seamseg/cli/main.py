@@ -158,8 +158,10 @@ def _run(argv: Sequence[str]) -> int:
     except OSError as error:
         # libraries of torch end the process in it
         raise InputError(f"the current folder: {error.strerror or error}; change to another one") from error
+    from seamseg.utils.image_memory import budget
     from seamseg.utils.progress import set_quiet
 
+    budget()  # once, rather than for each image
     set_quiet(args.quiet)
     try:
         with _flags_in_messages(parser, args):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -137,11 +136,14 @@ def memory_for(name: object, kind: str, size: tuple[int, int], needed: float) ->
     if needed <= ALONE_BYTES or kept:
         yield
         return
+    import tempfile
+
     from filelock import FileLock, Timeout
 
     user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "")
-    turn = FileLock(Path(tempfile.gettempdir()) / f"seamseg-{user}-image.lock", timeout=_LONGEST_WAIT, mode=0o600)
     try:
+        lock = Path(tempfile.gettempdir()) / f"seamseg-{user}-image.lock"
+        turn = FileLock(lock, timeout=_LONGEST_WAIT, mode=0o600)
         turn.acquire(poll_interval=0.02)
     except (Timeout, OSError, NotImplementedError):  # no such folder, or a file system without locks
         yield

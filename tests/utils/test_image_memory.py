@@ -178,3 +178,16 @@ def test_memory_of_the_largest_images(tmp_path: Path) -> None:
     for name, (message, growth) in zip(calls, found):
         assert message.startswith("accepted"), (name, message)
         assert growth * 2**20 < 1.5e9, (name, growth)
+
+
+def test_an_invalid_budget_ends_a_command_at_once(monkeypatch, seamseg_main, capsys):
+    monkeypatch.setenv(VARIABLE, "many")
+    assert seamseg_main("components") == 2
+    assert capsys.readouterr().err == "seamseg components: SEAMSEG_IMAGE_MEMORY=many: must be a positive number of GB\n"
+
+
+def test_without_a_temporary_folder_large_images_are_decoded_without_a_turn(monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("tempfile._candidate_tempdir_list", list)
+    with memory_for("a.png", "PNG", (9, 9), 10**9):
+        pass
