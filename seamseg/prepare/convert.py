@@ -203,7 +203,7 @@ def convert_splits(
             split, photo = owner.setdefault(frame.id, (name, frame.photo))
             if str(photo) != str(frame.photo):
                 raise InputError(f"{frame.photo}: {photo} has the same name ({split}, {name}): rename one of them")
-    writer = DatasetWriter(out, classes, options.workers, options.progress, options.link, options.log)
+    writer = DatasetWriter(out, classes, options.workers, options.progress, options.link)
     others = [path.stem for path in sorted(writer.root.glob("lst/*.txt")) if path.stem not in splits]
     writer.check_photos([frame for frames in splits.values() for frame in frames], others)
     for name, frames in splits.items():

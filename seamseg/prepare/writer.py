@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import shutil
+import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,7 +33,7 @@ from seamseg.prepare.account import FURTHER_FRAMES, AccountOf, SplitAccount, acc
 from seamseg.prepare.annotations import thing_annotations, write_coco_json
 from seamseg.prepare.archives import File, fingerprint, has_frames, photo_size, read_file, read_photo
 from seamseg.prepare.pairs import is_photo
-from seamseg.utils.errors import InputError, SeamsegError, item_error
+from seamseg.utils.errors import InputError, SeamsegError, item_error, one_line
 from seamseg.utils.files import (
     PARTIAL,
     cannot_write,
@@ -44,6 +45,7 @@ from seamseg.utils.files import (
     write_atomically,
 )
 from seamseg.utils.limits import ANNOTATION_BYTES, parse_json
+from seamseg.utils.output import echo
 from seamseg.utils.parallel import parallel_map
 from seamseg.utils.progress import ProgressCallback
 
@@ -116,7 +118,6 @@ class DatasetWriter:
     workers : number of processes, None for one per processor
     progress : wraps the finished images
     link : how images are stored; copied where a hard link is not possible
-    log : called with a line for each of several images that fail
 
     Raises
     ------
@@ -131,11 +132,10 @@ class DatasetWriter:
         workers: int | None = None,
         progress: ProgressCallback = no_progress,
         link: Link = "hard",
-        log: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.root = Path(root)
         self.classes = classes.without_images()
-        self._workers, self._progress, self._link, self._log = workers, progress, link, log
+        self._workers, self._progress, self._link = workers, progress, link
         self._images: dict[str, ImageInfo] = {}
         self.accounts: dict[str, SplitAccount] = {}
         if self.root.exists() and not self.root.is_dir():
@@ -262,14 +262,15 @@ class DatasetWriter:
                     del other.frames[r["id"]]
         return len(todo)
 
-    def _check_none(self, split: str, failed: Sequence[SeamsegError]) -> None:
-        """Raise an error if images fail, after a line for each of several."""
+    @staticmethod
+    def _check_none(split: str, failed: Sequence[SeamsegError]) -> None:
+        """Raise an error if images fail, after a line on stderr for each of several."""
         if not failed:
             return
         if len(failed) == 1:
             raise failed[0]
         for error in failed:
-            self._log(str(error))
+            echo(f"failed {one_line(error)}", file=sys.stderr, flush=True)
         more = " or more" if len(failed) == _MOST_FAILED else ""
         text = f"{split}: {len(failed)}{more} images fail, the first is {failed[0]}"
         raise (InputError if all(isinstance(error, InputError) for error in failed) else SeamsegError)(text)
