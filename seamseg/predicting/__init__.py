@@ -1,1 +1,1 @@
-"""Prediction on folders, lists, videos, shards and URLs into files."""
+"""Prediction on folders, lists and videos into files."""
