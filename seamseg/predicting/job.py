@@ -45,7 +45,7 @@ class RunSummary:
     ----------
     done : number of images done in this run
     failed : in this run; each is reported and skipped
-    earlier : done by earlier runs
+    earlier : done by earlier runs, and not again
     empty : whether images were done in this run, and nothing was found in any of them
     several_frames : files of this run with several frames or pages, of which the first was used
     """
@@ -126,12 +126,13 @@ def predict_all(
             finally:
                 loop.lines.close()
         good = sum(loop.lines.names.values())
-        line = (good, len(loop.lines.names) - good, loop.found, len(loop.several_frames))
+        redone = sum(name in earlier for name in loop.lines.names)
+        line = (good, len(loop.lines.names) - good, loop.found, len(loop.several_frames), redone)
         lines = gather_objects(world, line, group)
         if world.is_main:
             folder.finish([good + bad for good, bad, *_ in lines])
-    done, failed, found, several_frames = map(sum, zip(*lines))
-    return RunSummary(done, failed, len(earlier), done > 0 and not found, several_frames)
+    done, failed, found, several_frames, redone = map(sum, zip(*lines))
+    return RunSummary(done, failed, len(earlier) - redone, done > 0 and not found, several_frames)
 
 
 def _begin(
@@ -262,6 +263,7 @@ class _PredictionLoop:
                 yield _Photo(source, stamp, image)
 
     def _skip(self, source: Source, reason: str) -> None:
+        self._remove_outputs(source)  # of an earlier run, whose image was another
         reason = one_line(reason)
         echo(f"skipped {reason}", file=sys.stderr, flush=True)
         self.lines.add({**_identity(source), "status": "unreadable", "reason": reason})
@@ -289,13 +291,16 @@ class _PredictionLoop:
         try:
             self._write_outputs(photo, prediction, seconds)
         except Exception as error:
-            for path in (path for writer in self.folder.writers for path in writer.paths(photo.source)):
-                with suppress(OSError, InputError):
-                    refuse_links(self.folder.out, path).unlink()
+            self._remove_outputs(photo.source)
             self._fail([photo], "its outputs cannot be made", error)
         finally:
             return_memory(photo.image.size[0] * photo.image.size[1])
             self._decoders.written(photo.source)
+
+    def _remove_outputs(self, source: Source) -> None:
+        for path in (path for writer in self.folder.writers for path in writer.paths(source)):
+            with suppress(OSError, InputError, ValueError):  # such as a name with a NUL character
+                refuse_links(self.folder.out, path).unlink()
 
     def _fail(self, batch: Sequence[_Photo], what: str, error: Exception) -> None:
         """Skip the image of a batch whose error is its own; raise others."""

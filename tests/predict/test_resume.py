@@ -39,6 +39,20 @@ def test_photos_without_instances_are_done(micro_run, photos, tmp_path, seamseg_
     assert "2 were there already" in capsys.readouterr().err
 
 
+def test_an_image_that_fails_now_loses_its_earlier_outputs(micro_run, photos, tmp_path, seamseg_main, capsys):
+    out = tmp_path / "out"
+    words = ("predict", micro_run, photos, out, "--device", "cpu", "--workers", "0", "--format", "overlay")
+    assert seamseg_main(*words) == 0
+    (made,) = (path for path in out.rglob("b.*"))
+    (photos / "b.png").write_bytes(b"no image")
+    capsys.readouterr()
+    assert seamseg_main(*words) == 1
+    assert "0 images in" in (text := capsys.readouterr().err)
+    assert ", 2 were there already, 1 failed" in text
+    assert not made.exists()
+    assert len(list(out.rglob("a.*"))) == 1
+
+
 def test_nothing_found(micro_run, photos, tmp_path, seamseg_main, capsys):
     words = ("predict", micro_run, photos, tmp_path / "out", "--device", "cpu", "--workers", "0")
     assert seamseg_main(*words, "--score-threshold", "1", "--min-area", "1000000") == 0
