@@ -36,6 +36,7 @@ from seamseg.formats.metadata import Metadata, metadata_of, parse_metadata, read
 from seamseg.formats.vistas import published_classes
 from seamseg.models.build import SegmentationNet, build_network
 from seamseg.models.custom_network import WholeNetwork
+from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, one_line
 from seamseg.utils.files import read_bytes
 from seamseg.utils.limits import CONFIG_BYTES, MODEL_METADATA_BYTES, SNAPSHOT_BYTES, open_file, parse_json, read_member
@@ -178,10 +179,10 @@ Net = TypeVar("Net", bound=nn.Module)
 
 
 def load_built(build: Callable[[], Net], snapshot: Snapshot, name: str) -> tuple[Net, LoadReport]:
-    """Build a network and load a snapshot, the configuration of which may be a stranger's.
+    """Build a network and load a snapshot, whose configuration may be from an untrusted source.
 
-    The network is first built on the meta device, and gets memory when names and shapes of its tensors are those of the
-    snapshot.
+    The network is first built on the meta device. It is given memory once the names and shapes of its tensors are found
+    to be those of the snapshot.
 
     Parameters
     ----------
@@ -193,15 +194,17 @@ def load_built(build: Callable[[], Net], snapshot: Snapshot, name: str) -> tuple
     InputError
         if the snapshot does not fit the network, or the network cannot be built
     """
-    with _at_most(sum(len(snapshot.state_dict.get(part, ())) for part in NETWORK_MODULES), name):
-        try:
-            with torch.device("meta"):
-                net = build()
-        except RuntimeError as error:
-            raise InputError(f"{name}: the network of its configuration cannot be built: {one_line(error)}") from error
-        if any(map(_is_foreign_on_meta, net.modules())):
-            fitting(net, snapshot.weights(), True, name)
+    tensors = sum(len(snapshot.state_dict.get(part, ())) for part in NETWORK_MODULES)
+    try:
+        with _at_most(tensors, name), torch.device("meta"):
             net = build()
+    except RuntimeError as error:
+        if lacks_memory(error):
+            raise
+        raise InputError(f"{name}: the network of its configuration cannot be built: {one_line(error)}") from error
+    if any(map(_is_foreign_on_meta, net.modules())):
+        fitting(net, snapshot.weights(), True, name)
+        net = build()
     return net, load_into(net, snapshot, strict=True, name=name)
 
 
@@ -214,16 +217,17 @@ def _is_foreign_on_meta(module: nn.Module) -> bool:
 
 @contextmanager
 def _at_most(tensors: int, name: str) -> Iterator[None]:
-    """Raise InputError as soon as this thread builds a network of far more parameters than a file has tensors.
+    """Raise InputError as soon as this thread builds far more parameters on the meta device than a file has tensors.
 
-    Each takes time and memory, without its values, too. Some are built several times, such as those that are folded.
+    Even without values each takes time and memory. A valid network may build each several times: that of a timm body is
+    built three times. Components of the user are built on the CPU and not limited.
     """
     thread, made = threading.get_ident(), 0
 
     def count(module: nn.Module, key: str, parameter: nn.Parameter | None) -> None:
         nonlocal made
-        made += threading.get_ident() == thread
-        if made > 4 * tensors + 1000:
+        made += threading.get_ident() == thread and parameter is not None and parameter.is_meta
+        if made > 8 * tensors + 1000:
             raise InputError(
                 f"{name}: its configuration needs far more layers than the {tensors} tensors that it holds: is it the "
                 "configuration of another model?"

@@ -16,7 +16,7 @@ import umsgpack
 from support.bombs import MIB, refusals, state_sizes, zeros_zip
 from support.small_snapshots import refusal, save_snapshot
 
-from seamseg.checkpoints.bundle import open_model
+from seamseg.checkpoints.bundle import load_built, open_model
 from seamseg.checkpoints.snapshot import Snapshot, load_tensors
 from seamseg.formats.metadata import Metadata, metadata_header, parse_metadata
 from seamseg.utils.errors import InputError
@@ -158,6 +158,34 @@ _HUGE_CLASSIFIERS = {
     "classes": ({"arch": "resnet50", "classes": 10**6, "params": {"width": 10**4}}, "does not fit this network"),
     "more_classes": ({"arch": "resnet50", "classes": 10**9}, "network.classes = 1000000000"),
 }
+
+
+@pytest.mark.parametrize("teacher", [False, True])
+def test_networks_that_build_more_than_they_hold(teacher: bool) -> None:
+    """Several times, as of timm bodies, or on the CPU, as components of the user that keep another network."""
+
+    def build() -> torch.nn.ModuleDict:
+        for _ in range(4):
+            layers = torch.nn.Sequential(*(torch.nn.Linear(1, 1) for _ in range(400)))
+            for layer in layers:
+                layer.weight = torch.nn.Parameter(layer.weight)
+        with torch.device("cpu"):
+            _ = [torch.nn.Linear(1, 1) for _ in range(8000 if teacher else 0)]
+        return torch.nn.ModuleDict({"body": layers})
+
+    state = {"body": build()["body"].state_dict()}
+    net, report = load_built(build, Snapshot("", state, {}), "model")
+    assert report.loaded == 800
+    assert not any(parameter.is_meta for parameter in net.parameters())
+
+
+def test_a_lack_of_memory_is_no_bad_input() -> None:
+    def build() -> torch.nn.Module:
+        with torch.device("cpu"):
+            return torch.nn.Linear(10**8, 10**8)
+
+    with pytest.raises(RuntimeError, match="allocate"):
+        load_built(build, Snapshot("", {"body": {}}, {}), "model")
 
 
 @pytest.mark.slow
