@@ -2,7 +2,8 @@
 
 A component is a class or function that a decorator of :mod:`seamseg.components` registers under a kind and a name, with
 a frozen dataclass of its keys (docs/how-to/extend.md). Modules and files are imported only if the user names them,
-never because they are installed or a model names them. The parts of the package that use a kind register its defaults.
+never because they are installed or a model names them, except those of `seamseg.recipes`. The parts of the package
+that use a kind register its built-in components.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class ComponentKind:
     evaluated : whether an evaluation uses it although the configuration of the model does not name it
     chosen : whether it is used where an option names it, not because of its section
     needed : a model that has one does not open without it
-    defaults : whether the package registers some that no key chooses, where it uses them; elsewhere they stay text
+    defaults : whether it has built-in components that are only imported where they are used; elsewhere their sections
+        are not checked
     """
 
     what: str
@@ -285,7 +287,7 @@ def is_registered(kind: str, name: str) -> bool:
 
 
 def stays_text(kind: str) -> bool:
-    """Return whether nothing in this process uses a kind whose defaults only its users import."""
+    """Return whether the built-in components of a kind are not imported in this process."""
     return KINDS[kind].defaults and not any(component.built_in for component in registered(kind))
 
 
@@ -301,11 +303,18 @@ def find(kind: str, name: str, others: Iterable[str] = ()) -> Component:
     if (kind, plain) in _REGISTERED:
         return _REGISTERED[kind, plain]
     module = RECIPES + plain
-    if plain.isidentifier() and module not in sys.modules and importlib.util.find_spec(module) is not None:
+    file = recipe(module) if plain.isidentifier() and module not in sys.modules else None
+    if file is not None and f'@{kind}("{plain}"' in file.read_text(encoding="utf-8"):
         raise InputError(f"no {kind} {name!r:.80}: it is part of this package, add `components={module}`")
     names = sorted({*(component.name for component in registered(kind)), *others})
     meant = did_you_mean(name, names) or f"; known are {', '.join(names) or 'none'}"
     raise InputError(f"no {kind} {name!r:.80}{meant}; name the file of another with `components=FILE`")
+
+
+def recipe(module: str) -> Path | None:
+    """Return the file of a module of this package that a configuration can name; None if there is none."""
+    found = importlib.util.find_spec(module)
+    return Path(found.origin) if found is not None and found.origin else None
 
 
 def added_by(names: Iterable[str]) -> Iterator[Component]:

@@ -162,7 +162,11 @@ def _load_components(
     for given, _, folder in layers:
         names = given.get("general", {}).get("components", "").split(",")
         if folder is None:
-            names = [] if exported else [name for name in names if re.fullmatch(_RECIPE, name.strip())]
+            names = (
+                []
+                if exported
+                else [name for name in map(str.strip, names) if re.fullmatch(_RECIPE, name) and components.recipe(name)]
+            )
         loaded += components.load(names, folder)
     asked = [value for _, section, key, value in changes if (section, key) == ("general", "components")]
     return list(dict.fromkeys([*loaded, *components.load(",".join(asked).split(","))]))

@@ -116,9 +116,9 @@ _COMPONENTS = """# Components
 <!-- made by `make reference` from the components of the package; change it there -->
 
 Parts that a configuration can choose by name. [Extend](../how-to/extend.md) shows how to write one, `seamseg new KIND
-NAME` writes an example, and `seamseg components --components FILE` lists those of a file. Kinds without a list are for
-parts of your own only. Those of a module `seamseg.recipes.NAME` are available with `[general] components =
-seamseg.recipes.NAME` or `--components seamseg.recipes.NAME`, like parts of your own.
+NAME` writes an example, and `seamseg components --components FILE` lists those of a file. Kinds without a list have
+no built-in components: write your own. To use one of a module `seamseg.recipes.NAME`, name the module with `[general]
+components = seamseg.recipes.NAME` or `--components seamseg.recipes.NAME`, as you name your own files.
 """
 
 

@@ -112,7 +112,7 @@ def run_training(options: TrainingOptions, task: Task | None = None) -> TrainRes
         raise InputError("`evaluate=True` needs existing weights: name them with `resume=F` or `pretrain=F`")
     _check_callbacks(options.callbacks)
     if task is None:
-        config = completed(load_config(options.config, None, options.overrides))
+        config = completed(_load_config(options))
         if not options.evaluate:
             check_training(config, options.config, options.overrides)
         task = SegmentationTask(config, options.config)
@@ -144,6 +144,16 @@ def run_training(options: TrainingOptions, task: Task | None = None) -> TrainRes
                 raise
             finally:
                 log.close()
+
+
+def _load_config(options: TrainingOptions) -> Config:
+    """Load the configuration, and check its sections of output formats, too, which only the trained model uses."""
+    config = load_config(options.config, None, options.overrides)
+    if any(section.startswith("format ") for section in config.parts):
+        import seamseg.predicting.writers  # noqa: F401  # they register
+
+        config = load_config(options.config, None, options.overrides)
+    return config
 
 
 def completed(config: Config) -> Config:
@@ -480,8 +490,7 @@ def _describe_steps(options: TrainerOptions, loader: BatchLoader, world: World) 
     parts = [f"batch {index_sampler(loader).batch_size}"]
     parts += [f"{accumulate} batches"] if accumulate > 1 else []
     parts += [f"{world.size} processes"] if world.is_distributed else []
-    count = torch.get_num_threads()
-    threads = f", {counted(count, 'thread')} a process" if world.device.type == "cpu" else ""
+    threads = f", {counted(torch.get_num_threads(), 'thread')} a process" if world.device.type == "cpu" else ""
     dtype = str(compute_dtype(options.precision, world.device)).removeprefix("torch.")
     return f"{counted(images, 'training image')}, {' x '.join(parts)} a step, {dtype}{threads}"
 

@@ -166,6 +166,11 @@ def test_a_model_names_parts_of_the_package(no_recipes, tmp_path, monkeypatch):
     message = re.escape("no body 'timm:resnet18': it is part of this package, add `components=seamseg.recipes.timm`")
     with pytest.raises(InputError, match=message):
         config_from_string(chosen)
+    for kind in ("optimizer", "reader"):
+        with pytest.raises(InputError, match=f"no {kind} 'timm'(; known|$)"):
+            components.find(kind, "timm")
+    with pytest.raises(InputError, match=r"^m: \[body\] body = nosuch: no body"):
+        config_from_string("[general]\ncomponents = seamseg.recipes.nosuch\n[body]\nbody = nosuch\n", source="m")
     assert config_from_string(chosen.replace("timm:", "")).not_loaded == ["loss max_pooling"]
     names = "seamseg.recipes.timm, evil.py, seamseg.recipes.max_pooling, seamseg.recipes.py"
     config = config_from_string(f"[general]\ncomponents = {names}\n{chosen}")
@@ -176,19 +181,27 @@ def test_a_model_names_parts_of_the_package(no_recipes, tmp_path, monkeypatch):
 
 
 def test_sections_without_use_in_a_process_stay_text(tmp_path):
-    """Those of formats and callbacks of the package, for which nothing is imported."""
+    """Those of formats and callbacks of the package, for which nothing is imported; a training checks both."""
     text = "[format overlay]\nopacity = .3\n[callback tensorboard]\nenabled = no\n"
     (tmp_path / "my.ini").write_text(text)
+    (tmp_path / "wrong.ini").write_text("[format overlay]\nopacitiy = .3\n")
     program = f"""
 import sys
 from seamseg.config import load_config
 print(load_config({str(tmp_path / "my.ini")!r}).not_loaded, "torch" in sys.modules)
-import seamseg.predicting.writers, seamseg.training.run
+from seamseg.training.run import InputError, TrainingOptions, run_training
+try:
+    run_training(TrainingOptions({str(tmp_path / "wrong.ini")!r}, "no data", {str(tmp_path / "run")!r}, device="cpu"))
+except InputError as error:
+    print(error)
 config = load_config({str(tmp_path / "my.ini")!r})
 print(config.not_loaded, config.parts["format overlay"].opacity, config.parts["callback tensorboard"].enabled)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["['format overlay', 'callback tensorboard'] False", "[] 0.3 False"]
+    first, wrong, last = done.stdout.splitlines()
+    assert (first, last) == ("['format overlay', 'callback tensorboard'] False", "[] 0.3 False")
+    assert wrong.startswith(f"{tmp_path / 'wrong.ini'}: unknown key 'opacitiy' in [format overlay]; did you mean")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
