@@ -44,7 +44,12 @@ def takes(options: Callable[P, Options]) -> Callable[[Callable[[Options], Result
     def decorate(function: Callable[[Options], Result]) -> Callable[P, Result]:
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> Result:
-            return function(options(*args, **kwargs))
+            try:
+                given = options(*args, **kwargs)
+            except TypeError as error:
+                text = str(error).replace(f"{options.__name__}.__init__()", f"{function.__name__}()")
+                raise TypeError(text).with_traceback(error.__traceback__) from None
+            return function(given)
 
         declared = vars(options)["__dataclass_fields__"]
         arguments = [_plain(argument) for argument in inspect.signature(options).parameters.values()]

@@ -31,7 +31,6 @@ file, options = component_file("my_tiny.py", TINY, "body.body=tiny")
 
 
 def test_a_network_with_it_is_trained_and_predicts(options, file, tmp_path):
-    """`test_own_heads.py` resumes one."""
     run_training(options("run", "body tiny.channels=6", "body.num_frozen=1", "scheduler.epochs=1"))
     model = seamseg.load(tmp_path / "run", device="cpu", overrides=[f"general.components={file}"])
     assert model.network.net.body.backbone.out_channels == {"c2": 6, "c3": 12, "c4": 24, "c5": 48}
