@@ -434,8 +434,8 @@ def _fitting(module: nn.Module, state: Mapping[str, Tensor], name: str) -> tuple
         if key not in state:
             if not is_optional(key):
                 skipped.append(f"{name}.{key} (not in the file)")
-        elif not isinstance(state[key], Tensor):
-            skipped.append(f"{name}.{key} (not a tensor)")
+        elif not isinstance(found := state[key], Tensor) or found.is_meta or found.layout != torch.strided:
+            skipped.append(f"{name}.{key} (not a tensor with values)")
         elif state[key].shape != value.shape:
             skipped.append(f"{name}.{key} ({_shape(state[key])} in the file, {_shape(value)} in the network)")
         else:

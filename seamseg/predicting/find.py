@@ -19,7 +19,7 @@ from seamseg.predicting.video import Video, is_video, require_decoder
 from seamseg.utils.errors import InputError, harmless
 from seamseg.utils.files import listed_names, nearest_path, read_bytes, refuse_url
 from seamseg.utils.launcher import is_main_process
-from seamseg.utils.limits import PHOTO_NAME_BYTES
+from seamseg.utils.limits import PATH_CHARACTERS, PHOTO_NAME_BYTES
 from seamseg.utils.output import echo
 
 LIST_ENDING = ".txt"
@@ -136,7 +136,7 @@ def _name_problem(relative: PurePosixPath, address: str) -> str:
         return "its name has a NUL character"
     if not relative.name:
         return "a folder, not an image"
-    if len(str(relative).encode("utf-8", "surrogatepass")) > PHOTO_NAME_BYTES:
+    if len(str(relative).encode("utf-8", "surrogatepass")) > PHOTO_NAME_BYTES or len(address) > PATH_CHARACTERS:
         return f"its name is longer than {PHOTO_NAME_BYTES} bytes"
     return ""
 

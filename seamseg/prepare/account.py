@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from seamseg.panoptic_map import VOID
-from seamseg.utils.errors import InputError, counted
+from seamseg.utils.errors import InputError, counted, one_line
 from seamseg.utils.files import read_bytes, write_json
 from seamseg.utils.limits import ANNOTATION_BYTES, parse_json
 
@@ -56,7 +56,7 @@ class SplitAccount:
         """Return the account as lines of text."""
         used = f"{split}: used {counted(self.images, 'image')}, {counted(self.segments, 'segment')}"
         skipped = [
-            f"{split}: skipped {count}: {reason} ({'the first is ' if count > 1 else ''}{first})"
+            one_line(f"{split}: skipped {count}: {reason} ({'the first is ' if count > 1 else ''}{first})")
             for reason, (count, first) in self.skipped.items()
         ]
         return [f"{used}, of which {counted(self.objects, 'object')}", *skipped]

@@ -232,12 +232,52 @@ def open_pillow(source: Path | IO[bytes]) -> Image.Image:
     """
     from PIL import Image, UnidentifiedImageError
 
-    if isinstance(source, (str, Path)):
-        file_status(source)
+    file: Any = source
+    if _is_large(source):
+        opened = open_file(source) if isinstance(source, (str, Path)) else source
+        head = opened.read(4)
+        opened.seek(0)
+        if head.startswith((b"\xff\xd8", b"\x89PNG", b"GIF8")):
+            file = _CountedReads(opened)
+        elif opened is not source:
+            opened.close()
     try:
-        return Image.open(source, formats=IMAGE_FORMATS)
+        image = Image.open(file, formats=IMAGE_FORMATS)
     except KeyError as error:  # Pillow lacks this format, and no other reader took the file
         raise UnidentifiedImageError(f"cannot identify it; Pillow {Image.__version__} reads no {error}") from None
+    if file is not source:
+        image._exclusive_fp = True  # type: ignore[attr-defined]  # closed with the image, as a path is
+    return image
+
+
+def _is_large(source: Path | IO[bytes]) -> bool:
+    if isinstance(source, (str, Path)):
+        return file_status(source).st_size > MIB
+    size = source.seek(0, os.SEEK_END)
+    source.seek(0)
+    return size > MIB
+
+
+class _CountedReads(io.BufferedReader):
+    """A JPEG, PNG or GIF of which no more is read than 50 000 times and once for each 64 bytes.
+
+    Pillow reads segments, chunks and fill bytes one by one, a million a second: megabytes of the smallest take minutes.
+    """
+
+    def __init__(self, file: Any) -> None:
+        super().__init__(file)
+        self._left = 50_000 + self.seek(0, os.SEEK_END) // 64
+        self.seek(0)
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Read as a buffered reader does; ValueError after too many calls."""
+        self._left -= 1
+        if self._left < 0:
+            raise ValueError("it has far too many small parts")
+        return super().read(size)
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def check_sides(size: tuple[int, int], format: str) -> None:

@@ -62,7 +62,12 @@ def test_a_list_keeps_its_order_and_relative_folders(photos, tmp_path, monkeypat
 
 
 def test_names_in_a_list_that_no_file_can_have(tmp_path):
-    for name, reason in (("nul\0.png", "has a NUL character"), ("n" * 5000 + ".png", "is longer than")):
+    long = "is longer than"
+    for name, reason in (
+        ("nul\0.png", "has a NUL character"),
+        ("n" * 5000 + ".png", long),
+        ("../" * 5000 + "a.png", long),
+    ):
         (tmp_path / "list.txt").write_text(name)
         with pytest.raises(UnreadableImage, match=f"its name {reason}"):
             find_sources(tmp_path / "list.txt")[0].open()
