@@ -18,6 +18,7 @@ import argparse
 import json
 import logging
 import os
+import re
 import sys
 import tarfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -35,7 +36,7 @@ from seamseg.data.images import PHOTO_ENDINGS, as_rgb, open_image
 from seamseg.formats.coco_writer import encode_result
 from seamseg.inference.result import Panoptic
 from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.errors import InputError, SeamsegError, describe_error, one_line, require_packages
+from seamseg.utils.errors import InputError, SeamsegError, counted, describe_error, one_line, require_packages
 from seamseg.utils.limits import PHOTO_BYTES, LimitedTarInfo, read_limited
 from seamseg.utils.output import echo
 
@@ -166,6 +167,7 @@ SCHEMES = ("s3", "gs", "abfs", "abfss", "file")
 """Schemes of URLs. IN and OUT alone are opened; names in data are not."""
 INPUTS = ("images", "webdataset", "parquet")
 OUTPUTS = {"webdataset": ".tar", "parquet": ".parquet"}
+_OWN_NAME = re.compile(r"[0-9a-f]{32}_\d{6}[-_\d]*\.\w+")  # Ray: run, task, part
 _RESULTS = ("panoptic_png", "segments_info", "height", "width", "error")
 
 
@@ -232,11 +234,13 @@ def predict(model: Any, inputs: str, out: str, options: RayOptions = RayOptions(
     Raises
     ------
     InputError
-        if Ray is not installed, a folder has no such input, or the model is not panoptic
+        if Ray is not installed, a folder has no such input, `out` is in `inputs` or holds tars or Parquet files of
+        others, or the model is not panoptic
     """
-    require_packages("ray", what="predicting with Ray Data needs", extra="ray")
+    require_packages("ray", what="predicting with Ray Data", extra="ray")
     from ray.data import ActorPoolStrategy
 
+    _refuse_overlap(inputs, out)
     model = local_model(model)
     before = dict(_written(out, options.output, repair=True))
     _start(options)
@@ -361,19 +365,40 @@ def _sample(row: Mapping[str, Any]) -> dict[str, Any]:
     return {"__key__": quote(row["name"]).replace(".", "%2E"), "png": row["panoptic_png"], "json": content.encode()}
 
 
-def _written(out: str, form: str, repair: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield name and error of each image in the output files; with `repair` remove files that are incomplete."""
+def _refuse_overlap(inputs: str, out: str) -> None:
+    (here, source), (there, target) = _filesystem(inputs), _filesystem(out)
+    if here == there and Path(os.path.realpath(target)).is_relative_to(os.path.realpath(source)):
+        raise InputError(f"{out}: is in the input folder {inputs}; choose another folder for the outputs")
+
+
+def _written(out: str, form: str, repair: bool = False) -> list[tuple[str, str]]:
+    """Return name and error of each image in the output files; with `repair` remove those that have no end.
+
+    Nothing is removed if a file is not an output (InputError) or cannot be read now (OSError).
+    """
     filesystem, folder = _filesystem(out)
+    found: list[tuple[str, str]] = []
+    torn = []
     for path in sorted(path for path in _files(filesystem, folder) if path.endswith(OUTPUTS[form])):
-        try:
-            found = list((_of_parquet if form == "parquet" else _of_tar)(filesystem, path))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, tarfile.TarError) as error:
-            if not repair:
-                raise SeamsegError(f"{path}: cannot be read: {one_line(error)}") from error
-            echo(f"{path}: incomplete, removed", file=sys.stderr)
-            filesystem.delete_file(path)
+        if repair and _OWN_NAME.fullmatch(PurePosixPath(path).name) and not _has_end(filesystem, path, form):
+            torn.append(path)
             continue
-        yield from found
+        try:
+            found += (_of_parquet if form == "parquet" else _of_tar)(filesystem, path)
+        except (ValueError, KeyError, TypeError, AttributeError, tarfile.TarError) as error:
+            why = f"{path}: not an output of this command, or damaged ({describe_error(error)})"
+            raise (InputError if repair else SeamsegError)(f"{why}; move it, or choose another folder") from error
+    for path in torn:
+        echo(f"{path}: incomplete, removed", file=sys.stderr)
+        filesystem.delete_file(path)
+    return found
+
+
+def _has_end(filesystem: FileSystem, path: str, form: str) -> bool:
+    end = b"PAR1" if form == "parquet" else bytes(1024)
+    with filesystem.open_input_file(path) as file:
+        file.seek(max(file.size() - len(end), 0))
+        return bool(file.read() == end)
 
 
 def _of_parquet(filesystem: FileSystem, path: str) -> Iterator[tuple[str, str]]:
@@ -384,16 +409,16 @@ def _of_parquet(filesystem: FileSystem, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _of_tar(filesystem: FileSystem, path: str) -> Iterator[tuple[str, str]]:
-    with filesystem.open_input_file(path) as file:
-        file.seek(max(file.size() - 1024, 0))
-        if file.read() != bytes(1024):
-            raise ValueError("has no end")
-        file.seek(0)
-        with tarfile.open(fileobj=file) as archive:
-            for member in archive:
-                if member.name.endswith(".json"):
-                    content = json.load(archive.extractfile(member))  # type: ignore[arg-type]
-                    yield content["name"], content["error"]
+    if not _has_end(filesystem, path, "webdataset"):
+        raise ValueError("has no end")
+    with filesystem.open_input_file(path) as file, tarfile.open(fileobj=file) as archive:
+        members = archive.getmembers()
+        results = [member for member in members if member.name.endswith(".json")]
+        if members and not results:
+            raise ValueError("has no results")
+        for member in results:
+            content = json.load(archive.extractfile(member))  # type: ignore[arg-type]
+            yield content["name"], content["error"]
 
 
 def _filesystem(place: str) -> tuple[FileSystem, str]:
@@ -447,20 +472,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=kind, default=field.default, help=text)
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda (default: auto)")
     parser.add_argument("--precision", default="fp32", help="fp32, bf16, fp16 or auto (default: fp32)")
-    args = vars(parser.parse_args(argv))
-    model, inputs, out, device, precision = (
-        args.pop(name) for name in ("model", "inputs", "out", "device", "precision")
-    )
+    args = parser.parse_args(argv)
+    out = args.out
     try:
-        counts = predict(model, inputs, out, RayOptions(**args), device=device, precision=precision)
+        options = RayOptions(**{name: getattr(args, name) for name in helps})
+        counts = predict(args.model, args.inputs, out, options, device=args.device, precision=args.precision)
     except SeamsegError as error:
-        echo(one_line(error), file=sys.stderr)
+        flags = {name: f"--{name.replace('_', '-')}" for name in vars(args)}
+        named = re.sub(r"`(\w+)=([^`]*)`", lambda m: f"{flags[m[1]]} {m[2]}" if m[1] in flags else m[0], str(error))
+        echo(one_line(named), file=sys.stderr)
         return 2 if isinstance(error, InputError) else 1
     except Exception as error:  # Ray shows the traceback of a worker in its message, the error last
-        echo(f"{out}: ended early, run the command again: {str(error).strip().splitlines()[-1]}", file=sys.stderr)
+        text = (str(error).strip() or type(error).__name__).splitlines()[-1]
+        echo(f"{out}: ended early, run the command again: {text}", file=sys.stderr)
         return 1
     there = f", {counts.before} were there" if counts.before else ""
-    echo(f"{out}: {counts.predicted} images predicted, {counts.failed} failed{there}")
+    echo(f"{out}: {counted(counts.predicted, 'image')} predicted, {counts.failed} failed{there}")
     return 1 if counts.failed else 0
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import types
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ import pytest
 from PIL import Image
 
 import seamseg
+import seamseg.integrations.ray as ray_data
 from seamseg.formats.coco_panoptic import read_id_png
 from seamseg.integrations.ray import PanopticActor, _filesystem, _written
 from seamseg.utils.errors import InputError, SeamsegError
@@ -145,7 +147,7 @@ def outcome(process):
     out, err = process.communicate(timeout=280)
     assert process.returncode in (0, 1), err[-3000:]
     # Ray writes about workers into the same stream
-    told = [line.partition(": ")[2] for line in out.splitlines() if "images predicted" in line]
+    told = [line.partition(": ")[2] for line in out.splitlines() if " predicted, " in line]
     assert told, err[-3000:]
     return process.returncode, *told
 
@@ -210,6 +212,94 @@ def tar_of(path, images):
             info = tarfile.TarInfo(name)
             info.size = len(data)
             archive.addfile(info, io.BytesIO(data))
+
+
+class LocalFile(io.FileIO):
+    def size(self):
+        return os.fstat(self.fileno()).st_size
+
+
+class LocalFiles:
+    """What is used of pyarrow's filesystem, which the tests need not have."""
+
+    delete_file = staticmethod(os.remove)
+    open_input_file = LocalFile
+
+
+@pytest.fixture
+def out(tmp_path, monkeypatch):
+    """An output folder with a result and two files that a killed run was writing."""
+    filesystem, out = LocalFiles(), tmp_path / "out"
+    monkeypatch.setattr(ray_data, "_filesystem", lambda place: (filesystem, place))
+    monkeypatch.setattr(ray_data, "_files", lambda _, folder: [str(path) for path in Path(folder).iterdir()])
+    out.mkdir()
+    run = "0123456789abcdef" * 2
+    tar_of(out / f"{run}_000000.tar", {"a.png": b"x", "a.json": b'{"name": "a.jpg", "error": ""}'})
+    (out / f"{run}_000001.tar").write_bytes((out / f"{run}_000000.tar").read_bytes()[:1536])
+    (out / f"{run}_000002.tar").touch()
+    (out / f"{run}_000000-0.parquet").write_bytes(b"PAR1 cut")
+    return out
+
+
+@pytest.mark.parametrize(("form", "torn", "rows"), [("webdataset", 2, [("a.jpg", "")]), ("parquet", 1, [])])
+def test_files_that_were_being_written_are_removed(out, form, torn, rows, capsys):
+    assert _written(str(out), form, repair=True) == rows
+    assert len(list(out.iterdir())) == 4 - torn
+    assert capsys.readouterr().err.count("incomplete, removed") == torn
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("theirs", {"a.jpg": b"x", "a.json": b'{"caption": "hi"}'}),
+        ("theirs", {"a.jpg": b"x"}),
+        ("fedcba9876543210" * 2 + "_000000", {"a.json": b"[]"}),
+        ("cut", None),
+    ],
+)
+def test_files_of_others_are_refused_and_nothing_is_removed(out, name, content):
+    if content is None:
+        (out / f"{name}.tar").write_bytes(b"no end")
+    else:
+        tar_of(out / f"{name}.tar", content)
+    with pytest.raises(InputError, match=rf"{name}.tar: not an output of this command, or damaged \("):
+        _written(str(out), "webdataset", repair=True)
+    assert len(list(out.iterdir())) == 5
+
+
+def test_outputs_that_cannot_be_read_now_are_kept(out, monkeypatch):
+    def fails(*_):
+        raise OSError("timeout")
+
+    monkeypatch.setattr(ray_data, "_of_tar", fails)
+    with pytest.raises(OSError, match="timeout"):
+        _written(str(out), "webdataset", repair=True)
+    assert len(list(out.iterdir())) == 4
+
+
+@pytest.mark.parametrize("inside", [".", "maps", "sub/../maps"])
+def test_outputs_in_the_input_are_refused(out, inside, monkeypatch):
+    monkeypatch.setattr(ray_data, "require_packages", lambda *_, **__: None)
+    monkeypatch.setitem(sys.modules, "ray.data", types.SimpleNamespace(ActorPoolStrategy=None))
+    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace())
+    with pytest.raises(InputError, match="is in the input folder"):
+        ray_data.predict("city.zip", str(out), f"{out}/{inside}")
+    assert len(list(out.iterdir())) == 4
+
+
+def test_lines_of_the_command(monkeypatch, capsys):
+    assert ray_data.main(["m", "in", "out", "--actors", "0"]) == 2
+    assert capsys.readouterr().err == "--actors 0: must be at least 1\n"
+
+    def fails(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr(ray_data, "predict", fails)
+    assert ray_data.main(["m", "in", "out"]) == 1
+    assert capsys.readouterr().err == "out: ended early, run the command again: MemoryError\n"
+    monkeypatch.setattr(ray_data, "predict", lambda *_, **__: ray_data.Counts(1, 0, 0))
+    assert ray_data.main(["m", "in", "out"]) == 0
+    assert capsys.readouterr().out == "out: 1 image predicted, 0 failed\n"
 
 
 @with_ray
