@@ -45,6 +45,14 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         pass
 
 
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("kept")
+    (tmp_path / ".lock").symlink_to("precious")
+    with pytest.raises(SeamsegError, match=r"\.lock: cannot be written"), lock_file(tmp_path / ".lock", "wait"):
+        pass
+    assert (tmp_path / "precious").read_text() == "kept"
+
+
 def test_a_file_system_without_locks_gives_one_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
