@@ -174,8 +174,12 @@ def _problem(uri: str, error: Exception, errors: Any) -> SeamsegError:
     if isinstance(error, errors.LocalEntryNotFoundError):
         if isinstance(error.__cause__, errors.OfflineModeIsEnabled):
             return InputError(f"{uri}: not in the cache, or not completely, and HF_HUB_OFFLINE is set")
-        reason = _reason(error.__cause__ or error, errors)
-        return SeamsegError(f"{uri}: the hub cannot be reached, and the model is not in the cache ({reason})")
+        cause = error.__cause__ or error
+        advice = "; download it elsewhere with `hf download --local-dir` and name its folder"
+        return SeamsegError(
+            f"{uri}: the hub cannot be reached, and the model is not in the cache ({_reason(cause, errors)})"
+            f"{'' if isinstance(cause, errors.HfHubHTTPError) else advice}"
+        )
     if isinstance(error, errors.GatedRepoError):
         return InputError(f"{uri}: access is restricted: ask for it on the page of the repository, then log in")
     if isinstance(error, errors.RepositoryNotFoundError):

@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Any
 from seamseg.cli.model_options import add_model_options, check_model, options_of
 from seamseg.inference.options import MODEL, InferenceOptions
 from seamseg.utils.errors import InputError, counted
+from seamseg.utils.files import nearest_path
 from seamseg.utils.launcher import is_main_process
 from seamseg.utils.output import echo
 from seamseg.validation.options import EvaluationOptions
@@ -96,6 +97,8 @@ def _score_files(args: argparse.Namespace) -> PanopticScores:
         raise InputError(f"{extra} and --gt / --pred are mutually exclusive: score either a model or files")
     if args.gt is None or args.pred is None:
         raise InputError("--gt and --pred must be given together: the ground truth and the predictions")
+    if args.photos is not None and not Path(args.photos).is_dir():
+        raise InputError(f"--photos {args.photos}: no such folder{nearest_path(args.photos)}")
     from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
     from seamseg.evaluation.record import MapFiles
     from seamseg.utils.progress import progress

@@ -38,7 +38,7 @@ COMMANDS = {
     "convert-backbone": "Convert a torchvision ResNet to pre-trained backbone weights.",
     "new": "Write an example of a component under another name: a head, a loss, ...",
     "components": "List the parts that a configuration can choose, yours included.",
-    "doctor": "Check the installation; benchmark a prediction; repeat a failed training step.",
+    "doctor": "Check the installation.",
 }
 """Help line of each command; the module of the same name is imported only when the command is used."""
 

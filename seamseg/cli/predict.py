@@ -94,6 +94,8 @@ def run(args: argparse.Namespace) -> int:
         # a semantic network has no threshold; with --anonymize, detections below it are hidden, too
         if summary.empty and options.hide is None and predictor.kind != "semantic":
             echo(_nothing_found(summary.done, predictor.thresholds.score_threshold), file=sys.stderr)
+        if options.hide is not None:
+            echo("hidden is only what the network found: look at the images before you publish them", file=sys.stderr)
 
     summary = predict_files(options, *([] if args.quiet else [report]))
     return 1 if summary.failed else 0
