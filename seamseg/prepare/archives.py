@@ -7,7 +7,8 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -19,6 +20,7 @@ from seamseg.data import images
 from seamseg.data.images import image_size, open_image, open_mask
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import is_hidden, nearest_path, read_bytes
+from seamseg.utils.image_memory import keep_turn, turn_of
 from seamseg.utils.limits import (
     ANNOTATION_BYTES,
     PHOTO_BYTES,
@@ -303,23 +305,39 @@ def fingerprint(file: File) -> list[int]:
     return [file.size, file.crc, file.archive.stat().st_mtime_ns]
 
 
+@contextmanager
+def content_of(file: File) -> Iterator[tuple[Path, bytes | None]]:
+    """Yield the arguments of readers of images: a path and its content, None for a file; one large one at a time."""
+    if isinstance(file, Path):
+        yield file, None
+        return
+    with keep_turn():
+        with turn_of(file.size):
+            pass
+        yield Path(str(file)), file.read_bytes()
+
+
 def photo_size(file: File) -> tuple[int, int]:
     """Return `(height, width)` of an image, see :func:`seamseg.data.images.image_size`."""
-    return image_size(file) if isinstance(file, Path) else image_size(str(file), file.read_bytes())
+    with content_of(file) as content:
+        return image_size(*content)
 
 
 def has_frames(file: File) -> bool:
     """Return whether an image has several frames, see :func:`seamseg.data.images.has_frames`."""
     if file.suffix.lower() in (".jpg", ".jpeg"):  # cannot, and most images are such
         return False
-    return images.has_frames(file) if isinstance(file, Path) else images.has_frames(str(file), file.read_bytes())
+    with content_of(file) as content:
+        return images.has_frames(*content)
 
 
 def read_photo(file: File) -> Image.Image:
     """Read an image as 8-bit RGB, see :func:`seamseg.data.images.open_image`."""
-    return open_image(file) if isinstance(file, Path) else open_image(str(file), file.read_bytes())
+    with content_of(file) as content:
+        return open_image(*content)
 
 
 def read_map(file: File) -> np.ndarray:
     """Read an integer image as `H x W` int32, see :func:`seamseg.data.images.open_mask`."""
-    return open_mask(file) if isinstance(file, Path) else open_mask(str(file), file.read_bytes())
+    with content_of(file) as content:
+        return open_mask(*content)

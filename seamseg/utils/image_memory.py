@@ -132,6 +132,13 @@ def memory_for(name: object, kind: str, size: tuple[int, int], needed: float) ->
             f"{name}: decoding {size[0]} x {size[1]} pixels of {kind} takes {needed / 1e9:.3g} GB of memory, above the "
             f"limit of {most / 1e9:.3g} GB; the environment variable {VARIABLE} sets it"
         )
+    with turn_of(needed):
+        yield
+
+
+@contextmanager
+def turn_of(needed: float) -> Iterator[None]:
+    """Hold the turn of what takes `needed` bytes for a `with` block, or in :func:`keep_turn` to its end."""
     kept = getattr(_kept, "turns", None)
     if needed <= ALONE_BYTES or kept:
         yield
