@@ -26,7 +26,7 @@ PYTHON = os.environ.get("SEAMSEG_OLDEST_PYTHON", sys.executable)
 def clone(tmp_path):
     """A copy, with the compiled kernels: its state and documents are its own, and errors can be put into it."""
     ignored = shutil.ignore_patterns("__pycache__", "_generated")
-    for name in ("benchmarks", "configs", "csrc", "docs", "seamseg", "tests"):
+    for name in ("benchmarks", "configs", "csrc", "docs", "examples", "seamseg", "tests"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
     for name in ("README.md", "pyproject.toml", "setup.py"):
         shutil.copy(ROOT / name, tmp_path)
