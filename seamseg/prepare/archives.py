@@ -20,7 +20,7 @@ from seamseg.data import images
 from seamseg.data.images import image_size, open_image, open_mask
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import is_hidden, nearest_path, read_bytes
-from seamseg.utils.image_memory import keep_turn, turn_of
+from seamseg.utils.image_memory import turn_of
 from seamseg.utils.limits import (
     ANNOTATION_BYTES,
     PHOTO_BYTES,
@@ -306,20 +306,18 @@ def fingerprint(file: File) -> list[int]:
 
 
 @contextmanager
-def content_of(file: File) -> Iterator[tuple[Path, bytes | None]]:
+def _content_of(file: File) -> Iterator[tuple[Path, bytes | None]]:
     """Yield the arguments of readers of images: a path and its content, None for a file; one large one at a time."""
     if isinstance(file, Path):
         yield file, None
         return
-    with keep_turn():
-        with turn_of(file.size):
-            pass
+    with turn_of(file.size):
         yield Path(str(file)), file.read_bytes()
 
 
 def photo_size(file: File) -> tuple[int, int]:
     """Return `(height, width)` of an image, see :func:`seamseg.data.images.image_size`."""
-    with content_of(file) as content:
+    with _content_of(file) as content:
         return image_size(*content)
 
 
@@ -327,17 +325,17 @@ def has_frames(file: File) -> bool:
     """Return whether an image has several frames, see :func:`seamseg.data.images.has_frames`."""
     if file.suffix.lower() in (".jpg", ".jpeg"):  # cannot, and most images are such
         return False
-    with content_of(file) as content:
+    with _content_of(file) as content:
         return images.has_frames(*content)
 
 
 def read_photo(file: File) -> Image.Image:
     """Read an image as 8-bit RGB, see :func:`seamseg.data.images.open_image`."""
-    with content_of(file) as content:
+    with _content_of(file) as content:
         return open_image(*content)
 
 
 def read_map(file: File) -> np.ndarray:
     """Read an integer image as `H x W` int32, see :func:`seamseg.data.images.open_mask`."""
-    with content_of(file) as content:
+    with _content_of(file) as content:
         return open_mask(*content)

@@ -31,7 +31,7 @@ from seamseg.data.images import open_image
 from seamseg.formats.metadata import ImageInfo, Metadata, pack_metadata, read_metadata, write_metadata
 from seamseg.prepare.account import FURTHER_FRAMES, AccountOf, SplitAccount, account_of, read_accounts, write_accounts
 from seamseg.prepare.annotations import thing_annotations, write_coco_json
-from seamseg.prepare.archives import File, content_of, fingerprint, has_frames, photo_size, read_file, read_photo
+from seamseg.prepare.archives import File, fingerprint, has_frames, photo_size, read_file, read_photo
 from seamseg.prepare.pairs import is_photo
 from seamseg.utils.errors import InputError, SeamsegError, item_error, one_line
 from seamseg.utils.files import (
@@ -44,6 +44,7 @@ from seamseg.utils.files import (
     replacing,
     write_atomically,
 )
+from seamseg.utils.image_memory import turn_of
 from seamseg.utils.limits import ANNOTATION_BYTES, parse_json
 from seamseg.utils.output import echo
 from seamseg.utils.parallel import parallel_map
@@ -496,8 +497,8 @@ def store_photo(source: File, target: Path, link: Link) -> None:
         if source.suffix.lower() not in IMAGE_EXTENSIONS:
             read_photo(source).save(temporary, format="PNG")
         elif not isinstance(source, Path):
-            with content_of(source) as (path, data):
-                temporary.write_bytes(read_file(path) if data is None else data)
+            with turn_of(source.size):
+                temporary.write_bytes(source.read_bytes())
         elif link == "symbolic":
             temporary.symlink_to(source.resolve())
         elif link == "copy" or not _hard_link(source, temporary):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from seamseg.utils.errors import InputError, UnreadableImage
 
 if TYPE_CHECKING:
+    from filelock import FileLock
     from PIL import Image
 
 VARIABLE = "SEAMSEG_IMAGE_MEMORY"
@@ -98,19 +99,20 @@ def _coefficients(image: Image.Image) -> float:
     return 2 * share * image.width * image.height
 
 
-_kept = threading.local()
+_thread = threading.local()
+"""Of each thread: `holds`, whether it has the turn; `kept`, the locks that :func:`keep_turn` releases, or None."""
 
 
 @contextmanager
 def keep_turn() -> Iterator[None]:
     """Keep the turn of a large image that this thread decodes in a `with` block to its end, when it is copied, too."""
-    _kept.turns = []
+    _thread.kept = []
     try:
         yield
     finally:
-        turns, _kept.turns = _kept.turns, None
-        for turn in turns:
-            turn.release()
+        kept, _thread.kept = _thread.kept, None
+        for turn in kept:
+            _release(turn)
 
 
 @contextmanager
@@ -138,9 +140,11 @@ def memory_for(name: object, kind: str, size: tuple[int, int], needed: float) ->
 
 @contextmanager
 def turn_of(needed: float) -> Iterator[None]:
-    """Hold the turn of what takes `needed` bytes for a `with` block, or in :func:`keep_turn` to its end."""
-    kept = getattr(_kept, "turns", None)
-    if needed <= ALONE_BYTES or kept:
+    """Hold the turn of what takes `needed` bytes for a `with` block, or in :func:`keep_turn` to its end.
+
+    A thread that has the turn does not wait for itself: an image may be decoded from a large file in memory.
+    """
+    if needed <= ALONE_BYTES or getattr(_thread, "holds", False):
         yield
         return
     import tempfile
@@ -155,10 +159,16 @@ def turn_of(needed: float) -> Iterator[None]:
     except (Timeout, OSError, NotImplementedError):  # no such folder, or a file system without locks
         yield
         return
+    _thread.holds = True
     try:
         yield
     finally:
-        if kept is None:
-            turn.release()
+        if (kept := getattr(_thread, "kept", None)) is None:
+            _release(turn)
         else:
             kept.append(turn)
+
+
+def _release(turn: FileLock) -> None:
+    _thread.holds = False
+    turn.release()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 from PIL import Image
 from support.bombs import lossless_webp, refusals
 
@@ -16,7 +17,7 @@ from seamseg.data.images import open_image, open_mask, open_object_mask
 from seamseg.formats.metadata import Metadata
 from seamseg.prepare.pairs import number_segments
 from seamseg.utils.errors import InputError, UnreadableImage
-from seamseg.utils.image_memory import VARIABLE, memory_for, memory_needed
+from seamseg.utils.image_memory import VARIABLE, keep_turn, memory_for, memory_needed, turn_of
 from seamseg.utils.limits import inflate, open_pillow
 
 MODES = ("RGB", "L", "P", "1", "LA", "RGBA", "CMYK", "I;16", "I", "F")
@@ -191,3 +192,19 @@ def test_without_a_temporary_folder_large_images_are_decoded_without_a_turn(monk
     monkeypatch.setattr("tempfile._candidate_tempdir_list", list)
     with memory_for("a.png", "PNG", (9, 9), 10**9):
         pass
+
+
+def test_a_thread_does_not_wait_for_its_own_turn(monkeypatch):
+    """An image that is decoded from a large file in memory; the second lock would wait for five minutes."""
+    taken = []
+    acquire = FileLock.acquire
+    monkeypatch.setattr(FileLock, "acquire", lambda lock, **options: taken.append(lock) or acquire(lock, **options))
+    with turn_of(6e8), memory_for("a.png", "PNG", (9, 9), 6e8):
+        assert len(taken) == 1
+    with keep_turn():
+        for _ in range(2):
+            with memory_for("a.png", "PNG", (9, 9), 6e8):
+                pass
+        assert len(taken) == 2
+    with turn_of(6e8):
+        assert len(taken) == 3
