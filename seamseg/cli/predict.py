@@ -59,6 +59,7 @@ from typing import TYPE_CHECKING, Any
 from seamseg.cli.model_options import add_model_options, check_model, options_of
 from seamseg.inference.options import MODEL
 from seamseg.predicting.options import PredictOptions
+from seamseg.utils.errors import counted
 from seamseg.utils.output import echo
 
 if TYPE_CHECKING:
@@ -105,15 +106,13 @@ def _print(out: str, summary: RunSummary, averaged: bool) -> None:
     weights = ", with the moving average of the weights" if averaged else ""
     earlier = f", {summary.earlier} were there already" if summary.earlier else ""
     failed = f", {summary.failed} failed" if summary.failed else ""
-    echo(f"{_photos(summary.done)} in {out}{weights}{earlier}{failed}", file=sys.stderr)
+    done = counted(summary.done, "image")
+    echo(f"{done} in {out}{weights}{earlier}{failed}", file=sys.stderr)
     if summary.several_frames:
-        files = f"{summary.several_frames} file{'' if summary.several_frames == 1 else 's'}"
+        files = counted(summary.several_frames, "file")
         echo(f"{files} with several frames or pages: only the first was used", file=sys.stderr)
 
 
 def _nothing_found(done: int, score_threshold: float) -> str:
-    return f"nothing was found in {done} of {_photos(done)}; --score-threshold is {score_threshold:g}"
-
-
-def _photos(count: int) -> str:
-    return f"{count} image{'' if count == 1 else 's'}"
+    images = counted(done, "image")
+    return f"nothing was found in {done} of {images}; --score-threshold is {score_threshold:g}"
