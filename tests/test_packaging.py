@@ -11,6 +11,7 @@ import sys
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -127,45 +128,40 @@ def write_compiler(path: Path, release: str = "", failing: str = "nothing") -> P
     return path
 
 
+def build(sdist: Path, folder: Path, gpu: str, variables: dict[str, str]) -> dict[str, Any]:
+    """Build with compilers that write nothing, beside a GPU of this version or none; return what the build reports."""
+    version = importlib.import_module("torch").version.cuda
+    if version is None:
+        pytest.skip("this torch is built without CUDA: so are the kernels")
+    for name in ("include", "lib64"):
+        (folder / name).mkdir()
+    compiler = write_compiler(folder / "bin/nvcc", version)
+    (folder / "bin/nvidia-smi").write_text(f"#!/bin/sh\necho {gpu}\n")
+    (folder / "bin/nvidia-smi").chmod(0o755)
+    asked = ("SEAMSEG_KERNELS", "FORCE_CUDA", "TORCH_CUDA_ARCH_LIST")
+    others = {name: value for name, value in os.environ.items() if name not in asked}
+    tools = {"CXX": str(compiler), "CUDA_HOME": str(folder), "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+    folders = ["--build-lib", str(folder / "lib"), "--build-temp", str(folder / "temp")]
+    command = [sys.executable, "setup.py", "--quiet", "build_ext", *folders]
+    subprocess.run(command, cwd=sdist, check=True, env={**others, **tools, **variables}, capture_output=True)
+    report: dict[str, Any] = json.loads((folder / "lib/seamseg/kernels.json").read_text())
+    return report
+
+
 @pytest.mark.parametrize(
     ("gpu", "variables", "built"),
     [("", {}, False), ("9.0", {}, True), ("", {"FORCE_CUDA": "1"}, True), ("9.0", {"SEAMSEG_KERNELS": "cpu"}, False)],
 )
 def test_cuda_kernels_need_a_gpu_or_a_wish(
-    sdist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: str, variables: dict[str, str], built: bool
+    sdist: Path, tmp_path: Path, gpu: str, variables: dict[str, str], built: bool
 ) -> None:
-    version = importlib.import_module("torch").version.cuda
-    if version is None:
-        pytest.skip("this torch is built without CUDA: so are the kernels")
-    for folder in ("include", "lib64"):
-        (tmp_path / folder).mkdir()
-    compiler = write_compiler(tmp_path / "bin/nvcc", version)
-    (tmp_path / "bin/nvidia-smi").write_text(f"#!/bin/sh\necho {gpu}\n")
-    (tmp_path / "bin/nvidia-smi").chmod(0o755)
-    for name in ("SEAMSEG_KERNELS", "FORCE_CUDA", "TORCH_CUDA_ARCH_LIST"):
-        monkeypatch.delenv(name, raising=False)
-    tools = {"CXX": str(compiler), "CUDA_HOME": str(tmp_path), "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
-    folders = ["--build-lib", str(tmp_path / "lib"), "--build-temp", str(tmp_path / "temp")]
-    command = [sys.executable, "setup.py", "--quiet", "build_ext", *folders]
-    subprocess.run(command, cwd=sdist, check=True, env={**os.environ, **tools, **variables}, capture_output=True)
-    report = json.loads((tmp_path / "lib/seamseg/kernels.json").read_text())
+    report = build(sdist, tmp_path, gpu, variables)
     assert (report["_C_cuda"] == "built") is built, report
 
 
 def test_a_build_notes_its_architectures(sdist: Path, tmp_path: Path) -> None:
     """What `seamseg.ops` compares with the GPUs of a machine."""
-    version = importlib.import_module("torch").version.cuda
-    if version is None:
-        pytest.skip("this torch is built without CUDA: so are the kernels")
-    for folder in ("include", "lib64"):
-        (tmp_path / folder).mkdir()
-    compiler = write_compiler(tmp_path / "bin/nvcc", version)
-    tools = {"CXX": str(compiler), "CUDA_HOME": str(tmp_path), "SEAMSEG_KERNELS": "all"}
-    tools["TORCH_CUDA_ARCH_LIST"] = "7.5;9.0a+PTX"
-    folders = ["--build-lib", str(tmp_path / "lib"), "--build-temp", str(tmp_path / "temp")]
-    command = [sys.executable, "setup.py", "--quiet", "build_ext", *folders]
-    subprocess.run(command, cwd=sdist, check=True, env={**os.environ, **tools}, capture_output=True)
-    report = json.loads((tmp_path / "lib/seamseg/kernels.json").read_text())
+    report = build(sdist, tmp_path, "", {"SEAMSEG_KERNELS": "all", "TORCH_CUDA_ARCH_LIST": "7.5;9.0a+PTX"})
     assert report["_C_cuda"] == "built"
     assert report["architectures"] == ["sm_75", "sm_90a", "compute_90a"]
 
