@@ -292,7 +292,7 @@ def _decode(
             with memory_for(path, str(image.format), image.size, needed):
                 result = read(image)
                 if isinstance(result, (Image.Image, np.ndarray)) and result is not image:
-                    image.close()
+                    _free_pixels(image)
                 return_memory(pixels)
                 return result
     except (InputError, MemoryError):
@@ -309,6 +309,11 @@ def _decode(
         if isinstance(error, OSError) and error.strerror:  # of the system
             raise UnreadableImage(f"{path}: cannot be read: {error.strerror}") from None
         raise UnreadableImage(f"{path}: corrupt image: {one_line(error) or type(error).__name__}") from error
+
+
+def _free_pixels(image: Image.Image) -> None:
+    # not by `close`: with Pillow 10 the end of the `with` block of an image that is closed is an error
+    image.im = None  # type: ignore[assignment]
 
 
 def _check_pixels(image: Image.Image, path: Path, limit: int) -> None:
@@ -376,10 +381,10 @@ def _upright_rgb(image: Image.Image) -> Image.Image:
 
 
 def _large_rgb(image: Image.Image, deep: bool, orientation: int = 1) -> Image.Image:
-    """Return an upright RGB image; closes `image`, since two large ones would be in memory otherwise."""
+    """Return an upright RGB image; frees the pixels of `image`, since two large ones would be in memory otherwise."""
     if image.mode in _GREY_16 or image.mode in ("I", "F"):
         grey = Image.fromarray(_to_8_bit(image, deep))
-        image.close()
+        _free_pixels(image)
         image = grey
     if orientation == 1 and image.mode in ("RGB", "1", "L", "P"):
         return _rgb(image, deep)
@@ -389,7 +394,7 @@ def _large_rgb(image: Image.Image, deep: bool, orientation: int = 1) -> Image.Im
     stored = (pixels.swapaxes(0, 1) if swapped else pixels)[:: -1 if up else 1, :: -1 if left else 1]
     for rows, band in _bands(image):
         stored[rows] = np.asarray(_rgb(band, deep))
-    image.close()
+    _free_pixels(image)
     return Image.fromarray(pixels)
 
 

@@ -86,6 +86,10 @@ def test_object_masks_in_bands(tmp_path, monkeypatch):
 def test_estimates(tmp_path, name, mode, options, expected):
     picture(mode, 320, 400).save(tmp_path / name, **options)
     with open_pillow(tmp_path / name) as image:
+        if (mode, image.mode) == ("I;16", "I"):  # with Pillow 10
+            expected = 4
+        if "tiffinfo" in options and image.tag_v2[278] != options["tiffinfo"][278]:
+            pytest.skip("Pillow 10 chooses the strips itself")
         assert memory_needed(image, 0) == pytest.approx(expected * 320 * 400, rel=0.001)
         assert memory_needed(image, 20) == 20 * 320 * 400
 
