@@ -43,6 +43,6 @@ def test_the_dependencies_are_those_of_the_package() -> None:
     needed = re.search(r"^dependencies = \[(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.DOTALL | re.MULTILINE)
     assert needed is not None
     wanted = {*re.findall(r'"([\w-]+)', needed[1]), "torch", "torchvision"}
-    owners = packages_distributions()
+    owners = packages_distributions()  # with Python 3.10 not of all packages
     stated = runpy.run_path(str(ROOT / "hubconf.py"))["dependencies"]
-    assert {owner.lower().replace("_", "-") for name in stated for owner in owners[name]} == wanted
+    assert {owner.lower().replace("_", "-") for name in stated for owner in owners.get(name, [name])} == wanted

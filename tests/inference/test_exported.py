@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from unittest import mock
 
@@ -244,7 +245,8 @@ def test_engines_print_no_names(tmp_path, capfd, device):
     with pytest.raises(SeamsegError) as raised:
         seamseg.load(path, device=device).predict(scene(SIZE))
     assert str(raised.value) == printable(str(raised.value))
-    assert device == "openvino" or "EVIL" in str(raised.value)
+    unnamed = device == "openvino" or version("onnxruntime").startswith("1.23.")  # the oldest names no node
+    assert unnamed or "EVIL" in str(raised.value)
     assert capfd.readouterr() == ("", "")
 
 
