@@ -281,7 +281,7 @@ def _demo() -> Iterator[Figure]:
 
 def _calls() -> Iterator[Figure]:
     text = "runs {} functions in {} files, {} of them before the image is opened"
-    yield Figure("docs/design/rooms.md", text, tuple(load("calls").values()))
+    yield Figure("docs/design/structure.md", text, tuple(load("calls").values()))
 
 
 def _ray() -> Iterator[Figure]:

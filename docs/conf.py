@@ -29,6 +29,9 @@ html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_title = f"seamseg {release}"
+html_favicon = "_static/favicon.svg"
+# commands and code only: outputs have the language "output"
+copybutton_selector = "div:not(.highlight-output) > div.highlight > pre"
 
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
@@ -65,7 +68,7 @@ PUBLIC = (
     "inplace_abn", "integrations", "models", "ops", "panoptic_map", "predicting", "predictions", "prepare",
     "structures", "testing", "training", "validation", "visualize",
 )  # fmt: skip
-"""The rooms of the API reference."""
+"""The packages of the API reference."""
 
 ROOT_PAGES = {
     "CONTRIBUTING.md": "/project/contributing.md",
@@ -101,13 +104,13 @@ SEARCHES = {
 
 
 def write_api_pages() -> None:
-    """Write one page per room with all its public modules, so that the reference follows the code."""
+    """Write one page per package with all its public modules, so that the reference follows the code."""
     folder = DOCS / "reference" / "api" / "_generated"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     (folder / "seamseg.md").write_text(_page("seamseg", ["seamseg"]), encoding="utf-8")
-    for room in PUBLIC:
-        name = f"seamseg.{room}"
+    for package in PUBLIC:
+        name = f"seamseg.{package}"
         module = import_module(name)
         names = [name]
         if hasattr(module, "__path__"):

@@ -17,7 +17,7 @@ from seamseg.config.loader import check_overrides
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 GENERATED = ROOT / "docs" / "config.md"
-STRUCTURE = ROOT / "docs" / "design" / "rooms.md"
+STRUCTURE = ROOT / "docs" / "design" / "structure.md"
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")),
     ROOT / "benchmarks" / "results" / "README.md",

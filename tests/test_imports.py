@@ -17,7 +17,7 @@ PACKAGE = Path(seamseg.__file__).parent
 SCRIPTS = PACKAGE.parent / "scripts"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
-ROOMS = (
+ORDER = (
     "__main__", "verbs", "cli", "demo", "testing", "recipes", "components", "integrations", "serving", "deploy",
     "classification", "report", "training", "predicting", "validation", "inference", "checkpoints", "prepare",
     "toy_city", "evaluation", "data", "models", "fusion", "formats", "visualize", "config", "panoptic_map",
@@ -34,7 +34,7 @@ TRAINING = (
 SCRIPTS_MAY = {"cli", "training", "predicting", "validation", "checkpoints", "evaluation", "utils"}
 
 
-def _room(path: Path) -> str:
+def _package(path: Path) -> str:
     """The part of the package that a file belongs to."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
@@ -59,43 +59,43 @@ def _imports(path: Path) -> Iterator[tuple[int, str]]:
 
 # the package itself may offer anything, lazily
 @pytest.mark.parametrize(
-    "path", [p for p in SOURCES if _room(p) != "__init__"], ids=lambda path: str(path.relative_to(PACKAGE))
+    "path", [p for p in SOURCES if _package(p) != "__init__"], ids=lambda path: str(path.relative_to(PACKAGE))
 )
-def test_a_module_imports_only_from_the_rooms_below(path: Path) -> None:
-    room = _room(path)
-    may = ROOMS[ROOMS.index(room) :]
+def test_a_module_imports_only_from_the_packages_below(path: Path) -> None:
+    package = _package(path)
+    may = ORDER[ORDER.index(package) :]
     wrong = [f"line {line}: seamseg.{name}" for line, name in _imports(path) if name.partition(".")[0] not in may]
-    assert not wrong, f"seamseg/{path.relative_to(PACKAGE)} ({room}) may not import {', '.join(wrong)}"
+    assert not wrong, f"seamseg/{path.relative_to(PACKAGE)} ({package}) may not import {', '.join(wrong)}"
 
 
 def test_every_part_is_in_the_order() -> None:
-    assert {_room(path) for path in SOURCES} - {"__init__"} == set(ROOMS)
+    assert {_package(path) for path in SOURCES} - {"__init__"} == set(ORDER)
 
 
 @pytest.mark.parametrize("path", sorted(SCRIPTS.rglob("*.py")), ids=lambda path: path.name)
-def test_scripts_only_call_the_rooms_of_the_door(path: Path) -> None:
+def test_scripts_only_call_the_commands_packages(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("seamseg."):
             part = (node.module or "").split(".")[1]
             assert part in SCRIPTS_MAY, f"{path.name}: {node.module}"
 
 
-def _imported_parts(room: str) -> dict[str, set[str]]:
-    """Map each module and sub-folder of a room to those of the room that it imports."""
-    folder, imported = PACKAGE / room, dict[str, set[str]]()
+def _imported_parts(package: str) -> dict[str, set[str]]:
+    """Map each module and sub-folder of a package to those of the package that it imports."""
+    folder, imported = PACKAGE / package, dict[str, set[str]]()
     for path in folder.rglob("*.py"):
         part = path.relative_to(folder).parts[0].removesuffix(".py")
         names = (name.split(".") for _, name in _imports(path))
-        imported.setdefault(part, set()).update(words[1] for words in names if words[0] == room and len(words) > 1)
+        imported.setdefault(part, set()).update(words[1] for words in names if words[0] == package and len(words) > 1)
     return {part: targets & imported.keys() - {part} for part, targets in imported.items() if part != "__init__"}
 
 
-@pytest.mark.parametrize("room", ["training", "predicting", "inference"])
-def test_imports_inside_a_room_have_one_direction(room: str) -> None:
-    imported = _imported_parts(room)
+@pytest.mark.parametrize("package", ["training", "predicting", "inference"])
+def test_imports_inside_a_package_have_one_direction(package: str) -> None:
+    imported = _imported_parts(package)
     order = list(graphlib.TopologicalSorter(imported).static_order())
     assert len(order) == len(imported) > 1, "a cycle raises CycleError"
-    if room == "training":
+    if package == "training":
         assert sorted(TRAINING) == sorted(order)
         for part, targets in imported.items():
             above = targets & set(TRAINING[: TRAINING.index(part)])

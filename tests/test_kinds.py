@@ -1,4 +1,4 @@
-"""Each room has an entry for each kind of network; a new kind that lacks one is noticed here."""
+"""Each package has an entry for each kind of network; a new kind that lacks one is noticed here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from seamseg.predicting.writers import formats_of
 from seamseg.serving.encoding import SERVED_KINDS
 from seamseg.validation.validator import SCORERS
 
-ROOMS = {
+TABLES = {
     # classifiers have a validation of their own
     "validation/validator": [*SCORERS, CLASSIFICATION],
     "formats/exported": OUTPUTS,
@@ -26,9 +26,9 @@ ROOMS = {
 }
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_kinds_of_a_room(room):
-    assert set(ROOMS[room]) == {*KINDS, CLASSIFICATION}
+@pytest.mark.parametrize("package", TABLES)
+def test_kinds_of_a_package(package):
+    assert set(TABLES[package]) == {*KINDS, CLASSIFICATION}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,6 +1,6 @@
 """The kinds of networks: the modules and losses that distinguish them.
 
-docs/design/rooms.md lists what a new kind needs besides an entry here.
+docs/design/structure.md lists what a new kind needs besides an entry here.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Processes, files, URLs, progress, errors: what every room uses."""
+"""Processes, files, URLs, progress, errors: what every package uses."""
