@@ -56,7 +56,7 @@ def test_the_page_of_parts(parts, capsys):
     """It prints what it says; a network without keys has a configuration that is read again."""
     overrides = [f"general.components={parts}", "general.network=parts"]
     config = completed(load_config("toy_city_r18", None, overrides))
-    printed = [block.split("```")[0] for block in PARTS.split("This prints:\n\n```\n")[1:]]
+    printed = [block.split("```")[0] for block in PARTS.split("```output\n")[1:]]
     assert capsys.readouterr().out == "".join(printed)
     assert config_from_string(config_to_string(config)) == config
 
