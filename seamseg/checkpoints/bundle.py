@@ -34,8 +34,8 @@ from seamseg.config.kinds import PANOPTIC, SEAMLESS, WHOLE
 from seamseg.data.input_size import InputSize, reference_size
 from seamseg.formats.metadata import Metadata, metadata_of, parse_metadata, read_metadata
 from seamseg.formats.vistas import published_classes
-from seamseg.models.build import SegmentationNet, build_network
-from seamseg.models.custom_network import WholeNetwork
+from seamseg.models.build import build_network
+from seamseg.models.network import Network
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, one_line
 from seamseg.utils.files import read_bytes
@@ -169,7 +169,7 @@ class _Parts:
     kind: object = None  # as stated beside the weights
 
 
-def load_network(model: ModelFile) -> tuple[SegmentationNet | WholeNetwork, LoadReport]:
+def load_network(model: ModelFile) -> tuple[Network, LoadReport]:
     """Build the network of a model and load its weights; InputError if they do not fit."""
     build = partial(build_network, model.config, model.metadata.num_stuff, model.metadata.num_thing)
     return load_built(build, model.snapshot, model.name)

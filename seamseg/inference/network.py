@@ -20,6 +20,7 @@ from seamseg.inference.options import OF_PARTS, Augmentation, InferenceOptions
 from seamseg.inference.tta import predict_augmented, segment_augmented
 from seamseg.models.custom_network import WholeNetwork
 from seamseg.models.folding import choose_precision, for_inference
+from seamseg.models.network import Network
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.semantic import SemanticNet
 from seamseg.predictions import ArrayPrediction, ExtendedNetwork, MapFormat
@@ -51,7 +52,7 @@ class TorchNetwork(ExtendedNetwork):
 
     def __init__(
         self,
-        net: PanopticNet | SemanticNet | WholeNetwork,
+        net: Network,
         normalise: Normalise,
         device: torch.device,
         augmentation: Augmentation | None = None,
@@ -143,9 +144,7 @@ class TorchNetwork(ExtendedNetwork):
         return self.normalise(pixels.to(self.device, non_blocking=True).permute(2, 0, 1))
 
 
-def run_by_torch(
-    net: PanopticNet | SemanticNet | WholeNetwork, normalise: Normalise, device: torch.device, dtype: torch.dtype
-) -> Any:
+def run_by_torch(net: Network, normalise: Normalise, device: torch.device, dtype: torch.dtype) -> Any:
     """Return a network as it is, without views, for a predictor; arguments as of :class:`TorchNetwork`."""
     if isinstance(net, WholeNetwork):
         net.to(device).eval()

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,7 +26,7 @@ from seamseg.models.heads.deeplab import DeeplabV3
 from seamseg.models.heads.roi import ROIHead
 from seamseg.models.heads.rpn import RPNHead
 from seamseg.models.heads.semantic import SemanticHead, SemanticLoss
-from seamseg.models.network import TrainingModule
+from seamseg.models.network import Network, TrainingModule
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.panoptic_inference import NetworkOptions
 from seamseg.models.quantised import quantised
@@ -37,11 +37,8 @@ from seamseg.utils.component_errors import described, instance_of
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, SeamsegError
 
-SegmentationNet: TypeAlias = PanopticNet | SemanticNet
-"""A network of body and heads."""
 
-
-def build_network(config: Config, num_stuff: int, num_thing: int) -> SegmentationNet | WholeNetwork:
+def build_network(config: Config, num_stuff: int, num_thing: int) -> Network:
     """Build the network of a configuration, with random weights, in training mode.
 
     Parameters
@@ -62,7 +59,7 @@ def build_network(config: Config, num_stuff: int, num_thing: int) -> Segmentatio
     component, keys = config.component("network")
     context = NetworkContext(num_stuff, num_thing, config, norm_factories(config.body)[0])
     if component.built_in and component.name == SEAMLESS:
-        net: SegmentationNet = component.make(keys, context)
+        net: Network = component.make(keys, context)
         return net
     if heads := [head.section for head, _ in config.components("head")]:
         raise InputError(f"[{heads[0]}]: the network {component.name} has no pyramid for further heads")
@@ -80,7 +77,7 @@ def build_network(config: Config, num_stuff: int, num_thing: int) -> Segmentatio
 
 
 @register("network", SEAMLESS)
-def build_seamless(keys: General, context: NetworkContext) -> SegmentationNet:
+def build_seamless(keys: General, context: NetworkContext) -> Network:
     """Build the network of the sections body, fpn, rpn, roi and sem."""
     config, num_stuff, num_thing = context.config, context.num_stuff, context.num_thing
     if config.general.qat:
@@ -88,9 +85,8 @@ def build_seamless(keys: General, context: NetworkContext) -> SegmentationNet:
             raise InputError(f"[{heads[0]}]: [general] qat quantises no custom heads: remove one of them")
         plain = replace(context, config=without_quantisation(config))
         net = quantised(fold_layers(build_seamless(keys, plain)))
-        backbone = net.body if isinstance(net, SemanticNet) else net.body.backbone
-        assert isinstance(backbone, Backbone)
-        backbone.freeze(config.body.num_frozen)
+        assert isinstance(net.backbone, Backbone)
+        net.backbone.freeze(config.body.num_frozen)
         return net
     if config.kind == "semantic":
         if heads := [component.name for component, _ in config.components("head")]:
@@ -342,7 +338,7 @@ _OUTPUT_STD = {
 
 
 @torch.no_grad()
-def initialise(net: nn.Module, config: BodyKeys) -> None:
+def initialise(net: Network, config: BodyKeys) -> None:
     """Initialise the convolutions and linear layers of a network; norms keep weight 1 and bias 0.
 
     Hidden layers keep the variance of the signal (He et al. 2015); biases are 0; outputs start small.
@@ -354,7 +350,7 @@ def initialise(net: nn.Module, config: BodyKeys) -> None:
     """
     gain_slope = config.activation_slope if config.activation == "leaky_relu" else 0.0
     outputs = {"roi_head.roi_msk", "sem_head.conv_sem", "cls", *_OUTPUT_STD}
-    body = "body.backbone." if isinstance(net, PanopticNet) else "body."
+    body = set() if net.backbone is None else set(net.backbone.modules())
     backbones = [module for module in net.modules() if isinstance(module, Backbone) and module.initialised]
     initialised = {module for backbone in backbones for module in backbone.pretrained_part.modules()}
     for name, module in net.named_modules():
@@ -368,7 +364,7 @@ def initialise(net: nn.Module, config: BodyKeys) -> None:
             nn.init.normal_(weight, std=_OUTPUT_STD[name])
         elif name in outputs:
             nn.init.xavier_normal_(weight)
-        elif name.startswith(body):
+        elif module in body:
             nn.init.kaiming_normal_(weight, a=gain_slope, mode="fan_out")
         else:
             nn.init.kaiming_normal_(weight, a=gain_slope)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -128,6 +129,7 @@ class WholeNetwork(Network):
     """
 
     compiled_parts = ()
+    of_parts = False
     network: CustomNetwork
 
     def __init__(self, network: CustomNetwork, name: str) -> None:
@@ -140,6 +142,11 @@ class WholeNetwork(Network):
         return self.network.kind
 
     @property
+    def backbone(self) -> nn.Module | None:
+        """See :class:`CustomNetwork`."""
+        return self.network.backbone
+
+    @property
     def nms_threshold(self) -> float | None:
         """See :class:`CustomNetwork`."""
         return self.network.nms_threshold
@@ -148,6 +155,27 @@ class WholeNetwork(Network):
     def map_formats(self) -> Mapping[str, MapFormat]:
         """The further maps by name."""
         return declared_outputs(self.network)
+
+    @property
+    def predicts_ids(self) -> bool:
+        """See :class:`CustomNetwork`."""
+        return self.network.predicts_ids
+
+    @property
+    def exportable(self) -> bool:
+        """See :class:`CustomNetwork`."""
+        return self.network.exportable
+
+    def initialise(self, categories: Sequence[str]) -> str | None:
+        """See :class:`CustomNetwork`."""
+        with self.errors():
+            return self.network.initialise(categories)
+
+    def inference(self, normalise: Any, device: torch.device, dtype: torch.dtype) -> Any:
+        """See :class:`CustomNetwork`; moves the network to the device, in evaluation mode."""
+        self.to(device).eval()
+        with self.errors():
+            return self.network.inference(copy(normalise), device, dtype)
 
     def errors(self) -> Any:
         """Name the network in errors of its code inside a `with` block."""
@@ -169,8 +197,8 @@ class WholeNetwork(Network):
         return Losses.of(outputs)
 
     @torch.no_grad()
-    def predict(self, images: PackedSequence) -> list[Prediction[Tensor]]:
-        """Return the predictions for normalised images `3 x H x W`."""
+    def predict(self, images: PackedSequence, least_score: float = 0.0) -> list[Prediction[Tensor]]:
+        """Return the predictions for normalised images `3 x H x W`; `least_score` has no effect."""
         with self.errors():
             found = self.network.predict(images)
             for prediction in found:

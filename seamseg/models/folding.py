@@ -32,15 +32,12 @@ from seamseg.models.folded import (
     FoldedSemanticHead,
     FoldedUpsampling,
 )
-from seamseg.models.heads.custom import predicted_maps
 from seamseg.models.heads.deeplab import DeeplabV3
 from seamseg.models.heads.roi import ROIHead
 from seamseg.models.heads.rpn import RPNHead
 from seamseg.models.heads.semantic import MiniDeepLab, SemanticHead
 from seamseg.models.network import Network, copied
-from seamseg.models.panoptic import PanopticNet
 from seamseg.models.quantised import is_quantised
-from seamseg.models.semantic import SemanticNet
 from seamseg.ops.abn_projection import PointwiseConv
 from seamseg.ops.fused import FusedConv2d, FusedLinear, bf16_is_fast
 from seamseg.ops.norm import (
@@ -108,7 +105,7 @@ def fold_layers(net: Module, foreign: bool = True) -> Module:
             made = None if child is None or child in kept else _replacement(child)
             if made is not None:
                 setattr(parent, name, made)
-    head = folded.roi_head if isinstance(folded, PanopticNet) else None
+    head = getattr(folded, "roi_head", None)
     if is_plain(head, ROIHead) and head not in kept:
         _fold_roi_head(head)
     _fold_sequences([module for module in folded.modules() if module not in kept])
@@ -138,8 +135,6 @@ def folded_difference(net: Network, folded: Network) -> str | None:
 
     Copies of both compute an image of noise of odd sides, in evaluation mode and with the same random numbers.
     """
-    if not isinstance(net, (PanopticNet, SemanticNet)):
-        return None
     try:
         wanted, found = _outputs(copied(net).eval()), _outputs(copied(folded))
     except Exception as error:
@@ -163,31 +158,13 @@ def _outputs(net: Network) -> dict[str, Tensor]:
     with torch.random.fork_rng(devices=[]):
         # not torch.manual_seed, which also seeds the GPUs
         torch.default_generator.manual_seed(0)
-        images = PackedSequence([torch.randn(3, *_IMAGE).to(like.device)])
-        if isinstance(net, SemanticNet):
-            return {"the logits": net(images).logits}
-        assert isinstance(net, PanopticNet)
-        features = net.encode(images)
-        _, objectness, codes = net.score_anchors(features)
-        height, width = _IMAGE
-        boxes = torch.tensor([[0, 0, height, width], [9.5, 3, height / 2, width / 3]]).to(like.device)
-        index, classes = torch.zeros(2).to(like.device).long(), torch.tensor([0, net.roi_head.num_things - 1])
-        x, classes = net.options.rois(features.levels, boxes, index, features.padded_size), classes.to(like.device)
-        found = {f"level {i} of the pyramid": level for i, level in enumerate(features.levels)}
-        found |= {"the objectness": objectness, "the box codes of the anchors": codes}
-        logits, of_boxes = net.roi_head.boxes(x)
-        masks = net.roi_head.masks_of(x, classes) if net.roi_head.with_masks else None
-        found |= {"the class logits": logits, "the box codes": of_boxes}
-        found |= {} if masks is None else {"the masks": masks}
-        semantic = net.classify(features)
-        found |= {} if semantic is None else {"the semantic logits": semantic}
-        (maps,) = predicted_maps(net.custom_heads, features)
-        return found | {f"the map {name}": value for name, value in maps.items()}
+        return net.named_outputs(PackedSequence([torch.randn(3, *_IMAGE).to(like.device)]))
 
 
 def for_inference(net: Net, device: torch.device, precision: str = "fp32") -> Net:
     """Return the folded network on a device, with a compute dtype; its predictions stay float32 or integers.
 
+    A network that is not :attr:`Network.of_parts` stays as it is, and is moved.
     In fp32 on a CPU, 3x3 convolutions are computed by Winograd's algorithm, see `seamseg/ops/winograd.py`.
 
     Parameters
@@ -202,6 +179,8 @@ def for_inference(net: Net, device: torch.device, precision: str = "fp32") -> Ne
         as :func:`choose_precision`, or if a network trained for int8 is to compute in another precision than fp32
     """
     dtype = choose_precision(precision, device)
+    if not net.of_parts:
+        return net.to(device).eval()
     if is_quantised(net):
         if precision not in ("fp32", "auto"):
             raise InputError(f"`precision={precision}`: a network trained for int8 is simulated in fp32 only")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from seamseg.predictions import MapFormat
+from seamseg.predictions import MapFormat, Prediction
 from seamseg.structures import Batch, PackedSequence
+
+if TYPE_CHECKING:
+    from seamseg.models.heads.custom import Head
 
 Terms: TypeAlias = Mapping[str, tuple[Tensor, "Tensor | int"]]
 """Losses of a batch by name: each the mean over anchors, samples, mask pixels or images, and their number."""
@@ -86,9 +89,11 @@ class Network(nn.Module):
     ----------
     memory_format : memory format of the maps and the weights
     compiled : whether parts were compiled by :meth:`compile_parts`
+    of_parts : whether it has body and heads, which are folded, quantised and exported; False for one that runs as it is
     """
 
-    compiled_parts: tuple[str, ...] = ("body",)
+    compiled_parts: ClassVar[tuple[str, ...]] = ("body",)
+    of_parts: ClassVar[bool] = True
     options: Any
 
     def __init__(self, parts: dict[str, nn.Module | None], options: BatchOptions) -> None:
@@ -101,6 +106,16 @@ class Network(nn.Module):
         self.compiled = False
 
     @property
+    def kind(self) -> str:
+        """What the network predicts: panoptic, instance_seg, detection or semantic."""
+        raise NotImplementedError
+
+    @property
+    def backbone(self) -> nn.Module | None:
+        """The part whose learning rate has the factor `[optimizer] body_lr_factor`."""
+        return None
+
+    @property
     def nms_threshold(self) -> float | None:
         """IoU from which detections suppress others; None for a network without detections."""
         return None
@@ -109,6 +124,21 @@ class Network(nn.Module):
     def map_formats(self) -> Mapping[str, MapFormat]:
         """The further output maps by name."""
         return {}
+
+    @property
+    def custom_heads(self) -> Mapping[str, Head]:
+        """The custom heads by name."""
+        return {}
+
+    @property
+    def predicts_ids(self) -> bool:
+        """Whether `maps["ids"]` of the predictions are the things, in place of masks."""
+        return False
+
+    @property
+    def exportable(self) -> bool:
+        """Whether :meth:`predict` can be traced by `torch.export`."""
+        return True
 
     @property
     def dtype(self) -> torch.dtype:
@@ -128,8 +158,40 @@ class Network(nn.Module):
         """Compute the losses, not weighted, of what :meth:`forward` returned for the images of a batch."""
         raise NotImplementedError
 
+    def predict(self, images: PackedSequence, least_score: float = 0.0) -> list[Prediction[Tensor]]:
+        """Return the predictions for normalised images `3 x H x W`, in evaluation mode.
+
+        Detections that do not score above `least_score` may be left out.
+        """
+        raise NotImplementedError
+
+    def proposals(self, images: PackedSequence) -> PackedSequence | None:
+        """Return the region proposals `P x 4` of each image, best first; None for a network without proposals."""
+        return None
+
+    def initialise(self, categories: Sequence[str]) -> str | None:
+        """Load the network's own weights of a new training for these classes; return a line for its log, if any."""
+        return None
+
+    def inference(self, normalise: Any, device: torch.device, dtype: torch.dtype) -> Any:
+        """Return the network's own :class:`seamseg.inference.predictor.InferenceNetwork`; None without one."""
+        return None
+
     def dense_part(self) -> nn.Module:
         """Return the layers whose operations depend on the size of the images only, as one module."""
+        raise NotImplementedError
+
+    @property
+    def dense_names(self) -> tuple[str, ...]:
+        """Names of the :meth:`dense_outputs`, in order."""
+        raise NotImplementedError
+
+    def dense_outputs(self, padded: Tensor) -> tuple[Tensor, ...]:
+        """Return the tensors of :meth:`dense_part` for a padded batch `N x 3 x H x W`."""
+        raise NotImplementedError
+
+    def named_outputs(self, images: PackedSequence) -> dict[str, Tensor]:
+        """Return outputs of all parts for one image, by name, which folding must not change."""
         raise NotImplementedError
 
     def compile_parts(self, backend: str = "inductor") -> None:

@@ -208,6 +208,11 @@ class PanopticInference(Network):
         return "instance_seg" if self.roi_head.with_masks else "detection"
 
     @property
+    def backbone(self) -> nn.Module:
+        """The body without its pyramid."""
+        return self.body.backbone
+
+    @property
     def nms_threshold(self) -> float | None:
         """IoU from which detections suppress others."""
         return self.options.selector.config.nms_threshold
@@ -226,8 +231,8 @@ class PanopticInference(Network):
     def predict(
         self,
         images: PackedSequence,
-        segment: Callable[[Features], list[Tensor | None]] | None = None,
         least_score: float = 0.0,
+        segment: Callable[[Features], list[Tensor | None]] | None = None,
     ) -> list[Prediction[Tensor]]:
         """Predict detections, masks and a class map for each image.
 
@@ -236,8 +241,8 @@ class PanopticInference(Network):
         Parameters
         ----------
         images : `3 x H x W` each
-        segment : makes the class maps, instead of :meth:`segment`
         least_score : detections that do not score above may be left out, which saves their masks; no others change
+        segment : makes the class maps, instead of :meth:`segment`
 
         Raises
         ------
@@ -284,9 +289,47 @@ class PanopticInference(Network):
         obj_logits, bbx_logits, shapes = self.rpn_head(features.levels[first : first + number])
         return self.options.anchors(shapes, obj_logits.device), obj_logits, bbx_logits
 
+    def proposals(self, images: PackedSequence) -> PackedSequence:
+        """Return the region proposals `P x 4` of each image, best first."""
+        features, scored = self.features_and_anchors(images)
+        return self.options.proposals(*scored, features.valid_sizes, training=False)
+
     def dense_part(self) -> DensePart:
         """Return body, RPN head and semantic head as one module, to be compiled or captured in a CUDA graph."""
         return DensePart(self.body, self.rpn_head, self.sem_head, self.options.rpn_levels)
+
+    @property
+    def dense_names(self) -> tuple[str, ...]:
+        """Names of levels, RPN outputs and semantic logits, these only with a semantic head."""
+        fpn, semantic = self.body.fpn, ("semantic_logits",) * (self.sem_head is not None)
+        levels = (f"level{i}" for i in range(len(fpn.output) + fpn.extra_scales))
+        return (*levels, "obj_logits", "bbx_logits", *semantic)
+
+    def dense_outputs(self, padded: Tensor) -> tuple[Tensor, ...]:
+        """Return levels, RPN outputs and semantic logits for a padded batch, see :class:`DenseOutputs`."""
+        dense = self.dense_part()(padded)
+        semantic = () if dense.semantic_logits is None else (dense.semantic_logits,)
+        return (*dense.levels, dense.obj_logits, dense.bbx_logits, *semantic)
+
+    def named_outputs(self, images: PackedSequence) -> dict[str, Tensor]:
+        """Return the outputs of all parts for one image and two regions of it."""
+        features = self.encode(images)
+        _, objectness, codes = self.score_anchors(features)
+        height, width = features.valid_sizes[0]
+        boxes = torch.tensor([[0, 0, height, width], [9.5, 3, height / 2, width / 3]]).to(objectness.device)
+        index, classes = torch.zeros_like(boxes[:, 0]).long(), torch.tensor([0, self.roi_head.num_things - 1])
+        x = self.options.rois(features.levels, boxes, index, features.padded_size)
+        logits, of_boxes = self.roi_head.boxes(x)
+        found = {f"level {i} of the pyramid": level for i, level in enumerate(features.levels)}
+        found |= {"the objectness": objectness, "the box codes of the anchors": codes}
+        found |= {"the class logits": logits, "the box codes": of_boxes}
+        if self.roi_head.with_masks:
+            found["the masks"] = self.roi_head.masks_of(x, classes.to(boxes.device))
+        semantic = self.classify(features)
+        if semantic is not None:
+            found["the semantic logits"] = semantic
+        (maps,) = predicted_maps(self.custom_heads, features)
+        return found | {f"the map {name}": value for name, value in maps.items()}
 
     def detect(self, features: Features, proposals: PackedSequence) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Return boxes, classes and scores of the detections of each image, from its proposals."""

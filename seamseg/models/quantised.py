@@ -24,7 +24,7 @@ from seamseg.models.folded import (
     FoldedRPNHead,
 )
 from seamseg.models.heads.roi import ROIHead
-from seamseg.models.panoptic import PanopticNet
+from seamseg.models.network import Network
 from seamseg.ops.abn_projection import PointwiseConv
 from seamseg.ops.activation import activate_
 from seamseg.ops.fused import FusedConv2d, FusedLinear
@@ -169,9 +169,10 @@ def quantised(folded: Module) -> Module:
     for name, module in made.items():
         parent, _, own = name.rpartition(".")
         setattr(folded.get_submodule(parent), own, module)
-    if isinstance(folded, PanopticNet) and isinstance(folded.rpn_head, FoldedRPNHead):
-        hidden: nn.Module = folded.rpn_head.hidden
-        assert isinstance(hidden, QuantisedConv2d)
+    rpn_head = getattr(folded, "rpn_head", None)
+    if isinstance(rpn_head, FoldedRPNHead):
+        hidden: nn.Module = rpn_head.hidden
+        assert isinstance(hidden, QuantisedConv2d) and isinstance(folded, Network)
         hidden.separate_levels(len(folded.options.anchors.strides))
     return folded.train().requires_grad_(True)
 

@@ -81,8 +81,26 @@ class SemanticNet(Network):
 
     @property
     def kind(self) -> str:
-        """What the network does: semantic."""
+        """The kind semantic."""
         return "semantic"
+
+    @property
+    def backbone(self) -> nn.Module:
+        """The body."""
+        return self.body
+
+    @property
+    def dense_names(self) -> tuple[str, ...]:
+        """Only the logits."""
+        return ("semantic_logits",)
+
+    def dense_outputs(self, padded: Tensor) -> tuple[Tensor, ...]:
+        """Return the logits `N x classes x h x w` for a padded batch."""
+        return (self.dense_part()(padded),)
+
+    def named_outputs(self, images: PackedSequence) -> dict[str, Tensor]:
+        """Return the logits."""
+        return {"the logits": self(images).logits}
 
     def dense_part(self) -> DenseSegmentation:
         """Return all layers as one module, to be compiled or captured in a CUDA graph."""
@@ -105,8 +123,8 @@ class SemanticNet(Network):
         return Losses.of(self.options.semantic_loss(outputs.logits, outputs.padded_size, targets))
 
     @torch.no_grad()
-    def predict(self, images: PackedSequence) -> list[Prediction[Tensor]]:
-        """Predict the class of each pixel of images `3 x H x W`.
+    def predict(self, images: PackedSequence, least_score: float = 0.0) -> list[Prediction[Tensor]]:
+        """Predict the class of each pixel of images `3 x H x W`; `least_score` has no effect.
 
         Padding influences the result a little: batch only images of one size together if that matters.
 

@@ -39,9 +39,8 @@ from seamseg.inference.predictor import Predictor
 from seamseg.inference.queries import ranked_by_masks
 from seamseg.inference.result import Panoptic
 from seamseg.inference.semantic import SemanticMap
-from seamseg.models.build import SegmentationNet
-from seamseg.models.custom_network import WholeNetwork
 from seamseg.models.heads.semantic import semantic_target
+from seamseg.models.network import Network
 from seamseg.panoptic_map import ClassInfo, PanopticResult, class_infos
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.distributed import World, gather_objects
@@ -174,7 +173,7 @@ class Validator:
     @contextmanager
     def _predictor(self, net: nn.Module) -> Iterator[Predictor[Any]]:
         options, was_training = self.config.dataloader, net.training
-        trained = cast("SegmentationNet | WholeNetwork", net)  # a task builds no other networks
+        trained = cast(Network, net)  # a task builds no other networks
         normalise = Normalise(options.rgb_mean, options.rgb_std)
         network = run_by_torch(trained, normalise, self.world.device, torch.float32)
         reference = reference_size(options.shortest_size, options.longest_max_size)
