@@ -14,6 +14,7 @@ from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
 from seamseg.evaluation.record import read_evaluation, write_summary
 from seamseg.evaluation.scores import PanopticScores
 from seamseg.predicting.job import predict_all
+from seamseg.predicting.options import PredictOptions
 from seamseg.predicting.settings import PredictSettings
 from seamseg.predicting.source import Source
 from seamseg.prepare.cityscapes import prepare_cityscapes
@@ -140,7 +141,9 @@ def _train(options: DemoOptions, data: Path) -> None:
 
 def _predict(options: DemoOptions, data: Path, predictions: Path) -> None:
     folder = DatasetFolder(data)
-    settings = PredictSettings(RunFolder(options.out).last, ("overlay", "coco"))
+    settings = PredictSettings(
+        PredictOptions(RunFolder(options.out).last, data / "img", predictions, ("overlay", "coco"))
+    )
     predictor = settings.load(options.device)
     sources = [
         Source(folder.image_path(image.id), image.id, folder.image_path(image.id).name) for image in folder.split("val")

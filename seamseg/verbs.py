@@ -87,7 +87,7 @@ def predict(options: PredictOptions) -> RunSummary:
     seamseg.utils.errors.SeamsegError
         if the disk is full, or a device is lost; any other image that fails is reported on stderr and skipped
     """
-    from seamseg.predicting.run import predict_files
+    from seamseg.predicting.job import predict_files
 
     return predict_files(options)
 

@@ -25,7 +25,7 @@ from seamseg.utils.output import echo
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    add_components(parser)
+    add_components(parser, "set")
     parser.add_argument("--kind", choices=list(components.KINDS), help="only components of this kind")
     parser.set_defaults(set=[])
 

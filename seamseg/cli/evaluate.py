@@ -131,10 +131,10 @@ def _score_model(args: argparse.Namespace) -> tuple[Scores, int]:
         from seamseg.data.folder import find_metadata
 
         find_metadata(args.data)
-    check_model(args.model, args.config, args.meta, args.set, args.device)
+    check_model(args.model, args.config, args.meta, args.overrides, args.device)
     options = options_of(args, EvaluationOptions)
     if args.ap:
-        options = replace(options, overrides=(*args.set, "general.eval_coco=yes"))
+        options = replace(options, overrides=(*args.overrides, "general.eval_coco=yes"))
     from seamseg.validation.evaluate import evaluate_model
 
     scored = evaluate_model(options)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from seamseg.utils.errors import InputError, require_packages
+from seamseg.utils.options import flags_of
 
 Options = TypeVar("Options")
 
@@ -31,11 +32,8 @@ def add_model_options(
     known = {"": parser, "opening": parser, **(groups or {})}
     # formats of `predict` need probabilities, or do not
     add_options(parser, options, known, ("overrides", "probabilities", *without), unused)
-    opening = known["opening"]
-    opening.add_argument(
-        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="any configuration key"
-    )
-    add_components(opening)
+    add_set(known["opening"])
+    add_components(known["opening"])
 
 
 def add_options(
@@ -55,7 +53,7 @@ def add_options(
     without, unused : names of options without a flag, and with one that help does not show
     """
     made = dict(groups)
-    flags = {field.name: _flags(field) for field in fields(options)}
+    flags = {field.name: flags_of(field) for field in fields(options)}
     for field in fields(options):
         if field.name in without:
             continue
@@ -71,11 +69,6 @@ def add_options(
         made[told["group"]].add_argument(*flags[field.name], dest=field.name, default=field.default, help=text, **value)
 
 
-def _flags(field: Field[Any]) -> list[str]:
-    """Return the flags of an option."""
-    return field.metadata["flags"].split() or ["--" + field.name.replace("_", "-")]
-
-
 def _number_or_text(text: str) -> str | int:
     return int(text) if text.isdecimal() and len(text) < 20 else text
 
@@ -84,7 +77,19 @@ _TYPES = {"int": int, "float": float, "str | int": _number_or_text}
 """Types of values by the annotation of a field; text for others."""
 
 
-def add_components(parser: argparse._ActionsContainer, dest: str = "set") -> None:
+def add_set(parser: argparse._ActionsContainer) -> None:
+    """Add `--set`, an override."""
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="any configuration key; repeatable",
+    )
+
+
+def add_components(parser: argparse._ActionsContainer, dest: str = "overrides") -> None:
     """Add `--components`, which is an override in the list `dest`."""
     parser.add_argument(
         "--components",
@@ -106,17 +111,14 @@ def add_foreign_model_options(parser: argparse.ArgumentParser) -> None:
         metavar="F",
         help="metadata.bin of a model without its own; for a network of transformers also a class list",
     )
-    parser.add_argument(
-        "--set", action="append", dest="overrides", default=[], metavar="SECTION.KEY=VALUE", help="override a key"
-    )
-    add_components(parser, "overrides")
+    add_set(parser)
+    add_components(parser)
 
 
 def options_of(args: argparse.Namespace, options: Callable[..., Options]) -> Options:
     """Return a dataclass of options with those of the arguments."""
     declared = vars(options)["__dataclass_fields__"]
-    given = {name: value for name, value in vars(args).items() if name in declared}
-    return options(**given, overrides=args.set)
+    return options(**{name: value for name, value in vars(args).items() if name in declared})
 
 
 def check_model(

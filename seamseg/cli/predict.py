@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", metavar="OUT", help="folder for the outputs (created)")
     parser.add_argument(
         "--labels",
-        dest="set",
+        dest="overrides",
         action="append_const",
         default=[],
         const="format overlay.labels=yes",
@@ -87,8 +87,8 @@ def run(args: argparse.Namespace) -> int:
     """Predict; return 0, or 1 if some images failed."""
     options = options_of(args, PredictOptions)
     # before the libraries are loaded, which takes seconds
-    check_model(args.model, args.config, args.meta, args.set, args.device)
-    from seamseg.predicting.run import predict_files
+    check_model(args.model, args.config, args.meta, args.overrides, args.device)
+    from seamseg.predicting.job import predict_files
 
     def report(predictor: Predictor[Any], summary: RunSummary) -> None:
         _print(args.out, summary, predictor.network.averaged)

@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--legacy", action="store_true", help="as the original, freeze weights that were not loaded, with a warning"
     )
     add_set_and_device(parser)
-    add_components(parser)
+    add_components(parser, "set")
 
 
 def add_restart(parser: argparse.ArgumentParser) -> None:

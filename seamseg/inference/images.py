@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -97,10 +97,6 @@ class PreparedImage:
     rgb: np.ndarray | None = None
     source_image: Path | Image.Image | None = None
     several_frames: bool = False
-
-    def map(self, function: Callable[[Any], Any]) -> PreparedImage:
-        """Return the image with a function applied to its arrays."""
-        return replace(self, pixels=function(self.pixels), rgb=None if self.rgb is None else function(self.rgb))
 
     @property
     def nbytes(self) -> int:

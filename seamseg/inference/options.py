@@ -193,7 +193,7 @@ class InferenceOptions:
         "N",
     )
     overrides: Sequence[str] | Any = option(
-        'configuration keys: "section.key=value", several of these, or {"section.key": value}', ()
+        'configuration keys: "section.key=value", several of these, or {"section.key": value}', (), flags="--set"
     )
     components: InitVar[str | Path | Sequence[str | Path]] = option(
         "files or modules of components that the model uses, see docs/how-to/extend.md", ()

@@ -10,21 +10,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from seamseg.checkpoints.model_path import is_exported
 from seamseg.config.components import at_fault
 from seamseg.data.images import image_size
 from seamseg.inference.images import ImagePreparation, PreparedImage, equal_size_batches
 from seamseg.inference.predictor import Predictor
-from seamseg.predicting.find import refuse_overwriting, refuse_sharing
-from seamseg.predicting.folder import OutputFolder
+from seamseg.predicting.find import find_sources, limited, refuse_overwriting, refuse_sharing
+from seamseg.predicting.folder import OutputFolder, output_path
 from seamseg.predicting.manifest import Done, Line, ManifestWriter
-from seamseg.predicting.share import Decoders, DecoderShare, ThreadDecoders, retry_on_worker_death
+from seamseg.predicting.options import PredictOptions
+from seamseg.predicting.reader import DecodedImage, ImageReader
+from seamseg.predicting.settings import PredictSettings
 from seamseg.predicting.source import Source
 from seamseg.predicting.video import Video
 from seamseg.predicting.writers import OutputFormat, errors_of
 from seamseg.predictions import ArrayPrediction
-from seamseg.utils.distributed import World, broadcast_object, gather_objects, long_timeout_group
+from seamseg.utils.distributed import World, broadcast_object, distributed, gather_objects, long_timeout_group
 from seamseg.utils.errors import InputError, SeamsegError, describe_error, is_of_item, one_line
 from seamseg.utils.files import refuse_links
+from seamseg.utils.image_memory import ALONE_BYTES, RGB_BYTES
 from seamseg.utils.output import echo
 from seamseg.utils.parallel import BackgroundWriter, check_workers, share_cores
 from seamseg.utils.process_settings import LARGE_PIXELS, return_memory
@@ -57,11 +61,41 @@ class RunSummary:
     several_frames: int = 0
 
 
-def default_workers(sources: Sequence[Source | Video], world: World) -> int:
-    """Return how many workers decode, if the user gives no number.
+def predict_files(
+    options: PredictOptions, report: Callable[[Predictor[Any], RunSummary], None] = lambda *_: None
+) -> RunSummary:
+    """Write the outputs of images; joins the processes of torchrun if there are any.
 
-    None for a single image in each process, nor if most are large, judged by some of them: each worker would hold one
-    twice, and they are written one at a time.
+    Parameters
+    ----------
+    options : model, images, folder of the outputs and their formats
+    report : called by the main process at the end
+
+    Raises
+    ------
+    InputError
+        if the model, an input or an option is wrong, or the folder holds something else
+    SeamsegError
+        if an output cannot be written
+    """
+    settings = PredictSettings(options)
+    out = output_path(str(options.out))
+    sources = limited(find_sources(options.inputs, out), options.limit)
+    # exported networks take arrays, and choose their devices themselves
+    with distributed(None if is_exported(settings.path) else options.device) as world:
+        predictor = settings.load(world.device or options.device)
+        folder = settings.open_folder(out, predictor, sources)
+        workers = default_workers(sources, world) if options.workers is None else options.workers
+        summary = predict_all(predictor, sources, folder, world, options.batch_size, workers, options.restart)
+        if world.is_main:
+            report(predictor, summary)
+    return summary
+
+
+def default_workers(sources: Sequence[Source | Video], world: World) -> int:
+    """Return how many threads decode, if the user gives no number.
+
+    None for a single image in each process, nor if most are large, judged by some of them: each thread would hold one.
     """
     if len(sources) < 2 * world.size and all(isinstance(s, Source) for s in sources):
         return 0
@@ -96,7 +130,7 @@ def predict_all(
         :meth:`seamseg.predicting.settings.PredictSettings.open_folder`
     world : the processes
     batch_size : images of equal network size that the network processes together
-    workers : processes that decode (threads for exported networks); 0 decodes in this one
+    workers : threads that decode; with 0 or 1 this one does, and none ahead
     restart : process all images again
 
     Raises
@@ -116,13 +150,14 @@ def predict_all(
         earlier = _begin(folder, sources, restart, world, group, locked)
         keep_rgb = any(w.needs_photo for w in folder.writers)
         prepare = ImagePreparation(predictor.input_size, keep_rgb)
-        share = DecoderShare(sources, prepare, earlier, world.rank, world.size)
-        decoders = _decoders(predictor, share, workers)
-        loop = _PredictionLoop(predictor, folder, folder.manifest.open_writer(world.rank), decoders)
+        reader = ImageReader(sources, prepare, earlier, world.rank, world.size)
+        images: Iterator[DecodedImage] = reader.read(workers)
+        if world.is_main:
+            images = progress(images, None if reader.videos else len(reader.images), "predict")
+        loop = _PredictionLoop(predictor, folder, folder.manifest.open_writer(world.rank))
         with graceful_termination(RESUME), predictor.photos_at_a_time() as (threads, begin):
             try:
-                while not loop.run(batch_size, world.is_main, threads, begin):
-                    pass
+                loop.run(images, batch_size, threads, begin)
             finally:
                 loop.lines.close()
         good = sum(loop.lines.names.values())
@@ -177,15 +212,6 @@ def _check_names(sources: Sequence[Source | Video], writers: Sequence[OutputForm
                 )
 
 
-def _decoders(predictor: Predictor[Any], share: DecoderShare, workers: int) -> Decoders:
-    """Return worker processes that decode, or threads for networks without torch, whose processes these are."""
-    if not predictor.network.uses_torch:
-        return ThreadDecoders(share, workers)
-    from seamseg.predicting.reader import ProcessDecoders
-
-    return ProcessDecoders(share, workers)
-
-
 class _Photo(NamedTuple):
     source: Source
     stamp: str
@@ -195,10 +221,7 @@ class _Photo(NamedTuple):
 class _PredictionLoop:
     """Processes the images of one process."""
 
-    def __init__(
-        self, predictor: Predictor[Any], folder: OutputFolder, lines: ManifestWriter, decoders: Decoders
-    ) -> None:
-        self._decoders = decoders
+    def __init__(self, predictor: Predictor[Any], folder: OutputFolder, lines: ManifestWriter) -> None:
         self.predictor = predictor
         self.folder = folder
         self.lines = lines
@@ -207,21 +230,19 @@ class _PredictionLoop:
 
     def run(
         self,
+        images: Iterator[DecodedImage],
         batch_size: int,
-        show_progress: bool,
         threads: int = 1,
         begin: Callable[[], object] | None = None,
-    ) -> bool:
-        """Process all images without a line; return False if a decoder died and the rest must be tried again.
+    ) -> None:
+        """Process all images.
 
         `threads` and `begin` are as of :meth:`Predictor.photos_at_a_time`: more than one run the network and write.
         """
-        decoders = self._decoders
         background = BackgroundWriter(threads if threads > 1 else None, begin=begin)
         try:
-            photos = self._readable(show_progress)
             for batch in equal_size_batches(
-                photos,
+                self._readable(images),
                 batch_size,
                 lambda p: p.image.pixels.shape,
                 lambda p: p.image.nbytes,
@@ -231,30 +252,18 @@ class _PredictionLoop:
                     background.submit(self._run_and_write, batch, size=sum(map(_memory, batch)))
                     continue
                 for photo, prediction, seconds in self._run_network(batch):
-                    background.submit(self._write, photo, prediction, seconds, size=_memory(photo))
-        except BaseException as error:
-            retry_on_worker_death(background.abandon)
-            root = error
-            while root.__cause__ is not None:  # of a worker that died while other code ran
-                root = root.__cause__
-            recoverable = isinstance(root, (RuntimeError, OSError, EOFError))
-            failure = decoders.handle_worker_failure(root) if recoverable else None
-            if failure is None:
-                raise
-            # an output that failed meanwhile ends the run: the loop would go on without it
-            background.check()
-            echo(failure.message, file=sys.stderr, flush=True)
-            for source, reason in failure.skipped:
-                self._skip(source, reason)
-            return False
+                    if _is_large(photo.image):
+                        # before the next is decoded
+                        self._write(photo, prediction, seconds)
+                    else:
+                        background.submit(self._write, photo, prediction, seconds, size=_memory(photo))
+        except BaseException:
+            background.abandon()
+            raise
         background.finish()
-        return True
 
-    def _readable(self, show_progress: bool) -> Iterator[_Photo]:
-        names, decoders = self.lines.names, self._decoders
-        total = None if decoders.share.videos else len(decoders.share.mine) - len(names)
-        decoded = decoders.read(frozenset(names))
-        for source, stamp, image in progress(decoded, total, "predict") if show_progress else decoded:
+    def _readable(self, images: Iterator[DecodedImage]) -> Iterator[_Photo]:
+        for source, stamp, image in images:
             if isinstance(image, str):
                 self._skip(source, image)
             else:
@@ -295,7 +304,6 @@ class _PredictionLoop:
             self._fail([photo], "its outputs cannot be made", error)
         finally:
             return_memory(photo.image.size[0] * photo.image.size[1])
-            self._decoders.written(photo.source)
 
     def _remove_outputs(self, source: Source) -> None:
         for path in (path for writer in self.folder.writers for path in writer.paths(source)):
@@ -304,8 +312,6 @@ class _PredictionLoop:
 
     def _fail(self, batch: Sequence[_Photo], what: str, error: Exception) -> None:
         """Skip the image of a batch whose error is its own; raise others."""
-        for photo in batch:
-            self._decoders.written(photo.source)
         names = ", ".join(str(photo.source) for photo in batch)
         reason = at_fault(error) or (
             str(error) if isinstance(error, (SeamsegError, OSError)) else f"{what} ({describe_error(error)})"
@@ -345,6 +351,11 @@ def _memory(photo: _Photo) -> int:
     """Return the bytes of an image until its outputs are written."""
     height, width = photo.image.size
     return photo.image.nbytes + height * width * _FUSED_BYTES
+
+
+def _is_large(image: PreparedImage) -> bool:
+    """Return whether an image is one of those that are decoded one at a time, and is kept for its outputs."""
+    return image.rgb is not None and RGB_BYTES * image.size[0] * image.size[1] > ALONE_BYTES
 
 
 def _identity(source: Source) -> Line:

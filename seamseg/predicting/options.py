@@ -53,9 +53,8 @@ class PredictOptions(InferenceOptions):
     )
     batch_size: int = _run("maximum number of images of equal network size computed together (default: 1)", 1, "N")
     workers: int | None = _run(
-        "processes that decode, threads for .onnx; with 0 this process decodes, and an image that crashes the decoder "
-        "ends it (default: one per core up to 4, or a quarter of the cores; 0 for a single image, or if most have 33 "
-        "megapixels or more)",
+        "threads that decode; with 0 or 1 none ahead (default: one per core up to 4, or a quarter of the cores; 0 for "
+        "a single image, or if most have 33 megapixels or more)",
         None,
         "N",
     )

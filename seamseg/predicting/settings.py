@@ -1,9 +1,9 @@
-"""What decides the outputs of `predict`: the model, its options and the formats; equal settings, equal outputs."""
+"""Settings that decide the outputs of `predict`: model, options and formats; equal settings, equal outputs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -23,33 +23,23 @@ from seamseg.predicting.source import Source
 from seamseg.predicting.video import Video
 from seamseg.predicting.writers import AnonymizeWriter, DetectionChoice, OutputFormat, formats_of, make_writers
 from seamseg.utils.errors import InputError, did_you_mean
+from seamseg.utils.options import flags_of
 
 if TYPE_CHECKING:
     import torch
 
 _SHOWING = ("overlay", "overlay-legacy")
 
-_SAME_OUTPUTS = {"compile", "cuda_graphs", "probabilities"}
-"""Options that do not change the outputs, except for rounding; `probabilities` follows from the formats."""
-
-_HEADER_NAMES = {"min_stuff_area": "min_area", "overrides": "set"}
-"""Names in a manifest of options that have another name in Python."""
+_SAME_OUTPUTS = ("compile", "cuda_graphs", "probabilities")
+"""Options of inference that do not change the outputs, but for rounding; `probabilities` follows from the formats."""
 
 
-@dataclass(frozen=True)
 class PredictSettings:
-    """The settings of a run of `predict`, as the command line and Python pass them.
+    """The settings of a run of `predict`.
 
-    Attributes
+    Parameters
     ----------
-    model : see :func:`seamseg.load`
-    formats : names of :func:`seamseg.predicting.writers.formats_of`, as a list or separated by commas; None for
-        overlay, or with `hide` for none
-    config, meta : INI file and `metadata.bin`, if the model does not contain them
-    inference : options of the predictor
-    hide : classes to hide in a copy of each image, names as a list or separated by commas; None for no copy
-    style : blur (None) or pixels
-    least_score : minimum score of hidden detections, 0 to 1; None for :data:`seamseg.inference.anonymize.LEAST_SCORE`
+    options : options of the run; those about the images, the device and the work have no effect on the settings
 
     Raises
     ------
@@ -58,65 +48,52 @@ class PredictSettings:
         option has no effect
     """
 
-    model: str | Path
-    formats: str | Sequence[str] | None = None
-    config: str | Path | None = None
-    meta: str | Path | None = None
-    inference: InferenceOptions = InferenceOptions()
-    hide: str | Sequence[str] | None = None
-    style: Style | None = None
-    least_score: float | None = None
-
-    @staticmethod
-    def of(options: PredictOptions) -> PredictSettings:
-        """Return the settings of a run with these options."""
-        hidden = (options.hide, options.style, options.least_score)
-        return PredictSettings(options.model, options.formats, options.config, options.meta, options, *hidden)
-
-    def __post_init__(self) -> None:
-        load_components(self.inference.overrides)
+    def __init__(self, options: PredictOptions) -> None:
+        self.options = options
+        load_components(options.overrides)
         self._check_formats()
-        if self.style not in (None, *get_args(Style)):
-            raise InputError(f"`style={self.style}`: choose one of {', '.join(get_args(Style))}")
-        if self.hide is None:
+        if options.style not in (None, *get_args(Style)):
+            raise InputError(f"`style={options.style}`: choose one of {', '.join(get_args(Style))}")
+        if options.hide is None:
             for name in ("style", "least_score"):
-                if getattr(self, name) is not None:
+                if getattr(options, name) is not None:
                     raise InputError(f"`{name}` has no effect without `hide`")
         shown = [name for name in self.format_names if name in _SHOWING]
-        if self.hide is not None and shown:
+        if options.hide is not None and shown:
             raise InputError(
                 f"`formats={shown[0]}` shows what `hide` hides, under the same name: predict on the "
                 "anonymised images afterwards, into another folder"
             )
         whole = self._declaring("all_classes")
-        if self.inference.classes is not None and whole:
+        if options.classes is not None and whole:
             raise InputError(f"`formats={whole[0]}` contains all classes: remove `classes`, or use another format")
 
     @cached_property
     def path(self) -> Path:
         """The path of the model, see :func:`seamseg.checkpoints.model_path.local_model`."""
-        return local_model(self.model)
+        return local_model(self.options.model)
 
     @cached_property
     def format_names(self) -> list[str]:
         """The formats, each once."""
-        if self.formats is None:
-            return ["overlay"] if self.hide is None else []
-        names = self.formats.split(",") if isinstance(self.formats, str) else map(str, self.formats)
+        formats = self.options.formats
+        if formats is None:
+            return ["overlay"] if self.options.hide is None else []
+        names = formats.split(",") if isinstance(formats, str) else map(str, formats)
         return list(dict.fromkeys(filter(None, map(str.strip, names))))
 
     def _check_formats(self) -> None:
         """Raise InputError if a list of formats is empty, or no kind of network has one of them."""
         known = dict.fromkeys(name for kind in INFERENCE_KINDS for name in formats_of(kind))
         unknown = next((name for name in self.format_names if name not in known), None)
-        if unknown is None and (self.format_names or self.formats is None):
+        if unknown is None and (self.format_names or self.options.formats is None):
             return
-        if unknown is not None and (is_exported(self.model) or components.registered("head")):
+        if unknown is not None and (is_exported(self.options.model) or components.registered("head")):
             # the model may have a map of this name
             return
         problem = "no format is given" if unknown is None else f"there is no format {unknown!r}"
         meant = did_you_mean(unknown or "", known) or f"; choose among {', '.join(known)}"
-        raise InputError(f"`formats={_joined(self.formats)}`: {problem}{meant}")
+        raise InputError(f"`formats={_joined(self.options.formats)}`: {problem}{meant}")
 
     def _declaring(self, attribute: str) -> list[str]:
         """Return the names of the formats that declare an attribute of `OutputFormat`."""
@@ -125,12 +102,15 @@ class PredictSettings:
 
     def load(self, device: str | torch.device = "auto") -> Predictor[Any]:
         """Load the model for these formats, see :func:`seamseg.inference.predictor.open_for_inference`."""
-        options = self.inference
+        options = self.options
         if self._declaring("probabilities"):
             options = replace(options, probabilities=True)
-        predictor = build_predictor(open_for_inference(self.path, device, self.config, self.meta, options), options)
+        predictor = build_predictor(
+            open_for_inference(self.path, device, options.config, options.meta, options), options
+        )
         drawn = {*self._declaring("map_only"), *predictor.map_formats}
-        predictor.map_only = predictor.kind == "panoptic" and self.hide is None and drawn.issuperset(self.format_names)
+        only_maps = options.hide is None and drawn.issuperset(self.format_names)
+        predictor.map_only = predictor.kind == "panoptic" and only_maps
         return predictor
 
     def open_folder(
@@ -149,10 +129,6 @@ class PredictSettings:
         InputError
             if the model or the images do not have a format, or a class is unknown
         """
-        self._check(predictor, sources)
-        return OutputFolder(Path(out), self._writers(Path(out), predictor), self.header(predictor))
-
-    def _check(self, predictor: Predictor[Any], sources: Sequence[Source | Video]) -> None:
         if "raw" in self.format_names and not predictor.network.uses_torch:
             raise InputError("`formats=raw`: format raw holds tensors, an exported network returns none")
         video = next((s for s in sources if isinstance(s, Video)), None)
@@ -161,52 +137,55 @@ class PredictSettings:
                 f"`formats=labelstudio`: Label Studio shows images that are files, not frames of {video.relative}; "
                 "save them as images first"
             )
-        if self.hide is not None and predictor.kind == "classification":
-            raise InputError(f"`hide={_joined(self.hide)}`: {NOT_LOCATED}")
+        if self.options.hide is not None and predictor.kind == "classification":
+            raise InputError(f"`hide={_joined(self.options.hide)}`: {NOT_LOCATED}")
+        return OutputFolder(Path(out), self._writers(Path(out), predictor), self.header(predictor))
 
     def _writers(self, folder: Path, predictor: Predictor[Any]) -> list[OutputFormat[Any]]:
+        options = self.options
         made: list[OutputFormat[Any]] = []
         if self.format_names:
-            choice = DetectionChoice(self.inference.score_threshold or 0.0, predictor.classes)
-            given = (folder, predictor.metadata, predictor.kind, choice, self.inference.overrides)
+            choice = DetectionChoice(options.score_threshold or 0.0, predictor.classes)
+            given = (folder, predictor.metadata, predictor.kind, choice, options.overrides)
             made = make_writers(self.format_names, *given, predictor.map_formats)
-        if self.hide is not None:
-            score = LEAST_SCORE if self.least_score is None else self.least_score
+        if options.hide is not None:
+            score = LEAST_SCORE if options.least_score is None else options.least_score
             # the map without a choice of classes would contain detections above this score: they are hidden, too
             map_score = 1.0 if predictor.classes is None else predictor.thresholds.score_threshold
-            style = self.style or "blur"
-            made.append(AnonymizeWriter(folder, predictor.metadata, self.hide, style, score, map_score))
+            style = options.style or "blur"
+            made.append(AnonymizeWriter(folder, predictor.metadata, options.hide, style, score, map_score))
         return made
 
     def header(self, predictor: Predictor[Any]) -> Line:
         """Return the first line of the manifest, with all settings that change the outputs.
 
-        `predictor` is the result of :meth:`load`.
+        `predictor` is the result of :meth:`load`. Settings have the names of their flags.
         """
-        options = self.inference
-        settings: dict[str, Any] = {"format": ",".join(self.format_names)}
-        settings |= {"config": self._content("config"), "meta": self._content("meta")}
-        settings |= {
-            _HEADER_NAMES.get(f.name, f.name): getattr(options, f.name)
-            for f in fields(InferenceOptions)
-            if f.name not in _SAME_OUTPUTS
+        options = self.options
+        declared = {field.name: field for field in fields(options)}
+        inference = [field.name for field in fields(InferenceOptions) if field.name not in _SAME_OUTPUTS]
+        values = {
+            name: getattr(options, name)
+            for name in ("formats", "config", "meta", *inference, "hide", "style", "least_score")
         }
-        settings["set"] = list(options.overrides)
-        settings["tiles"] = str(options.tiles)
-        settings["tta"] = _tta_text(options.tta)
-        settings["classes"] = _joined(options.classes)
-        # the actual dtype: `auto` depends on the device
-        settings["precision"] = predictor.network.precision
-        settings |= {
-            "anonymize": _joined(self.hide),
-            "anonymize_style": self.style,
-            "anonymize_score": self.least_score,
+        values |= {
+            "formats": ",".join(self.format_names),
+            "config": self._content("config"),
+            "meta": self._content("meta"),
+            "overrides": list(options.overrides),
+            "tiles": str(options.tiles),
+            "tta": _tta_text(options.tta),
+            "classes": _joined(options.classes),
+            # the actual dtype: `auto` depends on the device
+            "precision": predictor.network.precision,
+            "hide": _joined(options.hide),
         }
-        return header(str(self.model), digest(self.path), settings)
+        named = {flags_of(declared[name])[0][2:].replace("-", "_"): value for name, value in values.items()}
+        return header(str(options.model), digest(self.path), named)
 
     def _content(self, name: str) -> str | None:
         """Return name and checksum of a file, which may change between two runs, also in the folder of the model."""
-        given = getattr(self, name)
+        given = getattr(self.options, name)
         classes = METADATA_NAME if (self.path / METADATA_NAME).is_file() else CLASSES_NAME
         file = self.path if given is None else Path(given)
         file = file / (CONFIG_NAME if name == "config" else classes) if file.is_dir() else file

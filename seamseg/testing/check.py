@@ -30,9 +30,9 @@ from seamseg.config.values import format_value
 from seamseg.data.images import open_image
 from seamseg.deploy.export import export_model
 from seamseg.deploy.source import ExportOptions
-from seamseg.inference.options import InferenceOptions
 from seamseg.predicting.find import find_sources
 from seamseg.predicting.job import predict_all
+from seamseg.predicting.options import PredictOptions
 from seamseg.predicting.settings import PredictSettings
 from seamseg.prepare.cityscapes import prepare_cityscapes
 from seamseg.structures import ReadMap
@@ -345,10 +345,10 @@ class _Check:
         open_image(photo).crop((0, 0, 101, 63)).save(odd)
         none = () if "general.kind=semantic" in self.overrides else (_NO_DETECTIONS,)
         for out, path, more in (("out", photo, ()), ("none", odd, none)):
-            inference = InferenceOptions(overrides=(*self.overrides, *more))
-            settings = PredictSettings(self.model, formats, inference=inference)
+            target, overrides = self.work / "files" / out, (*self.overrides, *more)
+            settings = PredictSettings(PredictOptions(self.model, path, target, formats, overrides=overrides))
             predictor, sources = settings.load("cpu"), find_sources([str(path)])
-            folder = settings.open_folder(self.work / "files" / out, predictor, sources)
+            folder = settings.open_folder(target, predictor, sources)
             predict_all(predictor, sources, folder, World(device=predictor.network.device))
             (line,) = folder.manifest.lines()
             self.expect(line["status"] == "ok", f"predict: {line.get('reason')}")

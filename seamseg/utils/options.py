@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, field
 from functools import wraps
 from os import PathLike
 from typing import Any, ParamSpec, TypeVar
@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 def option(
     text: str,
-    default: Any = MISSING,
+    default: Any = dataclasses.MISSING,
     metavar: str | None = None,
     *,
     group: str = "",
@@ -35,7 +35,12 @@ def option(
     choices : values that the command takes; None for any
     """
     told = {"text": text, "metavar": metavar, "group": group, "flags": flags, "choices": choices}
-    return field(default=default, metadata=told)
+    return dataclasses.field(default=default, metadata=told)
+
+
+def flags_of(field: dataclasses.Field[Any]) -> list[str]:
+    """Return the flags of an option."""
+    return field.metadata["flags"].split() or ["--" + field.name.replace("_", "-")]
 
 
 def takes(options: Callable[P, Options]) -> Callable[[Callable[[Options], Result]], Callable[P, Result]]:

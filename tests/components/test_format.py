@@ -10,7 +10,7 @@ from PIL import Image
 from support.components import component_file, forget
 
 from seamseg.cli.new import template
-from seamseg.inference.options import InferenceOptions
+from seamseg.predicting.options import PredictOptions
 from seamseg.predicting.settings import PredictSettings
 from seamseg.utils.errors import InputError
 
@@ -49,15 +49,18 @@ def test_errors_name_the_format_and_the_image(file, micro_run, micro, tmp_path, 
 
 
 def test_mistakes(file, micro_run, tmp_path):
+    def settings(formats, overrides=()):
+        return PredictSettings(PredictOptions(micro_run, "in", "out", formats, overrides=overrides))
+
     with pytest.raises(InputError, match="there is no format 'borders'; choose among"):
-        PredictSettings(micro_run, "borders")
-    given = InferenceOptions(overrides=(f"general.components={file}", "format borders.valeu=7"))
+        settings("borders")
+    given = (f"general.components={file}", "format borders.valeu=7")
     with pytest.raises(InputError, match=r"unknown key 'valeu' in \[format borders\]; did you mean 'value'"):
-        PredictSettings(micro_run, "borders", inference=given).load("cpu")
+        settings("borders", given).load("cpu")
     with pytest.raises(InputError, match="did you mean 'borders'"):
-        PredictSettings(micro_run, "border", inference=given)
+        settings("border", given)
     file = tmp_path / "my_coco.py"
     file.write_text(BORDERS.replace('"borders", keys', '"coco", keys'))
-    given = InferenceOptions(overrides=(f"general.components={file}",))
+    given = (f"general.components={file}",)
     with pytest.raises(InputError, match=r"my_coco.py: another format coco is in .*predictions.py: rename one"):
-        PredictSettings(micro_run, "coco", inference=given)
+        settings("coco", given)

@@ -14,6 +14,7 @@ from seamseg.predicting import manifest
 from seamseg.predicting.find import find_sources
 from seamseg.predicting.job import predict_all
 from seamseg.predicting.manifest import MANIFEST, ManifestFolder, ManifestWriter, differences, header
+from seamseg.predicting.options import PredictOptions
 from seamseg.predicting.settings import PredictSettings
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError, SeamsegError
@@ -171,7 +172,8 @@ def predicted(tmp_path_factory, micro_run):
     for name in "ab":
         Image.new("RGB", (48, 32), (90, 150, 220)).save(folder / f"{name}.png")
     with narrow_body():
-        chosen = PredictSettings(micro_run, "coco,vistas,cvat,labelstudio,overlay")
+        options = PredictOptions(micro_run, folder, folder / "out", "coco,vistas,cvat,labelstudio,overlay")
+        chosen = PredictSettings(options)
         predictor, sources = chosen.load("cpu"), find_sources(folder)
         predict_all(predictor, sources, chosen.open_folder(folder / "out", predictor, sources), World())
         return chosen.open_folder(folder / "out", predictor, sources), sources

@@ -14,7 +14,7 @@ from PIL import Image
 from seamseg.cli.main import build_parser
 from seamseg.cli.model_options import options_of
 from seamseg.inference.images import network_input
-from seamseg.inference.options import Augmentation, InferenceOptions, Thresholds
+from seamseg.inference.options import Augmentation, Thresholds
 from seamseg.predicting.find import find_sources
 from seamseg.predicting.job import RunSummary, predict_all
 from seamseg.predicting.options import PredictOptions
@@ -63,9 +63,13 @@ def predictor(metadata=None, classes=None):
     )
 
 
+def settings_of(model, formats=None, **options) -> PredictSettings:
+    return PredictSettings(PredictOptions(model, "in", "out", formats, **options))
+
+
 def of_command(*words: str) -> dict:
     args = build_parser(["predict"]).parse_args(["predict", *words])
-    settings = PredictSettings.of(options_of(args, PredictOptions))
+    settings = PredictSettings(options_of(args, PredictOptions))
     return json.loads(json.dumps(settings.header(predictor())["settings"]))
 
 
@@ -81,14 +85,14 @@ def test_a_header_has_all_that_changes_the_outputs(model: Path) -> None:
 def test_python_has_the_header_of_the_command(model: Path) -> None:
     flags = ["--format", "coco,labels", "--tiles", "512", "--tta", "flip,0.5,1"]
     flags += ["--anonymize", "car,bus", "--classes", "car"]
-    inference = InferenceOptions(tiles=512, tta=Augmentation((0.5, 1.0), True), classes=["car"])
-    settings = PredictSettings(str(model), ["coco", "labels", "coco"], inference=inference, hide=["car", "bus"])
+    inference = {"tiles": 512, "tta": Augmentation((0.5, 1.0), True), "classes": ["car"]}
+    settings = settings_of(str(model), ["coco", "labels", "coco"], hide=["car", "bus"], **inference)
     assert settings.header(predictor())["settings"] == of_command(str(model), "in", "out", *flags)
-    assert PredictSettings("model", " coco,labels ,coco,").format_names == ["coco", "labels"]
+    assert settings_of("model", " coco,labels ,coco,").format_names == ["coco", "labels"]
 
 
 def test_classes_that_only_the_whole_map_contains_are_hidden_too(model: Path) -> None:
-    settings = PredictSettings(str(model), inference=InferenceOptions(classes=[]), hide="car", least_score=0.3)
+    settings = settings_of(str(model), classes=[], hide="car", least_score=0.3)
     metadata = SimpleNamespace(categories=["car"], num_stuff=0)
     for classes, score in ((None, 0.3), ([], 0.1)):
         (writer,) = settings.open_folder(model / "out", predictor(metadata, classes), []).writers
@@ -108,12 +112,12 @@ def test_classes_that_only_the_whole_map_contains_are_hidden_too(model: Path) ->
         ({"formats": ","}, "^`formats=,`: no format is given; choose among cityscapes, coco"),
         ({"formats": []}, "^`formats=`: no format is given; choose among cityscapes, coco"),
         ({"formats": ["overlay"], "hide": "car"}, "`formats=overlay` shows what `hide` hides"),
-        ({"formats": ["raw"], "inference": InferenceOptions(classes="car")}, "`formats=raw` contains all classes"),
+        ({"formats": ["raw"], "classes": "car"}, "`formats=raw` contains all classes"),
     ],
 )
 def test_conflicts(options: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        PredictSettings("model", **options)
+        settings_of("model", **options)
 
 
 @pytest.mark.usefixtures("narrow")
@@ -121,7 +125,7 @@ def test_python_resumes_a_run_of_the_command(micro_run: Path, tmp_path: Path, se
     photo, out = tmp_path / "a.png", tmp_path / "out"
     Image.new("RGB", (48, 32), (90, 150, 220)).save(photo)
     assert seamseg_main("predict", micro_run, photo, out, "--device", "cpu", "--format", "coco") == 0
-    settings, sources = PredictSettings(micro_run, ["coco"]), find_sources([str(photo)])
+    settings, sources = settings_of(micro_run, ["coco"]), find_sources([str(photo)])
     model = settings.load("cpu")
     folder = settings.open_folder(out, model, sources)
     assert predict_all(model, sources, folder, World()) == RunSummary(done=0, failed=0, earlier=1)
@@ -140,7 +144,7 @@ def test_python_resumes_a_run_of_the_command(micro_run: Path, tmp_path: Path, se
 )
 @pytest.mark.usefixtures("narrow")
 def test_formats_decide_whether_only_maps_are_made(options: dict, map_only: bool, micro_run: Path) -> None:
-    assert PredictSettings(micro_run, **options).load("cpu").map_only == map_only
+    assert settings_of(micro_run, **options).load("cpu").map_only == map_only
 
 
 @pytest.mark.slow
@@ -148,9 +152,7 @@ def test_formats_decide_whether_only_maps_are_made(options: dict, map_only: bool
 @pytest.mark.usefixtures("narrow")
 def test_maps_do_not_depend_on_detections_that_are_left_out(options: dict, micro_run: Path, micro: Path) -> None:
     """To the bit, in a batch; views and tiles are merged of all detections."""
-    every, some = (
-        PredictSettings(micro_run, name, inference=InferenceOptions(**options)).load("cpu") for name in ("raw", "coco")
-    )
+    every, some = (settings_of(micro_run, name, **options).load("cpu") for name in ("raw", "coco"))
     photos = [Image.open(micro / "img" / f"val{i}.png") for i in (0, 0, 2)]
     images = [network_input(photo, every.input_size) for photo in photos]
     all_found = every.raw(images)

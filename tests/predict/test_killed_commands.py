@@ -1,15 +1,12 @@
-"""Processes that decode images are killed: the image is reported, and the run continues. They end with the run."""
+"""Commands are killed: their processes end. An image that cannot be decoded does not end a run."""
 
 import json
 import multiprocessing
-import os
 import random
-import signal
 import time
 
 import pytest
 from PIL import Image
-from torch.utils.data import get_worker_info
 
 from seamseg.predicting.source import Source
 
@@ -24,22 +21,6 @@ def photos(tmp_path):
     return tmp_path / "photos"
 
 
-def killing(monkeypatch, number, times):
-    """Send a signal to the process that reads `d.png`, `times` times."""
-    opened = Source.open
-
-    def open_(self):
-        if self.name == "d" and get_worker_info() is not None:
-            mark = self.path.with_suffix(f".{number}")
-            count = len(mark.read_bytes()) if mark.exists() else 0
-            mark.write_bytes(b"x" * (count + 1))
-            if count < times:
-                os.kill(os.getpid(), number)
-        return opened(self)
-
-    monkeypatch.setattr(Source, "open", open_)
-
-
 def run(main, model, photos, tmp_path, *words):
     options = ("--device", "cpu", "--workers", "2", "--quiet", "--format", "coco", *words)
     return main("predict", model, photos, tmp_path / "out", *options)
@@ -48,45 +29,6 @@ def run(main, model, photos, tmp_path, *words):
 def done(tmp_path):
     content = json.loads((tmp_path / "out" / "panoptic.json").read_text())
     return [i["id"] for i in content["images"]]
-
-
-def test_a_photo_is_retried_if_its_decoder_is_killed(micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys):
-    killing(monkeypatch, signal.SIGKILL, 1)
-    assert run(seamseg_main, micro_run, photos, tmp_path, "--batch-size", "2") == 0
-    assert done(tmp_path) == list("abcdefg")
-    (error,) = capsys.readouterr().err.strip().splitlines()
-    assert "a process that decodes images was killed by signal SIGKILL while it read" in error
-    assert "d.png" in error
-
-
-def test_a_photo_that_kills_its_decoder_twice_is_skipped(
-    micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys
-):
-    killing(monkeypatch, signal.SIGKILL, 9)
-    assert run(seamseg_main, micro_run, photos, tmp_path) == 1
-    assert done(tmp_path) == list("abcefg")
-    assert "d.png: the process that decoded it was killed by signal SIGKILL, twice" in capsys.readouterr().err
-    lines = [json.loads(x) for x in (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()[1:]]
-    (left,) = [x for x in lines if x["status"] == "unreadable"]
-    assert left["name"] == "d"
-    assert left["relative"] == "d.png"
-    assert "SIGKILL" in left["reason"]
-    # without the kills the same command processes the missing image
-    monkeypatch.undo()
-    assert run(seamseg_main, micro_run, photos, tmp_path) == 0
-    assert done(tmp_path) == list("abcdefg")
-
-
-def test_full_shared_memory_ends_the_run_with_advice(micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys):
-    killing(monkeypatch, signal.SIGBUS, 9)
-    assert run(seamseg_main, micro_run, photos, tmp_path) == 1
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "d.png" in error
-    assert "enlarge /dev/shm" in error
-    # finished images are kept
-    monkeypatch.undo()
-    assert run(seamseg_main, micro_run, photos, tmp_path) == 0
-    assert done(tmp_path) == list("abcdefg")
 
 
 def test_a_photo_that_cannot_be_decoded_is_skipped(micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys):
@@ -118,7 +60,7 @@ def kill(main, words, seconds):
         messages.recv()
 
 
-def test_decoders_end_with_a_killed_run(micro_run, photos, tmp_path, seamseg_main):
+def test_a_killed_run_ends(micro_run, photos, tmp_path, seamseg_main):
     words = ("predict", micro_run, photos, tmp_path / "out", "--device", "cpu", "--workers", "2", "--quiet")
     kill(seamseg_main, words, 0.5)
 
