@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from seamseg.classification.config import MAX_SIDE, ClassifierConfig, load_class
 from seamseg.classification.data import VAL, ClassFolders, ImageBatch, open_val_loader
 from seamseg.classification.network import TOP, correct
 from seamseg.classification.transforms import TEN_CROPS, test_transform
-from seamseg.evaluation.metric import Selection, known, or_none
+from seamseg.evaluation.scores import Scores, numbers_of
 from seamseg.formats.metadata import Metadata
 from seamseg.training.step import autocast
 from seamseg.utils.distributed import World, distributed, sum_over_processes
@@ -28,57 +28,41 @@ from seamseg.utils.progress import progress
 
 
 @dataclass(frozen=True, repr=False)
-class ClassifierScores:
-    """Scores of a classifier, as :class:`seamseg.evaluation.scores.Scores`.
+class ClassifierScores(Scores):
+    """Scores of a classifier.
 
     Attributes
     ----------
     top1, top5 : percentage of the images whose class is that of highest score, or among the five
     loss : mean cross entropy
-    n_images : number of images
     seconds : time of the validation
     """
 
     top1: float
     top5: float
     loss: float
-    n_images: int
     seconds: float = 0.0
-
-    def __repr__(self) -> str:
-        return self.table()
-
-    @property
-    def best(self) -> float:
-        """Top-1 as a fraction, which selects the best checkpoint."""
-        return self.top1 / 100
-
-    @property
-    def selection(self) -> Selection:
-        """See :attr:`seamseg.evaluation.scores.Scores.selection`."""
-        return Selection("top1", self.best)
 
     @property
     def images_per_second(self) -> float:
         """Throughput over all processes, reading the images included."""
         return self.n_images / max(self.seconds, 1e-9)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the numbers by name, None for NaN."""
-        return {**asdict(self), "loss": or_none(self.loss), "images_per_second": self.images_per_second}
+    def _selection(self) -> tuple[str, float]:
+        return "top1", self.top1 / 100
 
-    def scalars(self) -> dict[str, float]:
-        """Return the scores by TensorBoard tag, those of the original."""
-        return known({"val/loss": self.loss, "val/top1": self.top1, "val/top5": self.top5})
+    def _to_json(self) -> dict[str, Any]:
+        return numbers_of(self, ("top1", "top5", "loss", "n_images", "seconds", "images_per_second"))
 
-    def line(self) -> str:
-        """Format the scores for the text log, as the original does."""
+    def _scalars(self) -> dict[str, float]:
+        return {"val/loss": self.loss, "val/top1": self.top1, "val/top5": self.top5}
+
+    def _line(self) -> str:
         return f" * Prec@1 {self.top1:.3f} Prec@5 {self.top5:.3f}"
 
-    def table(self) -> str:
-        """Format the scores for the command line."""
+    def _table(self) -> list[str]:
         rate = f"{self.n_images} images in {self.seconds:.1f} s, {self.images_per_second:.1f} images/s"
-        return f"{rate}, loss {self.loss:.4f}\n{self.line()}"
+        return [f"{rate}, loss {self.loss:.4f}", self._line()]
 
 
 @dataclass(frozen=True)
@@ -126,7 +110,7 @@ class ClassifierValidator:
             net.train(was_training)
         *hits, loss, count = sum_over_processes(self.world, sums.cpu()).tolist()
         top1, top5 = (100 * hit / count for hit in hits)
-        return ClassifierScores(top1, top5, loss / count, round(count), time.perf_counter() - start)
+        return ClassifierScores(top1, top5, loss / count, time.perf_counter() - start, n_images=round(count))
 
     def _sums(self, net: nn.Module, batch: ImageBatch) -> Tensor:
         """Return the numbers of correct images, the sum of their losses, and their number."""

@@ -40,12 +40,11 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("the demo starts its processes itself: start it without torchrun")
     check_overrides(args.set)
     from seamseg.demo import DemoOptions, run_demo
-    from seamseg.evaluation.scores import format_table
 
     options = DemoOptions(args.out, args.train, args.val, args.seed, tuple(args.set), args.device)
     scores = run_demo(options, lambda line: echo(line, flush=True))
     echo()
-    echo(format_table(scores))
+    echo(scores.table())
     echo()
     echo(f"open {args.out / 'report.html'}; all scores are in {args.out / 'metrics.json'}")
     return 0

@@ -34,7 +34,7 @@ import argparse
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from seamseg.cli.model_options import add_model_options, check_model, options_of
 from seamseg.inference.options import MODEL, InferenceOptions
@@ -45,6 +45,7 @@ from seamseg.utils.output import echo
 from seamseg.validation.options import EvaluationOptions
 
 if TYPE_CHECKING:
+    from seamseg.evaluation.cityscapes import CityscapesScores
     from seamseg.evaluation.scores import PanopticScores, Scores
 
 _FILE_OPTIONS = ("gt", "pred", "gt_folder", "pred_folder", "photos", "protocol", "workers")
@@ -85,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     of_files = args.gt is not None or args.pred is not None
     scores, failed = (_score_files(args), 0) if of_files else _score_model(args)
     if is_main_process():
-        _show(scores.table(), scores, args.json)
+        _show(scores, args.json)
         if failed:
             lost = counted(failed, "image")
             echo(f"seamseg evaluate: {lost} failed; the scores are those of the others", file=sys.stderr)
@@ -144,7 +145,7 @@ def _score_model(args: argparse.Namespace) -> tuple[Scores, int]:
 def _run_cityscapes(args: argparse.Namespace) -> int:
     """Score a results folder against the raw ground truth of Cityscapes, print the tables, write the JSON."""
     workers = _worker_count(args)
-    from seamseg.evaluation.cityscapes import evaluate_cityscapes, format_cityscapes
+    from seamseg.evaluation.cityscapes import evaluate_cityscapes
     from seamseg.utils.progress import progress
 
     others = [name for name in (*_FILE_OPTIONS, "out", "legacy") if name not in _CITYSCAPES_OPTIONS]
@@ -155,16 +156,16 @@ def _run_cityscapes(args: argparse.Namespace) -> int:
     if args.gt is None or args.pred is None:
         raise InputError("--protocol cityscapes needs --gt, as gtFine/val, and --pred, a folder of results")
     scores = evaluate_cityscapes(args.gt, args.pred, workers, progress)
-    _show(format_cityscapes(scores), scores, args.json)
+    _show(scores, args.json)
     return 0
 
 
-def _show(table: str, scores: Any, path: str | None) -> None:
+def _show(scores: Scores | CityscapesScores, path: str | None) -> None:
     """Print the table, then write the JSON: the scores must not be lost if one of them fails."""
     from seamseg.utils.files import write_json
 
     try:
-        echo(table, flush=True)
+        echo(scores.table(), flush=True)
     finally:
         if path is not None:
             write_json(path, scores.to_json(), indent=2)

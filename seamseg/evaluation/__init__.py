@@ -8,7 +8,7 @@ from seamseg.evaluation.confusion import ConfusionMatrix
 from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
 from seamseg.evaluation.evaluator import PanopticEvaluator
 from seamseg.evaluation.panoptic_quality import PanopticQuality
-from seamseg.evaluation.scores import APScores, ClassScores, InstanceScores, PanopticScores, format_table
+from seamseg.evaluation.scores import APScores, ClassScores, InstanceScores, PanopticScores
 from seamseg.evaluation.segments import gt_segments_from_instances
 from seamseg.panoptic_map import ClassInfo, SegmentInfo, category_ids, class_infos
 
@@ -30,7 +30,6 @@ __all__ = [
     "category_ids",
     "class_infos",
     "evaluate_panoptic_json",
-    "format_table",
     "gt_segments_from_instances",
 ]
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -95,75 +92,3 @@ class Selection(NamedTuple):
     def beats(self, best: float) -> bool:
         """Return whether the value is better than the best of other validations; NaN never is."""
         return self.value > best if self.higher_is_better else self.value < best
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class KindScores(ABC):
-    """The scores of a kind of network, and those of custom metrics.
-
-    Attributes
-    ----------
-    metrics : numbers of custom metrics by name
-    selected : what selects the best snapshot instead of the score of the kind; None for that
-    failed : number of images that could not be read or computed, which are left out
-    """
-
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    selected: Selection | None = None
-    failed: int = 0
-
-    @property
-    def selection(self) -> Selection:
-        """See :attr:`Scores.selection`."""
-        return self._selection() if self.selected is None else self.selected
-
-    @property
-    def best(self) -> float:
-        """The value of the selection."""
-        return self.selection.value
-
-    def to_json(self) -> dict[str, Any]:
-        """Return fractions, None for NaN, and the numbers of custom metrics; see the class."""
-        failed = {"failed": self.failed} if self.failed else {}
-        return {**self._to_json(), **failed, **{name: or_none(value) for name, value in self.metrics.items()}}
-
-    def scalars(self) -> dict[str, float]:
-        """See :meth:`Scores.scalars`."""
-        return self._scalars() | known({f"val/{name}": value for name, value in self.metrics.items()})
-
-    def line(self) -> str:
-        """See :meth:`Scores.line`."""
-        return "  ".join([self._line(), *(f"{name} {value:.4g}" for name, value in self.metrics.items())])
-
-    def __repr__(self) -> str:
-        return self.table()
-
-    def table(self) -> str:
-        """See :meth:`Scores.table`."""
-        own = [f"{name}: {value:.4g}" for name, value in self.metrics.items()]
-        return "\n".join([self._table(), *(["not in percent:"] if own else []), *own])
-
-    @abstractmethod
-    def _selection(self) -> Selection: ...
-
-    @abstractmethod
-    def _to_json(self) -> dict[str, Any]: ...
-
-    @abstractmethod
-    def _scalars(self) -> dict[str, float]: ...
-
-    @abstractmethod
-    def _line(self) -> str: ...
-
-    @abstractmethod
-    def _table(self) -> str: ...
-
-
-def or_none(value: float) -> float | None:
-    """Convert NaN to None, for JSON."""
-    return None if math.isnan(value) else value
-
-
-def known(values: Mapping[str, float]) -> dict[str, float]:
-    """Return the values that are not NaN."""
-    return {name: value for name, value in values.items() if not math.isnan(value)}

@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 
 from seamseg.evaluation.evaluator import Comparison
-from seamseg.evaluation.metric import or_none
-from seamseg.evaluation.scores import PanopticScores
+from seamseg.evaluation.scores import PanopticScores, numbers_of
 from seamseg.formats.metadata import parse_colour
 from seamseg.panoptic_map import ClassInfo
 from seamseg.utils.errors import InputError
@@ -152,7 +151,7 @@ def image_record(
     image_id, photo, ground_truth_png, prediction_png : see :class:`ImageRecord`
     """
     gt, pred = segment_records(comparison)
-    means: dict[str, Any] = {key: or_none(getattr(scores, key)) for key in ("PQ", "SQ", "RQ", "mIoU")}
+    means = numbers_of(scores, ("PQ", "SQ", "RQ", "mIoU"))
     height, width = (int(n) for n in size)
     return ImageRecord(image_id, photo, width, height, ground_truth_png, prediction_png, **means,
                        ground_truth=gt, prediction=pred)  # fmt: skip

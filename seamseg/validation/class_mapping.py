@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from seamseg.checkpoints.class_table import ClassTable
-from seamseg.evaluation.mapped_classes import MappedClasses
+from seamseg.evaluation.scores import MappedClasses
 from seamseg.formats.label_png import look_up
 from seamseg.formats.metadata import Metadata
 from seamseg.panoptic_map import VOID, PanopticResult, Segment, class_infos

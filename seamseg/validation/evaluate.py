@@ -10,7 +10,7 @@ from seamseg.checkpoints.class_table import ClassTable
 from seamseg.checkpoints.model_path import is_exported, local_model
 from seamseg.config.kinds import PANOPTIC
 from seamseg.data.input_size import InputSize
-from seamseg.evaluation.scores import DetectionScores, PanopticScores, Scores, SemanticScores
+from seamseg.evaluation.scores import PanopticScores, Scores
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.predictor import OpenedModel, build_predictor, open_for_inference
 from seamseg.utils.distributed import distributed
@@ -85,7 +85,6 @@ def evaluate_model(options: EvaluationOptions, max_size: tuple[int, int] | None 
         )
         scores = validator.score(predictor, writer, f"evaluate {split}")
         if mapped is not None:
-            assert isinstance(scores, (PanopticScores, DetectionScores, SemanticScores))
             scores = replace(scores, mapped=mapped)
         if writer is not None:
             assert isinstance(scores, PanopticScores)

@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from seamseg.config import Config
-from seamseg.evaluation.metric import KindScores, Metric, Selection
+from seamseg.evaluation.metric import Metric, Selection
 from seamseg.evaluation.scores import Scores
 from seamseg.formats.metadata import Metadata
 from seamseg.predictions import ArrayPrediction
@@ -111,8 +111,7 @@ class CustomMetrics:
                 selected = Selection(*next(iter(own.items())), metric.higher_is_better, percent=False)
         if not found:
             return scores
-        assert isinstance(scores, KindScores)
-        return cast(Scores, replace(scores, metrics=found, selected=selected))
+        return replace(scores, metrics=found, selected=selected)
 
     def _errors(self, name: str, module: str) -> AbstractContextManager[None]:
         return named_errors(f"metric {name}", module)

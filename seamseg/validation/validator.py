@@ -422,7 +422,7 @@ class InstanceScorer:
         """See :class:`Scorer`."""
         with_masks = KINDS[self._validator.config.kind].has_masks
         instances = average_precision(self._evaluator.classes, state, with_masks)
-        return DetectionScores(instances, len(self._validator.dataset))
+        return DetectionScores(instances, n_images=len(self._validator.dataset))
 
 
 class SemanticScorer:
@@ -460,7 +460,8 @@ class SemanticScorer:
         confusion = self._confusion
         confusion.load_state_tensor(torch.from_numpy(state))
         classes = [ClassIoU(info, iou) for info, iou in zip(self._validator.classes, confusion.iou().tolist())]
-        return SemanticScores(confusion.miou(), confusion.accuracy(), classes, len(self._validator.dataset))
+        n_images = len(self._validator.dataset)
+        return SemanticScores(confusion.miou(), confusion.accuracy(), classes, n_images=n_images)
 
 
 SCORERS: dict[str, Callable[[Validator, Predictor[Any]], Scorer]] = {

@@ -79,7 +79,7 @@ def test_classes_in_another_order_and_logits_that_are_not_finite(root: Path) -> 
 
 
 def test_the_form_of_the_scores() -> None:
-    scores = ClassifierScores(12.3456, 45.0, 1.5, 200, 4.0)
+    scores = ClassifierScores(12.3456, 45.0, 1.5, 4.0, n_images=200)
     assert scores.line() == " * Prec@1 12.346 Prec@5 45.000"
     assert scores.table().splitlines() == ["200 images in 4.0 s, 50.0 images/s, loss 1.5000", scores.line()]
     assert scores.best == pytest.approx(0.123456)

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 
-from seamseg.evaluation import ClassInfo, PanopticEvaluator, SegmentInfo, format_table
+from seamseg.evaluation import ClassInfo, PanopticEvaluator, SegmentInfo
 from seamseg.evaluation.scores import pixel_iou_titles
 from seamseg.panoptic_map import PanopticResult, Segment
 
@@ -40,7 +40,7 @@ def test_two_pixel_ious_are_named():
     scores = first.scores()
     assert (scores.mIoU, scores.mIoU_segments) == ((1 + 4 / 5) / 2, (1 + 2 / 5) / 2)
     assert [c.IoU for c in scores.per_class] == [1, 4 / 5]
-    lines = format_table(scores).splitlines()
+    lines = scores.table().splitlines()
     assert lines[1].split()[5] == "90.00"
     assert "mIoU is that of the class map; 70.00 is that of the segments, pixels of no segment are void" in lines
     assert "mIoU 90.00  mIoU_segments 70.00" in scores.line()
@@ -51,7 +51,7 @@ def test_two_pixel_ious_are_named():
     assert pixel_iou_titles(content) == {"mIoU": "mIoU (class map)", "mIoU_segments": "mIoU (segments)"}
     # of files there is one, and of an older version it is not known which
     assert second.scores().mIoU == second.scores().mIoU_segments
-    assert "mIoU is that of the segments; pixels of no segment are void" in format_table(second.scores())
+    assert "mIoU is that of the segments; pixels of no segment are void" in second.scores().table()
     assert pixel_iou_titles(second.scores().to_json()) == {"mIoU_segments": "mIoU (segments)"}
     assert pixel_iou_titles({"PQ": 0.5, "mIoU": 0.5}) == {"mIoU": "mIoU"}
 
@@ -62,14 +62,14 @@ def test_two_pixel_ious_are_named():
 
 
 def test_table_is_in_percent_and_lists_what_occurs():
-    lines = format_table(scores()).splitlines()
+    lines = scores().table().splitlines()
     assert lines[1].split() == ["all", "83.33", "83.33", "100.00", "83.33", "83.33", "2/3"]
     assert lines[2].split() == ["things", "100.00", "100.00", "100.00", "1/2"]
     assert any(line.split() == ["road", "stuff", "66.67", "66.67", "100.00", "66.67", "1", "0", "0"] for line in lines)
     assert sum(line.startswith("car") for line in lines) == 1
     assert "1 image;" in lines[-1]
     nothing = PanopticEvaluator([ClassInfo("road", 7, False)]).scores()
-    assert format_table(nothing).splitlines()[1].split() == ["all", "-", "-", "-", "-", "-", "0/1"]
+    assert nothing.table().splitlines()[1].split() == ["all", "-", "-", "-", "-", "-", "0/1"]
 
 
 def test_json_holds_fractions_and_null():

@@ -8,7 +8,6 @@ from seamseg.evaluation.cityscapes.scores import (
     InstanceLevelScores,
     LabelScores,
     PixelScores,
-    format_cityscapes,
 )
 from seamseg.formats.cityscapes.layout import CityscapesFrame, find_frames
 
@@ -22,6 +21,5 @@ __all__ = [
     "PixelScores",
     "evaluate_cityscapes",
     "find_frames",
-    "format_cityscapes",
     "segments_from_pairs",
 ]

@@ -7,9 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from seamseg.evaluation.metric import or_none
-from seamseg.evaluation.scores import PanopticScores, format_table, percent
+from seamseg.evaluation.scores import PanopticScores, numbers_of
+from seamseg.evaluation.table import percent_lines
 from seamseg.utils.errors import counted
+
+_IOU_KEYS = ("IoU", "iIoU")
+AP_KEYS = ("AP", "AP50")
+"""Average precisions: all IoU thresholds, .5 only."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +40,11 @@ class PixelScores:
     def to_json(self) -> dict[str, Any]:
         """Return the scores by name, None for NaN."""
         return {
-            **_numbers(self, ("IoU", "iIoU", "category_IoU", "category_iIoU")),
+            **numbers_of(self, ("IoU", "iIoU", "category_IoU", "category_iIoU")),
             "n_images": self.n_images,
-            "classes": _by_name(self.classes, ("IoU", "iIoU")),
-            "categories": _by_name(self.categories, ("IoU", "iIoU")),
+            "classes": _by_name(self.classes, _IOU_KEYS),
+            "categories": _by_name(self.categories, _IOU_KEYS),
         }
-
-
-AP_KEYS = ("AP", "AP50")
-"""Average precisions: all IoU thresholds, .5 only."""
 
 
 @dataclass(frozen=True)
@@ -73,74 +73,63 @@ class InstanceLevelScores:
 
     def to_json(self) -> dict[str, Any]:
         """Return the scores by name, None for NaN."""
-        return {**_numbers(self, AP_KEYS), "n_images": self.n_images, "classes": _by_name(self.classes, AP_KEYS)}
+        return {**numbers_of(self, AP_KEYS), "n_images": self.n_images, "classes": _by_name(self.classes, AP_KEYS)}
 
 
 @dataclass(frozen=True)
 class CityscapesScores:
-    """Scores of the parts of a results folder, None for missing parts."""
+    """Scores of the parts of a results folder, None for missing parts.
+
+    Attributes
+    ----------
+    not_found : names of the missing parts
+    """
 
     pixel: PixelScores | None = None
     instance: InstanceLevelScores | None = None
     panoptic: PanopticScores | None = None
     not_found: list[str] = field(default_factory=list)
-    """Names of the missing parts"""
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of the JSON file: the scores of each part, None for missing parts."""
         parts = {"pixel": self.pixel, "instance": self.instance, "panoptic": self.panoptic}
         return {"protocol": "cityscapes", **{k: None if p is None else p.to_json() for k, p in parts.items()}}
 
-
-def _numbers(scores: object, keys: Iterable[str]) -> dict[str, float | None]:
-    return {key: or_none(getattr(scores, key)) for key in keys}
+    def table(self) -> str:
+        """Format the scores as plain text in percent, a section for each part, `-` for NaN; list the missing parts."""
+        sections = []
+        if self.pixel is not None:
+            sections.append(["pixel level", *_pixel_lines(self.pixel)])
+        if self.instance is not None:
+            sections.append(["instance level", *_instance_lines(self.instance)])
+        if self.panoptic is not None:
+            sections.append(["panoptic", self.panoptic.table()])
+        if self.not_found:
+            sections.append([f"not evaluated, because not found: {', '.join(self.not_found)}"])
+        return "\n\n".join("\n".join(lines) for lines in sections)
 
 
 def _by_name(entries: Iterable[Any], keys: tuple[str, ...]) -> dict[str, dict[str, float | None]]:
-    return {entry.name: _numbers(entry, keys) for entry in entries}
+    return {entry.name: numbers_of(entry, keys) for entry in entries}
 
 
-def format_cityscapes(scores: CityscapesScores, per_class: bool = True) -> str:
-    """Format scores as plain text in percent, one section per part, `-` for NaN, and list the missing parts.
-
-    Parameters
-    ----------
-    scores : scores as fractions
-    per_class : list the classes and categories, too
-    """
-    sections = []
-    if scores.pixel is not None:
-        sections.append(["pixel level", *_pixel_lines(scores.pixel, per_class)])
-    if scores.instance is not None:
-        sections.append(["instance level", *_instance_lines(scores.instance, per_class)])
-    if scores.panoptic is not None:
-        sections.append(["panoptic", format_table(scores.panoptic, per_class)])
-    if scores.not_found:
-        sections.append([f"not evaluated, because not found: {', '.join(scores.not_found)}"])
-    return "\n\n".join("\n".join(lines) for lines in sections)
-
-
-def _pixel_lines(scores: PixelScores, per_class: bool) -> list[str]:
-    groups = [
-        ("classes", scores.IoU, scores.iIoU, scores.classes),
-        ("categories", scores.category_IoU, scores.category_iIoU, scores.categories),
+def _pixel_lines(scores: PixelScores) -> list[str]:
+    means = [
+        (f"{len(scores.classes)} classes", (scores.IoU, scores.iIoU)),
+        (f"{len(scores.categories)} categories", (scores.category_IoU, scores.category_iIoU)),
     ]
-    keys = ("IoU", "iIoU")
-    lines = _rows(keys, ((f"{len(members)} {title}", (iou, weighted)) for title, iou, weighted, members in groups))
-    if per_class:
-        for _, _, _, members in groups:
-            lines += ["", *_rows(keys, _values(members, keys))]
+    lines = _rows(_IOU_KEYS, means)
+    for entries in (scores.classes, scores.categories):
+        lines += ["", *_rows(_IOU_KEYS, _values(entries, _IOU_KEYS))]
     return [*lines, "", _footer(scores.n_images)]
 
 
-def _instance_lines(scores: InstanceLevelScores, per_class: bool) -> list[str]:
-    lines = _rows(AP_KEYS, [("all", [getattr(scores, key) for key in AP_KEYS])])
-    if per_class:
-        lines += ["", *_rows(AP_KEYS, _values(scores.classes, AP_KEYS))]
-    return [*lines, "", _footer(scores.n_images)]
+def _instance_lines(scores: InstanceLevelScores) -> list[str]:
+    means = _rows(AP_KEYS, [("all", (scores.AP, scores.AP50))])
+    return [*means, "", *_rows(AP_KEYS, _values(scores.classes, AP_KEYS)), "", _footer(scores.n_images)]
 
 
-def _values(entries: Sequence[Any], keys: Sequence[str]) -> Iterable[tuple[str, Sequence[float]]]:
+def _values(entries: Iterable[Any], keys: Sequence[str]) -> Iterable[tuple[str, Sequence[float]]]:
     for entry in entries:
         values = [getattr(entry, key) for key in keys]
         if not all(math.isnan(v) for v in values):
@@ -148,8 +137,7 @@ def _values(entries: Sequence[Any], keys: Sequence[str]) -> Iterable[tuple[str, 
 
 
 def _rows(keys: Sequence[str], rows: Iterable[tuple[str, Sequence[float]]]) -> list[str]:
-    head = f"{'':<14}" + "".join(f"{key:>10}" for key in keys)
-    return [head, *(f"{name:<14}" + "".join(f"{percent(v):>10}" for v in values) for name, values in rows)]
+    return percent_lines("", keys, rows, width=14, column=10)
 
 
 def _footer(count: int) -> str:
