@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from seamseg.evaluation.confusion import ConfusionMatrix
 from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
 from seamseg.evaluation.evaluator import PanopticEvaluator
-from seamseg.evaluation.panoptic_quality import PanopticQuality
 from seamseg.evaluation.scores import APScores, ClassScores, InstanceScores, PanopticScores
 from seamseg.evaluation.segments import gt_segments_from_instances
 from seamseg.panoptic_map import ClassInfo, SegmentInfo, category_ids, class_infos
@@ -23,7 +22,6 @@ __all__ = [
     "InstanceEvaluator",
     "InstanceScores",
     "PanopticEvaluator",
-    "PanopticQuality",
     "PanopticScores",
     "SegmentInfo",
     "average_precision",

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from seamseg.evaluation.scores import mean
 from seamseg.idmaps.histogram import ArrayLike, joint_histogram
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class ConfusionMatrix:
@@ -61,17 +57,6 @@ class ConfusionMatrix:
         rest.counts = self.counts - part.counts
         rest.counts[:, -1] += part.counts.sum(axis=1)
         return rest
-
-    def state_tensor(self) -> Tensor:
-        """Return the counts as one int64 vector, to be summed over processes."""
-        import torch  # not needed for evaluating files
-
-        return torch.from_numpy(self.counts.ravel().copy())
-
-    def load_state_tensor(self, state: Tensor) -> None:
-        """Replace the counts; the inverse of :meth:`state_tensor`."""
-        values = state.detach().cpu().numpy()
-        self.counts = values.reshape(self.num_classes, self.num_classes + 1).astype(np.int64)
 
     def iou(self) -> np.ndarray:
         """Compute the IoU of each class, `C` float64; NaN for a class that is neither true nor predicted."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,9 +15,6 @@ from seamseg.evaluation.scores import PanopticScores
 from seamseg.evaluation.segments import Numbers, flatten_layers, gt_segments_from_pairs, unmerged_segments
 from seamseg.idmaps.histogram import ArrayLike, joint_histogram
 from seamseg.panoptic_map import ClassInfo, PanopticResult, Segments
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Comparison(NamedTuple):
@@ -57,7 +54,19 @@ class PanopticEvaluator:
     def add(
         self, gt_ids: ArrayLike, gt_segments: Segments, pred_ids: ArrayLike, pred_segments: Segments, name: str = ""
     ) -> Comparison:
-        """Compare the two maps of an image; see :meth:`PanopticQuality.add`."""
+        """Compare the two maps of an image.
+
+        Parameters
+        ----------
+        gt_ids, pred_ids : `H x W` integer maps of segment ids, 0 void
+        gt_segments, pred_segments : segments of the maps; `iscrowd` of a prediction is ignored
+        name : name of the image, for errors
+
+        Raises
+        ------
+        InputError
+            if the maps differ in size, or as :func:`seamseg.evaluation.matching.match_segments`
+        """
         check_sizes(gt_ids.shape, pred_ids.shape, f"image {name}")
         return self.add_pairs(*joint_histogram(gt_ids, pred_ids), gt_segments, pred_segments, name)
 
@@ -121,20 +130,16 @@ class PanopticEvaluator:
         self.confusion.merge(other.confusion)
         self.uncovered.merge(other.uncovered)
 
-    def state_tensor(self) -> Tensor:
-        """Return all counts as one int64 vector, to be summed over processes for :meth:`load_state_tensor`."""
-        import torch  # not needed for evaluating files
+    def state(self) -> np.ndarray:
+        """Return all counts as one int64 vector, to be summed over processes for :meth:`load_state`."""
+        return np.concatenate((self.quality.state(), self.confusion.counts.ravel(), self.uncovered.counts.ravel()))
 
-        parts = self.quality.state_tensor(), self.confusion.state_tensor(), self.uncovered.state_tensor()
-        return torch.cat(parts)
-
-    def load_state_tensor(self, state: Tensor) -> None:
-        """Replace the counts; the inverse of :meth:`state_tensor`."""
-        start = self.quality.state_tensor().numel()
-        middle = start + self.confusion.counts.size
-        self.quality.load_state_tensor(state[:start])
-        self.confusion.load_state_tensor(state[start:middle])
-        self.uncovered.load_state_tensor(state[middle:])
+    def load_state(self, state: np.ndarray) -> None:
+        """Replace the counts; the inverse of :meth:`state`."""
+        shape, size = self.confusion.counts.shape, self.confusion.counts.size
+        self.quality.load_state(state[: -2 * size])
+        self.confusion.counts = state[-2 * size : -size].reshape(shape).copy()
+        self.uncovered.counts = state[-size:].reshape(shape).copy()
 
     def scores(self) -> PanopticScores:
         """Compute the scores of all images so far."""

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from seamseg.evaluation.matching import Matches, SegmentPair, match_segments, set_void
 from seamseg.evaluation.scores import ClassScores, PanopticScores, average_classes, mean
 from seamseg.formats.id_png import png_size
-from seamseg.idmaps.histogram import ArrayLike, joint_histogram
-from seamseg.panoptic_map import VOID_ID, ClassInfo, SegmentInfo, SegmentLike, Segments
+from seamseg.panoptic_map import VOID_ID, ClassInfo, SegmentInfo, Segments
 from seamseg.utils.errors import InputError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # Rows of the state. An IoU above one half is a multiple of 2^-53, so sums of IoUs are stored as integers in this unit,
 # in two halves that cannot overflow: addition is exact, and its order does not matter.
@@ -40,30 +35,26 @@ class PanopticQuality:
         self.n_images = 0
         self._state = np.zeros((_ROWS, num_classes), np.int64)
 
-    def add(
-        self, gt_ids: ArrayLike, gt_segments: Segments, pred_ids: ArrayLike, pred_segments: Segments, name: str = ""
+    def add_pairs(
+        self, pairs: np.ndarray, counts: np.ndarray, gt_segments: Segments, pred_segments: Segments, name: str = ""
     ) -> Matches:
-        """Compare the two maps of an image and return the matches.
+        """Compare the two maps of an image, given their joint histogram; return the matches.
 
         Parameters
         ----------
-        gt_ids, pred_ids : `H x W` integer maps of segment ids, 0 void
-        gt_segments, pred_segments : segments of the maps; `iscrowd` of a prediction is ignored
-        name : name of the image, for errors
+        pairs, counts, gt_segments, pred_segments, name : see :func:`seamseg.evaluation.matching.match_segments`;
+            `iscrowd` of a prediction is ignored
 
         Raises
         ------
         InputError
-            if the maps differ in size, or as :func:`seamseg.evaluation.matching.match_segments`
+            if a class is unknown, or as :func:`seamseg.evaluation.matching.match_segments`
         """
-        check_sizes(gt_ids.shape, pred_ids.shape, f"image {name}")
-        return self.add_pairs(*joint_histogram(gt_ids, pred_ids), gt_segments, pred_segments, name)
-
-    def add_pairs(
-        self, pairs: np.ndarray, counts: np.ndarray, gt_segments: Segments, pred_segments: Segments, name: str = ""
-    ) -> Matches:
-        """Compare two maps like :meth:`add`, given their joint histogram."""
-        check_classes(self.num_classes, gt_segments, pred_segments, name)
+        for kind, listed in (("ground-truth", gt_segments), ("predicted", pred_segments)):
+            for s in listed:
+                if not 0 <= s.category < self.num_classes:
+                    known = f"classes are 0 to {self.num_classes - 1}"
+                    raise InputError(f"image {name}: {kind} segment {s.id} has class {s.category}; {known}")
         matches = match_segments(pairs, counts, gt_segments, pred_segments, name)
         state = self._state
         for row, segments in ((_TP, matches.matched), (_FP, matches.false_positives), (_FN, matches.false_negatives)):
@@ -78,29 +69,23 @@ class PanopticQuality:
         self._state += other._state
         self.n_images += other.n_images
 
-    def state_tensor(self) -> Tensor:
-        """Return the counts as one int64 vector, to be summed over processes for :meth:`load_state_tensor`."""
-        import torch  # not needed for evaluating files
+    def state(self) -> np.ndarray:
+        """Return the counts as one int64 vector, to be summed over processes for :meth:`load_state`."""
+        return np.append(self._state.ravel(), self.n_images)
 
-        return torch.from_numpy(np.append(self._state.ravel(), self.n_images))
+    def load_state(self, state: np.ndarray) -> None:
+        """Replace the counts; the inverse of :meth:`state`."""
+        self._state = state[:-1].reshape(_ROWS, self.num_classes).copy()
+        self.n_images = int(state[-1])
 
-    def load_state_tensor(self, state: Tensor) -> None:
-        """Replace the counts; the inverse of :meth:`state_tensor`."""
-        values = state.detach().cpu().numpy()
-        self._state = values[:-1].reshape(_ROWS, self.num_classes).astype(np.int64)
-        self.n_images = int(values[-1])
-
-    def result(self, classes: Sequence[ClassInfo], iou: Sequence[float] | None = None) -> PanopticScores:
+    def result(self, classes: Sequence[ClassInfo], ious: Sequence[float]) -> PanopticScores:
         """Compute the scores of all images so far.
 
         Parameters
         ----------
         classes : name, id and kind of each class
-        iou : pixel IoU of each class, which is not counted here
+        ious : pixel IoU of each class, which is not counted here
         """
-        if len(classes) != self.num_classes:
-            raise ValueError(f"PanopticQuality.result: {len(classes)} classes given, {self.num_classes} counted")
-        ious = [math.nan] * len(classes) if iou is None else [float(v) for v in iou]
         return average_classes([self._scores(c, info, ious[c]) for c, info in enumerate(classes)], self.n_images)
 
     def mean_iou(self, ious: Sequence[float]) -> float:
@@ -137,7 +122,7 @@ class LegacyPanopticQuality(PanopticQuality):
     def add_pairs(
         self, pairs: np.ndarray, counts: np.ndarray, gt_segments: Segments, pred_segments: Segments, name: str = ""
     ) -> Matches:
-        """Compare two maps like :meth:`add`, given their joint histogram."""
+        """Compare the two maps of an image; see :meth:`PanopticQuality.add_pairs`."""
         if any(s.id == VOID_ID for s in pred_segments):
             raise InputError(f"image {name}: the prediction has a segment with id 0, which the original takes for void")
         pairs = set_void(pairs, 0, [s.id for s in gt_segments if s.iscrowd])
@@ -147,11 +132,11 @@ class LegacyPanopticQuality(PanopticQuality):
         pred = [s for s in pred_segments if not s.iscrowd and s.id in visible]
         return super().add_pairs(pairs, counts, gt, pred, name)
 
-    def result(self, classes: Sequence[ClassInfo], iou: Sequence[float] | None = None) -> PanopticScores:
+    def result(self, classes: Sequence[ClassInfo], ious: Sequence[float]) -> PanopticScores:
         """Compute the scores of all images so far; absent classes count as 0."""
-        official = super().result(classes, iou)
+        official = super().result(classes, ious)
         scores = average_classes([_nan_as_zero(c) for c in official.per_class], self.n_images)
-        miou = self.mean_iou([c.IoU for c in official.per_class])
+        miou = self.mean_iou(ious)
         return replace(scores, mIoU=miou, mIoU_segments=miou)
 
     def mean_iou(self, ious: Sequence[float]) -> float:
@@ -179,18 +164,6 @@ def check_sizes(gt_shape: Sequence[int], pred_shape: Sequence[int], where: str |
             f"{where}: the prediction is {pred} pixels (width x height), its ground truth {gt}; "
             "predict at the image's own size"
         )
-
-
-def check_classes(
-    num_classes: int, gt_segments: Iterable[SegmentLike], pred_segments: Iterable[SegmentLike], name: str = ""
-) -> None:
-    """Raise InputError if a segment has an invalid class."""
-    for kind, segments in (("ground-truth", gt_segments), ("predicted", pred_segments)):
-        for s in segments:
-            if not 0 <= s.category < num_classes:
-                raise InputError(
-                    f"image {name}: {kind} segment {s.id} has class {s.category}; classes are 0 to {num_classes - 1}"
-                )
 
 
 def _add_exactly(halves: np.ndarray, pairs: Sequence[SegmentPair]) -> None:

@@ -150,37 +150,28 @@ def image_record(
     size : `(height, width)`
     image_id, photo, ground_truth_png, prediction_png : see :class:`ImageRecord`
     """
-    gt, pred = segment_records(comparison)
-    means = numbers_of(scores, ("PQ", "SQ", "RQ", "mIoU"))
-    height, width = (int(n) for n in size)
-    return ImageRecord(image_id, photo, width, height, ground_truth_png, prediction_png, **means,
-                       ground_truth=gt, prediction=pred)  # fmt: skip
-
-
-def segment_records(comparison: Comparison) -> tuple[list[SegmentRecord], list[SegmentRecord]]:
-    """Create the records of the segments of the ground truth and of the prediction."""
     matches = comparison.matches
-    # the partner of largest IoU, and that IoU
-    best_gt: dict[int, tuple[int, float]] = {}
-    best_pred: dict[int, tuple[int, float]] = {}
-    for pair in matches.overlapping:
-        for best, identity, other in ((best_gt, pair.gt, pair.pred), (best_pred, pair.pred, pair.gt)):
-            if identity not in best or pair.iou > best[identity][1]:
-                best[identity] = other, pair.iou
-    gt_matched = {pair.gt for pair in matches.matched}
-    pred_matched = {pair.pred for pair in matches.matched}
+    matched_gt = {pair.gt for pair in matches.matched}
+    matched_pred = {pair.pred for pair in matches.matched}
     false = {s.id for s in matches.false_positives}
+    partner_of_gt: dict[int, tuple[int, float]] = {}
+    partner_of_pred: dict[int, tuple[int, float]] = {}
+    for pair in sorted(matches.overlapping, key=lambda pair: pair.iou, reverse=True):
+        partner_of_gt.setdefault(pair.gt, (pair.pred, pair.iou))
+        partner_of_pred.setdefault(pair.pred, (pair.gt, pair.iou))
     gt = []
     for s in comparison.gt:
-        outcome = "crowd" if s.iscrowd else "matched" if s.id in gt_matched else "missed"
-        partner, iou = best_gt.get(s.id, (None, None))
+        outcome = "crowd" if s.iscrowd else "matched" if s.id in matched_gt else "missed"
+        partner, iou = partner_of_gt.get(s.id, (None, None))
         gt.append(SegmentRecord(s.id, s.category, round(matches.gt_areas[s.id]), outcome, partner, iou, s.iscrowd))
     pred = []
     for s in comparison.pred:
-        outcome = "matched" if s.id in pred_matched else "false" if s.id in false else "forgiven"
-        partner, iou = best_pred.get(s.id, (None, None))
+        outcome = "matched" if s.id in matched_pred else "false" if s.id in false else "forgiven"
+        partner, iou = partner_of_pred.get(s.id, (None, None))
         pred.append(SegmentRecord(s.id, s.category, matches.pred_areas[s.id], outcome, partner, iou, score=s.score))
-    return gt, pred
+    files: dict[str, Any] = {"ground_truth_png": ground_truth_png, "prediction_png": prediction_png}
+    means = numbers_of(scores, ("PQ", "SQ", "RQ", "mIoU"))
+    return ImageRecord(image_id, photo, size[1], size[0], **files, **means, ground_truth=gt, prediction=pred)
 
 
 @dataclass(frozen=True)

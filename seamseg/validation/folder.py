@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
+import torch
 from PIL import Image
 
 from seamseg.data.folder import FolderReader
@@ -125,7 +126,7 @@ class EvaluationWriter:
         scores : scores of all images
         """
         self._background.finish()
-        self._confusion.load_state_tensor(sum_over_processes(world, self._confusion.state_tensor()))
+        confusion = sum_over_processes(world, torch.from_numpy(self._confusion.counts)).numpy()
         records = gather_to_main(world, self.records)
         maps = [self._gathered(world, writer) for writer in (self.ground_truth, self.prediction)]
         if records is None:
@@ -143,7 +144,7 @@ class EvaluationWriter:
             scores.to_json(),
             self.ground_truth.classes,
             [(r, g, b) for r, g, b in metadata.palette],
-            self._confusion.counts,
+            confusion,
             maps[0],
             maps[1],
             self._images,

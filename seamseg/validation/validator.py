@@ -370,12 +370,11 @@ class PanopticScorer:
 
     def state(self) -> np.ndarray:
         """Return the counts of segments and pixels."""
-        counts: np.ndarray = self._evaluator.state_tensor().numpy()
-        return counts
+        return self._evaluator.state()
 
     def scores(self, state: np.ndarray) -> PanopticScores:
         """See :class:`Scorer`; with AP a collective call."""
-        self._evaluator.load_state_tensor(torch.from_numpy(state))
+        self._evaluator.load_state(state)
         scores = self._evaluator.scores()
         if self._validator.config.general.eval_mode == "separate":
             scores = replace(scores, selector="mIoU")
@@ -452,13 +451,12 @@ class SemanticScorer:
 
     def state(self) -> np.ndarray:
         """Return the counts of pixels."""
-        counts: np.ndarray = self._confusion.state_tensor().numpy()
-        return counts
+        return self._confusion.counts
 
     def scores(self, state: np.ndarray) -> SemanticScores:
         """See :class:`Scorer`."""
         confusion = self._confusion
-        confusion.load_state_tensor(torch.from_numpy(state))
+        confusion.counts = state
         classes = [ClassIoU(info, iou) for info, iou in zip(self._validator.classes, confusion.iou().tolist())]
         n_images = len(self._validator.dataset)
         return SemanticScores(confusion.miou(), confusion.accuracy(), classes, n_images=n_images)

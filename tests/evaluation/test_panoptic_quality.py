@@ -9,8 +9,7 @@ import pytest
 from support import panoptic_oracle as oracle
 from support.panoptic_cases import CASES, infos, random_pair
 
-from seamseg.evaluation import ClassInfo, PanopticEvaluator, PanopticQuality, SegmentInfo
-from seamseg.evaluation.panoptic_quality import LegacyPanopticQuality
+from seamseg.evaluation import ClassInfo, PanopticEvaluator, SegmentInfo
 from seamseg.utils.errors import InputError
 
 
@@ -19,9 +18,9 @@ def classes(isthing):
 
 
 def score(gt, gt_segments, pred, pred_segments, isthing):
-    quality = PanopticQuality(len(isthing))
+    quality = PanopticEvaluator(classes(isthing))
     quality.add(np.asarray(gt), gt_segments, np.asarray(pred), pred_segments)
-    return quality.result(classes(isthing))
+    return quality.scores()
 
 
 def test_equals_the_plain_definition_on_random_pairs():
@@ -82,10 +81,10 @@ def test_classes_that_never_occur_are_left_out_of_the_means():
 
 def test_dagger_has_no_threshold_for_stuff_and_divides_by_the_ground_truth():
     # stuff overlaps by 1/4 in one image and is not predicted in another; the thing class is as in PQ
-    quality = PanopticQuality(2)
+    quality = PanopticEvaluator(classes([0, 1]))
     quality.add(np.array([[1, 1, 1, 1]]), [SegmentInfo(1, 0)], np.array([[1, 0, 0, 0]]), [SegmentInfo(1, 0)])
     quality.add(np.array([[1, 2]]), [SegmentInfo(1, 0), SegmentInfo(2, 1)], np.array([[0, 2]]), [SegmentInfo(2, 1)])
-    scores = quality.result(classes([0, 1]))
+    scores = quality.scores()
     assert scores.PQ_stuff == 0.0
     assert scores.per_class[0].PQ_dagger == 0.125
     assert scores.PQ_dagger == (0.125 + 1.0) / 2
@@ -103,7 +102,7 @@ def test_dagger_has_no_threshold_for_stuff_and_divides_by_the_ground_truth():
     ],
 )
 def test_contradictions_are_errors_that_name_the_image(pred, segments, words):
-    quality = PanopticQuality(1)
+    quality = PanopticEvaluator(classes([1]))
     with pytest.raises(InputError, match="image street") as error:
         quality.add(np.array([[1, 1]]), [SegmentInfo(1, 0)], np.array(pred), segments, name="street")
     assert words in str(error.value)
@@ -114,15 +113,14 @@ def test_contradictions_are_errors_that_name_the_image(pred, segments, words):
 def test_void_has_no_segment_in_the_ground_truth_and_in_the_original():
     zero, one, ids = [SegmentInfo(0, 0)], [SegmentInfo(1, 0)], np.zeros((1, 2), np.int32)
     with pytest.raises(InputError, match="the ground truth has a segment with id 0, which is void there"):
-        PanopticQuality(1).add(ids, zero, ids + 1, one)
+        PanopticEvaluator(classes([1])).add(ids, zero, ids + 1, one)
     with pytest.raises(InputError, match="the prediction has a segment with id 0, which the original takes for void"):
-        LegacyPanopticQuality(1).add(ids + 1, one, ids, zero)
+        PanopticEvaluator(classes([1]), legacy=True).add(ids + 1, one, ids, zero)
 
 
 def test_sums_are_exact_beyond_floats():
     # a third summed three million times, as floats would drift
-    quality = PanopticQuality(1)
+    quality = PanopticEvaluator(classes([1]))
     quality.add(np.array([[1, 1, 1]]), [SegmentInfo(1, 0)], np.array([[1, 1, 0]]), [SegmentInfo(1, 0)])
-    state = quality.state_tensor()
-    quality.load_state_tensor(state * 3_000_000)
-    assert quality.result(classes([1])).SQ == 2 / 3
+    quality.load_state(quality.state() * 3_000_000)
+    assert quality.scores().SQ == 2 / 3

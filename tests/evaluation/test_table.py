@@ -56,7 +56,7 @@ def test_two_pixel_ious_are_named():
     assert pixel_iou_titles({"PQ": 0.5, "mIoU": 0.5}) == {"mIoU": "mIoU"}
 
     received = PanopticEvaluator(both.classes)
-    received.load_state_tensor(both.state_tensor())
+    received.load_state(both.state())
     assert received.scores() == both.scores()
     assert both.scores().mIoU_segments < both.scores().mIoU
 

@@ -30,7 +30,7 @@ from support.golden_files import tensor
 from support.networks import CITYSCAPES, NUM_STUFF, NUM_THING, golden_image, load_golden
 
 from seamseg.config import load_config
-from seamseg.evaluation.panoptic_quality import PanopticQuality
+from seamseg.evaluation import PanopticEvaluator
 from seamseg.fusion import fuse
 from seamseg.models.build import build_network
 from seamseg.models.folding import for_inference
@@ -73,7 +73,8 @@ def classes_of(ids: Tensor, categories: list[int]) -> Tensor:
 def distance(precision: str, net: PanopticNet, device: torch.device, images: list[str]) -> Distance:
     """Compare the outputs of a network on a device with the stored ones."""
     config = load_config(CITYSCAPES)
-    found, quality = Distance(precision), PanopticQuality(NUM_STUFF + NUM_THING)
+    classes = [ClassInfo(str(i), i, i >= NUM_STUFF) for i in range(NUM_STUFF + NUM_THING)]
+    found, evaluator = Distance(precision), PanopticEvaluator(classes)
     for image in images:
         case = IMAGES[image]
         batch = PackedSequence([golden_image(image, config).to(device)])
@@ -91,9 +92,8 @@ def distance(precision: str, net: PanopticNet, device: torch.device, images: lis
         ids, categories = stored(case, "pan_msk_0").long(), stored(case, "pan_cat_0").tolist()
         agree = classes_of(torch.from_numpy(fused.ids), fused.categories) == classes_of(ids, categories)
         found.fused = min(found.fused, float(agree.double().mean()))
-        quality.add(ids.numpy(), segments(categories), fused.ids.astype(np.int64), segments(fused.categories))
-    classes = [ClassInfo(str(i), i, i >= NUM_STUFF) for i in range(NUM_STUFF + NUM_THING)]
-    found.PQ = float(quality.result(classes).PQ)
+        evaluator.add(ids.numpy(), segments(categories), fused.ids.astype(np.int64), segments(fused.categories))
+    found.PQ = float(evaluator.scores().PQ)
     return found
 
 
