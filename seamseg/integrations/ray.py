@@ -2,14 +2,13 @@
 
     python -m seamseg.integrations.ray city.zip photos/ maps/
     python -m seamseg.integrations.ray city.zip s3://bucket/photos s3://bucket/maps --actors 8 --gpus 1 --batch-size 8
-    python -m seamseg.integrations.ray city.zip shards/ maps/ --input webdataset --output parquet
+    python -m seamseg.integrations.ray city.zip shards/ maps/ --input webdataset
 
 IN is a folder of images (searched with its sub-folders), of tars of images, or of Parquet files with a column `path`
-and a column `bytes` or `image`; IN and OUT are local or at an object store (s3://, gs://, abfs://). An image or a tar
-that cannot be read is a row with its error. Run the same command again to predict what is missing in OUT.
-
-WebDataset: `KEY.png` (id image of COCO: R + 256 G + 65536 B) and `KEY.json`: name, height, width, segments_info, error.
-Parquet: columns name, panoptic_png, segments_info, height, width, error.
+and a column `bytes` or `image`; IN and OUT are local or at an object store (s3://, gs://, abfs://). OUT gets Parquet
+files with the columns name, panoptic_png (id image of COCO: R + 256 G + 65536 B), segments_info, height, width, error.
+An image or a tar that cannot be read is a row with its error. Run the same command again to predict what is missing in
+OUT.
 """
 
 from __future__ import annotations
@@ -25,19 +24,20 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 import numpy as np
 from PIL import Image
 
 import seamseg
 from seamseg.checkpoints.model_path import local_model
+from seamseg.cli.model_options import add_options
 from seamseg.data.images import PHOTO_ENDINGS, as_rgb, open_image
 from seamseg.formats.coco_writer import encode_result
 from seamseg.inference.result import Panoptic
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, SeamsegError, counted, describe_error, one_line, require_packages
 from seamseg.utils.limits import PHOTO_BYTES, LimitedTarInfo, read_limited
+from seamseg.utils.options import option
 from seamseg.utils.output import echo
 
 if TYPE_CHECKING:
@@ -165,8 +165,7 @@ def _row(result: Panoptic | str) -> tuple[bytes, str, int, int, str]:
 
 SCHEMES = ("s3", "gs", "abfs", "abfss", "file")
 """Schemes of URLs. IN and OUT alone are opened; names in data are not."""
-INPUTS = ("images", "webdataset", "parquet")
-OUTPUTS = {"webdataset": ".tar", "parquet": ".parquet"}
+_ENDINGS = {"images": PHOTO_ENDINGS, "webdataset": (".tar", ".tar.gz", ".tgz"), "parquet": (".parquet",)}
 _OWN_NAME = re.compile(r"[0-9a-f]{32}_\d{6}[-_\d]*\.\w+")  # Ray: run, task, part
 _RESULTS = ("panoptic_png", "segments_info", "height", "width", "error")
 
@@ -175,33 +174,22 @@ _RESULTS = ("panoptic_png", "segments_info", "height", "width", "error")
 class RayOptions:
     """Options of :func:`predict`.
 
-    Parameters
-    ----------
-    input : one of :data:`INPUTS`: content of the input folder
-    output : key of :data:`OUTPUTS`: what is written
-    actors : processes with a model each
-    cpus, gpus : processors and GPUs of an actor; fractions share a GPU
-    batch_size : images of a batch
-    rows_per_file : images of an output file, at least
-
     Raises
     ------
     InputError
         if a value is unknown or out of range
     """
 
-    input: str = "images"
-    output: str = "webdataset"
-    actors: int = 1
-    cpus: float = 1.0
-    gpus: float = 0.0
-    batch_size: int = 4
-    rows_per_file: int = 500
+    input: str = option("images, webdataset or parquet (default: images)", "images")
+    actors: int = option("processes with a model each (default: 1)", 1)
+    cpus: float = option("processors of an actor (default: 1)", 1.0)
+    gpus: float = option("GPUs of an actor; fractions share one (default: 0)", 0.0)
+    batch_size: int = option("images of a batch (default: 4)", 4)
+    rows_per_file: int = option("images of an output file, at least (default: 500)", 500)
 
     def __post_init__(self) -> None:
-        for name, known in (("input", INPUTS), ("output", tuple(OUTPUTS))):
-            if getattr(self, name) not in known:
-                raise InputError(f"`{name}={getattr(self, name)}`: choose among {', '.join(known)}")
+        if self.input not in _ENDINGS:
+            raise InputError(f"`input={self.input}`: choose among {', '.join(_ENDINGS)}")
         for name in ("actors", "batch_size", "rows_per_file"):
             if getattr(self, name) < 1:
                 raise InputError(f"`{name}={getattr(self, name)}`: must be at least 1")
@@ -234,15 +222,15 @@ def predict(model: Any, inputs: str, out: str, options: RayOptions = RayOptions(
     Raises
     ------
     InputError
-        if Ray is not installed, a folder has no such input, `out` is in `inputs` or holds tars or Parquet files of
-        others, or the model is not panoptic
+        if Ray is not installed, a folder has no such input, `out` is in `inputs` or holds Parquet files of others, or
+        the model is not panoptic
     """
     require_packages("ray", what="predicting with Ray Data", extra="ray")
     from ray.data import ActorPoolStrategy
 
     _refuse_overlap(inputs, out)
     model = local_model(model)
-    before = dict(_written(out, options.output, repair=True))
+    before = dict(_written(out, repair=True))
     _start(options)
     rows = _rows(inputs, options.input, before.keys())
     if rows is not None:
@@ -255,14 +243,8 @@ def predict(model: Any, inputs: str, out: str, options: RayOptions = RayOptions(
             compute=ActorPoolStrategy(size=options.actors),
         )
         filesystem, folder = _filesystem(out)
-        if options.output == "parquet":
-            made.write_parquet(folder, filesystem=filesystem, min_rows_per_file=options.rows_per_file)
-        else:
-            samples = made.map(_sample)
-            samples.write_webdataset(
-                folder, filesystem=filesystem, encoder=None, min_rows_per_file=options.rows_per_file
-            )
-    new = [error for name, error in _written(out, options.output) if name not in before]
+        made.write_parquet(folder, filesystem=filesystem, min_rows_per_file=options.rows_per_file)
+    new = [error for name, error in _written(out) if name not in before]
     return Counts(sum(not error for error in new), sum(map(bool, new)), len(before))
 
 
@@ -288,9 +270,6 @@ class _NamedActor(PanopticActor):
         if "problem" in made:
             made["error"] = np.array([p or e for p, e in zip(made["problem"], made["error"])], object)
         return {name: made[name] for name in ("name", *_RESULTS)}
-
-
-_ENDINGS = {"images": PHOTO_ENDINGS, "webdataset": (".tar", ".tar.gz", ".tgz"), "parquet": (".parquet",)}
 
 
 def _rows(inputs: str, form: str, done: Collection[str]) -> Dataset | None:
@@ -358,20 +337,13 @@ def _read_tar(filesystem: FileSystem, root: str, file: str) -> Iterator[tuple[st
                 yield "/".join((folder, *parts)), content.read() if content else b"", problem
 
 
-def _sample(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the WebDataset sample of a result; a key has no dots, which would end it."""
-    facts = {name: row[name] for name in ("name", "height", "width", "error")}
-    content = json.dumps({**facts, "segments_info": json.loads(row["segments_info"])})
-    return {"__key__": quote(row["name"]).replace(".", "%2E"), "png": row["panoptic_png"], "json": content.encode()}
-
-
 def _refuse_overlap(inputs: str, out: str) -> None:
     (here, source), (there, target) = _filesystem(inputs), _filesystem(out)
     if here == there and Path(os.path.realpath(target)).is_relative_to(os.path.realpath(source)):
         raise InputError(f"{out}: is in the input folder {inputs}; choose another folder for the outputs")
 
 
-def _written(out: str, form: str, repair: bool = False) -> list[tuple[str, str]]:
+def _written(out: str, repair: bool = False) -> list[tuple[str, str]]:
     """Return name and error of each image in the output files; with `repair` remove those that have no end.
 
     Nothing is removed if a file is not an output (InputError) or cannot be read now (OSError).
@@ -379,13 +351,13 @@ def _written(out: str, form: str, repair: bool = False) -> list[tuple[str, str]]
     filesystem, folder = _filesystem(out)
     found: list[tuple[str, str]] = []
     torn = []
-    for path in sorted(path for path in _files(filesystem, folder) if path.endswith(OUTPUTS[form])):
-        if repair and _OWN_NAME.fullmatch(PurePosixPath(path).name) and not _has_end(filesystem, path, form):
+    for path in sorted(path for path in _files(filesystem, folder) if path.endswith(".parquet")):
+        if repair and _OWN_NAME.fullmatch(PurePosixPath(path).name) and not _has_end(filesystem, path):
             torn.append(path)
             continue
         try:
-            found += (_of_parquet if form == "parquet" else _of_tar)(filesystem, path)
-        except (ValueError, KeyError, TypeError, AttributeError, tarfile.TarError) as error:
+            found += _read_names(filesystem, path)
+        except (ValueError, KeyError) as error:
             why = f"{path}: not an output of this command, or damaged ({describe_error(error)})"
             raise (InputError if repair else SeamsegError)(f"{why}; move it, or choose another folder") from error
     for path in torn:
@@ -394,31 +366,17 @@ def _written(out: str, form: str, repair: bool = False) -> list[tuple[str, str]]
     return found
 
 
-def _has_end(filesystem: FileSystem, path: str, form: str) -> bool:
-    end = b"PAR1" if form == "parquet" else bytes(1024)
+def _has_end(filesystem: FileSystem, path: str) -> bool:
     with filesystem.open_input_file(path) as file:
-        file.seek(max(file.size() - len(end), 0))
-        return bool(file.read() == end)
+        file.seek(max(file.size() - 4, 0))
+        return bool(file.read() == b"PAR1")
 
 
-def _of_parquet(filesystem: FileSystem, path: str) -> Iterator[tuple[str, str]]:
+def _read_names(filesystem: FileSystem, path: str) -> Iterator[tuple[str, str]]:
     from pyarrow import parquet
 
     table = parquet.read_table(path, columns=["name", "error"], filesystem=filesystem)
-    yield from zip(table["name"].to_pylist(), table["error"].to_pylist(), strict=True)
-
-
-def _of_tar(filesystem: FileSystem, path: str) -> Iterator[tuple[str, str]]:
-    if not _has_end(filesystem, path, "webdataset"):
-        raise ValueError("has no end")
-    with filesystem.open_input_file(path) as file, tarfile.open(fileobj=file) as archive:
-        members = archive.getmembers()
-        results = [member for member in members if member.name.endswith(".json")]
-        if members and not results:
-            raise ValueError("has no results")
-        for member in results:
-            content = json.load(archive.extractfile(member))  # type: ignore[arg-type]
-            yield content["name"], content["error"]
+    return zip(table["name"].to_pylist(), table["error"].to_pylist(), strict=True)
 
 
 def _filesystem(place: str) -> tuple[FileSystem, str]:
@@ -457,26 +415,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("model", metavar="MODEL", help="see `seamseg predict`; on a path that every worker can read")
     parser.add_argument("inputs", metavar="IN", help="folder of the input, local or at an object store")
     parser.add_argument("out", metavar="OUT", help="folder of the output, local or at an object store")
-    helps = {
-        "input": "images, webdataset or parquet",
-        "output": "webdataset or parquet",
-        "actors": "processes with a model each",
-        "cpus": "processors of an actor",
-        "gpus": "GPUs of an actor",
-        "batch_size": "images of a batch",
-        "rows_per_file": "images of an output file, at least",
-    }
-    for field in fields(RayOptions):
-        kind = type(field.default)
-        text = f"{helps[field.name]} (default: %(default)s)"
-        parser.add_argument(f"--{field.name.replace('_', '-')}", type=kind, default=field.default, help=text)
+    add_options(parser, RayOptions, {"": parser})
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda (default: auto)")
     parser.add_argument("--precision", default="fp32", help="fp32, bf16, fp16 or auto (default: fp32)")
     args = parser.parse_args(argv)
-    out = args.out
     try:
-        options = RayOptions(**{name: getattr(args, name) for name in helps})
-        counts = predict(args.model, args.inputs, out, options, device=args.device, precision=args.precision)
+        options = RayOptions(**{field.name: getattr(args, field.name) for field in fields(RayOptions)})
+        counts = predict(args.model, args.inputs, args.out, options, device=args.device, precision=args.precision)
     except SeamsegError as error:
         flags = {name: f"--{name.replace('_', '-')}" for name in vars(args)}
         named = re.sub(r"`(\w+)=([^`]*)`", lambda m: f"{flags[m[1]]} {m[2]}" if m[1] in flags else m[0], str(error))
@@ -484,10 +429,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2 if isinstance(error, InputError) else 1
     except Exception as error:  # Ray shows the traceback of a worker in its message, the error last
         text = (str(error).strip() or type(error).__name__).splitlines()[-1]
-        echo(f"{out}: ended early, run the command again: {text}", file=sys.stderr)
+        echo(f"{args.out}: ended early, run the command again: {text}", file=sys.stderr)
         return 1
     there = f", {counts.before} were there" if counts.before else ""
-    echo(f"{out}: {counted(counts.predicted, 'image')} predicted, {counts.failed} failed{there}")
+    echo(f"{args.out}: {counted(counts.predicted, 'image')} predicted, {counts.failed} failed{there}")
     return 1 if counts.failed else 0
 
 

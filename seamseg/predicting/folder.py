@@ -31,7 +31,7 @@ def output_path(out: str) -> Path:
     if out.lower().endswith(PHOTO_ENDINGS):
         raise InputError(f"{out}: looks like an image; the last argument must be the folder for the outputs")
     if out.lower().endswith(TAR_ENDINGS):
-        raise InputError(f"{out}: OUT is a folder; `python -m seamseg.integrations.ray` writes tars")
+        raise InputError(f"{out}: OUT is a folder, no tar")
     if path.exists():
         raise InputError(f"{out}: the output must be a folder, this is a file; OUT is the last argument")
     return path

@@ -226,55 +226,45 @@ class LocalFiles:
     open_input_file = LocalFile
 
 
+RUN = "0123456789abcdef" * 2
+
+
 @pytest.fixture
 def out(tmp_path, monkeypatch):
     """An output folder with a result and two files that a killed run was writing."""
     filesystem, out = LocalFiles(), tmp_path / "out"
     monkeypatch.setattr(ray_data, "_filesystem", lambda place: (filesystem, place))
     monkeypatch.setattr(ray_data, "_files", lambda _, folder: [str(path) for path in Path(folder).iterdir()])
+    monkeypatch.setattr(ray_data, "_read_names", lambda _, path: json.loads(Path(path).read_bytes()[:-4]).items())
     out.mkdir()
-    run = "0123456789abcdef" * 2
-    tar_of(out / f"{run}_000000.tar", {"a.png": b"x", "a.json": b'{"name": "a.jpg", "error": ""}'})
-    (out / f"{run}_000001.tar").write_bytes((out / f"{run}_000000.tar").read_bytes()[:1536])
-    (out / f"{run}_000002.tar").touch()
-    (out / f"{run}_000000-0.parquet").write_bytes(b"PAR1 cut")
+    (out / f"{RUN}_000000-0.parquet").write_bytes(b'{"a.jpg": ""}PAR1')
+    (out / f"{RUN}_000001-0.parquet").write_bytes(b"PAR1 cut")
+    (out / f"{RUN}_000002-0.parquet").touch()
     return out
 
 
-@pytest.mark.parametrize(("form", "torn", "rows"), [("webdataset", 2, [("a.jpg", "")]), ("parquet", 1, [])])
-def test_files_that_were_being_written_are_removed(out, form, torn, rows, capsys):
-    assert _written(str(out), form, repair=True) == rows
-    assert len(list(out.iterdir())) == 4 - torn
-    assert capsys.readouterr().err.count("incomplete, removed") == torn
+def test_files_that_were_being_written_are_removed(out, capsys):
+    assert _written(str(out), repair=True) == [("a.jpg", "")]
+    assert len(list(out.iterdir())) == 1
+    assert capsys.readouterr().err.count("incomplete, removed") == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("theirs", {"a.jpg": b"x", "a.json": b'{"caption": "hi"}'}),
-        ("theirs", {"a.jpg": b"x"}),
-        ("fedcba9876543210" * 2 + "_000000", {"a.json": b"[]"}),
-        ("cut", None),
-    ],
-)
+@pytest.mark.parametrize(("name", "content"), [("theirs", b"no end"), (f"{RUN}_000003-0", b"other contentPAR1")])
 def test_files_of_others_are_refused_and_nothing_is_removed(out, name, content):
-    if content is None:
-        (out / f"{name}.tar").write_bytes(b"no end")
-    else:
-        tar_of(out / f"{name}.tar", content)
-    with pytest.raises(InputError, match=rf"{name}.tar: not an output of this command, or damaged \("):
-        _written(str(out), "webdataset", repair=True)
-    assert len(list(out.iterdir())) == 5
+    (out / f"{name}.parquet").write_bytes(content)
+    with pytest.raises(InputError, match=rf"{name}.parquet: not an output of this command, or damaged \("):
+        _written(str(out), repair=True)
+    assert len(list(out.iterdir())) == 4
 
 
 def test_outputs_that_cannot_be_read_now_are_kept(out, monkeypatch):
     def fails(*_):
         raise OSError("timeout")
 
-    monkeypatch.setattr(ray_data, "_of_tar", fails)
+    monkeypatch.setattr(ray_data, "_read_names", fails)
     with pytest.raises(OSError, match="timeout"):
-        _written(str(out), "webdataset", repair=True)
-    assert len(list(out.iterdir())) == 4
+        _written(str(out), repair=True)
+    assert len(list(out.iterdir())) == 3
 
 
 @pytest.mark.parametrize("inside", [".", "maps", "sub/../maps"])
@@ -284,7 +274,7 @@ def test_outputs_in_the_input_are_refused(out, inside, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace())
     with pytest.raises(InputError, match="is in the input folder"):
         ray_data.predict("city.zip", str(out), f"{out}/{inside}")
-    assert len(list(out.iterdir())) == 4
+    assert len(list(out.iterdir())) == 3
 
 
 def test_lines_of_the_command(monkeypatch, capsys):
@@ -333,12 +323,12 @@ def test_bad_and_odd_files_of_each_kind_of_input(micro_run, photos, tmp_path):
         "parquet": (images.keys() | {"none.png"}, bad | {"none.png"}),
     }
     runs = [
-        (micro_run, folders[kind], tmp_path / kind, "--input", kind, "--output", "parquet")
+        (micro_run, folders[kind], tmp_path / kind, "--input", kind)
         for kind in ("images", "parquet", "webdataset", "webdataset")
     ]
     code, *told = outcome(job(tmp_path, *runs))
     assert code == 1
-    rows = {kind: dict(_written(str(tmp_path / kind), "parquet")) for kind in folders}
+    rows = {kind: dict(_written(str(tmp_path / kind))) for kind in folders}
     for kind in ("images", "parquet"):
         assert rows[kind].keys() == expected[kind][0]
         assert {name for name, error in rows[kind].items() if error} == expected[kind][1]
@@ -357,6 +347,8 @@ def test_bad_and_odd_files_of_each_kind_of_input(micro_run, photos, tmp_path):
 @pytest.mark.slow
 def test_a_worker_and_a_driver_are_killed(micro_run, photos, tmp_path, seamseg_main):
     """Each image once, with the map of a prediction into a folder; a broken one is a row with its error."""
+    from pyarrow import parquet
+
     folder = tmp_path / "photos"
     (folder / "sub").mkdir(parents=True)
     images = [Image.open(photo).convert("RGB") for photo in photos]
@@ -372,30 +364,25 @@ def test_a_worker_and_a_driver_are_killed(micro_run, photos, tmp_path, seamseg_m
         == 1
     )
 
-    for kind, victim in (("parquet", "MapWorker"), ("webdataset", None)):
-        out = tmp_path / kind
-        words = (micro_run, folder, out, "--output", kind, "--rows-per-file", "20", "--batch-size", "4")
+    for victim in ("MapWorker", None):
+        out = tmp_path / f"killed {victim}"
+        words = (micro_run, folder, out, "--rows-per-file", "20", "--batch-size", "4")
         process = job(tmp_path, words)
         kill_after(process, out, 3, victim)
         if victim is None:
-            first = dict(_written(str(out), kind, repair=True))
+            first = dict(_written(str(out), repair=True))
             assert 0 < len(first) < COUNT
             code, text = outcome(job(tmp_path, words))
             assert f"{len(first)} were there" in text
         else:
             code, text = outcome(process)
             assert text == f"{COUNT - len(broken)} images predicted, {len(broken)} failed"
-        rows = list(_written(str(out), kind))
+        rows = list(_written(str(out)))
         assert sorted(name for name, error in rows if not error) == readable
         assert {name for name, error in rows if error} == broken
         assert code == 1
-    maps = {}
-    for path in (tmp_path / "webdataset").glob("*.tar"):
-        with tarfile.open(path) as archive:
-            content = {m.name: archive.extractfile(m).read() for m in archive if m.isfile()}
-        for name, data in content.items():
-            if name.endswith(".json"):
-                maps[json.loads(data)["name"]] = content.get(name.removesuffix("json") + "png")
+    table = parquet.read_table(out, columns=["name", "panoptic_png"])
+    maps = dict(zip(table["name"].to_pylist(), table["panoptic_png"].to_pylist()))
     for name in readable:
         made = np.asarray(Image.open(tmp_path / "out" / "panoptic" / Path(name).with_suffix(".png")))
         assert np.array_equal(made, np.asarray(Image.open(io.BytesIO(maps[name])))), name

@@ -161,7 +161,7 @@ def test_batches_and_workers_change_nothing(micro_run, micro, tmp_path, seamseg_
         (("{run}", "{photos}", "{out}", "--tta", "flop"), "neither `flip` nor a scale"),
         (("{run}", "{photos}", "s3:/bucket/out"), "s3:/bucket/out: a URL, where a local path is needed"),
         (("{run}", "https://host/a.jpg", "{out}"), "https://host/a.jpg: a URL, where a local path is needed"),
-        (("{run}", "{photos}", "{out}/p.tar"), "p.tar: OUT is a folder; `python -m seamseg.integrations.ray` writes"),
+        (("{run}", "{photos}", "{out}/p.tar"), "p.tar: OUT is a folder, no tar"),
         (("{run}", "p-{{0..3}}.tar", "{out}"), "`python -m seamseg.integrations.ray --input webdataset` predicts"),
     ],
 )
