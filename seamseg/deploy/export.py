@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import tempfile
@@ -10,38 +9,24 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 
-from seamseg.checkpoints.bundle import open_model
 from seamseg.checkpoints.foreign import is_foreign
-from seamseg.checkpoints.model_path import is_exported, local_model, snapshot_in
-from seamseg.classification.checkpoint import class_names, classifier_config, load_classifier
-from seamseg.classification.config import load_classifier_config
-from seamseg.config import config_from_string, config_to_string
-from seamseg.data.input_size import InputSize
+from seamseg.checkpoints.model_path import local_model
+from seamseg.config import config_from_string
 from seamseg.deploy.compare import Agreement, compare
 from seamseg.deploy.network import ExportNet, example_inputs
 from seamseg.deploy.quantize import calibration_photos, quantise_file
-from seamseg.deploy.query_network import QuerySource, check_queries, open_queries, query_source
-from seamseg.deploy.source import ExportOptions, ExportSource, default_size, three
+from seamseg.deploy.source import ExportOptions, ExportSource, check_foreign, open_source
 from seamseg.formats.exported import CLASSIFIER_SIDES, MAX_EXAMPLE_SIDE, MAX_SIDE, OPSETS, ExportedMetadata
-from seamseg.formats.metadata import Metadata
-from seamseg.inference.foreign.transformers_model import TransformersNetwork
 from seamseg.inference.images import as_image, network_input
-from seamseg.inference.network import TrainedModel
 from seamseg.inference.onnx_engines import open_onnx
-from seamseg.inference.options import InferenceOptions
 from seamseg.inference.package import PackageSession
 from seamseg.models.backbones.base import Backbone
-from seamseg.models.build import custom_heads
-from seamseg.models.custom_network import WholeNetwork
-from seamseg.models.folding import PRECISIONS, fold_layers
-from seamseg.models.panoptic import PanopticNet
 from seamseg.models.quantised import is_quantised
-from seamseg.predictions import MapFormat
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, OutOfMemory, require_packages
 from seamseg.utils.files import refuse_existing
@@ -172,11 +157,11 @@ def export_model(
     path = Path(out)
     chosen = check_target(path, options)
     if is_foreign(found := local_model(model)):
-        check_queries(found, path, options)
+        check_foreign(found, path, options)
     _say(f"reading {model}")
     source = open_source(found, options)
-    if isinstance(source, QuerySource):
-        check_queries(model, path, options)
+    if source.metadata.of_queries:
+        check_foreign(model, path, options)
     if is_quantised(source.net):
         if options.int8 is not None:
             raise InputError(f"`int8={options.int8}`: {model} was trained for int8 and has its ranges: leave it out")
@@ -211,106 +196,10 @@ def check_target(path: Path, options: ExportOptions) -> Format:
     return chosen
 
 
-def open_source(model: str | Path, options: ExportOptions) -> ExportSource:
-    """Open a trained model for export; errors as of :func:`export_model`."""
-    path = local_model(model)
-    if is_exported(path):
-        raise InputError(f"{path}: is an exported network: give the model that it was exported from")
-    if is_foreign(path):
-        return open_queries(path, options)
-    classifier = classifier_config(path, options.config)
-    if classifier is not None:
-        return _open_classifier(path, classifier, options)
-    inference = InferenceOptions(overrides=options.overrides, precision=options.precision)
-    trained = open_model(path, options.config, options.meta, list(options.overrides))
-    opened = TrainedModel(trained, torch.device("cpu"), inference)
-    config, size = opened.config, inference.input_size(opened.config)
-    thresholds = {} if opened.kind == "semantic" else vars(inference.thresholds(config))
-    metadata = ExportedMetadata(
-        kind=opened.kind,
-        config=config_to_string(config),
-        metadata=opened.metadata,
-        size=None,
-        multiple=32 if opened.kind == "semantic" else max(config.fpn.out_strides) * config.rpn.stride,
-        part=options.part,
-        precision=options.precision,
-        mean=three(config.dataloader.rgb_mean, 0.0),
-        std=three(config.dataloader.rgb_std, 1.0),
-        thresholds=thresholds,
-        licence=options.licence,
-    )
-    network = opened.build(inference)
-    if isinstance(network, TransformersNetwork):
-        return query_source(opened, network, options)
-    net = getattr(network, "net", None)
-    if net is None:
-        raise InputError(f"{path}: the network {config.general.network} cannot be exported: it runs by its `inference`")
-    if isinstance(net, WholeNetwork):
-        _check_whole(net, options)
-        metadata = replace(metadata, multiple=1, with_ids=net.network.predicts_ids)
-        metadata = _with_maps(metadata, net.map_formats, opened.reference)
-    if isinstance(net, PanopticNet) and options.part == "all":
-        if options.int8 is not None and (heads := custom_heads(config)):
-            remedy = ": leave out its file of `components`" if heads[0].startswith("head ") else ""
-            raise InputError(f"{heads[0]} is not quantised by `int8={options.int8}`{remedy}")
-        _check_heads(net)
-        metadata = _with_maps(metadata, net.map_formats, opened.reference)
-    return ExportSource(net, metadata, default_size(size), size)
-
-
-def _with_maps(
-    metadata: ExportedMetadata, maps: Mapping[str, MapFormat], reference: InputSize | None
-) -> ExportedMetadata:
-    """Return metadata with output maps, and with the sizes of an input of scale 1 if one has distances."""
-    sides = (None, None) if reference is None else (reference.shortest_size, reference.longest_max_size)
-    has_distances = any(spec.values == "divide" for spec in maps.values())
-    stated = sides if has_distances and None not in sides else None
-    return replace(metadata, maps=maps, reference=cast("tuple[int, int] | None", stated))
-
-
-def _check_whole(net: WholeNetwork, options: ExportOptions) -> None:
-    """Raise InputError if a network as a whole is not exported, or not with these options."""
-    if not net.network.exportable:
-        raise InputError(f"the network {net.name} cannot be exported: it states exportable = False")
-    for name, default in (("part", "all"), ("precision", "fp32"), ("int8", None)):
-        if (value := getattr(options, name)) != default:
-            raise InputError(f"`{name}={value}` is for networks of body and heads, not for {net.name}")
-
-
-def _check_heads(net: PanopticNet) -> None:
-    """Raise InputError if a custom head is not exported."""
-    for name, head in net.custom_heads.items():
-        if not head.exportable:
-            raise InputError(f"head {name} cannot be exported: leave out its file of `components`")
-
-
-def _open_classifier(path: Path, config: Path | str, options: ExportOptions) -> ExportSource:
-    if options.part != "all":
-        raise InputError(f"`part={options.part}`: a classifier has no dense part")
-    if options.overrides:
-        raise InputError("`overrides` has no effect on a classifier")
-    settings = load_classifier_config(config)
-    net = load_classifier(config, snapshot_in(path) if path.is_dir() else path, "cpu")
-    names = class_names(path, settings)
-    metadata = ExportedMetadata(
-        kind="classification",
-        config=json.dumps(settings.to_json()),
-        metadata=Metadata(0, len(names), names, [], []),
-        size=None,
-        multiple=32,
-        precision=options.precision,
-        mean=settings.input.mean,
-        std=settings.input.std,
-        licence=options.licence,
-    )
-    side = settings.input.crop_val
-    return ExportSource(fold_layers(net).to(PRECISIONS[options.precision]), metadata, (side, side), None)
-
-
 def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOptions) -> ExportReport:
     size, stated = options.size or source.size, source.metadata
     if _is_free(source, path, options):
-        least = _LEAST_WHOLE if isinstance(source.net, WholeNetwork) else stated.multiple
+        least = stated.multiple if getattr(source.net, "of_parts", True) else _LEAST_WHOLE
         own = CLASSIFIER_SIDES if source.input_size is None else (least, chosen.largest_side)
         metadata = replace(stated, sides=own)
         # in an example of one cell, its side of 1 would be taken for fixed
@@ -351,7 +240,7 @@ def _is_free(source: ExportSource, path: Path, options: ExportOptions) -> bool:
     classifier = source.input_size is None
     windowed = next((m for m in source.net.modules() if isinstance(m, Backbone) and m.has_windows), None)
     if not options.dynamic:
-        fixed = classifier or windowed is not None or isinstance(source, QuerySource)
+        fixed = classifier or windowed is not None or source.metadata.of_queries
         return options.size is None and options.part == "all" and not fixed
     if windowed is not None:
         raise InputError(

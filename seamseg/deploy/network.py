@@ -10,16 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seamseg.formats.exported import OUTPUTS
+from seamseg.formats.exported import OUTPUTS, QUERY_OUTPUTS
+from seamseg.inference.foreign.padding import padded_input
+from seamseg.inference.foreign.transformers_model import TransformersNetwork
 from seamseg.models.custom_network import WholeNetwork
 from seamseg.models.heads.custom import predicted_maps
 from seamseg.models.heads.select import best_scores
+from seamseg.models.network import Network
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.panoptic_inference import DenseOutputs, Features
 from seamseg.models.semantic import SemanticNet
@@ -28,7 +31,7 @@ from seamseg.ops.nms import nms_fixed
 from seamseg.ops.upsample import upsample_argmax
 from seamseg.structures import PackedSequence
 from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.errors import SeamsegError, cause
+from seamseg.utils.errors import InputError, SeamsegError, cause
 from seamseg.utils.output import quiet_logs
 
 
@@ -240,7 +243,7 @@ class WholeExport(ExportNet):
     @property
     def output_names(self) -> tuple[str, ...]:
         """Names of the outputs, in order."""
-        ids = ("ids",) * self.net.network.predicts_ids
+        ids = ("ids",) * self.net.predicts_ids
         return (*OUTPUTS[self.net.kind], *self.net.map_formats, *ids)
 
     def forward(self, image: Tensor, size: Tensor) -> tuple[Tensor, ...]:
@@ -271,25 +274,16 @@ class DenseExport(ExportNet):
     `1 x classes x h x w`; for kind semantic to `semantic_logits` alone.
     """
 
+    net: Network
+
     @property
     def output_names(self) -> tuple[str, ...]:
         """Names of the outputs, in order."""
-        if isinstance(self.net, SemanticNet):
-            return ("semantic_logits",)
-        assert isinstance(self.net, PanopticNet)
-        fpn, semantic = self.net.body.fpn, ("semantic_logits",) * (self.net.sem_head is not None)
-        levels = (f"level{i}" for i in range(len(fpn.output) + fpn.extra_scales))
-        return (*levels, "obj_logits", "bbx_logits", *semantic)
+        return self.net.dense_names
 
     def forward(self, image: Tensor, size: Tensor) -> tuple[Tensor, ...]:
         """Map a padded image and its valid size to the outputs of the class."""
-        padded = self.normalise(image, size)
-        if isinstance(self.net, SemanticNet):
-            return (self.net.dense_part()(padded),)
-        assert isinstance(self.net, PanopticNet)
-        dense = self.net.dense_part()(padded)
-        semantic = () if dense.semantic_logits is None else (dense.semantic_logits,)
-        return (*dense.levels, dense.obj_logits, dense.bbx_logits, *semantic)
+        return self.net.dense_outputs(self.normalise(image, size))
 
 
 class ClassifierExport(ExportNet):
@@ -303,6 +297,61 @@ class ClassifierExport(ExportNet):
         return (self.net(image.to(dtype, memory_format=torch.channels_last)).float(),)
 
 
+class QueryNet(nn.Module):
+    """A network of transformers on the CPU, in float32, changed so that it can be traced.
+
+    Raises
+    ------
+    InputError
+        if its masked attention is not switched off at the end of the training, as it must be; it names the model `name`
+    """
+
+    def __init__(self, network: TransformersNetwork, name: str) -> None:
+        super().__init__()
+        net, self.family = network.net, network.family
+        self.classes = network.classes
+        net.set_attn_implementation("eager")  # type: ignore[operator]
+        if self.family.mask_annealing_buffer:
+            # the tracer follows no branch that depends on a tensor
+            buffer = self.family.mask_annealing_buffer
+            probabilities = net.get_buffer(buffer)
+            if torch.any(probabilities != 0):
+                raise InputError(
+                    f"{name}: cannot be exported: {buffer} is not 0, the masked attention of its training is still on"
+                )
+            delattr(net, buffer)
+            setattr(net, buffer, [0.0] * len(probabilities))
+        self.net = net
+
+    def forward(self, pixels: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+        """Map an input `1 x 3 x H x W` and its valid pixels, bool `H x W`, to class and mask logits."""
+        mask = {"pixel_mask": valid.long()[None]} if self.family.pixel_mask else {}
+        outputs = self.net(pixel_values=pixels, **mask)
+        scores = self.classes.used_logits(outputs[self.family.class_logits])
+        return scores[0], outputs[self.family.mask_logits][0]
+
+
+class QueryExport(ExportNet):
+    """Panoptic networks of queries, one class and one mask each.
+
+    `forward` maps `image` and `size`, see :meth:`ExportNet.normalise`, to
+
+    class_logits : float32 `Q x (C + 1)`, the last one of "no object"
+    mask_logits : float32 `Q x h x w`, of the whole input
+    """
+
+    net: QueryNet
+    output_names = QUERY_OUTPUTS
+
+    def forward(self, image: Tensor, size: Tensor) -> tuple[Tensor, ...]:
+        """Map a padded image and its valid size to the outputs of the class."""
+        valid = valid_pixels(image, size)
+        found: tuple[Tensor, Tensor] = self.net(
+            padded_input(image, valid, self.standardise, self.net.family.square), valid
+        )
+        return found
+
+
 def export_net(
     net: nn.Module,
     mean: Sequence[float] | None,
@@ -314,23 +363,25 @@ def export_net(
 
     Parameters
     ----------
-    net : folded network of any kind: panoptic, semantic, or a classifier, which maps images to logits
+    net : folded network, :class:`QueryNet`, or classifier, which maps images to logits
     mean, std : None for no subtraction, or no division
     part : "all" or "dense", see :class:`DenseExport`
     standard_ops : see :class:`ExportNet`
     """
     normalisation = (mean or (0.0, 0.0, 0.0), std or (1.0, 1.0, 1.0), standard_ops)
     made: ExportNet
-    if isinstance(net, WholeNetwork):
-        made = WholeExport(net, *normalisation)
-    elif not isinstance(net, (PanopticNet, SemanticNet)):
+    if isinstance(net, QueryNet):
+        made = QueryExport(net, *normalisation)
+    elif not isinstance(net, Network):
         made = ClassifierExport(net, *normalisation)
+    elif not net.of_parts:
+        made = WholeExport(net, *normalisation)
     elif part == "dense":
         made = DenseExport(net, *normalisation)
-    elif isinstance(net, SemanticNet):
+    elif net.kind == "semantic":
         made = SemanticExport(net, *normalisation)
     else:
-        made = DetectionExport(net, *normalisation)
+        made = DetectionExport(cast(PanopticNet, net), *normalisation)
     # also the constants that were made here
     return made.eval().to(next(net.parameters()).device)
 
@@ -352,7 +403,8 @@ def failures_in_one_line(problem: str, net: ExportNet | None = None, free: bool 
     A lack of memory is passed on, see :func:`seamseg.utils.device_memory.lacks_memory`. The error names the
     custom heads of a network `net`; if its input size is `free`, that may be the reason, too.
     """
-    heads = net.net.custom_heads if net is not None and isinstance(net.net, PanopticNet) else {}
+    network = None if net is None or not isinstance(net.net, Network) else net.net
+    heads = {} if network is None else network.custom_heads
     own = heads or isinstance(net, WholeExport)
     if heads:
         problem += f" with the heads {', '.join(heads)}: leave out their file of `components`"

@@ -30,7 +30,6 @@ from PIL import Image
 
 import seamseg
 from seamseg.checkpoints.model_path import local_model
-from seamseg.cli.model_options import add_options
 from seamseg.data.images import PHOTO_ENDINGS, as_rgb, open_image
 from seamseg.formats.coco_writer import encode_result
 from seamseg.inference.result import Panoptic
@@ -415,7 +414,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("model", metavar="MODEL", help="see `seamseg predict`; on a path that every worker can read")
     parser.add_argument("inputs", metavar="IN", help="folder of the input, local or at an object store")
     parser.add_argument("out", metavar="OUT", help="folder of the output, local or at an object store")
-    add_options(parser, RayOptions, {"": parser})
+    for field in fields(RayOptions):
+        flag, text = f"--{field.name.replace('_', '-')}", field.metadata["text"]
+        parser.add_argument(flag, type=type(field.default), default=field.default, help=text)
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda (default: auto)")
     parser.add_argument("--precision", default="fp32", help="fp32, bf16, fp16 or auto (default: fp32)")
     args = parser.parse_args(argv)

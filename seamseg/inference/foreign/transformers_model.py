@@ -203,21 +203,6 @@ class TransformersModel:
         """Return the size of the network's input, by default that of its authors."""
         return options.input_size_of_authors(self.config)
 
-    def check_export(self, size: tuple[int, int] | None, usual: tuple[int, int]) -> tuple[int, int]:
-        """Return the `(height, width)` of the input of an export; no weights are read.
-
-        Parameters
-        ----------
-        size : size that the user chose, None for the default: its square, or `usual`
-        usual : default size for images twice as wide as high
-
-        Raises
-        ------
-        InputError
-            if the network cannot be exported, or not at this size
-        """
-        return export_size(self.family, self.side, self.name, size, usual)
-
     def build(self, options: InferenceOptions) -> TransformersNetwork:
         """Build the network and load its weights."""
         tokens = None
@@ -234,13 +219,19 @@ class TransformersModel:
 def export_size(
     family: Family, side: int | None, name: str, size: tuple[int, int] | None, usual: tuple[int, int]
 ) -> tuple[int, int]:
-    """Return the `(height, width)` of the input of an export, see :meth:`TransformersModel.check_export`.
+    """Return the `(height, width)` of the input of an export; no weights are read.
 
     Parameters
     ----------
     family, side : family of the network, and side of its square input in pixels
     name : name of the model, for errors
-    size, usual : see :meth:`TransformersModel.check_export`
+    size : size that the user chose, None for the default: its square, or `usual`
+    usual : default size for images twice as wide as high
+
+    Raises
+    ------
+    InputError
+        if the network cannot be exported, or not at this size
     """
     if family.export_problem:
         raise InputError(f"{name}: cannot be exported: {family.export_problem}")
