@@ -207,12 +207,6 @@ def test_mistakes_that_need_no_training(kind, changes, message, file, monkeypatc
     assert "\n" not in str(error.value)
 
 
-def test_a_misspelt_method(file):
-    message = r"callback mine \(.*\.py\): it has a method validate, which nothing calls.* validated"
-    with pytest.raises(AssertionError, match=message), pytest.warns(UserWarning, match=message):
-        check_component(file("callback", old=("def validated(", "def validate(")))
-
-
 def test_what_is_not_there(file):
     path = file("loss")
     with pytest.raises(InputError, match=r"registers no head$"):

@@ -1,7 +1,7 @@
 """Components: named parts of a network, a training or an evaluation, built in or from a module or file of the user.
 
 A component is a class or function that a decorator of :mod:`seamseg.components` registers under a kind and a name, with
-a frozen dataclass of its keys (docs/how-to/extend.md). Modules and files are imported only if the user names them,
+a frozen dataclass of its options (docs/how-to/extend.md). Modules and files are imported only if the user names them,
 never because they are installed or a model names them, except those of `seamseg.recipes`. The parts of the package
 that use a kind register its built-in components.
 """
@@ -16,16 +16,14 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any, TypeVar
 
 from seamseg.config.values import declaration_problem
-from seamseg.utils.component_errors import described, file_of, misspelt
-from seamseg.utils.device_memory import lacks_memory
+from seamseg.utils.component_errors import described, file_of, named_errors
 from seamseg.utils.errors import InputError, SeamsegError, did_you_mean
-from seamseg.utils.output import warn
 
 API = 1
 """Version of the interface; one that breaks components gets another number."""
@@ -36,18 +34,16 @@ RECIPES = "seamseg.recipes."
 
 @dataclass(frozen=True)
 class ComponentKind:
-    """What a component may be.
+    """A kind of component.
 
     Attributes
     ----------
     what : a line for `seamseg components`
-    key : `section.key` of the configuration that chooses one by its name; empty if any number may be used, one for each
-        section `[KIND NAME]` of the configuration
-    evaluated : whether an evaluation uses it although the configuration of the model does not name it
-    chosen : whether it is used where an option names it, not because of its section
+    key : `section.key` of the configuration that names one; empty if each section `[KIND NAME]` adds one
+    evaluated : an evaluation uses it although the configuration of the model does not name it
+    chosen : an option names it, not its section
     needed : a model that has one does not open without it
-    defaults : whether it has built-in components that are only imported where they are used; elsewhere their sections
-        are not checked
+    defaults : built-in ones are only imported where they are used; elsewhere their sections are not checked
     """
 
     what: str
@@ -82,48 +78,7 @@ def parse_section(section: str) -> tuple[str, str] | None:
 
 @dataclass(frozen=True)
 class NoKeys:
-    """The keys of a component without any."""
-
-
-@dataclass(frozen=True)
-class Component:
-    """A registered component.
-
-    Attributes
-    ----------
-    kind, name : its kind and its name in a configuration
-    make : the class or function
-    keys : frozen dataclass of its keys, those of the section `[KIND NAME]`
-    module, file : name and file of the module that registers it
-    sha256 : SHA-256 of the file when that was imported; empty for those of this package
-    """
-
-    kind: str
-    name: str
-    make: Callable[..., Any]
-    keys: type
-    module: str
-    file: Path
-    sha256: str = ""
-
-    @property
-    def section(self) -> str:
-        """Section of its keys."""
-        return f"{self.kind} {self.name}"
-
-    @property
-    def built_in(self) -> bool:
-        """Whether it is part of this package."""
-        return self.module.partition(".")[0] == "seamseg"
-
-    def build(self, *arguments: Any) -> Any:
-        """Call :attr:`make`; its exceptions become an InputError with the component, its file and the line."""
-        try:
-            return self.make(*arguments)
-        except Exception as error:
-            if isinstance(error, SeamsegError) or lacks_memory(error):
-                raise
-            raise InputError(f"{self.section}{described(error, str(self.file))}") from error
+    """The options of a component without any."""
 
 
 @dataclass(frozen=True)
@@ -133,23 +88,48 @@ class NotLoaded:
     texts: dict[str, str]
 
 
+@dataclass(frozen=True)
+class Component:
+    """A registered class or function `make`, and the frozen dataclass of its options, `keys`.
+
+    `sha256` is that of its file when that was imported; empty for components of this package.
+    """
+
+    kind: str
+    name: str
+    make: Callable[..., Any]
+    keys: type
+    module: str
+    file: Path
+    sha256: str
+
+    @property
+    def section(self) -> str:
+        """Section of its options."""
+        return f"{self.kind} {self.name}"
+
+    @property
+    def built_in(self) -> bool:
+        """Whether it is part of this package."""
+        return self.module.partition(".")[0] == "seamseg"
+
+    def build(self, *arguments: Any) -> Any:
+        """Call :attr:`make`; its exceptions become an InputError with the component, its file and the line."""
+        with named_errors(self.section, self.module, InputError):
+            return self.make(*arguments)
+
+
 Made = TypeVar("Made", bound=Callable[..., Any])
 _REGISTERED: dict[tuple[str, str], Component] = {}
 
 
 def register(kind: str, name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
-    """Return a decorator that registers a class or function.
-
-    Parameters
-    ----------
-    kind : kind of the component, one of :data:`KINDS`
-    name : name in the configuration: lower-case letters, digits and underscores; in that of a format also hyphens
-    keys : frozen dataclass whose fields are declared with :func:`seamseg.config.sections.key`, each with a default
+    """Return a decorator that registers a class or function; arguments as of :mod:`seamseg.components`.
 
     Raises
     ------
     InputError
-        if the name is not one, the keys are not declared, or another component has the name
+        if the name is not one, the options are not declared, or another component has the name
     """
     plain = name.replace("-", "_") if KINDS[kind].chosen else name
     if not (plain.isascii() and plain.isidentifier() and plain == plain.lower()):
@@ -161,13 +141,11 @@ def register(kind: str, name: str, keys: type = NoKeys) -> Callable[[Made], Made
             raise InputError(f"{kind} {name}: {spec.name} of {keys.__name__}: {problem}")
 
     def decorate(made: Made) -> Made:
-        component = Component(kind, name, made, keys, made.__module__, Path(str(file_of(made.__module__))))
-        if not component.built_in:
-            component = replace(component, sha256=_checksum(component.file))
-            if doubt := misspelt(made):
-                warn(f"{component.section} ({component.file}): {doubt}", stacklevel=2)
+        module, file = made.__module__, Path(str(file_of(made.__module__)))
+        checksum = "" if module.startswith("seamseg.") else _checksum(file)
+        component = Component(kind, name, made, keys, module, file, checksum)
         other = _REGISTERED.setdefault((kind, name), component)
-        if other.module != component.module or other.make.__qualname__ != made.__qualname__:
+        if other.module != module or other.make.__qualname__ != made.__qualname__:
             raise InputError(f"another {kind} {name} is in {other.file}: rename one")
         _REGISTERED[kind, name] = component
         return made
@@ -176,21 +154,9 @@ def register(kind: str, name: str, keys: type = NoKeys) -> Callable[[Made], Made
 
 
 def load(names: Iterable[str], folder: Path | None = None) -> list[str]:
-    """Import modules and files of components, unless they are imported; files again if they have changed.
+    """Import modules (`package.module`) and files (`*.py`) of components, files again if they have changed.
 
-    Parameters
-    ----------
-    names : modules that Python finds (`package.module`), and files (`*.py`)
-    folder : folder of the configuration that names them, where files are searched before the working directory
-
-    Returns
-    -------
-    the names, files as absolute paths
-
-    Raises
-    ------
-    InputError
-        if one is missing, or fails
+    Files are searched in the folder, then in the working directory. Returns the names, files as absolute paths.
     """
     loaded = []
     for name in filter(None, map(str.strip, names)):
@@ -218,32 +184,20 @@ def _checksum(file: Path) -> str:
     return ""
 
 
-_FOLDERS: dict[Path, dict[str, tuple[Path, str]]] = {}
-"""File and SHA-256 of each file of components, and of each module beside it that it imports: by folder and module."""
+_IMPORTED: dict[str, str] = {}
+"""SHA-256 of each imported file of components."""
 
 
 def _import_file(path: Path) -> None:
-    """Import a file as the module of its name, which worker processes find, too: its folder comes last on the path.
-
-    If a file of its folder has changed, each of them is imported again when it is named or imported the next time.
-    """
-    name, known = path.stem, _FOLDERS.setdefault(path.parent, {})
-    other = str(file_of(name))
-    gone = any(name in modules for modules in _FOLDERS.values()) and not os.path.exists(other)
-    if name in sys.modules and os.path.realpath(other) != str(path) and not gone:
-        raise InputError(f"another module is named {name}: rename the file{f' ({other})' if file_of(name) else ''}")
-    changed = [module for module, (file, checksum) in known.items() if _checksum(file) != checksum]
-    if name in sys.modules and not changed and not gone:
-        known.setdefault(name, (path, _checksum(path)))
-        return
-    forgotten = {name, *known} if changed else {name}
-    for modules in _FOLDERS.values():
-        modules.pop(name, None)
-    former = {key: component for key, component in _REGISTERED.items() if component.module in forgotten}
-    for module in forgotten:
-        _forget(module)
-        known.pop(module, None)
-    before = set(sys.modules)
+    """Import a file as the module of its name, which worker processes find, too: its folder comes last on the path."""
+    name, checksum = path.stem, _checksum(path)
+    other = os.path.realpath(str(file_of(name)))
+    if name in sys.modules:
+        if other != str(path) and (other not in _IMPORTED or os.path.exists(other)):
+            raise InputError(f"another module is named {name}: rename the file{f' ({other})' if file_of(name) else ''}")
+        if other == str(path) and _IMPORTED.setdefault(other, checksum) == checksum:
+            return
+    _forget(name)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     sys.modules[name] = importlib.util.module_from_spec(spec)
@@ -256,21 +210,10 @@ def _import_file(path: Path) -> None:
     except BaseException:
         _forget(name)
         raise
-    finally:
-        # a configuration in use may have components of files that are not imported again here
-        kept = (item for item in former.items() if item[1].module != name and item[1].module not in sys.modules)
-        _REGISTERED.update(kept)
-        for module in {name, *sys.modules} - before:
-            base, file = path.parent.joinpath(*module.split(".")), Path(os.path.realpath(str(file_of(module))))
-            if file in (Path(f"{base}.py"), base / "__init__.py") and module.partition(".")[0] != "seamseg":
-                known[module] = (file, _checksum(file))
+    _IMPORTED[str(path)] = checksum
 
 
 def _forget(module: str) -> None:
-    """Remove an imported module of components, its components and its bytecode."""
-    if (file := file_of(module)) is not None:
-        with suppress(OSError):
-            Path(importlib.util.cache_from_source(file)).unlink()
     sys.modules.pop(module, None)
     for key in [key for key, component in _REGISTERED.items() if component.module == module]:
         del _REGISTERED[key]
@@ -286,19 +229,8 @@ def is_registered(kind: str, name: str) -> bool:
     return (kind, name.partition(":")[0]) in _REGISTERED
 
 
-def stays_text(kind: str) -> bool:
-    """Return whether the built-in components of a kind are not imported in this process."""
-    return KINDS[kind].defaults and not any(component.built_in for component in registered(kind))
-
-
 def find(kind: str, name: str, others: Iterable[str] = ()) -> Component:
-    """Return a component.
-
-    Raises
-    ------
-    InputError
-        if there is none of this kind and name; it lists `others`, too, as known ones
-    """
+    """Return a component; InputError, which also lists `others` as known ones, if there is none of this name."""
     plain = name.partition(":")[0]
     if (kind, plain) in _REGISTERED:
         return _REGISTERED[kind, plain]
@@ -319,35 +251,18 @@ def recipe(module: str) -> Path | None:
 
 def added_by(names: Iterable[str]) -> Iterator[Component]:
     """Yield the components of modules and files of :func:`load` that nothing has to choose."""
-    modules = {Path(name).stem if name.endswith(".py") else name for name in names}
+    modules = tuple(Path(name).stem if name.endswith(".py") else name for name in names)
     for component in list(_REGISTERED.values()):
-        kind = KINDS[component.kind]
-        own = any(component.module == name or component.module.startswith(f"{name}.") for name in modules)
-        if own and not (kind.key or kind.chosen):
+        own = any(f"{component.module}.".startswith(f"{name}.") for name in modules)
+        if own and not (KINDS[component.kind].key or KINDS[component.kind].chosen):
             yield component
 
 
 def custom_of(made: object) -> Component | None:
     """Return the component of the user whose class an object has; None for objects of this package."""
-    kind = type(made)
-    names = (kind.__module__, kind.__qualname__)  # the class itself may be from before its file changed
+    names = (type(made).__module__, type(made).__qualname__)  # the class itself may be from before its file changed
     found = (c for c in _REGISTERED.values() if (c.module, c.make.__qualname__) == names)
     return next((c for c in found if not c.built_in), None)
-
-
-def at_fault(error: BaseException) -> str | None:
-    """Return a line for an exception of a component's code: its section, file and line; None for other exceptions.
-
-    A SeamsegError has its own.
-    """
-    if isinstance(error, SeamsegError):
-        return None
-    for frame, _ in walk_tb(error.__traceback__):
-        if found := [c for c in _REGISTERED.values() if not c.built_in and str(c.file) == frame.f_code.co_filename]:
-            owner = frame.f_locals.get("self")
-            own = [c for c in found if c.make is type(owner) or getattr(c.make, "__code__", None) is frame.f_code]
-            return ", ".join(c.section for c in own or found) + described(error, str(found[0].file))
-    return None
 
 
 def sections_of(file: str) -> str:
@@ -355,16 +270,21 @@ def sections_of(file: str) -> str:
     return ", ".join(c.section for c in _REGISTERED.values() if not c.built_in and str(c.file) == file)
 
 
+def at_fault(error: BaseException) -> str | None:
+    """Return a line for an exception of a component's code: its section, file and line; None for other exceptions."""
+    if isinstance(error, SeamsegError):
+        return None
+    for frame, _ in walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        if sections := sections_of(file):
+            owner = custom_of(frame.f_locals.get("self"))
+            return (sections if owner is None else owner.section) + described(error, file)
+    return None
+
+
 @dataclass(frozen=True)
 class Record:
-    """What a model states about a component that its training used; nothing is imported because of it.
-
-    Attributes
-    ----------
-    kind, name : kind and name of the component
-    module, version : name of its module, and the `__version__` of that
-    sha256 : SHA-256 of its file when that was imported
-    """
+    """A custom component of a training, as its snapshots state it; nothing is imported because of it."""
 
     kind: str
     name: str
@@ -374,7 +294,7 @@ class Record:
 
     @staticmethod
     def of(component: Component) -> Record:
-        """Describe a component."""
+        """Describe a component; the version is the `__version__` of its module."""
         version = str(getattr(sys.modules.get(component.module), "__version__", ""))
         return Record(component.kind, component.name, component.module, version, component.sha256)
 
@@ -397,17 +317,16 @@ class Record:
         return f"{self.kind} {self.name}: {component.file} has changed since the training"
 
 
-_WORD = re.compile(r"[\w.-]{1,80}")
-
-
 def parse_records(content: Any, source: str) -> tuple[Record, ...]:
     """Return the records that a snapshot holds; InputError, with its name `source`, if they are damaged."""
-    names = [spec.name for spec in fields(Record)]
     try:
-        found = [Record(*(record[name] for name in names)) for record in content or ()]
+        found = tuple(
+            Record(record["kind"], record["name"], record["module"], str(record["version"])[:80], record["sha256"])
+            for record in content or ()
+        )
         words = [word for record in found for word in (record.kind, record.name, record.module)]
-        if len(found) <= 256 and all(_WORD.fullmatch(word) for word in words):
-            return tuple(replace(record, version=str(record.version)[:80]) for record in found)
+        if len(found) <= 256 and all(re.fullmatch(r"[\w.-]{1,80}", word) for word in words):
+            return found
     except (KeyError, TypeError, IndexError):
         pass
     raise InputError(f"{source}: its list of components is damaged")

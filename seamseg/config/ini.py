@@ -32,19 +32,19 @@ def read_text(path: Path, named_by: str = "") -> str:
     return decode_text(read_bytes(path, "config file", CONFIG_BYTES), path, "config file")
 
 
-def layers_of(layer: Layer, above: tuple[str, ...] = ()) -> list[Layer]:
+def layers_of(layer: Layer) -> list[Layer]:
     """Read the configurations that one builds on; return them, the first base first, and itself."""
-    base = layer.given.get("general", {}).pop("base", "").strip()
-    if not base:
-        return [layer]
-    names = f"{layer.source}: [general] base = {base:.80}: "
-    if layer.folder is None:
-        raise InputError(f"{names}a model must have a complete configuration")
-    path = layer.folder / base
-    if not os.path.exists(path):
-        path = packaged(base) or path
-    above = (*above, os.path.realpath(layer.source))
-    if os.path.realpath(path) in above:
-        raise InputError(f"{names}a configuration cannot build on itself")
-    text = read_text(path, names)
-    return [*layers_of(Layer(read_ini(text, str(path)), str(path), path.parent), above), layer]
+    layers, seen = [layer], {os.path.realpath(layer.source)}
+    while base := layer.given.get("general", {}).pop("base", "").strip():
+        names = f"{layer.source}: [general] base = {base:.80}: "
+        if layer.folder is None:
+            raise InputError(f"{names}a model must have a complete configuration")
+        path = layer.folder / base
+        if not os.path.exists(path):
+            path = packaged(base) or path
+        if os.path.realpath(path) in seen:
+            raise InputError(f"{names}a configuration cannot build on itself")
+        seen.add(os.path.realpath(path))
+        layer = Layer(read_ini(read_text(path, names), str(path)), str(path), path.parent)
+        layers.insert(0, layer)
+    return layers

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import Field, fields
 from functools import cache
 from importlib import resources
@@ -27,8 +26,11 @@ from seamseg.utils.limits import read_ini
 _RECIPE = re.escape(components.RECIPES) + "(?!py$)[a-z_]+"
 """Modules of components of this package; a name with `.py` would be that of a file."""
 
-_OF_BODY = (("body", "body_params"), ("body", "out_channels"), ("body", "out_strides"), ("fpn", "inputs"))
+_LAYOUT = (("body", "out_channels"), ("body", "out_strides"), ("fpn", "inputs"))
 """Keys whose values belong to one body."""
+
+_Change = tuple[str, str, str, str]
+"""An override, and its section, key and value."""
 
 
 def load_config(path: str | Path, kind: str | None = None, overrides: Sequence[str] = ()) -> Config:
@@ -70,103 +72,148 @@ def config_from_string(
     :class:`NotLoaded`, and it must not build on another configuration. That of an `exported` network needs no
     components: the network is not built from it.
     """
-    layers = layers_of(Layer(read_ini(text, source), source, trusted))
-    given, sources = _adapt_bases(layers, kind or PANOPTIC)
+    files = layers_of(Layer(read_ini(text, source), source, trusted))
     changes = [(override, *split_override(override)) for override in overrides]
-    loaded = _load_components(layers, changes, exported)
+    loaded = _load_components(files, changes, exported)
     strict = trusted is not None
-    own = given.get("general", {}).get("kind", kind or PANOPTIC)
-    asked = [value for _, section, key, value in changes if (section, key) == ("general", "kind")]
-    kind_is_from = "`overrides`" if asked else source
-    texts = {section: dict(values) for section, values in _defaults(asked[-1] if asked else own, kind_is_from).items()}
-    for name, value in _defaults_of_network(given, changes).items():
-        section, _, key = name.partition(".")
-        texts[section][key] = value
-    for layer in layers:
-        for section, values in layer.given.items():
-            _merge(texts, section, values, layer.source, strict)
-    texts["general"]["kind"] = own
-    if asked:
-        _convert_weights(texts, own, asked[-1])
-    origins: dict[tuple[str, str], str] = {}
-    for override, section, key, value in changes:
-        _merge(texts, section, {key: value}, f"`overrides={override}`")
-        origins[section, key] = "`overrides`"
-    if texts["general"]["base"]:
-        raise InputError("`overrides=general.base=...`: a base is named in a file: write one with [general] base")
-    _drop_replaced(texts, layers, origins)
+    files = [layer._replace(given=_checked(layer.given, layer.source, strict)) for layer in files]
+    given, origins = _merged_files(files, kind or PANOPTIC)
+    own = dict(files[-1].given)
+    if "kind" in given["general"]:
+        # a file that names no kind has that of its base
+        own["general"] = {**own.get("general", {}), "kind": given["general"]["kind"]}
+    given["general"].setdefault("kind", kind or PANOPTIC)
+    changed = _merge_overrides(given, changes)
+    origins |= dict.fromkeys(changed, "`overrides`")
+    texts = _with_defaults(given, origins.get(("general", "kind"), source))
+    if len(files) > 1:
+        _drop_replaced(texts, {*own, *(section for section, _ in changed)})
     for component in components.added_by(loaded):
         if strict or components.KINDS[component.kind].evaluated:
             texts.setdefault(component.section, {})
-    if loaded and (strict or ("general", "components") in origins):
+    if loaded and (strict or ("general", "components") in changed):
         texts["general"]["components"] = ", ".join(loaded)
-    _describe_body(texts, given, origins)
-    _reset_ignored(texts, layers[-1].given, origins, source)
-    whole = f"{source} with `overrides`" if origins else source
-    return _typed(texts, source, {**sources, **origins}, strict, whole, exported)
+    _reset_ignored(texts, own, changed, source)
+    whole = f"{source} with `overrides`" if changed else source
+    return _typed(texts, source, origins, strict, whole, exported)
 
 
-def _defaults_of_network(given: Texts, changes: Sequence[tuple[str, str, str, str]]) -> Mapping[str, str]:
-    """Return the defaults that differ for `[general] network`, by `section.key`."""
-    asked = [value for _, section, key, value in changes if (section, key) == ("general", "network")]
-    name = [given.get("general", {}).get("network", SEAMLESS), *asked][-1]
-    if name == SEAMLESS or not components.is_registered("network", name):
-        return {}
-    return dict(getattr(components.find("network", name).make, "defaults", {}))
+def _checked(given: Texts, source: str, strict: bool = True) -> Texts:
+    """Return the values with the sections of components as `KIND NAME`; InputError for an unknown section or key.
 
-
-def _adapt_bases(layers: Sequence[Layer], kind: str) -> tuple[Texts, dict[tuple[str, str], str]]:
-    """Remove from bases what belongs to their body if another is named, and convert loss weights to another kind.
-
-    Returns
-    -------
-    the values of all layers, and the names of their files by (section, key)
+    Not checked are components that are not imported: with `strict`, only those of the package that a process does not
+    need.
     """
-    given: Texts = {}
-    sources: dict[tuple[str, str], str] = {}
-    for number, layer in enumerate(layers):
-        own = layer.given.get("general", {}).get("kind")
-        body = layer.given.get("body", {}).get("body", given.get("body", {}).get("body"))
-        other_body = body != given.get("body", {}).get("body")
-        for base in layers[:number]:
-            if own not in (None, kind) and own in KINDS and "loss_weights" in base.given.get("optimizer", {}):
-                _convert_weights(base.given, kind, own)
-            for section, key in _OF_BODY if other_body else ():
-                base.given.get(section, {}).pop(key, None)
-                given.get(section, {}).pop(key, None)
-        for section, values in layer.given.items():
-            given.setdefault(section, {}).update(values)
-            sources |= dict.fromkeys(((section, key) for key in values), layer.source)
-        kind = own or kind
-    # a file that names no kind has that of its base
-    if len(layers) > 1 and "kind" in given.get("general", {}):
-        layers[-1].given.setdefault("general", {})["kind"] = kind
-    return given, sources
+    found: Texts = {}
+    for section, values in given.items():
+        part = components.parse_section(section)
+        found.setdefault(section if part is None else " ".join(part), {}).update(values)
+        if part is not None and not components.is_registered(*part):
+            unneeded = components.KINDS[part[0]].defaults and not any(
+                component.built_in for component in components.registered(part[0])
+            )
+            if unneeded or not strict:
+                continue
+        elif part is None and section not in SECTIONS:
+            raise InputError(f"{source}: unknown section [{section:.80}]{_nearest(section, SECTIONS)}")
+        known = {spec.name for spec in fields(_section_class(section, source))}
+        for key in values:
+            if key not in known:
+                raise InputError(f"{source}: unknown key {key!r:.80} in [{section}]{_nearest(key, known, section)}")
+    return found
 
 
-def _drop_replaced(texts: Texts, layers: Sequence[Layer], changed: Iterable[tuple[str, str]]) -> None:
+def _merged_files(files: Sequence[Layer], kind: str) -> tuple[Texts, dict[tuple[str, str], str]]:
+    """Return the values of a file over those of its bases, and the name of the file of each by (section, key).
+
+    A file that names another body than its bases does not inherit what belongs to that, and has the weights of the
+    losses of its own kind.
+    """
+    given: Texts = {"general": {}, "body": {}}
+    origins: dict[tuple[str, str], str] = {}
+    for values, source, _ in files:
+        own_kind = values.get("general", {}).get("kind", kind)
+        if values.get("body", {}).get("body", given["body"].get("body")) != given["body"].get("body"):
+            _remove(given, *_LAYOUT, ("body", "body_params"))
+        _convert_weights(given, kind, own_kind)
+        for section, texts in values.items():
+            given.setdefault(section, {}).update(texts)
+            origins |= dict.fromkeys(((section, key) for key in texts), source)
+        kind = own_kind
+    return given, origins
+
+
+def _merge_overrides(given: Texts, changes: Sequence[_Change]) -> set[tuple[str, str]]:
+    """Merge overrides into the values of the files; return their (section, key).
+
+    Another body keeps its `body_params`. Channels and strides of the files are those of their body and `body_params`.
+    """
+    changed: Texts = {}
+    for override, section, key, value in changes:
+        for name, values in _checked({section: {key: value}}, f"`overrides={override}`").items():
+            changed.setdefault(name, {}).update(values)
+    if changed.get("general", {}).get("base"):
+        raise InputError("`overrides=general.base=...`: a base is named in a file: write one with [general] base")
+    _convert_weights(given, given["general"]["kind"], changed.get("general", {}).get("kind", ""))
+    body = changed.get("body", {})
+    if body.get("body", given["body"].get("body")) != given["body"].get("body"):
+        _remove(given, *_LAYOUT)
+    elif "body_params" in body:
+        _remove(given, ("body", "out_channels"), ("body", "out_strides"))
+    for section, values in changed.items():
+        given.setdefault(section, {}).update(values)
+    return {(section, key) for section, values in changed.items() for key in values}
+
+
+def _remove(texts: Texts, *keys: tuple[str, str]) -> None:
+    for section, key in keys:
+        texts.get(section, {}).pop(key, None)
+
+
+def _with_defaults(given: Texts, kind_is_from: str) -> Texts:
+    """Return the values over the defaults of their kind of network, and of their network and body."""
+    defaults = _defaults(given["general"]["kind"], kind_is_from)
+    texts = {section: dict(values) for section, values in defaults.items()}
+    network = given["general"].get("network", SEAMLESS)
+    if network != SEAMLESS and components.is_registered("network", network):
+        for name, value in getattr(components.find("network", network).make, "defaults", {}).items():
+            section, _, key = name.partition(".")
+            texts[section][key] = value
+    for section, values in given.items():
+        texts.setdefault(section, {}).update(values)
+    for (section, key), text in _layout_texts(texts).items():
+        if key not in given.get(section, {}):
+            texts[section][key] = text
+    return texts
+
+
+def _layout_texts(texts: Texts) -> dict[tuple[str, str], str]:
+    """Return channels, strides and inputs of the body by (section, key); empty if they are not known."""
+    try:
+        params = parse_value(texts["body"]["body_params"], dict[str, Any], {})
+    except ValueProblem:
+        params = {}  # an error when the section is read
+    layout = layout_of(texts["body"]["body"], params)
+    return {} if layout is None else layout.texts()
+
+
+def _drop_replaced(texts: Texts, own: Collection[str]) -> None:
     """Remove the sections of components of a base that the configuration, or an override, replaces by others."""
-    own = {components.parse_section(section) for section in [*layers[-1].given, *(section for section, _ in changed)]}
-    for section in [section for section in texts if section not in SECTIONS]:
-        kind, name = found = components.parse_section(section) or ("", "")
+    for section in [section for section in texts if section not in SECTIONS and section not in own]:
+        kind, name = components.parse_section(section) or ("", "")
         chooser, _, key = components.KINDS[kind].key.partition(".")
-        if len(layers) > 1 and key and found not in own and texts[chooser][key] != name:
+        if key and texts[chooser][key] != name:
             del texts[section]
 
 
-def _load_components(
-    layers: Sequence[Layer], changes: Sequence[tuple[str, str, str, str]], exported: bool = False
-) -> list[str]:
+def _load_components(files: Sequence[Layer], changes: Sequence[_Change], exported: bool = False) -> list[str]:
     """Import the components that the user names, and those of this package that a model names; return their names."""
     loaded = []
-    for given, _, folder in layers:
-        names = given.get("general", {}).get("components", "").split(",")
+    for given, _, folder in files:
+        names = list(map(str.strip, given.get("general", {}).get("components", "").split(",")))
         if folder is None:
-            names = (
-                []
-                if exported
-                else [name for name in map(str.strip, names) if re.fullmatch(_RECIPE, name) and components.recipe(name)]
-            )
+            # those of a model are modules of this package
+            names = [name for name in names if not exported and re.fullmatch(_RECIPE, name) and components.recipe(name)]
         loaded += components.load(names, folder)
     asked = [value for _, section, key, value in changes if (section, key) == ("general", "components")]
     return list(dict.fromkeys([*loaded, *components.load(",".join(asked).split(","))]))
@@ -189,7 +236,7 @@ def check_overrides(overrides: Sequence[str]) -> None:
     for override in overrides:
         section, key, value = split_override(override)
         if components.parse_section(section) is None:
-            _merge({name: {} for name in SECTIONS}, section, {key: value}, f"`overrides={override}`")
+            _checked({section: {key: value}}, f"`overrides={override}`")
 
 
 def default_config(kind: str = PANOPTIC) -> Config:
@@ -246,28 +293,11 @@ def _read_defaults(kind: str) -> Texts:
     return texts
 
 
-def _merge(texts: Texts, section: str, values: Mapping[str, str], source: str, strict: bool = True) -> None:
-    part = components.parse_section(section)
-    if part is not None:
-        section = " ".join(part)
-        texts.setdefault(section, {})
-        if not components.is_registered(*part) and (not strict or components.stays_text(part[0])):
-            texts[section] |= values
-            return
-    elif section not in SECTIONS:
-        raise InputError(f"{source}: unknown section [{section:.80}]{_nearest(section, SECTIONS)}")
-    known = {f.name for f in fields(_section_class(section, source))}
-    for key, value in values.items():
-        if key not in known:
-            raise InputError(f"{source}: unknown key {key!r:.80} in [{section}]{_nearest(key, known, section)}")
-        texts[section][key] = value
-
-
 def _convert_weights(texts: Texts, own: str, asked: str) -> None:
     """Select the weights of the losses of another kind, if the text has those of its own kind, which include them."""
-    if own not in KINDS or any(loss not in KINDS[own].losses for loss in KINDS[asked].losses):
+    text = texts.get("optimizer", {}).get("loss_weights")
+    if text is None or own not in KINDS or asked not in KINDS or not set(KINDS[asked].losses) <= set(KINDS[own].losses):
         return
-    text = texts["optimizer"]["loss_weights"]
     try:
         weights = parse_value(text, tuple[float, ...], {})
     except ValueProblem:
@@ -277,61 +307,44 @@ def _convert_weights(texts: Texts, own: str, asked: str) -> None:
         texts["optimizer"]["loss_weights"] = format_value(tuple(named[loss] for loss in KINDS[asked].losses))
 
 
-def _describe_body(texts: Texts, given: Texts, changes: Iterable[tuple[str, str]]) -> None:
-    """Fill in the channels, strides and inputs of the body, unless they are given for it."""
-    name, changed = texts["body"]["body"], set(changes)
-    written = set(changed)
-    try:
-        params = parse_value(texts["body"]["body_params"], dict[str, Any], {})
-    except ValueProblem:
-        params = {}  # an error when the section is read
-    if (layout := layout_of(name, params)) is None:
-        return
-    # those of a file belong to the body that it names
-    if name == given.get("body", {}).get("body") or ("body", "body") not in changed:
-        written |= {(section, key) for section, values in given.items() for key in values}
-    if ("body", "body_params") in changed:  # other channels and strides than those of the file
-        written -= {("body", "out_channels"), ("body", "out_strides")} - changed
-    for (section, key), text in layout.texts().items():
-        if (section, key) not in written:
-            texts[section][key] = text
-
-
-def _reset_ignored(texts: Texts, given: Texts, changed: Mapping[tuple[str, str], str], source: str) -> None:
-    """Set keys that the kind of network ignores to their defaults; refuse those that were set for this kind.
-
-    Not refused are keys that the kind of the file uses, which is panoptic if it names none, and keys of the original in
-    a file that names no kind: the original ignores them as well.
+def _reset_ignored(texts: Texts, file: Texts, changed: Collection[tuple[str, str]], source: str) -> None:
+    """Set keys that the network ignores to their defaults; InputError for those that were set for this network.
 
     Parameters
     ----------
     texts : changed in place
-    given : the file
-    changed : names of the overrides by (section, key)
-    source : name of the file in errors
+    file : values of the file itself, named `source`
+    changed : the overrides, by (section, key)
     """
-    kind, named = texts["general"]["kind"], given.get("general", {}).get("kind")
-    network, own = texts["general"]["network"], given.get("general", {}).get("network", SEAMLESS)
-    of_file = kind_of_network(named or PANOPTIC, own) if (named or PANOPTIC) in KINDS else None
+    kind, network = texts["general"]["kind"], texts["general"]["network"]
     uses = kind_of_network(kind, network).uses
     defaults = {section: dict(values) for section, values in _defaults(kind).items()}
     defaults["body"] |= {key: texts["body"][key] for key in ("body", "body_params")}
-    _describe_body(defaults, {}, ())
-    for section, spec in _keys():
-        if uses(section, spec.name):
-            continue
-        origin = changed.get((section, spec.name))
-        if origin is None and spec.name in given.get(section, {}) and (named or spec.metadata["ours"]):
-            origin = None if of_file is None or of_file.uses(section, spec.name) else source
-        text, default = texts[section][spec.name], defaults[section][spec.name]
-        is_set = text != default and (
-            spec.metadata["component"] is not None
-            or _parsed(section, spec, text, origin or source) != _parsed(section, spec, default, source)
-        )
-        if is_set and origin is not None:
-            which = f"networks of kind {kind}" if network == SEAMLESS else f"the network {network}"
-            raise InputError(f"{origin}: [{section}] {spec.name} has no effect on {which}: remove it")
-        texts[section][spec.name] = default
+    for (section, key), text in _layout_texts(defaults).items():
+        defaults[section][key] = text
+    for section, cls in SECTIONS.items():
+        for spec in fields(cls):
+            if uses(section, spec.name):
+                continue
+            text, default = texts[section][spec.name], defaults[section][spec.name]
+            origin = "`overrides`" if (section, spec.name) in changed else source
+            is_set = text != default and (
+                spec.metadata["component"] is not None
+                or _parsed(section, spec, text, origin) != _parsed(section, spec, default, source)
+            )
+            if is_set and ((section, spec.name) in changed or _is_refused(file, section, spec)):
+                which = f"networks of kind {kind}" if network == SEAMLESS else f"the network {network}"
+                raise InputError(f"{origin}: [{section}] {spec.name} has no effect on {which}: remove it")
+            texts[section][spec.name] = default
+
+
+def _is_refused(file: Texts, section: str, spec: Field[Any]) -> bool:
+    """Return whether a file sets a key that its own network ignores; not those that the original ignores as well."""
+    general = file.get("general", {})
+    kind = general.get("kind", PANOPTIC)
+    if kind not in KINDS or spec.name not in file.get(section, {}) or not ("kind" in general or spec.metadata["ours"]):
+        return False
+    return not kind_of_network(kind, general.get("network", SEAMLESS)).uses(section, spec.name)
 
 
 def split_override(override: str) -> tuple[str, str, str]:
@@ -381,7 +394,7 @@ def _typed(
     return config
 
 
-def _component_name(kind: str, section: str, spec: Field[typing.Any], text: str, origin: str, strict: bool) -> str:
+def _component_name(kind: str, section: str, spec: Field[Any], text: str, origin: str, strict: bool) -> str:
     if strict:
         try:
             components.find(kind, text, spec.metadata["choices"])
@@ -408,12 +421,7 @@ def _section_class(section: str, source: str) -> type:
         raise InputError(f"{source}: [{section:.80}]: {error}") from None
 
 
-def _keys() -> Iterator[tuple[str, Field[typing.Any]]]:
-    for section, cls in SECTIONS.items():
-        yield from ((section, spec) for spec in fields(cls))
-
-
-def _parsed(section: str, spec: Field[typing.Any], text: str, origin: str) -> typing.Any:
+def _parsed(section: str, spec: Field[Any], text: str, origin: str) -> Any:
     try:
         return parse_value(text, hints_of(_section_class(section, origin))[spec.name], spec.metadata)
     except ValueProblem as problem:

@@ -40,7 +40,7 @@ from seamseg.testing.layers import check_layers
 from seamseg.toy_city import generate_toy_city
 from seamseg.training.callbacks import Callback, Run
 from seamseg.training.run import TrainingOptions, run_training
-from seamseg.utils.component_errors import described, misspelt
+from seamseg.utils.component_errors import described
 from seamseg.utils.distributed import World, local_group
 from seamseg.utils.errors import InputError, SeamsegError, one_line
 from seamseg.utils.progress import is_quiet, set_quiet
@@ -212,7 +212,6 @@ class _Check:
         checks += [self.export] if self.component.kind in _EXPORTED else []
         own = getattr(self, f"_{self.component.kind}", None)
         section = self.component.section
-        self.expect(not (doubt := misspelt(self.component.make)), doubt)
         try:
             lines = [*self.layers(), *(check() for check in [*checks, *([own] if own else [])])]
             return [f"{section}: {line}" for line in lines]

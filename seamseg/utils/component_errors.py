@@ -9,31 +9,27 @@ from traceback import walk_tb
 from typing import Any, TypeVar
 
 from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.errors import InputError, SeamsegError, near_names, one_line
+from seamseg.utils.errors import InputError, SeamsegError, one_line
 
 Base = TypeVar("Base")
 
 
 @contextmanager
-def named_errors(what: str, module: str) -> Iterator[None]:
+def named_errors(what: str, module: str, kind: type[SeamsegError] = SeamsegError) -> Iterator[None]:
     """Name a component, and the line of its file, in errors of its code inside a `with` block.
 
     Parameters
     ----------
     what : such as `head edge`
     module : name of its module
-
-    Raises
-    ------
-    SeamsegError
-        for any exception but a lack of memory
+    kind : class of the error that is raised for any exception but a lack of memory
     """
     try:
         yield
     except Exception as error:
         if isinstance(error, SeamsegError) or lacks_memory(error):
             raise
-        raise SeamsegError(f"{what}{described(error, file_of(module))}") from error
+        raise kind(f"{what}{described(error, file_of(module))}") from error
 
 
 def file_of(module: str) -> str | None:
@@ -53,34 +49,15 @@ def described(error: BaseException, file: str | None) -> str:
 
 
 def instance_of(base: type[Base], made: Any, where: str, name: str = "") -> Base:
-    """Return what a component has made.
+    """Return an object that a component has made; InputError unless it is of a class of :mod:`seamseg.components`.
 
     Parameters
     ----------
-    base : the class of :mod:`seamseg.components` that its class must derive from
+    base : the class
     made : the object
     where : beginning of the message, the component
     name : name of `base` in that module, if it is another one there
-
-    Raises
-    ------
-    InputError
-        if it is of another class
     """
     if not isinstance(made, base):
         raise InputError(f"{where}: must be a class derived from seamseg.components.{name or base.__name__}")
     return made
-
-
-def misspelt(made: object) -> str:
-    """Return a line about a method that nothing calls and whose name is almost that of one of the base class, or ""."""
-    base = next((c for c in getattr(made, "__mro__", ()) if c.__module__.startswith("seamseg.")), None)
-    if base is None:
-        return ""
-    own = {name: value for name, value in vars(made).items() if callable(value)}
-    called = {name for value in own.values() if hasattr(value, "__code__") for name in value.__code__.co_names}
-    meant = [name for name, value in vars(base).items() if callable(value) and name not in own]
-    for name in (name for name in own if not (name.startswith("_") or name in called or hasattr(base, name))):
-        if found := near_names(name, meant, 1, 0.8):
-            return f"it has a method {name}, which nothing calls: is it meant to be {found[0]}?"
-    return ""
