@@ -9,17 +9,14 @@ import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from random import Random
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from seamseg.config import Config
 from seamseg.config.components import Component
 from seamseg.data.loader import collate
-from seamseg.models.custom_network import WholeNetwork
 from seamseg.models.folding import fold_layers
 from seamseg.models.heads.custom import run_heads
 from seamseg.models.heads.semantic import SemanticImage
@@ -32,48 +29,21 @@ from seamseg.utils.distributed import World
 _TOLERANCE = 1e-3
 """Largest difference of two outputs that should be equal, of the largest value."""
 
-_LAYERED = ("body", "head", "network")
-"""Kinds with layers."""
-
 
 def check_layers(component: Component, config: Config, data: Any) -> list[str]:
-    """Check a component in a small network; return what was checked.
-
-    Parameters
-    ----------
-    component : of any kind
-    config : configuration that uses it
-    data : data set, with the split of the training
-
-    Raises
-    ------
-    AssertionError
-        if a check fails
-    """
+    """Check a component in the small network of a configuration that uses it; return what was checked."""
     if component.kind == "loss":
         return [_check_loss(component, config)]
-    if component.kind == "augmentation":
-        return [_check_augmentation(component, config)]
-    if component.kind not in (*_LAYERED, "optimizer"):
+    if component.kind not in ("body", "head", "network"):
         return []
     torch.manual_seed(0)
-    net = _Trial.of(component, config, data)
-    if component.kind == "optimizer":
-        return [_check_optimizer(net)]
-    return [_check_gradients(net), *_check_outputs(net)]
+    trial = _Trial.of(component, config, data)
+    return [_check_gradients(trial), *_check_outputs(trial)]
 
 
 @dataclass(frozen=True)
 class _Trial:
-    """A training module with a component, and a batch for it.
-
-    Attributes
-    ----------
-    task, component : task of the configuration, and component
-    classes : metadata of the data set
-    module : network and losses
-    batch : two images of different sizes, with odd sides
-    """
+    """A training module with a component, and a batch for it: two images of different sizes, with odd sides."""
 
     task: SegmentationTask
     component: Component
@@ -97,7 +67,10 @@ class _Trial:
     @property
     def part(self) -> nn.Module:
         """The part of the network that the component has made."""
-        return _part_of(self.net, self.component)
+        if not self.net.of_parts:
+            return cast(nn.Module, self.net.network)
+        found = self.net.custom_heads[self.component.name] if self.component.kind == "head" else self.net.backbone
+        return cast(nn.Module, found)
 
     def fresh(self) -> Any:
         """Return another network with the saved weights of this one, in evaluation mode."""
@@ -105,13 +78,6 @@ class _Trial:
         net = self.task.build(self.classes).get_submodule("net")
         net.load_state_dict(copy.deepcopy(self.net.state_dict()))
         return net.eval()
-
-
-def _part_of(net: Any, component: Component) -> nn.Module:
-    if isinstance(net, WholeNetwork):
-        return net.network
-    found: nn.Module = net.custom_heads[component.name] if component.kind == "head" else net.body.backbone
-    return found
 
 
 def _with_odd_sides(batch: Batch) -> Batch:
@@ -201,14 +167,17 @@ def _check_outputs(trial: _Trial) -> list[str]:
         f"{found} for the same images: no dropout or random numbers where self.training is False"
     )
     found = _difference(outputs, _outputs(trial.fresh(), trial.component, images))
-    assert not found, f"{found} after its saved weights are loaded: {_unsaved(trial.part)}"
+    assert not found, (
+        f"{found} after its saved weights are loaded: keep all that changes, or starts at random, in layers, "
+        "parameters and persistent buffers, several of them in torch.nn.ModuleList, ModuleDict or ParameterList"
+    )
     one = images[0]
     assert one is not None
     pair = _outputs(net, trial.component, PackedSequence([one, one.flip(-1)]))
     found = _difference(_dense(_outputs(net, trial.component, PackedSequence([one]))), pair)
     assert not found, f"{found} for an image alone and in a batch: do not mix the images of a batch"
     # networks as a whole run as they are; at inference, other parts are folded only where that changes nothing
-    folded = net if isinstance(net, WholeNetwork) else fold_layers(net)
+    folded = fold_layers(net) if net.of_parts else net
     found = _difference(_dense(outputs), _outputs(folded, trial.component, images))
     assert not found, (
         f"{found} in the form for inference, where a norm in torch.nn.Sequential is merged into the layer before it: "
@@ -220,7 +189,7 @@ def _check_outputs(trial: _Trial) -> list[str]:
 @torch.no_grad()
 def _outputs(net: Any, component: Component, images: PackedSequence) -> dict[str, Tensor]:
     """Return the outputs of a component in a network, in evaluation mode, by name and image."""
-    if isinstance(net, WholeNetwork):
+    if not net.of_parts:
         rows = []
         for p in net.predict(images):
             named = {"boxes": p.boxes, "classes": p.classes, "scores": p.scores, "masks": p.mask_logits}
@@ -256,20 +225,6 @@ def _difference(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> str:
     return ""
 
 
-def _unsaved(part: nn.Module) -> str:
-    """Return where layers and tensors are that no state dict has, and what to do."""
-    known = vars(nn.Module())
-    for path, module in part.named_modules():
-        for name, value in vars(module).items():
-            inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
-            if name not in known and any(isinstance(x, (nn.Module, Tensor)) for x in inside):
-                kind = "ModuleDict or ParameterDict" if isinstance(value, Mapping) else "ModuleList or ParameterList"
-                return f"{f'{path}.{name}'.lstrip('.')} is a plain {type(value).__name__}: use torch.nn.{kind}"
-            if isinstance(value, Tensor):
-                return f"{f'{path}.{name}'.lstrip('.')} is a plain tensor: use torch.nn.Parameter or register_buffer"
-    return "keep all that changes, or starts at random, in layers, parameters and persistent buffers"
-
-
 def _check_loss(component: Component, config: Config) -> str:
     """Compute the loss of a semantic head and its gradient, also for an image that is void."""
     _, keys = config.component("loss")
@@ -293,43 +248,3 @@ def _check_loss(component: Component, config: Config) -> str:
         finite = gradient is None or bool(torch.isfinite(gradient).all())
         assert finite, f"the gradient of the loss of {what} is not finite"
     return "its gradient reaches the logits; that of a void image is finite"
-
-
-def _check_augmentation(component: Component, config: Config) -> str:
-    """Change an image with odd sides."""
-    (keys,) = [keys for other, keys in config.components("augmentation") if other == component]
-    pixels = np.random.default_rng(0).integers(0, 256, (27, 41, 3), np.uint8)
-    found = component.make(pixels, Random(0), keys)
-    shape = getattr(found, "shape", type(found).__name__)
-    assert shape == pixels.shape, f"returns {shape} for an image of 27 x 41: return pixels of the same size"
-    return "images of odd sizes keep their size"
-
-
-def _check_optimizer(trial: _Trial) -> str:
-    """Take steps with random gradients: each parameter of each group changes, unless its learning rate is 0."""
-    names = {p: name for name, p in trial.net.named_parameters() if p.requires_grad}
-    optimizer = trial.task.build_optimizer(trial.net)
-    still = _unchanged(optimizer, names, 0.0)
-    moved = [name for name in names.values() if name not in still]
-    assert not moved, (
-        f"it changes {moved[0] if moved else ''}, whose group has the learning rate 0: multiply each update by "
-        'group["lr"], which the schedule and [body] bn_frozen set'
-    )
-    still = _unchanged(optimizer, names, 0.01)
-    assert not still, (
-        f"{len(still)} of {len(names)} parameters do not change in five steps, first {still[0] if still else ''}: "
-        "update the parameters of all self.param_groups in place"
-    )
-    return "each parameter of each group changes, with its learning rate"
-
-
-def _unchanged(optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str], rate: float) -> list[str]:
-    """Take five steps; return the names of the parameters that are as before."""
-    before = [p.detach().clone() for p in names]
-    for p in names:
-        p.grad = torch.randn_like(p)
-    for _ in range(5):
-        for group in optimizer.param_groups:
-            group["lr"], group["weight_decay"] = rate, 0.0
-        optimizer.step()
-    return [name for (p, name), old in zip(names.items(), before, strict=True) if torch.equal(p.detach(), old)]
