@@ -24,7 +24,8 @@ from seamseg.report import write_report
 from seamseg.toy_city import generate_toy_city
 from seamseg.toy_city.writer import check_scenes, check_settings
 from seamseg.training.checkpointing.run_folder import RunFolder
-from seamseg.training.run import TrainingOptions, run_training
+from seamseg.training.options import TrainingOptions
+from seamseg.training.run import run_training
 from seamseg.utils.distributed import World, choose_device, run_in_processes
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import write_json

@@ -135,7 +135,7 @@ def train(
     data : dataset folder
     log_dir : run folder, created if needed
     device : auto, cpu, cuda or cuda:N
-    resume, pretrain, pretrain_classes : see :class:`seamseg.training.run.TrainingOptions`
+    resume, pretrain, pretrain_classes : see :class:`seamseg.training.options.TrainingOptions`
     overrides : configuration keys
     components : files or modules of components, see docs/how-to/extend.md
     callbacks : follow the training, see :class:`seamseg.training.callbacks.Callback`
@@ -148,7 +148,8 @@ def train(
     seamseg.utils.errors.SeamsegError
         if a loss is not finite, or a file cannot be written
     """
-    from seamseg.training.run import TrainingOptions, run_training
+    from seamseg.training.options import TrainingOptions
+    from seamseg.training.run import run_training
 
     start = (resume, tuple(map(str, several(pretrain))), pretrain_classes)
     changes = override_texts(overrides, components)

@@ -26,8 +26,8 @@ ORDER = (
 """The parts of `seamseg` from the top down: each imports only from itself and from parts below it."""
 
 TRAINING = (
-    "run", "trainer", "checkpointer", "task", "logging", "losses", "checkpointing", "preemption", "step",
-    "ddp", "averaging", "prefetch", "optim", "callbacks", "result", "options",
+    "run", "trial", "trainer", "checkpointer", "setup", "weights", "logging", "losses", "checkpointing", "preemption",
+    "step", "ddp", "averaging", "prefetch", "optim", "options", "callbacks", "result",
 )  # fmt: skip
 """The parts of `seamseg.training` from the top down, under the same rule."""
 

@@ -24,7 +24,7 @@ from seamseg.checkpoints.snapshot import Snapshot, load_tensors
 from seamseg.classification.config import ClassifierConfig, load_classifier_config
 from seamseg.classification.network import Classifier, build_classifier
 from seamseg.config.experiments import packaged_classifier
-from seamseg.training.checkpointing.run_folder import SnapshotFiles
+from seamseg.training.checkpointing.run_folder import RunFolder
 from seamseg.utils.distributed import choose_device
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import read_bytes
@@ -41,10 +41,14 @@ _OURS = "seamseg"
 _FC = "classifier.fc.weight"
 
 
-def checkpoint_files(config: ClassifierConfig) -> SnapshotFiles:
-    """Return names and layout of the checkpoints of a training."""
-    return SnapshotFiles(
-        CHECKPOINT_NAME, BEST_NAME, partial(checkpoint_content, config=config), partial(parse_checkpoint, config=config)
+def checkpoint_folder(config: ClassifierConfig, path: Path) -> RunFolder:
+    """Return the run folder of a training, with names and layout of the checkpoints."""
+    return RunFolder(
+        path,
+        CHECKPOINT_NAME,
+        BEST_NAME,
+        content=partial(checkpoint_content, config=config),
+        parse=partial(parse_checkpoint, config=config),
     )
 
 

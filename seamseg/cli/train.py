@@ -44,8 +44,8 @@ from seamseg.utils.launcher import is_main_process
 from seamseg.utils.output import echo
 
 if TYPE_CHECKING:
+    from seamseg.training.options import TrainingOptions
     from seamseg.training.result import TrainResult
-    from seamseg.training.run import TrainingOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -158,9 +158,9 @@ def run_trainer(
     ----------
     train : :func:`seamseg.training.run.run_training` or one with the same arguments
     args : arguments of the command
-    overrides, pretrain_classes, evaluate, legacy : see :class:`seamseg.training.run.TrainingOptions`
+    overrides, pretrain_classes, evaluate, legacy : see :class:`seamseg.training.options.TrainingOptions`
     """
-    from seamseg.training.run import TrainingOptions
+    from seamseg.training.options import TrainingOptions
 
     options = TrainingOptions(
         config=args.config,

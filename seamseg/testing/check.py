@@ -31,7 +31,8 @@ from seamseg.structures import ReadMap
 from seamseg.testing.layers import check_layers
 from seamseg.toy_city import generate_toy_city
 from seamseg.training.callbacks import Callback, Run
-from seamseg.training.run import TrainingOptions, run_training
+from seamseg.training.options import TrainingOptions
+from seamseg.training.run import run_training
 from seamseg.utils.component_errors import named_errors
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError, one_line

@@ -23,7 +23,8 @@ from seamseg.models.heads.semantic import SemanticImage
 from seamseg.ops.labels import extract_boxes
 from seamseg.panoptic_map import VOID
 from seamseg.structures import Batch, PackedSequence
-from seamseg.training.task import SegmentationTask
+from seamseg.training.prefetch import prepare_batch
+from seamseg.training.setup import Setup, segmentation
 from seamseg.utils.distributed import World
 
 _TOLERANCE = 1e-3
@@ -45,7 +46,7 @@ def check_layers(component: Component, config: Config, data: Any) -> list[str]:
 class _Trial:
     """A training module with a component, and a batch for it: two images of different sizes, with odd sides."""
 
-    task: SegmentationTask
+    setup: Setup
     component: Component
     classes: Any
     module: nn.Module
@@ -54,10 +55,10 @@ class _Trial:
     @staticmethod
     def of(component: Component, config: Config, data: Any) -> _Trial:
         """Build the network, and read the batch."""
-        task = SegmentationTask(config)
-        images: Any = task.open_loader(data, World(device=torch.device("cpu"))).dataset
-        batch = cast(Batch, task.prepare(collate([images[i % len(images)] for i in (0, 1)])))
-        return _Trial(task, component, images.metadata, task.build(images.metadata), _with_odd_sides(batch))
+        setup = segmentation(config)
+        images: Any = setup.open_loader(data, World(device=torch.device("cpu"))).dataset
+        batch = prepare_batch(collate([images[i % len(images)] for i in (0, 1)]), config.dataloader)
+        return _Trial(setup, component, images.metadata, setup.build(images.metadata), _with_odd_sides(batch))
 
     @property
     def net(self) -> Any:
@@ -75,7 +76,7 @@ class _Trial:
     def fresh(self) -> Any:
         """Return another network with the saved weights of this one, in evaluation mode."""
         torch.manual_seed(1)
-        net = self.task.build(self.classes).get_submodule("net")
+        net = self.setup.build(self.classes).get_submodule("net")
         net.load_state_dict(copy.deepcopy(self.net.state_dict()))
         return net.eval()
 

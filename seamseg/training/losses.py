@@ -260,10 +260,12 @@ class LossCheck:
 
     def __init__(self, options: TrainerOptions, world: World) -> None:
         self.world = world
-        self._keys = options.keys
+        self._advice = options.smaller_rate
         # on the CPU reading the losses is free
         read_interval = 1 if world.device.type == "cpu" else options.log_interval
-        self._log = LossLog(read_interval, options.loss_limit, options.precision == "fp16", options.keys.loss_limit)
+        self._log = LossLog(
+            read_interval, options.loss_limit, options.precision == "fp16", options.key("general.loss_limit")
+        )
 
     @property
     def last_update(self) -> int:
@@ -347,5 +349,5 @@ class LossCheck:
             f"{r.problem} ({f'process {rank}, ' if shared else ''}images {', '.join(r.ids)})"
             for rank, r in first.items()
         )
-        message = f"training stopped at step {step}: {problems}; {self._keys.smaller_rate}, or check these images"
+        message = f"training stopped at step {step}: {problems}; {self._advice}, or check these images"
         raise Diverged(message, step, problems)

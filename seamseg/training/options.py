@@ -1,42 +1,50 @@
-"""The options of a trainer, the same for every kind of network, and the names of their keys for messages."""
+"""The arguments of a training, and the options of the trainer, which are the same for every kind of network."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from seamseg.config import Config
 from seamseg.models.heads.custom import loss_weight
+from seamseg.training.callbacks import Callback
 
 
 @dataclass(frozen=True)
-class KeyNames:
-    """Names of the keys of a configuration, which messages of the trainer mention.
+class TrainingOptions:
+    """Arguments of a training.
 
     Attributes
     ----------
-    groups : keys that decide which parameters are in which group of the optimizer
-    image_size : keys that decide how much memory a step needs
+    config : INI file
+    data : dataset folder
+    log_dir : run folder, created if needed
+    resume : snapshot to resume from, or a run folder for its newest undamaged one; `auto` selects that of `log_dir`, if
+        there is one
+    pretrain : `[part:]FILE` to start from, see :func:`seamseg.checkpoints.pretrained.load_pretrained`
+    pretrain_classes : table by which `pretrain` maps the classes of another data set to those of this one, see
+        :class:`seamseg.checkpoints.class_table.ClassTable`; None if they are the same
+    evaluate : only score the weights of `resume` or `pretrain`
+    overrides : `section.key=value` each
+    device : auto, cpu, cuda or cuda:N
+    callbacks : further ones than those of the configuration
+    restart : overwrite another training in `log_dir`, which is refused otherwise
+    legacy : as the original, freeze weights that were not loaded, with a warning
     """
 
-    learning_rate: str = "optimizer.lr"
-    burn_in: str = "scheduler.burn_in_steps"
-    epochs: str = "scheduler.epochs"
-    seed: str = "general.seed"
-    loss_limit: str = "general.loss_limit"
-    ema: str = "optimizer.ema"
-    optimizer: str = "optimizer.type"
-    groups: tuple[str, ...] = ("body.num_frozen", "optimizer.layer_decay")
-    image_size: tuple[str, ...] = (
-        "dataloader.train_batch_size",
-        "dataloader.shortest_size",
-        "dataloader.longest_max_size",
-    )
-
-    @property
-    def smaller_rate(self) -> str:
-        """The advice after a loss that is not finite."""
-        return f"lower {self.learning_rate}, or begin with a smaller one ({self.burn_in})"
+    config: str | Path
+    data: str | Path
+    log_dir: str | Path
+    resume: str | Path | None = None
+    pretrain: Sequence[str] = ()
+    pretrain_classes: str | None = None
+    evaluate: bool = False
+    overrides: Sequence[str] = ()
+    device: str = "auto"
+    callbacks: Sequence[Callback] = ()
+    restart: bool = False
+    legacy: bool = False
 
 
 def _of_components(config: Config) -> dict[str, float]:
@@ -44,10 +52,6 @@ def _of_components(config: Config) -> dict[str, float]:
     heads = [(component.make, keys) for kind in ("head", "network") for component, keys in config.components(kind)]
     # an unknown key is reported when the head is built
     return {loss: float(loss_weight(keys, weight) or 0) for head, keys in heads for loss, weight in head.losses.items()}  # type: ignore[attr-defined]
-
-
-INI_KEYS = KeyNames()
-"""Those of :class:`seamseg.config.sections.Config`."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,8 @@ class TrainerOptions:
     cudnn_benchmark : have cuDNN benchmark its algorithms for each input size
     compile : compile the network with torch.compile
     rate_names : names of the learning rates of the first and the last group of parameters, in `metrics.jsonl`
-    keys : names for messages
+    histograms : parts of the names of parameters whose distribution is reported every 10 steps
+    key_names : names for messages of those keys of an INI file whose names differ in the configuration; empty for none
 
     Raises
     ------
@@ -99,7 +104,8 @@ class TrainerOptions:
     cudnn_benchmark: bool = True
     compile: bool = False
     rate_names: tuple[str, str] = ("lr_norm", "lr_other")
-    keys: KeyNames = INI_KEYS
+    histograms: tuple[str, ...] = ()
+    key_names: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("epochs", "accumulate", "log_interval", "val_interval", "snapshot_keep"):
@@ -116,6 +122,15 @@ class TrainerOptions:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
+
+    def key(self, *names: str, joined: str = ", ") -> str:
+        """Return the names of keys of an INI file as the configuration has them, for messages."""
+        return joined.join(filter(None, (self.key_names.get(name, name) for name in names)))
+
+    @property
+    def smaller_rate(self) -> str:
+        """The advice after a loss that is not finite."""
+        return f"lower {self.key('optimizer.lr')}, or begin with a smaller one ({self.key('scheduler.burn_in_steps')})"
 
     @classmethod
     def from_config(cls, config: Config) -> TrainerOptions:

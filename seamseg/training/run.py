@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import nn
 
-from seamseg.checkpoints.class_table import ClassTable
 from seamseg.config import Config, load_config
 from seamseg.config.checks import check_training
 from seamseg.config.components import NoKeys
@@ -36,62 +36,28 @@ from seamseg.training.logging.metrics import MetricsFile, read_metrics
 from seamseg.training.logging.reporter import Reporter
 from seamseg.training.logging.tensorboard import TensorBoard
 from seamseg.training.optim.schedule import LRSchedule
-from seamseg.training.options import TrainerOptions
+from seamseg.training.options import TrainerOptions, TrainingOptions
 from seamseg.training.preemption import Preempted
 from seamseg.training.prefetch import DevicePrefetcher, count_unreadable
 from seamseg.training.result import TrainResult
+from seamseg.training.setup import Setup, Validate, segmentation
 from seamseg.training.step import Stepper, compute_dtype
-from seamseg.training.task import SegmentationTask, Task, Validate
 from seamseg.training.trainer import Trainer, steps_per_epoch
+from seamseg.training.trial import try_parts
 from seamseg.utils.component_errors import named_errors
 from seamseg.utils.distributed import World, barrier, distributed, gather_objects, reported_by_main
-from seamseg.utils.errors import InputError, SeamsegError, counted, one_line
+from seamseg.utils.errors import InputError, SeamsegError, counted
 from seamseg.utils.output import without_message
+from seamseg.utils.progress import is_quiet
 
 
-@dataclass(frozen=True)
-class TrainingOptions:
-    """Arguments of a training.
-
-    Attributes
-    ----------
-    config : INI file
-    data : dataset folder
-    log_dir : run folder, created if needed
-    resume : snapshot to resume from, or a run folder for its newest undamaged one; `auto` selects that of `log_dir`, if
-        there is one
-    pretrain : `[part:]FILE` to start from, see :func:`seamseg.checkpoints.pretrained.load_pretrained`
-    pretrain_classes : table by which `pretrain` maps the classes of another data set to those of this one, see
-        :class:`seamseg.checkpoints.class_table.ClassTable`; None if they are the same
-    evaluate : only score the weights of `resume` or `pretrain`
-    overrides : `section.key=value` each
-    device : auto, cpu, cuda or cuda:N
-    callbacks : further ones than those of the configuration
-    restart : overwrite another training in `log_dir`, which is refused otherwise
-    legacy : as the original, freeze weights that were not loaded, with a warning
-    """
-
-    config: str | Path
-    data: str | Path
-    log_dir: str | Path
-    resume: str | Path | None = None
-    pretrain: Sequence[str] = ()
-    pretrain_classes: str | None = None
-    evaluate: bool = False
-    overrides: Sequence[str] = ()
-    device: str = "auto"
-    callbacks: Sequence[Callback] = ()
-    restart: bool = False
-    legacy: bool = False
-
-
-def run_training(options: TrainingOptions, task: Task | None = None) -> TrainResult:
+def run_training(options: TrainingOptions, setup: Setup | None = None) -> TrainResult:
     """Train a network, or with `evaluate` only score it; joins the processes of torchrun if there are any.
 
     Parameters
     ----------
     options : arguments
-    task : the kind of training; default: that of the configuration file
+    setup : what is trained; default: the network of the configuration file
 
     Returns
     -------
@@ -106,26 +72,71 @@ def run_training(options: TrainingOptions, task: Task | None = None) -> TrainRes
     Preempted
         if a signal stopped the training, after writing a snapshot
     """
+    _check_options(options)
+    if setup is None:
+        config = completed(_load_config(options))
+        if not options.evaluate:
+            check_training(config, options.config, options.overrides)
+        setup = segmentation(config, options.config)
+    with _opened(options, setup) as (world, folder, log):
+        auto = options.resume == AUTO
+        options = _find_snapshot(options, setup, world, folder, log)
+        _check_weights(options)
+        torch.backends.cudnn.benchmark = setup.options.cudnn_benchmark
+        validator = setup.open_validator(options.data, world)
+        if options.evaluate and validator is None:
+            raise InputError(f"{options.config}: `evaluate=True` requires [dataloader] val_set")
+        loader = None if options.evaluate else setup.open_loader(options.data, world)
+        metadata: Metadata = (validator if loader is None else loader.dataset).metadata  # type: ignore[union-attr]
+        _log_setup(setup, metadata, loader, world, log)
+
+        seed_everything(setup.options.seed, -1, 0)
+        module = setup.build(metadata)
+        net = module.get_submodule("net")
+        if options.resume is None:
+            setup.load_weights(net, options, metadata, world, log)
+        net.to(world.device)
+        if loader is None:
+            assert validator is not None
+            if options.resume is not None:
+                load_weights(options.resume, net, metadata, folder)
+            scores = validator(net)
+            return TrainResult(folder.path, best=scores.best, validation=scores)
+        if setup.components:
+            for line in try_parts(setup, module, loader, validator, world):
+                log.warning(line)
+        state, resumed = _prepare(options, setup, module, metadata, loader, world, folder, log)
+        if auto and resumed is not None and resumed.stopped:
+            return _stopped(resumed, state, folder, log)
+        trainer = _open_trainer(state, resumed, setup, loader, validator, folder, log, options.callbacks)
+        found = trainer.train()
+        return _result(world, trainer.progress, trainer.reporter.callbacks.run, found)
+
+
+def _check_options(options: TrainingOptions) -> None:
     if options.restart and options.resume == AUTO:
         raise InputError(f"`restart=True` and `resume={AUTO}` are mutually exclusive: overwrite or continue a training")
     if options.evaluate and options.resume is None and not options.pretrain:
         raise InputError("`evaluate=True` needs existing weights: name them with `resume=F` or `pretrain=F`")
-    _check_callbacks(options.callbacks)
-    if task is None:
-        config = completed(_load_config(options))
-        if not options.evaluate:
-            check_training(config, options.config, options.overrides)
-        task = SegmentationTask(config, options.config)
+    if not isinstance(options.callbacks, (list, tuple)):
+        raise InputError(f"`callbacks` must be a list of callbacks, not {options.callbacks!r:.80}")
+    for callback in options.callbacks:
+        if not isinstance(callback, Callback):
+            made = f": make an object of it, {callback.__name__}()" if isinstance(callback, type) else ""
+            raise InputError(f"`callbacks`: {callback!r:.80} is no seamseg.components.Callback{made}")
+
+
+@contextmanager
+def _opened(options: TrainingOptions, setup: Setup) -> Iterator[tuple[World, RunFolder, TextLog]]:
+    """Join the processes, lock the run folder and open the log, which gets the error that ends a `with` block."""
     with distributed(options.device) as world:
-        folder = RunFolder(Path(options.log_dir), task.files, task.options.keys)
+        folder = setup.run_folder(Path(options.log_dir))
         fresh = world.is_main and not folder.path.exists()
         # the compiler warns of operations in place in checkpointed parts: it updates running averages once
         with _locked(folder, world, options), without_message("torch._higher_order_ops.wrap", "context_fn is passed"):
-            if world.is_main:
-                folder.remove_partial()
-            log = task.open_log(folder, world)
+            log = _open_log(folder, setup, world)
             try:
-                return _run(options, task, world, folder, log)
+                yield world, folder, log
             except KeyboardInterrupt as stop:
                 saved = bool(folder.saved()) or folder.last.exists()
                 auto = f"`resume={AUTO}`"
@@ -144,6 +155,30 @@ def run_training(options: TrainingOptions, task: Task | None = None) -> TrainRes
                 raise
             finally:
                 log.close()
+
+
+def _open_log(folder: RunFolder, setup: Setup, world: World) -> TextLog:
+    name = setup.log_name.format(rank=world.rank)
+    if name == setup.log_name:
+        return TextLog(folder.path if world.is_main else None, is_quiet(), enabled=world.is_main)
+    folder.make()
+    return TextLog(folder.path, is_quiet(), console=world.is_main, name=name)
+
+
+def _log_setup(setup: Setup, metadata: Metadata, loader: BatchLoader | None, world: World, log: TextLog) -> None:
+    """Log classes, device and the images of a step."""
+    device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "the CPU"
+    processes = f"in {world.size} processes " if world.is_distributed else ""
+    log.info(f"{setup.describe(metadata)}; {processes}on {device}")
+    if loader is not None:
+        images, accumulate = len(loader.dataset), setup.options.accumulate  # type: ignore[arg-type]
+        parts = [f"batch {index_sampler(loader).batch_size}"]
+        parts += [f"{accumulate} batches"] if accumulate > 1 else []
+        parts += [f"{world.size} processes"] if world.is_distributed else []
+        threads = f", {counted(torch.get_num_threads(), 'thread')} a process" if world.device.type == "cpu" else ""
+        dtype = str(compute_dtype(setup.options.precision, world.device)).removeprefix("torch.")
+        log.info(f"{counted(images, 'training image')}, {' x '.join(parts)} a step, {dtype}{threads}")
+    setup.log_notes(loader, world, log)
 
 
 def _load_config(options: TrainingOptions) -> Config:
@@ -165,79 +200,27 @@ def completed(config: Config) -> Config:
         return replace(config, parts={**config.parts, component.section: component.make.completed(keys)})
 
 
-def _run(options: TrainingOptions, task: Task, world: World, folder: RunFolder, log: TextLog) -> TrainResult:
-    """Train or score in a locked run folder."""
-    auto = options.resume == AUTO
-    options = _find_snapshot(options, world, folder, log)
-    _check_weights(options, task)
-    torch.backends.cudnn.benchmark = task.options.cudnn_benchmark
-    validator = task.open_validator(options.data, world)
-    if options.evaluate and validator is None:
-        raise InputError(f"{options.config}: `evaluate=True` requires [dataloader] val_set")
-    loader = None if options.evaluate else task.open_loader(options.data, world)
-    metadata: Metadata = (validator if loader is None else loader.dataset).metadata  # type: ignore[union-attr]
-    classes, *notes = task.describe(metadata)
-    log.info(f"{classes}; {_describe_device(world)}")
-    if loader is not None:
-        log.info(_describe_steps(task.options, loader, world))
-        images = index_sampler(loader).batch_size * task.options.accumulate * world.size
-        epoch_length = steps_per_epoch(len(loader), task.options.accumulate)
-        if (note := task.step_note(images, epoch_length)) is not None:
-            log.warning(note)
-    for note in notes:
-        log.info(note)
-    if loader is not None and world.is_main and (problem := task.data_problem(loader)) is not None:
-        log.warning(problem)
-
-    seed_everything(task.options.seed, -1, 0)
-    module = task.build(metadata)
-    _initialise(options, task, module.get_submodule("net"), metadata, world, log)
-    if loader is not None:
-        for line in task.try_parts(module, loader, validator, world):
-            log.warning(line)
-        state, resumed = _prepare(options, task, module, metadata, loader, world, log)
-        if auto and resumed is not None and resumed.stopped:
-            return _stopped(resumed, state, folder, log)
-        return _train(state, resumed, task, loader, validator, folder, log, options.callbacks)
-    assert validator is not None
-    if options.resume is not None:
-        load_weights(options.resume, module.get_submodule("net"), metadata, task.files)
-    scores = validator(module.get_submodule("net"))
-    return TrainResult(folder.path, best=scores.best, validation=scores)
-
-
-def _initialise(
-    options: TrainingOptions, task: Task, net: nn.Module, metadata: Metadata, world: World, log: TextLog
-) -> None:
-    """Load the initial weights of a network, and move it to the device of this process."""
-    start = task.build_float(metadata) if options.pretrain and not options.evaluate else None
-    _load_initial_weights(options, task, net if start is None else start, log, metadata)
-    net.to(world.device)
-    if start is not None:
-        task.quantise(net, start, options.data, world, log)
-
-
 def _prepare(
     options: TrainingOptions,
-    task: Task,
+    setup: Setup,
     module: nn.Module,
     metadata: Metadata,
     loader: BatchLoader,
     world: World,
+    folder: RunFolder,
     log: TextLog,
 ) -> tuple[TrainState, ResumePoint | None]:
     """Build optimizer, schedule and stepper, restored from a snapshot if the run is resumed."""
-    net, settings = module.get_submodule("net"), task.options
-    optimizer = task.build_optimizer(net)
+    net, settings = module.get_submodule("net"), setup.options
+    optimizer = setup.build_optimizer(net)
     base_lrs = [group["lr"] for group in optimizer.param_groups]
     length = steps_per_epoch(len(loader), settings.accumulate)
     resumed = None
     if options.resume is not None:
-        resumed = resume(options.resume, net, optimizer, metadata, task.files, length, settings.keys)
-    schedule = task.build_schedule(base_lrs, length)
+        resumed = resume(options.resume, net, optimizer, metadata, folder, length, settings)
+    schedule = setup.build_schedule(base_lrs, length)
     if settings.compile:
-        assert isinstance(net, Network)
-        compile_network(net, world, log.warning)
+        compile_network(cast(Network, net), world, log.warning)
     stepper = Stepper(settings, wrap_distributed(module, world, settings.unused_parameters), optimizer, world)
     if resumed is not None:
         load_rank_state(resumed, net, stepper, world)
@@ -245,60 +228,48 @@ def _prepare(
         for line in resumed.missing:
             log.warning(f"{resumed.source}: {line}")
         # such as a forgotten override
-        if changed := task.changes(resumed.config):
+        if changed := setup.changes(resumed.config):
             log.warning(f"configuration differs from the snapshot's: {', '.join(changed)}")
         resumed = restart_changed_epoch(resumed, loader, settings, log)
         continue_schedule(schedule, resumed, loader, settings)
-    return TrainState(stepper, schedule, metadata, task.config_text, task.components), resumed
+    return TrainState(stepper, schedule, metadata, setup.config, setup.components), resumed
 
 
-def _train(
+def _open_trainer(
     state: TrainState,
     resumed: ResumePoint | None,
-    task: Task,
+    setup: Setup,
     loader: BatchLoader,
     validator: Validate | None,
     folder: RunFolder,
     log: TextLog,
     callbacks: Sequence[Callback],
-) -> TrainResult:
-    world, net, settings = state.world, state.net, state.options
+) -> Trainer:
+    """Write the files of the model, and open what reports the training."""
+    world, settings = state.world, state.options
     if world.is_main:
-        log_earlier_runs(folder, log, resumed is not None)
-        task.write_model(folder, state.metadata)
+        if resumed is None and (folder.last.exists() or folder.best.exists() or folder.saved()):
+            what = "holds snapshots of an earlier run; the first snapshot of this run replaces them"
+            log.warning(f"{folder.path} {what}")
+        setup.write_model(folder, state.metadata)
         if resumed is not None and resumed.is_best and resumed.source in [path for _, path in folder.saved()]:
             # the run may have ended between writing the snapshot and linking it
             folder.publish(resumed.source, folder.best)
     barrier(world)
-    output = folder.path if world.is_main else None
     done = None if resumed is None else resumed.progress
-    metrics = MetricsFile(output, (done.global_step, done.epoch) if done else None)
-    images = task.sample_images(state.metadata)
+    metrics = MetricsFile(folder.path if world.is_main else None, (done.global_step, done.epoch) if done else None)
     run = Run(folder.path, state.config, settings.epochs)
     if done is not None:
         run.step, run.epoch, run.resumed = done.global_step, done.epoch + 1, True
-    following = Callbacks(run, log.warning, _named(task, callbacks) if world.is_main else {})
+    following = Callbacks(run, log.warning, _named(setup, callbacks) if world.is_main else {})
+    images = setup.sample_images(state.metadata)
     reporter = Reporter(settings, images, world, log, following, metrics, validator is not None)
     unreadable = count_unreadable(loader, world, settings.broken_limit, log.warning)
-    batches = DevicePrefetcher(loader, world.device, task.prepare, unreadable)
-    callback = task.step_callback(net, following)
-    trainer = Trainer(state, batches, validator, folder, reporter, resumed, callback)
-    if trainer.progress.epoch + 1 >= settings.epochs:
-        log.warning(f"all {settings.epochs} epochs are done already; raise {settings.keys.epochs} to train on")
-    status = "done"
-    try:
-        following.begin({} if resumed is None else resumed.callbacks)
-        scores = trainer.train()
-        if run.stop_reason:
-            status = f"stopped: {run.stop_reason}"
-            log.info(f"{status} (step {run.step}, epoch {run.epoch})")
-        return _result(trainer.world, trainer.progress, run, scores)
-    except BaseException as error:
-        status = f"{type(error).__name__}: {one_line(error)}"
-        raise
-    finally:
-        following.end(status)
-        metrics.close()
+    batches = DevicePrefetcher(loader, world.device, setup.prepare, unreadable)
+    if done is not None and done.epoch + 1 >= settings.epochs:
+        epochs = settings.key("scheduler.epochs")
+        log.warning(f"all {settings.epochs} epochs are done already; raise {epochs} to train on")
+    return Trainer(state, batches, validator, folder, reporter, resumed)
 
 
 def _stopped(resumed: ResumePoint, state: TrainState, folder: RunFolder, log: TextLog) -> TrainResult:
@@ -321,19 +292,9 @@ def _result(world: World, done: TrainingProgress, run: Run, scores: Scores | Non
     return TrainResult(run.folder, done.global_step, done.epoch + 1, best, stopped, history, scores)
 
 
-def _check_callbacks(callbacks: object) -> None:
-    """Raise InputError unless these are objects of classes derived from :class:`Callback`, in a list."""
-    if not isinstance(callbacks, (list, tuple)):
-        raise InputError(f"`callbacks` must be a list of callbacks, not {callbacks!r:.80}")
-    for callback in callbacks:
-        if not isinstance(callback, Callback):
-            made = f": make an object of it, {callback.__name__}()" if isinstance(callback, type) else ""
-            raise InputError(f"`callbacks`: {callback!r:.80} is no seamseg.components.Callback{made}")
-
-
-def _named(task: Task, callbacks: Sequence[Callback]) -> dict[str, Callback]:
-    """Return TensorBoard, the callbacks of a task, and further ones by the name of their class, by unique names."""
-    named: dict[str, Callback] = {"tensorboard": TensorBoard(), **task.build_callbacks()}
+def _named(setup: Setup, callbacks: Sequence[Callback]) -> dict[str, Callback]:
+    """Return TensorBoard, the callbacks of the configuration, and further ones, by unique names."""
+    named: dict[str, Callback] = {"tensorboard": TensorBoard(), **setup.callbacks()}
     for callback in callbacks:
         name = type(callback).__name__
         while name in named:
@@ -359,6 +320,7 @@ def _locked(folder: RunFolder, world: World, options: TrainingOptions) -> Iterat
                 stack.enter_context(folder.lock())
                 if not options.evaluate:
                     folder.refuse_other(options.resume, options.restart)
+                folder.remove_partial()
             except SeamsegError as error:
                 problem = error
         found = gather_objects(world, problem)[0]
@@ -369,13 +331,16 @@ def _locked(folder: RunFolder, world: World, options: TrainingOptions) -> Iterat
         yield
 
 
-def _find_snapshot(options: TrainingOptions, world: World, folder: RunFolder, log: TextLog) -> TrainingOptions:
+def _find_snapshot(
+    options: TrainingOptions, setup: Setup, world: World, folder: RunFolder, log: TextLog
+) -> TrainingOptions:
     """Replace `resume=auto`, or a run folder, by the snapshot that the main process finds, or by None; collective."""
     if options.resume != AUTO:
         if options.resume is None or not Path(options.resume).is_dir():
             return options
         folder = replace(folder, path=Path(options.resume))
-    newest = gather_objects(world, folder.newest_good(log.warning) if world.is_main else None)[0]
+    found = folder.newest_good(log.warning, setup.options.smaller_rate) if world.is_main else None
+    newest = gather_objects(world, found)[0]
     if options.resume != AUTO:
         if newest is None:
             raise InputError(f"`resume={options.resume}`: no run folder: it holds no snapshot")
@@ -389,55 +354,13 @@ def _find_snapshot(options: TrainingOptions, world: World, folder: RunFolder, lo
     return replace(options, resume=None)
 
 
-def _check_weights(options: TrainingOptions, task: Task) -> None:
+def _check_weights(options: TrainingOptions) -> None:
     if options.resume is not None and options.pretrain:
         both = "`resume` and `pretrain`"
         raise InputError(f"{both} are mutually exclusive: a resumed run has its own weights")
     if options.pretrain_classes is not None and not options.pretrain and options.resume is None:
         given = f"`pretrain_classes={options.pretrain_classes}`"
         raise InputError(f"{given} is for weights of another data set: name them with `pretrain=F`")
-    if task.quantised and options.resume is None and not options.pretrain:
-        raise InputError("[general] qat starts from a trained network: name its snapshot with `pretrain=F`")
-
-
-def _load_initial_weights(
-    options: TrainingOptions, task: Task, net: nn.Module, log: TextLog, metadata: Metadata
-) -> None:
-    if options.resume is not None:
-        return
-    # others may leave the rest random
-    complete = options.evaluate or task.quantised
-    why = "`evaluate=True`" if options.evaluate else "[general] qat"
-    # torch counts the writes to a tensor
-    frozen = [] if complete else [(name, p, p._version) for name, p in task.frozen(net).items()]
-    task.load_start(net, metadata, log)
-    table = None if options.pretrain_classes is None else ClassTable(metadata, options.pretrain_classes)
-    for specification in options.pretrain:
-        report = task.load_pretrained(net, specification, table)
-        log.info(f"pre-trained {specification}: {report}")
-        if report.classes and report.classes != tuple(metadata.categories):
-            log.warning(
-                f"pre-trained {specification}: its classes are not those of the data set; "
-                f"`pretrain_classes=TABLE` copies weights by the names of classes"
-            )
-        for line in report.fresh:
-            log.info(f"pre-trained {specification}: {line}")
-        if complete and (report.skipped or report.fresh):
-            problem = str(report) if report.skipped else report.fresh[0]
-            raise InputError(f"{why} `pretrain={specification}`: does not fill the network: {problem}")
-    if complete and all(":" in s and s.split(":")[0] in task.parts for s in options.pretrain):
-        filled = {s.split(":")[0] for s in options.pretrain}
-        missing = [part for part in task.parts if part not in filled]
-        if missing:
-            raise InputError(f"{why}: `pretrain` gives no weights for {', '.join(missing)}")
-    if fresh := [name for name, parameter, version in frozen if parameter._version == version]:
-        problem = (
-            f"[body] num_frozen freezes weights that were not loaded ({len(fresh)} tensors, the first {fresh[0]}): "
-            "set body.num_frozen=0, or load weights with `pretrain=body:F`"
-        )
-        if not options.legacy:
-            raise InputError(problem)
-        log.warning(problem)
 
 
 def restart_changed_epoch(
@@ -449,8 +372,8 @@ def restart_changed_epoch(
         return resumed
     if position.epoch < options.epochs:
         log.warning(
-            f"restarting epoch {position.epoch + 1}: the training images or {options.keys.seed} differ from those of "
-            f"{resumed.source}"
+            f"restarting epoch {position.epoch + 1}: the training images or {options.key('general.seed')} differ from "
+            f"those of {resumed.source}"
         )
     return replace(resumed, position=None)
 
@@ -473,28 +396,7 @@ def continue_schedule(schedule: LRSchedule, resumed: ResumePoint, loader: BatchL
     schedule.total = max(1, resumed.progress.global_step + left + epochs * whole)
 
 
-def log_earlier_runs(folder: RunFolder, log: TextLog, resumed: bool) -> None:
-    """Log which files of earlier runs the folder of a run holds."""
-    if not resumed and (folder.last.exists() or folder.best.exists() or folder.saved()):
-        log.warning(f"{folder.path} holds snapshots of an earlier run; the first snapshot of this run replaces them")
-
-
 def _describe_position(resumed: ResumePoint) -> str:
     if resumed.position is None:
         return f"after epoch {resumed.progress.epoch + 1}"
     return f"in epoch {resumed.position.epoch + 1} after {resumed.position.steps} of its steps"
-
-
-def _describe_steps(options: TrainerOptions, loader: BatchLoader, world: World) -> str:
-    images, accumulate = len(loader.dataset), options.accumulate  # type: ignore[arg-type]
-    parts = [f"batch {index_sampler(loader).batch_size}"]
-    parts += [f"{accumulate} batches"] if accumulate > 1 else []
-    parts += [f"{world.size} processes"] if world.is_distributed else []
-    threads = f", {counted(torch.get_num_threads(), 'thread')} a process" if world.device.type == "cpu" else ""
-    dtype = str(compute_dtype(options.precision, world.device)).removeprefix("torch.")
-    return f"{counted(images, 'training image')}, {' x '.join(parts)} a step, {dtype}{threads}"
-
-
-def _describe_device(world: World) -> str:
-    name = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "the CPU"
-    return f"on {name}" if not world.is_distributed else f"in {world.size} processes on {name}"

@@ -79,7 +79,7 @@ class Stepper:
         self.world = world
         # the range of bf16 is that of float32, which needs no scaling
         self.scaler = torch.amp.GradScaler(world.device.type) if options.precision == "fp16" else None
-        self.ema = WeightAverage(self.net, options.ema, options.keys.ema) if options.ema > 0 else None
+        self.ema = WeightAverage(self.net, options.ema, options.key("optimizer.ema")) if options.ema > 0 else None
         self._statistics = _StatisticsBackup(self.net)
         self._stopped = torch.zeros((), dtype=torch.bool, device=world.device)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeVar
@@ -25,8 +26,8 @@ from seamseg.training.logging.reporter import Reporter, StepPosition
 from seamseg.training.losses import Diverged, LossCheck
 from seamseg.training.preemption import STOP, Preempted, Preemption
 from seamseg.training.prefetch import DeviceBatch, DevicePrefetcher
+from seamseg.training.setup import Validate
 from seamseg.training.step import StepResult
-from seamseg.training.task import StepCallback, Validate
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.distributed import LostConnection, barrier, failure_reason, is_peer_failure
 from seamseg.utils.errors import OutOfMemory
@@ -47,7 +48,6 @@ class Trainer:
     reporter : reports the progress
     resumed : where to begin, in an epoch only if the order of its images is the same; weights, momentum and the
         stepper's state must be restored already; None for a new run
-    callback : called with the number of each finished step
     """
 
     state: TrainState
@@ -56,7 +56,6 @@ class Trainer:
     run: RunFolder
     reporter: Reporter
     resumed: ResumePoint | None = None
-    callback: StepCallback | None = None
 
     def __post_init__(self) -> None:
         resumed, state = self.resumed, self.state
@@ -87,10 +86,40 @@ class Trainer:
         Preempted
             if a signal stopped the training, after writing a snapshot
         """
+        states = {} if self.resumed is None else self.resumed.callbacks
+        epochs, between = self.options.epochs, self.options.snapshot_interval
+        with self.reporter.following(states), self._saving():
+            for epoch in range(self.progress.epoch + 1, epochs):
+                with self.batches.worker_errors():
+                    if not self._train_epoch(epoch):
+                        return self._scores
+                last = epoch + 1 == epochs
+                validates = self.validator is not None and ((epoch + 1) % self.options.val_interval == 0 or last)
+                # the snapshot and the validation use the running statistics of the main process
+                self.stepper.share_statistics()
+                if validates and not (between and self.progress.global_step % between == 0):
+                    # a signal or an error in the validation must not lose the epoch; or the step is saved already
+                    self._save()
+                is_best = False
+                if validates:
+                    self._scores = scores = self._validate(epoch)
+                    is_best = self.progress.validated(scores.selection, self.checkpointer.has_best)
+                self.progress.epoch = epoch
+                self._position = None
+                self._save(is_best)
+                if is_best and self.world.is_main:
+                    self.reporter.log.info(f"best so far: {scores.selection}, in {self.run.best}")
+                if not last and self._stops(self._preemption.now()):
+                    break
+            return self._scores
+
+    @contextmanager
+    def _saving(self) -> Iterator[None]:
+        """Wait for the last snapshot at the end of a `with` block; note a step that failed, name a lost process."""
         try:
             with self._preemption:
                 try:
-                    return self._train()
+                    yield
                 finally:
                     self.checkpointer.wait()
         except Diverged as error:
@@ -105,31 +134,6 @@ class Trainer:
             ) from error
         finally:
             self.checkpointer.close()
-
-    def _train(self) -> Scores | None:
-        epochs, interval, between = self.options.epochs, self.options.val_interval, self.options.snapshot_interval
-        for epoch in range(self.progress.epoch + 1, epochs):
-            with self.batches.worker_errors():
-                if not self._train_epoch(epoch):
-                    return self._scores
-            validates = self.validator is not None and ((epoch + 1) % interval == 0 or epoch + 1 == epochs)
-            # the snapshot and the validation use the running statistics of the main process
-            self.stepper.share_statistics()
-            if validates and not (between and self.progress.global_step % between == 0):
-                # a signal or an error in the validation must not lose the epoch; otherwise this step is saved already
-                self._save()
-            is_best = False
-            if validates:
-                self._scores = scores = self._validate(epoch)
-                is_best = self.progress.validated(scores.selection, self.checkpointer.has_best)
-            self.progress.epoch = epoch
-            self._position = None
-            self._save(is_best)
-            if is_best and self.world.is_main:
-                self.reporter.log.info(f"best so far: {scores.selection}, in {self.run.best}")
-            if epoch + 1 < epochs and self._stops(self._preemption.now()):
-                break
-        return self._scores
 
     def _validate(self, epoch: int) -> Scores:
         """Score the current network, and report the scores and sample images."""
@@ -167,8 +171,7 @@ class Trainer:
             self.losses.add(step, result)
             self.reporter.add(loaded - last, now - last, len(result.ids))
             self._report(StepPosition(epoch, index, length, step))
-            if self.callback is not None:
-                self.callback(step)
+            self.reporter.histograms(self.state.net, step)
             self._ask_to_stop()
             assert self._position is not None
             self._position = self._position.after(len(group))
@@ -188,7 +191,8 @@ class Trainer:
         except Exception as error:
             if lacks_memory(error):
                 ids = ", ".join(i for batch in batches for i in batch.ids)
-                lower = " or ".join(self.options.keys.image_size)
+                sizes = (f"dataloader.{key}" for key in ("train_batch_size", "shortest_size", "longest_max_size"))
+                lower = self.options.key(*sizes, joined=" or ")
                 raise OutOfMemory(
                     f"step {step}: {self.world.device}: not enough memory (images {ids}); lower {lower}"
                 ) from error

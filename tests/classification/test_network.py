@@ -21,7 +21,7 @@ from seamseg.classification.config import InputConfig, NetworkConfig, parse_clas
 from seamseg.classification.data import ImageBatch
 from seamseg.classification.network import Classifier, ClassifierLoss, build_classifier, correct, initialise
 from seamseg.classification.optimizer import ClassifierSchedule, build_optimizer
-from seamseg.classification.train import ClassifierTask
+from seamseg.classification.train import trainer_options
 from seamseg.classification.transforms import test_transform as validation_transform
 from seamseg.ops.norm import ABN
 from seamseg.training.step import Stepper
@@ -167,7 +167,7 @@ def test_a_training_step_of_the_original() -> None:
     body = build_classifier(config)
     body.load_state_dict(golden_state("resnet18", body))
     module = ClassifierLoss(Classifier(body)).train()
-    stepper = Stepper(ClassifierTask(config).options, module, build_optimizer(module.net, config.optimizer), World())
+    stepper = Stepper(trainer_options(config), module, build_optimizer(module.net, config.optimizer), World())
     before = {name: p.detach().clone() for name, p in body.named_parameters()}
     pixels = torch.from_numpy(array("backbones", "input_crop_u8").astype(np.float32)).permute(0, 3, 1, 2) / 255
     images = v2.functional.normalize(pixels, InputConfig().mean, InputConfig().std)

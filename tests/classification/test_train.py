@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from support.classes import make_class_folders, write_config
+from support.interruptions import signals_at
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from seamseg.classification import train as module
 from seamseg.classification.train import train_classifier
 from seamseg.classification.validate import ClassifierScores, ValidationOptions, validate_classifier
 from seamseg.training.logging.metrics import read_metrics
@@ -73,15 +73,9 @@ def test_resume_to_the_bit(config: Path, data: Path, tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     train(config, data, whole, *extra)
 
-    def stop(step: int) -> None:
-        if step == 4:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.MonkeyPatch.context() as patch:
-        # in the middle of the second epoch
-        patch.setattr(module.ClassifierTask, "step_callback", lambda self, net, board: stop)
-        with pytest.raises(Preempted) as stopped:
-            train(config, data, parts, *extra)
+    # in the middle of the second epoch
+    with signals_at([4]), pytest.raises(Preempted) as stopped:
+        train(config, data, parts, *extra)
     assert stopped.value.exit_code == 128 + signal.SIGTERM
     assert torch.load(parts / "checkpoint.pth.tar", weights_only=True)["epoch"] == 1
     train(config, data, parts, *extra, "training.num_workers=1", resume="auto")

@@ -8,7 +8,7 @@ from support.components import assert_refused, component_file
 
 from seamseg.cli.new import template
 from seamseg.config import load_config
-from seamseg.training.task import open_loader
+from seamseg.training.setup import open_loader
 from seamseg.utils.distributed import World
 
 pytestmark = pytest.mark.usefixtures("narrow", "imported")

@@ -16,7 +16,6 @@ from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.config import load_config
 from seamseg.models.build import build_network
 from seamseg.training.run import run_training
-from seamseg.training.task import SegmentationTask
 from seamseg.utils.errors import InputError, SeamsegError
 
 pytestmark = pytest.mark.usefixtures("narrow", "imported")
@@ -154,7 +153,7 @@ def test_what_fails_late_ends_a_training_before_it_begins(replacements, message,
 
 def test_that_leaves_no_trace(options, tmp_path, monkeypatch):
     run_training(options("tried", "scheduler.epochs=1"))
-    monkeypatch.setattr(SegmentationTask, "try_parts", lambda *arguments: [])
+    monkeypatch.setattr("seamseg.training.run.try_parts", lambda *arguments: [])
     run_training(options("plain", "scheduler.epochs=1"))
     assert result(tmp_path / "tried") == result(tmp_path / "plain")
     assert loss_lines(tmp_path / "tried") == loss_lines(tmp_path / "plain")
@@ -166,7 +165,7 @@ def fail_in_two(rank, join, options):
     with narrow_body(), pytest.raises(SeamsegError, match=f"without its things: {names}: in the backward pass"):
         run_training(options)
     with narrow_body(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SegmentationTask, "try_parts", lambda *arguments: [])
+        patch.setattr("seamseg.training.run.try_parts", lambda *arguments: [])
         join()
         with pytest.raises(SeamsegError, match=f"{names}: in the backward pass"):
             run_training(options)

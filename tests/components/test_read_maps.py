@@ -20,7 +20,7 @@ from seamseg.data.loader import set_epoch
 from seamseg.structures import Batch, PackedSequence
 from seamseg.training.prefetch import prepare_batch
 from seamseg.training.run import run_training
-from seamseg.training.task import open_loader
+from seamseg.training.setup import open_loader
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
 

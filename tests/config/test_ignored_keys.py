@@ -22,7 +22,7 @@ from seamseg.config.sections import SECTIONS
 from seamseg.inference.options import InferenceOptions
 from seamseg.training.options import TrainerOptions
 from seamseg.training.run import TrainingOptions, run_training
-from seamseg.training.task import SegmentationTask
+from seamseg.training.setup import segmentation
 
 CHOOSING = {
     *("general.kind", "general.base", "general.components", "general.network", "optimizer.type"),
@@ -63,7 +63,7 @@ def test_all_keys_of_a_kind_are_read_and_no_others(kind: str, micro: Path, tmp_p
     config = config_from_string(CONFIG.format(norm="bn"), overrides=[f"general.kind={kind}"])
     with recorded({**SECTIONS, "trainer": TrainerOptions}) as reads, redirect_stdout(StringIO()):
         InferenceOptions().input_size(config)
-        run_training(TrainingOptions("micro.ini", micro, tmp_path, device="cpu"), SegmentationTask(config))
+        run_training(TrainingOptions("micro.ini", micro, tmp_path, device="cpu"), segmentation(config))
     copied = {f"trainer.{spec.name}" for spec in fields(TrainerOptions)}
     used = {f"{s}.{spec.name}" for s, cls in SECTIONS.items() for spec in fields(cls) if KINDS[kind].uses(s, spec.name)}
     assert reads == copied | used - CHOOSING

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 from support.interruptions import result, signals_at
 
-from seamseg.training.checkpointing.run_folder import Failure, RunFolder, SnapshotFiles, SnapshotWriter
+from seamseg.training.checkpointing.run_folder import Failure, RunFolder, SnapshotWriter
 from seamseg.training.logging.logs import TextLog
 from seamseg.training.losses import Diverged
 from seamseg.training.preemption import Preempted
@@ -125,7 +125,7 @@ def test_failures_before_the_first_update_drop_no_snapshot_that_has_proved_usabl
 
 
 def test_one_more_snapshot_is_kept_until_a_step_has_succeeded_with_the_newest(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path, SnapshotFiles(content=lambda snapshot: snapshot))
+    run = RunFolder(tmp_path, content=lambda snapshot: snapshot)
     writer = SnapshotWriter(run, 1, fresh=True)
 
     def save(step: int) -> list[int]:

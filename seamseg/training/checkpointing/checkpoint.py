@@ -25,10 +25,10 @@ from seamseg.data.samplers import ARBatchSampler, EpochSegment
 from seamseg.evaluation.metric import Selection
 from seamseg.formats.metadata import Metadata, metadata_header
 from seamseg.training.checkpointing.rank_state import load_rank_buffers, with_rank_averages
-from seamseg.training.checkpointing.run_folder import SNAPSHOT_FILES, SnapshotFiles
+from seamseg.training.checkpointing.run_folder import RunFolder
 from seamseg.training.optim.optimizer import load_optimizer_state
 from seamseg.training.optim.schedule import LRSchedule
-from seamseg.training.options import KeyNames, TrainerOptions
+from seamseg.training.options import TrainerOptions
 from seamseg.training.step import Stepper
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
@@ -236,9 +236,9 @@ def resume(
     net: nn.Module,
     optimizer: torch.optim.Optimizer,
     metadata: Metadata,
-    files: SnapshotFiles,
+    run: RunFolder,
     epoch_length: int,
-    keys: KeyNames,
+    options: TrainerOptions,
 ) -> ResumePoint:
     """Restore weights and momentum from a snapshot of this project or of the original.
 
@@ -247,16 +247,16 @@ def resume(
     path : path of the snapshot
     net, optimizer : network and optimizer to restore
     metadata : classes of the data set
-    files : layout of the snapshots
+    run : run folder, which has the layout of the snapshots
     epoch_length : steps an epoch, for files whose `global_step` is None, which count epochs only
-    keys : names for errors
+    options : names of keys for errors
 
     Raises
     ------
     InputError
         if it is broken, of another network or other classes, or holds no training progress
     """
-    snapshot = load_weights(path, net, metadata, files, averaged=False)
+    snapshot = load_weights(path, net, metadata, run, averaged=False)
     _check_same_kind(snapshot, net, str(path))
     meta, more = snapshot.training_meta, snapshot.resume or {}
     try:
@@ -291,7 +291,7 @@ def resume(
     if "optimizer" not in snapshot.state_dict:
         raise InputError(f"{path}: has no optimizer state; use `pretrain={path}` to start from its weights")
     try:
-        load_optimizer_state(optimizer, snapshot.state_dict["optimizer"], str(path), more.get("optimizer"), keys)
+        load_optimizer_state(optimizer, snapshot.state_dict["optimizer"], str(path), more.get("optimizer"), options.key)
     except InputError as error:
         raise InputError("; ".join([str(error), *point.missing])) from None
     return point
@@ -311,13 +311,13 @@ def load_rank_state(point: ResumePoint, net: nn.Module, stepper: Stepper, world:
 
 
 def load_weights(
-    path: str | Path, net: nn.Module, metadata: Metadata, files: SnapshotFiles = SNAPSHOT_FILES, averaged: bool = True
+    path: str | Path, net: nn.Module, metadata: Metadata, run: RunFolder, averaged: bool = True
 ) -> Snapshot:
     """Load all weights of a snapshot into a network; errors as :func:`resume`.
 
     With `averaged` those are the moving average if the snapshot has one.
     """
-    snapshot = files.load(path)
+    snapshot = run.load(path)
     start = f"use `pretrain={path}` `pretrain_classes=TABLE` to start from its weights"
     check_classes(snapshot, metadata, str(path), "the data set has", start)
     load_into(net, snapshot, strict=True, name=str(path), averaged=averaged)

@@ -24,7 +24,6 @@ from seamseg.checkpoints.snapshot import (
 )
 from seamseg.config import Config, config_to_string
 from seamseg.formats.metadata import Metadata, write_metadata
-from seamseg.training.options import KeyNames
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.files import PARTIAL, lock_file, make_folder, replacing, write_atomically, write_json
 from seamseg.utils.limits import open_file, parse_json, read_limited, whole_number
@@ -41,39 +40,6 @@ FAILURE_NAME = "failure.json"
 
 _FAILURE_BYTES = 1 << 16
 _STEP_NAME = re.compile(r"step-(\d+)\.pth\.tar")
-
-
-@dataclass(frozen=True)
-class SnapshotFiles:
-    """Names and layout of the snapshots of a run.
-
-    Attributes
-    ----------
-    last, best : names in the run folder
-    content : returns what the file of a snapshot holds; tensors and plain data only
-    parse : returns the snapshot from the content and the name of a file; raises InputError if it is not one
-    """
-
-    last: str = LAST_NAME
-    best: str = BEST_NAME
-    content: Callable[[Snapshot], Any] = snapshot_content
-    parse: Callable[[Any, str], Snapshot] = parse_snapshot
-
-    def save(self, path: Path, snapshot: Snapshot) -> None:
-        """Write a snapshot, see :func:`seamseg.checkpoints.snapshot.write_tensors`."""
-        write_tensors(path, self.content(snapshot))
-
-    def load(self, path: str | Path) -> Snapshot:
-        """Read a snapshot, refusing pickled code, as :func:`seamseg.checkpoints.snapshot.load_snapshot`."""
-        return self.parse(load_tensors(path, str(path)), str(path))
-
-    def verify(self, path: Path) -> None:
-        """Read a snapshot and verify its checksums, as :func:`seamseg.checkpoints.snapshot.verify_snapshot`."""
-        verify_snapshot(path, self.parse)
-
-
-SNAPSHOT_FILES = SnapshotFiles()
-"""Those of docs/contract.md, section 1."""
 
 
 @dataclass(frozen=True)
@@ -101,21 +67,34 @@ class RunFolder:
     The newest snapshots are `snapshots/step-N.pth.tar`; `model_last` and `model_best` are links to two of them. Logs
     are `training.log`, `metrics.jsonl` and TensorBoard files; a failed step leaves `failure.json`, until the training
     has resumed.
+
+    Attributes
+    ----------
+    path : the folder
+    last_name, best_name : names of the newest and of the best snapshot
+    content : returns what the file of a snapshot holds; tensors and plain data only
+    parse : returns the snapshot from the content and the name of a file; raises InputError if it is not one
     """
 
     path: Path
-    files: SnapshotFiles = SNAPSHOT_FILES
-    keys: KeyNames = KeyNames()
+    last_name: str = LAST_NAME
+    best_name: str = BEST_NAME
+    content: Callable[[Snapshot], Any] = snapshot_content
+    parse: Callable[[Any, str], Snapshot] = parse_snapshot
 
     @property
     def last(self) -> Path:
         """The newest snapshot."""
-        return self.path / self.files.last
+        return self.path / self.last_name
 
     @property
     def best(self) -> Path:
         """The snapshot of the best epoch."""
-        return self.path / self.files.best
+        return self.path / self.best_name
+
+    def load(self, path: str | Path) -> Snapshot:
+        """Read a snapshot, refusing pickled code, as :func:`seamseg.checkpoints.snapshot.load_snapshot`."""
+        return self.parse(load_tensors(path, str(path)), str(path))
 
     def step_path(self, step: int) -> Path:
         """Return the path of the snapshot after a global step."""
@@ -260,10 +239,10 @@ class RunFolder:
                     path.unlink(missing_ok=True)
         (self.path / FAILURE_NAME).unlink(missing_ok=True)
 
-    def newest_good(self, warn: Callable[[str], None]) -> Path | None:
+    def newest_good(self, warn: Callable[[str], None], advice: str = "lower the learning rate") -> Path | None:
         """Return the newest undamaged snapshot, with a warning for each damaged one; None if there is no snapshot.
 
-        If a step has failed, those with which no step has succeeded do not count, with a warning.
+        If a step has failed, those with which no step has succeeded do not count, with a warning that ends in `advice`.
 
         Raises
         ------
@@ -280,10 +259,10 @@ class RunFolder:
             if candidates:
                 rest = f": {candidates[0].name} is the newest snapshot with which a step has succeeded"
             what = f"the training failed at step {failure.step}, {failure.problem}{rest}"
-            warn(f"{self.path}: {what}; {self.keys.smaller_rate}")
+            warn(f"{self.path}: {what}; {advice}")
         for path in candidates:
             try:
-                self.files.verify(path)
+                verify_snapshot(path, self.parse)
                 return path
             except InputError as error:
                 warn(f"skipped: {error}")
@@ -372,7 +351,7 @@ class SnapshotWriter:
     def _write(self, snapshot: Snapshot, step: int, best: bool, forget_best: bool) -> None:
         path = self.run.step_path(step)
         try:
-            self.run.files.save(path, snapshot)
+            write_tensors(path, self.run.content(snapshot))
             self.run.publish(path, self.run.last)
             if best:
                 self.run.publish(path, self.run.best)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from seamseg.config import Config
 from seamseg.data.transforms import Normalise
@@ -17,7 +17,6 @@ from seamseg.evaluation.segments import gt_segments_from_instances
 from seamseg.formats.metadata import Metadata
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.inference.detections import Detections
-from seamseg.models.panoptic import PanopticNet
 from seamseg.panoptic_map import PanopticResult, Segment, class_map_result
 from seamseg.predictions import ArrayPrediction
 from seamseg.structures import Batch, PackedSequence
@@ -43,7 +42,7 @@ class SampleImages(Protocol):
         """Return an observer for a validation that keeps what :meth:`validation` draws; None to draw nothing."""
         return None
 
-    def validation(self, net: nn.Module, collector: SampleCollector) -> Iterator[tuple[str, np.ndarray]]:
+    def validation(self, net: Any, collector: SampleCollector) -> Iterator[tuple[str, np.ndarray]]:
         """Draw the kept images of a validation of a network in evaluation mode, each with its tag."""
         yield from ()
 
@@ -119,19 +118,17 @@ class SampleRenderer:
         """See :class:`SampleImages`."""
         return SampleCollector()
 
-    def validation(self, net: nn.Module, collector: SampleCollector) -> Iterator[tuple[str, np.ndarray]]:
+    def validation(self, net: Any, collector: SampleCollector) -> Iterator[tuple[str, np.ndarray]]:
         """See :class:`SampleImages`."""
         options, device = self.config.dataloader, next(net.parameters()).device
         normalise = Normalise(options.rgb_mean, options.rgb_std)
         for number, sample in enumerate(collector.samples):
-            # semantic networks have no proposals
-            if isinstance(net, PanopticNet):
-                image = normalise(torch.from_numpy(sample.pixels).permute(2, 0, 1)).to(device)
-                proposals = best_proposals(net, image)
-            else:
-                proposals = None
-            yield f"val/{number}_proposals_target_prediction", self.triptych(sample, proposals)
-            for name, spec in (net.map_formats if isinstance(net, PanopticNet) else {}).items():
+            image = normalise(torch.from_numpy(sample.pixels).permute(2, 0, 1)).to(device)
+            with torch.inference_mode():
+                proposals = net.proposals(PackedSequence([image]))
+            first = None if proposals is None else proposals[0]
+            yield f"val/{number}_proposals_target_prediction", self.triptych(sample, first)
+            for name, spec in net.map_formats.items():
                 values = sample.prediction.maps[name]
                 yield f"val/{number}_map_{name}", _shrunk(draw_map(values, spec, sample.prediction.size))
 
@@ -171,14 +168,6 @@ class SampleRenderer:
 
     def _overlay(self, rgb: np.ndarray, result: PanopticResult) -> np.ndarray:
         return draw_overlay(rgb, result, self.metadata.palette, self.metadata.categories)
-
-
-def best_proposals(net: PanopticNet, image: Tensor) -> Tensor | None:
-    """Compute the proposals for an image on the network's device, best first; requires evaluation mode."""
-    with torch.inference_mode():
-        features = net.encode(PackedSequence([image]))
-        anchors, obj_logits, bbx_logits = net.score_anchors(features)
-        return net.options.proposals(obj_logits, bbx_logits, anchors, features.valid_sizes, False)[0]
 
 
 def _shrunk(rgb: np.ndarray) -> np.ndarray:

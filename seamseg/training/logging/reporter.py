@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,8 +21,11 @@ from seamseg.training.losses import AverageMeter, Averages, LossMeans
 from seamseg.training.options import TrainerOptions
 from seamseg.training.prefetch import TrainingBatch
 from seamseg.utils.distributed import World, max_over_processes, mean_over_processes
-from seamseg.utils.errors import counted
+from seamseg.utils.errors import counted, one_line
 from seamseg.utils.progress import LINE_SECONDS
+
+HISTOGRAM_INTERVAL = 10
+"""Steps between histograms."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,23 @@ class Reporter:
         self._times = Averages()
         self._rates: dict[str, float] = {}
         self._shown: float | None = None
+
+    @contextmanager
+    def following(self, states: Mapping[str, Any]) -> Iterator[None]:
+        """Begin the callbacks with their states, and end them with the training in a `with` block."""
+        run, status = self.callbacks.run, "done"
+        try:
+            self.callbacks.begin(states)
+            yield
+            if run.stop_reason:
+                status = f"stopped: {run.stop_reason}"
+                self.log.info(f"{status} (step {run.step}, epoch {run.epoch})")
+        except BaseException as error:
+            status = f"{type(error).__name__}: {one_line(error)}"
+            raise
+        finally:
+            self.callbacks.end(status)
+            self.metrics.close()
 
     def begin_epoch(self) -> None:
         """Reset the times."""
@@ -181,6 +203,16 @@ class Reporter:
         for tag, image in self._images.validation(net, collector):
             self.callbacks.image(step, tag, image)
         net.train()
+
+    def histograms(self, net: nn.Module, step: int) -> None:
+        """Report the distributions of `options.histograms`, every few steps."""
+        words = self.options.histograms
+        if not words or step % HISTOGRAM_INTERVAL or not self.callbacks.active:
+            return
+        for name, parameter in net.named_parameters():
+            if any(word in name for word in words):
+                values = parameter.detach().float().cpu().numpy()
+                self.callbacks.histogram(step, name.removeprefix("body."), values)
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,10 +14,8 @@ from seamseg.config import Config
 from seamseg.config.components import register
 from seamseg.config.sections import Optimizer
 from seamseg.models.backbones import Backbone
-from seamseg.models.custom_network import WholeNetwork
 from seamseg.ops.norm import ABN
 from seamseg.training.optim.update import has_known_state
-from seamseg.training.options import INI_KEYS, KeyNames
 from seamseg.utils.errors import InputError
 
 NORM_LAYERS = (ABN, _BatchNorm, nn.GroupNorm, nn.LayerNorm)
@@ -123,12 +121,10 @@ def _parameter_groups(net: nn.Module, config: Config) -> list[dict[str, Any]]:
 def _body_parameters(net: nn.Module, config: Config) -> dict[nn.Parameter, tuple[float, bool]]:
     """Return the factor of the learning rate, and whether it is decayed, of each parameter of the backbone."""
     factor, decay = config.optimizer.body_lr_factor, config.optimizer.layer_decay
-    if isinstance(net, WholeNetwork):
-        own = net.network.backbone
-        return {} if own is None else dict.fromkeys(own.parameters(), (factor, True))
-    backbone = next((module for module in net.modules() if isinstance(module, Backbone)), None)
-    if backbone is None:
-        return {}
+    backbone = getattr(net, "backbone", None)
+    if not isinstance(backbone, Backbone):
+        # of a network as a whole
+        return {} if backbone is None else dict.fromkeys(backbone.parameters(), (factor, True))
     # without what is not pre-trained, such as the pyramid of a plain network
     named, undecayed = dict(backbone.pretrained_part.named_parameters()), backbone.undecayed()
     layers = backbone.layer_ids() if decay < 1 else {}
@@ -162,7 +158,7 @@ def load_optimizer_state(
     state: Mapping[str, Any],
     source: str,
     saved_type: str | None = None,
-    keys: KeyNames = INI_KEYS,
+    key: Callable[..., str] = lambda *names: ", ".join(names),
 ) -> None:
     """Restore a saved optimizer state, including the original's, also into an optimizer that has none yet.
 
@@ -175,7 +171,7 @@ def load_optimizer_state(
     state : result of `state_dict()` of the optimizer
     source : file it was read from, for error messages
     saved_type : name of the class of the saved optimizer; None for SGD or AdamW, told apart by their groups
-    keys : names for errors
+    key : returns the names that keys of an INI file have in the configuration, for errors
 
     Raises
     ------
@@ -188,10 +184,10 @@ def load_optimizer_state(
     if found != counts:
         raise InputError(
             f"{source}: its optimizer holds {found} parameters a group, this training {counts}; "
-            f"{', '.join(keys.groups)} or the architecture may have changed; "
+            f"{key('body.num_frozen', 'optimizer.layer_decay')} or the architecture may have changed; "
             f"use `pretrain={source}` to start from its weights"
         )
-    _check_type(optimizer, saved, saved_type, source, keys)
+    _check_type(optimizer, saved, saved_type, source, key("optimizer.type"))
     pairs = [
         (parameter, index)
         for group, saved_group in zip(groups, saved)
@@ -214,7 +210,7 @@ def _check_type(
     saved: list[Mapping[str, Any]],
     saved_type: str | None,
     source: str,
-    keys: KeyNames,
+    key: str,
 ) -> None:
     wanted = type(optimizer).__name__
     if saved_type is None:
@@ -225,7 +221,7 @@ def _check_type(
     if saved_type != wanted:
         raise InputError(
             f"{source}: its optimizer is {saved_type.lower()}, this training uses {wanted.lower()}; change "
-            f"{keys.optimizer}, or use `pretrain={source}` to start from its weights"
+            f"{key}, or use `pretrain={source}` to start from its weights"
         )
 
 

@@ -1,0 +1,207 @@
+"""What a training needs of the kind of network that it trains, and the trainings of the kinds of `[general] kind`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from seamseg.config import Config, config_from_string, config_to_string
+from seamseg.config.components import Record
+from seamseg.config.kinds import PANOPTIC
+from seamseg.config.loader import differences
+from seamseg.data.dataset import PanopticDataset
+from seamseg.data.folder import void_warning
+from seamseg.data.loader import BatchLoader, LoaderOptions, index_sampler, train_loader
+from seamseg.data.maps import declared_maps
+from seamseg.data.reader import open_reader
+from seamseg.data.samplers import DistributedARBatchSampler
+from seamseg.data.transforms import AugmentationOptions, TrainTransform
+from seamseg.evaluation.scores import Scores
+from seamseg.formats.metadata import Metadata
+from seamseg.models.build import build_training_module
+from seamseg.training.callbacks import Callback
+from seamseg.training.checkpointing.run_folder import LOG_NAME, RunFolder
+from seamseg.training.logging.images import SampleImages, SampleRenderer
+from seamseg.training.logging.logs import TextLog
+from seamseg.training.optim.optimizer import build_optimizer
+from seamseg.training.optim.schedule import CurveSchedule, LRSchedule, step_note
+from seamseg.training.options import TrainerOptions, TrainingOptions
+from seamseg.training.prefetch import TrainingBatch, prepare_batch
+from seamseg.training.weights import load_initial_weights
+from seamseg.utils.component_errors import instance_of
+from seamseg.utils.distributed import World
+from seamseg.utils.errors import InputError
+from seamseg.validation.validator import Observer, Validator
+
+
+class Validate(Protocol):
+    """Scores a network on a split, and preserves its training or evaluation mode."""
+
+    @property
+    def metadata(self) -> Metadata:
+        """Classes of the data set."""
+
+    def __call__(self, net: nn.Module, observer: Observer | None = None, desc: str = "validate") -> Scores:
+        """Score a network on the device of this process; a collective call."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The parts of a training that depend on the kind of network: values, and functions that open and build the others.
+
+    Attributes
+    ----------
+    options : options of the trainer
+    config : configuration as text, for snapshots and callbacks
+    components : custom components that the configuration names
+    run_folder : makes the run folder of a path, which has names and layout of the snapshots
+    log_name : name of the text log; with `{rank}`, each process has one
+    changes : returns the keys whose values differ from the configuration in a snapshot
+    open_loader, open_validator : open training batches and validation of this process for a data set; InputError if
+        that is missing or wrong, and no validator if no split is configured. The loader is from
+        :func:`seamseg.data.loader.train_loader`, so that a training can resume in the middle of an epoch
+    describe : returns a line about the classes
+    log_notes : logs what the configuration ignores or does not fit the data; the loader is None for a scoring
+    prepare : applies the transforms that run on the device
+    build : builds the training module for the classes of a data set, with random weights, in training mode. It maps a
+        batch to :class:`seamseg.models.network.Losses` with the names of `options.loss_weights`; its `net` is the
+        network, whose parts have the names of :data:`seamseg.checkpoints.snapshot.NETWORK_MODULES`
+    load_weights : loads the weights that a new training starts from, or a scoring uses, into the network
+    build_optimizer : builds the optimizer of a network on its device
+    build_schedule : builds the schedule from the base rates of the optimizer's groups and the steps of an epoch
+    write_model : writes what makes a run folder usable as a model, besides the snapshots
+    sample_images : returns what draws the sample images of a data set
+    callbacks : makes the callbacks of the configuration, by name
+    """
+
+    options: TrainerOptions
+    config: str
+    changes: Callable[[str], list[str]]
+    open_loader: Callable[[str | Path, World], BatchLoader]
+    open_validator: Callable[[str | Path, World], Validate | None]
+    describe: Callable[[Metadata], str]
+    build: Callable[[Metadata], nn.Module]
+    load_weights: Callable[[nn.Module, TrainingOptions, Metadata, World, TextLog], None]
+    build_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
+    build_schedule: Callable[[Sequence[float], int], LRSchedule]
+    write_model: Callable[[RunFolder, Metadata], None]
+    sample_images: Callable[[Metadata], SampleImages]
+    components: tuple[Record, ...] = ()
+    run_folder: Callable[[Path], RunFolder] = RunFolder
+    log_name: str = LOG_NAME
+    log_notes: Callable[[BatchLoader | None, World, TextLog], None] = lambda loader, world, log: None
+    prepare: Callable[[Any], TrainingBatch] | None = None
+    callbacks: Callable[[], Mapping[str, Callback]] = dict
+
+
+def segmentation(config: Config, source: str | Path = "config") -> Setup:
+    """Return the training of a configuration; `source` is its name in errors."""
+    return Setup(
+        options=TrainerOptions.from_config(config),
+        config=config_to_string(config),
+        components=config.records(),
+        changes=partial(_changes, config),
+        open_loader=lambda data, world: open_loader(config, data, source, world),
+        open_validator=partial(_open_validator, config),
+        describe=lambda metadata: f"{metadata.num_stuff} stuff and {metadata.num_thing} thing classes",
+        log_notes=partial(_log_notes, config),
+        prepare=partial(prepare_batch, options=config.dataloader),
+        build=lambda metadata: build_training_module(config, metadata.num_stuff, metadata.num_thing),
+        load_weights=partial(load_initial_weights, config),
+        build_optimizer=partial(build_optimizer, config=config),
+        build_schedule=partial(_build_schedule, config),
+        write_model=lambda folder, metadata: folder.describe(config, metadata),
+        sample_images=partial(SampleRenderer, config=config),
+        callbacks=partial(_callbacks, config),
+    )
+
+
+def _changes(config: Config, text: str) -> list[str]:
+    """Return the changed keys; none if the configuration is that of another release."""
+    try:
+        return differences(config_from_string(text, config.kind), config)
+    except InputError:
+        return []
+
+
+def _open_validator(config: Config, data: str | Path, world: World) -> Validator | None:
+    split = config.dataloader.val_set
+    return Validator.open(data, split, config, world) if split else None
+
+
+def _log_notes(config: Config, loader: BatchLoader | None, world: World, log: TextLog) -> None:
+    """Warn of a learning rate for another number of images a step, ignored keys, and images that are mostly void."""
+    if loader is not None:
+        images = index_sampler(loader).batch_size * config.optimizer.accumulate * world.size
+        if (note := step_note(config, images, -(-len(loader) // config.optimizer.accumulate))) is not None:
+            log.warning(note)
+    if config.dataloader.coco_gt and (config.kind != PANOPTIC or config.general.eval_coco):
+        log.info("[dataloader] coco_gt is ignored: average precision uses the ground truth of the data set")
+    if loader is not None and world.is_main and config.kind != "detection":
+        dataset = loader.dataset
+        assert isinstance(dataset, PanopticDataset)
+        if (problem := void_warning(dataset.void_share())) is not None:
+            log.warning(problem)
+
+
+def _build_schedule(config: Config, base_lrs: Sequence[float], epoch_length: int) -> LRSchedule:
+    curve, keys = config.component("scheduler")
+    return CurveSchedule(curve.make, keys, config.scheduler, base_lrs, epoch_length)
+
+
+def _callbacks(config: Config) -> dict[str, Callback]:
+    return {
+        component.name: instance_of(Callback, component.build(keys), f"{component.section} ({component.file})")
+        for component, keys in config.components("callback")
+    }
+
+
+def open_loader(config: Config, data: str | Path, source: str | Path, world: World) -> BatchLoader:
+    """Open the loader of the training batches of this process.
+
+    Parameters
+    ----------
+    config : `[dataloader]`, seed
+    data : data set
+    source : name of the configuration, for errors
+    world : the processes, among which the images are divided
+
+    Raises
+    ------
+    InputError
+        if the split or the batch size is not given, or the data set is missing or broken
+    """
+    loading, seed = config.dataloader, config.general.seed
+    if not loading.train_set:
+        raise InputError(f"{source}: [dataloader] train_set is required: the name of a list in {data}/lst")
+    if not loading.train_batch_size:
+        raise InputError(f"{source}: [dataloader] train_batch_size is required: images per batch and process")
+    transform = TrainTransform(
+        loading.shortest_size,
+        loading.longest_max_size,
+        loading.rgb_mean,
+        loading.rgb_std,
+        AugmentationOptions(loading.random_flip, loading.random_scale, loading.crop_size, loading.color_jitter),
+        loading.device_transforms,
+        {c.name: partial(c.make, keys=keys) for c, keys in config.components("augmentation")},
+        declared_maps(config, "head", "network"),
+    )
+    dataset = PanopticDataset(
+        data,
+        loading.train_set,
+        transform,
+        seed,
+        loading.fast_decode,
+        replace_unreadable=loading.broken_limit > 0,
+        open_reader=partial(open_reader, config),
+    )
+    sampler = DistributedARBatchSampler(
+        dataset.img_sizes, loading.train_batch_size, world.size, world.rank, loading.drop_last, seed=seed
+    )
+    return train_loader(dataset, sampler, LoaderOptions.of(loading, seed, world, loading.class_uniform))
