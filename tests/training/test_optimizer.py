@@ -112,6 +112,8 @@ class Layered(Backbone):
 def test_rates_and_decay_of_the_layers_of_a_body():
     """The rate of a layer is a factor times that of the one after it; the head follows the last one."""
     net = nn.ModuleDict({"body": Layered(), "head": nn.Linear(4, 5)})
+    # as a network states it
+    object.__setattr__(net, "backbone", net["body"])
     given = {"lr": 1.0, "weight_decay": 0.25, "weight_decay_norm": False, "body_lr_factor": 0.5, "bn_frozen": False}
     for decay, first, second in ((0.5, 0.125, 0.25), (1.0, 0.5, 0.5)):
         groups = build_optimizer(net, options(**given, layer_decay=decay)).param_groups
