@@ -9,13 +9,14 @@ differ.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from plain import paste_masks, plain_fusion
 from timing import Case, boxes_of_scene, options, report
 from torch import Tensor
 from torch.nn import functional
@@ -24,6 +25,9 @@ from seamseg.fusion import download, fuse, to_result
 from seamseg.ops.paste import paste_masks_into
 from seamseg.ops.reference.paste import paste_masks_into as plain_form
 from seamseg.predictions import Prediction
+
+sys.path.append(str(Path(__file__).parents[1] / "examples"))
+from plain_seamless import paste_masks, plain_fusion
 
 HEIGHT, WIDTH, CLASSES, STUFF, COUNT = 1024, 2048, 19, 11, 100
 ON_CPU = "the same on the CPU"

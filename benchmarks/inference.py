@@ -2,9 +2,10 @@
 
     python benchmarks/inference.py [--rounds 5] [--sides 512 1024] [--precision fp32 bf16] [plain separated maskrcnn]
 
-`plain`: the algorithm of the original, written plainly, in fp32 (benchmarks/plain.py); `separated`: the same, but for
-its large average pool, which goes along one axis after the other. `maskrcnn`: torchvision's maskrcnn_resnet50_fpn,
-which has no semantic head: it finds no stuff. Many images, also on a GPU: benchmarks/throughput.py.
+`plain`: the algorithm of the original, written plainly, in fp32 (examples/plain_seamless.py); `separated`: the same,
+but for its large average pool, which goes along one axis after the other. `maskrcnn`: torchvision's
+maskrcnn_resnet50_fpn, which has no semantic head: it finds no stuff. Many images, also on a GPU:
+benchmarks/throughput.py.
 
 Weights are random. Every side works on the same JPEG at the same input size, with 1000 proposals and 100 detections:
 ours and the plain ones make up classes and scores of the first 100 proposals; the class layer of Mask R-CNN gets a bias
@@ -19,10 +20,13 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
 Run = Callable[[], None]
 
@@ -32,7 +36,7 @@ def ours(side: int, photo: Path, out: Path, name: str) -> Run:
     import numpy as np
     import torch
     from networks import DETECTIONS, busy, random_predictor
-    from plain import plain_predictor
+    from plain_seamless import plain_predictor
 
     from seamseg.data.images import open_image
     from seamseg.inference.images import network_input

@@ -11,12 +11,13 @@ level; as it is usually written it takes half a minute a round on a CPU.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
-from plain import PlainSemanticHead, plain_semantic_loss
 from timing import Case, boxes_of_scene, options, report
 from torch import Tensor
 from torch.nn import functional
@@ -28,6 +29,9 @@ from seamseg.ops.nms import nms
 from seamseg.ops.norm import ABN
 from seamseg.ops.roi_sampling import roi_features
 from seamseg.ops.upsample import upsample_argmax, upsample_ohem_loss
+
+sys.path.append(str(Path(__file__).parents[1] / "examples"))
+from plain_seamless import PlainSemanticHead, plain_semantic_loss
 
 SIZE, OHEM = (1024, 2048), 0.25
 STRIDES, ROIS, CHANNELS, OUT = (4, 8, 16, 32), 512, 256, (14, 14)

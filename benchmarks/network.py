@@ -5,8 +5,8 @@
 
 One image of `side` by twice as many pixels, an enlarged toy street with 20 things. Weights are random with a fixed
 seed. A step is the forward and the backward pass with the losses, without an optimizer. `plain`: the algorithm of the
-original, written plainly, in fp32 (benchmarks/plain.py), with batch norm and LeakyReLU; `separated`: the same, but for
-its large average pool, which goes along one axis after the other. The sides have the same weights and the same
+original, written plainly, in fp32 (examples/plain_seamless.py), with batch norm and LeakyReLU; `separated`: the same,
+but for its large average pool, which goes along one axis after the other. The sides have the same weights and the same
 settings of malloc and OpenMP, and take turns. Kept tensors are counted by saved-tensor hooks, each storage once,
 without the parameters.
 """
@@ -17,10 +17,13 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 SIDES = ("fp32", "bf16", "plain", "separated")
@@ -36,7 +39,7 @@ def make(name: str, module: Any, side: int) -> Callable[[], dict[str, float]]:
     side : height of the image
     """
     import torch
-    from plain import PlainTrainingModule
+    from plain_seamless import PlainTrainingModule
     from street import CITYSCAPES, smooth, street
 
     if name in ("plain", "separated"):

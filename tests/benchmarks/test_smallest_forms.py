@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MODULES = {"timing", "street", "plain", "networks", "gpu_machine", "gpu_steps", "gpu_tables"}
+MODULES = {"timing", "street", "networks", "gpu_machine", "gpu_steps", "gpu_tables"}
 """Modules imported by the scripts."""
 CASE = r"\d  .+ +\d+\.\d\d +\d+\.\d\d"
 """A row of `timing.report`: milliseconds, the peer, its milliseconds, the ratio."""

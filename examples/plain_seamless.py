@@ -1,4 +1,4 @@
-"""The algorithm of the original network written plainly: the peer of inference.py, network.py and exported.py.
+"""Seamless Scene Segmentation written plainly, to read it and to measure the fast code of the package against it.
 
 Batch norm and activation are layers of their own, maps are NCHW, all anchors are decoded, detections are suppressed
 class by class, the semantic head pools windows of 64x64 and enlarges its classes to the full image, masks are pasted

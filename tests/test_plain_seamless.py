@@ -1,4 +1,4 @@
-"""benchmarks/plain.py computes what the network computes, in both variants."""
+"""examples/plain_seamless.py computes what the network computes, in both variants."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from seamseg.fusion import fuse
 from seamseg.models.build import build_training_module
 from seamseg.structures import PackedSequence
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("benchmarks", "examples")]
 
-import plain
+import plain_seamless as plain
 import street
 
 # one side of the window is even, one odd, and the coarse levels are smaller than it
