@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from seamseg.fusion import download, fuse, to_result
-from seamseg.ops.paste import paste_masks_into
-from seamseg.ops.reference.paste import paste_masks_into as plain_form
+from seamseg.ops.labels import paste_masks_into
+from seamseg.ops.reference.labels import paste_masks_into as plain_form
 from seamseg.predictions import Prediction
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))

@@ -1,10 +1,9 @@
 """Outputs of a network as masks and panoptic map of the image (docs/contract.md, section 4 "Fusion").
 
-Only predictions on a GPU need torch.
-
-:func:`paste_detections` resizes each detection to the image. :func:`fuse` and :func:`to_result` merge detections and
-semantic classes, so that each pixel belongs to one segment; :func:`merge_queries` does so for masks of queries.
-:func:`download` makes arrays of a prediction that :func:`fuse` can still merge on its GPU.
+:func:`fuse_plainly` is the algorithm: it merges detections and semantic classes so that each pixel belongs to one
+segment. :func:`fuse` gives the same map fast, on the CPU or the GPU of the prediction; :func:`merge_queries` merges
+masks of queries; :func:`to_result` brings a map to the size of the image. :func:`paste_detections` resizes each
+detection to the image before any fusion. Only predictions on a GPU need torch.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from seamseg.idmaps import reference
 from seamseg.idmaps.resize import IdMap, ResizedIds, nearest_index, resize_nearest
 from seamseg.idmaps.segments import areas_and_boxes, count_classes, fill_free, paste_mask, paste_masks, sigmoid
 from seamseg.idmaps.upsampled import best_masks
@@ -46,6 +46,47 @@ class FusedMap:
     measured: tuple[np.ndarray, np.ndarray] | None = None
 
 
+def fuse_plainly(
+    prediction: Prediction[Any],
+    num_stuff: int,
+    score_threshold: float = 0.5,
+    overlap_threshold: float = 0.5,
+    min_stuff_area: int = 4096,
+) -> FusedMap:
+    """Compute :func:`fuse` of a prediction with masks as the paper describes it, with masks of the whole image.
+
+    The fast forms are tested against it.
+    """
+    p = prediction.on_cpu()
+    masks = np.zeros((0, 1, 1), np.float32) if p.mask_logits is None else sigmoid(p.mask_logits)
+    ids = np.zeros(p.size, np.int32)
+    categories, scores, iscrowd = [VOID], [0.0], [False]
+    # things: the best score first, each on the pixels that better ones have left
+    for k in np.argsort(-p.scores, kind="stable"):
+        if not p.scores[k] > score_threshold:
+            continue
+        crop, (y0, x0, y1, x1) = reference.paste_mask(masks[k], p.boxes[k], p.size)
+        mask = np.zeros(p.size, bool)
+        mask[y0:y1, x0:x1] = crop
+        free = mask & (ids == 0)
+        if not free.any() or (mask & (ids > 0)).sum() / mask.sum() > overlap_threshold:
+            continue
+        ids[free] = len(categories)
+        categories.append(int(p.classes[k]) + num_stuff)
+        scores.append(float(p.scores[k]))
+        iscrowd.append(False)
+    # classes: each on what the things have left; a thing class there is a group without separate instances
+    for category in [] if p.semantic is None else np.unique(p.semantic).tolist():
+        free = (p.semantic == category) & (ids == 0)
+        if free.sum() < max(min_stuff_area, 1):
+            continue
+        ids[free] = len(categories)
+        categories.append(category)
+        scores.append(1.0)
+        iscrowd.append(category >= num_stuff)
+    return FusedMap(ids, categories, scores, iscrowd)
+
+
 class _Merged(NamedTuple):
     """Ids, whether each detection got one, the classes that did, and areas and boxes of at least all ids if known."""
 
@@ -61,13 +102,12 @@ def fuse(
     score_threshold: float = 0.5,
     overlap_threshold: float = 0.5,
     min_stuff_area: int = 4096,
-    keep_empty: bool = False,
     native_size: tuple[int, int] | None = None,
 ) -> FusedMap:
     """Merge detections and semantic classes: every pixel belongs to at most one segment.
 
-    On a CUDA device the map is made and measured there, by the kernels of :mod:`seamseg.ops`; ids are those of the CPU,
-    which makes the map if the memory of the device does not suffice.
+    The map is that of :func:`fuse_plainly` to the bit. On a CUDA device it is made and measured there, by the kernels
+    of :mod:`seamseg.ops`; the CPU makes it if the memory of the device does not suffice.
 
     Parameters
     ----------
@@ -76,7 +116,6 @@ def fuse(
     score_threshold : detections must score above
     overlap_threshold : a detection is dropped if detections of higher score cover more than this fraction of it
     min_stuff_area : semantic segments with fewer free pixels become void
-    keep_empty : give ids to segments without a pixel, as the original does
     native_size : `(height, width)` to which a map on a CUDA device is resized there, as by :func:`to_result`, unless it
         has :data:`LARGE_PIXELS`; None for that of the prediction. Not used on the CPU
 
@@ -90,69 +129,91 @@ def fuse(
     found = (replace(prediction, semantic=None, maps={}) if on_gpu is prediction else prediction).on_cpu()
     kept = np.flatnonzero(found.scores > score_threshold)
     kept = kept[np.argsort(-found.scores[kept], kind="stable")]
-    logits = np.zeros((0, 1, 1), np.float32)
-    if len(kept) > 0 and "ids" not in found.maps:
-        if found.mask_logits is None:
-            raise ValueError("fuse: the prediction has no masks; a panoptic map needs a network with a mask branch")
-        logits = found.mask_logits[kept]
-    rule = (overlap_threshold, min_stuff_area, keep_empty)
+    chosen = found.rows(kept)
+    if len(kept) > 0 and chosen.mask_logits is None and "ids" not in chosen.maps:
+        raise ValueError("fuse: the prediction has no masks; a panoptic map needs a network with a mask branch")
     merged = None
     if on_gpu is not None:
-        size = found.size
-        if native_size is not None and native_size[0] * native_size[1] < LARGE_PIXELS:
-            size = native_size
         try:
-            merged = _merge_tensors(on_gpu, logits, found.boxes[kept], *rule, size)
+            merged = _merge_tensors(on_gpu, chosen, overlap_threshold, min_stuff_area, native_size)
         except Exception as error:
             if not lacks_memory(error):
                 raise
-            found = prediction.on_cpu()
-    if "ids" in found.maps:
-        ids, pasted = found.rows(kept).maps["ids"], np.ones(len(kept), bool)
-        merged = _Merged(ids, pasted, _fill_stuff(ids, len(kept), found.semantic, min_stuff_area, keep_empty))
-    elif merged is None:
-        merged = _merge_arrays(found, sigmoid(logits), found.boxes[kept], *rule)
+            chosen = prediction.on_cpu().rows(kept)
+    if merged is None:
+        merged = _merge_arrays(chosen, overlap_threshold, min_stuff_area)
 
-    things, stuff = kept[merged.pasted], merged.classes.tolist()
-    categories = [VOID, *(found.classes[things] + num_stuff).tolist(), *stuff]
-    scores = [0.0, *found.scores[things].tolist(), *[1.0] * len(stuff)]
-    iscrowd = [*[False] * (1 + len(things)), *(category >= num_stuff for category in stuff)]
+    things, stuff = merged.pasted, merged.classes.tolist()
+    categories = [VOID, *(chosen.classes[things] + num_stuff).tolist(), *stuff]
+    scores = [0.0, *chosen.scores[things].tolist(), *[1.0] * len(stuff)]
+    iscrowd = [*[False] * (len(categories) - len(stuff)), *(category >= num_stuff for category in stuff)]
     measured = merged.measured
     if measured is not None:
         measured = measured[0][: len(categories)], measured[1][: len(categories)]
     return FusedMap(merged.ids, categories, scores, iscrowd, measured)
 
 
-def _merge_arrays(
-    prediction: Prediction[np.ndarray],
-    masks: np.ndarray,
-    boxes: np.ndarray,
+def _merge_arrays(chosen: ArrayPrediction, overlap_threshold: float, min_stuff_area: int) -> _Merged:
+    """Merge detections, best score first, and the class map of a prediction."""
+    pasted = np.ones(len(chosen.scores), bool)
+    if "ids" in chosen.maps:
+        ids = chosen.maps["ids"]
+    else:
+        ids = np.zeros(chosen.size, np.int32)
+        if chosen.mask_logits is not None and len(pasted) > 0:
+            pasted = paste_masks(ids, sigmoid(chosen.mask_logits), chosen.boxes, overlap_threshold)
+    if chosen.semantic is None:
+        return _Merged(ids, pasted, np.zeros(0, np.int64))
+    areas = count_classes(chosen.semantic, ids)
+    classes = np.flatnonzero((areas > 0) & (areas >= min_stuff_area))
+    id_of_class = np.zeros(len(areas), np.int32)
+    id_of_class[classes] = np.count_nonzero(pasted) + 1 + np.arange(len(classes))
+    fill_free(ids, chosen.semantic, id_of_class)
+    return _Merged(ids, pasted, classes)
+
+
+def _merge_tensors(
+    prediction: Prediction[Any],
+    chosen: ArrayPrediction,
     overlap_threshold: float,
     min_stuff_area: int,
-    keep_empty: bool,
+    native_size: tuple[int, int] | None,
 ) -> _Merged:
-    """Merge masks, best score first, and the class map of a prediction."""
-    ids = np.zeros(prediction.size, np.int32)
-    pasted = np.zeros(len(boxes), bool)
-    if len(boxes) > 0:
-        pasted = paste_masks(ids, masks, boxes, overlap_threshold, keep_empty)
-    things = int(np.count_nonzero(pasted))
-    return _Merged(ids, pasted, _fill_stuff(ids, things, prediction.semantic, min_stuff_area, keep_empty))
+    """Merge as :func:`_merge_arrays` on the device of a prediction; the host waits once, for the result."""
+    import torch
 
+    from seamseg.ops import labels
 
-def _fill_stuff(
-    ids: np.ndarray, things: int, semantic: np.ndarray | None, min_stuff_area: int, keep_empty: bool
-) -> np.ndarray:
-    """Give the free pixels to the classes of a class map, with ids after the things; return the classes."""
-    if semantic is None:
-        return np.zeros(0, np.int64)
-    areas = count_classes(semantic, ids)
-    present = count_classes(semantic) if keep_empty else areas
-    classes = np.flatnonzero((present > 0) & (areas >= min_stuff_area))
-    id_of_class = np.zeros(len(areas), np.int32)
-    id_of_class[classes] = things + 1 + np.arange(len(classes))
-    fill_free(ids, semantic, id_of_class)
-    return classes
+    device = (prediction.scores if prediction.semantic is None else prediction.semantic).device
+    if native_size is None or native_size[0] * native_size[1] >= LARGE_PIXELS:
+        native_size = prediction.size
+
+    def upload(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(device, non_blocking=True)
+
+    number = 1 + len(chosen.boxes) + _CLASSES
+    dtype = torch.int16 if number <= torch.iinfo(torch.int16).max else torch.int32
+    ids = torch.zeros(prediction.size, dtype=dtype, device=device)
+    logits = np.zeros((0, 1, 1), np.float32) if chosen.mask_logits is None else chosen.mask_logits
+    # in float64, as on the CPU: what exponentials differ in is lost when they are rounded to float32
+    masks = upload(logits).double().sigmoid().float()
+    pasted = labels.paste_probabilities_into(ids, masks, upload(chosen.boxes), overlap_threshold, 1, False)
+    classes = torch.zeros(0, dtype=torch.bool, device=device)
+    if prediction.semantic is not None:
+        semantic = prediction.semantic.byte()
+        free = labels.count_labels(semantic, _CLASSES, ids)
+        classes = (free > 0) & (free >= min_stuff_area)
+        labels.fill_free(ids, semantic, (classes.cumsum(0) + pasted.sum()) * classes)
+    for axis, (old, new) in enumerate(zip(prediction.size, native_size)):
+        if old != new:
+            ids = ids.index_select(axis, upload(nearest_index(old, new)))
+    areas, corners = labels.count_labels(ids, number), labels.extract_boxes(ids, number)
+    host = torch.empty(ids.shape, dtype=dtype, pin_memory=ids.is_cuda)
+    host.copy_(ids, non_blocking=True)
+    small = torch.cat([x.flatten().int() for x in (pasted, classes, areas, corners)]).cpu().numpy()  # waits for the ids
+    kept, found, pixels, sides = np.split(small, np.cumsum([len(pasted), len(classes), number]))
+    measured = pixels.astype(np.int64), sides.reshape(-1, 4).astype(np.float32)
+    return _Merged(host.numpy().astype(np.int32), kept > 0, np.flatnonzero(found), measured)
 
 
 def download(prediction: Prediction[Any]) -> ArrayPrediction:
@@ -187,50 +248,6 @@ def _has_kernels(prediction: Prediction[Any]) -> bool:
     from seamseg.ops import kernels
 
     return kernels().get("GPU") == "loaded"
-
-
-def _merge_tensors(
-    prediction: Prediction[Any],
-    logits: np.ndarray,
-    boxes: np.ndarray,
-    overlap_threshold: float,
-    min_stuff_area: int,
-    keep_empty: bool,
-    native_size: tuple[int, int],
-) -> _Merged:
-    """Merge as :func:`_merge_arrays` on the device of a prediction; the host waits once, for the result."""
-    import torch
-
-    from seamseg.ops import labels, paste
-
-    device = (prediction.scores if prediction.semantic is None else prediction.semantic).device
-
-    def upload(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(device, non_blocking=True)
-
-    number = 1 + len(boxes) + _CLASSES
-    dtype = torch.int16 if number <= torch.iinfo(torch.int16).max else torch.int32
-    ids = torch.zeros(prediction.size, dtype=dtype, device=device)
-    # in float64, as on the CPU: what exponentials differ in is lost when they are rounded to float32
-    masks = upload(logits).double().sigmoid().float()
-    pasted = paste.paste_probabilities_into(ids, masks, upload(boxes), overlap_threshold, 1, keep_empty)
-    chosen = torch.zeros(0, dtype=torch.bool, device=device)
-    if prediction.semantic is not None:
-        semantic = prediction.semantic.byte()
-        areas = labels.count_labels(semantic, _CLASSES, ids)
-        present = labels.count_labels(semantic, _CLASSES) if keep_empty else areas
-        chosen = (present > 0) & (areas >= min_stuff_area)
-        labels.fill_free(ids, semantic, (chosen.cumsum(0) + pasted.sum()) * chosen)
-    for axis, (old, new) in enumerate(zip(prediction.size, native_size)):
-        if old != new:
-            ids = ids.index_select(axis, upload(nearest_index(old, new)))
-    areas, corners = labels.count_labels(ids, number), labels.extract_boxes(ids, number)
-    host = torch.empty(ids.shape, dtype=dtype, pin_memory=ids.is_cuda)
-    host.copy_(ids, non_blocking=True)
-    small = torch.cat([x.flatten().int() for x in (pasted, chosen, areas, corners)]).cpu().numpy()  # waits for the ids
-    kept, classes, pixels, sides = np.split(small, np.cumsum([len(boxes), len(chosen), number]))
-    measured = pixels.astype(np.int64), sides.reshape(-1, 4).astype(np.float32)
-    return _Merged(host.numpy().astype(np.int32), kept > 0, np.flatnonzero(classes), measured)
 
 
 def merge_queries(
@@ -357,16 +374,16 @@ def paste_detections(
     if by_nearest:
         boxes = boxes.clip(0, np.array(size * 2, np.float32))
     classes, scores = prediction.classes.tolist(), prediction.scores.tolist()
-    own = resize_nearest(prediction.maps["ids"], size) if "ids" in prediction.maps else None
+    own = None
+    if "ids" in prediction.maps:
+        own = resize_nearest(prediction.maps["ids"], size).astype(np.int32, copy=False)
+        regions = areas_and_boxes(own, len(scores) + 1)[1].clip(0).astype(int).tolist()
     for k, (box, category, score) in enumerate(zip(boxes, classes, scores)):
         y0, x0, y1, x1 = box.tolist()
         crop, corner = None, (0, 0)
         if own is not None:
-            inside = own == k + 1
-            rows, columns = (np.flatnonzero(inside.any(axis)) for axis in (1, 0))
-            top, left = (int(x[0]) if len(x) else 0 for x in (rows, columns))
-            bottom, right = (int(x[-1]) + 1 if len(x) else 0 for x in (rows, columns))
-            crop, corner = inside[top:bottom, left:right], (top, left)
+            top, left, bottom, right = regions[k + 1]
+            crop, corner = own[top:bottom, left:right] == k + 1, (top, left)
         elif prediction.mask_logits is not None:
             where = (prediction.boxes[k], prediction.size) if by_nearest else (box, size)
             crop, region = paste_mask(sigmoid(prediction.mask_logits[k]), *where)

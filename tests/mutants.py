@@ -40,9 +40,8 @@ TESTS = {
     "seamseg/models/heads/roi_targets.py": "tests/models/heads/test_roi.py tests/models/heads/test_fixed_samples.py",
     "seamseg/models/heads/detections.py": "tests/models/heads/test_roi.py tests/inference/test_detections.py",
     "seamseg/models/heads/rpn.py": "tests/models/heads/test_rpn.py tests/models/heads/test_fixed_samples.py",
-    "seamseg/ops/abn.py": "tests/ops/test_abn.py tests/ops/test_norm.py tests/ops/test_recomputed.py",
-    "seamseg/ops/abn_channels.py": "tests/ops/test_abn.py tests/ops/test_sync.py::test_statistics_over_given_ranks "
-    "tests/ops/test_abn_small_scales.py",
+    "seamseg/ops/abn.py": "tests/ops/test_abn.py tests/ops/test_norm.py tests/ops/test_recomputed.py "
+    "tests/ops/test_sync.py::test_statistics_over_given_ranks tests/ops/test_abn_small_scales.py",
     "seamseg/ops/norm.py": "tests/ops/test_norm.py tests/ops/test_abn_small_scales.py",
     "seamseg/ops/roi_sampling.py": "tests/ops/test_roi_sampling.py "
     "tests/ops/test_contract.py::test_dispatch[roi_sampling] "

@@ -1,7 +1,6 @@
 """From detections and a class map to a map of segments, in numpy or the C library, without torch.
 
-See docs/contract.md, section 4 "Fusion". The same operators on tensors are :mod:`seamseg.ops.paste` and
-:mod:`seamseg.ops.labels`.
+See docs/contract.md, section 4 "Fusion". The same operators on tensors are :mod:`seamseg.ops.labels`.
 """
 
 from __future__ import annotations

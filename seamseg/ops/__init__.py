@@ -5,7 +5,7 @@ for CUDA. Nothing here depends on networks, data or files.
 """
 
 # an operator exists once its file is loaded
-from . import abn, boxes, labels, nms, paste, pooling, roi_sampling, upsample
+from . import abn, boxes, labels, nms, pooling, roi_sampling, upsample
 from ._library import implementations, kernels
 
 __all__ = [
@@ -15,7 +15,6 @@ __all__ = [
     "kernels",
     "labels",
     "nms",
-    "paste",
     "pooling",
     "roi_sampling",
     "upsample",

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ._library import differentiable_once
-from .abn_channels import dense
+from .abn import dense
 from .abn_steps import abn_scale_gradient
 from .reference import abn as plain
 
@@ -50,7 +50,7 @@ def scale_gradient(kernel: Tensor, dkernel: Tensor, dweight: Tensor, dtype: torc
     Parameters
     ----------
     kernel, dkernel : tensors of one shape
-    dweight : :attr:`seamseg.ops.abn_channels.GradientSums.dweight`, `2 x C`
+    dweight : :attr:`seamseg.ops.abn.GradientSums.dweight`, `2 x C`
     dtype : dtype of the weight
     dim : dimension of the output channels of the kernel
     """

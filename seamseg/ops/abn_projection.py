@@ -14,8 +14,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ._library import describe, differentiable_once
-from .abn import apply_norm, saved_for_backward
-from .abn_channels import ChannelStatistics, Norm, dense, gradients, normalise, scale_of, transform
+from .abn import (
+    ChannelStatistics,
+    Norm,
+    apply_norm,
+    count_of,
+    dense,
+    gamma_of,
+    gradients,
+    normalise,
+    saved_for_backward,
+    transform,
+)
 from .abn_kernel_gradient import defer_scale_gradient, scale_gradient
 from .abn_recompute import checkpointed
 
@@ -103,11 +113,8 @@ class _ProjectionSum(torch.autograd.Function):
         projected = dense(_convolve(shortcut, projection, stride, x), like=x)
         residual, inner = normalise(projected, None, projection_weight, projection_bias, projection_norm)
         y, outer = normalise(x, residual, weight, bias, norm)
-        ctx.totals = [None if isinstance(s.total, Tensor) else s.total for s in (outer, inner)]
-        ctx.save_for_backward(
-            *(y, weight, bias, shortcut, projection, projection_weight, projection_bias),
-            *(t if isinstance(t, Tensor) else None for t in (*outer, *inner)),
-        )
+        statistics = (s for o in (outer, inner) for s in (o.mean, o.invstd, o.total))
+        ctx.save_for_backward(y, weight, bias, shortcut, projection, projection_weight, projection_bias, *statistics)
         return y
 
     @staticmethod
@@ -116,11 +123,10 @@ class _ProjectionSum(torch.autograd.Function):
         norm, projection_norm, stride, deferred = ctx.settings
         y, weight, bias, shortcut, projection, projection_weight, projection_bias = saved[:7]
         outer, inner = (
-            ChannelStatistics(mean, invstd, local if total is None else total)
-            for (mean, invstd, total), local in zip((saved[7:10], saved[10:]), ctx.totals)
+            ChannelStatistics(mean, invstd, total, count_of(y)) for mean, invstd, total in (saved[7:10], saved[10:])
         )
         projected = dense(_convolve(shortcut, projection, stride, y), like=y)
-        scale = scale_of(projection_weight, inner, projection_norm.eps)
+        scale = gamma_of(projection_weight, inner.invstd, projection_norm.eps) * inner.invstd
         residual = transform(projected, None, scale, projection_bias, projection_norm, inner)
         del projected
         dx, dresidual, sums = gradients(dense(dy, like=y), y, residual, weight, bias, norm, outer, deferred)

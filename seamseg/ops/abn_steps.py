@@ -1,7 +1,7 @@
 """The steps of in-place ABN as operators (docs/contract.md, section 3; arXiv 1712.02616).
 
 Four of them read and write tensors of the size of the input. Between them is arithmetic with one number a channel, one
-operator in each direction, and the synchronisation over processes (:mod:`seamseg.ops.abn_channels`). Numbers per
+operator in each direction, and the synchronisation over processes (:mod:`seamseg.ops.abn`). Numbers per
 channel are float32, or float64 for a float64 input.
 """
 
@@ -13,9 +13,6 @@ from torch import Tensor
 from ._library import define
 from .reference import abn as _plain
 
-ACTIVATION_CODES = {"leaky_relu": 0, "elu": 1, "identity": 0}
-"""Codes of the activations in the operators; identity is a leaky ReLU of slope 1."""
-
 __all__ = [
     "abn_backward_channels",
     "abn_backward_input",
@@ -25,11 +22,6 @@ __all__ = [
     "abn_statistics",
     "abn_transform",
 ]
-
-
-def activation_code(activation: str, parameter: float) -> tuple[int, float]:
-    """Return code and parameter of an activation for the operators below."""
-    return ACTIVATION_CODES[activation], 1.0 if activation == "identity" else parameter
 
 
 def _channels(x: Tensor) -> Tensor:

@@ -16,11 +16,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from ._library import describe, differentiable_once
-from .abn import saved_for_backward
-from .abn_channels import ChannelStatistics, Norm, batch_statistics, dense, gradient_sums, transform
+from .abn import (
+    ChannelStatistics,
+    Norm,
+    batch_statistics,
+    bias_of,
+    dense,
+    gradient_sums,
+    saved_for_backward,
+    transform,
+)
 from .abn_kernel_gradient import scale_gradient
 from .abn_recompute import cached_statistics
-from .abn_steps import abn_backward_input, activation_code
+from .abn_steps import abn_backward_input
 
 _PIXELS = 8192
 """Pixels whose products are summed at once."""
@@ -73,25 +81,21 @@ class _UpsampleABN(torch.autograd.Function):
             statistics, scale = cached_statistics(batch_statistics, mean, var, 4 * pixels.shape[0], weight, norm)
             chosen = functional.conv_transpose2d(x[rows], kernel.to(x.dtype), stride=2)
             y = transform(dense(chosen), None, scale, bias, norm, statistics)
-        total = statistics.total
-        ctx.norm, ctx.local_total = norm, None if isinstance(total, Tensor) else total
-        ctx.save_for_backward(
-            *(x, rows, kernel, weight, bias, y, centre, scatter, statistics.mean, statistics.invstd),
-            total if isinstance(total, Tensor) else None,
-        )
+        ctx.norm = norm
+        mean, invstd, total, _ = statistics
+        ctx.save_for_backward(x, rows, kernel, weight, bias, y, centre, scatter, mean, invstd, total)
         return y
 
     @staticmethod
     @differentiable_once(saved_for_backward)
     def backward(ctx: Any, saved: tuple[Any, ...], dy: Tensor) -> tuple[Tensor | None, ...]:
         x, rows, kernel, weight, bias, y, centre, scatter, mean, invstd, total = saved
-        norm = ctx.norm
-        statistics = ChannelStatistics(mean, invstd, ctx.local_total if total is None else total)
+        norm, pixels, taps = ctx.norm, _pixels(x), _taps(kernel, x)
+        statistics = ChannelStatistics(mean, invstd, total, 4 * pixels.shape[0])
         dy = dense(dy, like=y)
         sums = gradient_sums(dy, y, None, weight, bias, norm, statistics, True)
 
         # gradient of an output pixel by the statistics: offset + slope x_hat = constant + factor (x - centre) W_k
-        pixels, taps = _pixels(x), _taps(kernel, x)
         factor = sums.slope * invstd
         constant = sums.offset + factor * (centre @ taps - mean)[:, None]
         matrix = (taps * factor @ taps.mT).sum(0)
@@ -102,9 +106,7 @@ class _UpsampleABN(torch.autograd.Function):
 
         # plus the direct gradient of the chosen rows
         zeros = torch.zeros_like(sums.scale)
-        code, parameter = activation_code(norm.activation, norm.parameter)
-        beta = zeros if bias is None else bias.to(zeros.dtype)
-        own, _ = abn_backward_input(dy, y, None, beta, sums.scale, zeros, zeros, code, parameter)
+        own, _ = abn_backward_input(dy, y, None, bias_of(bias, zeros), sums.scale, zeros, zeros, *norm.code)
         dchosen, dkernel, _ = torch.ops.aten.convolution_backward(
             *(own, x[rows], kernel.to(x.dtype), None, [2, 2], [0, 0], [1, 1], True, [0, 0], 1, [True, True, False])
         )

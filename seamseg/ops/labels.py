@@ -1,14 +1,12 @@
-"""Label and id maps: the boxes of ids, counts of labels, ids for free pixels (docs/contract.md, section 4)."""
+"""Label and id maps: boxes of ids, counts, pasting of masks, ids for free pixels (docs/contract.md, section 4)."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ._library import INTEGERS, check_same_device, define, describe
-from .reference.labels import count_labels as count_labels_plain
-from .reference.labels import extract_boxes as extract_boxes_plain
-from .reference.labels import fill_free as fill_free_plain
+from ._library import INTEGERS, check_boxes, check_same_device, define, describe
+from .reference import labels as plain
 
 _MAX_LABELS = 1 << 24
 
@@ -73,6 +71,49 @@ def fill_free(id_map: Tensor, labels: Tensor, ids: Tensor) -> None:
     _fill_free(id_map, labels, ids)
 
 
+def paste_masks_into(
+    id_map: Tensor,
+    mask_logits: Tensor,
+    boxes: Tensor,
+    overlap_threshold: float,
+    first_id: int = 1,
+    keep_empty: bool = False,
+) -> Tensor:
+    """Paste instances one after the other, each onto the pixels still free.
+
+    An instance is dropped if more than the fraction `overlap_threshold` of its pixels are taken. The host does not wait
+    for the GPU.
+
+    Parameters
+    ----------
+    id_map : `H x W` integer (not bool), 0 where free; written in place
+    mask_logits : `K x h x w`, floating, best score first
+    boxes : `K x 4`, image pixels
+    overlap_threshold : largest fraction of an instance that others may have taken
+    first_id : id of the first instance pasted, at least 1; the others follow, and `id_map` must be able to hold K of
+        them
+    keep_empty : assign an id to an instance without pixels, as the original implementation does
+
+    Returns
+    -------
+    `K` bool, whether each instance got an id; these are numbered in order
+    """
+    if not isinstance(id_map, Tensor) or id_map.dim() != 2 or id_map.dtype not in INTEGERS:
+        raise ValueError(f"paste_masks_into: id_map must be an integer H x W, got {describe(id_map)}")
+    check_boxes("paste_masks_into", "boxes", boxes)
+    floating = isinstance(mask_logits, Tensor) and mask_logits.is_floating_point()
+    if not floating or mask_logits.dim() != 3 or mask_logits.shape[0] != boxes.shape[0]:
+        raise ValueError(
+            f"paste_masks_into: mask_logits must be floating {boxes.shape[0]} x h x w, got {describe(mask_logits)}"
+        )
+    check_same_device("paste_masks_into", id_map=id_map, mask_logits=mask_logits, boxes=boxes)
+    largest = torch.iinfo(id_map.dtype).max
+    if not 0 < first_id <= largest:
+        raise ValueError(f"paste_masks_into: first_id must be 1 to {largest}, the largest id of id_map, got {first_id}")
+    masks = mask_logits.detach().float().sigmoid()
+    return paste_probabilities_into(id_map, masks, boxes.detach().float(), overlap_threshold, first_id, keep_empty)
+
+
 def _check_integers(op: str, name: str, value: Tensor) -> None:
     if not isinstance(value, Tensor) or value.dtype not in INTEGERS:
         raise TypeError(f"{op}: {name} must be an integer tensor, got {describe(value)}")
@@ -96,6 +137,14 @@ def _fake_fill(id_map: Tensor, labels: Tensor, ids: Tensor) -> None:
     return None
 
 
-_count_labels = define("count_labels", count_labels_plain, _fake_count)
-_fill_free = define("fill_free", fill_free_plain, _fake_fill)
-_extract_boxes = define("extract_boxes", extract_boxes_plain, _fake_boxes)
+def _fake_paste(
+    id_map: Tensor, masks: Tensor, boxes: Tensor, overlap_threshold: float, first_id: int, keep_empty: bool
+) -> Tensor:
+    return masks.new_empty(masks.shape[0], dtype=torch.bool)
+
+
+_count_labels = define("count_labels", plain.count_labels, _fake_count)
+_fill_free = define("fill_free", plain.fill_free, _fake_fill)
+_extract_boxes = define("extract_boxes", plain.extract_boxes, _fake_boxes)
+paste_probabilities_into = define("paste_masks_into", plain.paste_masks_into, _fake_paste)
+"""The operator, of float32 probabilities in place of logits; it checks shapes and dtypes itself."""

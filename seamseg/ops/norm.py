@@ -13,8 +13,7 @@ from torch import Tensor, distributed, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from .abn import apply_norm, apply_plain_norm
-from .abn_channels import Norm
+from .abn import Norm, apply_norm, apply_plain_norm
 from .abn_kernel_gradient import defer_scale_gradient
 from .abn_projection import PointwiseConv, Projection, inplace_abn_projection
 from .abn_upsampling import upsample_abn_rows

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seamseg.idmaps import library, reference, segments
-from seamseg.ops.labels import count_labels, extract_boxes, fill_free
-from seamseg.ops.paste import paste_probabilities_into
+from seamseg.ops.labels import count_labels, extract_boxes, fill_free, paste_probabilities_into
 
 FORMS = [library.functions, reference]
 

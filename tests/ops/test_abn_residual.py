@@ -10,8 +10,7 @@ from torch import nn
 from torch.nn import functional
 from torch.testing import assert_close
 
-from seamseg.ops.abn import apply_norm
-from seamseg.ops.abn_channels import Norm
+from seamseg.ops.abn import Norm, apply_norm
 from seamseg.ops.abn_projection import Projection, inplace_abn_projection
 from seamseg.ops.norm import InPlaceABN
 

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from seamseg.models.backbones.residual import ResidualBlock
 from seamseg.models.heads.roi import ROIHead
 from seamseg.models.heads.semantic import MiniDeepLab
-from seamseg.ops import abn_channels
+from seamseg.ops import abn as abn_module
 from seamseg.ops.abn import inplace_abn
 from seamseg.ops.abn_kernel_gradient import scale_gradient
 from seamseg.ops.norm import InPlaceABN, NormSequential
@@ -140,16 +140,16 @@ def test_gradient_through_the_kernel_is_exact(make, channels, name, training):
     module, norm, x = module_and_input(make, channels, name, 0.5)
     module.double().train(training)
     norm.running_mean.normal_()
-    original = abn_channels.gradient_sums
+    original = abn_module.gradient_sums
 
     def too_small(dy, y, residual, weight, *arguments):
         spacing = torch.inf if weight is norm.weight else 0.0
-        with mock.patch.object(abn_channels, "spacing_at_1", return_value=spacing):
+        with mock.patch.object(abn_module, "spacing_at_1", return_value=spacing):
             return original(dy, y, residual, weight, *arguments)
 
     exact = weight_gradient(module, name, x.double())
     with (
-        mock.patch.object(abn_channels, "gradient_sums", too_small),
+        mock.patch.object(abn_module, "gradient_sums", too_small),
         mock.patch("seamseg.ops.abn_upsampling.gradient_sums", too_small),
     ):
         deferred = weight_gradient(module, name, x.double())
@@ -187,7 +187,7 @@ def test_float32_is_as_before(scale):
     module, _, x = module_and_input(block, 16, "convs.bn3", scale)
     x = x.float()
     ours = weight_gradient(module, "convs.bn3", x)
-    with mock.patch.object(abn_channels, "spacing_at_1", return_value=0.0):
+    with mock.patch.object(abn_module, "spacing_at_1", return_value=0.0):
         assert torch.equal(weight_gradient(module, "convs.bn3", x), ours)
     exact = weight_gradient(copy.deepcopy(module).double(), "convs.bn3", x.double())
     assert (ours - exact).norm() < 0.02 * exact.norm()

@@ -6,8 +6,7 @@ from support.op_contract import keeping
 from torch.nn import functional
 from torch.testing import assert_close
 
-from seamseg.ops.abn import inplace_abn
-from seamseg.ops.abn_channels import Norm
+from seamseg.ops.abn import Norm, inplace_abn
 from seamseg.ops.abn_upsampling import upsample_abn_rows
 
 

@@ -6,10 +6,9 @@ from torch.testing import assert_close
 
 from ops.test_boxes import random_boxes
 from seamseg.ops.boxes import box_iou, crowd_overlap, match_boxes
-from seamseg.ops.labels import extract_boxes
+from seamseg.ops.labels import extract_boxes, paste_masks_into
 from seamseg.ops.nms import nms
 from seamseg.ops.norm import ABN, InPlaceABN
-from seamseg.ops.paste import paste_masks_into
 from seamseg.ops.pooling import box_filter_pool
 from seamseg.ops.roi_sampling import roi_features, roi_sampling
 from seamseg.ops.upsample import upsample_argmax, upsample_ohem_loss

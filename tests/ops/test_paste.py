@@ -8,8 +8,8 @@ from support import op_oracles as oracles
 from support.op_contract import with_threads
 
 from seamseg.idmaps import segments
-from seamseg.ops.paste import paste_masks_into
-from seamseg.ops.reference.paste import paste_masks_into as paste_masks_into_plain
+from seamseg.ops.labels import paste_masks_into
+from seamseg.ops.reference.labels import paste_masks_into as paste_masks_into_plain
 
 FULL = torch.full((4, 4), 9.0)
 ID_TYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)

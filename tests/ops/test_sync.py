@@ -15,8 +15,8 @@ from torch.testing import assert_close
 
 from seamseg.inplace_abn import inplace_abn_sync
 from seamseg.models.backbones.residual import ResidualBlock
-from seamseg.ops import abn_channels
-from seamseg.ops.abn_channels import Norm, batch_statistics
+from seamseg.ops import abn as abn_module
+from seamseg.ops.abn import Norm, batch_statistics
 from seamseg.ops.norm import InPlaceABN, InPlaceABNSync, NormSequential, set_group
 from seamseg.utils import process_groups as sync
 from seamseg.utils.process_groups import active_group, clear_groups
@@ -163,7 +163,7 @@ def check_scales_too_small(rank, world):
     start = sum(counts[:rank])
     mine = slice(start, start + counts[rank])
     single(x).backward(dy + 0.3)
-    with mock.patch.object(abn_channels, "spacing_at_1", return_value=torch.inf):
+    with mock.patch.object(abn_module, "spacing_at_1", return_value=torch.inf):
         parallel(x[mine]).backward(dy[mine] + 0.3)
     distributed.all_reduce(parallel[1].weight.grad)
     assert_close(parallel[1].weight.grad, single[1].weight.grad)
@@ -259,7 +259,7 @@ def test_statistics_over_given_ranks(monkeypatch, momentum):
     for batch, counts in enumerate(((5, 1, 0), (2, 0, 7), (0, 1, 0)), 1):
         parts = [torch.randn(n, CHANNELS, generator=generator, dtype=torch.float64) * 3 + 1e6 for n in counts]
         ranks, values = Ranks(parts), torch.cat(parts)
-        monkeypatch.setattr(abn_channels, "distributed", ranks)
+        monkeypatch.setattr(abn_module, "distributed", ranks)
         mean, var = ranks.local[0][:-1].chunk(2)
         found, _ = batch_statistics(mean, var, counts[0], None, norm)
         assert_close(found.mean, values.mean(0))

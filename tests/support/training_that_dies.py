@@ -13,15 +13,15 @@ from typing import Any
 from unittest import mock
 
 from seamseg.cli.main import main
-from seamseg.ops import abn_channels
+from seamseg.ops import abn as abn_module
 from seamseg.training.logging import reporter
 from seamseg.validation.validator import Validator
 from support.micro import narrow_body
 
 MOMENTS: dict[str, tuple[Any, str, int]] = {
     # in the middle of the second step's body, of its backward pass, of the first validation
-    "forward": (abn_channels, "_join", 70),
-    "backward": (abn_channels, "gradient_sums", 70),
+    "forward": (abn_module, "_join", 70),
+    "backward": (abn_module, "gradient_sums", 70),
     "validation": (Validator, "_compare", 1),
     "report": (reporter, "mean_over_processes", 2),
 }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from seamseg.idmaps import reference
+
 
 def extract_boxes(id_map: Tensor, n: int) -> Tensor:
     """See :func:`seamseg.ops.labels.extract_boxes`; arguments are not checked."""
@@ -49,3 +51,20 @@ def fill_free(id_map: Tensor, labels: Tensor, ids: Tensor) -> None:
     wide = labels.long()
     known = (wide >= 0) & (wide < ids.numel()) & (id_map == 0)
     id_map.copy_(torch.where(known, ids.to(id_map.dtype)[wide.clamp(0, ids.numel() - 1)], id_map))
+
+
+def paste_masks_into(
+    id_map: Tensor, masks: Tensor, boxes: Tensor, overlap_threshold: float, first_id: int, keep_empty: bool
+) -> Tensor:
+    """See :func:`seamseg.ops.labels.paste_masks_into`, of float32 probabilities.
+
+    On the host: many small dependent steps are faster there.
+    """
+    if first_id - 1 > torch.iinfo(id_map.dtype).max - boxes.shape[0]:
+        raise RuntimeError("paste_masks_into: id_map cannot hold the ids of all instances")
+    target = id_map.cpu()
+    arrays = (target.numpy(), masks.cpu().numpy(), boxes.cpu().numpy())
+    kept = reference.paste_masks(*arrays, overlap_threshold, keep_empty, first_id)
+    if target is not id_map:
+        id_map.copy_(target)
+    return torch.from_numpy(kept).to(id_map.device)

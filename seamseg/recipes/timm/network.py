@@ -20,8 +20,7 @@ from seamseg.components import BodyContext
 from seamseg.config.bodies import TIMM
 from seamseg.config.checks import MAX_PARAMETERS
 from seamseg.models.backbones.base import Backbone
-from seamseg.ops.abn import apply_norm
-from seamseg.ops.abn_channels import Norm
+from seamseg.ops.abn import Norm, apply_norm
 from seamseg.ops.norm import synchronised_over
 from seamseg.recipes.timm import STRIDES, TimmKeys
 from seamseg.recipes.timm.model import create_model, import_timm
