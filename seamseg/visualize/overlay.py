@@ -18,7 +18,7 @@ from seamseg.utils.errors import one_line
 
 from .palette import distinct_colors, padded_palette, text_color
 
-__all__ = ["compose_overlay", "draw_boxes", "draw_overlay", "outlines", "overlay_image"]
+__all__ = ["draw_boxes", "draw_overlay", "outlines", "overlay_image"]
 
 Palette = Sequence[Sequence[int]] | np.ndarray
 
@@ -34,6 +34,9 @@ def draw_overlay(
 ) -> np.ndarray:
     """Blend an image with the colours of its panoptic map and outline the instances (docs/contract.md, section 1).
 
+    With an opacity of one half, the result is bit-identical to that of the original's `test_panoptic.py` before JPEG
+    compression.
+
     Parameters
     ----------
     photo : uint8 `H x W x 3`
@@ -48,9 +51,7 @@ def draw_overlay(
     -------
     uint8 `H x W x 3`
     """
-    if labels:
-        return np.asarray(overlay_image(photo, result, palette, categories, labels, opacity, outlined))
-    return _drawing(photo, result, palette, opacity, outlined)(0, photo.shape[0])
+    return np.asarray(overlay_image(photo, result, palette, categories, labels, opacity, outlined))
 
 
 def overlay_image(
@@ -65,6 +66,8 @@ def overlay_image(
     """Return :func:`draw_overlay` as an image, which is drawn in bands: no second copy of a large image is made."""
     if labels and categories is None:
         raise ValueError("draw_overlay: labels=True needs the categories")
+    if not 0 <= opacity <= 1:
+        raise ValueError(f"draw_overlay: opacity must be 0 to 1, got {opacity}")
     (height, width), draw = photo.shape[:2], _drawing(photo, result, palette, opacity, outlined)
     rows = max(1, BAND_BYTES // (3 * width))
     if height <= rows:
@@ -81,60 +84,20 @@ def overlay_image(
 def _drawing(
     photo: np.ndarray, result: PanopticResult, palette: Palette, opacity: float, outlined: bool
 ) -> Callable[[int, int], np.ndarray]:
+    """Return the function that draws the rows of an overlay from one number to another."""
     count = max((s.id for s in result.segments), default=0) + 1
-    classes = np.full(count, VOID, np.int64)
-    instances = np.zeros(count, bool)
+    classes, instances = np.full(count, VOID, np.int64), np.zeros(count, bool)
     for segment in result.segments:
         # crowds are drawn as void, like in the original
         if not (segment.iscrowd and segment.isthing):
             classes[segment.id] = segment.category
             instances[segment.id] = segment.isthing and outlined
-    return _composition(photo, result.id_rows, classes, instances, palette, opacity)
-
-
-def compose_overlay(
-    photo: np.ndarray,
-    id_map: np.ndarray,
-    classes: np.ndarray,
-    instances: np.ndarray,
-    palette: Palette,
-    opacity: float = 0.5,
-) -> np.ndarray:
-    """Blend an image with the colours of an id map and outline instances in white.
-
-    With an opacity of one half, the result is bit-identical to that of the original's `test_panoptic.py` before JPEG
-    compression.
-
-    Parameters
-    ----------
-    photo : uint8 `H x W x 3`
-    id_map : integer `h x w` segment ids, 0 void; resized to the image by nearest neighbour if the sizes differ
-    classes : class of each id, 255 for none; entry 0 is void
-    instances : whether each id is outlined
-    palette : one row `r, g, b` per class, black for void
-    opacity : opacity of the colours, 0 to 1
-
-    Returns
-    -------
-    uint8 `H x W x 3`
-    """
-    return _composition(photo, id_map, classes, instances, palette, opacity)(0, photo.shape[0])
-
-
-def _composition(
-    photo: np.ndarray, id_map: IdMap, classes: np.ndarray, instances: np.ndarray, palette: Palette, opacity: float
-) -> Callable[[int, int], np.ndarray]:
-    """Return the function that draws the rows of an overlay from one number to another."""
-    if not 0 <= opacity <= 1:
-        raise ValueError(f"draw_overlay: opacity must be 0 to 1, got {opacity}")
-    classes = np.array(classes)
-    classes[0] = VOID
+    id_map = result.id_rows
     rows, columns = (nearest_index(old, new).astype(np.int64) for old, new in zip(id_map.shape, photo.shape[:2]))
     if isinstance(id_map, np.ndarray) and id_map.dtype != np.int32:
-        id_map = np.where((id_map >= 0) & (id_map < len(classes)), id_map, 0).astype(np.int32)
+        id_map = np.where((id_map >= 0) & (id_map < count), id_map, 0).astype(np.int32)
     same = id_map.shape[1] == photo.shape[1]
-    colors, flags = padded_palette(palette)[classes], np.asarray(instances, bool)
-    share = None if opacity == 0.5 else round(opacity * 256)
+    colors, share = padded_palette(palette)[classes], None if opacity == 0.5 else round(opacity * 256)
 
     def draw(start: int, stop: int) -> np.ndarray:
         band = slice(start, stop)
@@ -142,7 +105,7 @@ def _composition(
         if isinstance(ids, ResizedIds):
             first = max(shown[0] - 2, 0)  # outlines depend on the two rows above and below
             ids, shown = ids[first : shown[-1] + 3], shown - first
-        return overlay(photo[band], ids, shown, None if same else columns, colors, flags, share)
+        return overlay(photo[band], ids, shown, None if same else columns, colors, instances, share)
 
     return draw
 
@@ -187,12 +150,8 @@ def short_name(name: str) -> str:
 
 def label_font(size: tuple[int, int]) -> ImageFont.ImageFont | ImageFont.FreeTypeFont:
     """Return a font that is readable on an image of `(height, width)`."""
-    return _font(max(10, round(min(size) / 45)))
-
-
-def _font(size: int) -> ImageFont.ImageFont | ImageFont.FreeTypeFont:
     try:
-        return ImageFont.load_default(size)
+        return ImageFont.load_default(max(10, round(min(size) / 45)))
     except (TypeError, ImportError):  # Pillow < 10.1, or built without FreeType: one small size
         return ImageFont.load_default()
 
@@ -202,7 +161,6 @@ def draw_boxes(
     boxes: np.ndarray,
     classes: np.ndarray | None = None,
     palette: Palette | None = None,
-    texts: Sequence[str] | None = None,
     width: int = 2,
 ) -> np.ndarray:
     """Draw boxes on an image, such as proposals, targets and detections.
@@ -213,7 +171,6 @@ def draw_boxes(
     boxes : `N x 4`, `(y0, x0, y1, x1)` in pixels, exclusive lower-right corner; non-finite boxes are skipped
     classes : `N` indices into the palette, None for one colour each
     palette : one row `r, g, b` per class
-    texts : `N` short labels
     width : width of the lines, in pixels
 
     Returns
@@ -225,7 +182,6 @@ def draw_boxes(
     colors = distinct_colors(256) if palette is None else padded_palette(palette)
     image = Image.fromarray(np.ascontiguousarray(photo))
     draw = ImageDraw.Draw(image)
-    font = _font(11)
     for i, (y0, x0, y1, x1) in enumerate(boxes.tolist()):
         if not np.isfinite([y0, x0, y1, x1]).all():
             continue
@@ -233,10 +189,6 @@ def draw_boxes(
         # the corner is exclusive: the last pixel inside is drawn
         box = (x0, y0, max(x0, x1 - 1), max(y0, y1 - 1))
         draw.rectangle(box, outline=color, width=width)
-        if texts is not None:
-            area = draw.textbbox((x0 + width, y0 + width), texts[i], font=font)
-            draw.rectangle(area, fill=color)
-            draw.text((x0 + width, y0 + width), texts[i], fill=text_color(color), font=font)
     return np.asarray(image)
 
 

@@ -8,7 +8,7 @@ import pytest
 from seamseg.idmaps.resize import ResizedIds
 from seamseg.inference.detections import Detection
 from seamseg.panoptic_map import PanopticResult, Segment
-from seamseg.visualize import compose_overlay, distinct_colors, draw_boxes, draw_overlay, outlines, padded_palette
+from seamseg.visualize import distinct_colors, draw_boxes, draw_overlay, outlines, padded_palette
 from seamseg.visualize.detections import draw_detections
 from seamseg.visualize.overlay import overlay_image
 from seamseg.visualize.palette import text_color
@@ -23,14 +23,12 @@ def test_overlays_equal_those_of_the_original(case):
         ids, classes, crowd = (ops[f"pan_pre/{case}/out_{name}"] for name in ("msk", "cat", "iscrowd"))
         palette, num_stuff = render["palette"], int(render["num_stuff"])
         photo, expected = render[f"{case}/input"], render[f"{case}/nearest/rgb"]
-    shown = np.where(crowd > 0, 255, classes)
-    instances = (shown >= num_stuff) & (shown < 255)
-    assert np.array_equal(compose_overlay(photo, ids, shown, instances, palette), expected)
     segments = [
         Segment(i, int(classes[i]), bool(classes[i] >= num_stuff), 0.5, 1, (0, 0, 1, 1), bool(crowd[i]))
         for i in range(1, len(classes))
     ]
-    assert np.array_equal(draw_overlay(photo, PanopticResult(ids.astype(np.int32), segments), palette), expected)
+    for dtype in (np.int32, np.int64):
+        assert np.array_equal(draw_overlay(photo, PanopticResult(ids.astype(dtype), segments), palette), expected)
 
 
 def _result():
@@ -105,7 +103,6 @@ def test_boxes_are_drawn_with_an_exclusive_corner():
     assert not picture[:, 13].any()
     assert not photo.any()
     assert draw_boxes(photo, np.zeros((0, 4))).sum() == 0
-    assert draw_boxes(photo, boxes[:1], texts=["car .9"]).any()
 
 
 def test_palettes():
