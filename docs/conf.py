@@ -56,8 +56,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(?!seamseg\.).*"),
     ("py:.*", r"seamseg\.(.*\.)?(_.*|[A-Z])"),
     # type variables
-    ("py:.*", r"seamseg\.config\.components\.Made"),
-    ("py:.*", r"seamseg\.models\.(folding|quantised)\.(Net|Module)"),
+    ("py:.*", r"seamseg\..*\.(Kind|Made|Module|Net)"),
     ("py:.*", r"seamseg\.(classification|cli|doctor|report|serving|toy_city|demo|utils)\..*"),
 ]
 # attributes of two classes may share a name; numpy docstrings refer to them without the class
