@@ -5,7 +5,7 @@ An HTML comment on the line before a block changes this:
 - `not run: REASON`: nor is its output compared
 - `file: NAME`: the block is the content of a file
 - `files`: it makes the files of all pages, here with a demo of few scenes
-- `figures vary`: of an output only the words are compared, since its figures are of another machine, or of the whole demo
+- `figures vary`: only the words of an output are compared; its figures are of another machine or of the whole demo
 """
 
 from __future__ import annotations
@@ -31,11 +31,15 @@ from seamseg.cli.main import main
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if "_generated" not in p.parts)]
-BLOCK = re.compile(r"^(?:<!-- ([^<>]*) -->\n)? *```(\S*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^(?:<!-- ([^<>]*) -->\n)? *```(\S*)[^\n]*\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 LANGUAGES = {"sh", "python", "output", "ini", "json", "text", "nginx", "{toctree}", "{include}"}
 NUMBER = r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
 MEASURED = r"(?=\s?(?:/s|s/step|images/s|ms|[KMG]i?B|s\b))"
 """After numbers of time and memory."""
+
+
+ELSEWHERE = {"&&", "|", ">", "new", "components", "--components"}
+"""In commands that need a shell, or a process without the components of other pages."""
 
 
 class Block(NamedTuple):
@@ -72,7 +76,7 @@ def commands(text: str) -> Iterator[str]:
 
 
 def run_shell(text: str) -> str:
-    """Run a block of commands, those of seamseg without a shell in this process, and return what they print."""
+    """Run the commands of a block, most of them in this process, and return what they print."""
     printed = io.StringIO()
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
@@ -80,7 +84,7 @@ def run_shell(text: str) -> str:
     }
     for command in commands(text):
         words = shlex.split(command, comments=True)
-        if words[0] == "seamseg" and not {"&&", "|", ">"} & set(words):
+        if words[0] == "seamseg" and not ELSEWHERE & set(words):
             with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
                 code = main(words[1:])
         else:
@@ -144,7 +148,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_blocks_run(path: Path, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "page"
     shutil.copytree(files, folder, copy_function=os.link)
-    (folder / "examples").symlink_to(ROOT / "examples")
+    (folder / "scripts").symlink_to(ROOT / "scripts")
     monkeypatch.chdir(folder)
     names: dict[str, Any] = {"__name__": "__main__"}
     printed: str | None = ""
