@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("imported")
 EXPORTS = "exports to ONNX, which gives the same for an image"
 LAYERS = [
     "all parameters get gradients; images of odd sizes, without objects and without ground truth are trained on",
-    "saved weights, other batches and the form for inference give the same outputs",
+    "saved weights and other batches give the same outputs",
 ]
 FIRST = {
     **dict.fromkeys(("body", "head", "network"), LAYERS),
@@ -149,14 +149,6 @@ MISTAKES = {
     ),
     "dropout in evaluation mode": ("head", {LOGITS: f"functional.dropout({LOGITS})"}, "same images: no dropout or"),
     "mean of nothing": ("head", {"targets >= 0": "targets > 0"}, "mine_loss is nan for images that are void of odd"),
-    "read between convolution and norm": (
-        "head",
-        {
-            OUTPUT: f"self.layers = nn.Sequential(self.hidden, self.norm)\n        {OUTPUT}",
-            LOGITS: "self.output((y := self.layers[0](features.levels[0])) + self.layers[1](y))",
-        },
-        "differs by .* in the form for inference",
-    ),
     "mean of void": ("network", {".clamp(min=1)": ""}, "mine_loss is nan for images that are void of odd sizes: ret"),
     "map that is NaN": (
         "head",

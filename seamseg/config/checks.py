@@ -1,4 +1,4 @@
-"""Checks of a whole configuration: keys that contradict each other, and networks beyond the limits."""
+"""Checks of a whole configuration: keys that contradict each other, and arguments of bodies beyond the limits."""
 
 from __future__ import annotations
 
@@ -6,20 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from seamseg.config.bodies import BODIES, MAX_WIDTH, TIMM, layout_of
-from seamseg.config.kinds import SEAMLESS
 from seamseg.config.sections import CHANNELS, Config
 from seamseg.utils.errors import InputError
 
-_WIDEST_BODY = 4096
-"""Most channels of the last output of a body."""
-
-MAX_PARAMETERS = 1 << 30
-"""Largest number of parameters of the heads and the pyramid; with the defaults they have 26 million."""
-
 
 def check(config: Config, source: str) -> None:
-    """Raise InputError, prefixed by `source`, if keys contradict each other or describe a network beyond the limits."""
-    raise_first(source, (check(config) for check in (_body_params, _inputs, _levels, _heads, _norms, _parameters)))
+    """Raise InputError, prefixed by `source`, if keys contradict each other."""
+    raise_first(source, (check(config) for check in (_body_params, _inputs, _levels, _heads, _norms)))
 
 
 def check_training(config: Config, source: str | Path, overrides: Sequence[str] = ()) -> None:
@@ -33,28 +26,6 @@ def raise_first(source: str, problems: Iterable[str | None]) -> None:
     for problem in problems:
         if problem is not None:
             raise InputError(f"{source}: {problem}")
-
-
-def _head_parameters(config: Config) -> dict[str, int]:
-    """Estimate the number of parameters of the pyramid and each head, by section, without classes and norms."""
-    if config.general.network != SEAMLESS:
-        return {}
-    if config.kind == "semantic":
-        sem = config.sem
-        kernels = _WIDEST_BODY * (2 + 9 * len(sem.dilations)) + sem.out_channels * (len(sem.dilations) + 2)
-        return {"sem": sem.hidden_channels * kernels}
-    width, roi = config.fpn.out_channels, config.roi
-    levels = len(config.fpn.out_strides)
-    body = sum(config.body.out_channels.get(name, 0) for name in config.fpn.inputs)
-    rpn = config.rpn.hidden_channels
-    return {
-        "fpn": width * body + 9 * width * width * levels,
-        "rpn": 9 * width * rpn + 5 * rpn * len(config.rpn.anchor_ratios),
-        "roi": width * (roi.roi_size[0] // 2) * (roi.roi_size[1] // 2) * roi.fc_channels
-        + roi.fc_channels**2
-        + 9 * (width + 4 * roi.conv_channels) * roi.conv_channels,
-        "sem": 9 * (width + config.sem.hidden_channels) * config.sem.hidden_channels * config.sem.fpn_levels,
-    }
 
 
 def _body_params(config: Config) -> str | None:
@@ -77,17 +48,6 @@ def _numbers(value: object) -> Iterator[object]:
     """Yield the items of nested lists: dilations of stages, and of their blocks."""
     for item in value if isinstance(value, (list, tuple)) else [value]:
         yield from item if isinstance(item, (list, tuple)) else [item]
-
-
-def _parameters(config: Config) -> str | None:
-    counts = _head_parameters(config)
-    if (total := sum(counts.values())) <= MAX_PARAMETERS:
-        return None
-    most = max(counts, key=counts.__getitem__)
-    return (
-        f"the channels and sizes require {total} parameters, {counts[most]} of them in [{most}]; the limit is "
-        f"{MAX_PARAMETERS}"
-    )
 
 
 def _loss_weights(config: Config) -> str | None:

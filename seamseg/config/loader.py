@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import Field, fields
 from functools import cache
 from importlib import resources
@@ -13,7 +14,7 @@ from typing import Any
 
 from seamseg.config import components
 from seamseg.config.bodies import layout_of
-from seamseg.config.checks import check, raise_first
+from seamseg.config.checks import check
 from seamseg.config.components import NotLoaded
 from seamseg.config.experiments import packaged
 from seamseg.config.ini import Layer, Texts, layers_of, read_text
@@ -360,19 +361,22 @@ def split_override(override: str) -> tuple[str, str, str]:
 def _typed(
     texts: Texts, source: str, origins: Mapping[tuple[str, str], str], strict: bool, whole: str, exported: bool
 ) -> Config:
+    """Return the configuration of the values; `origins` are the names of files or overrides, by (section, key)."""
     sections, parts = {}, {}
     for name, cls in SECTIONS.items():
         values = {}
         for spec in fields(cls):
-            origin = origins.get((name, spec.name), source)
-            text = texts[name][spec.name]
-            if (kind := spec.metadata["component"]) is not None and text not in spec.metadata["choices"]:
-                needed = strict or (components.KINDS[kind].needed and not exported)
-                values[spec.name] = _component_name(kind, name, spec, text, origin, needed)
-                if components.is_registered(kind, text):
-                    texts.setdefault(components.find(kind, text).section, {})
-            else:
+            text, origin = texts[name][spec.name], origins.get((name, spec.name), source)
+            kind = spec.metadata["component"]
+            if kind is None or text in spec.metadata["choices"]:
                 values[spec.name] = _parsed(name, spec, text, origin)
+                continue
+            values[spec.name] = text
+            if components.is_registered(kind, text):
+                texts.setdefault(components.find(kind, text).section, {})
+            elif strict or (components.KINDS[kind].needed and not exported):
+                with _named(f"{origin}: [{name}] {spec.name} = {text:.80}: "):
+                    components.find(kind, text, spec.metadata["choices"])
         sections[name] = cls(**values)
     for name in [section for section in texts if section not in SECTIONS]:
         kind, part = components.parse_section(name) or ("", "")
@@ -380,45 +384,32 @@ def _typed(
             parts[name] = NotLoaded(texts[name])
             continue
         cls = components.find(kind, part).keys
-        parts[name] = cls(
-            **{
-                spec.name: _parsed(name, spec, texts[name][spec.name], origins.get((name, spec.name), source))
-                for spec in fields(cls)
-                if spec.name in texts[name]
-            }
-        )
+        given = [spec for spec in fields(cls) if spec.name in texts[name]]
+        origin_of = {spec.name: origins.get((name, spec.name), source) for spec in given}
+        parts[name] = cls(**{s.name: _parsed(name, s, texts[name][s.name], origin_of[s.name]) for s in given})
     config = Config(texts=texts, parts=parts, **sections)
-    if strict:
-        raise_first(whole, [_unused_parts(config)])
+    for name in parts if strict else ():
+        kind, part = components.parse_section(name) or ("", "")
+        if (key := components.KINDS[kind].key) and part != (chosen := config.chosen(kind)):
+            raise InputError(f"{whole}: [{name}] has no effect: [{key.replace('.', '] ')} is {chosen}")
     check(config, whole)
     return config
 
 
-def _component_name(kind: str, section: str, spec: Field[Any], text: str, origin: str, strict: bool) -> str:
-    if strict:
-        try:
-            components.find(kind, text, spec.metadata["choices"])
-        except InputError as error:
-            raise InputError(f"{origin}: [{section}] {spec.name} = {text:.80}: {error}") from None
-    return text
-
-
-def _unused_parts(config: Config) -> str | None:
-    for section in config.parts:
-        kind, name = components.parse_section(section) or ("", "")
-        if (key := components.KINDS[kind].key) and name != (chosen := config.chosen(kind)):
-            return f"[{section}] has no effect: [{key.replace('.', '] ')} is {chosen}"
-    return None
+@contextmanager
+def _named(where: str) -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{where}{error}") from None
 
 
 def _section_class(section: str, source: str) -> type:
     part = components.parse_section(section)
     if part is None:
         return SECTIONS[section]
-    try:
+    with _named(f"{source}: [{section:.80}]: "):
         return components.find(*part).keys
-    except InputError as error:
-        raise InputError(f"{source}: [{section:.80}]: {error}") from None
 
 
 def _parsed(section: str, spec: Field[Any], text: str, origin: str) -> Any:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -33,9 +33,8 @@ from seamseg.models.quantised import quantised
 from seamseg.models.semantic import SemanticNet, SemanticOptions
 from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
 from seamseg.predictions import name_problem
-from seamseg.utils.component_errors import described, instance_of
-from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.component_errors import instance_of, named_errors
+from seamseg.utils.errors import InputError
 
 
 def build_network(config: Config, num_stuff: int, num_thing: int) -> Network:
@@ -61,16 +60,14 @@ def build_network(config: Config, num_stuff: int, num_thing: int) -> Network:
     if component.built_in and component.name == SEAMLESS:
         net: Network = component.make(keys, context)
         return net
-    if heads := [head.section for head, _ in config.components("head")]:
+    if heads := custom_heads(config):
         raise InputError(f"[{heads[0]}]: the network {component.name} has no pyramid for further heads")
     where = f"{component.section} ({component.file})"
     with _device_of(component):
         network = instance_of(CustomNetwork, component.build(keys, context), where, "Network")
     if network.kind != config.kind:
         raise InputError(f"[general] kind = {config.kind}: the network {component.name} is of kind {network.kind}")
-    _check_weights(network.losses, keys, where)
-    if problem := next(filter(None, map(name_problem, network.outputs)), None):
-        raise InputError(f"{where}: output {problem}")
+    _check_declaration(network, keys, where)
     if network.predicts_ids and network.kind != "panoptic":
         raise InputError(f"{where}: predicts_ids is for networks of kind panoptic, not {network.kind}")
     return WholeNetwork(network, component.name)
@@ -89,8 +86,8 @@ def build_seamless(keys: General, context: NetworkContext) -> Network:
         net.backbone.freeze(config.body.num_frozen)
         return net
     if config.kind == "semantic":
-        if heads := [component.name for component, _ in config.components("head")]:
-            raise InputError(f"[head {heads[0]}]: a network of kind semantic has no pyramid for further heads")
+        if heads := custom_heads(config):
+            raise InputError(f"[{heads[0]}]: a network of kind semantic has no pyramid for further heads")
         return _build_semantic_net(config, num_stuff + num_thing)
     return _build_panoptic_net(config, num_stuff, num_thing)
 
@@ -130,11 +127,13 @@ def _build_panoptic_net(config: Config, num_stuff: int, num_thing: int) -> Panop
     return PanopticNet(net.body, net.rpn_head, net.roi_head, net.sem_head, heads, net.options) if heads else net
 
 
-def _check_weights(losses: Mapping[str, str | float], keys: object, where: str) -> None:
-    """Raise InputError if the key of the weight of a loss is not declared."""
-    for name, weight in losses.items():
+def _check_declaration(part: Head | CustomNetwork, keys: object, where: str) -> None:
+    """Raise InputError if the key of the weight of a loss is not declared, or the name of an output cannot be one."""
+    for name, weight in part.losses.items():
         if not isinstance(loss_weight(keys, weight), (int, float)):
             raise InputError(f"{where}: the weight of {name} is the key {weight}, which it does not declare")
+    if problem := next(filter(None, map(name_problem, part.outputs)), None):
+        raise InputError(f"{where}: output {problem}")
 
 
 def build_heads(config: Config, context: HeadContext) -> nn.ModuleDict:
@@ -151,9 +150,7 @@ def build_heads(config: Config, context: HeadContext) -> nn.ModuleDict:
         where = f"head {component.name} ({component.file})"
         with _device_of(component):
             head = instance_of(Head, component.build(keys, context), where)
-        _check_weights(head.losses, keys, where)
-        if problem := next(filter(None, map(name_problem, head.outputs)), None):
-            raise InputError(f"{where}: output {problem}")
+        _check_declaration(head, keys, where)
         outputs = {output for other in heads.values() for output in other.outputs}  # type: ignore[union-attr]
         twice = [name for name in head.losses if name in taken] + [name for name in head.outputs if name in outputs]
         if twice:
@@ -253,35 +250,26 @@ def _check_body(backbone: object, config: Config, component: Component) -> None:
     if channels.keys() != strides.keys():
         raise InputError(f"{where}: out_channels names {[*channels]}, strides names {[*strides]}")
     largest = max(64, *strides.values())
-    # images have any size: the sides are a multiple of the strides, less, and more
-    for height, width in ((3 * largest, 4 * largest), (3 * largest - 1, 4 * largest + 1)):
-        with _trial(backbone, component) as device:
-            found = backbone(torch.zeros(1, 3, height, width, device=device))
-            if not isinstance(found, dict):
-                raise TypeError(f"forward() must return a dict of maps, returned {type(found).__name__}")
-            shapes = {name: tuple(found[name].shape) for name in strides}
-        for name, stride in strides.items():
-            shape = (1, channels[name], -(-height // stride), -(-width // stride))
-            if shapes[name] != shape:
-                raise InputError(
-                    f"{where}: {name} of an image of 3 x {height} x {width} is {_text(shapes[name][1:])}, its channels "
-                    f"and stride, rounded up, declare {_text(shape[1:])}"
-                )
-
-
-@contextmanager
-def _trial(part: nn.Module, component: Component) -> Iterator[torch.device]:
-    """Run a part in evaluation mode, without gradients and without a trace in the random numbers; yield its device."""
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            part.eval()
-            yield next((p.device for p in part.parameters()), torch.device("cpu"))
-    except Exception as error:
-        if isinstance(error, SeamsegError) or lacks_memory(error):
-            raise
-        raise InputError(f"{component.section}{described(error, str(component.file))}") from error
-    finally:
-        part.train()
+    # images have any size: one side is less than a multiple of the strides, one more
+    height, width = 3 * largest - 1, 4 * largest + 1
+    device = next((p.device for p in backbone.parameters()), torch.device("cpu"))
+    with (
+        named_errors(component.section, component.module, InputError),
+        torch.no_grad(),
+        torch.random.fork_rng(devices=[]),
+    ):
+        found = backbone.eval()(torch.zeros(1, 3, height, width, device=device))
+        backbone.train()
+        if not isinstance(found, dict):
+            raise TypeError(f"forward() must return a dict of maps, returned {type(found).__name__}")
+        shapes = {name: tuple(found[name].shape[1:]) for name in strides}
+    for name, stride in strides.items():
+        shape = (channels[name], -(-height // stride), -(-width // stride))
+        if shapes[name] != shape:
+            raise InputError(
+                f"{where}: {name} of an image of 3 x {height} x {width} is {_text(shapes[name])}, its channels and "
+                f"stride, rounded up, declare {_text(shape)}"
+            )
 
 
 def _text(shape: Sequence[int]) -> str:

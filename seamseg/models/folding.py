@@ -1,7 +1,7 @@
 """Conversion of a trained network for inference: norms are folded into the convolutions before them.
 
-Only layers that are exactly of the classes known here, without hooks, are replaced; all others run as they are, with
-their norms. Where a network has parts of other packages, the outputs of both forms are compared.
+Only layers that are exactly of the classes known here, without hooks, are replaced; all others, and all parts of other
+packages, run as they are, with their norms.
 
 At inference a norm is `act((x - mean) / sqrt(var + eps) * gamma + bias)` with constants (in-place ABN: `gamma =
 |weight| + eps`; docs/contract.md, section 3), which the kernel and the bias of a convolution can absorb. Folding
@@ -51,10 +51,7 @@ from seamseg.ops.norm import (
     is_tiling,
 )
 from seamseg.ops.winograd import WinogradConv2d, is_suitable
-from seamseg.structures import PackedSequence
-from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.errors import InputError, one_line
-from seamseg.utils.output import warn
+from seamseg.utils.errors import InputError
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Compute dtypes of a network at inference by name; `auto` chooses one of them."""
@@ -62,9 +59,6 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 
 _SEQUENCES = (nn.Sequential, NormSequential, Transition)
 """Sequences whose layers run one after the other."""
-_IMAGE = (101, 135)
-_TOLERANCE = 1e-3
-"""Differences of outputs, relative to the largest value, that are rounding."""
 
 Net = TypeVar("Net", bound=Network)
 Module = TypeVar("Module", bound=nn.Module)
@@ -73,33 +67,18 @@ Module = TypeVar("Module", bound=nn.Module)
 def fold_abn(net: Net) -> Net:
     """Return a copy of a network for inference only, which computes the same outputs faster.
 
-    Layers with norms of other kinds (group norm, none, or without running statistics), with hooks, or of classes
-    derived from known ones stay as they are. Parts of other packages are folded only if that does not change the
-    outputs for an image of noise; otherwise a warning names what differs.
+    Layers with norms of other kinds (group norm, none, or without running statistics), with hooks, of classes derived
+    from known ones, and in modules of other packages stay as they are.
     """
-    folded = fold_layers(net).with_options(channels_last=True).eval()
-    if is_quantised(net) or not any(map(_is_foreign, net.modules())):
-        return folded
-    differs = folded_difference(net, folded)
-    if differs is None:
-        return folded
-    warn(f"norms of the network's own parts are not folded for inference: {differs}", stacklevel=3)
-    return fold_layers(net, foreign=False).with_options(channels_last=True).eval()
+    return fold_layers(net).with_options(channels_last=True).eval()
 
 
-def fold_layers(net: Module, foreign: bool = True) -> Module:
-    """Do what :func:`fold_abn` does for any module made of this package's layers, for example a classifier.
-
-    Parameters
-    ----------
-    net : module, not changed
-    foreign : also fold the sequences inside of modules of other packages
-    """
+def fold_layers(net: Module) -> Module:
+    """Do what :func:`fold_abn` does for any module made of this package's layers, for example a classifier."""
     folded = copied(net).eval().requires_grad_(False)
     if is_quantised(folded):
         return folded  # already, before its training
-    unknown = [] if foreign else [module for module in folded.modules() if _is_foreign(module)]
-    kept = {part for module in unknown for part in module.modules()}
+    kept = {part for module in folded.modules() if _is_foreign(module) for part in module.modules()}
     for parent in [module for module in folded.modules() if module not in kept]:
         for name, child in list(parent._modules.items()):
             made = None if child is None or child in kept else _replacement(child)
@@ -117,7 +96,7 @@ def _fold_sequences(modules: Sequence[nn.Module]) -> None:
     sequences = [module for module in modules if type(module) in _SEQUENCES]
     for sequence in sequences:
         _fold_pairs(sequence)
-    backbones = [module for module in modules if isinstance(module, Backbone) and not _is_foreign(module)]
+    backbones = [module for module in modules if isinstance(module, Backbone)]
     for module in (*sequences, *backbones):
         for name, child in list(module._modules.items()):
             made = None if child is None else _channelwise(child)
@@ -128,37 +107,6 @@ def _fold_sequences(modules: Sequence[nn.Module]) -> None:
 def _is_foreign(module: nn.Module) -> bool:
     """Return whether a module may do what the package does not know: it is of another one, or has hooks."""
     return type(module).__module__.partition(".")[0] not in ("seamseg", "timm", "torch") or has_hooks(module)
-
-
-def folded_difference(net: Network, folded: Network) -> str | None:
-    """Return a line with the first output that differs in the folded form of a network; None if none does.
-
-    Copies of both compute an image of noise of odd sides, in evaluation mode and with the same random numbers.
-    """
-    try:
-        wanted, found = _outputs(copied(net).eval()), _outputs(copied(folded))
-    except Exception as error:
-        if lacks_memory(error):
-            raise
-        return f"an image of {_IMAGE[0]} x {_IMAGE[1]} pixels fails ({one_line(error)})"
-    for name, value in wanted.items():
-        x, y = (t.double() for t in (found[name], value))
-        if x.shape != y.shape:
-            return f"{name} would have other shapes"
-        worst, largest = (float(t.abs().max()) if t.numel() else 0.0 for t in (x - y, y))
-        if not worst <= _TOLERANCE * largest and bool(torch.isfinite(y).all()):
-            return f"{name} would differ by {worst:.3g} of {largest:.3g}"
-    return None
-
-
-@torch.no_grad()
-def _outputs(net: Network) -> dict[str, Tensor]:
-    """Return the outputs of all parts of a network for an image of noise."""
-    like = next(net.parameters())
-    with torch.random.fork_rng(devices=[]):
-        # not torch.manual_seed, which also seeds the GPUs
-        torch.default_generator.manual_seed(0)
-        return net.named_outputs(PackedSequence([torch.randn(3, *_IMAGE).to(like.device)]))
 
 
 def for_inference(net: Net, device: torch.device, precision: str = "fp32") -> Net:

@@ -190,10 +190,6 @@ class Network(nn.Module):
         """Return the tensors of :meth:`dense_part` for a padded batch `N x 3 x H x W`."""
         raise NotImplementedError
 
-    def named_outputs(self, images: PackedSequence) -> dict[str, Tensor]:
-        """Return outputs of all parts for one image, by name, which folding must not change."""
-        raise NotImplementedError
-
     def compile_parts(self, backend: str = "inductor") -> None:
         """Compile :attr:`compiled_parts` in place, for any height and width; state-dict keys stay.
 

@@ -311,26 +311,6 @@ class PanopticInference(Network):
         semantic = () if dense.semantic_logits is None else (dense.semantic_logits,)
         return (*dense.levels, dense.obj_logits, dense.bbx_logits, *semantic)
 
-    def named_outputs(self, images: PackedSequence) -> dict[str, Tensor]:
-        """Return the outputs of all parts for one image and two regions of it."""
-        features = self.encode(images)
-        _, objectness, codes = self.score_anchors(features)
-        height, width = features.valid_sizes[0]
-        boxes = torch.tensor([[0, 0, height, width], [9.5, 3, height / 2, width / 3]]).to(objectness.device)
-        index, classes = torch.zeros_like(boxes[:, 0]).long(), torch.tensor([0, self.roi_head.num_things - 1])
-        x = self.options.rois(features.levels, boxes, index, features.padded_size)
-        logits, of_boxes = self.roi_head.boxes(x)
-        found = {f"level {i} of the pyramid": level for i, level in enumerate(features.levels)}
-        found |= {"the objectness": objectness, "the box codes of the anchors": codes}
-        found |= {"the class logits": logits, "the box codes": of_boxes}
-        if self.roi_head.with_masks:
-            found["the masks"] = self.roi_head.masks_of(x, classes.to(boxes.device))
-        semantic = self.classify(features)
-        if semantic is not None:
-            found["the semantic logits"] = semantic
-        (maps,) = predicted_maps(self.custom_heads, features)
-        return found | {f"the map {name}": value for name, value in maps.items()}
-
     def detect(self, features: Features, proposals: PackedSequence) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Return boxes, classes and scores of the detections of each image, from its proposals."""
         boxes, index = features.rows(proposals)

@@ -94,17 +94,13 @@ class SemanticNet(Network):
         """Only the logits."""
         return ("semantic_logits",)
 
-    def dense_outputs(self, padded: Tensor) -> tuple[Tensor, ...]:
-        """Return the logits `N x classes x h x w` for a padded batch."""
-        return (self.dense_part()(padded),)
-
-    def named_outputs(self, images: PackedSequence) -> dict[str, Tensor]:
-        """Return the logits."""
-        return {"the logits": self(images).logits}
-
     def dense_part(self) -> DenseSegmentation:
         """Return all layers as one module, to be compiled or captured in a CUDA graph."""
         return DenseSegmentation(self.body, self.head, self.cls)
+
+    def dense_outputs(self, padded: Tensor) -> tuple[Tensor, ...]:
+        """Return the logits `N x classes x h x w` for a padded batch."""
+        return (self.dense_part()(padded),)
 
     def forward(self, images: PackedSequence, targets: Batch | None = None) -> SemanticLogits:
         """Compute the class logits of images `3 x H x W`, padded to one size.

@@ -19,7 +19,6 @@ from torch.utils._pytree import tree_map
 from seamseg.checkpoints.foreign import TRANSFORMERS_CONFIG_NAME, is_transformers, read_json
 from seamseg.checkpoints.model_path import local_model
 from seamseg.components import Network, NetworkContext, key, network
-from seamseg.config.checks import MAX_PARAMETERS
 from seamseg.data.transforms import Normalise
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.foreign.class_lists import ClassNames, NetworkClasses
@@ -41,6 +40,7 @@ from seamseg.utils.limits import parse_json
 _TRAINED = ("mask2former", "maskformer", "eomt", "eomt_dinov3")
 """Types with a loss for masks and classes alone: OneFormer needs texts, DETR boxes."""
 _MOST_LAYERS = 1000
+_MOST_PARAMETERS = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class TransformersTraining(Network):
             config = built_by(name, lambda: model_class.config_class.from_dict(content))
             make_plain(config)
             shape = built_by(name, lambda: on_meta(model_class, config))
-            if (count := sum(p.numel() for p in (*shape.parameters(), *shape.buffers()))) > MAX_PARAMETERS:
-                raise InputError(f"{name}: has {count} parameters, the limit is {MAX_PARAMETERS}")
+            if (count := sum(p.numel() for p in (*shape.parameters(), *shape.buffers()))) > _MOST_PARAMETERS:
+                raise InputError(f"{name}: has {count} parameters, the limit is {_MOST_PARAMETERS}")
             self.net: Any = built_by(name, lambda: model_class(config))
         self._without_masked_attention()
         _in_full_precision(self.net.criterion)

@@ -46,7 +46,7 @@ def test_a_network_with_it_is_trained_and_predicts(options, file, tmp_path):
         ("(Body):", OTHER, (), r"\(.*my_tiny.py\): must be a class derived from .*Body"),
         ("super().__init__(keys, context)\n", "super().__init__(keys, context)\n        1 / 0\n", (), "line 25: Zero"),
         ("return maps", "return maps['c2']", (), "body tiny, .*my_tiny.py: .*must return a dict of maps"),
-        ('"c3": 8', '"c3": 16', (), "c3 of an image of 3 x 192 x 256 is 64 x 24 x 32, .* declare 64 x 12 x 16"),
+        ('"c3": 8', '"c3": 16', (), "c3 of an image of 3 x 191 x 257 is 64 x 24 x 33, .* declare 64 x 12 x 17"),
         (
             "step, padding=1",
             "step, padding=2 // step",

@@ -9,7 +9,9 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -18,13 +20,11 @@ from torch.nn import functional
 
 from seamseg.components import BodyContext
 from seamseg.config.bodies import TIMM
-from seamseg.config.checks import MAX_PARAMETERS
 from seamseg.models.backbones.base import Backbone
 from seamseg.ops.abn import Norm, apply_norm
 from seamseg.ops.norm import synchronised_over
 from seamseg.recipes.timm import STRIDES, TimmKeys
-from seamseg.recipes.timm.model import create_model, import_timm
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, did_you_mean
 
 _STRIDES = tuple(STRIDES.values())
 
@@ -41,6 +41,35 @@ _RESERVED = {
 
 _FIXED = ("num_classes", "in_chans", "scriptable", "exportable", "no_jit")
 """Arguments of `timm.create_model` that cannot be changed."""
+
+
+def import_timm(name: str) -> ModuleType:
+    """Return timm; InputError if it is not installed, which the network of this name needs."""
+    try:
+        import timm
+    except ImportError as error:
+        raise InputError(f"[body] body = {name}: needs timm ({error}): pip install 'seamseg[timm]'") from None
+    found: ModuleType = timm
+    return found
+
+
+def create_model(name: str, arguments: Mapping[str, Any], meta: bool = False, pretrained: bool = False) -> Any:
+    """Return a timm network without its classifier.
+
+    Parameters
+    ----------
+    name : name of the network
+    arguments : further arguments of `timm.create_model`
+    meta : allocate no memory for its weights
+    pretrained : load the timm weights, which may be downloaded; otherwise random ones
+    """
+    timm = import_timm(TIMM + name)
+    architecture = name.partition(".")[0]
+    if not timm.is_model(architecture):
+        meant = did_you_mean(architecture, timm.list_models())
+        raise InputError(f"[body] body = {TIMM}{name}: timm {timm.__version__} has no such network{meant}")
+    with torch.device("meta") if meta else nullcontext():
+        return timm.create_model(name, pretrained=pretrained, num_classes=0, **arguments)
 
 
 class TimmBackbone(Backbone):
@@ -78,8 +107,6 @@ class TimmBackbone(Backbone):
         self.name = context.name
         name = self.name.removeprefix(TIMM)
         self.arguments, shape = _arguments(name, context.params, keys.drop_path)
-        if (count := sum(p.numel() for p in shape.parameters())) > MAX_PARAMETERS:
-            raise InputError(f"[body] body = {self.name}: has {count} parameters, the limit is {MAX_PARAMETERS}")
         levels = _Levels.of(shape, self.name, all_strides=keep_outputs)
         self._modules_of_stages = levels.modules
         self._norm = levels.is_plain
