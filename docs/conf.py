@@ -30,7 +30,7 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_title = f"seamseg {release}"
 html_favicon = "_static/favicon.svg"
-html_search_scorer = "_static/scorer.js"
+html_search_scorer = str(DOCS / "_static" / "scorer.js")
 # commands and code only: outputs have the language "output"
 copybutton_selector = "div:not(.highlight-output) > div.highlight > pre"
 
