@@ -14,7 +14,7 @@ from seamseg.inference.images import input_size
 from seamseg.inference.network import TorchNetwork
 from seamseg.inference.options import Thresholds
 from seamseg.inference.predictor import Predictor
-from seamseg.inference.result import Panoptic
+from seamseg.inference.results.panoptic import Panoptic
 from seamseg.models.build import build_network
 from seamseg.models.folding import for_inference
 from seamseg.models.heads.rpn import ProposalGenerator

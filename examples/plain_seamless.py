@@ -22,7 +22,7 @@ from torch.nn import functional
 from seamseg.fusion import FusedMap, to_result
 from seamseg.inference.network import TorchNetwork
 from seamseg.inference.predictor import Predictor
-from seamseg.inference.result import Panoptic
+from seamseg.inference.results.panoptic import Panoptic
 from seamseg.inplace_abn import to_batchnorm
 from seamseg.models.heads.detections import DetectionSelector
 from seamseg.models.heads.roi import ROIExtractor
@@ -205,7 +205,7 @@ class PlainPredictor(Predictor[Panoptic]):
     def result(self, prediction: ArrayPrediction, native_size: tuple[int, int]) -> Panoptic:
         """Make the result of an image, see the base class."""
         num_stuff = self.metadata.num_stuff
-        return Panoptic.of(to_result(plain_fusion(prediction, num_stuff), native_size, num_stuff), self.metadata)
+        return Panoptic.of_map(to_result(plain_fusion(prediction, num_stuff), native_size, num_stuff), self.metadata)
 
 
 def plain_fusion(prediction: ArrayPrediction, num_stuff: int, min_stuff_area: int = 4096) -> FusedMap:

@@ -1,4 +1,4 @@
-"""The outputs of a network for one image, and which outputs it can leave out; no torch."""
+"""The outputs of a network for one image, and the interface of networks that predict; no torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -192,17 +193,47 @@ ArrayPrediction: TypeAlias = Prediction[np.ndarray]
 """The outputs as numpy arrays."""
 
 
-class ExtendedNetwork(ABC):
-    """Base of each :class:`seamseg.inference.predictor.InferenceNetwork` that has these optional methods."""
+class InferenceNetwork(ABC):
+    """A trained network, whatever executes it: what a predictor runs.
+
+    Attributes
+    ----------
+    kind : what it predicts, as in `[general] kind`
+    precision : name of the compute dtype, as `float32`
+    device : device that it computes on, for messages
+    on_gpu : whether that is a GPU
+    uses_torch : whether torch executes it
+    averaged : whether its weights are a moving average of the weights in training
+    nms_threshold : IoU from which a detection suppresses others; None for a network without detections
+    tiles_problem : why images cannot be processed in tiles; None if they can
+    map_formats : formats of the output maps of custom heads by name
+    images_at_a_time : how many threads may run it at a time, each in one thread of torch
+    """
+
+    kind: str
+    precision: str
+    device: Any
+    on_gpu: bool = False
+    uses_torch: bool = True
+    averaged: bool = False
+    nms_threshold: float | None = None
+    tiles_problem: str | None = None
+    map_formats: Mapping[str, MapFormat] = MappingProxyType({})
 
     @property
-    @abstractmethod
-    def photos_at_a_time(self) -> int:
-        """How many threads may run it at a time, each in one thread of torch; 1 but on a CPU."""
+    def images_at_a_time(self) -> int:
+        """See the attributes."""
+        return 1
 
     @abstractmethod
-    def run_for_map(self, images: Sequence[np.ndarray], score_threshold: float) -> list[ArrayPrediction]:
-        """Run it for the panoptic map alone: detections that do not score above the threshold may be left out."""
+    def run(self, images: Sequence[np.ndarray], least_score: float = 0.0) -> list[ArrayPrediction]:
+        """Return the outputs, as arrays.
+
+        Parameters
+        ----------
+        images : `H x W x 3` uint8, at the size of the network's input
+        least_score : detections that do not score above may be left out
+        """
 
 
 def _floats(values: Tensor) -> Any:

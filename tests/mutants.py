@@ -32,7 +32,7 @@ TESTS = {
     "seamseg/data/transforms.py": "tests/data/test_transforms.py tests/data/test_augmentation.py",
     "seamseg/deploy/network.py": "tests/deploy/test_network.py",
     "seamseg/evaluation/matching.py": "tests/evaluation/test_panoptic_quality.py tests/evaluation/test_segments.py",
-    "seamseg/inference/result.py": "tests/inference/test_result.py tests/inference/test_fiftyone.py",
+    "seamseg/inference/results/panoptic.py": "tests/inference/test_result.py tests/inference/test_fiftyone.py",
     "seamseg/inference/tiling/merge.py": "tests/inference/test_tiles.py",
     "seamseg/fusion.py": "tests/test_fusion.py tests/test_merge_queries.py",
     "seamseg/data/samplers.py": "tests/data/test_samplers.py tests/data/test_class_uniform_sampling.py",

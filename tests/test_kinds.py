@@ -9,7 +9,7 @@ from seamseg.config.kinds import KINDS
 from seamseg.config.loader import default_config
 from seamseg.deploy.model_card import TASKS
 from seamseg.formats.exported import OUTPUTS
-from seamseg.inference.kinds import INFERENCE_KINDS
+from seamseg.inference.results import RESULTS
 from seamseg.models.build import build_network
 from seamseg.predicting.writers import formats_of
 from seamseg.serving.encoding import SERVED_KINDS
@@ -19,8 +19,8 @@ TABLES = {
     # classifiers have a validation of their own
     "validation/validator": [*SCORERS, CLASSIFICATION],
     "formats/exported": OUTPUTS,
-    "inference/kinds": INFERENCE_KINDS,
-    "predict/writers": [kind for kind in INFERENCE_KINDS if formats_of(kind)],
+    "inference/results": [kind for result in RESULTS for kind in result.kinds],
+    "predict/writers": [kind for result in RESULTS for kind in result.kinds if formats_of(kind)],
     "serving/encoding": SERVED_KINDS,
     "deploy/model_card": TASKS,
 }

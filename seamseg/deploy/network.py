@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from seamseg.formats.exported import OUTPUTS, QUERY_OUTPUTS
-from seamseg.inference.foreign.padding import padded_input
-from seamseg.inference.foreign.transformers_model import TransformersNetwork
+from seamseg.inference.foreign.transformers_model import TransformersNetwork, padded_input
 from seamseg.models.custom_network import WholeNetwork
 from seamseg.models.heads.custom import predicted_maps
 from seamseg.models.heads.select import best_scores

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -15,26 +15,18 @@ from seamseg.formats.exported import MAX_SIDE, QUERY_OUTPUTS, ExportedMetadata
 from seamseg.inference.onnx_engines import OnnxSession, open_onnx
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.queries import prediction_of_queries
-from seamseg.predictions import ArrayPrediction, Prediction
+from seamseg.predictions import ArrayPrediction, InferenceNetwork, Prediction
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, OutOfMemory, SeamsegError, one_line
 from seamseg.utils.limits import parse_json
 
-_KINDS = {
-    **dict.fromkeys(("boxes", "scores", "mask_logits", "class_logits", "logits"), "f"),
-    **dict.fromkeys(("classes", "count", "ids"), "i"),
-}
-"""Kinds of the types of outputs in numpy; those of class maps are `u`, of custom heads any of numbers."""
-_LARGEST_MASK = 1024
-_MOST_QUERIES = 1000
 _BUILT_IN = ("tta", "tta_fusion", "precision", "compile", "cuda_graphs", "pad_to")
 """Options that decide what the graph computes, which cannot be changed after the export."""
-_Arrays: TypeAlias = Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
-"""Type and shape of outputs, by name."""
+_NOTHING = np.zeros(0, np.float32)
 
 
-class ExportedNetwork:
-    """A network in an exported file; see :class:`seamseg.inference.predictor.InferenceNetwork`.
+class ExportedNetwork(InferenceNetwork):
+    """A network in an exported file.
 
     Parameters
     ----------
@@ -44,8 +36,6 @@ class ExportedNetwork:
     nms_threshold : NMS threshold (IoU) of its detections; None for a network without detections
     probabilities : return the probability of the class of each pixel, too
     """
-
-    averaged = False
 
     def __init__(
         self,
@@ -66,20 +56,15 @@ class ExportedNetwork:
         self.device = session.device
         self.on_gpu = self.device.startswith("cuda")
         self.uses_torch = session.uses_torch
-
-    @property
-    def tiles_problem(self) -> str | None:
-        """Why images cannot be processed in tiles; None if they can."""
         if self.kind == "classification":
-            return f"{self._name} is a classifier, which needs the whole image"
-        if self.exported.with_ids:
-            return f"{self._name} predicts ids, which tiles do not share"
-        if self.exported.size is None:
-            return None
-        height, width = self.exported.size
-        return f"{self._name} was exported for inputs of {width} x {height} pixels: for tiles export it without a size"
+            self.tiles_problem = f"{name} is a classifier, which needs the whole image"
+        elif exported.with_ids:
+            self.tiles_problem = f"{name} predicts ids, which tiles do not share"
+        elif exported.size is not None:
+            size = f"{exported.size[1]} x {exported.size[0]} pixels"
+            self.tiles_problem = f"{name} was exported for inputs of {size}: for tiles export it without a size"
 
-    def run(self, images: Sequence[np.ndarray]) -> list[ArrayPrediction]:
+    def run(self, images: Sequence[np.ndarray], least_score: float = 0.0) -> list[ArrayPrediction]:
         """Return the outputs for images `H x W x 3` uint8 at the size of the network's input, one by one.
 
         Raises
@@ -115,14 +100,13 @@ class ExportedNetwork:
         if self._probabilities:
             maps["probability"] = found["probability"][:height, :width]
         count = int(found.get("count", 0))
-        nothing = np.zeros(0, np.float32)
-        classmap, masks = found.get("classmap"), found.get("mask_logits")
+        masks, semantic = found.get("mask_logits"), found.get("classmap")
         return Prediction(
-            found.get("boxes", nothing.reshape(0, 4))[:count],
-            found.get("classes", nothing.astype(np.int64))[:count],
-            found.get("scores", nothing)[:count],
+            found.get("boxes", _NOTHING.reshape(0, 4))[:count],
+            found.get("classes", _NOTHING.astype(np.int64))[:count],
+            found.get("scores", _NOTHING)[:count],
             None if masks is None else masks[:count],
-            None if classmap is None else classmap[:height, :width],
+            None if semantic is None else semantic[:height, :width],
             size,
             maps=maps,
         )
@@ -138,13 +122,13 @@ class ExportedNetwork:
         mean, std = (np.array(values, np.float32) for values in (self.exported.mean, self.exported.std))
         values = (image.astype(np.float32) / np.float32(255) - mean) / std
         logits = self._outputs({"image": np.ascontiguousarray(values.transpose(2, 0, 1)[None])})["logits"][0]
-        nothing = np.zeros(0, np.float32)
-        return Prediction(nothing.reshape(0, 4), nothing.astype(np.int64), nothing, None, None, size, logits=logits)
+        none = (_NOTHING.reshape(0, 4), _NOTHING.astype(np.int64), _NOTHING, None, None)
+        return Prediction(*none, size, logits=logits)
 
     def _outputs(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         names = self.exported.outputs
         try:
-            found = dict(zip(names, self._session.run(names, inputs)))
+            return dict(zip(names, self._session.run(names, inputs)))
         except SeamsegError:
             raise
         except Exception as error:  # its types are known to onnxruntime only
@@ -152,12 +136,6 @@ class ExportedNetwork:
             if lacks_memory(error):
                 raise OutOfMemory(f"{self._name}: out of memory: {reason}") from error
             raise SeamsegError(f"{self._name}: the network fails: {reason}") from error
-        arrays = {name: (value.dtype, value.shape) for name, value in found.items() if isinstance(value, np.ndarray)}
-        size = (int(inputs["image"].shape[2]), int(inputs["image"].shape[3]))
-        problem = _shape_problem(self.exported, arrays, size) or _value_problem(self.exported, found)
-        if problem is not None:
-            raise _wrong_outputs(self._name, problem)
-        return found
 
 
 class ExportedModel:
@@ -166,10 +144,6 @@ class ExportedModel:
     Parameters
     ----------
     model, device, config, meta, options : see :func:`seamseg.inference.predictor.open_for_inference`
-
-    Attributes
-    ----------
-    max_size : `(height, width)` of its input; None if it is free
 
     Raises
     ------
@@ -196,7 +170,6 @@ class ExportedModel:
         self._session, self._exported = _open(path, str(device))
         self.kind = self._exported.kind
         self.metadata = self._exported.metadata
-        self.max_size = self._exported.size
         stated = self._exported.reference
         self.reference = None if stated is None else InputSize(*stated)
         self.config = self._config(options)
@@ -213,7 +186,7 @@ class ExportedModel:
         """Return the size of the network's input; InputError if an option is to change that of a classifier."""
         if self.kind != "classification":
             size_for = options.input_size_of_authors if self._exported.of_queries else options.input_size
-            return size_for(self.config).within(self.max_size)
+            return size_for(self.config).within(self._exported.size)
         for name in ("shortest_size", "longest_max_size", "size", "preview"):
             if getattr(options, name):
                 raise InputError(f"`{name}={getattr(options, name)}`: {self.name} is a classifier of one size")
@@ -224,86 +197,6 @@ class ExportedModel:
         """Return the network."""
         threshold = None if self.kind in ("semantic", "classification") else self.config.roi.nms_threshold
         return ExportedNetwork(self._session, self.name, self._exported, threshold, options.probabilities)
-
-
-def _shape_problem(exported: ExportedMetadata, found: _Arrays, size: tuple[int, int]) -> str | None:
-    """Return what is wrong with types and shapes of the outputs for an input of `(height, width)`; None if nothing."""
-    missing = [name for name in exported.outputs if name not in found]
-    if missing:
-        return f"{missing[0]} is no array"
-    if exported.of_queries:
-        return _query_shape_problem(exported, found, size)
-    rows = found["boxes"][1][:1] if "boxes" in found else ()
-    masks = found["mask_logits"][1][1:2] if "mask_logits" in found else ()
-    shapes: dict[str, tuple[int, ...]] = {
-        "boxes": (*rows, 4),
-        "classes": rows,
-        "scores": rows,
-        "mask_logits": (*rows, *masks, *masks),
-        "count": (),
-        "logits": (1, exported.metadata.num_classes),
-        **{name: (*([spec.channels] if spec.channels > 1 else []), *size) for name, spec in exported.maps.items()},
-    }
-    kinds = _KINDS | dict.fromkeys(exported.maps, "fiub")
-    if problem := _difference({name: shapes.get(name, size) for name in exported.outputs}, found, kinds):
-        return problem
-    if masks and not 0 < masks[0] <= _LARGEST_MASK:
-        return f"mask_logits has sides of {masks[0]}"
-    return None
-
-
-def _query_shape_problem(exported: ExportedMetadata, found: _Arrays, size: tuple[int, int]) -> str | None:
-    """Return what :func:`_shape_problem` does for a network of queries."""
-    assert exported.query_classes is not None
-    (_, class_shape), (_, mask_shape) = (found[name] for name in QUERY_OUTPUTS)
-    queries, sides = class_shape[:1], mask_shape[1:3]
-    shapes = ((*queries, len(exported.query_classes) + 1), (*queries, *sides))
-    if problem := _difference(dict(zip(QUERY_OUTPUTS, shapes)), found, _KINDS):
-        return problem
-    inside = len(sides) == 2 and all(0 < side <= most for side, most in zip(sides, size))
-    if not inside or not 0 < queries[0] <= _MOST_QUERIES:
-        return f"mask_logits has the shape {mask_shape}"
-    return None
-
-
-def _difference(shapes: Mapping[str, tuple[int, ...]], found: _Arrays, kinds: Mapping[str, str]) -> str | None:
-    """Return the first output of another type or shape, in words; None if there is none."""
-    for name, wanted in shapes.items():
-        dtype, shape = found[name]
-        if dtype.kind not in kinds.get(name, "u"):
-            return f"{name} has values of type {dtype}"
-        if shape != wanted:
-            return f"{name} has the shape {shape}, not {wanted}"
-    return None
-
-
-def _value_problem(exported: ExportedMetadata, found: Mapping[str, np.ndarray]) -> str | None:
-    """Return what is wrong with the values of outputs whose shapes are right; None if nothing."""
-    classes = exported.metadata
-    if "count" in found:
-        count, rows = int(found["count"]), len(found["boxes"])
-        if not 0 <= count <= rows:
-            return f"count is {count}, of {rows} boxes"
-        for name in ("boxes", "scores"):
-            if not np.isfinite(found[name][:count]).all():
-                return f"{name} are not finite"
-        things = found["classes"][:count]
-        if count and not 0 <= things.min() <= things.max() < classes.num_thing:
-            return f"classes are {things.min()} to {things.max()}, of {classes.num_thing} classes of things"
-        if "ids" in found and not 0 <= found["ids"].min() <= found["ids"].max() <= count:
-            return f"ids are {found['ids'].min()} to {found['ids'].max()}, of {count} detections"
-    logits = QUERY_OUTPUTS if exported.of_queries else ("logits",)
-    for name in logits:
-        if name in found and not np.isfinite(found[name]).all():
-            return f"{name} are not finite"
-    most = int(found["classmap"].max()) if "classmap" in found else 0
-    if most and most >= classes.num_classes:
-        return f"classmap has class {most}, of {classes.num_classes} classes"
-    return None
-
-
-def _wrong_outputs(name: str, problem: str) -> InputError:
-    return InputError(f"{name}: its outputs are not those of an exported network: {problem}")
 
 
 def _classifier_sizes(exported: ExportedMetadata, name: str) -> tuple[int, int]:
@@ -321,26 +214,24 @@ def _classifier_sizes(exported: ExportedMetadata, name: str) -> tuple[int, int]:
 
 
 def _open(path: Path, device: str) -> tuple[Any, ExportedMetadata]:
-    """Return the session of a file, and what the file states about its network."""
+    """Return the session of a file, and what the file states about its network; InputError if it is no whole one."""
     if path.suffix.lower() == PACKAGE_ENDING:
         from seamseg.inference.package import PackageSession
 
-        session = PackageSession(path, device)
-        return session, _whole(session.exported, str(path))
-    found = open_onnx(path, device)
-    return found, _metadata(found, str(path))
-
-
-def _whole(exported: ExportedMetadata, name: str) -> ExportedMetadata:
-    """Raise InputError if a file holds a part of a network."""
+        session: Any = PackageSession(path, device)
+    else:
+        session = open_onnx(path, device)
+    exported: ExportedMetadata = session.exported
     if exported.part != "all":
-        raise InputError(f"{name}: holds part {exported.part!r} of a network only: export all parts")
-    return exported
+        raise InputError(f"{path}: holds part {exported.part!r} of a network only: export all parts")
+    if not session.uses_torch:
+        _check_graph(session, str(path))
+    return session, exported
 
 
-def _metadata(session: OnnxSession, name: str) -> ExportedMetadata:
-    """Return what a file states about its network; InputError if it is none of `seamseg export`."""
-    exported = _whole(session.exported, name)
+def _check_graph(session: OnnxSession, name: str) -> None:
+    """Raise InputError if a graph does not have the outputs of its network, or is not computed in int8."""
+    exported = session.exported
     if not set(exported.outputs) <= set(session.outputs):
         raise InputError(
             f"{name}: its graph has the outputs {', '.join(session.outputs)}, not those of a network of kind "
@@ -348,4 +239,3 @@ def _metadata(session: OnnxSession, name: str) -> ExportedMetadata:
         )
     if exported.precision == "int8" and session.integer_layers == 0:
         raise InputError(f"{name}: an int8 file, but {session.device} computes all of it in float: use `device=cpu`")
-    return exported

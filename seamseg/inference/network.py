@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -17,13 +17,10 @@ from seamseg.data.transforms import Normalise
 from seamseg.fusion import download
 from seamseg.inference.cuda_graphs import CudaGraphCache
 from seamseg.inference.options import OF_PARTS, Augmentation, InferenceOptions
-from seamseg.inference.tta import predict_augmented, segment_augmented
-from seamseg.models.custom_network import WholeNetwork
+from seamseg.inference.tta import predict_augmented
 from seamseg.models.folding import choose_precision, for_inference
 from seamseg.models.network import Network
-from seamseg.models.panoptic import PanopticNet
-from seamseg.models.semantic import SemanticNet
-from seamseg.predictions import ArrayPrediction, ExtendedNetwork, MapFormat
+from seamseg.predictions import ArrayPrediction, InferenceNetwork
 from seamseg.structures import PackedSequence
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError
@@ -35,8 +32,8 @@ _REENTRANT = ("seamseg", "torch")
 """Packages whose layers keep nothing of a forward pass."""
 
 
-class TorchNetwork(ExtendedNetwork):
-    """A network on a device; see :class:`seamseg.inference.predictor.InferenceNetwork`.
+class TorchNetwork(InferenceNetwork):
+    """A network on a device.
 
     Parameters
     ----------
@@ -45,10 +42,8 @@ class TorchNetwork(ExtendedNetwork):
     device : device to compute on
     augmentation : views of each image; None for one plain view
     tta_fusion : how the views of a semantic network are merged, see :class:`seamseg.inference.options.InferenceOptions`
-    averaged : whether the weights are a moving average of those of the training
+    averaged : whether the weights are a moving average of the weights in training
     """
-
-    uses_torch = True
 
     def __init__(
         self,
@@ -59,46 +54,28 @@ class TorchNetwork(ExtendedNetwork):
         tta_fusion: str = "mean",
         averaged: bool = False,
     ) -> None:
-        self.net = net.to(device).eval()
+        self.net: Any = net.to(device).eval()
         self.normalise = copy.copy(normalise).to(device)
         self.kind = net.kind
+        self.precision = str(net.dtype).removeprefix("torch.")
         self.device = device
         self.on_gpu = device.type != "cpu"
         self.augmentation = augmentation
         self.tta_fusion = tta_fusion
         self.averaged = averaged
+        self.nms_threshold = net.nms_threshold
+        self.map_formats = net.map_formats
+        if net.predicts_ids:
+            self.tiles_problem = f"the network {self.net.name} predicts ids, which tiles do not share"
 
     @property
-    def tiles_problem(self) -> str | None:
-        """Why images cannot be processed in tiles; None if they can."""
-        whole = isinstance(self.net, WholeNetwork) and self.net.network.predicts_ids
-        return f"the network {self.net.name} predicts ids, which tiles do not share" if whole else None
-
-    @property
-    def precision(self) -> str:
-        """Name of the compute dtype."""
-        return str(self.net.dtype).removeprefix("torch.")
-
-    @property
-    def nms_threshold(self) -> float | None:
-        """IoU from which detections suppress others; None for a semantic network."""
-        return self.net.nms_threshold
-
-    @property
-    def map_formats(self) -> Mapping[str, MapFormat]:
-        """The output maps of custom heads by name."""
-        return self.net.map_formats
-
-    @property
-    def photos_at_a_time(self) -> int:
-        """See :class:`seamseg.predictions.ExtendedNetwork`; 1 also for layers of others and compiled networks.
+    def images_at_a_time(self) -> int:
+        """See :class:`seamseg.predictions.InferenceNetwork`; 1 also for layers of others and compiled networks.
 
         Layers of others may keep what they compute, and compiled code may not be called from several threads.
         """
-        if self.on_gpu or isinstance(self.net, WholeNetwork):
-            return 1
         ours = all(type(module).__module__.partition(".")[0] in _REENTRANT for module in self.net.modules())
-        if not ours or self.net.compiled or self.net.options.run_dense is not None:
+        if self.on_gpu or not ours or self.net.compiled or self.net.options.run_dense is not None:
             return 1
         return torch.get_num_threads()
 
@@ -108,33 +85,25 @@ class TorchNetwork(ExtendedNetwork):
         run = self.net.options.run_dense
         return run if isinstance(run, CudaGraphCache) else None
 
-    def run(self, images: Sequence[np.ndarray]) -> list[ArrayPrediction]:
-        """Run the network; if the memory does not suffice, drop the CUDA graphs, if any, and run it again."""
-        return self.run_for_map(images, 0.0)
+    def run(self, images: Sequence[np.ndarray], least_score: float = 0.0) -> list[ArrayPrediction]:
+        """See :class:`seamseg.predictions.InferenceNetwork`; without enough memory, again without CUDA graphs."""
+        while True:
+            try:
+                return self._forward(images, least_score)
+            except Exception as error:
+                graphs = self.graph_cache
+                if graphs is None or len(graphs) == 0 or not lacks_memory(error):
+                    raise
+            # after the handler: the error keeps tensors of the network alive
+            graphs.clear()
 
-    def run_for_map(self, images: Sequence[np.ndarray], score_threshold: float) -> list[ArrayPrediction]:
-        """See :class:`seamseg.predictions.ExtendedNetwork`."""
-        try:
-            return self._forward(images, score_threshold)
-        except Exception as error:
-            graphs = self.graph_cache
-            if graphs is None or len(graphs) == 0 or not lacks_memory(error):
-                raise
-        # after the handler: the error keeps tensors of the network alive
-        graphs.clear()
-        return self._forward(images, score_threshold)
-
-    def _forward(self, images: Sequence[np.ndarray], score_threshold: float) -> list[ArrayPrediction]:
+    def _forward(self, images: Sequence[np.ndarray], least_score: float) -> list[ArrayPrediction]:
         with torch.inference_mode():
             on_device = [self.prepare(image) for image in images]
-            if self.augmentation is None and isinstance(self.net, PanopticNet):
-                predictions = self.net.predict(PackedSequence(on_device), least_score=score_threshold)
-            elif self.augmentation is None:
-                predictions = self.net.predict(PackedSequence(on_device))
-            elif isinstance(self.net, SemanticNet):
-                predictions = segment_augmented(self.net, on_device, self.augmentation, self.tta_fusion)
+            if self.augmentation is None:
+                predictions = self.net.predict(PackedSequence(on_device), least_score=least_score)
             else:
-                predictions = predict_augmented(cast(PanopticNet, self.net), on_device, self.augmentation)
+                predictions = predict_augmented(self.net, on_device, self.augmentation, self.tta_fusion)
         return [download(p) for p in predictions]
 
     def prepare(self, image: np.ndarray) -> torch.Tensor:
@@ -144,15 +113,12 @@ class TorchNetwork(ExtendedNetwork):
         return self.normalise(pixels.to(self.device, non_blocking=True).permute(2, 0, 1))
 
 
-def run_by_torch(net: Network, normalise: Normalise, device: torch.device, dtype: torch.dtype) -> Any:
-    """Return a network as it is, without views, for a predictor; arguments as of :class:`TorchNetwork`."""
-    if isinstance(net, WholeNetwork):
-        net.to(device).eval()
-        with net.errors():
-            own = net.network.inference(copy.copy(normalise), device, dtype)
-        if own is not None:
-            return own
-    return TorchNetwork(net, normalise, device)
+def run_by_torch(
+    net: Network, normalise: Normalise, device: torch.device, dtype: torch.dtype = torch.float32
+) -> InferenceNetwork:
+    """Return a network as it is, without views, for a predictor; `dtype` is for networks that run themselves."""
+    own = net.inference(copy.copy(normalise), device, dtype)
+    return TorchNetwork(net, normalise, device) if own is None else cast(InferenceNetwork, own)
 
 
 class TrainedModel:
@@ -180,24 +146,24 @@ class TrainedModel:
         """Return the size of the network's input."""
         return options.input_size(self.config)
 
-    def build(self, options: InferenceOptions) -> Any:
+    def build(self, options: InferenceOptions) -> InferenceNetwork:
         """Return the network."""
         opened, device = self._opened, self._device
         net, report = load_network(opened)
         loading = opened.config.dataloader
         normalise = Normalise(loading.rgb_mean, loading.rgb_std)
-        if isinstance(net, WholeNetwork):
-            self._state_components()
+        self._state_components()
+        if self.config.general.network != SEAMLESS:
             network = run_by_torch(net, normalise, device, choose_precision(options.precision, device))
             network.averaged = report.averaged
             return network
         trained = kind_of(opened.snapshot, opened.name)
-        if trained != net.kind and is_main_process() and not is_quiet():
+        if trained != self.kind and is_main_process() and not is_quiet():
             echo(
-                f"{opened.name}: a model for {trained} is used for {net.kind}, without its other parts", file=sys.stderr
+                f"{opened.name}: a model for {trained} is used for {self.kind}, without its other parts",
+                file=sys.stderr,
             )
-        self._state_components()
-        net = for_inference(net, device, options.precision)
+        net = for_inference(cast(Any, net), device, options.precision)
         if options.probabilities:
             net = net.with_options(probabilities=True)
         net = options.acceleration.apply(net, device)

@@ -243,7 +243,7 @@ class InferenceOptions:
         """Return the first of some options that has another value than by default; None if all have it."""
         defaults = {field.name: field.default for field in fields(InferenceOptions)}
         # an empty text is none, too
-        return next((name for name in names if (getattr(self, name) or None) != (defaults[name] or None)), None)
+        return next((name for name in names if getattr(self, name) not in (defaults[name], "")), None)
 
     def check_overrides(self, sections: Sequence[str], problem: str) -> None:
         """Raise InputError, with a text, for an override of the kind or outside of some sections and components."""

@@ -19,12 +19,11 @@ from seamseg.data.input_size import InputSize, value_factor
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.class_names import choose_classes
 from seamseg.inference.images import ImageInput, ImagePreparation, equal_size_batches, is_single_image, size_options
-from seamseg.inference.kinds import INFERENCE_KINDS, ResultSettings
 from seamseg.inference.options import InferenceOptions, Thresholds
-from seamseg.inference.photo_result import PhotoResult
+from seamseg.inference.results import RESULTS, ImageResult, result_of
 from seamseg.inference.tiling.predict import first_side, predict_in_tiles_that_fit
 from seamseg.inference.tiling.tiles import LEAST_SIDE, Tiling
-from seamseg.predictions import ArrayPrediction, ExtendedNetwork, MapFormat
+from seamseg.predictions import ArrayPrediction, InferenceNetwork, MapFormat
 from seamseg.utils.device_memory import free_memory, lacks_memory
 from seamseg.utils.errors import InputError, OutOfMemory
 from seamseg.utils.output import echo
@@ -32,54 +31,11 @@ from seamseg.utils.output import echo
 if TYPE_CHECKING:
     import torch
 
-R = TypeVar("R", bound=PhotoResult)
+R = TypeVar("R", bound=ImageResult)
 
 
 SMALL_INPUT = 256 * 512
 """Largest network input, in pixels, of which a CPU computes several at a time; each takes the memory of its own."""
-
-
-class InferenceNetwork(Protocol):
-    """A trained network, whatever executes it."""
-
-    @property
-    def kind(self) -> str:
-        """Key of :data:`seamseg.inference.kinds.INFERENCE_KINDS`."""
-
-    @property
-    def precision(self) -> str:
-        """Name of the compute dtype, as `float32`."""
-
-    @property
-    def device(self) -> Any:
-        """Device that it computes on, for messages."""
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether that is a GPU."""
-
-    @property
-    def uses_torch(self) -> bool:
-        """Whether torch executes it."""
-
-    @property
-    def averaged(self) -> bool:
-        """Whether the weights are a moving average of those of the training."""
-
-    @property
-    def nms_threshold(self) -> float | None:
-        """IoU from which a detection suppresses others; None for a network without detections."""
-
-    @property
-    def tiles_problem(self) -> str | None:
-        """Why images cannot be processed in tiles; None if they can."""
-
-    @property
-    def map_formats(self) -> Mapping[str, MapFormat]:
-        """The output maps of custom heads by name."""
-
-    def run(self, images: Sequence[np.ndarray]) -> list[ArrayPrediction]:
-        """Return the outputs, as arrays, for images `H x W x 3` uint8 at the size of the network's input."""
 
 
 class OpenedModel(Protocol):
@@ -99,11 +55,10 @@ class OpenedModel(Protocol):
 
 
 class Predictor(Generic[R]):
-    """Segmentation of, or detection in single images; the kind of the network decides the type `R` of the results.
+    """Segmentation of, or detection in single images; the network decides the type `R` of the results.
 
-    These are :class:`seamseg.inference.result.Panoptic` for panoptic networks,
-    :class:`seamseg.inference.detections.Detections` for those of kind detection and instance_seg, and
-    :class:`seamseg.inference.semantic.SemanticMap` for those of kind semantic.
+    These are :class:`seamseg.inference.results.Panoptic`, :class:`seamseg.inference.results.Detections`,
+    :class:`seamseg.inference.results.SemanticMap` or :class:`seamseg.inference.results.Classification`.
 
     Parameters
     ----------
@@ -159,46 +114,46 @@ class Predictor(Generic[R]):
     @overload
     def predict(  # type: ignore[overload-overlap]  # a string is also an iterable of strings
         self,
-        photo: ImageInput,
+        image: ImageInput,
         tiles: str | int | None = None,
         tile_overlap: int | None = None,
         *,
-        keep_photo: bool = True,
+        keep_image: bool = True,
         batch_size: int | None = None,
     ) -> R: ...
 
     @overload
     def predict(
         self,
-        photo: Iterable[ImageInput],
+        image: Iterable[ImageInput],
         tiles: str | int | None = None,
         tile_overlap: int | None = None,
         *,
-        keep_photo: bool = True,
+        keep_image: bool = True,
         batch_size: int | None = None,
     ) -> list[R]: ...
 
     def predict(
         self,
-        photo: ImageInput | Iterable[ImageInput],
+        image: ImageInput | Iterable[ImageInput],
         tiles: str | int | None = None,
         tile_overlap: int | None = None,
         *,
-        keep_photo: bool = True,
+        keep_image: bool = True,
         batch_size: int | None = None,
     ) -> R | list[R]:
         """Return the result of an image, at the size of the image; for several images a list of them.
 
         Parameters
         ----------
-        photo : file in any format that Pillow reads, PIL image, `H x W x 3` uint8 RGB array, or `3 x H x W`
+        image : file in any format that Pillow reads, PIL image, `H x W x 3` uint8 RGB array, or `3 x H x W`
             tensor, uint8 or float from 0 to 1; or a list of these, of any sizes. The EXIF orientation of a file is
             applied, and the map is upright too; other inputs are not rotated
         tiles : "auto", "off" or the side of the tiles in pixels of the network's input, see
             :class:`seamseg.inference.tiling.tiles.Tiling`; None for the setting of the predictor
         tile_overlap : minimum overlap of the tiles in pixels of the network's input; None for the setting of the
             predictor, or if `tiles` is given for a quarter of their side
-        keep_photo : the result keeps the image, to draw on: the path of a file, else a copy of the pixels
+        keep_image : the result keeps the image, to draw on: the path of a file, else a copy of the pixels
         batch_size : maximum number of images computed together, see :meth:`predict_iter`
 
         Raises
@@ -215,26 +170,26 @@ class Predictor(Generic[R]):
         >>> model.predict("street.jpg").save("overlay.jpg")  # doctest: +SKIP
         >>> first, second = model.predict(["a.jpg", Image.open("b.png")])  # doctest: +SKIP
         """
-        if is_single_image(photo) or not isinstance(photo, Iterable):
-            return next(self.predict_iter([photo], tiles, tile_overlap, keep_photo=keep_photo))  # type: ignore[list-item]
-        results = self.predict_iter(photo, tiles, tile_overlap, keep_photo=keep_photo, batch_size=batch_size)
+        if is_single_image(image) or not isinstance(image, Iterable):
+            return next(self.predict_iter([image], tiles, tile_overlap, keep_image=keep_image))  # type: ignore[list-item]
+        results = self.predict_iter(image, tiles, tile_overlap, keep_image=keep_image, batch_size=batch_size)
         return list(results)
 
     def predict_iter(
         self,
-        photos: Iterable[ImageInput],
+        images: Iterable[ImageInput],
         tiles: str | int | None = None,
         tile_overlap: int | None = None,
         *,
-        keep_photo: bool = True,
+        keep_image: bool = True,
         batch_size: int | None = None,
     ) -> Iterator[R]:
         """Iterate over the results of any number of images, in order, with constant memory.
 
         Parameters
         ----------
-        photos : see :meth:`predict`; they are read as results are requested
-        tiles, tile_overlap, keep_photo : see :meth:`predict`
+        images : see :meth:`predict`; they are read as results are requested
+        tiles, tile_overlap, keep_image : see :meth:`predict`
         batch_size : consecutive images of equal size that the network processes together; None for 4 on a GPU, 1
             elsewhere. Use 1 for a live camera
 
@@ -256,19 +211,18 @@ class Predictor(Generic[R]):
         if tile_overlap is not None:
             tiling = replace(tiling, overlap=tile_overlap)
 
-        images = map(ImagePreparation(self.input_size, keep_source=keep_photo), photos)
-        for group in equal_size_batches(images, batch_size, lambda i: i.pixels.shape, in_order=True, tiling=tiling):
-            for image, raw in zip(group, self.raw([i.pixels for i in group], tiling)):
-                prediction = self.in_units(raw, image.size)
-                yield self.result(prediction, image.size).with_photo(image.source_image, prediction)
+        prepared = map(ImagePreparation(self.input_size, keep_source=keep_image), images)
+        for group in equal_size_batches(prepared, batch_size, lambda i: i.pixels.shape, in_order=True, tiling=tiling):
+            for one, raw in zip(group, self.raw([i.pixels for i in group], tiling)):
+                prediction = self.in_units(raw, one.size)
+                yield self.result(prediction, one.size).with_image(one.source_image, prediction)
 
     def _possible(self, tiling: Tiling) -> Tiling:
         """Return the division of images that the network takes; InputError if tiles of one side were requested."""
-        problem = self.network.tiles_problem
-        if problem is None:
+        if self.network.tiles_problem is None:
             return tiling
         if isinstance(tiling.tiles, int):
-            raise InputError(f"`tiles={tiling.tiles}`: {problem}")
+            raise InputError(f"`tiles={tiling.tiles}`: {self.network.tiles_problem}")
         return Tiling("off")
 
     def raw(self, images: Sequence[np.ndarray], tiling: Tiling | None = None) -> list[ArrayPrediction]:
@@ -295,8 +249,10 @@ class Predictor(Generic[R]):
         """
         tiling = self.tiling if tiling is None else tiling
         if all(tiling.side_for(_size(image)) is None for image in images):
+            # not for tiles, which need all detections: pieces of an object share the best score
+            least_score = self.thresholds.score_threshold if self.map_only else 0.0
             try:
-                return self._run_whole(images)
+                return self.network.run(images, least_score)
             except Exception as error:
                 if not lacks_memory(error):
                     raise
@@ -330,7 +286,7 @@ class Predictor(Generic[R]):
         return replace(prediction, maps={**prediction.maps, **converted})
 
     @contextmanager
-    def photos_at_a_time(self) -> Iterator[tuple[int, Callable[[], object] | None]]:
+    def images_at_a_time(self) -> Iterator[tuple[int, Callable[[], object] | None]]:
         """Prepare for :meth:`raw` in several threads, on as many images at a time as a CPU computes best.
 
         The layers of a small network are too short to be divided among threads, which lose their cores to decoders and
@@ -341,7 +297,7 @@ class Predictor(Generic[R]):
         ------
         number of threads, and what each must call first; 1 and None to call :meth:`raw` in this thread
         """
-        count = self.network.photos_at_a_time if isinstance(self.network, ExtendedNetwork) else 1
+        count = self.network.images_at_a_time
         height, width = self.input_size.scaled((1024, 2048))
         if count == 1 or height * width > SMALL_INPUT:
             yield 1, None
@@ -354,12 +310,6 @@ class Predictor(Generic[R]):
         finally:
             # it is also what further threads of this process begin with
             torch.set_num_threads(threads)
-
-    def _run_whole(self, images: Sequence[np.ndarray]) -> list[ArrayPrediction]:
-        # not for tiles, which need all detections: pieces of an object share the best score
-        if self.map_only and isinstance(self.network, ExtendedNetwork):
-            return self.network.run_for_map(images, self.thresholds.score_threshold)
-        return self.network.run(images)
 
     def _run_in_tiles(self, image: np.ndarray, tiling: Tiling) -> ArrayPrediction:
         """Run the network on an image that is to be processed in tiles, or does not fit into the memory as a whole."""
@@ -413,8 +363,8 @@ class Predictor(Generic[R]):
 
     def result(self, prediction: ArrayPrediction, native_size: tuple[int, int]) -> R:
         """Make the result of an image of `(height, width)` from the output of the network, without its image."""
-        settings = ResultSettings(self.metadata, self.thresholds, self.classes)
-        result: Any = INFERENCE_KINDS[self.kind].result(prediction, native_size, settings)
+        make: Any = result_of(self.kind).of
+        result = make(prediction, native_size, self.metadata, self.thresholds, self.classes)
         if prediction.maps and self.map_formats:
             result = replace(result, maps={name: prediction.maps[name] for name in self.map_formats})
         return cast(R, result)
@@ -459,7 +409,7 @@ def open_for_inference(
     # exported networks need no torch
     try:
         if is_foreign(model):
-            from seamseg.inference.foreign.opening import open_foreign
+            from seamseg.inference.foreign import open_foreign
 
             return open_foreign(model, device, config, meta, options)
         from seamseg.checkpoints.bundle import open_model
@@ -478,7 +428,9 @@ def build_predictor(
     opened: OpenedModel, options: InferenceOptions, input_size: InputSize | None = None
 ) -> Predictor[Any]:
     """Build the network of an opened model; `input_size` replaces that of the options."""
-    INFERENCE_KINDS[opened.kind].check(options)
+    used = result_of(opened.kind).options
+    if name := options.changed(name for result in RESULTS for name in result.options if name not in used):
+        raise InputError(f"`{name}` has no effect: the model is of kind {opened.kind}")
     # all arguments are checked before the network is built
     size = opened.input_size(options) if input_size is None else input_size
     thresholds, metadata = options.thresholds(opened.config), opened.metadata

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -23,9 +24,9 @@ from seamseg.structures import PackedSequence
 
 
 def predict_augmented(
-    net: PanopticNet, images: Sequence[Tensor], augmentation: Augmentation
+    net: PanopticNet | SemanticNet, images: Sequence[Tensor], augmentation: Augmentation, fusion: str = "mean"
 ) -> list[Prediction[Tensor]]:
-    """Run the network on several views of each image and merge the predictions.
+    """Run a network on several views of each image and merge the predictions.
 
     The class of a pixel is the one with the highest mean probability over all views, at full size. Detections of all
     views are mapped back to the image, with their masks, and suppressed by NMS within a class, with the threshold of
@@ -35,7 +36,8 @@ def predict_augmented(
     ----------
     net : network in evaluation mode
     images : `3 x H x W`, float32, on its device
-    augmentation : the views
+    augmentation : the views; for semantic networks, as in the original, they are not smoothed before they are shrunk
+    fusion : "mean", "max" or "voting" of a semantic network, see :func:`seamseg.ops.upsample.upsample_fusion`
 
     Returns
     -------
@@ -43,7 +45,15 @@ def predict_augmented(
     """
     if len({tuple(image.shape) for image in images}) > 1:
         # padding would be a different part of each view
-        return [predict_augmented(net, [image], augmentation)[0] for image in images]
+        return [predict_augmented(net, [image], augmentation, fusion)[0] for image in images]
+    if net.kind == "semantic":
+        return _segment_augmented(cast(SemanticNet, net), images, augmentation, fusion)
+    return _detect_augmented(cast(PanopticNet, net), images, augmentation)
+
+
+def _detect_augmented(
+    net: PanopticNet, images: Sequence[Tensor], augmentation: Augmentation
+) -> list[Prediction[Tensor]]:
     height, width = int(images[0].shape[-2]), int(images[0].shape[-1])
     found: list[list[Prediction[Tensor]]] = [[] for _ in images]
     logits: list[list[Tensor]] = [[] for _ in images]
@@ -62,24 +72,9 @@ def predict_augmented(
     return [replace(one, maps=_mean_maps([p.maps for p in parts])) for one, parts in zip(merged, found)]
 
 
-def segment_augmented(
+def _segment_augmented(
     net: SemanticNet, images: Sequence[Tensor], augmentation: Augmentation, fusion: str
 ) -> list[Prediction[Tensor]]:
-    """Run a semantic network on several views of each image and merge the class maps.
-
-    Parameters
-    ----------
-    net : network in evaluation mode
-    images : `3 x H x W`, float32, on its device
-    augmentation : the views; like those of the original they are not smoothed before they are shrunk
-    fusion : "mean", "max" or "voting", see :func:`seamseg.ops.upsample.upsample_fusion`
-
-    Returns
-    -------
-    list of Prediction, one an image, in pixels of the images
-    """
-    if len({tuple(image.shape) for image in images}) > 1:
-        return [segment_augmented(net, [image], augmentation, fusion)[0] for image in images]
     height, width = int(images[0].shape[-2]), int(images[0].shape[-1])
     views: list[list[Tensor]] = [[] for _ in images]
     for scale, mirrored in augmentation.views():

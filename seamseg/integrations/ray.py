@@ -32,7 +32,7 @@ import seamseg
 from seamseg.checkpoints.model_path import local_model
 from seamseg.data.images import PHOTO_ENDINGS, as_rgb, open_image
 from seamseg.formats.coco_writer import encode_result
-from seamseg.inference.result import Panoptic
+from seamseg.inference.results.panoptic import Panoptic
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, SeamsegError, counted, describe_error, one_line, require_packages
 from seamseg.utils.limits import PHOTO_BYTES, LimitedTarInfo, read_limited
@@ -127,7 +127,7 @@ class PanopticActor:
     def _predict(self, photos: Sequence[Image.Image]) -> list[Panoptic | str]:
         """Return the results, for an image that fails the reason."""
         try:
-            return list(self.model.predict_iter(photos, keep_photo=False, batch_size=self.batch_size))
+            return list(self.model.predict_iter(photos, keep_image=False, batch_size=self.batch_size))
         except Exception as error:
             if not (isinstance(error, SeamsegError) or lacks_memory(error)):
                 raise

@@ -155,7 +155,7 @@ def predict_all(
         if world.is_main:
             images = progress(images, None if reader.videos else len(reader.images), "predict")
         loop = _PredictionLoop(predictor, folder, folder.manifest.open_writer(world.rank))
-        with graceful_termination(RESUME), predictor.photos_at_a_time() as (threads, begin):
+        with graceful_termination(RESUME), predictor.images_at_a_time() as (threads, begin):
             try:
                 loop.run(images, batch_size, threads, begin)
             finally:
@@ -237,7 +237,7 @@ class _PredictionLoop:
     ) -> None:
         """Process all images.
 
-        `threads` and `begin` are as of :meth:`Predictor.photos_at_a_time`: more than one run the network and write.
+        `threads` and `begin` are as of :meth:`Predictor.images_at_a_time`: more than one run the network and write.
         """
         background = BackgroundWriter(threads if threads > 1 else None, begin=begin)
         try:

@@ -13,9 +13,9 @@ from seamseg.checkpoints.names import CLASSES_NAME, CONFIG_NAME, METADATA_NAME
 from seamseg.config import components
 from seamseg.config.loader import load_components
 from seamseg.inference.anonymize import LEAST_SCORE, NOT_LOCATED, Style
-from seamseg.inference.kinds import INFERENCE_KINDS
 from seamseg.inference.options import Augmentation, InferenceOptions
 from seamseg.inference.predictor import Predictor, build_predictor, open_for_inference
+from seamseg.inference.results import RESULTS
 from seamseg.predicting.folder import OutputFolder
 from seamseg.predicting.manifest import Line, header
 from seamseg.predicting.options import PredictOptions
@@ -84,7 +84,7 @@ class PredictSettings:
 
     def _check_formats(self) -> None:
         """Raise InputError if a list of formats is empty, or no kind of network has one of them."""
-        known = dict.fromkeys(name for kind in INFERENCE_KINDS for name in formats_of(kind))
+        known = dict.fromkeys(name for result in RESULTS for kind in result.kinds for name in formats_of(kind))
         unknown = next((name for name in self.format_names if name not in known), None)
         if unknown is None and (self.format_names or self.options.formats is None):
             return

@@ -6,7 +6,7 @@ Module and loss are those of the library; images, ground truth, trainer, validat
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,14 +23,7 @@ from seamseg.data.transforms import Normalise
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.foreign.class_lists import ClassNames, NetworkClasses
 from seamseg.inference.foreign.families import OVERLAP_THRESHOLD, Family
-from seamseg.inference.foreign.transformers_loading import (
-    built_by,
-    check_layers,
-    load_network,
-    make_plain,
-    on_meta,
-    quiet,
-)
+from seamseg.inference.foreign.transformers_loading import built_by, load_network, make_plain, quiet
 from seamseg.inference.foreign.transformers_model import TransformersNetwork, column_names, family_of, square_side
 from seamseg.panoptic_map import VOID
 from seamseg.structures import Batch
@@ -83,7 +76,8 @@ class TransformersTraining(Network):
             model_class = getattr(transformers, self.family.model_class)
             config = built_by(name, lambda: model_class.config_class.from_dict(content))
             make_plain(config)
-            shape = built_by(name, lambda: on_meta(model_class, config))
+            with torch.device("meta"):
+                shape = built_by(name, lambda: model_class(config))
             if (count := sum(p.numel() for p in (*shape.parameters(), *shape.buffers()))) > _MOST_PARAMETERS:
                 raise InputError(f"{name}: has {count} parameters, the limit is {_MOST_PARAMETERS}")
             self.net: Any = built_by(name, lambda: model_class(config))
@@ -214,8 +208,19 @@ def _checked(text: str, name: str) -> tuple[Family, dict[str, Any]]:
         raise InputError(
             f"{name}: networks of type {content['model_type']} are not trained here: {', '.join(_TRAINED)}"
         )
-    check_layers(content, _MOST_LAYERS, name)
+    _check_layers(content, name)
     return family, content
+
+
+def _check_layers(content: Mapping[str, Any], name: str) -> None:
+    """Raise InputError, before any is built, if a network has more than :data:`_MOST_LAYERS` layers."""
+    for key_, value in content.items():
+        if isinstance(value, Mapping):
+            _check_layers(value, name)
+        elif key_.endswith(("_layers", "depths", "_blocks")):
+            counts = [count for count in (value if isinstance(value, list) else [value]) if isinstance(count, int)]
+            if sum(counts) > _MOST_LAYERS:
+                raise InputError(f"{name}: {key_} is {value!s:.40}, the limit is {_MOST_LAYERS}")
 
 
 def _in_full_precision(criterion: nn.Module) -> None:

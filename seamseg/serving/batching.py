@@ -40,7 +40,7 @@ class Batcher:
     ----------
     predictor : predictor that owns the network; nothing else may run it
     batch_size : maximum number of images of a batch; None for 4 on a GPU, 1 on a CPU. With None or more than 1, each
-        core of a CPU computes batches of small images of its own, see :meth:`Predictor.photos_at_a_time`; with 1, all
+        core of a CPU computes batches of small images of its own, see :meth:`Predictor.images_at_a_time`; with 1, all
         cores compute one image together
     wait : seconds that an incomplete batch waits for more images
     on_batch : called in a thread with the size of each batch before it is computed
@@ -58,7 +58,7 @@ class Batcher:
         self._closing = False
         self._seconds = 0.0
         self._at_a_time = ExitStack()
-        shares = nullcontext((1, None)) if batch_size == 1 else predictor.photos_at_a_time()
+        shares = nullcontext((1, None)) if batch_size == 1 else predictor.images_at_a_time()
         count, begin = self._at_a_time.enter_context(shares)
         options: dict[str, Any] = {"target": self._loop, "args": (begin,), "name": "network", "daemon": True}
         self._threads = [threading.Thread(**options) for _ in range(count)]

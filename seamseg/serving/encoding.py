@@ -19,12 +19,12 @@ from seamseg.formats.label_png import look_up
 from seamseg.formats.metadata import Metadata
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.idmaps.segments import areas_and_boxes, count_classes
-from seamseg.inference.classification import Classification
-from seamseg.inference.detections import Detections
-from seamseg.inference.photo_result import PhotoResult
 from seamseg.inference.predictor import Predictor
-from seamseg.inference.result import Panoptic
-from seamseg.inference.semantic import SemanticMap
+from seamseg.inference.results.base import ImageResult
+from seamseg.inference.results.classification import Classification
+from seamseg.inference.results.detections import Detections
+from seamseg.inference.results.panoptic import Panoptic
+from seamseg.inference.results.semantic import SemanticMap
 from seamseg.panoptic_map import VOID, class_infos
 from seamseg.predicting.writers.images import OverlayWriter
 from seamseg.predicting.writers.semantic import LabelsWriter
@@ -51,7 +51,7 @@ class Content:
     media_type: str
 
 
-_Encoder = Callable[[PhotoResult, ArrayPrediction, Photo], Content]
+_Encoder = Callable[[ImageResult, ArrayPrediction, Photo], Content]
 
 
 class ResultEncoder:
@@ -96,7 +96,7 @@ class ResultEncoder:
         prediction = self._predictor.in_units(prediction, size)
         return self._encoders[name](self._predictor.result(prediction, size), prediction, photo)
 
-    def _json(self, result: PhotoResult, prediction: ArrayPrediction, photo: Photo) -> Content:
+    def _json(self, result: ImageResult, prediction: ArrayPrediction, photo: Photo) -> Content:
         segments = self.segments(result)
         present = {s["category_id"] for s in segments}
         classes = [entry for entry in self._classes if entry["id"] in present]
@@ -104,20 +104,20 @@ class ResultEncoder:
         content = {"kind": self._predictor.kind, "width": width, "height": height}
         return _json({**content, "segments": segments, "classes": classes})
 
-    def _png(self, result: PhotoResult, prediction: ArrayPrediction, photo: Photo) -> Content:
+    def _png(self, result: ImageResult, prediction: ArrayPrediction, photo: Photo) -> Content:
         assert self._kind.png is not None
         return Content(self._kind.png(result, prediction, self._metadata), PNG)
 
-    def _overlay(self, result: PhotoResult, prediction: ArrayPrediction, photo: Photo) -> Content:
+    def _overlay(self, result: ImageResult, prediction: ArrayPrediction, photo: Photo) -> Content:
         # the content of the file that `predict` writes
         writer = OverlayWriter(Path(), self._metadata)
         return Content(writer.encode(pixels_of(photo()), prediction, result), JPEG)
 
-    def _map(self, name: str, result: PhotoResult, prediction: ArrayPrediction, photo: Photo) -> Content:
+    def _map(self, name: str, result: ImageResult, prediction: ArrayPrediction, photo: Photo) -> Content:
         spec = self._predictor.map_formats[name]
         return Content(encode_map(prediction.maps[name], spec, result.size), PNG if spec.ending == ".png" else ARRAY)
 
-    def _view(self, result: PhotoResult, prediction: ArrayPrediction, photo: Photo) -> Content:
+    def _view(self, result: ImageResult, prediction: ArrayPrediction, photo: Photo) -> Content:
         shape = reduced_shape(*result.size, VIEW_SIZE)
         indices = self._kind.index_map(result, shape)
         named: list[Entry] = []
@@ -142,7 +142,7 @@ class ResultEncoder:
             }
         )
 
-    def segments(self, result: PhotoResult) -> list[Entry]:
+    def segments(self, result: ImageResult) -> list[Entry]:
         """Return segments, objects or classes with `category_id`, `class`, `score`, and `bbox` and `area` in pixels.
 
         Those of a panoptic map have the `id` of the id image; crowds are void. For a classifier they are the most

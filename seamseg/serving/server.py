@@ -81,7 +81,7 @@ def serve_model(options: ServeOptions, debug: bool = False) -> ServerEnd:
 
 def _warmed_up(predictor: Predictor[Any]) -> Predictor[Any]:
     """Run the network once: a device that fails ends the server, and the first request does not wait."""
-    predictor.predict(Image.new("RGB", (640, 480)), keep_photo=False)
+    predictor.predict(Image.new("RGB", (640, 480)), keep_image=False)
     return predictor
 
 

@@ -418,13 +418,6 @@ def whole_number(value: Any) -> int:
     return int(value)
 
 
-def bounded_number(value: Any) -> float:
-    """Return a coordinate or score of an untrusted file; ValueError if it is no number, or one of 2^30 or more."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1 << 30:
-        raise ValueError(f"{str(value)[:40]!r} is not a number below 2^30")
-    return value
-
-
 def detect_compression(head: bytes) -> str:
     """Return the compression format of a file from its first 6 bytes: bzip2, xz, zstd, or empty for others."""
     return next((name for magic, name in _COMPRESSIONS.items() if head.startswith(magic)), "")

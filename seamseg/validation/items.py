@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.input_size import InputSize
 from seamseg.inference.images import network_input
-from seamseg.inference.photo_result import PhotoResult
+from seamseg.inference.results.base import ImageResult
 from seamseg.structures import ReadMap
 from seamseg.utils.errors import SeamsegError, item_error
 
@@ -35,7 +35,7 @@ class ValidationItem:
     cat: Sequence[int]
     iscrowd: Sequence[int]
     maps: Mapping[str, np.ndarray] = field(default_factory=dict)
-    result: PhotoResult | None = None
+    result: ImageResult | None = None
 
     @property
     def native_size(self) -> tuple[int, int]:

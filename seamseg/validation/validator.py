@@ -30,15 +30,15 @@ from seamseg.evaluation.evaluator import Comparison, PanopticEvaluator
 from seamseg.evaluation.scores import ClassIoU, DetectionScores, PanopticScores, Scores, SemanticScores
 from seamseg.formats.metadata import Metadata
 from seamseg.idmaps.resize import resize_nearest
-from seamseg.inference.detections import Detections, choose_detections
 from seamseg.inference.images import equal_size_batches, input_size
 from seamseg.inference.network import run_by_torch
 from seamseg.inference.options import Thresholds
-from seamseg.inference.photo_result import PhotoResult
 from seamseg.inference.predictor import Predictor
 from seamseg.inference.queries import ranked_by_masks
-from seamseg.inference.result import Panoptic
-from seamseg.inference.semantic import SemanticMap
+from seamseg.inference.results.base import ImageResult
+from seamseg.inference.results.detections import Detections, choose_detections
+from seamseg.inference.results.panoptic import Panoptic
+from seamseg.inference.results.semantic import SemanticMap
 from seamseg.models.heads.semantic import semantic_target
 from seamseg.models.network import Network
 from seamseg.panoptic_map import ClassInfo, PanopticResult, class_infos
@@ -175,7 +175,7 @@ class Validator:
         options, was_training = self.config.dataloader, net.training
         trained = cast(Network, net)  # a task builds no other networks
         normalise = Normalise(options.rgb_mean, options.rgb_std)
-        network = run_by_torch(trained, normalise, self.world.device, torch.float32)
+        network = run_by_torch(trained, normalise, self.world.device)
         reference = reference_size(options.shortest_size, options.longest_max_size)
         thresholds = Thresholds.of(self.config)
         try:
@@ -264,7 +264,7 @@ class Validator:
             return [item for items, _ in alone for item in items], [one for _, made in alone for one in made]
 
         with (
-            predictor.photos_at_a_time() as (threads, begin),
+            predictor.images_at_a_time() as (threads, begin),
             closing(threaded_map(run, groups, threads, begin=begin)) as results,
         ):
             for found, raw in results:
@@ -305,7 +305,7 @@ class Validator:
             validated = scorer.add(item, prediction)
             if metrics:
                 result = validated.result
-                named = result if isinstance(result, PhotoResult) else Panoptic.of(result, self.metadata)
+                named = result if isinstance(result, ImageResult) else Panoptic.of_map(result, self.metadata)
                 metrics.add(replace(item, result=named), validated.prediction)
             if observer is not None:
                 observer(validated)

@@ -20,7 +20,7 @@ LEGACY_LINE = 3
 
 
 class DrawnObject(Protocol):
-    """An object in pixels of the image, see :class:`seamseg.inference.detections.Detection`."""
+    """An object in pixels of the image, see :class:`seamseg.inference.results.detections.Detection`."""
 
     @property
     def name(self) -> str:

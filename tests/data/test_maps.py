@@ -22,7 +22,7 @@ from seamseg.inference.options import Thresholds
 from seamseg.inference.predictor import Predictor
 from seamseg.inference.tiling.tiles import Tiling
 from seamseg.models.heads.custom import declared_outputs
-from seamseg.predictions import MapFormat, Prediction
+from seamseg.predictions import InferenceNetwork, MapFormat, Prediction
 from seamseg.structures import DeferredTransform, ReadMap
 from seamseg.utils.errors import InputError
 
@@ -120,10 +120,10 @@ def test_the_scale_is_relative_to_that_of_validation():
     assert TrainTransform(32, None).sample_params((64, 96), Random(0)).scale == 1
 
 
-class Oracle:
+class Oracle(InferenceNetwork):
     """Predicts the targets of a training for an input, or for a tile of it, of `size`."""
 
-    kind, device, on_gpu, nms_threshold, tiles_problem = "semantic", "cpu", False, None, None
+    kind, device = "semantic", "cpu"
     map_formats = MappingProxyType({"length": MapFormat(values="multiply"), "depth": MapFormat(values="divide")})
 
     def __init__(self, native, size, shortest, longest):
@@ -136,7 +136,7 @@ class Oracle:
         image, mask = Image.new("RGB", native[::-1]), np.zeros((1, *native), np.int32)
         self.targets = {k: v.values[0, 0, 0] for k, v in augment(image, mask, [255], [0], params, stored).maps.items()}
 
-    def run(self, images):
+    def run(self, images, least_score=0.0):
         nothing = np.zeros(0, np.float32)
         return [
             Prediction(nothing.reshape(0, 4), nothing, nothing, None, np.zeros(size, np.uint8), size, None, maps)

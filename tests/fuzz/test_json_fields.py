@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import io
 import json
 import warnings
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -23,12 +21,7 @@ from fuzz.targets import TARGETS, corpus, refusing, write_files
 from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
 from seamseg.formats.coco_writer import encode_panoptic
 from seamseg.formats.metadata import Metadata, metadata_header, pack_metadata, parse_metadata
-from seamseg.fusion import PastedDetection
-from seamseg.inference.classification import Classification
-from seamseg.inference.detections import Detections, _named
-from seamseg.inference.photo_result import PhotoResult
-from seamseg.inference.result import Panoptic
-from seamseg.inference.semantic import SemanticMap
+from seamseg.inference.results.panoptic import Panoptic
 from seamseg.panoptic_map import class_infos, class_map_result
 from seamseg.predicting.folder import OutputFolder
 from seamseg.predicting.manifest import header
@@ -78,24 +71,6 @@ def written(path: Path, read: Callable[[Path], Any]) -> Read:
     return write_and_read
 
 
-def with_facts(result: PhotoResult, root: Path) -> tuple[Any, Read]:
-    """A result as `.npz`, whose facts are read and all of which is used."""
-    with zipfile.ZipFile(result.save(root / "a.npz")) as file:
-        arrays = {name: file.read(name) for name in file.namelist()}
-    facts = json.loads(str(np.lib.format.read_array(io.BytesIO(arrays["facts.npy"]))))
-
-    def read(data: bytes) -> None:
-        buffer = io.BytesIO()
-        np.lib.format.write_array(buffer, np.array(data.decode()))
-        with zipfile.ZipFile(root / "b.npz", "w") as file:
-            for name, content in {**arrays, "facts.npy": buffer.getvalue()}.items():
-                file.writestr(name, content)
-        found = type(result).load(root / "b.npz")
-        found.draw(np.zeros((*found.size, 3), np.uint8)), found.to_coco(), found.shares(), repr(found)
-
-    return facts, read
-
-
 def evaluation(root: Path) -> dict[str, tuple[Any, Read]]:
     """An evaluation folder and its report."""
     truth = json.loads((root / "good.json").read_text())
@@ -124,7 +99,7 @@ def manifest(root: Path) -> dict[str, tuple[Any, Read]]:
     out, source = root / "out", Source(root / "photos" / "1.png", "1", "1.png")
     writers = make_writers(["coco", "cvat", "labelstudio"], out, CLASSES)
     head = header("m", "0", {"format": "coco"})
-    result = Panoptic.of(RESULT, CLASSES)
+    result = Panoptic.of_map(RESULT, CLASSES)
     records = [writer.write(source, None, None, result) for writer in writers]
     line = {"name": "1", "source": "1.png", "relative": "1.png", "status": "ok", "stamp": source.stamp()}
     line |= {"height": 6, "width": 8, "segments": {"a": 1}, "seconds": 0.1, "records": records, "empty": []}
@@ -217,19 +192,8 @@ def _metadata(content: Any) -> None:
     encode_panoptic(0, RESULT.segments, class_infos(CLASSES), parse_metadata(data).palette)
 
 
-def results(root: Path) -> dict[str, tuple[Any, Read]]:
-    """Results of each kind."""
-    objects = [_named(PastedDetection(1, 0.5, (1, 2, 5, 6), np.ones((4, 4), bool), (1, 2)), CLASSES, SIZE, 0)]
-    return {
-        "panoptic": with_facts(Panoptic.of(RESULT, CLASSES), root),
-        "detections": with_facts(Detections(objects, SIZE, True, CLASSES), root),
-        "classification": with_facts(Classification(np.array([0.5, 0.5], np.float32), SIZE, CLASSES), root),
-        "semantic": with_facts(SemanticMap(np.zeros(SIZE, np.uint8), None, CLASSES), root),
-    }
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("group", [evaluation, manifest, prepared, sources, results])
+@pytest.mark.parametrize("group", [evaluation, manifest, prepared, sources])
 def test_fields_of_any_type(group, tmp_path_factory):
     root = tmp_path_factory.mktemp("fields")
     write_files(root)
@@ -260,8 +224,6 @@ def test_fields_of_any_type(group, tmp_path_factory):
         (sources, "metadata", ("meta", "palette", 0, 1), 2**53, "each number must be from 0 to 255"),
         (sources, "vistas", ("labels", 0, "color", 0), 2**53, "each number must be from 0 to 255"),
         (prepared, "prepared.json", ("splits", "val", "images"), float("inf"), "not the account of a conversion"),
-        (results, "panoptic", ("segments", 0, "id"), 2**53, "not a result saved as .npz"),
-        (results, "detections", ("size", 0), 2**53, "not a result saved as .npz"),
     ],
 )
 def test_refusals(group, name, at, value, message, tmp_path):

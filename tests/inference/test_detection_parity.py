@@ -16,7 +16,7 @@ from support.networks import NUM_STUFF, NUM_THING, golden_image
 
 from seamseg.config import default_config
 from seamseg.formats.metadata import Metadata
-from seamseg.inference.detections import Detections
+from seamseg.inference.results.detections import Detections
 from seamseg.models.build import build_network
 from seamseg.models.folding import fold_abn
 from seamseg.predictions import Prediction

@@ -57,7 +57,7 @@ class ObjectNet(SceneNet):
         super().__init__(**options)
         self.kind = kind
 
-    def predict(self, images):
+    def predict(self, images, least_score=0.0):
         masks = self.kind == "instance_seg"
         found = super().predict(images)
         return [replace(p, semantic=None, mask_logits=p.mask_logits if masks else None) for p in found]

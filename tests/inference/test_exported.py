@@ -31,12 +31,11 @@ from seamseg.classification.config import InputConfig
 from seamseg.classification.data import ClassFolders
 from seamseg.classification.transforms import test_transform as transform_of
 from seamseg.fusion import fuse, merge_queries, to_result
-from seamseg.inference.classification import Classification
-from seamseg.inference.detections import Detections
 from seamseg.inference.images import network_input
 from seamseg.inference.queries import prediction_of_queries
-from seamseg.inference.result import Panoptic
-from seamseg.inference.semantic import SemanticMap
+from seamseg.inference.results.detections import Detections
+from seamseg.inference.results.panoptic import Panoptic
+from seamseg.inference.results.semantic import SemanticMap
 from seamseg.predictions import Prediction
 from seamseg.utils.errors import InputError, SeamsegError, printable
 
@@ -128,7 +127,6 @@ def test_classifiers_take_the_pixels_of_the_validation(tmp_path, monkeypatch, sc
     assert [name for name, _ in result.top()] == names
     assert result.counts() == {names[0]: 1}
     assert result.draw().size == result.size[::-1]
-    assert Classification.load(result.save(tmp_path / "a.npz")) == result
     assert json.loads(result.save(tmp_path / "a.json").read_text())[0]["category_id"] == logits.argmax()
     assert f"Classification({result.size[1]} x {result.size[0]}: " in repr(result)
     with pytest.raises(InputError, match="nothing can be hidden"):
@@ -250,59 +248,6 @@ def test_engines_print_no_names(tmp_path, capfd, device):
     assert capfd.readouterr() == ("", "")
 
 
-WRONG = [
-    ("panoptic", "boxes", np.zeros(20, np.float32), r"boxes has the shape \(20,\)"),
-    ("panoptic", "boxes", np.full((5, 4), np.nan, np.float32), "boxes are not finite"),
-    ("panoptic", "scores", np.zeros(3, np.float32), r"scores has the shape \(3,\), not \(5,\)"),
-    ("panoptic", "classes", np.full(5, 2), "classes are 2 to 2, of 2 classes of things"),
-    ("panoptic", "classes", np.full(5, -1), "classes are -1 to -1, of 2"),
-    ("panoptic", "mask_logits", np.zeros((5, 28, 30), np.float32), "mask_logits has the shape"),
-    ("panoptic", "classmap", np.zeros((96, 160), np.float32), "classmap has values of type float32"),
-    ("panoptic", "classmap", np.full((96, 160), 4, np.uint8), "classmap has class 4, of 4 classes"),
-    ("queries", "class_logits", np.zeros((4, 4), np.float32), r"class_logits has the shape \(4, 4\), not \(4, 5\)"),
-    ("queries", "class_logits", np.full((4, 5), np.nan, np.float32), "class_logits are not finite"),
-    ("queries", "mask_logits", np.zeros((3, 24, 40), np.float32), r"mask_logits has the shape \(3, 24, 40\), not"),
-    ("queries", "mask_logits", np.zeros((4, 97, 160), np.float32), r"mask_logits has the shape \(4, 97, 160\)"),
-    ("queries", "mask_logits", np.full((4, 24, 40), np.inf, np.float32), "mask_logits are not finite"),
-    ("classification", "logits", np.array([[0, np.nan, 0]], np.float32), "logits are not finite"),
-    ("classification", "logits", np.zeros((1, 4), np.float32), r"logits has the shape \(1, 4\), not \(1, 3\)"),
-]
-WRONG_IN_BOTH = [
-    ("panoptic", "count", np.array(6), "count is 6, of 5 boxes"),
-    # OpenVINO returns a scalar for an empty tensor
-    ("panoptic", "mask_logits", np.zeros((5, 0, 0), np.float32), r"mask_logits has (sides of 0|the shape \(\))"),
-]
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "value", "words", "device"),
-    [(*case, "cpu") for case in WRONG + WRONG_IN_BOTH] + [(*case, "openvino") for case in WRONG_IN_BOTH],
-)
-def test_outputs_that_are_not_those_of_a_network(tmp_path, kind, name, value, words, device):
-    path = tmp_path / "net.onnx"
-    if kind == "classification":
-        write_classifier(path)
-    else:
-        write_network(path, record(size=(96, 160), query_classes=QUERY_CLASSES if kind == "queries" else None))
-    with pytest.raises(InputError, match=f"net.onnx: its outputs are not those of .*: {words}") as raised:
-        seamseg.load(with_output(path, name, value), device=device).predict(scene(SIZE))
-    assert "\n" not in str(raised.value)
-
-
-def with_output(path, name, value):
-    model = onnx.load(path)
-    for node in model.graph.node:
-        node.output[:] = ["replaced" if output == name else output for output in node.output]
-    constant = onnx.numpy_helper.from_array(value, "constant")
-    model.graph.node.append(onnx.helper.make_node("Constant", [], [name], value=constant))
-    for output in model.graph.output:
-        if output.name == name:
-            kind = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
-            output.CopyFrom(onnx.helper.make_tensor_value_info(name, kind, value.shape))
-    onnx.save(model, path)
-    return path
-
-
 def test_metadata_outputs_and_options_that_do_not_fit(tmp_path):
     path = tmp_path / "net.onnx"
     for changes in ({"size": (1 << 20, 32)}, {"sides": (64, 1 << 20)}, {"multiple": 1 << 20}):
@@ -340,10 +285,10 @@ import seamseg
 from seamseg.cli.main import main
 for kind in sys.argv[1].split(","):
     result = seamseg.load(f"{kind}.onnx", shortest_size=90).predict("photos/a.png")
-    for ending in ("jpg", "json", "npz"):
-        path = result.save(f"{kind}.{ending}")
+    for ending in ("jpg", "json"):
+        result.save(f"{kind}.{ending}")
     result.draw()
-    print(kind, type(result).load(path).counts())
+    print(kind, result.counts())
 for words in sys.stdin:
     print(main(words.split()))
 """

@@ -14,10 +14,10 @@ import pytest
 from numpy.testing import assert_array_equal
 from support.onnx_scenes import CLASSES
 
-from seamseg.inference.classification import Classification
-from seamseg.inference.detections import Detection, Detections
-from seamseg.inference.result import Panoptic
-from seamseg.inference.semantic import SemanticMap
+from seamseg.inference.results.classification import Classification
+from seamseg.inference.results.detections import Detection, Detections
+from seamseg.inference.results.panoptic import Panoptic
+from seamseg.inference.results.semantic import SemanticMap
 from seamseg.panoptic_map import VOID, PanopticResult, Segment
 from seamseg.utils.errors import SeamsegError
 
@@ -54,7 +54,7 @@ def test_a_panoptic_map():
     ids[:5, :30] = 4
     kinds = [(1, 0, None, False), (2, 3, 0.875, False), (4, 2, None, True), (9, 3, 0.5, False)]
     segments = [Segment(i, c, c > 1, score, int((ids == i).sum()), (0, 0, 1, 1), crowd) for i, c, score, crowd in kinds]
-    result = Panoptic.of(PanopticResult(ids, segments), CLASSES)
+    result = Panoptic.of_map(PanopticResult(ids, segments), CLASSES)
     labels = result.to_fiftyone()
     assert list(labels) == ["segmentation", "detections"]
     assert labels["segmentation"].mask.dtype == np.uint8
@@ -73,7 +73,7 @@ def test_class_maps_and_classifications(monkeypatch):
     label = Classification(probabilities, (2, 3), CLASSES).to_fiftyone()["classification"]
     assert (label if isinstance(label, tuple) else (label.label, label.confidence)) == ("person", 0.625)
     monkeypatch.setitem(sys.modules, "fiftyone", None)
-    with pytest.raises(SeamsegError, match=r"to_fiftyone\(\) needs the library: pip install fiftyone"):
+    with pytest.raises(SeamsegError, match=r"to_fiftyone\(\) needs fiftyone .*: pip install fiftyone"):
         found.to_fiftyone()
 
 

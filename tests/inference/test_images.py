@@ -13,7 +13,7 @@ import seamseg
 from seamseg.config import default_config
 from seamseg.inference import images as photos
 from seamseg.inference.images import ImagePreparation, as_image, equal_size_batches
-from seamseg.inference.result import Panoptic
+from seamseg.inference.results.panoptic import Panoptic
 from seamseg.utils.errors import InputError
 
 RGB = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
@@ -86,14 +86,14 @@ def test_many_kinds_in_order(model, micro):
     assert isinstance(alone, Panoptic)
     for result in (results[0], *results[2:]):
         assert (result.id_map != alone.id_map).mean() < 0.01
-        assert np.array_equal(result.photo, np.asarray(image))
+        assert np.array_equal(result.image, np.asarray(image))
     assert model.predict([]) == []
     # a buffer may be used again
     pixels = np.full((30, 40, 3), 90, np.uint8)
     result = model.predict(pixels)
     pixels[:] = 0
-    assert (result.photo == 90).all()
-    assert model.predict(pixels, keep_photo=False).photo is None
+    assert (result.image == 90).all()
+    assert model.predict(pixels, keep_image=False).image is None
 
 
 def test_photos_are_read_lazily(model, micro):

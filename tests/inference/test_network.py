@@ -71,7 +71,7 @@ def test_each_part_of_a_prediction_is_downloaded_once(micro_run, photos, monkeyp
     with HostReads() as reads:
         (prediction,) = model.raw([network_input(image, model.input_size)])
         result = model.result(prediction, (image.height, image.width))
-        result.with_photo(None, prediction)
+        result.with_image(None, prediction)
     places = [place.split(": ")[1] for place in reads.places.elements() if place.startswith("cpu: ")]
     found = Counter(place.partition(":")[0] for place in places)
     assert found == {"predictions.py": 5, "fusion.py": 1}, str(reads)

@@ -13,7 +13,7 @@ from support.onnx_scenes import CLASSES
 
 from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
 from seamseg.formats.id_png import read_id_png
-from seamseg.inference.result import NamedSegment, Panoptic
+from seamseg.inference.results.panoptic import Panoptic
 from seamseg.panoptic_map import VOID, PanopticResult, Segment
 from seamseg.utils.errors import InputError, SeamsegError
 
@@ -35,11 +35,11 @@ def bare(height=60, width=80):
 
 @pytest.fixture
 def result():
-    return Panoptic.of(bare(), CITY, Image.new("RGB", (80, 60), (200, 100, 50)))
+    return Panoptic.of_map(bare(), CITY, Image.new("RGB", (80, 60), (200, 100, 50)))
 
 
 def empty(height=4, width=5, photo=None):
-    return Panoptic.of(PanopticResult(np.zeros((height, width), np.int32), []), CITY, photo)
+    return Panoptic.of_map(PanopticResult(np.zeros((height, width), np.int32), []), CITY, photo)
 
 
 def test_properties(result):
@@ -60,7 +60,7 @@ def test_properties(result):
 
 
 def test_equality_and_only(result):
-    assert result == Panoptic.of(bare(), CITY)
+    assert result == Panoptic.of_map(bare(), CITY)
     assert empty() != result != "result"
     kept = result.only("car")
     assert [s.name for s in kept.segments] == ["car"]
@@ -74,19 +74,19 @@ def test_equality_and_only(result):
     pickled = pickle.loads(pickle.dumps(result))
     assert pickled == result
     assert pickled.metadata == CITY
-    assert np.array_equal(pickled.photo, result.photo)
+    assert np.array_equal(pickled.image, result.image)
 
 
 def test_draw(result):
     picture = np.asarray(result.draw(labels=False))
     assert picture.shape == (60, 80, 3)
     assert tuple(picture[55, 70]) == ((200 + 128) // 2, (100 + 64) // 2, (50 + 128) // 2)
-    assert np.array_equal(np.asarray(result.draw(opacity=0, labels=False, outlined=False)), result.photo)
+    assert np.array_equal(np.asarray(result.draw(opacity=0, labels=False, outlined=False)), result.image)
     colours = np.asarray(result.draw(opacity=1, labels=False, outlined=False))
     assert tuple(colours[20, 30]) == (0, 0, 142)
     mixed = np.asarray(result.draw(opacity=0.25, labels=False, outlined=False))[20, 30]
     assert np.abs(mixed - np.array([150, 75, 73])).max() <= 1
-    alone = Panoptic.of(bare(), CITY).draw(labels=False, outlined=False)
+    alone = Panoptic.of_map(bare(), CITY).draw(labels=False, outlined=False)
     shown = result.classes != 2  # crowds are drawn as void
     assert np.array_equal(np.asarray(alone)[shown], colours[shown])
     assert result.draw(Image.new("L", (160, 120))).size == (160, 120)
@@ -107,13 +107,13 @@ def test_notebook(result, tmp_path):
     assert "<b>" not in page
     assert "12.5 %" in page
     assert Image.open(BytesIO(empty(1000, 4000)._repr_png_())).size == (1024, 256)
-    gone = Panoptic.of(bare(), CITY, tmp_path / "gone.jpg")
+    gone = Panoptic.of_map(bare(), CITY, tmp_path / "gone.jpg")
     assert "<img" in gone._repr_html_(), "an image that has moved must not break a notebook"
     with pytest.raises(InputError, match=r"gone\.jpg"):
         gone.draw()
     Image.new("RGB", (10, 10)).save(tmp_path / "a.png")
     with pytest.raises(InputError, match="now 10 x 10 pixels, the result is of 80 x 60"):
-        Panoptic.of(bare(), CITY, tmp_path / "a.png").draw()
+        Panoptic.of_map(bare(), CITY, tmp_path / "a.png").draw()
 
 
 def test_to_coco(result):
@@ -148,65 +148,27 @@ def test_save_pictures(result, tmp_path, ending, kind):
     assert evaluate_panoptic_json(saved, saved).PQ == 1
 
 
-def test_npz_round_trip(result, tmp_path, monkeypatch):
-    again = Panoptic.load(result.save(tmp_path / "a.npz"))
-    assert again == result
-    assert again.metadata == CITY
-    assert again.photo is None
-    assert all(isinstance(s, NamedSegment) for s in again.segments)
-    assert again.id_map.dtype == np.int32
-    assert Panoptic.load(empty().save(tmp_path / "b.npz")) == empty()
-    Image.new("RGB", (80, 60)).save(tmp_path / "photo.png")
-    assert Panoptic.load(tmp_path / "a.npz", tmp_path / "photo.png").photo.shape == (60, 80, 3)
-    monkeypatch.setattr("seamseg.inference.result.MAX_PIXELS", 4800)
-    assert Panoptic.load(tmp_path / "a.npz") == result
-    monkeypatch.setattr("seamseg.inference.result.MAX_PIXELS", 4500)
-    with pytest.raises(InputError, match="the limit of a result"):
-        Panoptic.load(tmp_path / "a.npz")
-
-
-def test_loading_other_files(result, tmp_path):
-    class Trap:
-        def __reduce__(self):
-            return open, (str(tmp_path / "trapped"), "w")
-
-    np.savez(tmp_path / "trap.npz", id_map=np.array([Trap()], object), facts=np.array("{}"))
-    np.savez(tmp_path / "other.npz", x=np.zeros(3))
-    facts = np.load(empty().save(tmp_path / "empty.npz"))["facts"]
-    np.savez(tmp_path / "flat.npz", id_map=np.zeros(3, np.int32), facts=facts)
-    np.savez(tmp_path / "float.npz", id_map=np.zeros((3, 3)), facts=facts)
-    (tmp_path / "text.npz").write_text("hello")
-    whole = result.save(tmp_path / "whole.npz").read_bytes()
-    (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
-    for name in ("trap", "other", "flat", "float", "text", "cut"):
-        with pytest.raises(InputError, match=f"{name}.npz: not a result"):
-            Panoptic.load(tmp_path / f"{name}.npz")
-    assert not (tmp_path / "trapped").exists()
-    with pytest.raises(InputError, match="no such file"):
-        Panoptic.load(tmp_path / "missing.npz")
-
-
 def test_errors_of_save(result, tmp_path):
-    with pytest.raises(InputError, match=r"saved as \.jpg, .*\.npz"):
+    with pytest.raises(InputError, match=r"saved as \.jpg, .*\.json"):
         result.save(tmp_path / "x.gif")
     with pytest.raises(InputError, match="options for overlays only"):
-        result.save(tmp_path / "x.npz", opacity=0.3)
+        result.save(tmp_path / "x.json", opacity=0.3)
     (tmp_path / "file").write_text("")
-    for ending in ("png", "npz", "json"):
+    for ending in ("png", "json"):
         with pytest.raises(SeamsegError, match="cannot be written"):
             result.save(tmp_path / "file" / f"x.{ending}")
 
 
 def test_anonymize(result):
     rng = np.random.default_rng(0)
-    noisy = Panoptic.of(bare(), CITY, Image.fromarray(rng.integers(0, 256, (60, 80, 3), dtype=np.uint8)))
+    noisy = Panoptic.of_map(bare(), CITY, Image.fromarray(rng.integers(0, 256, (60, 80, 3), dtype=np.uint8)))
     out = np.asarray(noisy.anonymize("person <b>,car", "pixels"))
-    changed = (out != noisy.photo).any(-1)
+    changed = (out != noisy.image).any(-1)
     assert changed[noisy.mask(2)].mean() > 0.99
     assert changed[noisy.mask(4)].mean() > 0.99
     assert not changed[50:, 60:].any()
-    with pytest.raises(InputError, match="keep_photo"):
-        Panoptic.of(bare(), CITY).anonymize("car")
+    with pytest.raises(InputError, match="keep_image"):
+        Panoptic.of_map(bare(), CITY).anonymize("car")
     with pytest.raises(InputError, match="blur or pixels"):
         result.anonymize("car", "black")
     with pytest.raises(InputError, match="between 0 and 1"):

@@ -9,7 +9,7 @@ from support.semantic_networks import CLASSES
 from torch.nn import functional
 
 from seamseg.inference.images import network_input
-from seamseg.inference.semantic import SemanticMap
+from seamseg.inference.results.semantic import SemanticMap
 from seamseg.ops.upsample import upsample_fusion
 from seamseg.panoptic_map import VOID
 from seamseg.predictions import Prediction
@@ -40,7 +40,7 @@ def test_properties(result):
     assert result.mask("road").sum() == 8
     assert result.counts() == {"sky": 1, "road": 1, "human--person": 1}
     assert np.unique(result.only("person").classes).tolist() == [2, VOID]
-    chosen = SemanticMap.of(prediction(), (4, 6), CLASSES, [1])
+    chosen = SemanticMap.of(prediction(), (4, 6), CLASSES, classes=[1])
     assert np.unique(chosen.classes).tolist() == [1, VOID]
     assert repr(result) == "SemanticMap(6 x 4: sky, road, human--person)"
     entries = result.to_coco("a")
@@ -56,15 +56,9 @@ def test_properties(result):
 @pytest.mark.parametrize("probability", [True, False])
 def test_files(result, tmp_path, probability):
     given = result if probability else SemanticMap.of(prediction(False), (4, 6), CLASSES)
-    loaded = SemanticMap.load(given.save(tmp_path / "r.npz"))
-    assert loaded == given
-    assert loaded.metadata == CLASSES
-    assert (loaded == (SemanticMap.of(prediction(False), (4, 6), CLASSES))) is not probability
+    assert (given == (SemanticMap.of(prediction(False), (4, 6), CLASSES))) is not probability
     assert Image.open(given.save(tmp_path / "r.png")).size == (6, 4)
     given.save(tmp_path / "r.json")
-    (tmp_path / "bad.npz").write_bytes(b"PK")
-    with pytest.raises(InputError, match=r"not a result saved as \.npz"):
-        SemanticMap.load(tmp_path / "bad.npz")
 
 
 def test_sizes_and_options(semantic_predictor):

@@ -11,7 +11,7 @@ from torchvision.models import detection
 
 import seamseg
 from seamseg.checkpoints.model_path import digest, local_model
-from seamseg.inference.detections import Detections
+from seamseg.inference.results.detections import Detections
 from seamseg.utils.errors import SeamsegError
 
 NAMES = ("maskrcnn_resnet50_fpn", "fasterrcnn_resnet50_fpn_v2")

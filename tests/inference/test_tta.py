@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.predictors import StandIn
 from support.sections import roi
 
 import seamseg
@@ -27,10 +28,11 @@ def test_parse():
             Augmentation.parse(text)
 
 
-class SquareDetector:
+class SquareDetector(StandIn):
     """A stand-in for the network that detects the bright square of an image."""
 
     def __init__(self):
+        super().__init__()
         self.options = SimpleNamespace(selector=DetectionSelector(roi(nms_threshold=0.5, max_predictions=3)))
         self.inputs = []
 

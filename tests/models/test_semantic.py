@@ -19,7 +19,7 @@ from seamseg.data.loader import collate
 from seamseg.data.transforms import Normalise, TrainTransform
 from seamseg.inference.images import network_input
 from seamseg.inference.options import InferenceOptions
-from seamseg.inference.tta import Augmentation, segment_augmented
+from seamseg.inference.tta import Augmentation, predict_augmented
 from seamseg.models.build import build_network, build_training_module
 from seamseg.models.folded import FoldedDeeplabV3
 from seamseg.models.folding import fold_abn, for_inference
@@ -160,7 +160,7 @@ class TestVistas:
         views = Augmentation((0.7, 1.0, 1.2), flip=True)
         used = for_inference(net, torch.device("cpu")).with_options(probabilities=True)
         with torch.inference_mode():
-            (found,) = segment_augmented(used, [image], views, "mean")
+            (found,) = predict_augmented(used, [image], views, "mean")
         assert np.array_equal(found.semantic.numpy(), array("vistas", "flower/tta_mean/returned_map"))
         expected = array("vistas", "flower/tta_mean/prob_val")
         at = sample_positions("flower/tta_mean", found.maps["probability"].numel(), len(expected))

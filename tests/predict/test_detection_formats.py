@@ -14,7 +14,7 @@ from seamseg.checkpoints.snapshot import Snapshot, network_state
 from seamseg.cli import legacy
 from seamseg.config import config_to_string, load_config
 from seamseg.formats.metadata import metadata_header, read_metadata
-from seamseg.inference.detections import Detections
+from seamseg.inference.results.detections import Detections
 from seamseg.models.build import build_network
 from seamseg.utils.errors import InputError
 from seamseg.visualize.detections import draw_detections, draw_legacy
@@ -90,7 +90,7 @@ def test_all_formats(models, kind, photos, tmp_path, seamseg_main):
 
     for name in NAMES:
         result = results[name]
-        wanted = draw_detections(result.photo, list(result), result.size, model.metadata.palette)
+        wanted = draw_detections(result.image, list(result), result.size, model.metadata.palette)
         with Image.open(tmp_path / f"{name}.jpg") as overlay:
             assert np.abs(np.asarray(overlay).astype(int) - wanted).mean() < 12
 
@@ -173,7 +173,7 @@ def test_the_originals_script(models, micro, micro_config, photos, tmp_path, sea
     assert seamseg_main(*argv, *CPU, "--set", "roi.score_threshold=0") == 0
     assert written(tmp_path / "out") == sorted([*(f"{name}.jpg" for name in NAMES), "predictions.jsonl"])
     palette = read_metadata(micro / "metadata.bin").palette
-    wanted = draw_legacy(result.photo, list(result), result.size, palette)
+    wanted = draw_legacy(result.image, list(result), result.size, palette)
     shown = np.asarray(Image.open(tmp_path / "out" / "street.jpg")).astype(int)
     assert np.abs(shown - wanted).mean() < 12
     argv = legacy.from_test_instance_seg(["--raw", *map(str, [*arguments, tmp_path / "raw"])])

@@ -231,12 +231,12 @@ def small(micro_run, monkeypatch):
 def test_a_cpu_computes_several_small_photos_at_a_time(small, monkeypatch):
     set_to = []
     monkeypatch.setattr("torch.set_num_threads", set_to.append)
-    with small.photos_at_a_time() as (threads, begin):
+    with small.images_at_a_time() as (threads, begin):
         assert threads == 3
         begin()
     assert set_to == [1, 3]
     small.input_size = InputSize(257)
-    with small.photos_at_a_time() as (threads, begin):
+    with small.images_at_a_time() as (threads, begin):
         assert (threads, begin) == (1, None)
 
 
@@ -282,9 +282,9 @@ def test_large_photos_are_decoded_in_the_process_itself(first, decoded_here, tmp
 
 def test_other_networks_compute_one_photo_at_a_time(small):
     small.network.net.extra = type("Mine", (torch.nn.Module,), {"__module__": "mine"})()
-    with small.photos_at_a_time() as (threads, _):
+    with small.images_at_a_time() as (threads, _):
         assert threads == 1
     del small.network.net.extra
     small.network.on_gpu = True
-    with small.photos_at_a_time() as (threads, _):
+    with small.images_at_a_time() as (threads, _):
         assert threads == 1

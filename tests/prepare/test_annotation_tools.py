@@ -12,7 +12,7 @@ from seamseg.data.folder import DatasetFolder
 from seamseg.formats import label_studio
 from seamseg.formats.cvat import encode_masks, label_colors, labelmap_text, parse_labelmap
 from seamseg.formats.metadata import Metadata
-from seamseg.inference.result import Panoptic
+from seamseg.inference.results.panoptic import Panoptic
 from seamseg.panoptic_map import PanopticResult, Segment
 from seamseg.predicting.source import Source
 from seamseg.predicting.writers import make_writers
@@ -48,7 +48,7 @@ def scene(seed, size=(40, 56)):
         for i, c in classes.items()
         if (ids == i).any()
     ]
-    return Panoptic.of(PanopticResult(ids, segments), CLASSES)
+    return Panoptic.of_map(PanopticResult(ids, segments), CLASSES)
 
 
 @pytest.fixture

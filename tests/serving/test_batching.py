@@ -49,7 +49,7 @@ def test_each_core_computes_small_photos_unless_the_batch_size_is_1(
         yield 3, lambda: begun.append(threading.current_thread())
         ended.append(True)
 
-    monkeypatch.setattr("seamseg.inference.predictor.Predictor.photos_at_a_time", three)
+    monkeypatch.setattr("seamseg.inference.predictor.Predictor.images_at_a_time", three)
     batcher = open_batcher(batch_size)
     futures = [occupy(network, batcher) for _ in range(at_a_time)]
     futures += [batcher.submit(photo(k)) for k in range(4)]

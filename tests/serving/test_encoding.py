@@ -16,8 +16,8 @@ import seamseg
 from seamseg.cli.main import main
 from seamseg.data.input_size import InputSize
 from seamseg.formats.metadata import Metadata
-from seamseg.inference.detections import Detection, Detections
 from seamseg.inference.options import Thresholds
+from seamseg.inference.results.detections import Detection, Detections
 from seamseg.serving import encoding
 from seamseg.serving.encoding import ResultEncoder
 

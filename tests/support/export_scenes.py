@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from seamseg.panoptic_map import VOID
 from seamseg.predictions import Prediction
 from seamseg.structures import PackedSequence
 from support.onnx_scenes import CLASSES
+from support.predictors import StandIn
 
 OBJECTS = [
     (3, 0.5, 0.05, 0.8, 0.35),
@@ -58,16 +58,13 @@ def make_city(root: Path, crowds: bool = True, count: int = 3, classes: Metadata
     return root
 
 
-class Guesser(torch.nn.Module):
+class Guesser(StandIn):
     """Knows the street more or less: boxes that are a little off, a few too many, and semantic classes with noise.
 
     The same image gets the same guess.
     """
 
-    kind = "panoptic"
-    map_formats: ClassVar[dict[str, Any]] = {}
-
-    def predict(self, images: PackedSequence) -> list[Prediction]:
+    def predict(self, images: PackedSequence, least_score: float = 0.0) -> list[Prediction]:
         """As `PanopticNet.predict`."""
         return [self._guess(image) for image in images]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,8 +15,22 @@ from seamseg.inference.network import TorchNetwork
 from seamseg.inference.options import Augmentation, Thresholds
 from seamseg.inference.predictor import Predictor
 from seamseg.inference.tiling.tiles import Tiling
+from seamseg.predictions import MapFormat
 
 CPU = torch.device("cpu")
+
+
+class StandIn(nn.Module):
+    """A network without weights: what predictors ask one for, but `predict`."""
+
+    kind = "panoptic"
+    dtype = torch.float32
+    nms_threshold: float | None = None
+    map_formats: ClassVar[dict[str, MapFormat]] = {}
+    predicts_ids = compiled = False
+
+    def inference(self, *arguments: Any) -> None:
+        """As `Network.inference`."""
 
 
 def predictor_of(

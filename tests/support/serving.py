@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -20,7 +20,7 @@ from seamseg.inference.options import Thresholds
 from seamseg.inference.predictor import Predictor
 from seamseg.inference.tiling.tiles import Tiling
 from seamseg.panoptic_map import VOID
-from seamseg.predictions import MapFormat, Prediction
+from seamseg.predictions import InferenceNetwork, Prediction
 from seamseg.serving.app import Service, build_app
 from seamseg.serving.options import ServeLimits
 from seamseg.serving.server import AppServer, accepted_hosts, bind
@@ -30,13 +30,11 @@ FAILS = 250
 """An image whose first pixel has this red value makes the network fail."""
 
 
-class RedNetwork:
+class RedNetwork(InferenceNetwork):
     """A semantic network: the class of a pixel is its red value. It waits at a gate, and remembers its batches."""
 
     kind, precision, device = "semantic", "fp32", "cpu"
-    on_gpu = uses_torch = averaged = False
-    nms_threshold = tiles_problem = None
-    map_formats: ClassVar[dict[str, MapFormat]] = {}
+    uses_torch = False
 
     def __init__(self, classes: Metadata = CLASSES) -> None:
         self.classes = classes
@@ -44,7 +42,7 @@ class RedNetwork:
         self.batches: list[list[tuple[int, int]]] = []
         self.seen: list[int] = []
 
-    def run(self, images: Sequence[np.ndarray]) -> list[Prediction]:
+    def run(self, images: Sequence[np.ndarray], least_score: float = 0.0) -> list[Prediction]:
         self.batches.append([image.shape[:2] for image in images])
         self.seen += [int(image[0, 0, 1]) for image in images]
         self.started.release()

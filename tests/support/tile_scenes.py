@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from seamseg.models.heads.detections import DetectionSelector
 from seamseg.ops.labels import extract_boxes
 from seamseg.predictions import Prediction
 from seamseg.structures import PackedSequence
+from support.predictors import StandIn
 from support.sections import roi
 
 NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory")
@@ -34,7 +34,7 @@ def scene(size: tuple[int, int], boxes: list[Box], rng: np.random.Generator) -> 
     return rgb
 
 
-class SceneNet(torch.nn.Module):
+class SceneNet(StandIn):
     """Sees what :func:`scene` drew: local, exact, and without any idea of what lies beyond the image it is given.
 
     Parameters
@@ -48,13 +48,11 @@ class SceneNet(torch.nn.Module):
         super().__init__()
         self.options = SimpleNamespace(selector=DetectionSelector(roi()), run_dense=None)
         self.nms_threshold = roi().nms_threshold
-        self.map_formats: dict[str, Any] = {}
-        self.kind = "panoptic"
         self.least = least
         self.room, self.error = room, error
         self.sizes: list[tuple[int, int]] = []
 
-    def predict(self, images: PackedSequence) -> list[Prediction]:
+    def predict(self, images: PackedSequence, least_score: float = 0.0) -> list[Prediction]:
         """What it sees; an error if that is too much."""
         if self.room is not None and sum(i.shape[-2] * i.shape[-1] for i in images) > self.room:
             raise self.error

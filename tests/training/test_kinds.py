@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 from support.micro import make_dataset, narrow_body
+from support.predictors import StandIn
 
 from seamseg.checkpoints.bundle import open_model
 from seamseg.checkpoints.snapshot import load_snapshot
@@ -128,7 +129,7 @@ def test_what_is_refused(runs, micro, micro_config, tmp_path, seamseg_main, caps
     assert not (tmp_path / "out").exists()
 
 
-class Finder(torch.nn.Module):
+class Finder(StandIn):
     """Finds the red cars of an image in one box, and nothing in the images of `blind`."""
 
     kind = "detection"
@@ -139,7 +140,7 @@ class Finder(torch.nn.Module):
         self.masks = masks
         self.count = -1
 
-    def predict(self, images):
+    def predict(self, images, least_score=0.0):
         return [self.found(image) for image in images]
 
     def found(self, image):

@@ -10,13 +10,11 @@ import sys
 import tarfile
 import time
 import tracemalloc
-import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image, features
 from support.bombs import MIB, refusals, state_sizes, zeros_zip
@@ -28,7 +26,6 @@ from seamseg.data.images import PHOTO_ENDINGS, image_size, open_image, open_mask
 from seamseg.formats.cityscapes.labels import read_map
 from seamseg.formats.coco_panoptic import read_coco_panoptic
 from seamseg.formats.id_png import read_id_png
-from seamseg.inference.result import Panoptic
 from seamseg.prepare.archives import ArchiveMember, SourceTree
 from seamseg.prepare.class_file import read_class_list
 from seamseg.prepare.coco_instances import decode_segmentation
@@ -219,20 +216,3 @@ def test_the_documented_formats(tmp_path: Path, name: str) -> None:
     path = tmp_path / f"a{name}"
     Image.new("RGB", (40, 30), (200, 10, 10)).save(path)
     assert (open_image(path).size, image_size(path)) == ((40, 30), (30, 40))
-
-
-def test_damaged_results(tmp_path: Path) -> None:
-    path = tmp_path / "a.npz"
-    np.savez(path, facts=np.array("{}"), id_map=np.zeros(4, np.int32))
-    with zipfile.ZipFile(path) as archive:
-        content = {name: archive.read(name) for name in archive.namelist()}
-    with zipfile.ZipFile(tmp_path / "b.npz", "w", zipfile.ZIP_BZIP2) as archive:
-        for name, data in content.items():
-            archive.writestr(name, data)
-    with pytest.raises(InputError, match=r"saved as \.npz: compression method other than deflate"):
-        Panoptic.load(tmp_path / "b.npz")
-    with pytest.raises(InputError, match="not a result saved"):
-        Panoptic.load(path)
-    state_sizes(path, 4_000_000_000)
-    with pytest.raises(InputError, match=r"a\.npz:facts\.npy: 3\.725 GiB are above 64 MiB, the limit of a result"):
-        Panoptic.load(path)

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from support.micro import make_dataset, narrow_body
 from support.onnx_scenes import BOXES, CLASSES, record, write_network
+from support.predictors import StandIn
 from support.semantic_networks import SEMANTIC
 
 from seamseg.checkpoints.bundle import open_model
@@ -40,14 +41,14 @@ OPTIONS = {
 }
 
 
-class Mapped(torch.nn.Module):
+class Mapped(StandIn):
     """A network without detections, whose class map is a function of the image."""
 
     def __init__(self, kind, classes_of):
         super().__init__()
         self.kind, self.classes_of, self.modes = kind, classes_of, []
 
-    def predict(self, images):
+    def predict(self, images, least_score=0.0):
         self.modes.append(self.training)
         nothing = torch.zeros(0)
         parts = nothing.view(0, 4), nothing.long(), nothing, nothing.view(0, 28, 28)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from seamseg.idmaps.resize import ResizedIds
-from seamseg.inference.detections import Detection
+from seamseg.inference.results.detections import Detection
 from seamseg.panoptic_map import PanopticResult, Segment
 from seamseg.visualize import distinct_colors, draw_boxes, draw_overlay, outlines, padded_palette
 from seamseg.visualize.detections import draw_detections

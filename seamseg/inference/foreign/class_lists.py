@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -106,23 +105,20 @@ class ClassNames:
         return [found.get(column) for column in range(len(names))]
 
 
-def identify(
-    names: Sequence[str], source: str, things: Collection[str] | None = None, file: str | Path | None = None
-) -> NetworkClasses:
-    """Find out what the classes of a network are.
+def identify(names: Sequence[str], source: str, file: str | Path | None = None) -> NetworkClasses:
+    """Identify the classes of a network.
 
     Parameters
     ----------
     names : one a column; `LABEL_n` or `N/A` if the column has no name
     source : the network, for errors
-    things : the names of those that are things, as far as the model states them
     file : class list, `metadata.bin` or JSON with COCO categories that describes them, instead of a known list
 
     Raises
     ------
     InputError
-        if there are too many, one has no name, two have the same, the file has other ones, it is unknown which are
-        things, or a stated thing is none of them
+        if there are too many, one has no name, two have the same, the file has other ones, or it is unknown which are
+        things
     """
     used = [column for column, name in enumerate(names) if not _UNUSED.fullmatch(name.strip())]
     named = [names[column] for column in used]
@@ -145,14 +141,12 @@ def identify(
         if not problem:
             return NetworkClasses(known.metadata, _columns(len(names), used, found), data_set)
         problems[data_set] = (sum(index is not None for index in found), problem)
-    if things is not None:
-        return _as_stated(names, used, things, source)
     nearest = max(problems, key=lambda name: problems[name][0])
     count, problem = problems[nearest]
     like = f"; most are those of {nearest}, but {problem}" if 2 * count > len(named) else ""
     shown = ", ".join(named[:3]) + (", ..." if len(named) > 3 else "")
     raise InputError(
-        f"{source}: which of its classes ({shown}) are things is not stated, and they are none of the known lists "
+        f"{source}: which of its classes ({shown}) are things is not known: they are none of the known lists "
         f"({', '.join(problems)}){like}: give a class list, metadata.bin or COCO categories with `meta=FILE`"
     )
 
@@ -219,23 +213,6 @@ def _unmatched(named: Sequence[str], known: ClassNames, found: Sequence[int | No
     """Return the names that are none of a list of classes, and the classes that have none of the names."""
     foreign = [name for name, index in zip(named, found) if index is None]
     return foreign, [name for index, name in enumerate(known.metadata.categories) if index not in found]
-
-
-def _as_stated(names: Sequence[str], used: Sequence[int], things: Collection[str], source: str) -> NetworkClasses:
-    """Return the classes of a model that states which are things; InputError if one of these is no class."""
-    keys = set(_keys(list(things)))
-    known = {_keys([names[column]])[0] for column in used}
-    unknown = [name for name in things if not known.issuperset(_keys([name]))]
-    if unknown:
-        raise InputError(
-            f"{source}: states that {unknown[0]!r:.80} is a thing, which is none of its classes: give a class list, "
-            "metadata.bin or COCO categories with `meta=FILE`"
-        )
-    rows: list[dict[str, Any]] = [
-        {"id": column, "name": names[column], "thing": _keys([names[column]])[0] in keys} for column in used
-    ]
-    metadata, class_of = ordered_classes(rows)
-    return NetworkClasses(metadata, [class_of.get(column) for column in range(len(names))])
 
 
 def _from_file(names: Sequence[str], used: Sequence[int], source: str, file: str | Path) -> NetworkClasses:

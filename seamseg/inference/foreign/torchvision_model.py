@@ -22,8 +22,7 @@ from seamseg.data.transforms import Normalise
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.foreign.class_lists import identify_things, read_classes
 from seamseg.inference.foreign.families import DEFAULT_SIZE
-from seamseg.inference.foreign.foreign_network import ForeignNetwork
-from seamseg.inference.foreign.settings import neutral_config
+from seamseg.inference.foreign.foreign_network import ForeignNetwork, neutral_config
 from seamseg.inference.options import InferenceOptions
 from seamseg.models.folding import choose_precision
 from seamseg.predictions import ArrayPrediction, Prediction
@@ -42,7 +41,7 @@ _LAST_LAYER = "roi_heads.box_predictor.cls_score.bias"
 
 
 class TorchvisionNetwork(ForeignNetwork):
-    """A detector of torchvision; see :class:`seamseg.inference.predictor.InferenceNetwork`.
+    """A detector of torchvision.
 
     Parameters
     ----------
@@ -68,13 +67,9 @@ class TorchvisionNetwork(ForeignNetwork):
         super().__init__(net, normalise, device, dtype)
         self.kind = kind
         self.classes = classes
+        self.nms_threshold = float(self.net.roi_heads.nms_thresh)
 
-    @property
-    def nms_threshold(self) -> float:
-        """IoU from which detections suppress others."""
-        return float(self.net.roi_heads.nms_thresh)
-
-    def run(self, images: Sequence[np.ndarray]) -> list[ArrayPrediction]:
+    def run(self, images: Sequence[np.ndarray], least_score: float = 0.0) -> list[ArrayPrediction]:
         """Return the outputs for images `H x W x 3` uint8, one by one: no result depends on other images."""
         return [self._run(image) for image in images]
 
@@ -136,14 +131,14 @@ class TorchvisionModel:
         self._device = choose_device(device)
         self._dtype = choose_precision(options.precision, self._device)
         self._models = _library(self.name)
-        self._state = self._download() if file is None else _read_state(file)
+        self._state = self._download() if file is None else unwrapped(load_tensors(file, str(file)), str(file))
         last = self._state.get(_LAST_LAYER)
         if not isinstance(last, Tensor):
             raise InputError(f"{self.name}: the weights are not those of a {self._network}: {_LAST_LAYER} is missing")
         self.metadata, self._classes = self._identify(len(last), meta)
         shortest, longest = DEFAULT_SIZE
         keys = {"dataloader.shortest_size": shortest, "dataloader.longest_max_size": longest}
-        self.config = neutral_config(self.kind, keys, self.name, options, ("general", "dataloader"))
+        self.config = neutral_config(self.kind, keys, self.name, options)
 
     def input_size(self, options: InferenceOptions) -> InputSize:
         """Return the size of the network's input, by default that of its authors."""
@@ -198,7 +193,3 @@ def _library(name: str) -> Any:
         return importlib.import_module("torchvision.models.detection")
     except (ImportError, RuntimeError) as error:
         raise InputError(f"{name}: torchvision cannot be imported ({one_line(error)[:200]})") from None
-
-
-def _read_state(file: Path) -> Mapping[str, Any]:
-    return unwrapped(load_tensors(file, str(file)), str(file))

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import itertools
-import re
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +15,11 @@ from seamseg.checkpoints.foreign import TRANSFORMERS_CONFIG_NAME, read_json, tra
 from seamseg.checkpoints.snapshot import load_tensors
 from seamseg.checkpoints.weights_file import read_weights
 from seamseg.inference.foreign.families import Family
-from seamseg.utils.errors import InputError, near_names, one_line
-from seamseg.utils.launcher import is_main_process
-from seamseg.utils.output import echo, without_message
+from seamseg.utils.errors import InputError, one_line
+from seamseg.utils.output import without_message
 
-_OF_LOSSES = ("criterion.",)
-"""Tensors that only the training uses."""
-_GENERAL_KEYS = ("architectures", "dtype", "id2label", "label2id", "model_type", "num_labels", "torch_dtype")
-_FLOAT_BYTES = 4
-_SPARE_PARAMETERS = 100_000_000
-"""Parameters that a configuration may need beyond twice those of its weights."""
-_BUFFER_COPIES = 4
-"""Memory of the computation of a buffer, relative to its size."""
-_OF_LAYERS = re.compile(r"(_layers|depths|_blocks)$")
-_SIMILAR = 0.85
-_MOST_KEYS = 1000
-"""Keys of a configuration that are searched for misspelt ones: the longest has some hundred."""
-"""Similarity from which an unknown key is a misspelt one: keys of earlier versions are unknown, too."""
+_OF_LOSSES = "criterion."
+"""Prefix of the tensors that only the training uses."""
 
 
 def load_network(folder: Path, family: Family) -> nn.Module:
@@ -50,17 +34,8 @@ def load_network(folder: Path, family: Family) -> nn.Module:
         model_class = getattr(transformers, family.model_class)
         content = read_json(folder / TRANSFORMERS_CONFIG_NAME)
         config = built_by(f"{folder / TRANSFORMERS_CONFIG_NAME}", lambda: model_class.config_class.from_dict(content))
-        for key, meant in _misspelt(content, config):
-            if is_main_process():
-                where = f"seamseg: warning: {folder / TRANSFORMERS_CONFIG_NAME}"
-                echo(f"{where}: unknown key {key!r}, which has no effect: is it {meant!r}?", file=sys.stderr)
         make_plain(config)
         state = _read_state(folder)
-        check_layers(content, len(state), str(folder))
-        empty = built_by(str(folder), lambda: on_meta(model_class, config))
-        _check_size(empty, state, str(folder))
-        shapes = {key: values.shape for key, values in empty.state_dict().items()}
-        _check_shapes([(key, v.shape, shapes[key]) for key, v in state.items() if key in shapes], str(folder))
         net, report = built_by(
             str(folder),
             lambda: model_class.from_pretrained(
@@ -72,7 +47,12 @@ def load_network(folder: Path, family: Family) -> nn.Module:
                 output_loading_info=True,
             ),
         )
-    _check_shapes(report["mismatched_keys"], str(folder))  # of tensors that the library renames, too
+    if report["mismatched_keys"]:
+        key, held, wanted = min((key, tuple(held), tuple(wanted)) for key, held, wanted in report["mismatched_keys"])
+        raise InputError(
+            f"{folder}: {key} of the weights has the shape {held}, by the configuration it is {wanted}: is it the "
+            "configuration of another network?"
+        )
     missing = sorted(key for key in report["missing_keys"] if not key.startswith(_OF_LOSSES))
     if missing:
         raise InputError(
@@ -108,7 +88,7 @@ def task_tokens(folder: Path, task: str, length: int) -> Tensor:
 
 
 def _read_state(folder: Path) -> dict[str, Tensor]:
-    """Read the weights; pickles through `torch.load(weights_only=True)`, after a check of their sizes."""
+    """Read the weights, pickles through `torch.load(weights_only=True)`."""
     state: dict[str, Tensor] = {}
     for file in transformers_weights(folder):
         if file.suffix == ".safetensors":
@@ -121,53 +101,6 @@ def _read_state(folder: Path) -> dict[str, Tensor]:
     return state
 
 
-def on_meta(model_class: Any, config: Any) -> nn.Module:
-    """Build a network without memory for its weights."""
-    with torch.device("meta"):
-        net: nn.Module = model_class(config)
-    return net
-
-
-def _check_size(net: nn.Module, state: Mapping[str, Tensor], name: str) -> None:
-    """Raise InputError, before memory is taken, if the configuration makes the network far larger than its weights.
-
-    Buffers count, too: those of positions grow with the fourth power of a window, and need not be in the weights.
-    """
-    buffers = _BUFFER_COPIES * sum(values.nbytes for values in net.buffers())
-    wanted = buffers + sum(values.nbytes for values in net.parameters())
-    held = sum(values.numel() for values in state.values())
-    if wanted > _FLOAT_BYTES * (2 * held + _SPARE_PARAMETERS):
-        raise InputError(
-            f"{name}: its configuration needs up to {wanted / 1e6:.0f} MB, its weights have {held} numbers: is it the "
-            "configuration of another network?"
-        )
-
-
-def _check_shapes(tensors: Iterable[tuple[str, Sequence[int], Sequence[int]]], name: str) -> None:
-    """Raise InputError if a shape of the weights is not that of the network; `tensors` are `(name, held, wanted)`."""
-    wrong = [(key, tuple(held), tuple(wanted)) for key, held, wanted in tensors if tuple(held) != tuple(wanted)]
-    if wrong:
-        key, held, wanted = min(wrong)
-        raise InputError(
-            f"{name}: {key} of the weights has the shape {held}, by the configuration it is {wanted}: is it the "
-            "configuration of another network?"
-        )
-
-
-def check_layers(content: Mapping[str, Any], tensors: int, name: str) -> None:
-    """Raise InputError, before any is built, if a network has more layers than its weights have tensors."""
-    for key, value in content.items():
-        if isinstance(value, Mapping):
-            check_layers(value, tensors, name)
-        elif _OF_LAYERS.search(key):
-            counts = [count for count in (value if isinstance(value, list) else [value]) if isinstance(count, int)]
-            if sum(counts) > tensors:
-                raise InputError(
-                    f"{name}: {key} of its configuration is {value!s:.40}, the weights have {tensors} tensors: is it "
-                    "the configuration of another network?"
-                )
-
-
 def make_plain(config: Any) -> None:
     """Change what would need a download, or other inputs, at inference."""
     parts: list[Any] = [config, getattr(config, "backbone_config", None)]
@@ -176,18 +109,6 @@ def make_plain(config: Any) -> None:
             part.use_pretrained_backbone = False
     if getattr(config, "is_training", False):
         config.is_training = False
-
-
-def _misspelt(content: Mapping[str, Any], config: Any) -> Iterator[tuple[str, str]]:
-    """Yield the keys of a configuration that are unknown and similar to a known one, with that one."""
-    names = [field.name for field in fields(type(config))] if is_dataclass(type(config)) else []
-    known = [*names, *getattr(type(config), "attribute_map", {}), *_GENERAL_KEYS]
-    for key, value in itertools.islice(content.items(), _MOST_KEYS):
-        if key not in known and not hasattr(type(config), key) and (meant := near_names(key, known, 1, _SIMILAR)):
-            yield key, meant[0]
-        part = getattr(config, key, None)
-        if isinstance(value, Mapping) and hasattr(part, "model_type"):
-            yield from _misspelt(value, part)
 
 
 def built_by(name: str, make: Any) -> Any:
@@ -209,7 +130,7 @@ def built_by(name: str, make: Any) -> Any:
 
 
 def _is_of_the_hub(error: BaseException | None) -> bool:
-    """Return whether an error, or a cause of it, is that of a file that is neither local nor downloaded."""
+    """Return whether the cause of an error is a file that is missing locally and would be downloaded."""
     if error is None:
         return False
     own = type(error).__name__ in ("OfflineModeIsEnabled", "LocalEntryNotFoundError")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,7 @@ from seamseg.data.input_size import InputSize
 from seamseg.data.transforms import Normalise
 from seamseg.inference.foreign.class_lists import NetworkClasses, identify
 from seamseg.inference.foreign.families import DEFAULT_SIZE, FAMILIES, OVERLAP_THRESHOLD, SIZES, Family
-from seamseg.inference.foreign.foreign_network import ForeignNetwork
-from seamseg.inference.foreign.padding import padded_input
-from seamseg.inference.foreign.settings import neutral_config
+from seamseg.inference.foreign.foreign_network import ForeignNetwork, neutral_config
 from seamseg.inference.foreign.transformers_loading import load_network, task_tokens
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.queries import prediction_of_queries
@@ -30,7 +28,6 @@ from seamseg.models.folding import choose_precision
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.distributed import choose_device
 from seamseg.utils.errors import InputError, SeamsegError, did_you_mean
-from seamseg.utils.files import join_inside
 from seamseg.utils.launcher import is_main_process
 from seamseg.utils.limits import open_file
 from seamseg.utils.output import echo
@@ -46,7 +43,7 @@ _LARGEST_MEAN = 1e6
 
 
 class TransformersNetwork(ForeignNetwork):
-    """A network of transformers; see :class:`seamseg.inference.predictor.InferenceNetwork`.
+    """A network of transformers.
 
     Parameters
     ----------
@@ -80,7 +77,7 @@ class TransformersNetwork(ForeignNetwork):
         self.side = side
         self._inputs = {} if tokens is None else {"task_inputs": tokens.to(device)}
 
-    def run(self, images: Sequence[np.ndarray]) -> list[ArrayPrediction]:
+    def run(self, images: Sequence[np.ndarray], least_score: float = 0.0) -> list[ArrayPrediction]:
         """Return the outputs for images `H x W x 3` uint8; those of equal size are one batch, so that none is padded.
 
         Raises
@@ -137,6 +134,22 @@ class TransformersNetwork(ForeignNetwork):
         return torch.from_numpy(np.stack(images)).to(self.device).permute(0, 3, 1, 2)
 
 
+def padded_input(images: Tensor, valid: Tensor, normalise: Callable[[Tensor], Tensor], square: bool) -> Tensor:
+    """Return the network's input, `N x 3 x H x W` float32, of padded images, whatever the padding holds.
+
+    Parameters
+    ----------
+    images : `N x 3 x H x W` uint8, RGB
+    valid : which pixels are no padding, bool `H x W`
+    normalise : conversion of bytes to the values of the input
+    square : see :class:`seamseg.inference.foreign.families.Family`: the padding is black, for others 0 after the
+        normalisation
+    """
+    if square:
+        return normalise(torch.where(valid, images, 0))
+    return torch.where(valid, normalise(images), 0.0)
+
+
 class TransformersModel:
     """A folder of transformers that is opened; see :class:`seamseg.inference.predictor.OpenedModel`.
 
@@ -169,12 +182,10 @@ class TransformersModel:
         content = read_json(self._folder / TRANSFORMERS_CONFIG_NAME)
         self._processor = read_processor(self._folder)
         self.family = family_of(content, self._processor, self.name)
-        _warn_of_other_tasks(content, self._folder)
+        _warn_of_other_task(self._folder)
         self.side = square_side(content, self.name) if self.family.square else None
         self._task_length = _task_length(content, self.name) if self.family.task else 0
-        self._classes = identify(
-            column_names(content, self.name), self.name, _things(self._folder, self._processor), meta
-        )
+        self._classes = identify(column_names(content, self.name), self.name, meta)
         self.metadata = self._classes.metadata
         self.config = self._config(options)
         self.licence = _licence(self._folder)
@@ -197,7 +208,7 @@ class TransformersModel:
             if name == "std" and min(numbers) <= 0:
                 raise InputError(f"{self.name}: in the settings of its processor, image_std must be positive")
             keys[f"dataloader.rgb_{name}"] = tuple(numbers)
-        return neutral_config(self.kind, keys, self.name, options, ("general", "dataloader"))
+        return neutral_config(self.kind, keys, self.name, options)
 
     def input_size(self, options: InferenceOptions) -> InputSize:
         """Return the size of the network's input, by default that of its authors."""
@@ -225,7 +236,7 @@ def export_size(
     ----------
     family, side : family of the network, and side of its square input in pixels
     name : name of the model, for errors
-    size : size that the user chose, None for the default: its square, or `usual`
+    size : size that the user chose; None for the square, or else `usual`
     usual : default size for images twice as wide as high
 
     Raises
@@ -267,19 +278,14 @@ def family_of(content: Mapping[str, Any], processor: Mapping[str, Any], name: st
     return family
 
 
-def _warn_of_other_tasks(content: Mapping[str, Any], folder: Path) -> None:
-    """Print a line if the name of a network states that it was trained for another task; its configuration does not."""
-    # the hub's cache: models--USER--REPO/snapshots/REVISION
+def _warn_of_other_task(folder: Path) -> None:
+    """Print a line if a network was trained for another task by its name; its configuration does not state that."""
     path = folder.absolute()
-    own = path.parents[1].name if path.parent.name == "snapshots" else path.name
-    base = Path(str(content.get("_name_or_path") or "")).name
-    # one that was trained further from a semantic one may be named after itself
-    names = (own,) if "panoptic" in own else (own, base)
-    for name in names:
-        if is_main_process() and (found := _OTHER_TASK.search(name)):
-            task = f"is for {found[1]} segmentation by the name {name!r:.80}"
-            echo(f"seamseg: warning: {folder}: {task}: its panoptic maps will be poor", file=sys.stderr)
-            break
+    name = path.parents[1].name if path.parent.name == "snapshots" else path.name  # of the hub's cache
+    found = None if "panoptic" in name else _OTHER_TASK.search(name)
+    if found and is_main_process():
+        task = f"is for {found[1]} segmentation by the name {name!r:.80}"
+        echo(f"seamseg: warning: {folder}: {task}: its panoptic maps will be poor", file=sys.stderr)
 
 
 def column_names(content: Mapping[str, Any], name: str) -> list[str]:
@@ -294,17 +300,6 @@ def column_names(content: Mapping[str, Any], name: str) -> list[str]:
     if not columns or sorted(columns) != list(range(len(columns))):
         raise InputError(f"{name}: its configuration has no valid id2label: the names of classes 0, 1, ...")
     return [columns[column] for column in range(len(columns))]
-
-
-def _things(folder: Path, processor: Mapping[str, Any]) -> list[str] | None:
-    """Return the names of the classes that are things as OneFormer states them; None if it does not."""
-    metadata, file = processor.get("metadata"), processor.get("class_info_file")
-    if isinstance(metadata, Mapping) and isinstance(metadata.get("thing_ids"), list):
-        return [str(metadata.get(str(number), f"id {number}")) for number in metadata["thing_ids"]]
-    if not isinstance(file, str) or not (path := join_inside(folder, file)).is_file():
-        return None
-    entries = [entry for entry in read_json(path).values() if isinstance(entry, Mapping)]
-    return [str(entry.get("name")) for entry in entries if entry.get("isthing")]
 
 
 def square_side(content: Mapping[str, Any], name: str) -> int:

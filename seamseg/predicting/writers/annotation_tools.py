@@ -14,7 +14,7 @@ from seamseg.config.components import register
 from seamseg.formats import cvat, label_studio
 from seamseg.formats.id_png import write_id_png
 from seamseg.formats.metadata import Metadata
-from seamseg.inference.result import Panoptic
+from seamseg.inference.results.panoptic import Panoptic
 from seamseg.panoptic_map import class_infos
 from seamseg.predicting.source import Source
 from seamseg.predicting.writers.base import OutputFormat, Record, Records

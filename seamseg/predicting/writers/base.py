@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from seamseg.formats.metadata import Metadata
-from seamseg.inference.photo_result import PhotoResult
+from seamseg.inference.results.base import ImageResult
 from seamseg.predicting.source import Source
 from seamseg.predictions import ArrayPrediction
 
@@ -22,7 +22,7 @@ Records = Callable[[], Iterator[Record]]
 """Iterates over the records of all images in the order of their names; may be called several times."""
 
 
-R = TypeVar("R", bound=PhotoResult, contravariant=True)
+R = TypeVar("R", bound=ImageResult, contravariant=True)
 
 
 @dataclass(frozen=True)

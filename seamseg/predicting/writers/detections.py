@@ -9,7 +9,8 @@ import numpy as np
 from PIL import Image
 
 from seamseg.config.components import register
-from seamseg.inference.detections import Detections
+from seamseg.inference.options import Thresholds
+from seamseg.inference.results.detections import Detections
 from seamseg.predicting.source import Source
 from seamseg.predicting.writers.base import OutputFormat, Record, Records
 from seamseg.predicting.writers.images import ImageFormat
@@ -37,7 +38,7 @@ class CocoResultsWriter(OutputFormat[Detections]):
     """All detections in COCO's format of results: `coco_results.json`, a list that `COCO.loadRes` reads.
 
     `image_id` is the name of the image without its ending, with its sub-folder, as in `coco/<split>.json` of a dataset
-    folder; see :meth:`seamseg.inference.detections.Detections.to_coco` for the rest.
+    folder; see :meth:`seamseg.inference.results.detections.Detections.to_coco` for the rest.
     """
 
     kinds = ("instance_seg", "detection")
@@ -48,7 +49,8 @@ class CocoResultsWriter(OutputFormat[Detections]):
 
     def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: Detections) -> Record:
         """Return the entries of an image."""
-        chosen = Detections.of(prediction, result.size, self.metadata, self.choice.least_score, self.choice.classes)
+        thresholds = Thresholds(self.choice.least_score)
+        chosen = Detections.of(prediction, result.size, self.metadata, thresholds, self.choice.classes)
         return {"results": chosen.to_coco(source.name)}
 
     def finals(self) -> list[Path]:

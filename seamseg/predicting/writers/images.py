@@ -18,7 +18,7 @@ from seamseg.config.sections import key
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.anonymize import LEAST_SCORE, Style, hide_classes
 from seamseg.inference.class_names import choose_classes
-from seamseg.inference.photo_result import PhotoResult
+from seamseg.inference.results.base import ImageResult
 from seamseg.panoptic_map import PanopticResult
 from seamseg.predicting.source import Source
 from seamseg.predicting.writers.base import OutputFormat, Records
@@ -28,7 +28,7 @@ from seamseg.utils.files import replacing
 from seamseg.utils.limits import check_sides
 from seamseg.visualize.legend import draw_legend
 
-R = TypeVar("R", bound=PhotoResult, contravariant=True)
+R = TypeVar("R", bound=ImageResult, contravariant=True)
 
 LEGEND = "legend.png"
 """File of the legend, beside overlays with names."""
@@ -88,7 +88,7 @@ class OverlayKeys:
 
 
 @register("format", "overlay", keys=OverlayKeys)
-class OverlayWriter(ImageFormat[PhotoResult]):
+class OverlayWriter(ImageFormat[ImageResult]):
     """The image with the result: blended with segments or classes, or with boxes, masks, names and scores.
 
     With names on panoptic maps, `OUT/legend.png` has the colours of all classes.
@@ -97,7 +97,7 @@ class OverlayWriter(ImageFormat[PhotoResult]):
     kinds = ("panoptic", "instance_seg", "detection", "classification", "semantic")
     map_only = True
 
-    def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: PhotoResult) -> Image.Image:
+    def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: ImageResult) -> Image.Image:
         """See :class:`ImageFormat`."""
         return result.draw(rgb, **(vars(self.keys or OverlayKeys()) if isinstance(result, PanopticResult) else {}))
 
@@ -113,7 +113,7 @@ class OverlayWriter(ImageFormat[PhotoResult]):
                 draw_legend(classes.categories, classes.palette, classes.num_stuff, 720).save(temporary, "PNG")
 
 
-class AnonymizeWriter(ImageFormat[PhotoResult]):
+class AnonymizeWriter(ImageFormat[ImageResult]):
     """The image, upright and at its own size, with some classes hidden: `<name>.jpg`.
 
     The file holds pixels only: no EXIF (place, date, camera), thumbnail, comment or colour profile.
@@ -150,7 +150,7 @@ class AnonymizeWriter(ImageFormat[PhotoResult]):
         if not 0 <= least_score <= 1:
             raise InputError(f"`least_score` must be between 0 and 1, not {least_score}")
 
-    def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: PhotoResult) -> Image.Image:
+    def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: ImageResult) -> Image.Image:
         """See :class:`ImageFormat`."""
         assert rgb is not None
         segments = result if isinstance(result, PanopticResult) else None

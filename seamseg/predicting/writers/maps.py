@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from seamseg.formats.metadata import Metadata
-from seamseg.inference.photo_result import PhotoResult
+from seamseg.inference.results.base import ImageResult
 from seamseg.predicting.source import Source
 from seamseg.predicting.writers.base import OutputFormat
 from seamseg.predictions import ArrayPrediction, MapFormat
@@ -15,7 +15,7 @@ from seamseg.utils.files import write_atomically
 from seamseg.visualize.maps import encode_map
 
 
-class MapWriter(OutputFormat[PhotoResult]):
+class MapWriter(OutputFormat[ImageResult]):
     """A map at the size of the image: `<name>_<map>.png`, grey, 8 or 16 bits, or RGB of a map of three channels.
 
     A map that a PNG cannot hold is `<name>_<map>.npy`, the values as float32 `channels x H x W`.
@@ -34,7 +34,7 @@ class MapWriter(OutputFormat[PhotoResult]):
         """Return `OUT/<name>_<map>.png`, or `.npy`."""
         return [self.out / f"{source.name}_{self.name}{self.spec.ending}"]
 
-    def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: PhotoResult) -> None:
+    def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: ImageResult) -> None:
         """Resize and write the map."""
         content = encode_map(prediction.maps[self.name], self.spec, result.size)
         write_atomically(self.paths(source)[0], content)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from seamseg.config.components import register
-from seamseg.inference.photo_result import PhotoResult
+from seamseg.inference.results.base import ImageResult
 from seamseg.panoptic_map import PanopticResult
 from seamseg.predicting.source import Source
 from seamseg.predicting.writers.base import OutputFormat
@@ -18,7 +18,7 @@ from seamseg.utils.files import write_atomically
 
 
 @register("format", "raw")
-class RawWriter(OutputFormat[PhotoResult]):
+class RawWriter(OutputFormat[ImageResult]):
     """The outputs of the network: `<name>.pth.tar`, a dict of tensors in pixels of its input.
 
     sem_pred `H x W` uint8 classes, bbx_pred `K x 4`, cls_pred `K` int64 (0 is the first thing), obj_pred `K` scores,
@@ -34,7 +34,7 @@ class RawWriter(OutputFormat[PhotoResult]):
         """Return `OUT/<name>.pth.tar`."""
         return [self.out / f"{source.name}.pth.tar"]
 
-    def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: PhotoResult) -> None:
+    def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: ImageResult) -> None:
         """Write the tensors."""
         import torch  # the other formats do without
 

@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 
 from seamseg.config.components import register
-from seamseg.inference.semantic import SemanticMap
+from seamseg.inference.results.semantic import SemanticMap
 from seamseg.predicting.writers.images import ImageFormat
 from seamseg.predictions import ArrayPrediction
 from seamseg.visualize import padded_palette

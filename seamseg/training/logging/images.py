@@ -16,7 +16,8 @@ from seamseg.data.transforms import Normalise
 from seamseg.evaluation.segments import gt_segments_from_instances
 from seamseg.formats.metadata import Metadata
 from seamseg.idmaps.resize import resize_nearest
-from seamseg.inference.detections import Detections
+from seamseg.inference.options import Thresholds
+from seamseg.inference.results.detections import Detections
 from seamseg.panoptic_map import PanopticResult, Segment, class_map_result
 from seamseg.predictions import ArrayPrediction
 from seamseg.structures import Batch, PackedSequence
@@ -146,7 +147,7 @@ class SampleRenderer:
         prediction, size = sample.prediction, sample.prediction.size
         if prediction.semantic is not None:
             return self._overlay(rgb, class_map_result(prediction.semantic))
-        found = Detections.of(prediction, size, self.metadata, self.config.general.score_threshold)
+        found = Detections.of(prediction, size, self.metadata, Thresholds.of(self.config))
         return draw_detections(rgb, found, size, self.metadata.palette)
 
     def _to_rgb(self, image: Tensor) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The result of detection and instance segmentation: boxes, and masks if the network has them."""
+"""Detections: the results of detection and instance segmentation networks."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from seamseg.evaluation.coco_ap import encode_crop
 from seamseg.formats.metadata import Metadata
 from seamseg.fusion import PastedDetection, paste_detections
 from seamseg.inference.class_names import choose_classes
-from seamseg.inference.fiftyone_labels import LabelledObject, cropped, detections_label
-from seamseg.inference.photo_result import Photo, PhotoResult, ResultFile, SourceImage, import_supervision
+from seamseg.inference.options import Thresholds
+from seamseg.inference.results.base import (
+    Drawable,
+    ImageResult,
+    LabelledObject,
+    SourceImage,
+    supervision_detections,
+)
 from seamseg.predictions import ArrayPrediction
-from seamseg.utils.limits import bounded_number
 from seamseg.visualize.detections import draw_detections
 
 if TYPE_CHECKING:
-    import fiftyone
     import supervision
-
-_MASK_BYTES = 1 << 30
-"""Limit of all masks in a `.npz` file, one bit a pixel of their crops."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +78,7 @@ class Detection:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Detections(PhotoResult, Sequence[Detection]):
+class Detections(ImageResult, Sequence[Detection]):
     """The objects that a detection or instance segmentation network found in an image, at the size of the image.
 
     A sequence of :class:`Detection`, class by class in the order of the classes, then by descending score. Objects may
@@ -87,10 +88,10 @@ class Detections(PhotoResult, Sequence[Detection]):
     Attributes
     ----------
     detections : the objects
-    photo_size : `(height, width)` of the image
+    image_size : `(height, width)` of the image
     has_masks : whether the network has masks
     prediction : output of the network with all objects, whatever their score
-    metadata, source, maps : see :class:`seamseg.inference.photo_result.PhotoResult`
+    metadata, source, maps : see :class:`seamseg.inference.results.base.ImageResult`
 
     Notes
     -----
@@ -104,35 +105,29 @@ class Detections(PhotoResult, Sequence[Detection]):
     >>> result.only("car,truck").save("vehicles.jpg")  # doctest: +SKIP
     """
 
+    kinds = ("instance_seg", "detection")
+    options = ("score_threshold",)
     counted = "detections"
     detections: list[Detection]
-    photo_size: tuple[int, int]
+    image_size: tuple[int, int]
     has_masks: bool
     metadata: Metadata
     prediction: ArrayPrediction | None = None
     source: SourceImage = None
     maps: Mapping[str, np.ndarray] = field(default_factory=dict)
 
-    @staticmethod
+    @classmethod
     def of(
+        cls,
         prediction: ArrayPrediction,
         size: tuple[int, int],
         metadata: Metadata,
-        least_score: float = 0.0,
+        thresholds: Thresholds = Thresholds(0.0),  # noqa: B008  # frozen
         classes: Sequence[int] | None = None,
     ) -> Detections:
-        """Return the result of an image of `(height, width)` from the output of the network.
-
-        Parameters
-        ----------
-        prediction : prediction in pixels of the network's input
-        size : `(height, width)` of the image
-        metadata : the classes of the model
-        least_score : objects must score above
-        classes : indices of the classes to keep, stuff first; None for all
-        """
-        chosen = choose_detections(prediction, metadata.num_stuff, least_score, classes)
-        found = [_named(d, metadata, size, metadata.num_stuff) for d in paste_detections(chosen, size, by_nearest=True)]
+        """See :meth:`seamseg.inference.results.base.ImageResult.of`."""
+        chosen = choose_detections(prediction, metadata.num_stuff, thresholds.score_threshold, classes)
+        found = [_named(d, metadata, size) for d in paste_detections(chosen, size, by_nearest=True)]
         return Detections(found, size, prediction.mask_logits is not None, metadata.without_images())
 
     def __len__(self) -> int:
@@ -214,13 +209,17 @@ class Detections(PhotoResult, Sequence[Detection]):
         return replace(self, detections=[d for d in self if d.category in chosen])
 
     def draw(  # type: ignore[override]  # its options are named
-        self, photo: Photo = None, labels: bool = True, opacity: float = 0.5, classes: str | Sequence[str] | None = None
+        self,
+        image: Drawable = None,
+        labels: bool = True,
+        opacity: float = 0.5,
+        classes: str | Sequence[str] | None = None,
     ) -> Image.Image:
         """Draw boxes, masks, class names and scores over the image; objects of high score are on top.
 
         Parameters
         ----------
-        photo : image to draw on, of any size; None for the result's own, or a black image if it has none
+        image : image to draw on, of any size; None for the result's own, or a black image if it has none
         labels : write class and score at each box
         opacity : opacity of the masks, 0 to 1
         classes : names of the classes to draw; None for all
@@ -229,7 +228,7 @@ class Detections(PhotoResult, Sequence[Detection]):
         --------
         >>> result.draw(opacity=0.3, classes="person,rider").show()  # doctest: +SKIP
         """
-        rgb, _ = self.canvas(photo, opacity)  # masks on black keep their opacity: objects overlap
+        rgb, _ = self.canvas(image, opacity)  # masks on black keep their opacity: objects overlap
         shown = self if classes is None else self.only(classes)
         return Image.fromarray(draw_detections(rgb, list(shown), self.size, self.metadata.palette, labels, opacity))
 
@@ -261,53 +260,15 @@ class Detections(PhotoResult, Sequence[Detection]):
         Examples
         --------
         >>> import supervision as sv  # doctest: +SKIP
-        >>> sv.BoxAnnotator().annotate(result.photo.copy(), result.to_supervision())  # doctest: +SKIP
+        >>> sv.BoxAnnotator().annotate(result.image.copy(), result.to_supervision())  # doctest: +SKIP
         """
-        found: supervision.Detections = import_supervision().Detections(
-            xyxy=self.boxes[:, [1, 0, 3, 2]],
-            mask=self.masks,
-            confidence=self.scores,
-            class_id=self.classes,
-            data={"class_name": np.array(self.names, dtype=str)},
-        )
-        return found
+        return supervision_detections(self._objects(), self.size, self.has_masks)
 
-    def _fiftyone_labels(self) -> dict[str, fiftyone.Label]:
-        objects = []
-        for d in self:
-            crop = None if d.crop is None else cropped(d.crop, d.corner)
-            objects.append(LabelledObject(d.name, d.score, *((d.box, None) if crop is None else crop)))
-        return {"detections": detections_label(objects, self.size)}
-
-    def _content(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        entries = [
-            {
-                "category": d.category,
-                "score": d.score,
-                "box": d.box,
-                "corner": d.corner,
-                "crop": None if d.crop is None else d.crop.shape,
-            }
-            for d in self
-        ]
-        bits = [np.packbits(d.crop) for d in self if d.crop is not None]
-        facts = {"size": self.size, "has_masks": self.has_masks, "detections": entries}
-        return facts, {"masks": np.concatenate(bits) if bits else np.zeros(0, np.uint8)}
-
-    @classmethod
-    def _read(cls, file: ResultFile, source: SourceImage) -> Detections:
-        metadata, facts = file.metadata, file.content
-        bits = file.array("masks", _MASK_BYTES)
-        size, found, start = file.size, [], 0
-        for entry in facts["detections"]:
-            pasted, start = _restored(entry, bits, start, size)
-            if not 0 <= pasted.category < metadata.num_classes:
-                raise ValueError(f"it has no class {pasted.category}")
-            found.append(_named(pasted, metadata, size, 0))
-        return Detections(found, size, bool(facts["has_masks"]), metadata, None, source)
+    def _objects(self) -> list[LabelledObject]:
+        return [LabelledObject(d.name, d.category, d.score, d.box, d.mask) for d in self]
 
     def shares(self) -> list[tuple[str, int, bool, float]]:
-        """See :meth:`seamseg.inference.photo_result.PhotoResult.shares`."""
+        """See :meth:`seamseg.inference.results.base.ImageResult.shares`."""
         pixels = max(self.size[0] * self.size[1], 1)
         return [(d.name, d.category, True, d.area / pixels) for d in self]
 
@@ -340,24 +301,6 @@ def coco_entry(d: Detection, image_id: int | str) -> dict[str, Any]:
     return entry
 
 
-def _named(d: PastedDetection, metadata: Metadata, size: tuple[int, int], num_stuff: int) -> Detection:
-    category = d.category + num_stuff
+def _named(d: PastedDetection, metadata: Metadata, size: tuple[int, int]) -> Detection:
+    category = d.category + metadata.num_stuff
     return Detection(metadata.categories[category], category, d.score, d.box, size, d.crop, d.corner)
-
-
-def _restored(
-    entry: dict[str, Any], bits: np.ndarray, start: int, size: tuple[int, int]
-) -> tuple[PastedDetection, int]:
-    """Return an object of a `.npz` file, and where the bits of the next one start."""
-    crop, corner = None, (int(entry["corner"][0]), int(entry["corner"][1]))
-    if entry["crop"] is not None:
-        rows, columns = (int(v) for v in entry["crop"])
-        stop = start + -(-rows * columns // 8)
-        inside = all(0 <= at <= at + length <= side for at, length, side in zip(corner, (rows, columns), size))
-        if not inside or stop > len(bits):
-            raise ValueError(f"a mask of {rows} x {columns} pixels at {corner} is not in the image, or incomplete")
-        crop = np.unpackbits(bits[start:stop], count=rows * columns).astype(bool).reshape(rows, columns)
-        start = stop
-    y0, x0, y1, x1 = map(bounded_number, entry["box"])
-    score = bounded_number(entry["score"])
-    return PastedDetection(int(entry["category"]), score, (y0, x0, y1, x1), crop, corner), start

@@ -1,31 +1,35 @@
-"""The result of a prediction: a panoptic map with its classes and image, which can be drawn and saved."""
+"""Panoptic maps: the results of panoptic networks."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
 
-from seamseg.data.images import MAX_PIXELS
 from seamseg.formats.coco_writer import CocoPanopticWriter, encode_panoptic
-from seamseg.formats.id_png import MAX_ID, id_image
+from seamseg.formats.id_png import id_image
 from seamseg.formats.label_png import look_up
 from seamseg.formats.metadata import Metadata
+from seamseg.fusion import fuse, merge_queries, to_result
 from seamseg.inference.class_names import choose_classes
-from seamseg.inference.fiftyone_labels import LabelledObject, cropped, detections_label, segmentation_label
-from seamseg.inference.photo_result import Photo, PhotoResult, ResultFile, SourceImage, import_supervision
+from seamseg.inference.options import Thresholds
+from seamseg.inference.results.base import (
+    Drawable,
+    ImageResult,
+    LabelledObject,
+    SourceImage,
+    supervision_detections,
+)
 from seamseg.panoptic_map import VOID, PanopticResult, Segment, class_infos
 from seamseg.predictions import ArrayPrediction
-from seamseg.utils.limits import bounded_number, whole_number
 from seamseg.visualize.overlay import overlay_image
 
 if TYPE_CHECKING:
-    import fiftyone
     import supervision
 
 
@@ -37,7 +41,7 @@ class NamedSegment(Segment):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Panoptic(PanopticResult, PhotoResult):
+class Panoptic(PanopticResult, ImageResult):
     """The panoptic map of an image, at the size of the image.
 
     Attributes
@@ -45,7 +49,7 @@ class Panoptic(PanopticResult, PhotoResult):
     id_map : `H x W` int32, the segment of each pixel, 0 void
     segments : id, class `name` and index `category`, score, area and box of each, see :class:`NamedSegment`
     prediction : output of the network before the fusion
-    metadata, source, maps : see :class:`seamseg.inference.photo_result.PhotoResult`
+    metadata, source, maps : see :class:`seamseg.inference.results.base.ImageResult`
 
     Notes
     -----
@@ -61,6 +65,8 @@ class Panoptic(PanopticResult, PhotoResult):
     >>> result.save("street_overlay.jpg")  # doctest: +SKIP
     """
 
+    kinds = ("panoptic",)
+    options = ("score_threshold", "overlap_threshold", "min_stuff_area")
     counted = "segments"
     metadata: Metadata = field(default_factory=lambda: Metadata(0, 0, [], [], []))
     prediction: ArrayPrediction | None = None
@@ -69,14 +75,34 @@ class Panoptic(PanopticResult, PhotoResult):
 
     segments: list[NamedSegment]  # type: ignore[assignment]
 
-    @staticmethod
+    @classmethod
     def of(
-        result: PanopticResult, metadata: Metadata, photo: SourceImage = None, prediction: ArrayPrediction | None = None
+        cls,
+        prediction: ArrayPrediction,
+        size: tuple[int, int],
+        metadata: Metadata,
+        thresholds: Thresholds = Thresholds(),  # noqa: B008  # frozen
+        classes: Sequence[int] | None = None,
     ) -> Panoptic:
-        """Return a result with the names of its classes, and with its image and prediction if given."""
+        """See :meth:`seamseg.inference.results.base.ImageResult.of`."""
+        t, num_stuff = thresholds, metadata.num_stuff
+        if prediction.queries is None:
+            fused = fuse(
+                prediction, num_stuff, t.score_threshold, t.overlap_threshold, t.min_stuff_area, native_size=size
+            )
+        else:
+            fused = merge_queries(
+                prediction.queries, prediction.size, size, num_stuff, t.score_threshold, t.overlap_threshold
+            )
+        result = to_result(fused, size, num_stuff)
+        return Panoptic.of_map(result if classes is None else _only(result, classes), metadata)
+
+    @staticmethod
+    def of_map(result: PanopticResult, metadata: Metadata, image: SourceImage = None) -> Panoptic:
+        """Return a panoptic map with the names of its classes, and with its image if given."""
         named = [_named(s, metadata) for s in result.segments]
-        bare = Panoptic(result.id_rows, named, metadata.without_images())  # type: ignore[arg-type]  # see its field
-        return bare if photo is None and prediction is None else bare.with_photo(photo, prediction)
+        found = Panoptic(result.id_rows, named, metadata.without_images())  # type: ignore[arg-type]  # see its field
+        return found if image is None else found.with_image(image)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, PanopticResult):
@@ -119,12 +145,12 @@ class Panoptic(PanopticResult, PhotoResult):
         --------
         >>> len(result.only("car,truck").segments)  # doctest: +SKIP
         """
-        kept = only_classes(self, choose_classes(classes, self.metadata))
+        kept = _only(self, choose_classes(classes, self.metadata))
         return replace(self, id_map=kept.id_map, segments=[_named(s, self.metadata) for s in kept.segments])
 
     def draw(  # type: ignore[override]  # its options are named
         self,
-        photo: Photo = None,
+        image: Drawable = None,
         labels: bool = True,
         opacity: float = 0.5,
         outlined: bool = True,
@@ -134,7 +160,7 @@ class Panoptic(PanopticResult, PhotoResult):
 
         Parameters
         ----------
-        photo : image to draw on, of any size; None for the result's own, or a black image if it has none
+        image : image to draw on, of any size; None for the result's own, or a black image if it has none
         labels : write class and score on large segments
         opacity : opacity of the colours, 0 to 1
         outlined : draw a contour around each thing
@@ -144,7 +170,7 @@ class Panoptic(PanopticResult, PhotoResult):
         --------
         >>> result.draw(opacity=0.3, classes="person,rider").show()  # doctest: +SKIP
         """
-        rgb, opacity = self.canvas(photo, opacity)
+        rgb, opacity = self.canvas(image, opacity)
         shown = self if classes is None else self.only(classes)
         names = self.metadata.categories
         return overlay_image(rgb, shown, self.metadata.palette, names, labels, opacity, outlined)
@@ -188,27 +214,16 @@ class Panoptic(PanopticResult, PhotoResult):
         Examples
         --------
         >>> import supervision as sv  # doctest: +SKIP
-        >>> sv.MaskAnnotator().annotate(result.photo.copy(), result.to_supervision())  # doctest: +SKIP
+        >>> sv.MaskAnnotator().annotate(result.image.copy(), result.to_supervision())  # doctest: +SKIP
         """
-        shown = [s for s in self.segments if not s.iscrowd and (stuff or s.isthing)]
-        boxes = np.array([s.box for s in shown], np.float32).reshape(-1, 4)
-        masks = np.stack([self.mask(s) for s in shown]) if shown else np.zeros((0, *self.size), bool)
-        found: supervision.Detections = import_supervision().Detections(
-            xyxy=boxes[:, [1, 0, 3, 2]],
-            mask=masks,
-            confidence=np.array([1.0 if s.score is None else s.score for s in shown], np.float32),
-            class_id=np.array([s.category for s in shown], int),
-            data={"class_name": np.array([s.name for s in shown], dtype=str)},
-        )
-        return found
+        return supervision_detections(self._objects(stuff), self.size, has_masks=True)
 
-    def _fiftyone_labels(self) -> dict[str, fiftyone.Label]:
-        things = []
-        for segment in self.segments:
-            crop = cropped(self.mask(segment)) if segment.isthing and not segment.iscrowd else None
-            if crop is not None:
-                things.append(LabelledObject(segment.name, segment.score, *crop))
-        return {"segmentation": segmentation_label(self.classes), "detections": detections_label(things, self.size)}
+    def _class_map(self) -> np.ndarray:
+        return self.classes
+
+    def _objects(self, stuff: bool = False) -> list[LabelledObject]:
+        shown = [s for s in self.segments if not s.iscrowd and (stuff or s.isthing)]
+        return [LabelledObject(s.name, s.category, s.score, s.box, self.mask(s)) for s in shown if s.area]
 
     def _save_json(self, path: Path) -> None:
         # the id image is written to a folder of the same name, as usual for the format
@@ -217,23 +232,12 @@ class Panoptic(PanopticResult, PhotoResult):
         writer.add(path.stem, self, name)
         writer.write_json()
 
-    def _content(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        return {"segments": [asdict(s) for s in self.segments]}, {"id_map": self.id_map}
-
-    @classmethod
-    def _read(cls, file: ResultFile, source: SourceImage) -> Panoptic:
-        id_map = file.array("id_map", 4 * MAX_PIXELS + 1024)
-        if id_map.ndim != 2 or id_map.dtype != np.int32:
-            raise ValueError(f"its map is {id_map.shape} {id_map.dtype}")
-        metadata = file.metadata
-        return Panoptic(id_map, [_segment(s, metadata) for s in file.content["segments"]], metadata, None, source)
-
     def shares(self) -> list[tuple[str, int, bool, float]]:
-        """See :meth:`seamseg.inference.photo_result.PhotoResult.shares`."""
+        """See :meth:`seamseg.inference.results.base.ImageResult.shares`."""
         return [(s.name, s.category, s.isthing and not s.iscrowd, s.area / self.id_rows.size) for s in self.segments]
 
 
-def only_classes(result: PanopticResult, classes: Sequence[int]) -> PanopticResult:
+def _only(result: PanopticResult, classes: Sequence[int]) -> PanopticResult:
     """Return a result with the segments of some classes (indices) only; other pixels are void."""
     kept = [s for s in result.segments if s.category in set(classes)]
     return PanopticResult(look_up(result.id_map, [(s.id, s.id) for s in kept], result.id_map.dtype), kept)
@@ -242,14 +246,3 @@ def only_classes(result: PanopticResult, classes: Sequence[int]) -> PanopticResu
 def _named(segment: Segment, metadata: Metadata) -> NamedSegment:
     values = {f.name: getattr(segment, f.name) for f in fields(Segment)}
     return NamedSegment(**values, name=metadata.categories[segment.category])
-
-
-def _segment(entry: dict[str, Any], metadata: Metadata) -> NamedSegment:
-    """Return a segment of a `.npz` file."""
-    identity, category, area = (whole_number(entry[key]) for key in ("id", "category", "area"))
-    if not 0 < identity <= MAX_ID or not 0 <= category < metadata.num_classes:
-        raise ValueError(f"its segment {identity} is of class {category}")
-    y0, x0, y1, x1 = map(bounded_number, entry["box"])
-    score = None if entry["score"] is None else bounded_number(entry["score"])
-    segment = Segment(identity, category, bool(entry["isthing"]), score, area, (y0, x0, y1, x1), bool(entry["iscrowd"]))
-    return _named(segment, metadata)

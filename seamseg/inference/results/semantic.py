@@ -1,39 +1,35 @@
-"""The result of semantic segmentation: the class of each pixel, and its probability if requested."""
+"""Class maps: the results of semantic networks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from seamseg.data.images import MAX_PIXELS
 from seamseg.evaluation.coco_ap import encode_crop
 from seamseg.formats.metadata import Metadata
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.inference.class_names import choose_classes
-from seamseg.inference.fiftyone_labels import segmentation_label
-from seamseg.inference.photo_result import Photo, PhotoResult, ResultFile, SourceImage
+from seamseg.inference.options import Thresholds
+from seamseg.inference.results.base import Drawable, ImageResult, SourceImage
 from seamseg.panoptic_map import VOID, PanopticResult, class_map_result
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.errors import InputError
 from seamseg.visualize.overlay import overlay_image
 
-if TYPE_CHECKING:
-    import fiftyone
-
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SemanticMap(PhotoResult):
+class SemanticMap(ImageResult):
     """The class of each pixel of an image, at the size of the image.
 
     Attributes
     ----------
     classes : `H x W` uint8, index into `metadata.categories`, 255 void (with a choice of classes only)
     probability : `H x W` uint8, 255 times the probability of the class, rounded down; None if it was not requested
-    metadata, prediction, source, maps : see :class:`seamseg.inference.photo_result.PhotoResult`
+    metadata, prediction, source, maps : see :class:`seamseg.inference.results.base.ImageResult`
 
     Notes
     -----
@@ -47,6 +43,8 @@ class SemanticMap(PhotoResult):
     >>> result.save("street_overlay.jpg")  # doctest: +SKIP
     """
 
+    kinds = ("semantic",)
+    options = ("tta_fusion", "probabilities")
     counted = "segments"
     classes: np.ndarray
     probability: np.ndarray | None = None
@@ -55,19 +53,16 @@ class SemanticMap(PhotoResult):
     source: SourceImage = None
     maps: Mapping[str, np.ndarray] = field(default_factory=dict)
 
-    @staticmethod
+    @classmethod
     def of(
-        prediction: ArrayPrediction, size: tuple[int, int], metadata: Metadata, classes: Sequence[int] | None = None
+        cls,
+        prediction: ArrayPrediction,
+        size: tuple[int, int],
+        metadata: Metadata,
+        thresholds: Thresholds = Thresholds(0.0),  # noqa: B008  # frozen
+        classes: Sequence[int] | None = None,
     ) -> SemanticMap:
-        """Return the result of an image of `(height, width)` from the output of the network.
-
-        Parameters
-        ----------
-        prediction : prediction of a predictor, in pixels of the network's input
-        size : `(height, width)` of the image
-        metadata : the classes of the model
-        classes : indices of the classes to keep, others become void; None for all
-        """
+        """See :meth:`seamseg.inference.results.base.ImageResult.of`; pixels of other classes are void."""
         prediction = prediction.on_cpu()
         assert prediction.semantic is not None
         found = resize_nearest(prediction.semantic, size)
@@ -116,7 +111,7 @@ class SemanticMap(PhotoResult):
         return dict.fromkeys((name for name, *_ in self.shares()), 1)
 
     def shares(self) -> list[tuple[str, int, bool, float]]:
-        """See :meth:`seamseg.inference.photo_result.PhotoResult.shares`."""
+        """See :meth:`seamseg.inference.results.base.ImageResult.shares`."""
         present, counts = np.unique(self.classes, return_counts=True)
         return [
             (self._name(c), c, False, n / self.classes.size)
@@ -134,17 +129,17 @@ class SemanticMap(PhotoResult):
         return replace(self, classes=_only(self.classes, choose_classes(classes, self.metadata)))
 
     def draw(  # type: ignore[override]  # its options are named
-        self, photo: Photo = None, opacity: float = 0.5, classes: str | Sequence[str] | None = None
+        self, image: Drawable = None, opacity: float = 0.5, classes: str | Sequence[str] | None = None
     ) -> Image.Image:
         """Blend the image with the colours of the classes.
 
         Parameters
         ----------
-        photo : image to draw on, of any size; None for the result's own, or a black image if it has none
+        image : image to draw on, of any size; None for the result's own, or a black image if it has none
         opacity : opacity of the colours, 0 to 1
         classes : names of the classes to draw; None for all
         """
-        rgb, opacity = self.canvas(photo, opacity)
+        rgb, opacity = self.canvas(image, opacity)
         shown = self if classes is None else self.only(classes)
         return overlay_image(rgb, shown._segments(), self.metadata.palette, opacity=opacity)
 
@@ -165,26 +160,8 @@ class SemanticMap(PhotoResult):
             entries.append({"image_id": image_id, "category_id": category, "segmentation": mask, "score": 1.0})
         return entries
 
-    def _fiftyone_labels(self) -> dict[str, fiftyone.Label]:
-        return {"segmentation": segmentation_label(self.classes)}
-
-    def _content(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        maps = {"class_map": self.classes}
-        if self.probability is not None:
-            maps["probability"] = self.probability
-        return {"has_probability": self.probability is not None}, maps
-
-    @classmethod
-    def _read(cls, file: ResultFile, source: SourceImage) -> SemanticMap:
-        maps = [file.array("class_map", MAX_PIXELS + 1024)]
-        if file.content["has_probability"]:
-            maps.append(file.array("probability", MAX_PIXELS + 1024))
-        if any(m.ndim != 2 or m.dtype != np.uint8 or m.shape != maps[0].shape for m in maps):
-            raise ValueError(f"its maps are {', '.join(f'{m.shape} {m.dtype}' for m in maps)}")
-        metadata = file.metadata
-        if any(metadata.num_classes <= c < VOID for c in np.unique(maps[0]).tolist()):
-            raise ValueError("its map holds unknown classes")
-        return SemanticMap(maps[0], maps[1] if len(maps) > 1 else None, metadata, None, source)
+    def _class_map(self) -> np.ndarray:
+        return self.classes
 
 
 def _only(classes: np.ndarray, chosen: Sequence[int]) -> np.ndarray:

@@ -1,38 +1,33 @@
-"""The result of an image classifier: the probability of each class."""
+"""Probabilities of classes: the results of image classifiers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from seamseg.formats.metadata import Metadata
-from seamseg.inference.fiftyone_labels import classification_label
-from seamseg.inference.photo_result import Photo, PhotoResult, ResultFile, SourceImage
+from seamseg.inference.options import Thresholds
+from seamseg.inference.results.base import Drawable, ImageResult, SourceImage, import_library
 from seamseg.predictions import ArrayPrediction
 from seamseg.visualize.overlay import short_name
-
-if TYPE_CHECKING:
-    import fiftyone
 
 TOP = 5
 """Classes that are shown and saved."""
 
-_MAX_CLASSES = 1_000_000
-
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Classification(PhotoResult):
+class Classification(ImageResult):
     """The probability of each class of an image.
 
     Attributes
     ----------
     probabilities : `classes` float32, which sum to 1
-    photo_size : `(height, width)` of the image
-    metadata, prediction, source : see :class:`seamseg.inference.photo_result.PhotoResult`
+    image_size : `(height, width)` of the image
+    metadata, prediction, source : see :class:`seamseg.inference.results.base.ImageResult`
 
     Examples
     --------
@@ -40,26 +35,25 @@ class Classification(PhotoResult):
     [('tabby', 0.71), ('tiger cat', 0.2)]
     """
 
+    kinds = ("classification",)
     counted = "classes"
     probabilities: np.ndarray
-    photo_size: tuple[int, int]
+    image_size: tuple[int, int]
     metadata: Metadata = field(default_factory=lambda: Metadata(0, 0, [], [], []))
     prediction: ArrayPrediction | None = None
     source: SourceImage = None
+    maps: Mapping[str, np.ndarray] = field(default_factory=dict)
 
-    @staticmethod
+    @classmethod
     def of(
-        prediction: ArrayPrediction, size: tuple[int, int], metadata: Metadata, classes: Sequence[int] | None = None
+        cls,
+        prediction: ArrayPrediction,
+        size: tuple[int, int],
+        metadata: Metadata,
+        thresholds: Thresholds = Thresholds(0.0),  # noqa: B008  # frozen
+        classes: Sequence[int] | None = None,
     ) -> Classification:
-        """Return the result of an image of `(height, width)` from the logits of the network.
-
-        Parameters
-        ----------
-        prediction : prediction with logits
-        size : `(height, width)` of the image
-        metadata : the classes of the model
-        classes : indices of the classes to choose among, others have probability 0; None for all
-        """
+        """See :meth:`seamseg.inference.results.base.ImageResult.of`; other classes have probability 0."""
         assert prediction.logits is not None
         logits = prediction.logits.astype(np.float64)
         if classes is not None:
@@ -94,30 +88,20 @@ class Classification(PhotoResult):
         best = np.argsort(-self.probabilities, kind="stable")[:count]
         return [(self.metadata.categories[k], int(k), False, float(self.probabilities[k])) for k in best]
 
-    def draw(self, photo: Photo = None, **options: Any) -> Image.Image:
+    def draw(self, image: Drawable = None, **options: Any) -> Image.Image:
         """Write the most probable classes onto an image; None for the result's own, or a black image if it has none."""
-        rgb, _ = self.canvas(photo, 1.0)
-        image = Image.fromarray(np.array(rgb))
-        font = ImageFont.load_default(size=max(10, min(image.size) // 24))
+        rgb, _ = self.canvas(image, 1.0)
+        drawn = Image.fromarray(np.array(rgb))
+        font = ImageFont.load_default(size=max(10, min(drawn.size) // 24))
         text = "\n".join(f"{share:4.0%} {short_name(name)}" for name, share in self.top())
-        ImageDraw.Draw(image).multiline_text((4, 4), text, "white", font, stroke_width=2, stroke_fill="black")
-        return image
+        ImageDraw.Draw(drawn).multiline_text((4, 4), text, "white", font, stroke_width=2, stroke_fill="black")
+        return drawn
 
     def to_coco(self, image_id: int | str = 0) -> list[dict[str, Any]]:
         """Return the most probable classes as entries with `image_id`, `category_id` and `score`."""
         return [{"image_id": image_id, "category_id": k, "score": share} for _, k, _, share in self.shares()]
 
-    def _fiftyone_labels(self) -> dict[str, fiftyone.Label]:
-        return {"classification": classification_label(*self.top(1)[0])}
-
-    def _content(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        return {"size": self.size}, {"probabilities": self.probabilities}
-
-    @classmethod
-    def _read(cls, file: ResultFile, source: SourceImage) -> Classification:
-        probabilities = file.array("probabilities", 4 * _MAX_CLASSES + 1024)
-        names = [str(name) for name in file.content["classes"]["categories"]]
-        metadata = Metadata(0, len(names), names, [], [])
-        if probabilities.shape != (metadata.num_classes,) or probabilities.dtype != np.float32:
-            raise ValueError(f"its probabilities are {probabilities.shape} {probabilities.dtype}")
-        return Classification(probabilities, file.size, metadata, None, source)
+    def to_fiftyone(self) -> dict[str, Any]:
+        """See :meth:`seamseg.inference.results.base.ImageResult.to_fiftyone`."""
+        library, (name, probability) = import_library("fiftyone", "pip install fiftyone"), self.top(1)[0]
+        return {"classification": library.Classification(label=name, confidence=probability)}

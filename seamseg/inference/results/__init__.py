@@ -1,0 +1,25 @@
+"""Results of images, one class for each output of networks."""
+
+from seamseg.inference.results.base import ImageResult
+from seamseg.inference.results.classification import Classification
+from seamseg.inference.results.detections import Detection, Detections
+from seamseg.inference.results.panoptic import Panoptic
+from seamseg.inference.results.semantic import SemanticMap
+
+__all__ = [
+    "RESULTS",
+    "Classification",
+    "Detection",
+    "Detections",
+    "ImageResult",
+    "Panoptic",
+    "SemanticMap",
+    "result_of",
+]
+
+RESULTS: tuple[type[ImageResult], ...] = (Panoptic, Detections, SemanticMap, Classification)
+
+
+def result_of(kind: str) -> type[ImageResult]:
+    """Return the type of the results of a kind of network, as in `[general] kind`."""
+    return next(result for result in RESULTS if kind in result.kinds)

@@ -1,0 +1,319 @@
+"""The base of results: their image, overlays, files, notebooks, and labels of other libraries."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeVar, cast
+
+import numpy as np
+from PIL import Image
+
+from seamseg.data.images import open_image, pixels_of
+from seamseg.formats.metadata import Metadata
+from seamseg.inference.anonymize import LEAST_SCORE, Style, hide_classes
+from seamseg.inference.class_names import choose_classes
+from seamseg.inference.options import Thresholds
+from seamseg.panoptic_map import VOID, PanopticResult
+from seamseg.predictions import ArrayPrediction
+from seamseg.utils.errors import InputError
+from seamseg.utils.files import replacing, write_json
+from seamseg.utils.limits import check_sides
+from seamseg.visualize.overlay import encode_thumbnail, figure_html
+
+if TYPE_CHECKING:
+    import fiftyone
+    import supervision
+
+OVERLAY_FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WEBP"}
+"""File endings for which :meth:`ImageResult.save` writes the overlay."""
+
+SourceImage: TypeAlias = Path | Image.Image | None
+
+Drawable: TypeAlias = np.ndarray | Image.Image | None
+
+R = TypeVar("R", bound="ImageResult")
+
+
+class LabelledObject(NamedTuple):
+    """An object for other libraries: its class, score, box `(y0, x0, y1, x1)` in pixels, and mask `H x W`, if any."""
+
+    name: str
+    category: int
+    score: float | None
+    box: tuple[float, float, float, float]
+    mask: np.ndarray | None
+
+
+class ImageResult(ABC):
+    """The result of a prediction on an image; results are frozen dataclasses.
+
+    Attributes
+    ----------
+    kinds : kinds of networks that give it, as in `[general] kind`
+    options : options of :class:`seamseg.inference.options.InferenceOptions` that only some results depend on, and this
+        one does
+    counted : what :meth:`counts` counts: segments, detections or classes
+    metadata : names, colours and ids of the classes
+    prediction : output of the network, in pixels of its input; None if it is not kept
+    source : path or copy of the image, if it is kept
+    maps : output maps of custom heads by name, `H x W` or `channels x H x W`, at the size of the network's input; see
+        :func:`seamseg.components.resize_map`
+    """
+
+    kinds: ClassVar[tuple[str, ...]]
+    options: ClassVar[tuple[str, ...]] = ()
+    counted: ClassVar[str]
+    image_size: tuple[int, int]
+    metadata: Metadata
+    prediction: ArrayPrediction | None
+    source: SourceImage
+    maps: Mapping[str, np.ndarray] = MappingProxyType({})
+
+    @classmethod
+    @abstractmethod
+    def of(
+        cls,
+        prediction: ArrayPrediction,
+        size: tuple[int, int],
+        metadata: Metadata,
+        thresholds: Thresholds = Thresholds(0.0),  # noqa: B008  # frozen
+        classes: Sequence[int] | None = None,
+    ) -> ImageResult:
+        """Make the result of an image from the output of the network.
+
+        Parameters
+        ----------
+        prediction : prediction of a predictor, in pixels of the network's input
+        size : `(height, width)` of the image
+        metadata : classes of the model
+        thresholds : thresholds of scores, and of the fusion
+        classes : indices of the classes to keep, stuff first; None for all
+        """
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """`(height, width)` of the image; results without a map have it as `image_size`."""
+        return self.image_size
+
+    @abstractmethod
+    def counts(self) -> dict[str, int]:
+        """Count what was found of each class, by name, in the order of the classes."""
+
+    @abstractmethod
+    def shares(self) -> list[tuple[str, int, bool, float]]:
+        """Return for each found object or region: class name, index, whether it is counted, part of the image."""
+
+    @abstractmethod
+    def draw(self, image: Drawable = None, **options: Any) -> Image.Image:
+        """Draw the result over an image."""
+
+    @abstractmethod
+    def to_coco(self, image_id: int | str = 0) -> Any:
+        """Return the result in the COCO format of its kind."""
+
+    def with_image(self: R, image: SourceImage, prediction: ArrayPrediction | None = None) -> R:
+        """Return the result with its image, and with a copy of the output of the network."""
+        compact = None if prediction is None else prediction.copy()
+        maps = self.maps if compact is None else {name: compact.maps[name] for name in self.maps}
+        return cast(R, replace(cast(Any, self), source=image, prediction=compact, maps=maps))
+
+    @property
+    def image(self) -> np.ndarray | None:
+        """The image, uint8 `H x W x 3` RGB, upright; None if the result has none.
+
+        Raises
+        ------
+        InputError
+            if the image is a file that no longer exists, or has another size now
+        """
+        if self.source is None:
+            return None
+        rgb = pixels_of(open_image(self.source) if isinstance(self.source, Path) else self.source)
+        if rgb.shape[:2] != self.size:
+            height, width = self.size
+            raise InputError(
+                f"{self.source}: the image is now {rgb.shape[1]} x {rgb.shape[0]} pixels, the result is of "
+                f"{width} x {height}: the file has changed"
+            )
+        return rgb
+
+    def canvas(self, image: Drawable, opacity: float) -> tuple[np.ndarray, float]:
+        """Return the uint8 pixels `H x W x 3` to draw on, and the opacity of the overlay.
+
+        The pixels of `image`, or else of the result's own image; without both they are black, and fully covered.
+
+        Raises
+        ------
+        InputError
+            if the opacity is not between 0 and 1, the image is not RGB, or see :attr:`image`
+        """
+        if not 0 <= opacity <= 1:
+            raise InputError(f"opacity must be between 0 and 1, not {opacity}")
+        given = image.convert("RGB") if isinstance(image, Image.Image) else image
+        rgb = self.image if given is None else np.asarray(given)
+        if rgb is None:
+            return np.zeros((*self.size, 3), np.uint8), 1.0
+        if rgb.dtype != np.uint8 or rgb.ndim != 3 or rgb.shape[2] != 3:
+            raise InputError(f"an image to draw on must be H x W x 3 uint8 RGB, this one is {rgb.shape} {rgb.dtype}")
+        return rgb, opacity
+
+    def anonymize(
+        self, classes: str | Sequence[str], style: Style = "blur", least_score: float = LEAST_SCORE
+    ) -> Image.Image:
+        """Return the image with everything that may belong to some classes made unrecognisable.
+
+        Parameters
+        ----------
+        classes : names; include related classes, as `person,rider`
+        style : "blur" or "pixels"
+        least_score : minimum score of detections that are hidden, see
+            :func:`seamseg.inference.anonymize.private_regions`
+
+        Raises
+        ------
+        InputError
+            if a name is unknown, or the result has no image
+
+        Examples
+        --------
+        >>> result.anonymize("person,rider,car").save("street_private.jpg")  # doctest: +SKIP
+        """
+        chosen = choose_classes(classes, self.metadata)
+        rgb = self.image
+        if rgb is None:
+            raise InputError("this result has no image to anonymise: predict with keep_image=True")
+        return Image.fromarray(
+            hide_classes(rgb, self._segments(), self.prediction, chosen, self.metadata.num_stuff, style, least_score)
+        )
+
+    def save(self, path: str | Path, **options: Any) -> Path:
+        """Write the result atomically, in the format that the ending of the path selects.
+
+        Parameters
+        ----------
+        path : `.jpg`, `.png` or `.webp` for the overlay; `.json` for the COCO format of this kind of result
+        **options : options of :meth:`draw`, for overlays
+
+        Returns
+        -------
+        path : the path as given
+
+        Raises
+        ------
+        InputError
+            if the ending is not supported
+        SeamsegError
+            if the file cannot be written
+        """
+        path = Path(path)
+        ending = path.suffix.lower()
+        if ending in OVERLAY_FORMATS:
+            image = self.draw(**options)
+            check_sides(image.size, OVERLAY_FORMATS[ending])
+            more = {"quality": 92} if ending != ".png" else {}
+            with replacing(path) as temporary:
+                image.save(temporary, OVERLAY_FORMATS[ending], **more)
+        elif ending != ".json":
+            raise InputError(f"{path}: results are saved as {', '.join([*OVERLAY_FORMATS, '.json'])}")
+        elif options:
+            raise InputError(f"{path}: {', '.join(options)}: options for overlays only")
+        else:
+            self._save_json(path)
+        return path
+
+    def to_fiftyone(self) -> dict[str, fiftyone.Label]:
+        """Return labels of FiftyOne by name.
+
+        `segmentation`, of networks with a class map: class index + 1, 0 void, crowds included. `detections`: the things
+        of a panoptic map, or the detections, with masks if the network has them; the box of an object with a mask is
+        that of its pixels, over which FiftyOne stretches the mask. `classification`: the most probable class.
+
+        Raises
+        ------
+        InputError
+            if the library is not installed
+
+        Examples
+        --------
+        >>> for name, label in result.to_fiftyone().items():  # doctest: +SKIP
+        ...     sample[name] = label
+        """
+        library, labels = import_library("fiftyone", "pip install fiftyone"), {}
+        classes, objects = self._class_map(), self._objects()
+        if classes is not None:
+            # 255 only if there are 255 classes
+            mask = np.where(classes == VOID, 0, classes.astype(np.uint16) + 1).astype(np.uint8)
+            labels["segmentation"] = library.Segmentation(mask=mask)
+        if objects is not None:
+            found = [_fiftyone_detection(library, one, self.size) for one in objects]
+            labels["detections"] = library.Detections(detections=found)
+        return labels
+
+    def _segments(self) -> PanopticResult | None:
+        """Return the panoptic map of the result, if it has one."""
+        return None
+
+    def _class_map(self) -> np.ndarray | None:
+        """Return the class index of each pixel, 255 for void, if the result has it."""
+        return None
+
+    def _objects(self) -> list[LabelledObject] | None:
+        """Return the detected objects, if the network detects any."""
+        return None
+
+    def _save_json(self, path: Path) -> None:
+        """Write the COCO format."""
+        write_json(path, self.to_coco(path.stem))
+
+    def _repr_png_(self) -> bytes:
+        return encode_thumbnail(self._overlay())
+
+    def _repr_html_(self) -> str:
+        return figure_html(self._overlay(), repr(self), self.shares(), self.metadata.palette)
+
+    def _overlay(self) -> Image.Image:
+        try:
+            return self.draw()
+        except InputError:  # the file of the image may have moved
+            return cast(ImageResult, replace(cast(Any, self), source=None)).draw()
+
+
+def supervision_detections(
+    objects: Sequence[LabelledObject], size: tuple[int, int], has_masks: bool
+) -> supervision.Detections:
+    """Return `supervision.Detections` of the objects of an image of `(height, width)`; InputError if not installed."""
+    library = import_library("supervision", "pip install 'seamseg[supervision]'")
+    masks = np.array([one.mask for one in objects], bool).reshape(-1, *size) if has_masks else None
+    found: supervision.Detections = library.Detections(
+        xyxy=np.array([one.box for one in objects], np.float32).reshape(-1, 4)[:, [1, 0, 3, 2]],
+        mask=masks,
+        confidence=np.array([1.0 if one.score is None else one.score for one in objects], np.float32),
+        class_id=np.array([one.category for one in objects], int),
+        data={"class_name": np.array([one.name for one in objects], dtype=str)},
+    )
+    return found
+
+
+def _fiftyone_detection(library: Any, found: LabelledObject, size: tuple[int, int]) -> Any:
+    """Return the label of an object, whose box `[x, y, width, height]` is relative to the image."""
+    (height, width), (y0, x0, y1, x1), crop = size, found.box, None
+    if found.mask is not None and found.mask.any():
+        rows, columns = np.flatnonzero(found.mask.any(1)), np.flatnonzero(found.mask.any(0))
+        (y0, y1), (x0, x1) = (rows[0], rows[-1] + 1), (columns[0], columns[-1] + 1)
+        crop = np.ascontiguousarray(found.mask[y0:y1, x0:x1])
+    box = [float(v) for v in (x0 / width, y0 / height, (x1 - x0) / width, (y1 - y0) / height)]
+    score = None if found.score is None else float(found.score)
+    return library.Detection(label=found.name, bounding_box=box, confidence=score, mask=crop)
+
+
+def import_library(name: str, advice: str) -> Any:
+    """Import an optional library, which may take seconds; InputError if it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise InputError(f"to_{name}() needs {name} ({error}): {advice}") from error
