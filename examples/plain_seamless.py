@@ -30,13 +30,12 @@ from seamseg.models.heads.rpn import ProposalGenerator
 from seamseg.models.heads.semantic import MiniDeepLab, SemanticHead, semantic_target
 from seamseg.models.network import Losses, TrainingModule
 from seamseg.models.panoptic import PanopticNet
-from seamseg.models.panoptic_inference import Features
 from seamseg.ops import pooling
 from seamseg.ops.boxes import clip_boxes, decode_boxes
 from seamseg.ops.reference.nms import nms
 from seamseg.panoptic_map import VOID
 from seamseg.predictions import ArrayPrediction
-from seamseg.structures import Batch, PackedSequence
+from seamseg.structures import Batch, Features, PackedSequence
 
 
 def plain_network(net: PanopticNet, separated: bool = False) -> PlainNet:

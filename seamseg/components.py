@@ -1,4 +1,4 @@
-"""What a component is made of: decorators that register it, and the declaration of its keys.
+"""Decorators that register components, the declaration of their keys, and the base classes.
 
 A component is one class or function in a module or file of the user, see docs/how-to/extend.md::
 

@@ -316,3 +316,26 @@ class Batch:
         for packed in (*(getattr(self, f.name) for f in fields(self)), *self.maps.values()):
             if isinstance(packed, PackedSequence):
                 yield from (t for t in packed if t is not None)
+
+
+@dataclass(frozen=True)
+class Features:
+    """A batch after the body.
+
+    levels `N x C x h x w` from fine to coarse; `padded_size` the `(height, width)` of the padded batch, `valid_sizes`
+    those of each image without its padding; `semantic_logits` `N x classes x h x w` if they were computed together with
+    the body.
+    """
+
+    levels: list[Tensor]
+    padded_size: tuple[int, int]
+    valid_sizes: list[tuple[int, int]]
+    semantic_logits: Tensor | None = None
+
+    def rows(self, boxes: PackedSequence) -> tuple[Tensor, Tensor]:
+        """Return all boxes of the batch, `K x 4`, and the image of each, int64 `K`; K is 0 where no image has any."""
+        rows, index = boxes.concatenated()
+        if rows is None or index is None:
+            like = self.levels[0]
+            return like.new_zeros((0, 4), dtype=torch.float32), like.new_zeros(0, dtype=torch.long)
+        return rows, index

@@ -1,6 +1,6 @@
 """The backbones that `[body] body` can name, with the channels and strides of their stages.
 
-The numbers are those of :mod:`seamseg.models.backbones`, here without torch. They are the defaults of `[body]
+The numbers of :mod:`seamseg.models.backbones`, without torch, are the defaults of `[body]
 out_channels`, `[body] out_strides` and `[fpn] inputs`. Only the backbone itself knows the channels of one that is not
 listed here.
 """
@@ -21,7 +21,7 @@ MAX_WIDTH = 512
 """Most channels of `mod1` of a ResNet; `mod5` has up to 32 times as many."""
 
 TIMM = "timm:"
-"""What the names of timm networks begin with in `[body] body`."""
+"""Prefix of timm networks in `[body] body`."""
 
 
 @dataclass(frozen=True)

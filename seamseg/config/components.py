@@ -2,7 +2,7 @@
 
 A component is a class or function that a decorator of :mod:`seamseg.components` registers under a kind and a name, with
 a frozen dataclass of its options (docs/how-to/extend.md). Modules and files are imported only if the user names them,
-never because they are installed or a model names them, except those of `seamseg.recipes`. The parts of the package
+never because they are installed or a model names them, except `seamseg.recipes`. The parts of the package
 that use a kind register its built-in components.
 """
 
@@ -92,7 +92,7 @@ class NotLoaded:
 class Component:
     """A registered class or function `make`, and the frozen dataclass of its options, `keys`.
 
-    `sha256` is that of its file when that was imported; empty for components of this package.
+    `sha256` is the checksum of its file at the import; empty for components of this package.
     """
 
     kind: str

@@ -25,7 +25,7 @@ from seamseg.utils.errors import InputError, did_you_mean
 from seamseg.utils.limits import read_ini
 
 _RECIPE = re.escape(components.RECIPES) + "(?!py$)[a-z_]+"
-"""Modules of components of this package; a name with `.py` would be that of a file."""
+"""Modules of components of this package; a name with `.py` would be a file."""
 
 _LAYOUT = (("body", "out_channels"), ("body", "out_strides"), ("fpn", "inputs"))
 """Keys whose values belong to one body."""
@@ -37,14 +37,14 @@ _Change = tuple[str, str, str, str]
 def load_config(path: str | Path, kind: str | None = None, overrides: Sequence[str] = ()) -> Config:
     """Read a configuration file of the user (docs/contract.md, section 2), and import the components that it names.
 
-    The kind of network is that of the override `general.kind=`, else of the file's `[general] kind`, else `kind`.
+    The kind of network is the override `general.kind=`, else the file's `[general] kind`, else `kind`.
     Missing keys have the defaults of the kind, and so have keys that it ignores.
 
     Parameters
     ----------
     path : the INI file, or the bare name of a packaged experiment
     kind : kind of a file that does not name one; panoptic if None
-    overrides : `section.key=value` each; those of `general.components` add to the components of the file
+    overrides : `section.key=value` each; `general.components` adds to the components of the file
 
     Raises
     ------
@@ -68,10 +68,10 @@ def config_from_string(
 ) -> Config:
     """Read a configuration from INI text; `source` is its name in errors, other arguments as :func:`load_config`.
 
-    The components that it names are imported only with `trusted`, the folder of a file of the user; those of overrides
-    always are. A model is not trusted: its sections of components that are not registered stay as they are, see
-    :class:`NotLoaded`, and it must not build on another configuration. That of an `exported` network needs no
-    components: the network is not built from it.
+    The components that it names are imported only with `trusted`, the folder of a file of the user; components that
+    overrides name always are. A model is not trusted: its sections of components that are not registered stay as
+    :class:`NotLoaded`, and it must not build on another configuration. An `exported` network is not built from its
+    configuration, and needs no components.
     """
     files = layers_of(Layer(read_ini(text, source), source, trusted))
     changes = [(override, *split_override(override)) for override in overrides]
@@ -81,7 +81,7 @@ def config_from_string(
     given, origins = _merged_files(files, kind or PANOPTIC)
     own = dict(files[-1].given)
     if "kind" in given["general"]:
-        # a file that names no kind has that of its base
+        # a file without a kind has the kind of its base
         own["general"] = {**own.get("general", {}), "kind": given["general"]["kind"]}
     given["general"].setdefault("kind", kind or PANOPTIC)
     changed = _merge_overrides(given, changes)
@@ -125,7 +125,7 @@ def _checked(given: Texts, source: str, strict: bool = True) -> Texts:
 
 
 def _merged_files(files: Sequence[Layer], kind: str) -> tuple[Texts, dict[tuple[str, str], str]]:
-    """Return the values of a file over those of its bases, and the name of the file of each by (section, key).
+    """Return the values of a file over its bases, and the file of each value by (section, key).
 
     A file that names another body than its bases does not inherit what belongs to that, and has the weights of the
     losses of its own kind.
@@ -147,7 +147,7 @@ def _merged_files(files: Sequence[Layer], kind: str) -> tuple[Texts, dict[tuple[
 def _merge_overrides(given: Texts, changes: Sequence[_Change]) -> set[tuple[str, str]]:
     """Merge overrides into the values of the files; return their (section, key).
 
-    Another body keeps its `body_params`. Channels and strides of the files are those of their body and `body_params`.
+    Another body keeps its `body_params`. Channels and strides of the files belong to their body and `body_params`.
     """
     changed: Texts = {}
     for override, section, key, value in changes:
@@ -208,12 +208,12 @@ def _drop_replaced(texts: Texts, own: Collection[str]) -> None:
 
 
 def _load_components(files: Sequence[Layer], changes: Sequence[_Change], exported: bool = False) -> list[str]:
-    """Import the components that the user names, and those of this package that a model names; return their names."""
+    """Import the components that the user names, and recipes that a model names; return their names."""
     loaded = []
     for given, _, folder in files:
         names = list(map(str.strip, given.get("general", {}).get("components", "").split(",")))
         if folder is None:
-            # those of a model are modules of this package
+            # a model names modules of this package only
             names = [name for name in names if not exported and re.fullmatch(_RECIPE, name) and components.recipe(name)]
         loaded += components.load(names, folder)
     asked = [value for _, section, key, value in changes if (section, key) == ("general", "components")]
@@ -249,7 +249,7 @@ def config_to_string(config: Config) -> str:
     """Return a whole configuration as INI text, as stored in snapshots.
 
     Keys that the original does not have are left out at their default, so that the original can read the text. Only
-    those of other kinds than panoptic name their kind.
+    configurations of other kinds than panoptic name their kind.
     """
     defaults = _defaults(config.kind)
     defaults = {**defaults, "general": {**defaults["general"], "kind": PANOPTIC}}

@@ -35,11 +35,11 @@ def key(
 ) -> Any:
     """Declare a key with its documentation and the limits of its value, or of each of its values.
 
-    Keys of components have a `default`; those of the sections below are in packaged files.
+    Keys of components have a `default`; the defaults of the sections below are in packaged files.
 
     Keys whose type allows None may be empty, which is read as None. Names of the kind of `component` are allowed
     besides `choices`. `minimum` and `maximum` are allowed values, `above` is not;
-    `most` is the largest number of values. Maxima of sizes are far above those of any experiment: they protect from a
+    `most` is the largest number of values. Maxima of sizes are far above any experiment: they protect from a
     configuration that comes with an untrusted model. `ours` marks keys that the original does not have, see
     :data:`our_key`.
     """
@@ -430,7 +430,7 @@ class Config:
     def component(self, kind: str) -> tuple[Component, Any]:
         """Return the component that a key of the configuration chooses, with its keys.
 
-        The keys of one that declares none are those of the section that chooses it.
+        A component that declares no keys has the keys of the section that chooses it.
 
         Raises
         ------

@@ -22,13 +22,12 @@ from seamseg.models.custom_network import WholeNetwork
 from seamseg.models.heads.custom import predicted_maps
 from seamseg.models.heads.select import best_scores
 from seamseg.models.network import Network
-from seamseg.models.panoptic import PanopticNet
-from seamseg.models.panoptic_inference import DenseOutputs, Features
+from seamseg.models.panoptic import DenseOutputs, PanopticNet
 from seamseg.models.semantic import SemanticNet
 from seamseg.ops.boxes import decode_boxes
 from seamseg.ops.nms import nms_fixed
 from seamseg.ops.upsample import upsample_argmax
-from seamseg.structures import PackedSequence
+from seamseg.structures import Features, PackedSequence
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, SeamsegError, cause
 from seamseg.utils.output import quiet_logs

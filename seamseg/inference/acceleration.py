@@ -71,7 +71,7 @@ class Acceleration:
 class CompiledDense:
     """The dense part of a network, compiled once for all heights and widths.
 
-    See :class:`seamseg.models.panoptic_inference.DensePart`. The compiler runs at the first call, and again for another
+    See :class:`seamseg.models.panoptic.DensePart`. The compiler runs at the first call, and again for another
     number of images and, with torch 2.11, for maps of an odd instead of an even height; each time a line is printed to
     stderr.
 

@@ -15,12 +15,11 @@ from seamseg.inference.options import Augmentation
 from seamseg.models.heads.custom import mirrored_map, resized
 from seamseg.models.heads.select import upload
 from seamseg.models.panoptic import PanopticNet
-from seamseg.models.panoptic_inference import Features
 from seamseg.models.semantic import SemanticNet, class_map_prediction
 from seamseg.ops.nms import nms
 from seamseg.ops.upsample import upsample_fusion, upsample_mean_argmax
 from seamseg.predictions import MapFormat, Prediction
-from seamseg.structures import PackedSequence
+from seamseg.structures import Features, PackedSequence
 
 
 def predict_augmented(

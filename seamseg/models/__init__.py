@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from seamseg.models.heads.roi import ROIHead
     from seamseg.models.heads.rpn import RPNHead
     from seamseg.models.heads.semantic import SemanticHead
-    from seamseg.models.panoptic import PanopticNet
-    from seamseg.models.panoptic_inference import NetworkOptions
+    from seamseg.models.panoptic import NetworkOptions, PanopticNet
 
 _MODULES = {
     **dict.fromkeys(("build_backbone", "norm_factory"), "backbones"),
@@ -22,7 +21,7 @@ _MODULES = {
     "RPNHead": "heads.rpn",
     "SemanticHead": "heads.semantic",
     "PanopticNet": "panoptic",
-    "NetworkOptions": "panoptic_inference",
+    "NetworkOptions": "panoptic",
 }
 
 __all__ = [

@@ -27,8 +27,7 @@ from seamseg.models.heads.roi import ROIHead
 from seamseg.models.heads.rpn import RPNHead
 from seamseg.models.heads.semantic import SemanticHead, SemanticLoss
 from seamseg.models.network import Network, TrainingModule
-from seamseg.models.panoptic import PanopticNet
-from seamseg.models.panoptic_inference import NetworkOptions
+from seamseg.models.panoptic import NetworkOptions, PanopticNet
 from seamseg.models.quantised import quantised
 from seamseg.models.semantic import SemanticNet, SemanticOptions
 from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
@@ -103,7 +102,7 @@ def without_quantisation(config: Config) -> Config:
 
 
 def build_training_module(config: Config, num_stuff: int, num_thing: int) -> TrainingModule:
-    """Build network and losses as one module, whose `net` is that of :func:`build_network`."""
+    """Build the network of :func:`build_network` with its losses as one module."""
     return TrainingModule(build_network(config, num_stuff, num_thing))
 
 
@@ -167,7 +166,7 @@ def _build_body(config: Config, norm: NormFactory) -> FPNBody:
     if missing:
         raise InputError(f"[fpn] inputs: {body.body} has no {missing[0]}, only {', '.join(backbone.out_channels)}")
     channels = [backbone.out_channels[name] for name in fpn.inputs]
-    # those of a timm network need not be stated
+    # not stated for a timm network
     if body.out_channels and [body.out_channels[name] for name in fpn.inputs] != channels:
         raise InputError(f"[body] out_channels: {body.body} gives {backbone.out_channels}, not {body.out_channels}")
     strides = [backbone.out_strides[name] for name in fpn.inputs]
@@ -291,7 +290,7 @@ def norm_factories(config: BodyKeys) -> tuple[NormFactory, NormFactory]:
     Raises
     ------
     InputError
-        if the mode is unknown; from the factory of group norm, if the groups do not divide the channels
+        from the factory of group norm, if the groups do not divide the channels
     """
     kinds: dict[str, NormFactory] = {
         "bn": InPlaceABN,
@@ -299,12 +298,7 @@ def norm_factories(config: BodyKeys) -> tuple[NormFactory, NormFactory]:
         "gn": partial(_group_norm, config.gn_groups),
         "off": ActivatedIdentity,
     }
-    mode = config.normalization_mode
-    names = mode.split("+")
-    if len(names) > 2 or any(name not in kinds for name in names):
-        raise InputError(
-            f"[body] normalization_mode: unknown mode {mode!r}, give one of {', '.join(kinds)}, or two joined by +"
-        )
+    names = config.normalization_mode.split("+")
     activation, slope = config.activation, config.activation_slope
     made = [partial(kinds[name], activation=activation, activation_param=slope) for name in names]
     return made[0], made[-1]

@@ -21,7 +21,7 @@ from seamseg.utils.component_errors import named_errors
 
 @dataclass(frozen=True)
 class NetworkContext:
-    """What a network is built for.
+    """Arguments of a network.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class CustomNetwork(nn.Module):
     predicts_ids : whether `maps["ids"]` of its predictions are the things, in place of masks: integers `H x W`, `k` for
         row `k - 1` of the boxes, classes and scores, 0 elsewhere. Its images are not divided into tiles
     exportable : whether `predict` can be traced by `torch.export`
-    defaults : values of keys of other sections that differ from those of the kind, `section.key` to text
+    defaults : values in place of the defaults of the kind, `section.key` to text
     nms_threshold : IoU from which detections of neighbouring tiles are the same thing
     """
 
@@ -138,7 +138,7 @@ class WholeNetwork(Network):
 
     @property
     def kind(self) -> str:
-        """What the network predicts."""
+        """See :class:`CustomNetwork`."""
         return self.network.kind
 
     @property

@@ -1,4 +1,4 @@
-"""What networks of all kinds share: their options, and batches of images as their input."""
+"""Base of the networks: their options, and batches of images as their input."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from seamseg.predictions import MapFormat, Prediction
 from seamseg.structures import Batch, PackedSequence
-
-if TYPE_CHECKING:
-    from seamseg.models.heads.custom import Head
 
 Terms: TypeAlias = Mapping[str, tuple[Tensor, "Tensor | int"]]
 """Losses of a batch by name: each the mean over anchors, samples, mask pixels or images, and their number."""
@@ -107,7 +104,7 @@ class Network(nn.Module):
 
     @property
     def kind(self) -> str:
-        """What the network predicts: panoptic, instance_seg, detection or semantic."""
+        """The kind of prediction: panoptic, instance_seg, detection or semantic."""
         raise NotImplementedError
 
     @property
@@ -126,7 +123,7 @@ class Network(nn.Module):
         return {}
 
     @property
-    def custom_heads(self) -> Mapping[str, Head]:
+    def custom_heads(self) -> Mapping[str, Any]:
         """The custom heads by name."""
         return {}
 
@@ -235,7 +232,7 @@ class TrainingModule(nn.Module):
 
 
 class SemanticLogits(NamedTuple):
-    """Class logits `N x classes x h x w` of a padded batch, its `(height, width)`, and those of each image in it."""
+    """Class logits `N x classes x h x w` of a padded batch, its `(height, width)`, and the size of each image in it."""
 
     logits: Tensor
     padded_size: tuple[int, int]

@@ -1,18 +1,144 @@
-"""The network with its training: the outputs that losses need, and the losses."""
+"""The network: body, region proposals, ROI head and semantic head; from images to losses, and to predictions."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, cast
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from seamseg.models.heads.custom import HeadOutputs, head_losses, run_heads
-from seamseg.models.heads.roi import ROIOutputs
-from seamseg.models.heads.roi_targets import Things, leading_rows
-from seamseg.models.heads.rpn import rpn_losses
-from seamseg.models.network import Losses
-from seamseg.models.panoptic_inference import Features, PanopticInference
-from seamseg.structures import Batch, PackedSequence
+from seamseg.config import Config
+from seamseg.models.backbones.fpn import FPNBody
+from seamseg.models.heads.custom import Head, HeadOutputs, declared_outputs, head_losses, predicted_maps, run_heads
+from seamseg.models.heads.detections import DetectionSelector
+from seamseg.models.heads.roi import ROIExtractor, ROIHead, ROIOutputs
+from seamseg.models.heads.roi_targets import ProposalMatcher, Things, leading_rows
+from seamseg.models.heads.rpn import AnchorGenerator, AnchorMatcher, ProposalGenerator, rpn_losses
+from seamseg.models.heads.semantic import SemanticLoss
+from seamseg.models.network import BatchOptions, Losses, Network, mark_sizes_dynamic
+from seamseg.ops.boxes import clip_boxes, decode_boxes
+from seamseg.ops.upsample import upsample_argmax
+from seamseg.predictions import MapFormat, Prediction
+from seamseg.structures import Batch, Features, PackedSequence
+
+_ROI_CHUNK = 256
+"""Regions that the ROI head processes together; bounds its memory."""
+
+
+class DenseOutputs(NamedTuple):
+    """Outputs of :class:`DensePart` for a padded batch.
+
+    levels `N x C x h x w` from fine to coarse, obj_logits `N x A`, bbx_logits `N x A x 4`, shapes: `(height, width)` of
+    the cells of each level that has anchors, semantic_logits `N x classes x h x w` or None without a semantic head.
+    """
+
+    levels: list[Tensor]
+    obj_logits: Tensor
+    bbx_logits: Tensor
+    shapes: list[tuple[int, int]]
+    semantic_logits: Tensor | None
+
+
+RunDense = Callable[[Tensor], DenseOutputs]
+"""From a padded batch `N x 3 x H x W`; the caller owns the tensors of the result."""
+
+
+class DensePart(nn.Module):
+    """Body, RPN head and semantic head of a network as one module.
+
+    Its operations depend on the size of the images only, not on their content: a compiler or a CUDA graph can run it.
+
+    Parameters
+    ----------
+    body, rpn_head, sem_head : parts of the network; no semantic head for other tasks
+    rpn_levels : (first, number) of the levels that have anchors
+    """
+
+    def __init__(
+        self, body: nn.Module, rpn_head: nn.Module, sem_head: nn.Module | None, rpn_levels: tuple[int, int]
+    ) -> None:
+        super().__init__()
+        self.body = body
+        self.rpn_head = rpn_head
+        self.sem_head = sem_head
+        self.rpn_levels = rpn_levels
+
+    def forward(self, padded: Tensor) -> DenseOutputs:
+        """Run on a padded batch `N x 3 x H x W`."""
+        levels = self.body(padded)
+        first, number = self.rpn_levels
+        obj_logits, bbx_logits, shapes = self.rpn_head(levels[first : first + number])
+        semantic = None if self.sem_head is None else self.sem_head(levels)
+        return DenseOutputs(levels, obj_logits, bbx_logits, shapes, semantic)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkOptions(BatchOptions):
+    """Settings of a :class:`PanopticNet`: anchors, samplers, thresholds.
+
+    Parameters
+    ----------
+    num_stuff : stuff classes, which come before the things
+    anchors, rpn_levels : anchors, and the (first, number) of levels of the pyramid they live on
+    proposals : makes proposals from the outputs of the RPN head
+    anchor_matcher, matcher : sample anchors and proposals for training
+    semantic_loss : the loss of the semantic head
+    rois : extracts the features of regions
+    selector : selects detections among the scored boxes
+    bbx_reg_weights : factors of the box codes of the ROI head
+    channels_last, pad_to : see :class:`seamseg.models.network.BatchOptions`
+    crowd_boxes : training excludes the boxes of crowds, as for detection; otherwise the masks of crowds
+    run_dense : runs the :class:`DensePart` at inference, for example compiled; None runs its modules in turn
+
+    Raises
+    ------
+    ValueError
+        if `bbx_reg_weights` are not four, or `pad_to` is not positive
+    """
+
+    num_stuff: int
+    anchors: AnchorGenerator
+    rpn_levels: tuple[int, int]
+    proposals: ProposalGenerator
+    anchor_matcher: AnchorMatcher
+    matcher: ProposalMatcher
+    semantic_loss: SemanticLoss
+    rois: ROIExtractor
+    selector: DetectionSelector
+    bbx_reg_weights: tuple[float, ...]
+    crowd_boxes: bool = False
+    run_dense: RunDense | None = None
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        super().__post_init__()
+        if len(self.bbx_reg_weights) != 4:
+            raise ValueError(f"NetworkOptions: bbx_reg_weights must be 4 numbers, got {self.bbx_reg_weights}")
+
+    @staticmethod
+    def of(config: Config, num_stuff: int) -> NetworkOptions:
+        """Return the options of a configuration, for a data set with this number of stuff classes."""
+        rpn, roi = config.rpn, config.roi
+        if num_stuff == 0:
+            # nothing else says where a mask ends
+            roi = replace(roi, void_is_background=True)
+        levels = slice(rpn.fpn_min_level, rpn.fpn_min_level + rpn.fpn_levels)
+        return NetworkOptions(
+            num_stuff=num_stuff,
+            anchors=AnchorGenerator(rpn, config.fpn.out_strides[levels]),
+            rpn_levels=(rpn.fpn_min_level, rpn.fpn_levels),
+            proposals=ProposalGenerator(rpn),
+            anchor_matcher=AnchorMatcher(rpn, roi.fixed_samples),
+            matcher=ProposalMatcher(roi),
+            semantic_loss=SemanticLoss(config),
+            rois=ROIExtractor(roi),
+            selector=DetectionSelector(roi),
+            bbx_reg_weights=roi.bbx_reg_weights,
+            channels_last=config.general.channels_last,
+            crowd_boxes=config.kind == "detection",
+        )
 
 
 @dataclass(frozen=True)
@@ -36,13 +162,68 @@ class TrainingOutputs:
     heads: list[HeadOutputs] = field(default_factory=list)
 
 
-class PanopticNet(PanopticInference):
+class PanopticNet(Network):
     """Seamless Scene Segmentation (Porzi et al. 2019; docs/contract.md, sections 3 and 4).
 
-    The parts, which are the parameters, and prediction are those of the base class,
-    :class:`seamseg.models.panoptic_inference.PanopticInference`. This class adds the forward pass of training, which
-    samples proposals, and the losses.
+    Without a semantic head it does instance segmentation, without a mask branch either detection. The names of the four
+    parts and the state-dict keys are as in the published snapshots.
+
+    Parameters
+    ----------
+    body : images to pyramid levels
+    rpn_head, roi_head, sem_head : the heads; sem_head None for the other tasks
+    heads : custom heads by name; None for none
+    options : everything else; :meth:`with_options` changes them
     """
+
+    compiled_parts = ("body", "sem_head")
+    body: FPNBody
+    rpn_head: nn.Module
+    roi_head: ROIHead
+    sem_head: nn.Module | None
+    heads: nn.ModuleDict | None
+    options: NetworkOptions
+
+    def __init__(
+        self,
+        body: FPNBody,
+        rpn_head: nn.Module,
+        roi_head: ROIHead,
+        sem_head: nn.Module | None,
+        heads: nn.ModuleDict | None,
+        options: NetworkOptions,
+    ) -> None:
+        parts: dict[str, nn.Module | None] = {"body": body, "rpn_head": rpn_head, "roi_head": roi_head}
+        parts |= {"sem_head": sem_head, "heads": heads}
+        super().__init__(parts, options)
+        self._code_weights: dict[torch.device, Tensor] = {}
+
+    @property
+    def kind(self) -> str:
+        """The kind by the parts: panoptic, instance_seg or detection."""
+        if self.sem_head is not None:
+            return "panoptic"
+        return "instance_seg" if self.roi_head.with_masks else "detection"
+
+    @property
+    def backbone(self) -> nn.Module:
+        """The body without its pyramid."""
+        return self.body.backbone
+
+    @property
+    def nms_threshold(self) -> float | None:
+        """IoU from which detections suppress others."""
+        return self.options.selector.config.nms_threshold
+
+    @property
+    def custom_heads(self) -> dict[str, Head]:
+        """The custom heads by name."""
+        return {} if self.heads is None else dict(cast(Mapping[str, Head], self.heads))
+
+    @property
+    def map_formats(self) -> dict[str, MapFormat]:
+        """The output maps of the custom heads by name."""
+        return {name: spec for head in self.custom_heads.values() for name, spec in declared_outputs(head).items()}
 
     @property
     def fixed(self) -> bool:
@@ -83,7 +264,7 @@ class PanopticNet(PanopticInference):
         )
 
     def loss(self, outputs: TrainingOutputs, targets: Batch) -> Losses:
-        """Compute the losses of a batch, not weighted (docs/contract.md, section 4), with those of custom heads last.
+        """Compute the losses of a batch, not weighted (docs/contract.md, section 4), custom heads last.
 
         Those of the ROI head are 0, with a count and gradients of 0, if it ran on zero rows.
         """
@@ -107,3 +288,164 @@ class PanopticNet(PanopticInference):
         rows_only = self.roi_head.with_masks and self.options.matcher.config.mask_positives_only
         cls_logits, bbx_logits, msk_logits = self.roi_head(x, rows, **({"rows_only": True} if rows_only else {}))
         return ROIOutputs(sampled, cls_logits, bbx_logits, msk_logits)
+
+    @torch.no_grad()
+    def predict(
+        self,
+        images: PackedSequence,
+        least_score: float = 0.0,
+        segment: Callable[[Features], list[Tensor | None]] | None = None,
+    ) -> list[Prediction[Tensor]]:
+        """Predict detections, masks and a class map for each image.
+
+        Padding influences the result a little: batch only images of one size together if that matters.
+
+        Parameters
+        ----------
+        images : `3 x H x W` each
+        least_score : detections that do not score above may be left out, which saves their masks; no others change
+        segment : makes the class maps, instead of :meth:`segment`
+
+        Raises
+        ------
+        RuntimeError
+            if the network is in training mode
+        """
+        if self.training:
+            raise RuntimeError(f"{type(self).__name__}.predict: the network is in training mode, call eval() first")
+        features, scored = self.features_and_anchors(images)
+        proposals = self.options.proposals(*scored, features.valid_sizes, training=False)
+        detections = scoring_above(least_score, self.detect(features, proposals))
+        masks = self.mask(features, [boxes for boxes, _, _ in detections], [classes for _, classes, _ in detections])
+        semantic = (segment or self.segment)(features)
+        maps = predicted_maps(self.custom_heads, features)
+        return [
+            Prediction(boxes, classes, scores, mask, classmap, size, maps=more)
+            for (boxes, classes, scores), mask, classmap, size, more in zip(
+                detections, masks, semantic, features.valid_sizes, maps
+            )
+        ]
+
+    def features_and_anchors(self, images: PackedSequence) -> tuple[Features, tuple[Tensor, Tensor, Tensor]]:
+        """Compute the features of images, and objectness logits, box codes and anchors."""
+        if self.options.run_dense is None:
+            features = self.encode(images)
+            anchors, obj_logits, bbx_logits = self.score_anchors(features)
+            return features, (obj_logits, bbx_logits, anchors)
+        padded, sizes = self.padded(images)
+        outputs = self.options.run_dense(padded)
+        size = int(padded.shape[-2]), int(padded.shape[-1])
+        features = Features(list(outputs.levels), size, sizes, outputs.semantic_logits)
+        shapes = [(int(height), int(width)) for height, width in outputs.shapes]
+        anchors = self.options.anchors(shapes, outputs.obj_logits.device)
+        return features, (outputs.obj_logits, outputs.bbx_logits, anchors)
+
+    def encode(self, images: PackedSequence) -> Features:
+        """Pad the images to one size and run the body."""
+        padded, sizes = self.padded(images)
+        return Features(self.body(padded), (int(padded.shape[-2]), int(padded.shape[-1])), sizes)
+
+    def score_anchors(self, features: Features) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the anchors `A x 4`, their objectness logits `N x A` and box codes `N x A x 4`."""
+        first, number = self.options.rpn_levels
+        obj_logits, bbx_logits, shapes = self.rpn_head(features.levels[first : first + number])
+        return self.options.anchors(shapes, obj_logits.device), obj_logits, bbx_logits
+
+    def proposals(self, images: PackedSequence) -> PackedSequence:
+        """Return the region proposals `P x 4` of each image, best first."""
+        features, scored = self.features_and_anchors(images)
+        return self.options.proposals(*scored, features.valid_sizes, training=False)
+
+    def dense_part(self) -> DensePart:
+        """Return body, RPN head and semantic head as one module, to be compiled or captured in a CUDA graph."""
+        return DensePart(self.body, self.rpn_head, self.sem_head, self.options.rpn_levels)
+
+    @property
+    def dense_names(self) -> tuple[str, ...]:
+        """Names of levels, RPN outputs and semantic logits, these only with a semantic head."""
+        fpn, semantic = self.body.fpn, ("semantic_logits",) * (self.sem_head is not None)
+        levels = (f"level{i}" for i in range(len(fpn.output) + fpn.extra_scales))
+        return (*levels, "obj_logits", "bbx_logits", *semantic)
+
+    def dense_outputs(self, padded: Tensor) -> tuple[Tensor, ...]:
+        """Return levels, RPN outputs and semantic logits for a padded batch, see :class:`DenseOutputs`."""
+        dense = self.dense_part()(padded)
+        semantic = () if dense.semantic_logits is None else (dense.semantic_logits,)
+        return (*dense.levels, dense.obj_logits, dense.bbx_logits, *semantic)
+
+    def detect(self, features: Features, proposals: PackedSequence) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Return boxes, classes and scores of the detections of each image, from its proposals."""
+        boxes, index = features.rows(proposals)
+        cls_logits, bbx_logits = self.score_boxes(features, boxes, index)
+        scores = torch.softmax(cls_logits.float(), dim=1)
+        decoded = decode_boxes(boxes[:, None], bbx_logits.float() / self._weights_on(boxes.device))
+        # the rows are ordered by image: splitting by their numbers needs no transfer from a GPU
+        rows = [0 if p is None else p.shape[0] for p in proposals]
+        return [
+            self.options.selector(clip_boxes(part, size), part_scores)
+            for part, part_scores, size in zip(
+                torch.split(decoded, rows), torch.split(scores, rows), features.valid_sizes
+            )
+        ]
+
+    def _weights_on(self, device: torch.device) -> Tensor:
+        """Return the factors of the box codes, float32 `4`; cached, as each copy to a GPU would block the host."""
+        if device not in self._code_weights:
+            with torch.inference_mode(False):
+                weights = self.options.bbx_reg_weights
+                self._code_weights[device] = torch.tensor(weights, dtype=torch.float32, device=device)
+        return self._code_weights[device]
+
+    def score_boxes(self, features: Features, boxes: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Return class logits `K x (things + 1)` and box codes `K x things x 4` of boxes `K x 4` on images `index`."""
+        parts = []
+        for start in range(0, max(boxes.shape[0], 1), _ROI_CHUNK):
+            chunk = slice(start, start + _ROI_CHUNK)
+            x = self.options.rois(features.levels, boxes[chunk], index[chunk], features.padded_size)
+            parts.append(self.roi_head.boxes(x))
+        return torch.cat([cls for cls, _ in parts]), torch.cat([bbx for _, bbx in parts])
+
+    def mask(self, features: Features, boxes: list[Tensor], classes: list[Tensor]) -> list[Tensor | None]:
+        """Return mask logits `D x 28 x 28` of the detections of each image; None without masks."""
+        if not self.roi_head.with_masks:
+            return [None] * len(boxes)
+        all_boxes, all_classes = torch.cat(boxes), torch.cat(classes)
+        index = torch.cat([c.new_full(c.shape, i) for i, c in enumerate(classes)])
+        parts = []
+        for start in range(0, max(all_boxes.shape[0], 1), _ROI_CHUNK):
+            chunk = slice(start, start + _ROI_CHUNK)
+            x = self.options.rois(features.levels, all_boxes[chunk], index[chunk], features.padded_size)
+            parts.append(self.roi_head.masks_of(x, all_classes[chunk]).float())
+        return list(torch.split(torch.cat(parts), [b.shape[0] for b in boxes]))
+
+    def segment(self, features: Features) -> list[Tensor | None]:
+        """Return the class map `H x W` (int64) of each image; None without a semantic head."""
+        logits = self.classify(features)
+        if logits is None:
+            return [None] * len(features.valid_sizes)
+        return [upsample_argmax(x, features.padded_size, size) for x, size in zip(logits, features.valid_sizes)]
+
+    def classify(self, features: Features) -> Tensor | None:
+        """Return semantic logits at the finest level's size; None without a semantic head."""
+        if self.sem_head is None or features.semantic_logits is not None:
+            return features.semantic_logits
+        if self.compiled:
+            mark_sizes_dynamic(features.levels)
+        logits: Tensor = self.sem_head(features.levels)
+        return logits
+
+
+def scoring_above(
+    least_score: float, detections: list[tuple[Tensor, Tensor, Tensor]]
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Leave out detections that do not score above, as far as no bit of the masks of the others changes.
+
+    `detections` are boxes, classes and scores of each image, as from :meth:`PanopticNet.detect`.
+    """
+    if least_score <= 0:
+        return detections
+    kept = [torch.nonzero(scores > least_score).squeeze(1) for _, _, scores in detections]
+    # kernels may round the mask of a single region otherwise than that of the same region among others
+    if sum(rows.shape[0] for rows in kept) == 1:
+        return detections
+    return [(boxes[rows], classes[rows], scores[rows]) for rows, (boxes, classes, scores) in zip(kept, detections)]

@@ -153,7 +153,7 @@ def quantised(folded: Module) -> Module:
 
     Returns
     -------
-    the network in training mode, of which all weights get gradients; ranges are those of :func:`choosing_ranges`
+    the network in training mode, of which all weights get gradients; :func:`choosing_ranges` chooses the ranges
     """
     made = {}
     for name, layer, float_input, residual in _layers(folded):
@@ -183,7 +183,7 @@ def is_quantised(net: nn.Module) -> bool:
 
 
 def _layers(net: nn.Module) -> Iterator[tuple[str, _Layer, bool, bool]]:
-    """Yield name and layer, whether its input is that of a float operation, and whether a map is added to it."""
+    """Yield name and layer, whether a float operation made its input, and whether a map is added to it."""
     layers = {name: module for name, module in net.named_modules() if _is_known(module)}
     # the first layer takes the image
     float_inputs: list[nn.Module] = [next(iter(layers.values()))]

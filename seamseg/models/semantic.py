@@ -40,7 +40,7 @@ class DenseSegmentation(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class SemanticOptions(BatchOptions):
-    """What a :class:`SemanticNet` is besides its layers.
+    """Settings of a :class:`SemanticNet`.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class SemanticOptions(BatchOptions):
 class SemanticNet(Network):
     """A backbone, the head of DeepLabV3, and a classifier of each cell (Rota Bulo et al., arXiv 1712.02616).
 
-    The names of the three parts and their state-dict keys are those of the published Mapillary Vistas network.
+    The names of the three parts and the state-dict keys are as in the published Mapillary Vistas network.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 """Networks of transformers that are trained here: Mask2Former, MaskFormer, EoMT and EoMT-DINOv3.
 
-Module and loss are those of the library; images, ground truth, trainer, validation and prediction are ours.
+Module and loss come from the library; images, ground truth, trainer, validation and prediction are ours.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class TransformersKeys:
 
 @network("transformers", keys=TransformersKeys)
 class TransformersTraining(Network):
-    """A panoptic network of transformers with its loss; the classes are those of the data set.
+    """A panoptic network of transformers with its loss; it has the classes of the data set.
 
     EoMT is trained without masked attention, the end of its authors' schedule (arXiv 2503.19108, section 3.3).
     """
@@ -100,7 +100,7 @@ class TransformersTraining(Network):
         return replace(keys, architecture=text)
 
     def initialise(self, categories: Sequence[str]) -> str | None:
-        """Copy the weights of `model`; those of its classes by name."""
+        """Copy the weights of `model`; the weights of classes by name."""
         if not self.keys.model or not self.keys.pretrained:
             return None
         folder = _folder(self.keys.model)

@@ -50,8 +50,8 @@ lr = 0.005
 epochs = 1
 burn_in_steps = 1
 [dataloader]
-shortest_size = 64
-longest_max_size = 128
+shortest_size = 63
+longest_max_size = 127
 train_batch_size = 1
 val_batch_size = 1
 random_scale = None

@@ -43,7 +43,7 @@ def check_layers(component: Component, config: Config, data: Any) -> list[str]:
 
 @dataclass(frozen=True)
 class _Trial:
-    """A training module with a component, and a batch for it: two images of different sizes, with odd sides."""
+    """A training module with a component, and a batch of two images for it."""
 
     setup: Setup
     component: Component
@@ -57,7 +57,7 @@ class _Trial:
         setup = segmentation(config)
         images: Any = setup.open_loader(data, World(device=torch.device("cpu"))).dataset
         batch = prepare_batch(collate([images[i % len(images)] for i in (0, 1)]), config.dataloader)
-        return _Trial(setup, component, images.metadata, setup.build(images.metadata), _with_odd_sides(batch))
+        return _Trial(setup, component, images.metadata, setup.build(images.metadata), batch)
 
     @property
     def net(self) -> Any:
@@ -78,22 +78,6 @@ class _Trial:
         net = self.setup.build(self.classes).get_submodule("net")
         net.load_state_dict(copy.deepcopy(self.net.state_dict()))
         return net.eval()
-
-
-def _with_odd_sides(batch: Batch) -> Batch:
-    """Cut the images of a batch to different sizes with odd sides."""
-
-    def cut(packed: PackedSequence) -> PackedSequence:
-        sizes = [(3, 4), (2, 3)]
-        found = []
-        for x, (down, across) in zip(packed, sizes, strict=True):
-            assert x is not None
-            height, width = (x.shape[-2] * down // 4 | 1) - 2, (x.shape[-1] * across // 5 | 1) - 2
-            found.append(x[..., :height, :width])
-        return PackedSequence(found)
-
-    maps = {name: cut(packed) for name, packed in batch.maps.items()}
-    return _with_masks(replace(batch, images=cut(batch.images), maps=maps), cut(batch.masks))
 
 
 def _with_masks(batch: Batch, masks: PackedSequence) -> Batch:

@@ -21,7 +21,7 @@ from seamseg.inference.options import Augmentation, Thresholds
 from seamseg.inference.tiling.tiles import Tiling
 from seamseg.models.build import build_network
 from seamseg.models.folding import for_inference
-from seamseg.models.panoptic_inference import DenseOutputs
+from seamseg.models.panoptic import DenseOutputs
 from seamseg.structures import PackedSequence
 from seamseg.utils import progress
 from seamseg.utils.errors import SeamsegError

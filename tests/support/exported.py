@@ -16,9 +16,9 @@ from seamseg.inference.package import _stated
 from seamseg.models.build import build_network
 from seamseg.models.folding import fold_abn, fold_layers, for_inference
 from seamseg.models.panoptic import PanopticNet
-from seamseg.models.panoptic_inference import Features
 from seamseg.ops.norm import InPlaceABN
 from seamseg.ops.winograd import WinogradConv2d
+from seamseg.structures import Features
 from support.narrow_backbones import build_narrow
 from support.networks import randomise, tiny_config
 from support.semantic_networks import semantic_net

@@ -54,7 +54,7 @@ _FAMILIES: tuple[tuple[Callable[..., Backbone], Mapping[str, Any], str], ...] = 
     (WiderResNetA2, WIDER_RESNETS, "_a2"),
     (DenseNet, DENSENETS, ""),
 )
-"""Class, architectures, and what follows the name of an architecture in that of the network."""
+"""Class, architectures, and the suffix of the names of its networks."""
 
 BACKBONES: tuple[str, ...] = tuple(name + suffix for _, architectures, suffix in _FAMILIES for name in architectures)
 """Names of the networks of :func:`build_backbone`."""

@@ -1,4 +1,4 @@
-"""What the backbones share: stages in a row, of which the outputs are returned by name, and the classifier."""
+"""Base of the backbones: stages in a row, whose outputs are returned by name, and the classifier."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NormFactory = Callable[..., nn.Module]
 
 @dataclass(frozen=True)
 class BodyContext:
-    """What a backbone is built for.
+    """Arguments of a backbone.
 
     Attributes
     ----------
@@ -141,7 +141,7 @@ class Backbone(nn.Module):
         return self
 
     def without_removed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the entries of a file of pre-trained weights without those of layers that are not used."""
+        """Return the entries of a file of pre-trained weights without unused layers."""
         return dict(state)
 
     def download(self) -> dict[str, Tensor]:

@@ -91,7 +91,7 @@ def _run(norm: nn.Module, layers: Sequence[nn.Module], maps: Sequence[Tensor], r
 
 
 class DenseNet(Backbone):
-    """A DenseNet; outputs are those of `mod1`..`mod5` and of the transitions `tra2`..`tra4`, and `bn_out`.
+    """A DenseNet; returns the outputs of `mod1`..`mod5`, of the transitions `tra2`..`tra4`, and `bn_out`.
 
     Parameters
     ----------

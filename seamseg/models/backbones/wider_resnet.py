@@ -88,7 +88,7 @@ class WiderResNet(_LaidOut):
 class WiderResNetA2(_LaidOut):
     """A WiderResNet with strides in place of three poolings, dropout in `mod6` and `mod7`, and optional dilation.
 
-    The keys of the state dict are those of :class:`WiderResNet`.
+    The state dict has the keys of a :class:`WiderResNet`.
 
     Parameters
     ----------

@@ -10,21 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from seamseg.config import Config
 from seamseg.models.backbones.base import NormFactory
 from seamseg.predictions import MapFormat
-from seamseg.structures import ReadMap
+from seamseg.structures import Batch, Features, ReadMap
 from seamseg.utils.component_errors import named_errors
-
-if TYPE_CHECKING:
-    from seamseg.config import Config
-    from seamseg.models.panoptic_inference import Features
-    from seamseg.structures import Batch
 
 __all__ = ["Head", "HeadContext", "Map", "MapFormat"]
 
@@ -33,7 +29,7 @@ Map = MapFormat
 
 @dataclass(frozen=True)
 class HeadContext:
-    """What a head is built for.
+    """Arguments of a head.
 
     Attributes
     ----------
@@ -58,7 +54,7 @@ class Head(nn.Module):
     Parameters
     ----------
     keys : values of the section `[head NAME]`
-    context : what the head is built for
+    context : channels, strides and classes
 
     Attributes
     ----------
@@ -90,12 +86,12 @@ class Head(nn.Module):
         raise NotImplementedError
 
     def targets(self, batch: Batch) -> Any:
-        """Return the ground truth, made from that of the batch on its device; called without gradients.
+        """Return the ground truth of the head for a batch, on its device; called without gradients.
 
         Parameters
         ----------
         batch : `masks`, `L x H x W` ids of each image, after scaling, cropping and flipping; `categories` and
-            `iscrowd` by id; `maps`, those of :attr:`reads` by name, `channels x H x W` float32 of each image; see
+            `iscrowd` by id; `maps` of :attr:`reads` by name, `channels x H x W` float32 of each image; see
             :class:`seamseg.structures.Batch`
         """
         return None
@@ -109,7 +105,7 @@ class Head(nn.Module):
         return {}
 
     def predict(self, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the maps of :attr:`outputs`, `N x channels x h x w`, such as sigmoids, from those of `forward`."""
+        """Return the maps of :attr:`outputs`, `N x channels x h x w`, such as sigmoids, from the maps of `forward`."""
         return outputs
 
 

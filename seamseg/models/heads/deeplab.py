@@ -29,7 +29,7 @@ class DeeplabV3(nn.Module):
 
     Notes
     -----
-    State-dict keys are those of the published Mapillary Vistas network: `map_convs.0` is the 1x1 convolution, the
+    State-dict keys are as in the published Mapillary Vistas network: `map_convs.0` is the 1x1 convolution, the
     others follow in the order of `dilations`.
     """
 

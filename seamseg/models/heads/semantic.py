@@ -110,7 +110,7 @@ def semantic_target(masks: Tensor, categories: Tensor) -> Tensor:
 
 
 class SemanticImage(NamedTuple):
-    """What a loss of the semantic head compares, for one image.
+    """Logits and target of one image, for a loss of the semantic head.
 
     Attributes
     ----------

@@ -87,7 +87,7 @@ class TimmBackbone(Backbone):
 
     Attributes
     ----------
-    model : the network without its classifier; its state-dict keys are those of timm
+    model : the network without its classifier; its state-dict keys are as in timm
     pyramid : module that makes the levels of a plain network; otherwise None
     multiple : number of which the sides of its input are multiples, in pixels
 
@@ -149,7 +149,7 @@ class TimmBackbone(Backbone):
         return outputs if self.keep_outputs else outputs[name]
 
     def freeze(self, modules: int) -> None:
-        """Exclude the parameters of `mod1`..`mod<modules>` from training: those of the stem, `mod1`, and of stages."""
+        """Exclude the parameters of `mod1`..`mod<modules>` from training: the stem, `mod1`, and stages."""
         if modules <= 0:
             return
         names = [name for name, _ in self.model.named_parameters()]
@@ -206,7 +206,7 @@ class TimmBackbone(Backbone):
         return {key: loaded[key] for key in self.model.state_dict() if not _is_untouched(loaded[key], initial[key])}
 
     def without_removed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the entries of a timm state dict without those of layers behind the last map: the classifier."""
+        """Return the entries of a timm state dict without layers behind the last map: the classifier."""
         stated = self.model.pretrained_cfg.get("classifier") or ()
         classifiers = tuple(f"{name}." for name in ([stated] if isinstance(stated, str) else stated))
         whole = create_model(self.name.removeprefix(TIMM), self.arguments, meta=True).state_dict()
@@ -270,7 +270,7 @@ class SimplePyramid(nn.Module):
 
 
 class _BatchNorm(nn.BatchNorm2d):
-    """Batch norm whose statistics may be those of all ranks, and which counts each batch once.
+    """Batch norm that may take the statistics of all ranks, and counts each batch once.
 
     A recomputation in the backward pass leaves the running statistics alone.
 
