@@ -194,6 +194,7 @@ setup(
         "seamseg": [
             "py.typed",
             "config/defaults/*.ini",
+            "deploy/*.md",
             "inference/foreign/classes/*.txt",
             "kernels.json",
             "ops/schemas.inc",

@@ -17,11 +17,12 @@ import torch
 from seamseg.checkpoints.foreign import is_foreign
 from seamseg.checkpoints.model_path import local_model
 from seamseg.config import config_from_string
+from seamseg.data.folder import DatasetFolder
 from seamseg.deploy.compare import Agreement, compare
 from seamseg.deploy.network import ExportNet, example_inputs
-from seamseg.deploy.quantize import calibration_photos, quantise_file
 from seamseg.deploy.source import ExportOptions, ExportSource, check_foreign, open_source
 from seamseg.formats.exported import CLASSIFIER_SIDES, MAX_EXAMPLE_SIDE, MAX_SIDE, OPSETS, ExportedMetadata
+from seamseg.formats.metadata import Metadata
 from seamseg.inference.images import as_image, network_input
 from seamseg.inference.onnx_engines import open_onnx
 from seamseg.inference.package import PackageSession
@@ -34,6 +35,7 @@ from seamseg.utils.limits import format_bytes
 from seamseg.utils.output import echo
 from seamseg.utils.progress import counter, elapsed, is_quiet, progress
 from seamseg.utils.synthetic_image import write_synthetic_image
+from seamseg.validation.evaluate import check_same_classes
 
 Session = Any
 """An opened file: :class:`seamseg.inference.onnx_engines.OnnxSession` or `PackageSession`."""
@@ -264,6 +266,8 @@ def _write_int8_onnx(
     opset: int | None,
 ) -> ExportedMetadata:
     """Write an int8 file, calibrated with images, or None of a network trained for int8; return its metadata."""
+    from seamseg.deploy.quantize import quantise_file
+
     samples = None if images is None else map(metadata.inputs, images)
     with tempfile.TemporaryDirectory(prefix="seamseg-export-") as folder:
         plain = Path(folder, "float.onnx")
@@ -295,6 +299,25 @@ def _calibration_photos(source: ExportSource, options: ExportOptions) -> list[Pa
         raise InputError(f"`int8={options.int8}`: classifiers are not quantised")
     config = config_from_string(source.metadata.config, source="the model", exported=True)
     return calibration_photos(options.int8, source.metadata.metadata, config.dataloader.train_set, options.calibrate)
+
+
+def calibration_photos(data: str | Path, metadata: Metadata, split: str | None, count: int) -> list[Path]:
+    """Return up to `count` images of a split of a dataset folder, evenly spaced; of all images without a split.
+
+    Raises
+    ------
+    InputError
+        if the count is not positive, the folder is broken, its classes are not `metadata`, or it has no images
+    """
+    if count < 1:
+        raise InputError(f"`calibrate={count}`: calibrate with at least one image")
+    folder = DatasetFolder(data)
+    check_same_classes(metadata, "the network", folder.metadata, str(data))
+    images = folder.split(split) if split is not None and split in folder.splits else folder.metadata.images
+    if not images:
+        raise InputError(f"{data}: has no images to calibrate with")
+    chosen = np.unique(np.linspace(0, len(images) - 1, min(count, len(images))).round().astype(int))
+    return [folder.image_path(images[number].id) for number in chosen]
 
 
 def _largest_example(metadata: ExportedMetadata) -> int:

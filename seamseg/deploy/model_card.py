@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from seamseg.checkpoints.hub import check_repo, hub_library, upload
@@ -22,6 +23,7 @@ from seamseg.utils.files import read_bytes, write_atomically
 from seamseg.utils.limits import EVALUATION_BYTES, parse_json
 
 CARD_NAME = "README.md"
+_TEMPLATE = Path(__file__).with_name("model_card.md")
 
 
 @dataclass(frozen=True)
@@ -259,28 +261,23 @@ def _body(made: ConvertedModel, repo: str, scores: Mapping[str, tuple[str, float
     else:
         use = f'model = seamseg.load("{uri}")\nresult = model.predict("street.jpg")  # {task.result}'
         command = f"seamseg predict {uri} photos/ out/"
-    extras = "torch,hub,timm" if network["backbone"].startswith(TIMM) else "torch,hub"
-    parts = [
-        f"# {repo.partition('/')[2]}",
-        f"A network for {task.tag.replace('-', ' ')}, trained with seamseg"
-        + (f" on {', '.join(datasets)}." if datasets else "."),
-        # not by name: readers would install the package of whoever takes the name on an index
-        "## Use\n\nseamseg is on no package index: install it from a clone of its repository.",
-        f"```bash\npip install '.[{extras}]'\n{command}\n```",
-        f"```python\nimport seamseg\n\n{use}\n```",
-        "The weights are safetensors; loading them executes no code from the files.",
-        "## Network\n\n" + _table(("", ""), network.items()),
-    ]
+    stated = ""
     if scores:
         rows = ((name, f"{value:.2f}") for name, (_, value) in scores.items())
-        parts.append(f"## Scores\n\nOn {datasets[0]}, in percent.\n\n" + _table(("score", "value"), rows))
-    parts += [
-        "## Classes\n\n" + _table(("index", "name", "kind", "colour"), _classes(made)),
-        f"## Licence\n\n{made.licence or 'No licence of the weights is stated.'}",
-        "## References\n\n- [Seamless Scene Segmentation](https://arxiv.org/abs/1905.01220), CVPR 2019\n"
-        "- [In-Place Activated BatchNorm](https://arxiv.org/abs/1712.02616), CVPR 2018",
-    ]
-    return "\n\n".join(parts) + "\n"
+        stated = f"## Scores\n\nOn {datasets[0]}, in percent.\n\n{_table(('score', 'value'), rows)}\n\n"
+    template = Template(_TEMPLATE.read_text(encoding="utf-8"))
+    return template.substitute(
+        name=repo.partition("/")[2],
+        task=task.tag.replace("-", " "),
+        trained_on=f" on {', '.join(datasets)}" if datasets else "",
+        extras="torch,hub,timm" if network["backbone"].startswith(TIMM) else "torch,hub",
+        command=command,
+        use=use,
+        network=_table(("", ""), network.items()),
+        scores=stated,
+        classes=_table(("index", "name", "kind", "colour"), _classes(made)),
+        licence=made.licence or "No licence of the weights is stated.",
+    )
 
 
 def _classes(made: ConvertedModel) -> Iterable[tuple[str, ...]]:

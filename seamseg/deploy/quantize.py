@@ -12,22 +12,22 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime
+from onnx import helper, numpy_helper
+from onnxruntime.quantization import QuantType
+from onnxruntime.quantization.calibrate import CalibrationMethod, TensorsData
+from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 
-from seamseg.data.folder import DatasetFolder
 from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
-from seamseg.formats.metadata import Metadata
 from seamseg.models.quantised import FLOAT_LAYERS
 from seamseg.ops.quantisation import LEVELS, Histogram
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.files import write_atomically
 from seamseg.utils.progress import progress
-from seamseg.validation.evaluate import check_same_classes
-
-if TYPE_CHECKING:
-    import onnx
 
 _WEIGHTED = ("Conv", "Gemm")
 _UNWEIGHTED = ("LeakyRelu", "Relu", "Add", "MaxPool", "Resize", "Concat")
@@ -58,18 +58,8 @@ Ranges = dict[str, tuple[float, float]]
 """The ends of the range of tensors, by name."""
 
 
-def select(
-    model: onnx.ModelProto, keep_float: Iterable[str] = FLOAT_LAYERS, learned: Ranges | None = None
-) -> Selection:
-    """Select the nodes to quantise.
-
-    Parameters
-    ----------
-    model : float32 network
-    keep_float : layers whose weight has one of these in its name stay in float
-    learned : ranges from the training: only what has one is quantised. Those of further tensors are added
-    """
-    keep_float = tuple(keep_float)
+def select(model: onnx.ModelProto, learned: Ranges | None = None) -> Selection:
+    """Select the nodes to quantise: those with ranges from the training, if given; ranges of further ones are added."""
     weights = {tensor.name for tensor in model.graph.initializer}
     users = users_of(model.graph)
     weighted, unweighted, quantised = [], [], dict[str, None]()
@@ -77,7 +67,7 @@ def select(
         if learned is not None and not _has_ranges(node, learned):
             continue
         if node.op_type in _WEIGHTED and node.input[1] in weights:
-            if any(part in node.input[1] for part in keep_float):
+            if any(part in node.input[1] for part in FLOAT_LAYERS):
                 continue
             weighted.append(node.name)
         elif node.op_type in _UNWEIGHTED and all(name in quantised for name in _activations(node)):
@@ -112,8 +102,6 @@ def take_ranges(model: onnx.ModelProto) -> Ranges:
 
     :class:`seamseg.ops.quantisation.FakeQuantise` is exported as such a pair.
     """
-    from onnx import numpy_helper
-
     graph, ranges = model.graph, Ranges()
     constants = {tensor.name: tensor for tensor in graph.initializer}
     constants |= {node.output[0]: node.attribute[0].t for node in graph.node if node.op_type == "Constant"}
@@ -142,8 +130,6 @@ def replace_upsampling(model: onnx.ModelProto) -> None:
     The result is the same: a convolution to all cells of a window, and the activation if one follows; then the channels
     are moved to the cells.
     """
-    from onnx import helper, numpy_helper
-
     graph = model.graph
     weights = {tensor.name: tensor for tensor in graph.initializer}
     users = users_of(graph)
@@ -212,17 +198,7 @@ def _window(node: onnx.NodeProto, weights: Mapping[str, Any]) -> int | None:
 def observe(
     model: onnx.ModelProto, tensors: Iterable[str], samples: Iterable[Mapping[str, np.ndarray]]
 ) -> dict[str, Histogram]:
-    """Run the float network on samples; return the histogram of each tensor.
-
-    Parameters
-    ----------
-    model : float32 network
-    tensors : names
-    samples : the inputs of the network by name, a dict a run
-    """
-    import onnx
-    import onnxruntime
-
+    """Run the float network on samples, its inputs by name; return the histogram of each tensor."""
     observed = onnx.ModelProto()
     observed.CopyFrom(model)
     inputs = {value.name for value in model.graph.input}
@@ -234,7 +210,7 @@ def observe(
     others = _ancestors(model.graph, (name for name in outputs if name != "mask_logits"))
     of_masks = _ancestors(model.graph, ["mask_logits"]) - others
     rows = outputs["mask_logits"].type.tensor_type.shape.dim[0].dim_value if counted else 0
-    session = onnxruntime.InferenceSession(observed.SerializeToString(), _settings(), ["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(observed.SerializeToString(), _quiet_settings(), ["CPUExecutionProvider"])
     histograms = {name: Histogram() for name in tensors}
     for sample in samples:
         found = dict(zip((*names, *counted), session.run([*names, *counted], dict(sample))))
@@ -255,25 +231,19 @@ def _ancestors(graph: onnx.GraphProto, names: Iterable[str]) -> set[str]:
     return found
 
 
-def _settings() -> Any:
-    """Return options for sessions of ONNX Runtime that print nothing."""
-    import onnxruntime
-
+def _quiet_settings() -> Any:
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 4
     return settings
 
 
-def quantise(
-    model: onnx.ModelProto, samples: Iterable[Mapping[str, np.ndarray]] | None, keep_float: Iterable[str] = FLOAT_LAYERS
-) -> onnx.ModelProto:
+def quantise(model: onnx.ModelProto, samples: Iterable[Mapping[str, np.ndarray]] | None) -> onnx.ModelProto:
     """Return the network with `QuantizeLinear` and `DequantizeLinear` around its layers; the metadata stays.
 
     Parameters
     ----------
     model : float32 network, not changed
     samples : the inputs of the network by name, a dict a run; None for a network trained for int8, which has ranges
-    keep_float : see :func:`select`
 
     Raises
     ------
@@ -282,25 +252,18 @@ def quantise(
     SeamsegError
         if ONNX Runtime would compute a quantised layer in float
     """
-    import onnx
-    from onnxruntime.quantization import QuantType
-    from onnxruntime.quantization.calibrate import CalibrationMethod, TensorsData
-    from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
-
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     learned = take_ranges(copy) if samples is None else None
     replace_upsampling(copy)
     separate_weights(copy)
-    selection = select(copy, keep_float, learned)
+    selection = select(copy, learned)
     if not selection.weighted:
         raise InputError("the network has no convolution or linear layer to quantise")
-    if learned is None:
-        assert samples is not None
-        found = _ranges(observe(copy, selection.slopes, samples), selection)
-    else:
-        found = {name: learned[name] for name in selection.slopes}
-    ranges = {name: tuple(np.asarray(end, np.float32) for end in ends) for name, ends in found.items()}
+    if samples is not None:
+        learned = _ranges(observe(copy, selection.slopes, samples), selection)
+    assert learned is not None
+    ranges = {name: tuple(np.asarray(end, np.float32) for end in learned[name]) for name in selection.slopes}
     quantizer = QDQQuantizer(
         copy,
         per_channel=True,
@@ -356,58 +319,18 @@ def _ranges(histograms: Mapping[str, Histogram], selection: Selection) -> Ranges
 
 def executed_operators(model: onnx.ModelProto) -> Counter[str]:
     """Return the operators that ONNX Runtime executes for a network on this CPU, with the number of each."""
-    import onnx
-    import onnxruntime
-
     with tempfile.TemporaryDirectory(prefix="seamseg-int8-") as folder:
-        settings = _settings()
+        settings = _quiet_settings()
         settings.optimized_model_filepath = str(Path(folder, "optimized.onnx"))
         onnxruntime.InferenceSession(model.SerializeToString(), settings, ["CPUExecutionProvider"])
         return Counter(node.op_type for node in onnx.load(settings.optimized_model_filepath).graph.node)
 
 
-def calibration_photos(data: str | Path, metadata: Metadata, split: str | None, count: int) -> list[Path]:
-    """Return images of a dataset folder to calibrate with, evenly spaced in the split.
-
-    Parameters
-    ----------
-    data : dataset folder
-    metadata : classes of the network
-    split : name of the list; None for all images
-    count : how many, or all if there are fewer
-
-    Raises
-    ------
-    InputError
-        if the count is not positive, the folder is broken, its classes are others, or it has no images
-    """
-    if count < 1:
-        raise InputError(f"`calibrate={count}`: calibrate with at least one image")
-    folder = DatasetFolder(data)
-    check_same_classes(metadata, "the network", folder.metadata, str(data))
-    images = folder.split(split) if split is not None and split in folder.splits else folder.metadata.images
-    if not images:
-        raise InputError(f"{data}: has no images to calibrate with")
-    chosen = np.unique(np.linspace(0, len(images) - 1, min(count, len(images))).round().astype(int))
-    return [folder.image_path(images[number].id) for number in chosen]
-
-
 def quantise_file(source: Path, target: Path, samples: Iterable[Mapping[str, np.ndarray]] | None) -> ExportedMetadata:
-    """Quantise an exported ONNX file; return the metadata of the new one.
+    """Quantise a float32 file of :func:`seamseg.deploy.onnx.write_onnx`; return the metadata of the new one.
 
-    Parameters
-    ----------
-    source : float32 file of :func:`seamseg.deploy.onnx.write_onnx`
-    target : file to write, atomically; may be the source
-    samples : see :func:`quantise`
-
-    Raises
-    ------
-    InputError, SeamsegError
-        as :func:`quantise`
+    `target` is written atomically, and may be the source; samples and errors as of :func:`quantise`.
     """
-    import onnx
-
     used = 0
 
     def counted() -> Iterator[Mapping[str, np.ndarray]]:
@@ -417,10 +340,8 @@ def quantise_file(source: Path, target: Path, samples: Iterable[Mapping[str, np.
             yield sample
 
     model = onnx.load(source)
-    text = next((prop.value for prop in model.metadata_props if prop.key == METADATA_KEY), None)
-    if text is None:
-        raise InputError(f"{source}: holds no metadata of seamseg: it was not written by `seamseg export`")
-    stated = ExportedMetadata.from_json(text, str(source))
+    texts = {prop.key: prop.value for prop in model.metadata_props}
+    stated = ExportedMetadata.from_json(texts[METADATA_KEY], str(source))
     made = quantise(model, None if samples is None else counted())
     origin = {"trained_for_int8": True} if samples is None else {"calibration_pictures": used}
     metadata = replace(stated, precision="int8", extra={**stated.extra, **origin})

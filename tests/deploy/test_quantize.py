@@ -13,8 +13,9 @@ from support.micro import make_dataset
 from support.networks import tiny_config
 
 from seamseg.deploy import quantize
+from seamseg.deploy.export import calibration_photos
 from seamseg.deploy.onnx import write_onnx
-from seamseg.deploy.quantize import calibration_photos, executed_operators, quantise_file, select
+from seamseg.deploy.quantize import executed_operators, quantise_file, select
 from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.formats.metadata import Metadata, read_metadata
 from seamseg.inference import onnx_engines
