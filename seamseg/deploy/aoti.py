@@ -30,19 +30,9 @@ Inductor allows further instruction sets, such as VNNI and AMX; the kernels of o
 
 
 def write_package(net: ExportNet, target: Path, metadata: ExportedMetadata, size: tuple[int, int]) -> None:
-    """Compile a network and write it, which takes minutes.
+    """Compile a network for its device and write it, which takes minutes; nothing is left if the compiler fails.
 
-    Parameters
-    ----------
-    net : what :func:`seamseg.deploy.network.export_net` returns, on the device that the package is for
-    target : file to write; nothing is left there if the compiler fails
-    metadata : what the file states about its network; with `size` None height and width are free
-    size : `(height, width)` of the example that is compiled: that of the metadata, or any that is allowed
-
-    Raises
-    ------
-    SeamsegError
-        if the compiler does not work here, or fails
+    `size` is `(height, width)` of the example that is compiled: that of the metadata, or any that is allowed.
     """
     device = next(net.parameters()).device
     problem = compiler_problem(device)
@@ -103,14 +93,7 @@ def package_metadata(metadata: ExportedMetadata) -> dict[str, str]:
 
 
 def compile_program(program: torch.export.ExportedProgram, target: Path, metadata: ExportedMetadata) -> None:
-    """Compile an exported program into a package.
-
-    Parameters
-    ----------
-    program : what `torch.export` returns
-    target : file to write, `*.pt2`
-    metadata : stored in the package
-    """
+    """Compile an exported program into a package with metadata."""
     settings: dict[str, Any] = {
         # weights become constants that oneDNN packs once
         "freezing": True,

@@ -72,15 +72,7 @@ def compare(
     inputs: Mapping[str, np.ndarray],
     exported: ExportedMetadata | None = None,
 ) -> Agreement:
-    """Compare outputs, by name.
-
-    Parameters
-    ----------
-    wanted : outputs of the network
-    found : outputs of the file
-    inputs : inputs of both; `size` is the valid part of the image
-    exported : what the file states; None for a network without queries
-    """
+    """Compare the outputs of network and file for the same inputs, by name; `exported` is what the file states."""
     if exported is not None and exported.of_queries:
         return _queries(wanted, found, inputs, exported)
     if "size" not in inputs or not {"count", "classmap"} & wanted.keys():

@@ -43,18 +43,7 @@ Session = Any
 
 @dataclass(frozen=True)
 class Format:
-    """A format of exported files.
-
-    Attributes
-    ----------
-    name : name of the format
-    packages : that the export needs, by the names of their imports
-    precisions : that it has
-    largest_side : largest side of inputs of free size
-    standard_ops : see :class:`seamseg.deploy.network.ExportNet`
-    write : `(net, target, metadata, size, opset)`
-    open : a file for the comparison
-    """
+    """A format of exported files: what it needs, what it can hold, and how files are written and opened."""
 
     name: str
     packages: tuple[str, ...]
@@ -302,13 +291,7 @@ def _calibration_photos(source: ExportSource, options: ExportOptions) -> list[Pa
 
 
 def calibration_photos(data: str | Path, metadata: Metadata, split: str | None, count: int) -> list[Path]:
-    """Return up to `count` images of a split of a dataset folder, evenly spaced; of all images without a split.
-
-    Raises
-    ------
-    InputError
-        if the count is not positive, the folder is broken, its classes are not `metadata`, or it has no images
-    """
+    """Return up to `count` images of a split of a dataset folder, evenly spaced; of all images without a split."""
     if count < 1:
         raise InputError(f"`calibrate={count}`: calibrate with at least one image")
     folder = DatasetFolder(data)

@@ -28,15 +28,9 @@ _TEMPLATE = Path(__file__).with_name("model_card.md")
 
 @dataclass(frozen=True)
 class _Task:
-    """Texts of a card for a kind of network.
+    """Texts of a card for a kind of network: the task for the hub and for people, and what `predict` returns.
 
-    Attributes
-    ----------
-    pipeline : task of the hub
-    tag : name of the task
-    result : what `predict` returns
-    metrics : key of the scores, as `box.AP`, with identifier and name
-    percent : the scores are in percent, not fractions
+    `metrics` has key (as `box.AP`), identifier and name of each score; `percent` states that scores are no fractions.
     """
 
     pipeline: str
@@ -97,11 +91,6 @@ class CardOptions:
     ----------
     scores : JSON file of `seamseg evaluate --json`, or of `seamseg classify validate --json`
     datasets : names of the data sets it was trained on, for example `cityscapes`; the scores are on the first
-
-    Raises
-    ------
-    InputError
-        if there are scores without a data set
     """
 
     scores: str | Path | None = None
@@ -133,13 +122,6 @@ def push_model(
     Returns
     -------
     URI of the revision, `hf://user/repo@COMMIT`; None with `folder`
-
-    Raises
-    ------
-    InputError
-        if the model or the scores are wrong, a package is missing, the card is rejected, or the upload is not permitted
-    SeamsegError
-        if a file cannot be written, or the upload fails
     """
     check_repo(repo)
     library = hub_library(repo)
@@ -160,13 +142,7 @@ def push_model(
 
 
 def model_card(made: ConvertedModel, repo: str, options: CardOptions, library: Any) -> str:
-    """Return the text of the card of a converted model; `library` is the module huggingface_hub.
-
-    Raises
-    ------
-    InputError
-        if the scores cannot be read, or are those of another model
-    """
+    """Return the text of a card; `library` is huggingface_hub."""
     task, name = TASKS[made.kind], repo.partition("/")[2]
     scores = {} if options.scores is None else _scores(Path(options.scores), made)
     data = {

@@ -38,15 +38,7 @@ _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 @dataclass(frozen=True)
 class ConversionOptions:
-    """Options of :func:`convert_model`.
-
-    Attributes
-    ----------
-    licence : licence of the weights; that which the model states if empty
-    config, meta : INI file (of a classifier the JSON file) and `metadata.bin`, if the model does not contain them
-    overrides : configuration keys as `section.key=value`
-    force : overwrite a folder of an earlier conversion
-    """
+    """Options of :func:`convert_model`, as of the flags of `seamseg convert-model`."""
 
     licence: str = ""
     config: str | Path | None = None
@@ -57,16 +49,7 @@ class ConversionOptions:
 
 @dataclass(frozen=True)
 class ConvertedModel:
-    """What a folder holds.
-
-    Attributes
-    ----------
-    kind : kind of the network, also "classification"
-    config : configuration of the network
-    metadata : its classes; those of a classifier are things and have names only
-    weights : tensors by name, or by part
-    licence : licence of the weights; empty if unknown
-    """
+    """Content of a folder: weights by name or part; the classes of a classifier are things without colours."""
 
     kind: str
     config: Config | ClassifierConfig
@@ -121,13 +104,7 @@ def convert_model(
 
 @contextmanager
 def filling(folder: Path) -> Iterator[Path]:
-    """Yield a scratch folder whose files are moved to `folder` if the block ends without an error.
-
-    Raises
-    ------
-    SeamsegError
-        if the files cannot be written
-    """
+    """Yield a scratch folder whose files are moved to `folder` if the block ends without an error."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".", suffix=PARTIAL, dir=folder) as scratch:

@@ -64,13 +64,7 @@ class ExportNet(nn.Module):
         raise NotImplementedError
 
     def normalise(self, image: Tensor, size: Tensor) -> Tensor:
-        """Return the network's input of a padded `uint8` image; the padding is 0 after the normalisation.
-
-        Parameters
-        ----------
-        image : `1 x 3 x H x W` uint8, RGB
-        size : int64 `2`, valid (height, width)
-        """
+        """Return the input of the network for an image `1 x 3 x H x W` uint8; beyond `size` (int64 `2`) it is 0."""
         values = torch.where(valid_pixels(image, size), self.standardise(image), 0.0)
         return values.to(next(self.net.parameters()).dtype, memory_format=torch.channels_last)
 
@@ -197,10 +191,8 @@ class DetectionExport(ExportNet):
     def _nms(self, boxes: Tensor, scores: Tensor, threshold: float, most: int) -> tuple[Tensor, Tensor]:
         """Suppress boxes `G x N x 4` within each group; those with a score of -inf do not take part.
 
-        Returns
-        -------
-        kept : int64 `most`, numbers in `G * N` by decreasing score, then -1
-        count : int64 scalar, of all boxes that are kept; at most `most` of each group are counted
+        Returns numbers in `G * N` by decreasing score, then -1, int64 `most`, and how many there are, a scalar; at most
+        `most` of each group are counted.
         """
         if self.standard_ops:
             found: tuple[Tensor, Tensor] = torch.ops.seamseg_deploy.nms(boxes, scores, threshold, most)
@@ -357,14 +349,9 @@ def export_net(
     part: str = "all",
     standard_ops: bool = False,
 ) -> ExportNet:
-    """Return the module that is exported; arguments as for :class:`ExportNet`.
+    """Return the module that is exported: of a folded network, a :class:`QueryNet`, or a classifier.
 
-    Parameters
-    ----------
-    net : folded network, :class:`QueryNet`, or classifier, which maps images to logits
-    mean, std : None for no subtraction, or no division
-    part : "all" or "dense", see :class:`DenseExport`
-    standard_ops : see :class:`ExportNet`
+    `part` is "all" or "dense", see :class:`DenseExport`; the others as for :class:`ExportNet`, None for no effect.
     """
     normalisation = (mean or (0.0, 0.0, 0.0), std or (1.0, 1.0, 1.0), standard_ops)
     made: ExportNet
@@ -424,14 +411,9 @@ def failures_in_one_line(problem: str, net: ExportNet | None = None, free: bool 
 def trace(
     net: ExportNet, size: tuple[int, int], multiple: int = 1, sides: tuple[int, int] | None = None
 ) -> torch.export.ExportedProgram:
-    """Trace a module from :func:`export_net`.
+    """Trace a module from :func:`export_net` with an input of `size` (height, width).
 
-    Parameters
-    ----------
-    net : the module
-    size : `(height, width)` of the input
-    multiple, sides : height and width are free multiples of this, from the first side to the second; the number of
-        images of a classifier is free, too. Without sides they are fixed at `size`
+    With `sides`, height and width are free multiples of `multiple` between them, and a classifier takes several images.
     """
     inputs = example_inputs(net, size)
     if sides is not None and isinstance(net, ClassifierExport):

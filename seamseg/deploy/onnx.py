@@ -35,21 +35,9 @@ _LOWEST = float(np.finfo(np.float32).min)
 def write_onnx(
     net: ExportNet, target: Path, metadata: ExportedMetadata, size: tuple[int, int], opset: int = OPSETS[0]
 ) -> None:
-    """Write a network as an ONNX file, atomically.
+    """Write a network, exported with `standard_ops`, as an ONNX file, atomically.
 
-    Parameters
-    ----------
-    net : network of :func:`seamseg.deploy.network.export_net` with `standard_ops`
-    target : file to write
-    metadata : stored in the file, under :data:`seamseg.formats.exported.METADATA_KEY`; with `size` None height and
-        width are free
-    size : `(height, width)` of the example that is traced: that of the metadata, or any that is allowed
-    opset : version of the operators, within :data:`seamseg.formats.exported.OPSETS`
-
-    Raises
-    ------
-    SeamsegError
-        if the file would exceed the 2 GiB of the format, or cannot be written
+    `size` is `(height, width)` of the example that is traced: that of the metadata, or any that is allowed.
     """
     with failures_in_one_line(f"{target}: this network cannot be exported to ONNX", net, metadata.size is None):
         model = _convert(net, size, opset, metadata)

@@ -40,13 +40,9 @@ INT8_KERNELS = ("QLinearConv", "QGemm")
 
 @dataclass(frozen=True)
 class Selection:
-    """What of a graph is quantised.
+    """Names of the layers and of the operators between them that are quantised.
 
-    Attributes
-    ----------
-    weighted : names of the convolutions and linear layers
-    unweighted : names of the operators between them
-    slopes : the tensors to observe, each with the slope of the leaky ReLU that all its users are, or None
+    `slopes` has the tensors to observe, each with the slope of the leaky ReLU that all its users are, or None.
     """
 
     weighted: tuple[str, ...]
@@ -238,19 +234,9 @@ def _quiet_settings() -> Any:
 
 
 def quantise(model: onnx.ModelProto, samples: Iterable[Mapping[str, np.ndarray]] | None) -> onnx.ModelProto:
-    """Return the network with `QuantizeLinear` and `DequantizeLinear` around its layers; the metadata stays.
+    """Return a float32 network with `QuantizeLinear` and `DequantizeLinear` around its layers; the metadata stays.
 
-    Parameters
-    ----------
-    model : float32 network, not changed
-    samples : the inputs of the network by name, a dict a run; None for a network trained for int8, which has ranges
-
-    Raises
-    ------
-    InputError
-        without a sample, or if the network has no layer to quantise
-    SeamsegError
-        if ONNX Runtime would compute a quantised layer in float
+    `samples` are inputs by name; None for a network trained for int8, which has ranges.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)

@@ -51,11 +51,6 @@ class ExportOptions:
         network of transformers the class list
     overrides : configuration keys as `section.key=value`
     licence : licence of the weights, stated in the file; by default that of the model card of a network of transformers
-
-    Raises
-    ------
-    InputError
-        if a value is out of range or two exclude each other
     """
 
     size: tuple[int, int] | None = None
@@ -86,12 +81,10 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class ExportSource:
-    """A trained network that is exported.
+    """A trained network that is exported, folded and in evaluation mode.
 
     Attributes
     ----------
-    net : folded, in evaluation mode
-    metadata : metadata of the exported file; its size is None
     size : `(height, width)` of the input of a file of fixed size by default
     input_size : function from images to the network's input; None for a classifier
     """

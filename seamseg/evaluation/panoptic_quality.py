@@ -38,18 +38,7 @@ class PanopticQuality:
     def add_pairs(
         self, pairs: np.ndarray, counts: np.ndarray, gt_segments: Segments, pred_segments: Segments, name: str = ""
     ) -> Matches:
-        """Compare the two maps of an image, given their joint histogram; return the matches.
-
-        Parameters
-        ----------
-        pairs, counts, gt_segments, pred_segments, name : see :func:`seamseg.evaluation.matching.match_segments`;
-            `iscrowd` of a prediction is ignored
-
-        Raises
-        ------
-        InputError
-            if a class is unknown, or as :func:`seamseg.evaluation.matching.match_segments`
-        """
+        """Match the segments of an image, see :func:`seamseg.evaluation.matching.match_segments`, and count them."""
         for kind, listed in (("ground-truth", gt_segments), ("predicted", pred_segments)):
             for s in listed:
                 if not 0 <= s.category < self.num_classes:
@@ -79,13 +68,7 @@ class PanopticQuality:
         self.n_images = int(state[-1])
 
     def result(self, classes: Sequence[ClassInfo], ious: Sequence[float]) -> PanopticScores:
-        """Compute the scores of all images so far.
-
-        Parameters
-        ----------
-        classes : name, id and kind of each class
-        ious : pixel IoU of each class, which is not counted here
-        """
+        """Compute the scores of all images so far; the pixel IoU of each class is not counted here."""
         return average_classes([self._scores(c, info, ious[c]) for c, info in enumerate(classes)], self.n_images)
 
     def mean_iou(self, ious: Sequence[float]) -> float:

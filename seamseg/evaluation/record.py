@@ -141,15 +141,7 @@ def image_record(
     ground_truth_png: str,
     prediction_png: str,
 ) -> ImageRecord:
-    """Create the record of an image.
-
-    Parameters
-    ----------
-    comparison : match of its segments
-    scores : scores of this image only
-    size : `(height, width)`
-    image_id, photo, ground_truth_png, prediction_png : see :class:`ImageRecord`
-    """
+    """Create the record of an image of `size` (height, width) from its own matches and scores."""
     matches = comparison.matches
     matched_gt = {pair.gt for pair in matches.matched}
     matched_pred = {pair.pred for pair in matches.matched}
@@ -210,13 +202,7 @@ class Evaluation:
     own_maps: bool = False
 
     def images(self) -> Iterator[ImageRecord]:
-        """Read the images line by line.
-
-        Raises
-        ------
-        InputError
-            if the file is missing or a line is broken
-        """
+        """Read the images line by line."""
         path = self.folder / IMAGES
         try:
             with open_file(path) as lines:
@@ -236,16 +222,9 @@ class Evaluation:
 
 
 def begin_evaluation(folder: Path, own_maps: bool) -> bool:
-    """Mark a folder as unfinished until :func:`write_summary`.
+    """Mark a folder as unfinished until :func:`write_summary`; `own_maps` if the evaluation will write the maps, too.
 
-    Parameters
-    ----------
-    folder : folder of the evaluation
-    own_maps : whether the evaluation will write the maps, too
-
-    Returns
-    -------
-    whether existing maps in the folder were written by an evaluation and may be replaced
+    Return whether existing maps in the folder were written by an evaluation and may be replaced.
     """
     path = folder / SUMMARY
     try:

@@ -422,13 +422,7 @@ def pixel_iou_titles(scores: Mapping[str, Any]) -> dict[str, str]:
 
 
 def average_classes(per_class: Sequence[ClassScores], n_images: int) -> PanopticScores:
-    """Average over the classes, without NaN.
-
-    Parameters
-    ----------
-    per_class : scores of each class; their IoU is taken for that of the segments, too
-    n_images : number of images
-    """
+    """Average over the classes, without NaN; the IoU of a class is taken for that of its segments, too."""
     things = [c for c in per_class if c.info.isthing]
     stuff = [c for c in per_class if not c.info.isthing]
     means: dict[str, Any] = {

@@ -18,16 +18,7 @@ Numbers: TypeAlias = "Sequence[int] | Tensor"
 
 
 def flatten_layers(mask: ArrayLike) -> np.ndarray:
-    """Merge overlapping layers into one id map; the first layer with an id at a pixel wins.
-
-    Parameters
-    ----------
-    mask : `L x H x W` or `H x W` integer, 0 void
-
-    Returns
-    -------
-    ids : `H x W`
-    """
+    """Merge layers `L x H x W` or `H x W` into one id map; the first layer with an id at a pixel wins; 0 is void."""
     array: np.ndarray = as_array(mask)
     if array.ndim == 2:
         return array
@@ -76,15 +67,8 @@ def gt_segments_from_pairs(
 ) -> tuple[np.ndarray, list[SegmentInfo]]:
     """Convert like :func:`gt_segments_from_instances`, given the joint histogram of the instance ids and another map.
 
-    Parameters
-    ----------
-    pairs, counts : `K x 2` and `K`, the first column being the instance ids
-    cat, iscrowd, num_stuff, name : see :func:`gt_segments_from_instances`
-
-    Returns
-    -------
-    pairs : `K x 2`, the ids of the segments in the first column; pairs may occur more than once
-    segments : segments in the order of their ids, with areas
+    Returns the pairs with the ids of the segments in the first column, where pairs may occur more than once, and the
+    segments.
     """
     _check_ids(int(pairs[:, 0].max(initial=0)), len(cat), name)
     lookup, kinds = _merge(cat, iscrowd, num_stuff)

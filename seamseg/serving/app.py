@@ -82,20 +82,7 @@ class Metrics:
 
 
 class Service:
-    """What the routes do.
-
-    Parameters
-    ----------
-    predictor : predictor that only this service uses
-    name : name of the model
-    options : see :class:`ServeLimits`
-    debug : print tracebacks of unexpected errors
-
-    Attributes
-    ----------
-    name : name of the model, as Unicode
-    cut_off : number of requests that the end of the server has cut off
-    """
+    """The routes, for a predictor that only this service uses; `cut_off` counts requests that the end cut off."""
 
     def __init__(self, predictor: Predictor[Any], name: str, options: ServeLimits, debug: bool = False) -> None:
         self.options = options
@@ -307,13 +294,9 @@ class Service:
 
 
 def build_app(service: Service, hosts: Sequence[str] = ("*",)) -> Starlette:
-    """Return the application.
+    """Return the application; it accepts these names in the header `Host`, `*` for all.
 
-    Parameters
-    ----------
-    service : answers
-    hosts : names in the header `Host` that are accepted, `*` for all: any page can make a browser send requests to a
-        local address under a name of its own (DNS rebinding)
+    Any page can make a browser send requests to a local address under a name of its own (DNS rebinding).
     """
     routes = [
         Route("/", service.page, methods=["GET"]),

@@ -82,15 +82,7 @@ class Batcher:
         return min(LONGEST_RETRY, max(1, math.ceil((self.waiting + 1) * self._seconds)))
 
     def submit(self, pixels: np.ndarray) -> Future[ArrayPrediction]:
-        """Have a prepared image computed.
-
-        A future that is cancelled before its batch has started is never computed. An error of the network is that of
-        the future.
-
-        Parameters
-        ----------
-        pixels : see :meth:`seamseg.inference.predictor.Predictor.raw`
-        """
+        """Have a prepared image computed, unless the future is cancelled before its batch has started."""
         job = _Job(pixels)
         with self._changed:
             if self._closing:

@@ -55,16 +55,7 @@ _Encoder = Callable[[ImageResult, ArrayPrediction, Photo], Content]
 
 
 class ResultEncoder:
-    """Encodes the results of one model.
-
-    Parameters
-    ----------
-    predictor : predictor of any kind; its network is not run
-
-    Attributes
-    ----------
-    formats : names for :meth:`encode`, the default first
-    """
+    """Encodes the results of one model in any of :attr:`formats`, the default first; its network is not run."""
 
     def __init__(self, predictor: Predictor[Any]) -> None:
         self._predictor = predictor
@@ -84,15 +75,7 @@ class ResultEncoder:
         self.formats = tuple(encoders)
 
     def encode(self, name: str, prediction: ArrayPrediction, size: tuple[int, int], photo: Photo) -> Content:
-        """Encode the result of an image; thread-safe.
-
-        Parameters
-        ----------
-        name : name of the format, one of :attr:`formats`
-        prediction : output of the network
-        size : `(height, width)` of the image
-        photo : decodes it
-        """
+        """Encode the result of an image of `size` (height, width), which `photo` decodes; thread-safe."""
         prediction = self._predictor.in_units(prediction, size)
         return self._encoders[name](self._predictor.result(prediction, size), prediction, photo)
 

@@ -16,13 +16,7 @@ _server, _limit = partial(option, group="server"), partial(option, group="limits
 
 @dataclass(frozen=True, kw_only=True)
 class ServeLimits:
-    """Batches and limits of a server.
-
-    Raises
-    ------
-    InputError
-        if a value is out of range
-    """
+    """Batches and limits of a server."""
 
     batch_size: int | None = _server(
         "maximum number of images of equal network size computed together (default: 4 on a GPU, 1 elsewhere); each "
@@ -55,13 +49,7 @@ class ServeLimits:
 
 @dataclass(frozen=True)
 class ServeOptions(ServeLimits, LoadOptions):
-    """Options of :func:`seamseg.serve`.
-
-    Raises
-    ------
-    InputError
-        if an option is out of range or has no effect
-    """
+    """Options of :func:`seamseg.serve`."""
 
     _: KW_ONLY
     host: str = _server("address to listen on (default: 127.0.0.1)", "127.0.0.1", "H")

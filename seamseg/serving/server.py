@@ -44,17 +44,7 @@ class ServerEnd(NamedTuple):
 def serve_model(options: ServeOptions, debug: bool = False) -> ServerEnd:
     """Serve a model until SIGINT or SIGTERM; print its address on stdout when clients can connect.
 
-    Parameters
-    ----------
-    options : model, address and limits
-    debug : print tracebacks of unexpected errors
-
-    Raises
-    ------
-    InputError
-        if the model or the address is wrong
-    SeamsegError
-        if the port is in use or not allowed
+    With `debug`, print tracebacks of unexpected errors.
     """
     # a line for each broken form
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
@@ -86,20 +76,7 @@ def _warmed_up(predictor: Predictor[Any]) -> Predictor[Any]:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound and does not listen yet, so that clients are refused until the model is loaded.
-
-    Parameters
-    ----------
-    host : name or address
-    port : 0 for a free one
-
-    Raises
-    ------
-    InputError
-        if the port is out of range, or the host unknown
-    SeamsegError
-        if the port is in use or not allowed
-    """
+    """Return a bound socket that does not listen, so that clients are refused until the model is loaded."""
     if not 0 <= port < 1 << 16:
         raise InputError(f"`port={port}`: must be 0 (any free port) to {(1 << 16) - 1}")
     try:
@@ -205,13 +182,7 @@ class AppServer(uvicorn.Server):
         self._grace = grace
 
     def run_on(self, bound: socket.socket) -> None:
-        """Serve on a socket of :func:`bind`, and close it.
-
-        Raises
-        ------
-        SeamsegError
-            if another process listens on the port by now
-        """
+        """Serve on a socket of :func:`bind`, and close it."""
         host, port = bound.getsockname()[:2]
         try:
             with _signals_ignored_at_the_end():

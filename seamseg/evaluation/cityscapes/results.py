@@ -27,23 +27,13 @@ def segments_from_pairs(
 ) -> tuple[np.ndarray, list[SegmentInfo]]:
     """Extract the true segments of a frame from the joint histogram of its `instanceIds` and another map.
 
-    Each value of `instanceIds` is the id of a segment. A thing label without instance number is a crowd. Labels that
-    are not evaluated are void.
-
-    Parameters
-    ----------
-    pairs, counts : `K x 2` and `K`, with `instanceIds` in the first column
-    path : path of the image, for errors
+    Each value of `instanceIds`, in the first column, is the id of a segment. A thing label without instance number is a
+    crowd. Labels that are not evaluated are void.
 
     Returns
     -------
     pairs : the same with 0 for void; pairs may occur more than once
     segments : segments in the order of their ids, with areas; classes as in :data:`CLASSES`
-
-    Raises
-    ------
-    InputError
-        if a value does not belong to a Cityscapes label
     """
     values, index = np.unique(pairs[:, 0], return_inverse=True)
     areas = np.zeros(len(values), np.int64)
@@ -66,17 +56,7 @@ LAYOUT = "panoptic.json (or *_panoptic.json) with its PNGs, pixel/*.png, instanc
 
 @dataclass(frozen=True)
 class Results:
-    """Predictions of all frames, by the stem of the frame; None for missing parts.
-
-    Attributes
-    ----------
-    root : the folder
-    pixel : maps of label ids
-    instance : text files
-    panoptic : the JSON
-    annotations : annotations of the JSON
-    not_found : names of the missing parts
-    """
+    """Predictions of all frames, by the stem of the frame; None for missing parts, whose names are in `not_found`."""
 
     root: Path
     pixel: Mapping[str, Path] | None
@@ -89,16 +69,8 @@ class Results:
 def find_results(folder: str | Path, frames: Sequence[CityscapesFrame]) -> Results:
     """Find the results in a folder, or in its subfolder `cityscapes/`, as written by `seamseg predict`.
 
-    Parameters
-    ----------
-    folder : folder with some of `panoptic.json` or `*_panoptic.json` or `cityscapes_panoptic_*.json`, the PNGs in the
-        folder of the same name without `.json`; `pixel/` with maps of label ids; `instance/` with text files
-    frames : frames of the ground truth
-
-    Raises
-    ------
-    InputError
-        if there are no results, or a part is incomplete or broken
+    It has some of `panoptic.json` or `*_panoptic.json` or `cityscapes_panoptic_*.json`, the PNGs in the folder of the
+    same name without `.json`; `pixel/` with maps of label ids; `instance/` with text files.
     """
     root = Path(folder)
     if not root.is_dir():

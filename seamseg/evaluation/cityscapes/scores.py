@@ -58,13 +58,7 @@ class InstanceClassScores:
 
 @dataclass(frozen=True)
 class InstanceLevelScores:
-    """Average precision: means over the classes with a value.
-
-    Attributes
-    ----------
-    AP : mean over the IoU thresholds .5, .55 ... .95
-    AP50 : AP at the threshold .5
-    """
+    """Average precision over the IoU thresholds .5, .55 ... .95, and at .5: means over the classes with a value."""
 
     AP: float
     AP50: float
