@@ -97,19 +97,15 @@ class Service:
         self._prepare = ImagePreparation(predictor.input_size)
         # no format of a panoptic network reads its detections
         predictor.map_only = predictor.kind == "panoptic"
+        self._max_pixels = int(options.max_megapixels * 1e6)
         batch_wait = options.batch_wait / 1e3
         self._batcher = Batcher(predictor, options.batch_size, batch_wait, self.metrics.batch_size.observe)
         self.metrics.waiting.set_function(lambda: self._batcher.waiting)
         # decode and encode beside the network; their number bounds the memory of whole images
         self._threads = ThreadPoolExecutor(share_cores().decoders, "images")
         self._in_progress = self._uploaded = self._large_bytes = 0
-        self._page = "".join(
-            page_frame(
-                f"{self.name} · seamseg",
-                PAGE,
-                limit=f"{options.max_upload:g} MiB, {options.max_megapixels:g} megapixels",
-            )
-        )
+        limit = f"{options.max_upload:g} MiB, {options.max_megapixels:g} megapixels"
+        self._page = "".join(page_frame(f"{self.name} · seamseg", PAGE, limit=limit))
 
     def close(self) -> None:
         """End the threads."""
@@ -153,10 +149,12 @@ class Service:
             # uvicorn cancels a request only at its end; it would print a traceback of what is raised
             self.cut_off += 1
             return JSONResponse({"error": "the server was stopped before the result"}, 503)
-        except HTTPException:
+        except (HTTPException, InputError) as error:
             # a client that waits for a go-ahead sends nothing
             if "expect" not in request.headers:
                 await body.discard(int(self.options.max_upload * MIB))
+            if isinstance(error, InputError):
+                raise HTTPException(400, str(error)) from None
             raise
         except Exception as error:
             self._log(error)
@@ -178,7 +176,8 @@ class Service:
         try:
             with self._uploading() as count:
                 data = await asyncio.wait_for(self._upload(request, count), deadline - time.perf_counter())
-                needed = await asyncio.get_running_loop().run_in_executor(None, self._memory, data)
+                loop = asyncio.get_running_loop()
+                needed = await loop.run_in_executor(None, decoding_memory, UPLOAD, data, self._max_pixels)
         except asyncio.TimeoutError:
             raise HTTPException(408, f"the upload took more than {self.options.timeout:g} seconds") from None
         with self._admitted(needed):
@@ -266,26 +265,17 @@ class Service:
         return await loop.run_in_executor(self._threads, encode)
 
     def _open(self, data: bytes) -> Image.Image:
-        return open_image(UPLOAD, data, max_pixels=int(self.options.max_megapixels * 1e6))
-
-    def _memory(self, data: bytes) -> int:
-        try:
-            return decoding_memory(UPLOAD, data, int(self.options.max_megapixels * 1e6))
-        except InputError as error:
-            raise HTTPException(400, str(error)) from None
+        return open_image(UPLOAD, data, max_pixels=self._max_pixels)
 
     def _decode(self, data: bytes) -> PreparedImage:
-        try:
-            with keep_turn():
-                return self._prepare(self._open(data))
-        except InputError as error:
-            raise HTTPException(400, str(error)) from None
+        with keep_turn():
+            return self._prepare(self._open(data))
 
     def _encode(self, *args: Any) -> Content:
         try:
             return self._encoder.encode(*args)
         except InputError as error:  # the format does not take the image
-            raise HTTPException(400, f"{UPLOAD}: {error}") from None
+            raise InputError(f"{UPLOAD}: {error}") from None
 
     def _log(self, error: Exception) -> None:
         if self._debug:

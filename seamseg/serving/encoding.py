@@ -62,17 +62,14 @@ class ResultEncoder:
         self._metadata: Metadata = predictor.metadata
         self._classes = _class_entries(predictor.metadata, predictor.kind)
         self._kind = SERVED_KINDS[predictor.kind]
-        encoders: dict[str, _Encoder] = {
+        self._encoders: dict[str, _Encoder] = {
             "json": self._json,
-            "png": self._png,
+            **({} if self._kind.png is None else {"png": self._png}),
             "overlay": self._overlay,
             "view": self._view,
             **{name: partial(self._map, name) for name in predictor.map_formats},
         }
-        if self._kind.png is None:
-            del encoders["png"]
-        self._encoders = encoders
-        self.formats = tuple(encoders)
+        self.formats = tuple(self._encoders)
 
     def encode(self, name: str, prediction: ArrayPrediction, size: tuple[int, int], photo: Photo) -> Content:
         """Encode the result of an image of `size` (height, width), which `photo` decodes; thread-safe."""
@@ -219,12 +216,9 @@ def _object_index_map(result: Detections, shape: tuple[int, int]) -> np.ndarray:
 class ServedKind:
     """How the results of one kind of network are encoded.
 
-    Attributes
-    ----------
-    entries : class index and JSON of each segment, object or class, see :meth:`ResultEncoder.segments`
-    index_map : number of the entry of each pixel of a map of `(height, width)`, from 1; 0 void. Where
-        objects overlap, that of the highest score, or without masks the smallest box, is on top
-    png : the id image; None for objects, which may overlap, and for classifiers
+    `entries` are class index and JSON of each segment, object or class. `index_map` has the number of the entry of each
+    pixel, from 1; 0 is void. Of overlapping objects that of the highest score, or without masks the smallest box, is on
+    top. `png` is the id image; None for objects, which may overlap, and for classifiers.
     """
 
     entries: Callable[[Any, Metadata], list[tuple[int, Entry]]]

@@ -7,11 +7,10 @@ import ipaddress
 import logging
 import math
 import os
-import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -150,17 +149,8 @@ class _TimedHead(H11Protocol):
 class AppServer(uvicorn.Server):
     """Serves an application until SIGINT or SIGTERM, or :meth:`stop`; then finishes the requests in progress.
 
-    What is not finished after `grace` is cut off. A second signal cuts off at once.
-
-    Parameters
-    ----------
-    app : app to serve
-    on_start : called when clients can connect
-    grace : seconds for the requests in progress, and for the head of each
-
-    Attributes
-    ----------
-    cut_off : number of answers that were cut off since their client did not read them
+    What is not finished after `grace` seconds is cut off; a second signal cuts off at once. The head of each request
+    has as much time. `cut_off` counts the answers that were cut off since their client did not read them.
     """
 
     def __init__(self, app: ASGIApp, on_start: Callable[[], None], grace: float) -> None:
@@ -185,8 +175,7 @@ class AppServer(uvicorn.Server):
         """Serve on a socket of :func:`bind`, and close it."""
         host, port = bound.getsockname()[:2]
         try:
-            with _signals_ignored_at_the_end():
-                self.run(sockets=[bound])
+            self.run(sockets=[bound])
         except OSError as error:
             raise _cannot_listen(host, port, error) from error
         finally:
@@ -195,6 +184,13 @@ class AppServer(uvicorn.Server):
     def stop(self) -> None:
         """Begin to end, as SIGTERM does; from any thread."""
         self.should_exit = True
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Handle signals; uvicorn would raise them again at the end, which kills the process."""
+        with super().capture_signals():
+            yield
+            self._captured_signals.clear()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to listen."""
@@ -231,23 +227,3 @@ class AppServer(uvicorn.Server):
                 for task in tasks:
                     task.cancel()
             await asyncio.sleep(0.1)
-
-
-@contextmanager
-def _signals_ignored_at_the_end() -> Iterator[None]:
-    """Keep uvicorn, which raises the signal again that has ended it, from killing the process."""
-
-    def ignore(*_: object) -> None:
-        return
-
-    try:
-        before = {number: signal.signal(number, ignore) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:
-        # signals are for the main thread; uvicorn leaves them alone in others
-        yield
-        return
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
